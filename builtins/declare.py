@@ -1,0 +1,314 @@
+"""How a builtin is declared: one typed stub, from which the op, the checks and the lowering follow.
+
+The stub's signature is data. Parameters annotated with a pointer or a value are operands, ``Literal``
+parameters are words, ``Constant`` parameters are compile-time integers; the docstring is the manual.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tilelang.language as T
+from tilelang import tvm
+from tvm import tirx
+
+from .errors import reject
+from .words import CXX_RESERVED, PTX_TYPES
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An element of a tensor, taken by address."""
+
+    access: Literal["r", "w", "rw"]
+    space: Literal["global", "shared", "barrier"] = "global"
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class ElementOf:
+    """A value of the element type of the pointer operand ``ref``."""
+
+    ref: str
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A value converted to ``dtype``."""
+
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ConstantInt:
+    """A Python integer, known when the program is traced."""
+
+
+Read = Annotated[Any, Pointer("r")]
+Write = Annotated[Any, Pointer("w")]
+ReadWrite = Annotated[Any, Pointer("rw")]
+OptionalReadWrite = Annotated[Any, Pointer("rw", optional=True)]
+SharedRead = Annotated[Any, Pointer("r", "shared")]
+SharedWrite = Annotated[Any, Pointer("w", "shared")]
+Barrier = Annotated[Any, Pointer("rw", "barrier")]
+Element = Annotated[Any, ElementOf("ref")]
+Int32 = Annotated[Any, Scalar("int32")]
+Int64 = Annotated[Any, Scalar("int64")]
+Constant = Annotated[int, ConstantInt()]
+
+Level = Literal["thread", "warp", "block", "leader"]
+"""Who runs it: each thread that reaches it, a whole warp, the whole block, or one elected thread."""
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """One intrinsic, as declared."""
+
+    name: str
+    operands: tuple[tuple[str, Any], ...]
+    words: tuple[tuple[str, tuple[str, ...]], ...]
+    result: Any
+    types: tuple[str, ...]
+    hidden: tuple[str, ...]
+    level: Level
+    barrier_before: bool
+    barrier_after: bool
+    releases: bool
+    sm: int
+    signature: inspect.Signature
+    doc: str
+
+    @property
+    def op_name(self) -> str:
+        return f"tileweave.{self.name}"
+
+    @property
+    def op(self) -> tvm.ir.Op:
+        return tvm.ir.Op.get(self.op_name)
+
+    def word(self, call: tirx.Call, name: str) -> str:
+        """The word that ``call`` was traced with for the parameter ``name``."""
+        index = [n for n, _ in self.words].index(name)
+        return call.args[len(call.args) - len(self.words) + index].value
+
+
+BUILTINS: dict[str, Builtin] = {}
+"""Every builtin, by op name."""
+
+
+def builtin_of(node: Any) -> Builtin | None:
+    """The declaration behind an IR node, or None when it is no call of a builtin."""
+    if isinstance(node, tirx.Call) and isinstance(node.op, tvm.ir.Op):
+        return BUILTINS.get(node.op.name)
+    return None
+
+
+def register_op(name: str, doc: str, num_inputs: int) -> None:
+    """Register an opaque TIR operator once; a second call is a no-op."""
+    try:
+        tvm.ir.Op.get(name)
+        return
+    except Exception:
+        tvm.ir._ffi_api.RegisterOp(name, doc)
+    op = tvm.ir.Op.get(name)
+    op.set_num_inputs(num_inputs)
+    op.set_attr("TCallEffectKind", tirx.CallEffectKind.Opaque)
+    op.set_attr("TScriptPrinterName", name)
+
+
+def builtin(
+    *,
+    types: str = "",
+    hidden: Sequence[str] = (),
+    level: Level = "thread",
+    barrier_before: bool = False,
+    barrier_after: bool = False,
+    releases: bool = False,
+    sm: int = 80,
+) -> Callable[[Callable[..., Any]], Callable[..., tirx.PrimExpr]]:
+    """Declare a builtin from its stub.
+
+    Args:
+        types: PTX types the instruction takes, when it does not take all.
+        hidden: operands the compiler supplies (see ``builtins/hidden.py``), after the declared ones.
+        level: who runs it. A ``leader`` builtin is run by one thread of the block, whoever reaches it.
+        barrier_before, barrier_after: the block meets before or after it.
+        releases: it may publish earlier writes: bulk stores must be complete before it. Builtins with
+            a ``sem`` word release when the word says so.
+        sm: the first compute capability (80, 90, 100) that has the instruction.
+    """
+
+    def declare(stub: Callable[..., Any]) -> Callable[..., tirx.PrimExpr]:
+        name = stub.__name__
+        hints = typing.get_type_hints(stub, include_extras=True)
+        signature = inspect.signature(stub)
+        operands, words = [], []
+        for parameter in signature.parameters:
+            hint = hints[parameter]
+            if typing.get_origin(hint) is Literal:
+                words.append((parameter, typing.get_args(hint)))
+            else:
+                operands.append((parameter, hint.__metadata__[0]))
+        result = hints.get("return")
+        spec = Builtin(
+            name=name,
+            operands=tuple(operands),
+            words=tuple(words),
+            result=result.__metadata__[0] if typing.get_origin(result) is Annotated else None,
+            types=tuple(types.split()),
+            hidden=tuple(hidden),
+            level=level,
+            barrier_before=barrier_before,
+            barrier_after=barrier_after,
+            releases=releases,
+            sm=sm,
+            signature=signature,
+            doc=inspect.getdoc(stub) or "",
+        )
+        arity = len(operands) + len(spec.hidden) + bool(spec.types) + len(words)
+        register_op(spec.op_name, spec.doc.split("\n")[0], arity)
+        BUILTINS[spec.op_name] = spec
+
+        @functools.wraps(stub)
+        def trace(*args: Any, **kwargs: Any) -> tirx.PrimExpr:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise reject(name, str(error), f"{name}{signature}") from None
+            bound.apply_defaults()
+            stub(**bound.arguments)
+            return _trace(spec, bound.arguments)
+
+        return trace
+
+    return declare
+
+
+def _trace(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    from .hidden import supply
+
+    for parameter, legal in spec.words:
+        if arguments[parameter] not in legal:
+            raise reject(
+                spec.name, f"{parameter}={arguments[parameter]!r}", " or ".join(map(repr, legal))
+            )
+    operands: list[tirx.PrimExpr] = []
+    for parameter, kind in spec.operands:
+        operands.append(_operand(spec, parameter, kind, arguments))
+    operands.extend(supply(kind, spec, arguments) for kind in spec.hidden)
+    words = [arguments[parameter] for parameter, _ in spec.words]
+    if spec.types:
+        words.insert(0, _ptx_type(spec, arguments))
+    strings = [tirx.StringImm(w) for w in words]
+    return tirx.call_intrin(_result_dtype(spec, arguments), spec.op, *operands, *strings)
+
+
+def _operand(spec: Builtin, parameter: str, kind: Any, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    value = arguments[parameter]
+    if isinstance(kind, Pointer):
+        if kind.optional and value is None:
+            return tirx.reinterpret("handle", tirx.const(0, "uint64"))
+        load = element(spec.name, parameter, value, kind.space)
+        if kind.space == "barrier":
+            return T.address_of(load)
+        return T.access_ptr(load, kind.access)
+    if isinstance(kind, ElementOf):
+        return _convert(spec, parameter, value, ref_dtype(arguments[kind.ref], value))
+    if isinstance(kind, Scalar):
+        return _convert(spec, parameter, value, kind.dtype)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise reject(spec.name, f"{parameter}={value!r}", "a Python integer")
+    return tirx.IntImm("int32", value)
+
+
+def element(op: str, parameter: str, ref: Any, space: str) -> tirx.BufferLoad:
+    """Normalise a tensor or ``tensor[i, j]`` to one element, checking the memory it lives in."""
+    if isinstance(ref, tirx.Buffer):
+        ref = tirx.BufferLoad(ref, [0] * len(ref.shape))
+    if isinstance(ref, tirx.BufferRegion):
+        ref = tirx.BufferLoad(ref.buffer, [r.min for r in ref.region])
+    if not isinstance(ref, tirx.BufferLoad):
+        raise reject(op, f"{parameter}={ref!r}", f"an element of a {space}-memory tensor, such as S[i]")
+    scope = ref.buffer.scope()
+    found = "barrier" if "barrier" in scope else "shared" if scope.startswith("shared") else scope
+    if found != space:
+        raise reject(
+            op, f"{parameter}={ref.buffer.name} is in {scope} memory", f"a {space}-memory tensor"
+        )
+    return ref
+
+
+def buffer_of(ref: Any) -> tirx.Buffer:
+    return ref if isinstance(ref, tirx.Buffer) else ref.buffer
+
+
+def ref_dtype(ref: Any, value: Any = None) -> str:
+    """Element type of ``ref``, widened to the lanes of a vector ``value`` of the same element."""
+    dtype = tvm.DataType(str(buffer_of(ref).dtype))
+    lanes = tvm.DataType(str(value.dtype)).lanes if isinstance(value, tirx.PrimExpr) else 1
+    return str(dtype.with_lanes(lanes)) if dtype.lanes == 1 and lanes > 1 else str(dtype)
+
+
+def _convert(spec: Builtin, parameter: str, value: Any, dtype: str) -> tirx.PrimExpr:
+    if isinstance(value, (bool, int, float)):
+        if dtype.startswith(("int", "uint")) and not float(value).is_integer():
+            raise reject(spec.name, f"{parameter}={value!r}", f"a value of type {dtype}")
+        if dtype.startswith("uint") and value < 0:
+            value += 1 << tvm.DataType(dtype).bits
+        return tirx.const(value, dtype)
+    if not isinstance(value, tirx.PrimExpr):
+        raise reject(spec.name, f"{parameter}={value!r}", f"a value of type {dtype}")
+    if str(value.dtype) == dtype:
+        return value
+    if tvm.DataType(str(value.dtype)).lanes != tvm.DataType(dtype).lanes:
+        raise reject(spec.name, f"{parameter} has type {value.dtype}", f"type {dtype}")
+    return tirx.Cast(dtype, value)
+
+
+def _ptx_type(spec: Builtin, arguments: dict[str, Any]) -> str:
+    found = tvm.DataType(ref_dtype(arguments["ref"], arguments.get("value")))
+    for ptx, (dtype, lanes) in PTX_TYPES.items():
+        if str(found.with_lanes(1)) == dtype and found.lanes == lanes:
+            if ptx in spec.types:
+                return ptx
+            break
+    legal = ", ".join(f"{_tilelang_type(t)} ({t})" for t in spec.types)
+    raise reject(spec.name, f"{buffer_of(arguments['ref']).name} has type {found}", legal)
+
+
+def _tilelang_type(ptx: str) -> str:
+    dtype, lanes = PTX_TYPES[ptx]
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
+
+
+def _result_dtype(spec: Builtin, arguments: dict[str, Any]) -> str:
+    if spec.result is None:
+        return "handle"
+    if isinstance(spec.result, Scalar):
+        return spec.result.dtype
+    dtype = tvm.DataType(ref_dtype(arguments[spec.result.ref], arguments.get("value")))
+    return str(dtype.with_lanes(arguments["lanes"])) if arguments.get("lanes", 1) > 1 else str(dtype)
+
+
+def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
+    """``tileweave.x(operands, words)`` as the call of the template ``tw::x<words>(operands)``."""
+    spec = BUILTINS[call.op.name]
+    count = len(spec.words) + bool(spec.types)
+    cut = len(call.args) - count
+    operands, words = list(call.args[:cut]), [w.value for w in call.args[cut:]]
+    names = (["type"] if spec.types else []) + [n for n, _ in spec.words]
+    template = [_enumerator(n, w) for n, w in zip(names, words, strict=True)]
+    kinds = [kind for _, kind in spec.operands] + [None] * len(spec.hidden)
+    template += [str(int(a)) for a, k in zip(operands, kinds, strict=True) if isinstance(k, ConstantInt)]
+    runtime = [a for a, k in zip(operands, kinds, strict=True) if not isinstance(k, ConstantInt)]
+    name = f"tw::{spec.name}" + (f"<{', '.join(template)}>" if template else "")
+    return tirx.call_extern(call.dtype, name, *runtime)
+
+
+def _enumerator(parameter: str, word: str) -> str:
+    return f"tw::{parameter.capitalize()}::{word}{'_' if word in CXX_RESERVED else ''}"

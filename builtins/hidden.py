@@ -1,0 +1,72 @@
+"""Operands the compiler supplies: the program does not write them, the device template needs them."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import tilelang.language as T
+from tilelang import tvm
+from tvm import tirx
+
+from .declare import Builtin, register_op
+
+register_op("tileweave.context", "address of the runtime's context on this device", 0)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in a program a builtin stands, for messages about it."""
+
+    op: str
+    operand: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.op}({self.operand}) at {self.file}:{self.line}"
+
+
+SITES: dict[int, Site] = {}
+"""Builtins that can time out, by the number their device code reports. Every rank traces every program,
+so the table is complete on each, also where the kernel came from a cache."""
+
+
+def supply(kind: str, spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    """The hidden operand ``kind`` of one traced builtin."""
+    return _SUPPLIERS[kind](spec, arguments)
+
+
+def _context(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    return tirx.call_intrin("int64", tvm.ir.Op.get("tileweave.context"))
+
+
+def _site(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    from tilelang.language.eager.builder import Builder
+
+    builder = Builder.current()
+    site = Site(
+        spec.name,
+        str(arguments["ref"]) if "ref" in arguments else "",
+        str(getattr(builder, "current_file", "?")),
+        int(getattr(builder, "current_line", 0)),
+    )
+    number = zlib.crc32(str(site).encode()) & 0x7FFFFFFF
+    SITES[number] = site
+    return tirx.IntImm("int32", number)
+
+
+def _thread(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    index, stride = tirx.IntImm("int32", 0), 1
+    for binding, extent in zip(T.get_thread_bindings(), T.get_thread_extents(), strict=False):
+        index, stride = index + binding * stride, stride * extent
+    return tvm.arith.Analyzer().simplify(index)
+
+
+def _threads(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    return tirx.IntImm("int32", math.prod(int(e) for e in T.get_thread_extents()))
+
+
+_SUPPLIERS = {"context": _context, "site": _site, "thread": _thread, "threads": _threads}

@@ -1,0 +1,21 @@
+"""Who am I, and how many are we."""
+
+from __future__ import annotations
+
+from .declare import Int32, builtin
+
+
+@builtin()
+def rank() -> Int32:
+    """Rank of this process in the group, 0 to ``world_size() - 1``.
+
+    A run-time value: one compiled kernel serves every rank. Bound by the host at each launch.
+    """
+
+
+@builtin()
+def world_size() -> Int32:
+    """Number of ranks in the group.
+
+    A constant in programs compiled by ``tw.jit`` or ``tw.compile``; elsewhere a run-time value.
+    """

@@ -1,0 +1,73 @@
+"""Symmetric tensors in signatures: the heaps of all ranks seen as one tensor whose first axis is the rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang import tvm
+from tilelang.language.proxy import StridedTensorProxy
+from tvm import tirx
+
+from .errors import reject
+
+WORLD_SIZE = tirx.Var("world_size", "int32")
+"""Extent of the rank axis, until the program is compiled for a group."""
+
+_HEAP_STRIDES = {size: tirx.Var(f"heap_stride_{size}", "int64") for size in (1, 2, 4, 8, 16)}
+
+
+def heap_stride(itemsize: int) -> tirx.Var:
+    """Distance between two ranks' copies, in elements of ``itemsize`` bytes, until compiled for a group."""
+    return _HEAP_STRIDES[itemsize]
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element, or 0 where elements are smaller than a byte."""
+    kind = tvm.DataType(str(dtype))
+    return kind.bits * kind.lanes // 8
+
+
+class SymmetricProxy(StridedTensorProxy):
+    """``W.Symmetric(shape, dtype)``: a tensor that every rank allocates, seen by all of them.
+
+    In the kernel it has shape ``(world_size, *shape)``: ``S[r, ...]`` is rank ``r``'s copy, whatever rank
+    runs the code, and any TileLang operation reads or writes it there. Pass ``tw.symmetric(shape, dtype)``
+    (or its ``.all``) as the argument.
+
+    Args:
+        shape: of one rank's copy, in elements.
+        dtype: element type, of 1, 2, 4, 8 or 16 bytes.
+
+    Raises:
+        LanguageError: the element type has no whole power-of-two number of bytes.
+    """
+
+    def __call__(self, shape: Any, dtype: str = "float32") -> tirx.Buffer:  # type: ignore[override]
+        shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+        size = itemsize(dtype)
+        if size not in _HEAP_STRIDES:
+            raise reject("Symmetric", f"dtype={dtype!r}", "elements of 1, 2, 4, 8 or 16 bytes")
+        strides: list[Any] = [1]
+        for extent in reversed(shape[1:]):
+            strides.insert(0, strides[0] * extent)
+        if not shape:
+            strides = []
+        return super().__call__((WORLD_SIZE, *shape), (heap_stride(size), *strides), dtype)
+
+    def __getitem__(self, keys: Any) -> tirx.Buffer:
+        return self(*keys)
+
+
+Symmetric = SymmetricProxy()
+
+
+def is_symmetric(buffer: tirx.Buffer) -> bool:
+    """Whether ``buffer`` is a symmetric tensor of a program not yet compiled for a group."""
+    return len(buffer.strides) > 0 and any(buffer.strides[0].same_as(v) for v in _HEAP_STRIDES.values())
+
+
+def at_rank(op: str, parameter: str, ref: tirx.BufferLoad, peer: Any) -> tirx.BufferLoad:
+    """The same element of a symmetric tensor in ``peer``'s copy."""
+    if not is_symmetric(ref.buffer):
+        raise reject(op, f"{parameter}={ref.buffer.name} with peer={peer}", "a W.Symmetric tensor")
+    return tirx.BufferLoad(ref.buffer, [tirx.convert(peer), *ref.indices[1:]])

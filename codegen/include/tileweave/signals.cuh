@@ -1,0 +1,122 @@
+// Flags between ranks. Declarations: builtins/signals.py.
+// PTX ISA: red, st, ld; memory consistency model, release and acquire patterns.
+#pragma once
+#include "context.cuh"
+#include "words.cuh"
+
+namespace tw {
+
+namespace detail {
+
+template <class T> __device__ __forceinline__ uint64_t widen(T value) {
+  return static_cast<uint64_t>(value); // sign-extends s32, so that the host can read it back
+}
+
+#define TW_LOAD(WORDS)                                                                             \
+  if constexpr (sizeof(T) == 4) {                                                                  \
+    asm volatile("ld." WORDS ".global.b32 %0, [%1];" : "=r"(low) : "l"(flag) : "memory");          \
+  } else {                                                                                         \
+    asm volatile("ld." WORDS ".global.b64 %0, [%1];" : "=l"(wide) : "l"(flag) : "memory");         \
+  }
+#define TW_LOAD_ACQUIRE(SCOPE) TW_LOAD("acquire." SCOPE)
+#define TW_LOAD_RELAXED(SCOPE) TW_LOAD("relaxed." SCOPE)
+
+template <Scope scope, Sem sem, class T> __device__ __forceinline__ T load_flag(const T *flag) {
+  uint32_t low = 0;
+  uint64_t wide = 0;
+  if constexpr (sem == Sem::acquire) {
+    TW_FOR_SCOPE(scope, TW_LOAD_ACQUIRE);
+  } else {
+    static_assert(sem == Sem::relaxed, "a flag is read relaxed or acquire");
+    TW_FOR_SCOPE(scope, TW_LOAD_RELAXED);
+  }
+  if constexpr (sizeof(T) == 4) {
+    return static_cast<T>(low);
+  } else {
+    return static_cast<T>(wide);
+  }
+}
+
+#undef TW_LOAD
+#undef TW_LOAD_ACQUIRE
+#undef TW_LOAD_RELAXED
+
+// Polls until done(seen). The clock is read only when the first look fails.
+template <Scope scope, Sem sem, class T, class Done>
+__device__ __forceinline__ void poll(const T *flag, T value, int32_t peer, int64_t context,
+                                     int32_t site, Done done) {
+  T seen = load_flag<scope, sem>(flag);
+  if (done(seen, value)) {
+    return;
+  }
+  const Context *c = reinterpret_cast<const Context *>(context);
+  const uint64_t timeout_ns = c->timeout_ns;
+  const uint64_t start = now_ns();
+  while (!done(seen = load_flag<scope, sem>(flag), value)) {
+    if (timeout_ns != 0 && now_ns() - start > timeout_ns) {
+      give_up(c, site, peer, reinterpret_cast<uint64_t>(flag), widen(value), widen(seen));
+    }
+  }
+}
+
+#define TW_SIGNAL(INSTRUCTION)                                                                     \
+  if constexpr (sizeof(T) == 4) {                                                                  \
+    asm volatile(INSTRUCTION "32 [%0], %1;"                                                        \
+                 :                                                                                 \
+                 : "l"(flag), "r"(static_cast<uint32_t>(value))                                    \
+                 : "memory");                                                                      \
+  } else {                                                                                         \
+    asm volatile(INSTRUCTION "64 [%0], %1;"                                                        \
+                 :                                                                                 \
+                 : "l"(flag), "l"(static_cast<uint64_t>(value))                                    \
+                 : "memory");                                                                      \
+  }
+#define TW_ADD_RELEASE(SCOPE) TW_SIGNAL("red.release." SCOPE ".global.add.u")
+#define TW_ADD_RELAXED(SCOPE) TW_SIGNAL("red.relaxed." SCOPE ".global.add.u")
+#define TW_SET_RELEASE(SCOPE) TW_SIGNAL("st.release." SCOPE ".global.b")
+#define TW_SET_RELAXED(SCOPE) TW_SIGNAL("st.relaxed." SCOPE ".global.b")
+
+} // namespace detail
+
+template <Type, Op op, Scope scope, Sem sem, class T, class V>
+__device__ __forceinline__ void signal(T *flag, V value) {
+  if constexpr (op == Op::add && sem == Sem::release) {
+    TW_FOR_SCOPE(scope, TW_ADD_RELEASE);
+  } else if constexpr (op == Op::add) {
+    TW_FOR_SCOPE(scope, TW_ADD_RELAXED);
+  } else if constexpr (sem == Sem::release) {
+    TW_FOR_SCOPE(scope, TW_SET_RELEASE);
+  } else {
+    TW_FOR_SCOPE(scope, TW_SET_RELAXED);
+  }
+}
+
+#undef TW_SIGNAL
+#undef TW_ADD_RELEASE
+#undef TW_ADD_RELAXED
+#undef TW_SET_RELEASE
+#undef TW_SET_RELAXED
+
+#define TW_WAIT(NAME, CONDITION)                                                                   \
+  template <Type, Scope scope, Sem sem, class T, class V>                                          \
+  __device__ __forceinline__ void NAME(const T *flag, V value, int32_t peer, int64_t context,      \
+                                       int32_t site) {                                             \
+    detail::poll<scope, sem>(flag, static_cast<T>(value), peer, context, site,                     \
+                             [](T seen, T value) { return CONDITION; });                           \
+  }
+
+TW_WAIT(wait_eq, seen == value)
+TW_WAIT(wait_ne, seen != value)
+TW_WAIT(wait_ge, seen >= value)
+TW_WAIT(wait_gt, seen > value)
+TW_WAIT(wait_le, seen <= value)
+TW_WAIT(wait_lt, seen < value)
+// The difference as a signed number, so that a counter may wrap around.
+TW_WAIT(wait_reached, sizeof(T) == 4 ? static_cast<int32_t>(static_cast<uint32_t>(seen) -
+                                                            static_cast<uint32_t>(value)) >= 0
+                                     : static_cast<int64_t>(static_cast<uint64_t>(seen) -
+                                                            static_cast<uint64_t>(value)) >= 0)
+
+#undef TW_WAIT
+
+} // namespace tw

@@ -1,0 +1,5 @@
+"""IR-to-IR passes that make the order of memory between ranks right. One pass a file."""
+
+from .table import DEVICE_PASSES, GROUP_PASSES, TILE_PASSES, Pass, run, run_group
+
+__all__ = ["DEVICE_PASSES", "GROUP_PASSES", "TILE_PASSES", "Pass", "run", "run_group"]

@@ -1,0 +1,72 @@
+"""The passes, in the order in which they run, each with the reason for its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tvm import IRModule, tirx
+
+from . import (
+    bind_runtime,
+    complete_bulk_stores,
+    drop_readonly,
+    elect_leader,
+    fence_after_wait,
+    order_releases,
+    specialize_group,
+)
+from .walk import uses_tileweave
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over a function and why it stands where it does."""
+
+    run: Callable[..., tirx.PrimFunc]
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+
+GROUP_PASSES = (
+    Pass(specialize_group.specialize_group, "shapes and strides must be constants before anything reads them"),
+)
+"""Run by ``tw.compile`` and ``tw.emit``, with the group, before TileLang sees the program."""
+
+TILE_PASSES = (
+    Pass(elect_leader.elect_leader, "decides who runs a builtin while the program still has its own shape"),
+    Pass(order_releases.order_releases, "needs the barriers that electing a leader placed"),
+    Pass(bind_runtime.bind_runtime, "last: the passes before may add operands that the host must bind"),
+)
+"""Run on tile-level IR before TileLang's pipeline, for every kernel that uses a builtin."""
+
+DEVICE_PASSES = (
+    Pass(complete_bulk_stores.complete_bulk_stores, "sees which copies became bulk stores"),
+    Pass(fence_after_wait.fence_after_wait, "sees which copies became bulk loads"),
+    Pass(drop_readonly.drop_readonly, "last: only attributes, no code"),
+)
+"""Run on lowered device functions after TileLang's pipeline, for every kernel that uses a builtin."""
+
+
+def run_group(mod: IRModule, world_size: int, heap_stride: int) -> IRModule:
+    """``mod`` compiled for a group: every function, since a symmetric tensor needs no builtin."""
+    functions = {}
+    for name, func in mod.functions.items():
+        for p in GROUP_PASSES if isinstance(func, tirx.PrimFunc) else ():
+            func = p.run(func, world_size, heap_stride)
+        functions[name] = func
+    return IRModule(functions, attrs=mod.attrs)
+
+
+def run(passes: Iterable[Pass], mod: IRModule) -> IRModule:
+    """``mod`` with every function that uses a builtin put through ``passes``; the others untouched."""
+    functions = {}
+    for name, func in mod.functions.items():
+        if isinstance(func, tirx.PrimFunc) and uses_tileweave(func):
+            for p in passes:
+                func = p.run(func)
+        functions[name] = func
+    return IRModule(functions, attrs=mod.attrs)

@@ -1,0 +1,104 @@
+"""Walking structured statements, for passes that must know what encloses or precedes a statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilelang.ir import get_stmt_span, set_stmt_span
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ..builtins.declare import builtin_of
+
+Rewrite = Callable[[tirx.Stmt], tirx.Stmt]
+
+
+def rewrite_children(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
+    """``stmt`` with each statement directly inside it replaced by ``f`` of it; itself if none changed."""
+    new = _rebuild(stmt, f)
+    if new is not stmt and (span := get_stmt_span(stmt)) is not None:
+        set_stmt_span(new, span)
+    return new
+
+
+def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
+    if isinstance(stmt, tirx.SeqStmt):
+        new = [f(s) for s in stmt.seq]
+        return stmt if _same(new, stmt.seq) else flatten(new)
+    if isinstance(stmt, tirx.IfThenElse):
+        then = f(stmt.then_case)
+        other = f(stmt.else_case) if stmt.else_case is not None else None
+        if _same([then, other], [stmt.then_case, stmt.else_case]):
+            return stmt
+        return tirx.IfThenElse(stmt.condition, then, other)
+    if isinstance(stmt, tirx.SBlockRealize):
+        block = stmt.block
+        body = f(block.body)
+        if body.same_as(block.body):
+            return stmt
+        block = tirx.SBlock(
+            block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
+            block.alloc_buffers, block.match_buffers, block.annotations,
+        )  # fmt: skip
+        return tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block)
+    old = getattr(stmt, "body", None)
+    if not isinstance(old, tirx.Stmt):
+        return stmt
+    body = f(old)
+    if body.same_as(old):
+        return stmt
+    if isinstance(stmt, tirx.For):
+        return tirx.For(
+            stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding,
+            stmt.annotations, stmt.step,
+        )  # fmt: skip
+    if isinstance(stmt, tirx.While):
+        return tirx.While(stmt.condition, body)
+    if isinstance(stmt, tirx.AttrStmt):
+        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
+    raise TypeError(f"statement {type(stmt).__name__} with a body is not known to the passes")
+
+
+def _same(new: list, old) -> bool:
+    return all(a is b or (a is not None and a.same_as(b)) for a, b in zip(new, old, strict=True))
+
+
+def flatten(stmts: list[tirx.Stmt]) -> tirx.Stmt:
+    """One statement out of several."""
+    flat: list[tirx.Stmt] = []
+    for stmt in stmts:
+        flat.extend(stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt])
+    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
+
+
+def calls_in(node, match: Callable[[tirx.Call], bool]) -> list[tirx.Call]:
+    """Calls inside a statement or expression that ``match``."""
+    found: list[tirx.Call] = []
+
+    def visit(n):
+        if isinstance(n, tirx.Call) and match(n):
+            found.append(n)
+
+    post_order_visit(node, visit)
+    return found
+
+
+def op_name(call) -> str:
+    """Name of the operator an IR call calls, or an empty string."""
+    return getattr(getattr(call, "op", None), "name", "")
+
+
+def uses_tileweave(func: tirx.PrimFunc) -> bool:
+    """Whether ``func`` calls any of our operators: a function that does not is left as it is."""
+    return bool(calls_in(func.body, lambda c: op_name(c).startswith("tileweave.")))
+
+
+def builtins_in(node) -> list[tirx.Call]:
+    """Calls of builtins inside a statement or expression."""
+    return calls_in(node, lambda c: builtin_of(c) is not None)
+
+
+def location(stmt: tirx.Stmt) -> str:
+    """`` --> file:line`` of a statement, or nothing where TileLang kept no source position."""
+    span = get_stmt_span(stmt)
+    return f"\n --> {span.source_name.name}:{span.line}" if span is not None else ""

@@ -1,0 +1,1 @@
+DeadlockError=SymmetricTensor=barrier=finalize=init=rank=symmetric=world_size=None

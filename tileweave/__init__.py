@@ -1,0 +1,55 @@
+"""TileWeave: stock TileLang as a language for kernels that compute and communicate across GPUs.
+
+``import tileweave as tw`` activates the plugin in the TileLang already installed; nothing is patched
+on disk, and a kernel that uses no TileWeave builtin compiles exactly as before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path as _Path
+
+__version__ = "0.1.0"
+
+# A checkout works with PYTHONPATH=. alone: the sibling folders become tileweave.builtins and so on.
+_checkout = _Path(__file__).resolve().parent.parent
+if (_checkout / "pyproject.toml").is_file() and (_checkout / "builtins").is_dir():
+    __path__.append(str(_checkout))
+
+from .versions import require_supported_tilelang as _require_supported_tilelang  # noqa: E402
+
+_require_supported_tilelang()
+
+from . import language  # noqa: E402
+from .builtins.errors import LanguageError, TileWeaveError  # noqa: E402
+from .codegen.hook import activate as _activate  # noqa: E402
+from .emit import emit  # noqa: E402
+from .jit import compile, jit  # noqa: E402
+from .runtime import (  # noqa: E402
+    DeadlockError,
+    SymmetricTensor,
+    barrier,
+    finalize,
+    init,
+    rank,
+    symmetric,
+    world_size,
+)
+
+_activate()
+
+__all__ = [
+    "DeadlockError",
+    "LanguageError",
+    "SymmetricTensor",
+    "TileWeaveError",
+    "barrier",
+    "compile",
+    "emit",
+    "finalize",
+    "init",
+    "jit",
+    "language",
+    "rank",
+    "symmetric",
+    "world_size",
+]

@@ -1,0 +1,54 @@
+"""See what a program becomes, at any stage, without a GPU."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import tilelang
+from tilelang import tvm
+from tilelang.contrib import nvcc
+from tvm import tirx
+
+from . import passes
+from .builtins.errors import TileWeaveError
+from .codegen.include import include_headers
+
+Stage = Literal["tile", "device", "cuda", "ptx", "cubin"]
+STAGES = ("tile", "device", "cuda", "ptx")
+EMIT_HEAP_STRIDE = 1 << 30
+
+
+def emit(
+    func: tirx.PrimFunc, stage: Stage = "cuda", arch: str = "sm_90a", world_size: int = 4
+) -> str:
+    """What ``func`` is compiled to, as text. Needs no GPU; ``ptx`` needs nvcc.
+
+    Args:
+        func: a ``@T.prim_func``.
+        stage: ``tile`` (after our tile passes), ``device`` (after TileLang's pipeline and our device
+            passes), ``cuda`` (the source nvcc sees) or ``ptx``.
+        arch: ``sm_80``, ``sm_90a``, ``sm_100a``, ...
+        world_size: ranks of the group to compile for.
+
+    Raises:
+        TileWeaveError: an unknown stage, or something other than a PrimFunc.
+    """
+    if stage not in STAGES:
+        raise TileWeaveError(f"emit: stage={stage!r}; expected {' or '.join(map(repr, STAGES))}")
+    if not isinstance(func, tirx.PrimFunc):
+        raise TileWeaveError(f"emit: {func!r}; expected a T.prim_func")
+    if world_size < 1:
+        raise TileWeaveError(f"emit: world_size={world_size}; expected at least 1")
+    mod = tvm.IRModule({func.attrs["global_symbol"]: func})
+    mod = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE)
+    if stage == "tile":
+        return passes.run(passes.TILE_PASSES, mod).script()
+    (program,) = mod.functions.values()
+    target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    with target:
+        artifact = tilelang.lower(program, target=target)
+        if stage == "device":
+            return artifact.device_mod.script()
+        if stage == "cuda":
+            return artifact.kernel_source
+        return nvcc.get_ptx_from_source(artifact.kernel_source)
