@@ -1,6 +1,6 @@
 // Barriers wider than a block, each called by one thread of a block that has met. Declarations:
-// builtins/barriers.py. Words: [0] blocks of the grid, [1] epoch of the rank barrier, [2 + r] arrivals
-// from rank r. The grid word counts up to bit 31 and flips it, so nothing is ever reset.
+// builtins/barriers.py. Words: [0] blocks of the grid, [1] epoch of the rank barrier, [2 + r]
+// arrivals from rank r. The grid word counts up to bit 31 and flips it, so nothing is ever reset.
 #pragma once
 #include "context.cuh"
 #include "signals.cuh"
@@ -68,8 +68,8 @@ __device__ __forceinline__ void ranks(const BarrierWords &words, int32_t site) {
   }
   for (int32_t step = 1; step < context->world_size; ++step) {
     const int32_t peer = (context->rank + step) % context->world_size;
-    wait_reached<Type::u32, Scope::sys, Sem::acquire>(
-        words.own + 2 + peer, epoch, peer, reinterpret_cast<int64_t>(context), site);
+    wait_reached<Type::u32, Scope::sys, Sem::acquire>(words.own + 2 + peer, epoch, peer,
+                                                      reinterpret_cast<int64_t>(context), site);
   }
 }
 

@@ -35,10 +35,10 @@ __device__ __forceinline__ uint64_t now_ns() {
   return t;
 }
 
-// Leaves the record for the host and ends the grid. One thread of the process's device speaks; the others
-// stand still, because a trap of theirs would end the grid before the record is out. A thread that finds
-// the record taken but nobody trapping (a former kernel's record) traps after a while itself.
-// No printf: it would make ptxas serialise wgmma in the whole kernel.
+// Leaves the record for the host and ends the grid. One thread of the process's device speaks; the
+// others stand still, because a trap of theirs would end the grid before the record is out. A
+// thread that finds the record taken but nobody trapping (a former kernel's record) traps after a
+// while itself. No printf: it would make ptxas serialise wgmma in the whole kernel.
 __device__ __noinline__ inline void give_up(const Context *context, int32_t site, int32_t peer,
                                             uint64_t flag, uint64_t expected, uint64_t seen) {
   Record *record = context->record;

@@ -112,10 +112,10 @@ TW_WAIT(wait_gt, seen > value)
 TW_WAIT(wait_le, seen <= value)
 TW_WAIT(wait_lt, seen < value)
 // The difference as a signed number, so that a counter may wrap around.
-TW_WAIT(wait_reached, sizeof(T) == 4 ? static_cast<int32_t>(static_cast<uint32_t>(seen) -
-                                                            static_cast<uint32_t>(value)) >= 0
-                                     : static_cast<int64_t>(static_cast<uint64_t>(seen) -
-                                                            static_cast<uint64_t>(value)) >= 0)
+TW_WAIT(wait_reached,
+        sizeof(T) == 4
+            ? static_cast<int32_t>(static_cast<uint32_t>(seen) - static_cast<uint32_t>(value)) >= 0
+            : static_cast<int64_t>(static_cast<uint64_t>(seen) - static_cast<uint64_t>(value)) >= 0)
 
 #undef TW_WAIT
 

@@ -1,4 +1,5 @@
-// Everything a kernel with TileWeave builtins includes. Stands alone: it comes before TileLang's headers.
+// Everything a kernel with TileWeave builtins includes. Stands alone: it comes before TileLang's
+// headers.
 #pragma once
 #include "barriers.cuh"
 #include "context.cuh"
