@@ -71,3 +71,8 @@ def at_rank(op: str, parameter: str, ref: tirx.BufferLoad, peer: Any) -> tirx.Bu
     if not is_symmetric(ref.buffer):
         raise reject(op, f"{parameter}={ref.buffer.name} with peer={peer}", "a W.Symmetric tensor")
     return tirx.BufferLoad(ref.buffer, [tirx.convert(peer), *ref.indices[1:]])
+
+
+def is_symmetric_dtype(size: int) -> bool:
+    """Whether elements of ``size`` bytes can be symmetric."""
+    return size in _HEAP_STRIDES

@@ -1,1 +1,27 @@
-DeadlockError=SymmetricTensor=barrier=finalize=init=rank=symmetric=world_size=None
+"""Group, symmetric heap, compile-once, launch, watchdog and topology."""
+
+from . import host_functions
+from .barrier import barrier
+from .driver import DriverError
+from .heap import HeapExhausted, SymmetricTensor
+from .kernel import Kernel, compile
+from .session import current, finalize, init, rank, symmetric, world_size
+from .watchdog import DeadlockError
+
+host_functions.register()
+
+__all__ = [
+    "DeadlockError",
+    "DriverError",
+    "HeapExhausted",
+    "Kernel",
+    "SymmetricTensor",
+    "barrier",
+    "compile",
+    "current",
+    "finalize",
+    "init",
+    "rank",
+    "symmetric",
+    "world_size",
+]

@@ -23,11 +23,12 @@ from . import language  # noqa: E402
 from .builtins.errors import LanguageError, TileWeaveError  # noqa: E402
 from .codegen.hook import activate as _activate  # noqa: E402
 from .emit import emit  # noqa: E402
-from .jit import compile, jit  # noqa: E402
+from .jit import jit  # noqa: E402
 from .runtime import (  # noqa: E402
     DeadlockError,
     SymmetricTensor,
     barrier,
+    compile,
     finalize,
     init,
     rank,

@@ -1,0 +1,38 @@
+"""The rank barrier on a stream."""
+
+from __future__ import annotations
+
+import tilelang.language as T
+import torch
+
+from ..builtins.barriers import sync_ranks
+from .kernel import Kernel, compile
+from .session import Session, current
+
+_kernels: dict[int, tuple[Session, Kernel]] = {}
+
+
+def barrier(stream: torch.cuda.Stream | None = None) -> None:
+    """Every rank's ``stream`` waits here for every other rank's. Collective; the host does not wait.
+
+    Work queued before it on any rank is complete and visible to work queued after it on every rank. It is
+    a kernel of one block, captured by CUDA graphs. After ``TILEWEAVE_TIMEOUT_S`` seconds without a peer it
+    gives up, see ``tw.DeadlockError``.
+
+    Args:
+        stream: by default torch's current stream.
+    """
+    session = current()
+    if id(session) not in _kernels:
+        _kernels.clear()
+        _kernels[id(session)] = (session, compile(rank_barrier))
+    kernel = _kernels[id(session)][1]
+    words = session.heap.view(0, (1,), torch.uint32)[session.group.rank]
+    with torch.cuda.stream(stream):
+        kernel(words)
+
+
+@T.prim_func
+def rank_barrier(words: T.Tensor((1,), "uint32")):
+    with T.Kernel(1, threads=32) as _:
+        sync_ranks()

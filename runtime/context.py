@@ -1,0 +1,65 @@
+"""What the runtime tells every kernel and what a kernel leaves for the host; the twin of ``context.cuh``."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+
+class Record(ctypes.Structure):
+    """A wait that gave up, written by the device into pinned host memory."""
+
+    _fields_ = (
+        ("state", ctypes.c_uint32),
+        ("site", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("peer", ctypes.c_int32),
+        ("flag", ctypes.c_uint64),
+        ("expected", ctypes.c_uint64),
+        ("seen", ctypes.c_uint64),
+        ("block", ctypes.c_uint32 * 3),
+        ("thread", ctypes.c_uint32),
+    )
+
+    EMPTY, CLAIMED, READY = range(3)
+
+
+class DeviceContext(ctypes.Structure):
+    """In device memory, one a process."""
+
+    _fields_ = (
+        ("timeout_ns", ctypes.c_uint64),
+        ("rank", ctypes.c_int32),
+        ("world_size", ctypes.c_int32),
+        ("barrier", ctypes.c_uint64),
+        ("heap_stride", ctypes.c_uint64),
+        ("record", ctypes.c_uint64),
+    )
+
+
+class Context:
+    """The device context and the record, alive as long as any kernel may run."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        rank: int,
+        world_size: int,
+        barrier: int,
+        heap_stride: int,
+        timeout_s: float,
+    ) -> None:
+        self._pinned = torch.zeros(ctypes.sizeof(Record), dtype=torch.uint8).pin_memory()
+        self.record = Record.from_address(self._pinned.data_ptr())
+        fields = DeviceContext(
+            timeout_ns=int(timeout_s * 1e9),
+            rank=rank,
+            world_size=world_size,
+            barrier=barrier,
+            heap_stride=heap_stride,
+            record=self._pinned.data_ptr(),
+        )
+        self._memory = torch.frombuffer(bytearray(fields), dtype=torch.uint8).to(device)
+        self.address = self._memory.data_ptr()

@@ -1,0 +1,49 @@
+"""CUDA driver calls, each checked: a failure names the call, the rank and the stream."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..builtins.errors import TileWeaveError
+
+
+class DriverError(TileWeaveError, RuntimeError):
+    """A CUDA driver call failed."""
+
+
+def driver() -> Any:
+    """``cuda.bindings.driver``, or a DriverError that says what to install."""
+    try:
+        from cuda.bindings import driver as bindings
+    except ImportError as error:
+        raise DriverError(
+            "tileweave: the Python package cuda-bindings is missing; expected cuda-bindings 12 or 13 "
+            "beside torch (pip install cuda-bindings)"
+        ) from error
+    return bindings
+
+
+def call(name: str, *args: Any, stream: int | None = None) -> Any:
+    """Call the driver function ``name``; its result, without the status.
+
+    Raises:
+        DriverError: the call's status is not CUDA_SUCCESS.
+    """
+    bindings = driver()
+    status, *result = getattr(bindings, name)(*args)
+    if status != bindings.CUresult.CUDA_SUCCESS:
+        place = f"rank {os.environ.get('RANK', '0')}"
+        if stream is not None:
+            place += f", stream {stream:#x}"
+        shown = ", ".join(hex(a) if isinstance(a, int) else type(a).__name__ for a in args)
+        raise DriverError(f"{name}({shown}): {status.name} on {place}; expected CUDA_SUCCESS")
+    return result[0] if len(result) == 1 else tuple(result) or None
+
+
+def write_value(stream: int, address: int, value: int) -> None:
+    """Write a u32 to ``address`` when ``stream`` gets there: earlier work of the stream is visible first.
+
+    ``address`` may be in a peer's memory. Captured by CUDA graphs.
+    """
+    call("cuStreamWriteValue32", stream, address, value & 0xFFFFFFFF, 0, stream=stream)

@@ -1,0 +1,89 @@
+"""The processes that work together: one a GPU, started by torchrun, or a single one without it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ..builtins.errors import TileWeaveError
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who takes part and which GPU is ours."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    process_group: dist.ProcessGroup | None
+    store: dist.Store | None
+    owns_process_group: bool
+
+    def exchange(self, topic: str, value: str, timeout_s: float = 300.0) -> list[str]:
+        """Every rank's ``value`` for ``topic``, in rank order. Collective, through the host only.
+
+        Args:
+            topic: a name used once by every rank.
+        """
+        if self.store is None:
+            return [value]
+        self.store.set(f"tileweave/{topic}/{self.rank}", value)
+        values = []
+        for peer in range(self.world_size):
+            key = f"tileweave/{topic}/{peer}"
+            try:
+                self.store.wait([key], timedelta(seconds=timeout_s))
+            except Exception as error:
+                raise TileWeaveError(
+                    f"{topic}: rank {self.rank} waited {timeout_s:.0f} s for rank {peer}; expected every rank "
+                    "to make the same calls in the same order"
+                ) from error
+            values.append(self.store.get(key).decode())
+        return values
+
+    def meet(self, topic: str, timeout_s: float = 300.0) -> None:
+        """Return when every rank has come here. Through the host only."""
+        self.exchange(topic, "", timeout_s)
+
+
+def join(process_group: dist.ProcessGroup | None = None) -> Group:
+    """This process's place: from ``process_group``, the default group, torchrun's variables, or alone.
+
+    Raises:
+        TileWeaveError: no CUDA device.
+    """
+    if not torch.cuda.is_available():
+        raise TileWeaveError(
+            "init: this process sees no CUDA device; expected one GPU a rank (programs can still be looked at "
+            "with tw.emit and `tileweave emit`)"
+        )
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    devices = torch.cuda.device_count()
+    device = torch.device("cuda", local_rank % devices)
+    torch.cuda.set_device(device)
+    distributed = dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not distributed:
+        return Group(0, 1, 0, device, None, None, False)
+
+    owns = not dist.is_initialized()
+    if owns:
+        if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > devices:
+            os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+            warnings.warn(
+                f"tileweave: more ranks than the {devices} visible GPU(s): ranks share a GPU in time slices, right "
+                "but slow",
+                stacklevel=3,
+            )
+            dist.init_process_group("gloo")
+        else:
+            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    process_group = process_group or dist.group.WORLD
+    rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+    store = dist.PrefixStore(f"tileweave/{process_group.group_name}", dist.distributed_c10d._get_default_store())
+    return Group(rank, world_size, local_rank, device, process_group, store, owns)

@@ -1,0 +1,128 @@
+"""The runtime of this process: joined by ``init``, left by ``finalize``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ..builtins.errors import TileWeaveError
+from .context import Context
+from .group import Group, join
+from .heap import Heap, SymmetricTensor
+from .watchdog import Watchdog
+
+RESERVED_BYTES = 1 << 16
+"""Start of the heap, kept for the runtime: the words of the process's own barriers."""
+
+_session: Session | None = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything the runtime holds while it is up."""
+
+    group: Group
+    heap: Heap
+    context: Context
+    watchdog: Watchdog
+
+
+def init(process_group: dist.ProcessGroup | None = None, *, heap_bytes: int | None = None) -> Session:
+    """Join the group and map everyone's symmetric heap. Collective; calling it again does nothing.
+
+    Under torchrun every process calls it; without torchrun the group is this process alone, and the same
+    program runs on the same path. ``torch.distributed`` is initialised if it is not yet.
+
+    Args:
+        process_group: ranks that work together, by default all.
+        heap_bytes: size of each rank's symmetric heap; default ``TILEWEAVE_HEAP_BYTES`` or 1 GiB.
+
+    Raises:
+        TileWeaveError: no CUDA device, or a variable that is no number.
+        DriverError: mapping a peer's memory failed.
+    """
+    global _session
+    if _session is not None:
+        return _session
+    heap_bytes = int(_number("TILEWEAVE_HEAP_BYTES", 1 << 30, least=RESERVED_BYTES) if heap_bytes is None else heap_bytes)
+    timeout_s = _number("TILEWEAVE_TIMEOUT_S", 30.0, least=0)
+    group = join(process_group)
+    agreed = group.exchange("init", f"heap_bytes={heap_bytes}")
+    if len(set(agreed)) > 1:
+        raise TileWeaveError(f"init: the ranks differ in {agreed}; expected the same TILEWEAVE_HEAP_BYTES everywhere")
+    heap = Heap(group, heap_bytes, RESERVED_BYTES)
+    context = Context(
+        group.device,
+        rank=group.rank,
+        world_size=group.world_size,
+        barrier=heap.base + group.rank * heap.stride,
+        heap_stride=heap.stride,
+        timeout_s=timeout_s,
+    )
+    group.meet("init/heap")
+    _session = Session(group, heap, context, Watchdog(group, context.record, heap.describe, timeout_s))
+    return _session
+
+
+def finalize() -> None:
+    """Leave the group: wait for this GPU and for the peers, then unmap the heap. Collective."""
+    global _session
+    if _session is None:
+        return
+    session, _session = _session, None
+    torch.cuda.synchronize(session.group.device)
+    session.group.meet("finalize")
+    session.watchdog.close()
+    session.heap.close()
+    if session.group.owns_process_group:
+        dist.destroy_process_group()
+
+
+def current() -> Session:
+    """The session, or an error that says to call ``tw.init()``."""
+    if _session is None:
+        raise TileWeaveError("tileweave: the runtime is not up; expected tw.init() before this")
+    return _session
+
+
+def rank() -> int:
+    """Rank of this process in the group."""
+    return current().group.rank
+
+
+def world_size() -> int:
+    """Number of ranks in the group."""
+    return current().group.world_size
+
+
+def symmetric(shape: tuple[int, ...] | int, dtype: torch.dtype) -> SymmetricTensor:
+    """Allocate a zeroed symmetric tensor. Collective: every rank, same shape and type, same order.
+
+    Args:
+        shape: of one rank's copy, in elements.
+        dtype: torch type with elements of 1, 2, 4, 8 or 16 bytes.
+
+    Returns:
+        The tensor, with ``.all`` (world_size, *shape), ``.local`` and ``.peer(rank)``.
+
+    Raises:
+        HeapExhausted: no room; names the bytes asked for and free.
+        TileWeaveError: ranks ask for different things, or a shape or type is not legal.
+    """
+    return current().heap.allocate((shape,) if isinstance(shape, int) else tuple(shape), dtype)
+
+
+def _number(variable: str, default: float, least: float) -> float:
+    text = os.environ.get(variable)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= least:
+        raise TileWeaveError(f"init: {variable}={text!r}; expected a number of at least {least:g}")
+    return value

@@ -1,0 +1,2 @@
+def multicast_refusal():
+    return "the machine has no NVLink multicast"
