@@ -28,6 +28,8 @@ class Pointer:
     access: Literal["r", "w", "rw"]
     space: Literal["global", "shared", "barrier"] = "global"
     optional: bool = False
+    extent: str = ""
+    """Operand that says how many elements are accessed, where TileLang must know: in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,29 @@ class ConstantInt:
     """A Python integer, known when the program is traced."""
 
 
+@dataclass(frozen=True)
+class ConstantBool:
+    """A Python bool, known when the program is traced."""
+
+
+@dataclass(frozen=True)
+class TraceOnly:
+    """Used by the stub's body when the program is traced; no operand of the intrinsic."""
+
+
 Read = Annotated[Any, Pointer("r")]
 Write = Annotated[Any, Pointer("w")]
 ReadWrite = Annotated[Any, Pointer("rw")]
 OptionalReadWrite = Annotated[Any, Pointer("rw", optional=True)]
-SharedRead = Annotated[Any, Pointer("r", "shared")]
-SharedWrite = Annotated[Any, Pointer("w", "shared")]
+SharedRead = Annotated[Any, Pointer("r", "shared", extent="size")]
+SharedWrite = Annotated[Any, Pointer("w", "shared", extent="size")]
 Barrier = Annotated[Any, Pointer("rw", "barrier")]
 Element = Annotated[Any, ElementOf("ref")]
 Int32 = Annotated[Any, Scalar("int32")]
 Int64 = Annotated[Any, Scalar("int64")]
 Constant = Annotated[int, ConstantInt()]
+ConstantFlag = Annotated[bool, ConstantBool()]
+Peer = Annotated[Any, TraceOnly()]
 
 Level = Literal["thread", "warp", "block", "leader"]
 """Who runs it: each thread that reaches it, a whole warp, the whole block, or one elected thread."""
@@ -78,6 +92,7 @@ class Builtin:
     level: Level
     barrier_before: bool
     barrier_after: bool
+    proxy_fence: bool
     releases: bool
     sm: int
     signature: inspect.Signature
@@ -128,16 +143,22 @@ def builtin(
     level: Level = "thread",
     barrier_before: bool = False,
     barrier_after: bool = False,
+    proxy_fence: bool = False,
     releases: bool = False,
     sm: int = 80,
 ) -> Callable[[Callable[..., Any]], Callable[..., tirx.PrimExpr]]:
     """Declare a builtin from its stub.
+
+    The stub's body runs when the program is traced. It may refuse its arguments, and may return a dict of
+    those it replaces.
 
     Args:
         types: PTX types the instruction takes, when it does not take all.
         hidden: operands the compiler supplies (see ``builtins/hidden.py``), after the declared ones.
         level: who runs it. A ``leader`` builtin is run by one thread of the block, whoever reaches it.
         barrier_before, barrier_after: the block meets before or after it.
+        proxy_fence: it accesses shared memory by the async proxy: before the block meets, every thread
+            makes its own accesses to shared memory visible there.
         releases: it may publish earlier writes: bulk stores must be complete before it. Builtins with
             a ``sem`` word release when the word says so.
         sm: the first compute capability (80, 90, 100) that has the instruction.
@@ -152,7 +173,7 @@ def builtin(
             hint = hints[parameter]
             if typing.get_origin(hint) is Literal:
                 words.append((parameter, typing.get_args(hint)))
-            else:
+            elif not isinstance(hint.__metadata__[0], TraceOnly):
                 operands.append((parameter, hint.__metadata__[0]))
         result = hints.get("return")
         spec = Builtin(
@@ -165,6 +186,7 @@ def builtin(
             level=level,
             barrier_before=barrier_before,
             barrier_after=barrier_after,
+            proxy_fence=proxy_fence,
             releases=releases,
             sm=sm,
             signature=signature,
@@ -181,8 +203,7 @@ def builtin(
             except TypeError as error:
                 raise reject(name, str(error), f"{name}{signature}") from None
             bound.apply_defaults()
-            stub(**bound.arguments)
-            return _trace(spec, bound.arguments)
+            return _trace(spec, {**bound.arguments, **(stub(**bound.arguments) or {})})
 
         return trace
 
@@ -216,11 +237,16 @@ def _operand(spec: Builtin, parameter: str, kind: Any, arguments: dict[str, Any]
         load = element(spec.name, parameter, value, kind.space)
         if kind.space == "barrier":
             return T.address_of(load)
-        return T.access_ptr(load, kind.access)
+        extent = arguments[kind.extent] if kind.extent else None
+        return T.access_ptr(load, kind.access, extent=extent)
     if isinstance(kind, ElementOf):
         return _convert(spec, parameter, value, ref_dtype(arguments[kind.ref], value))
     if isinstance(kind, Scalar):
         return _convert(spec, parameter, value, kind.dtype)
+    if isinstance(kind, ConstantBool):
+        if not isinstance(value, bool):
+            raise reject(spec.name, f"{parameter}={value!r}", "True or False")
+        return tirx.IntImm("bool", value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise reject(spec.name, f"{parameter}={value!r}", "a Python integer")
     return tirx.IntImm("int32", value)
@@ -241,6 +267,19 @@ def element(op: str, parameter: str, ref: Any, space: str) -> tirx.BufferLoad:
             op, f"{parameter}={ref.buffer.name} is in {scope} memory", f"a {space}-memory tensor"
         )
     return ref
+
+
+def require_same_type(op: str, src: Any, dst: Any) -> int:
+    """Bytes of one element of ``src`` and ``dst``, which must be of one type of 1, 2, 4, 8 or 16 bytes."""
+    source, target = buffer_of(src), buffer_of(dst)
+    if source.dtype != target.dtype:
+        raise reject(
+            op, f"src={source.name} has type {source.dtype}", f"type {target.dtype}, as dst={target.name}"
+        )
+    kind = tvm.DataType(str(source.dtype))
+    if kind.bits * kind.lanes not in (8, 16, 32, 64, 128):
+        raise reject(op, f"src={source.name} has type {kind}", "elements of 1, 2, 4, 8 or 16 bytes")
+    return kind.bits * kind.lanes // 8
 
 
 def buffer_of(ref: Any) -> tirx.Buffer:
@@ -271,14 +310,15 @@ def _convert(spec: Builtin, parameter: str, value: Any, dtype: str) -> tirx.Prim
 
 
 def _ptx_type(spec: Builtin, arguments: dict[str, Any]) -> str:
-    found = tvm.DataType(ref_dtype(arguments["ref"], arguments.get("value")))
+    ref = arguments[spec.operands[0][0]]
+    found = tvm.DataType(ref_dtype(ref, arguments.get("value")))
     for ptx, (dtype, lanes) in PTX_TYPES.items():
         if str(found.with_lanes(1)) == dtype and found.lanes == lanes:
             if ptx in spec.types:
                 return ptx
             break
     legal = ", ".join(f"{_tilelang_type(t)} ({t})" for t in spec.types)
-    raise reject(spec.name, f"{buffer_of(arguments['ref']).name} has type {found}", legal)
+    raise reject(spec.name, f"{buffer_of(ref).name} has type {found}", legal)
 
 
 def _tilelang_type(ptx: str) -> str:
@@ -304,8 +344,14 @@ def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
     names = (["type"] if spec.types else []) + [n for n, _ in spec.words]
     template = [_enumerator(n, w) for n, w in zip(names, words, strict=True)]
     kinds = [kind for _, kind in spec.operands] + [None] * len(spec.hidden)
-    template += [str(int(a)) for a, k in zip(operands, kinds, strict=True) if isinstance(k, ConstantInt)]
-    runtime = [a for a, k in zip(operands, kinds, strict=True) if not isinstance(k, ConstantInt)]
+    runtime = []
+    for operand, kind in zip(operands, kinds, strict=True):
+        if isinstance(kind, ConstantInt):
+            template.append(str(int(operand)))
+        elif isinstance(kind, ConstantBool):
+            template.append("true" if operand else "false")
+        else:
+            runtime.append(operand)
     name = f"tw::{spec.name}" + (f"<{', '.join(template)}>" if template else "")
     return tirx.call_extern(call.dtype, name, *runtime)
 

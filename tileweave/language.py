@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .builtins.barriers import barrier_blocks, sync_grid, sync_ranks
+from .builtins.bulk import bulk_commit, bulk_load, bulk_reduce, bulk_store, bulk_wait
+from .builtins.put_get import get_block, get_warp, put_block, put_warp
 from .builtins.ranks import rank, world_size
 from .builtins.signals import (
     signal,

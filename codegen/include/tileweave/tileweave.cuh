@@ -2,6 +2,8 @@
 // headers.
 #pragma once
 #include "barriers.cuh"
+#include "bulk.cuh"
 #include "context.cuh"
+#include "put_get.cuh"
 #include "signals.cuh"
 #include "words.cuh"

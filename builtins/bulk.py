@@ -1,0 +1,161 @@
+"""Bulk copies (``cp.async.bulk``): one thread moves a contiguous piece between shared and global memory.
+
+They are asynchronous. Loads complete on an mbarrier, stores and reductions in groups::
+
+    full = T.alloc_barrier(128)                   # as many arrivals as the block has threads
+    W.bulk_load(tile, A[0], 4096, full[0])
+    T.mbarrier_arrive(full[0])
+    T.mbarrier_wait_parity(full[0], 0)            # tile is there
+    W.bulk_store(S[peer, 0], tile, 4096)
+    W.bulk_commit()
+    W.bulk_wait(0, read=True)                     # tile may be overwritten
+
+Where the whole block reaches them, as above, one thread (always the same) issues each of them and the
+block meets where the order needs it. Under a condition on the thread index each thread that reaches them
+issues them and nothing is added. The program then does itself: commit and wait in the issuing thread;
+``T.fence_proxy_async()`` by the writing threads and ``T.sync_threads()`` between ordinary stores to shared
+memory and a bulk store of it; ``T.sync_threads()`` between ordinary accesses of shared memory and a bulk
+load that overwrites it, and between ``bulk_wait`` and new stores by other threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from .declare import (
+    Barrier,
+    Constant,
+    ConstantFlag,
+    Int32,
+    Read,
+    SharedRead,
+    SharedWrite,
+    Write,
+    buffer_of,
+    builtin,
+    element,
+    require_same_type,
+)
+from .errors import reject
+from .words import BulkReduceOp
+
+_REDUCE_TYPES = {
+    "add": ("uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"),
+    "min": ("uint32", "int32", "uint64", "int64", "float16", "bfloat16"),
+    "and": ("uint32", "int32", "uint64", "int64"),
+}
+_REDUCE_TYPES |= {"max": _REDUCE_TYPES["min"], "or": _REDUCE_TYPES["and"], "xor": _REDUCE_TYPES["and"]}
+
+_MAX_BYTES = (1 << 20) - 1
+"""What an mbarrier can count at a time (PTX ISA, mbarrier tx-count)."""
+
+
+def _check(op: str, src: Any, dst: Any, size: Any, spaces: tuple[str, str]) -> None:
+    source = element(op, "src", src, spaces[0])
+    target = element(op, "dst", dst, spaces[1])
+    itemsize = require_same_type(op, source, target)
+    if not isinstance(size, (int, tirx.IntImm)):
+        return
+    count = int(size) * itemsize
+    if count <= 0 or count % 16 != 0 or count > _MAX_BYTES:
+        raise reject(
+            op,
+            f"size={int(size)} of type {source.buffer.dtype} is {count} bytes",
+            f"a positive multiple of 16 bytes, at most {_MAX_BYTES}",
+        )
+
+
+@builtin(level="leader", barrier_before=True, proxy_fence=True, sm=90)
+def bulk_load(dst: SharedWrite, src: Read, size: Int32, barrier: Barrier) -> None:
+    """Start copying ``size`` elements from global to shared memory; an mbarrier says when they are there.
+
+    Adds the bytes to what the barrier's current phase expects, but does not arrive: as with
+    ``T.tma_copy``, the program arrives (``T.mbarrier_arrive``) after its loads and waits
+    (``T.mbarrier_wait_parity``). The block meets before it, so ``dst`` may be in use until then. A wait
+    (``W.wait_reached``, ...) before it orders what a peer wrote to ``src``.
+
+    Args:
+        dst: first element in shared memory, 16-byte aligned.
+        src: first element in global memory, own or a peer's, 16-byte aligned, of the same type.
+        size: elements; a multiple of 16 bytes, less than 1 MiB. Constants are checked when traced.
+        barrier: an element of ``T.alloc_barrier``.
+
+    Needs: sm_90.
+    Source: PTX ISA, ``cp.async.bulk`` and ``mbarrier.expect_tx``.
+    """
+    _check("bulk_load", src, dst, size, ("global", "shared"))
+
+
+@builtin(level="leader", barrier_before=True, proxy_fence=True, sm=90)
+def bulk_store(dst: Write, src: SharedRead, size: Int32) -> None:
+    """Start copying ``size`` elements from shared to global memory, own or a peer's.
+
+    What the block wrote to ``src`` before is stored: the block meets before it. ``src`` may be overwritten
+    after ``bulk_commit`` and ``bulk_wait(read=True)``. The data is published by a release that follows,
+    such as ``W.signal``; the compiler waits there until it has arrived.
+
+    Args:
+        dst: first element in global memory, 16-byte aligned.
+        src: first element in shared memory, 16-byte aligned, of the same type.
+        size: elements; a multiple of 16 bytes. Constants are checked when traced.
+
+    Needs: sm_90.
+    Source: PTX ISA, ``cp.async.bulk``.
+    """
+    _check("bulk_store", src, dst, size, ("shared", "global"))
+
+
+@builtin(
+    types="u32 s32 u64 s64 f16 bf16 f32 f64",
+    level="leader",
+    barrier_before=True,
+    proxy_fence=True,
+    sm=90,
+)
+def bulk_reduce(dst: Write, src: SharedRead, size: Int32, *, op: BulkReduceOp = "add") -> None:
+    """Start combining ``size`` elements of shared memory into global memory, own or a peer's.
+
+    Each element is changed atomically, with relaxed order at gpu scope; float16 and bfloat16 sums are
+    rounded to the type at each step. Otherwise as ``bulk_store``.
+
+    Args:
+        dst: first element in global memory, 16-byte aligned.
+        src: first element in shared memory, 16-byte aligned, of the same type.
+        size: elements; a multiple of 16 bytes. Constants are checked when traced.
+        op: ``add`` (all types), ``min`` and ``max`` (integers, float16, bfloat16), ``and``, ``or`` and
+            ``xor`` (integers).
+
+    Needs: sm_90.
+    Source: PTX ISA, ``cp.reduce.async.bulk``.
+    """
+    _check("bulk_reduce", src, dst, size, ("shared", "global"))
+    dtype, legal = str(buffer_of(dst).dtype), _REDUCE_TYPES.get(op)
+    if legal is not None and dtype not in legal:
+        raise reject("bulk_reduce", f"op={op!r} with type {dtype}", " or ".join(legal))
+
+
+@builtin(level="leader", sm=90)
+def bulk_commit() -> None:
+    """Make one group of the bulk stores and reductions its thread issued since the last.
+
+    Needs: sm_90.
+    Source: PTX ISA, ``cp.async.bulk.commit_group``.
+    """
+
+
+@builtin(level="leader", barrier_after=True, sm=90)
+def bulk_wait(n: Constant = 0, *, read: ConstantFlag = False) -> None:
+    """Stand until at most ``n`` groups of bulk stores are under way; then the block meets.
+
+    Args:
+        n: groups that may remain, the youngest; 0 waits for all.
+        read: wait only until the shared memory has been read and may be overwritten; else until what was
+            written is visible to the issuing thread, which may then publish it.
+
+    Needs: sm_90.
+    Source: PTX ISA, ``cp.async.bulk.wait_group``.
+    """
+    if isinstance(n, int) and n < 0:
+        raise reject("bulk_wait", f"n={n}", "0 or more")
