@@ -10,45 +10,61 @@ from ..builtins.declare import builtin_of
 from .walk import builtins_in, calls_in, op_name
 
 HOST_VALUES = {
+    "tileweave.context": ("tileweave_context", "int64"),
     "tileweave.rank": ("rank", "int32"),
     "tileweave.world_size": ("world_size", "int32"),
-    "tileweave.context": ("tileweave_context", "int64"),
 }
 """Operators whose value the host binds -> name and type of the kernel parameter they become."""
+
+BIND = "tileweave.bind"
+"""Global function of the runtime: ``bind(slots, names)`` writes the value of each name to its slot."""
+
+REQUIRE_MULTICAST = "tileweave.require_multicast"
+"""Global function of the runtime: raises, naming the kernel, where the machine has no multicast."""
+
+_FFI_ANY_VALUE = 15  # field of a TVMFFIAny slot, for tvm_struct_get
 
 
 def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Evaluate run-time values on the host, once a launch, and pass them to the kernel as scalars.
 
-    The host part of the program calls a global function of the same name, which the runtime registers.
-    The signature does not change, so this works under stock ``tilelang.jit`` as well. A program with a
+    The host part of the program calls a global function that the runtime registers. The signature does not
+    change, so this works under stock ``tilelang.jit`` as well. The values come back through slots on the
+    host's stack because TileLang's C host code drops what a packed call returns. A program with a
     multimem builtin first asks the runtime whether the machine has multicast.
 
     Before: ``... T.tileweave.rank() ...``
-    After:  ``rank: T.int32 = T.call_packed("tileweave.rank"); T.assume(rank >= 0); ... rank ...``
+    After:  ``slots = T.tvm_stack_alloca(...); T.call_packed("tileweave.bind", slots, "tileweave.rank");
+    rank: T.int32 = slots[0]; T.assume(rank >= 0); ... rank ...``
     """
     used = sorted({op_name(c) for c in calls_in(func.body, lambda c: op_name(c) in HOST_VALUES)})
     variables = {name: tirx.Var(*HOST_VALUES[name]) for name in used}
 
     def bound(node):
-        return variables.get(op_name(node)) if isinstance(node, tirx.Call) else None
+        return variables.get(op_name(node))
 
     body = ir_transform(func.body, None, bound, ["tirx.Call"])
-    for name in ("tileweave.rank", "tileweave.world_size"):
+    for name, least in (("tileweave.rank", 0), ("tileweave.world_size", 1)):
         if name in variables:
-            least = 0 if name == "tileweave.rank" else 1
-            body = tirx.AttrStmt(
-                variables[name] >= least, "tl.assume", tirx.StringImm(f"{HOST_VALUES[name][0]} of the group"), body
-            )
+            body = tirx.AttrStmt(variables[name] >= least, "tl.assume", tirx.StringImm(name), body)
     head: list[tirx.Stmt] = []
     if any(builtin_of(c).name.startswith("multimem") for c in builtins_in(func.body)):
-        head.append(tirx.Evaluate(_host_call("int32", "tileweave.require_multicast", func)))
-    head += [tirx.Bind(v, _host_call(HOST_VALUES[n][1], n)) for n, v in variables.items()]
+        kernel = tirx.StringImm(str(func.attrs["global_symbol"]))
+        head.append(_call_packed(REQUIRE_MULTICAST, kernel))
+    if used:
+        slots = tirx.Var("tileweave_slots", "handle")
+        alloca = tvm.ir.Op.get("tirx.tvm_stack_alloca")
+        slot = tvm.ir.Op.get("tirx.tvm_struct_get")
+        head += [
+            tirx.Bind(slots, tirx.call_intrin("handle", alloca, tirx.StringImm("tvm_ffi_any"), len(used))),
+            _call_packed(BIND, slots, tirx.StringImm(",".join(used))),
+        ]
+        for index, variable in enumerate(variables.values()):
+            value = tirx.call_intrin("int64", slot, slots, index, _FFI_ANY_VALUE)
+            head.append(tirx.Bind(variable, tirx.Cast(variable.dtype, value)))
     return func.with_body(tirx.SeqStmt([*head, body])) if head else func
 
 
-def _host_call(dtype: str, name: str, func: tirx.PrimFunc | None = None) -> tirx.Call:
-    arguments = [tirx.StringImm(name)]
-    if func is not None:
-        arguments.append(tirx.StringImm(str(func.attrs["global_symbol"])))
-    return tirx.Call(dtype, tvm.ir.Op.get("tirx.tvm_call_packed"), arguments)
+def _call_packed(name: str, *args: tirx.PrimExpr) -> tirx.Stmt:
+    op = tvm.ir.Op.get("tirx.tvm_call_packed")
+    return tirx.Evaluate(tirx.call_intrin("int32", op, tirx.StringImm(name), *args))

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+
 import tvm_ffi
 
 from ..builtins.errors import TileWeaveError
-from .session import current
-from .topology import multicast_refusal
+from ..passes.bind_runtime import BIND, REQUIRE_MULTICAST
+from .session import Session, current
+
+_SLOT_BYTES = 16
+_SLOT_VALUE = 8
+"""A TVMFFIAny is 16 bytes; its value stands in the second half."""
+
+_VALUES: dict[str, Callable[[Session], int]] = {
+    "tileweave.context": lambda session: session.context.address,
+    "tileweave.rank": lambda session: session.group.rank,
+    "tileweave.world_size": lambda session: session.group.world_size,
+}
 
 
 def register() -> None:
-    """Register the functions under the names of the operators they stand for."""
-    for name, function in _FUNCTIONS.items():
-        tvm_ffi.register_global_func(name, f=function, override=True)
+    """Register the functions that ``bind_runtime`` makes programs call."""
+    tvm_ffi.register_global_func(BIND, f=_bind, override=True)
+    tvm_ffi.register_global_func(REQUIRE_MULTICAST, f=_require_multicast, override=True)
 
 
-def _require_multicast(kernel: str) -> int:
-    if refusal := multicast_refusal():
-        raise TileWeaveError(f"{kernel}: uses multimem, but {refusal}; expected a machine with NVLink multicast")
-    return 0
+def _bind(slots: ctypes.c_void_p, names: str) -> None:
+    session = current()
+    for index, name in enumerate(names.split(",")):
+        slot = ctypes.c_int64.from_address(slots.value + index * _SLOT_BYTES + _SLOT_VALUE)
+        slot.value = _VALUES[name](session)
 
 
-_FUNCTIONS = {
-    "tileweave.rank": lambda: current().group.rank,
-    "tileweave.world_size": lambda: current().group.world_size,
-    "tileweave.context": lambda: current().context.address,
-    "tileweave.require_multicast": _require_multicast,
-}
+def _require_multicast(kernel: str) -> None:
+    from .topology import topology
+
+    multicast = topology().multicast
+    if not multicast:
+        raise TileWeaveError(
+            f"{kernel}: uses multimem instructions, but this machine has no usable NVLink multicast; expected "
+            "one that has (`tileweave doctor` says why not)"
+        )
