@@ -1,22 +1,29 @@
 """Barriers wider than a block. All are reusable without reset, and all time out like waits.
 
-Each stands at tile level, where the whole block reaches it. Without a ``barrier`` argument they share
-words the runtime keeps for the process: two kernels that use them must then not run at the same time on
-one GPU. Pass words of your own (zeroed once) to lift that.
+Each stands at tile level, where the whole block reaches it. Without a ``barrier`` argument they
+share words the runtime keeps for the process: two kernels that use them must then not run at the
+same time on one GPU. Pass words of your own (zeroed once) to lift that.
 """
 
 from __future__ import annotations
 
 from .declare import OptionalReadWrite, builtin
 
-_AT = dict(hidden=("context", "site"), level="leader", barrier_before=True, barrier_after=True, releases=True)
+_AT = dict(
+    hidden=("context", "site"),
+    level="leader",
+    barrier_before=True,
+    barrier_after=True,
+    releases=True,
+)
 
 
 @builtin(**_AT)
 def sync_grid(barrier: OptionalReadWrite = None) -> None:
     """Every block of this launch waits for every other; what any wrote is then visible to all.
 
-    All blocks must be resident at once (grid no larger than SMs x blocks per SM), else it times out.
+    All blocks must be resident at once (grid no larger than SMs x blocks per SM), else it times
+    out.
 
     Args:
         barrier: the first of 2 zeroed u32 in global memory, or None for the process's own.
@@ -27,12 +34,12 @@ def sync_grid(barrier: OptionalReadWrite = None) -> None:
 def sync_ranks(barrier: OptionalReadWrite = None) -> None:
     """One block of each rank waits for that block of every other rank.
 
-    What any of them wrote or had seen, at any rank, is then visible to all. To be reached by exactly one
-    block a launch, on every rank.
+    What any of them wrote or had seen, at any rank, is then visible to all. To be reached by
+    exactly one block a launch, on every rank.
 
     Args:
-        barrier: this rank's copy of the first of ``2 + world_size`` zeroed u32 of a symmetric tensor, such
-            as ``B[W.rank(), 0]``, or None for the process's own.
+        barrier: this rank's copy of the first of ``2 + world_size`` zeroed u32 of a symmetric
+            tensor, such as ``B[W.rank(), 0]``, or None for the process's own.
     """
 
 

@@ -1,4 +1,5 @@
-"""Bulk copies (``cp.async.bulk``): one thread moves a contiguous piece between shared and global memory.
+"""Bulk copies (``cp.async.bulk``): one thread moves a contiguous piece between shared and global
+memory.
 
 They are asynchronous. Loads complete on an mbarrier, stores and reductions in groups::
 
@@ -10,12 +11,13 @@ They are asynchronous. Loads complete on an mbarrier, stores and reductions in g
     W.bulk_commit()
     W.bulk_wait(0, read=True)                     # tile may be overwritten
 
-Where the whole block reaches them, as above, one thread (always the same) issues each of them and the
-block meets where the order needs it. Under a condition on the thread index each thread that reaches them
-issues them and nothing is added. The program then does itself: commit and wait in the issuing thread;
-``T.fence_proxy_async()`` by the writing threads and ``T.sync_threads()`` between ordinary stores to shared
-memory and a bulk store of it; ``T.sync_threads()`` between ordinary accesses of shared memory and a bulk
-load that overwrites it, and between ``bulk_wait`` and new stores by other threads.
+Where the whole block reaches them, as above, one thread (always the same) issues each of them and
+the block meets where the order needs it. Under a condition on the thread index each thread that
+reaches them issues them and nothing is added. The program then does itself: commit and wait in the
+issuing thread; ``T.fence_proxy_async()`` by the writing threads and ``T.sync_threads()`` between
+ordinary stores to shared memory and a bulk store of it; ``T.sync_threads()`` between ordinary
+accesses of shared memory and a bulk load that overwrites it, and between ``bulk_wait`` and new
+stores by other threads.
 """
 
 from __future__ import annotations
@@ -46,7 +48,11 @@ _REDUCE_TYPES = {
     "min": ("uint32", "int32", "uint64", "int64", "float16", "bfloat16"),
     "and": ("uint32", "int32", "uint64", "int64"),
 }
-_REDUCE_TYPES |= {"max": _REDUCE_TYPES["min"], "or": _REDUCE_TYPES["and"], "xor": _REDUCE_TYPES["and"]}
+_REDUCE_TYPES |= {
+    "max": _REDUCE_TYPES["min"],
+    "or": _REDUCE_TYPES["and"],
+    "xor": _REDUCE_TYPES["and"],
+}
 
 _MAX_BYTES = (1 << 20) - 1
 """What an mbarrier can count at a time (PTX ISA, mbarrier tx-count)."""
@@ -69,12 +75,13 @@ def _check(op: str, src: Any, dst: Any, size: Any, spaces: tuple[str, str]) -> N
 
 @builtin(level="leader", barrier_before=True, proxy_fence=True, sm=90)
 def bulk_load(dst: SharedWrite, src: Read, size: Int32, barrier: Barrier) -> None:
-    """Start copying ``size`` elements from global to shared memory; an mbarrier says when they are there.
+    """Start copying ``size`` elements from global to shared memory; an mbarrier says when they are
+    there.
 
     Adds the bytes to what the barrier's current phase expects, but does not arrive: as with
     ``T.tma_copy``, the program arrives (``T.mbarrier_arrive``) after its loads and waits
-    (``T.mbarrier_wait_parity``). The block meets before it, so ``dst`` may be in use until then. A wait
-    (``W.wait_reached``, ...) before it orders what a peer wrote to ``src``.
+    (``T.mbarrier_wait_parity``). The block meets before it, so ``dst`` may be in use until then. A
+    wait (``W.wait_reached``, ...) before it orders what a peer wrote to ``src``.
 
     Args:
         dst: first element in shared memory, 16-byte aligned.
@@ -92,9 +99,9 @@ def bulk_load(dst: SharedWrite, src: Read, size: Int32, barrier: Barrier) -> Non
 def bulk_store(dst: Write, src: SharedRead, size: Int32) -> None:
     """Start copying ``size`` elements from shared to global memory, own or a peer's.
 
-    What the block wrote to ``src`` before is stored: the block meets before it. ``src`` may be overwritten
-    after ``bulk_commit`` and ``bulk_wait(read=True)``. The data is published by a release that follows,
-    such as ``W.signal``; the compiler waits there until it has arrived.
+    What the block wrote to ``src`` before is stored: the block meets before it. ``src`` may be
+    overwritten after ``bulk_commit`` and ``bulk_wait(read=True)``. The data is published by a
+    release that follows, such as ``W.signal``; the compiler waits there until it has arrived.
 
     Args:
         dst: first element in global memory, 16-byte aligned.
@@ -117,15 +124,15 @@ def bulk_store(dst: Write, src: SharedRead, size: Int32) -> None:
 def bulk_reduce(dst: Write, src: SharedRead, size: Int32, *, op: BulkReduceOp = "add") -> None:
     """Start combining ``size`` elements of shared memory into global memory, own or a peer's.
 
-    Each element is changed atomically, with relaxed order at gpu scope; float16 and bfloat16 sums are
-    rounded to the type at each step. Otherwise as ``bulk_store``.
+    Each element is changed atomically, with relaxed order at gpu scope; float16 and bfloat16 sums
+    are rounded to the type at each step. Otherwise as ``bulk_store``.
 
     Args:
         dst: first element in global memory, 16-byte aligned.
         src: first element in shared memory, 16-byte aligned, of the same type.
         size: elements; a multiple of 16 bytes. Constants are checked when traced.
-        op: ``add`` (all types), ``min`` and ``max`` (integers, float16, bfloat16), ``and``, ``or`` and
-            ``xor`` (integers).
+        op: ``add`` (all types), ``min`` and ``max`` (integers, float16, bfloat16), ``and``, ``or``
+            and ``xor`` (integers).
 
     Needs: sm_90.
     Source: PTX ISA, ``cp.reduce.async.bulk``.
@@ -151,8 +158,8 @@ def bulk_wait(n: Constant = 0, *, read: ConstantFlag = False) -> None:
 
     Args:
         n: groups that may remain, the youngest; 0 waits for all.
-        read: wait only until the shared memory has been read and may be overwritten; else until what was
-            written is visible to the issuing thread, which may then publish it.
+        read: wait only until the shared memory has been read and may be overwritten; else until
+            what was written is visible to the issuing thread, which may then publish it.
 
     Needs: sm_90.
     Source: PTX ISA, ``cp.async.bulk.wait_group``.

@@ -8,7 +8,7 @@ class TileWeaveError(Exception):
 
 
 class LanguageError(TileWeaveError, ValueError):
-    """A builtin was given something it has no instruction for; raised when the program is traced."""
+    """A builtin was given something it has no instruction for; raised while tracing."""
 
 
 def source_location() -> str:

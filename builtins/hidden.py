@@ -1,4 +1,4 @@
-"""Operands the compiler supplies: the program does not write them, the device template needs them."""
+"""Operands the compiler supplies: not written by the program, needed by the device template."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Site:
 
 
 SITES: dict[int, Site] = {}
-"""Builtins that can time out, by the number their device code reports. Every rank traces every program,
-so the table is complete on each, also where the kernel came from a cache."""
+"""Builtins that can time out, by the number their device code reports. Every rank traces every
+program, so the table is complete on each, also where the kernel came from a cache."""
 
 
 def supply(kind: str, spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:

@@ -25,14 +25,15 @@ def signal(
 ) -> None:
     """Publish what the block wrote so far, then change a flag once.
 
-    All threads of the block meet, bulk and TMA stores they issued are completed (not merely read), then
-    one thread adds ``value`` to the flag or sets it. Whoever sees the new value with an acquiring wait
-    of sufficient scope sees everything the block wrote before, at any rank. Under a condition on the
-    thread index (``if T.get_thread_binding() == 0``) each thread that reaches it signals; the meeting
-    is then placed before the condition.
+    All threads of the block meet, bulk and TMA stores they issued are completed (not merely read),
+    then one thread adds ``value`` to the flag or sets it. Whoever sees the new value with an
+    acquiring wait of sufficient scope sees everything the block wrote before, at any rank. Under a
+    condition on the thread index (``if T.get_thread_binding() == 0``) each thread that reaches it
+    signals; the meeting is then placed before the condition.
 
     Args:
-        ref: the flag, an element of a u32, s32, u64 or s64 tensor in global memory, own or a peer's.
+        ref: the flag, an element of a u32, s32, u64 or s64 tensor in global memory, own or a
+            peer's.
         value: what to add or set.
         op: ``add`` (atomic) or ``set``. ``set`` is for flags with one writer.
         scope: who waits for it; ``sys`` for another GPU or the host.
@@ -48,10 +49,10 @@ def wait_eq(
 ) -> None:
     """Stand until the flag equals ``value``; then what was published with it is visible.
 
-    Every thread that reaches it polls, so it may stand anywhere: in a branch, in ``T.Pipelined``, in a
-    producer or a consumer warp. Data that a TMA load reads afterwards is ordered too. After
-    ``TILEWEAVE_TIMEOUT_S`` seconds the wait gives up: the process reports kernel, line, flag, value seen
-    and value expected, and raises ``tw.DeadlockError``.
+    Every thread that reaches it polls, so it may stand anywhere: in a branch, in ``T.Pipelined``,
+    in a producer or a consumer warp. Data that a TMA load reads afterwards is ordered too. After
+    ``TILEWEAVE_TIMEOUT_S`` seconds the wait gives up: the process reports kernel, line, flag, value
+    seen and value expected, and raises ``tw.DeadlockError``.
 
     Args:
         ref: the flag, an element of a u32, s32, u64 or s64 tensor in global memory.
@@ -108,6 +109,6 @@ def wait_reached(
 ) -> None:
     """Stand until a counter has reached ``target``, also across wrap-around.
 
-    Compares the signed difference, so a counter that is never reset serves for ever as long as it is
-    less than half its range away from the target. Otherwise as ``wait_eq``.
+    Compares the signed difference, so a counter that is never reset serves for ever as long as it
+    is less than half its range away from the target. Otherwise as ``wait_eq``.
     """

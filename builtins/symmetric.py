@@ -1,4 +1,4 @@
-"""Symmetric tensors in signatures: the heaps of all ranks seen as one tensor whose first axis is the rank."""
+"""Symmetric tensors in signatures: all ranks' heaps as one tensor whose first axis is the rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEAP_STRIDES = {size: tirx.Var(f"heap_stride_{size}", "int64") for size in (1, 
 
 
 def heap_stride(itemsize: int) -> tirx.Var:
-    """Distance between two ranks' copies, in elements of ``itemsize`` bytes, until compiled for a group."""
+    """Elements of ``itemsize`` bytes between two ranks' copies, until compiled for a group."""
     return _HEAP_STRIDES[itemsize]
 
 
@@ -30,9 +30,9 @@ def itemsize(dtype: str) -> int:
 class SymmetricProxy(StridedTensorProxy):
     """``W.Symmetric(shape, dtype)``: a tensor that every rank allocates, seen by all of them.
 
-    In the kernel it has shape ``(world_size, *shape)``: ``S[r, ...]`` is rank ``r``'s copy, whatever rank
-    runs the code, and any TileLang operation reads or writes it there. Pass ``tw.symmetric(shape, dtype)``
-    (or its ``.all``) as the argument.
+    In the kernel it has shape ``(world_size, *shape)``: ``S[r, ...]`` is rank ``r``'s copy,
+    whatever rank runs the code, and any TileLang operation reads or writes it there. Pass
+    ``tw.symmetric(shape, dtype)`` (or its ``.all``) as the argument.
 
     Args:
         shape: of one rank's copy, in elements.
@@ -63,7 +63,9 @@ Symmetric = SymmetricProxy()
 
 def is_symmetric(buffer: tirx.Buffer) -> bool:
     """Whether ``buffer`` is a symmetric tensor of a program not yet compiled for a group."""
-    return len(buffer.strides) > 0 and any(buffer.strides[0].same_as(v) for v in _HEAP_STRIDES.values())
+    return len(buffer.strides) > 0 and any(
+        buffer.strides[0].same_as(v) for v in _HEAP_STRIDES.values()
+    )
 
 
 def at_rank(op: str, parameter: str, ref: tirx.BufferLoad, peer: Any) -> tirx.BufferLoad:

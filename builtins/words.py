@@ -1,7 +1,8 @@
 """The words of the language: PTX's own, never synonyms.
 
-Each alias is a ``Literal``: what a builtin accepts is what its signature says. A word travels through
-the IR as a string and leaves as an enumerator of the same name in ``codegen/include/tileweave/words.cuh``.
+Each alias is a ``Literal``: what a builtin accepts is what its signature says. A word travels
+through the IR as a string and leaves as an enumerator of the same name in
+``codegen/include/tileweave/words.cuh``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one place where TileWeave touches TileLang: before its CUDA pipeline, after it, and its cache key."""
+"""The one place where TileWeave touches TileLang: around its CUDA pipeline, and its cache key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilelang.cache.kernel_cache import KernelCache
 from tvm import IRModule, tirx
 from tvm.target import Target
 
-from .. import builtins, passes
+from .. import passes
 from ..builtins.declare import BUILTINS, lowered_call
 from ..passes.walk import uses_tileweave
 from .include import include_headers, stamp
@@ -62,7 +62,7 @@ def _wrap_pipeline() -> None:
 
 
 def _wrap_cache_key() -> None:
-    """TileLang's kernel cache sees the program and its options, not our headers and passes: add them."""
+    """TileLang's kernel cache sees the program and its options: add our headers and passes."""
     stock = KernelCache._generate_key
 
     def key(self, func, *args, **kwargs) -> str:

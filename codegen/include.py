@@ -12,7 +12,7 @@ from ..passes.walk import uses_tileweave
 
 _ROOT = Path(__file__).resolve().parent
 INCLUDE_DIR = _ROOT / "include"
-"""Directory to put on nvcc's include path to use the headers by hand (``#include <tileweave/tileweave.cuh>``)."""
+"""For nvcc's include path, to use the headers by hand: ``#include <tileweave/tileweave.cuh>``."""
 
 
 def include_headers(mod: IRModule) -> IRModule:
@@ -34,7 +34,7 @@ def include_headers(mod: IRModule) -> IRModule:
 
 
 def stamp() -> str:
-    """Hash of every file that decides what a kernel compiles to: headers, builtins, passes, codegen."""
+    """Hash of all that decides what a kernel compiles to: headers, builtins, passes, codegen."""
     files = [*INCLUDE_DIR.rglob("*.cuh")]
     for package in ("builtins", "passes", "codegen"):
         files += (_ROOT.parent / package).glob("*.py")

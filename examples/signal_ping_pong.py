@@ -1,6 +1,6 @@
 """Two ranks pass a flag to and fro; prints the one-way latency.
 
-    torchrun --nproc-per-node=2 examples/signal_ping_pong.py
+torchrun --nproc-per-node=2 examples/signal_ping_pong.py
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def main(rounds: int = 2000, repeats: int = 20) -> int:
     right = seen == [expected, expected]
     if tw.rank() == 0:
         times.sort()
-        print(f"one-way signal: {times[len(times) // 2]:.3f} us (median of {repeats} x {rounds} rounds)")
+        print(
+            f"one-way signal: {times[len(times) // 2]:.3f} us (median of {repeats} x {rounds} rounds)"
+        )
         print("right" if right else f"wrong: flags are {seen}, expected {expected}")
     tw.finalize()
     return 0 if right else 1

@@ -17,7 +17,7 @@ HOST_VALUES = {
 """Operators whose value the host binds -> name and type of the kernel parameter they become."""
 
 BIND = "tileweave.bind"
-"""Global function of the runtime: ``bind(slots, names)`` writes the value of each name to its slot."""
+"""Function of the runtime: ``bind(slots, names)`` writes the value of each name to its slot."""
 
 REQUIRE_MULTICAST = "tileweave.require_multicast"
 """Global function of the runtime: raises, naming the kernel, where the machine has no multicast."""
@@ -28,13 +28,15 @@ _FFI_ANY_VALUE = 15  # field of a TVMFFIAny slot, for tvm_struct_get
 def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Evaluate run-time values on the host, once a launch, and pass them to the kernel as scalars.
 
-    The host part of the program calls a global function that the runtime registers. The signature does not
-    change, so this works under stock ``tilelang.jit`` as well. The values come back through slots on the
-    host's stack because TileLang's C host code drops what a packed call returns. A program with a
-    multimem builtin first asks the runtime whether the machine has multicast.
+    The host part of the program calls a global function that the runtime registers. The signature
+    does not change, so this works under stock ``tilelang.jit`` as well. The values come back
+    through slots on the host's stack because TileLang's C host code drops what a packed call
+    returns. A program with a multimem builtin first asks the runtime whether the machine has
+    multicast.
 
     Before: ``... T.tileweave.rank() ...``
-    After:  ``slots = T.tvm_stack_alloca(...); T.call_packed("tileweave.bind", slots, "tileweave.rank");
+    After:  ``slots = T.tvm_stack_alloca(...);
+    T.call_packed("tileweave.bind", slots, "tileweave.rank");
     rank: T.int32 = slots[0]; T.assume(rank >= 0); ... rank ...``
     """
     used = sorted({op_name(c) for c in calls_in(func.body, lambda c: op_name(c) in HOST_VALUES)})
@@ -56,7 +58,9 @@ def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
         alloca = tvm.ir.Op.get("tirx.tvm_stack_alloca")
         slot = tvm.ir.Op.get("tirx.tvm_struct_get")
         head += [
-            tirx.Bind(slots, tirx.call_intrin("handle", alloca, tirx.StringImm("tvm_ffi_any"), len(used))),
+            tirx.Bind(
+                slots, tirx.call_intrin("handle", alloca, tirx.StringImm("tvm_ffi_any"), len(used))
+            ),
             _call_packed(BIND, slots, tirx.StringImm(",".join(used))),
         ]
         for index, variable in enumerate(variables.values()):

@@ -7,16 +7,19 @@ from tvm import tirx
 from ..builtins.declare import builtin_of
 from .walk import calls_in, flatten, op_name, rewrite_children
 
-_STORES = frozenset({"tl.tma_store", "tl.tma_store_scatter4", "tl.tma_store_cluster", "tl.tma_reduce"})
+_STORES = frozenset(
+    {"tl.tma_store", "tl.tma_store_scatter4", "tl.tma_store_cluster", "tl.tma_reduce"}
+)
 _PLACEHOLDER = "tileweave.complete_bulk_stores"
 
 
 def complete_bulk_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Keep the placeholders of ``order_releases`` that a TMA or bulk store reaches, drop the others.
+    """Keep the placeholders of ``order_releases`` that a TMA or bulk store reaches, drop the
+    others.
 
-    TileLang ends a store with a wait for the *read* of shared memory, after which the data may still be
-    on its way to the peer. What stays leaves as a full ``cp.async.bulk.wait_group 0``, by all threads,
-    the issuing one among them, before the block barrier of the release.
+    TileLang ends a store with a wait for the *read* of shared memory, after which the data may
+    still be on its way to the peer. What stays leaves as a full ``cp.async.bulk.wait_group 0``, by
+    all threads, the issuing one among them, before the block barrier of the release.
 
     Before: ``T.tma_store(...); T.tma_store_wait(0, read=True); T.tileweave.complete_bulk_stores()``
     After:  the same; without the store, the placeholder is gone
@@ -49,7 +52,11 @@ def complete_bulk_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return pending
 
     def resolve(stmt: tirx.Stmt) -> tirx.Stmt:
-        if isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) == _PLACEHOLDER and stmt not in keep:
+        if (
+            isinstance(stmt, tirx.Evaluate)
+            and op_name(stmt.value) == _PLACEHOLDER
+            and stmt not in keep
+        ):
             return tirx.Evaluate(tirx.IntImm("int32", 0))
         if isinstance(stmt, tirx.SeqStmt):
             new = [resolve(s) for s in stmt.seq]

@@ -11,8 +11,9 @@ from .walk import builtins_in
 def drop_readonly(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Take ``const __restrict__`` off the parameters of kernels that synchronise with anyone.
 
-    TileLang marks parameters that a kernel only reads, and nvcc then loads them with ``ld.global.nc``,
-    which may return data from before a wait. A kernel that only sends has nothing to lose them for.
+    TileLang marks parameters that a kernel only reads, and nvcc then loads them with
+    ``ld.global.nc``, which may return data from before a wait. A kernel that only sends has nothing
+    to lose them for.
 
     Before: ``const bfloat16_t* __restrict__ A``
     After:  ``bfloat16_t* A``

@@ -14,8 +14,9 @@ from .walk import flatten, location, rewrite_children
 def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Run ``leader`` builtins in one thread of the block, between the barriers they declare.
 
-    Only where the whole block arrives: under a condition on the thread index the program has chosen its
-    threads itself. A condition on what stands in registers is refused: nobody can say who arrives.
+    Only where the whole block arrives: under a condition on the thread index the program has chosen
+    its threads itself. A condition on what stands in registers is refused: nobody can say who
+    arrives.
 
     Before: ``T.tileweave.signal(...)``
     After:  ``T.sync_threads(); if thread == 0: T.tileweave.signal(...)``

@@ -9,15 +9,21 @@ from ..builtins.declare import builtin_of
 from .walk import calls_in, flatten, op_name, rewrite_children
 
 _LOADS = frozenset(
-    {"tl.tma_load", "tl.tma_load_im2col", "tl.tma_load_multicast", "tl.tma_load_gather4", "tl.tma_load_2sm"}
+    {
+        "tl.tma_load",
+        "tl.tma_load_im2col",
+        "tl.tma_load_multicast",
+        "tl.tma_load_gather4",
+        "tl.tma_load_2sm",
+    }
 )
 
 
 def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Put one ``fence.proxy.async`` after each acquiring wait that a TMA or bulk load may follow.
 
-    The wait orders the generic proxy; the TMA reads by the async proxy. One fence a wait, none a stage:
-    a fence in each pipeline stage costs percents of a GEMM.
+    The wait orders the generic proxy; the TMA reads by the async proxy. One fence a wait, none a
+    stage: a fence in each pipeline stage costs percents of a GEMM.
 
     Before: ``T.tileweave.wait_ge(...); ... T.tma_load(...)``
     After:  ``T.tileweave.wait_ge(...); T.tileweave.fence_proxy_async(); ... T.tma_load(...)``

@@ -10,16 +10,18 @@ from .block_barrier import is_sync_threads, sync_threads
 from .thread_control import Divergence, ThreadControl
 from .walk import builtins_in, flatten, rewrite_children
 
-register_op("tileweave.complete_bulk_stores", "bulk stores issued before this point are complete", 0)
+register_op(
+    "tileweave.complete_bulk_stores", "bulk stores issued before this point are complete", 0
+)
 
 
 def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Put before each release the point at which bulk stores must be complete, and a block barrier.
 
-    A release is cumulative over what its own thread observed: the barrier makes that the whole block's
-    writes. The point is a placeholder; ``complete_bulk_stores`` keeps it where a bulk store reaches it.
-    Both stand outside conditions on the thread index, where every thread passes. A fence publishes only
-    what its own thread did and gets no barrier.
+    A release is cumulative over what its own thread observed: the barrier makes that the whole
+    block's writes. The point is a placeholder; ``complete_bulk_stores`` keeps it where a bulk store
+    reaches it. Both stand outside conditions on the thread index, where every thread passes. A
+    fence publishes only what its own thread did and gets no barrier.
 
     Before: ``if thread == 0: T.tileweave.red_add(..., "release")``
     After:  ``T.tileweave.complete_bulk_stores(); T.sync_threads(); if thread == 0: ...``
@@ -39,7 +41,9 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
             way = control.of(stmt.condition)
         if isinstance(stmt, tirx.For):
             way = control.enter_loop(stmt)
-        if way == Divergence.NONE and not isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
+        if way == Divergence.NONE and not isinstance(
+            stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)
+        ):
             return [rewrite_children(stmt, lambda s: flatten(order(s)))]
         releases = [c for c in builtins_in(stmt) if _releases(builtin_of(c), c)]
         if not releases:
@@ -65,4 +69,6 @@ def _releases(spec: Builtin, call: tirx.Call) -> bool:
 
 
 def _placeholder() -> tirx.Stmt:
-    return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get("tileweave.complete_bulk_stores")))
+    return tirx.Evaluate(
+        tirx.call_intrin("handle", tvm.ir.Op.get("tileweave.complete_bulk_stores"))
+    )

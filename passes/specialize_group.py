@@ -12,8 +12,8 @@ from .walk import op_name
 def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
     """Compile the program for one group.
 
-    Constants turn ``(rank + 1) % world_size`` into plain arithmetic, give the TMA descriptor its shape
-    and make the compiled kernel, and its cache entry, one per group size.
+    Constants turn ``(rank + 1) % world_size`` into plain arithmetic, give the TMA descriptor its
+    shape and make the compiled kernel, and its cache entry, one per group size.
 
     Args:
         world_size: ranks in the group.

@@ -32,14 +32,23 @@ class Pass:
 
 
 GROUP_PASSES = (
-    Pass(specialize_group.specialize_group, "shapes and strides must be constants before anything reads them"),
+    Pass(
+        specialize_group.specialize_group,
+        "shapes and strides must be constants before anything reads them",
+    ),
 )
 """Run by ``tw.compile`` and ``tw.emit``, with the group, before TileLang sees the program."""
 
 TILE_PASSES = (
-    Pass(elect_leader.elect_leader, "decides who runs a builtin while the program still has its own shape"),
+    Pass(
+        elect_leader.elect_leader,
+        "decides who runs a builtin while the program still has its own shape",
+    ),
     Pass(order_releases.order_releases, "needs the barriers that electing a leader placed"),
-    Pass(bind_runtime.bind_runtime, "last: the passes before may add operands that the host must bind"),
+    Pass(
+        bind_runtime.bind_runtime,
+        "last: the passes before may add operands that the host must bind",
+    ),
 )
 """Run on tile-level IR before TileLang's pipeline, for every kernel that uses a builtin."""
 
@@ -48,7 +57,8 @@ DEVICE_PASSES = (
     Pass(fence_after_wait.fence_after_wait, "sees which copies became bulk loads"),
     Pass(drop_readonly.drop_readonly, "last: only attributes, no code"),
 )
-"""Run on lowered device functions after TileLang's pipeline, for every kernel that uses a builtin."""
+"""Run on lowered device functions after TileLang's pipeline, for every kernel that uses a
+builtin."""
 
 
 def run_group(mod: IRModule, world_size: int, heap_stride: int) -> IRModule:
@@ -62,7 +72,8 @@ def run_group(mod: IRModule, world_size: int, heap_stride: int) -> IRModule:
 
 
 def run(passes: Iterable[Pass], mod: IRModule) -> IRModule:
-    """``mod`` with every function that uses a builtin put through ``passes``; the others untouched."""
+    """``mod`` with every function that uses a builtin put through ``passes``; the others
+    untouched."""
     functions = {}
     for name, func in mod.functions.items():
         if isinstance(func, tirx.PrimFunc) and uses_tileweave(func):

@@ -1,4 +1,5 @@
-"""Walking structured statements, for passes that must know what encloses or precedes a statement."""
+"""Walking structured statements, for passes that must know what encloses or precedes a
+statement."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Rewrite = Callable[[tirx.Stmt], tirx.Stmt]
 
 
 def rewrite_children(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
-    """``stmt`` with each statement directly inside it replaced by ``f`` of it; itself if none changed."""
+    """``stmt`` with each statement directly inside it replaced by ``f`` of it; itself if none
+    changed."""
     new = _rebuild(stmt, f)
     if new is not stmt and (span := get_stmt_span(stmt)) is not None:
         set_stmt_span(new, span)

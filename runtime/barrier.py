@@ -13,11 +13,12 @@ _kernels: dict[int, tuple[Session, Kernel]] = {}
 
 
 def barrier(stream: torch.cuda.Stream | None = None) -> None:
-    """Every rank's ``stream`` waits here for every other rank's. Collective; the host does not wait.
+    """Every rank's ``stream`` waits here for every other rank's. Collective; the host does not
+    wait.
 
-    Work queued before it on any rank is complete and visible to work queued after it on every rank. It is
-    a kernel of one block, captured by CUDA graphs. After ``TILEWEAVE_TIMEOUT_S`` seconds without a peer it
-    gives up, see ``tw.DeadlockError``.
+    Work queued before it on any rank is complete and visible to work queued after it on every rank.
+    It is a kernel of one block, captured by CUDA graphs. After ``TILEWEAVE_TIMEOUT_S`` seconds
+    without a peer it gives up, see ``tw.DeadlockError``.
 
     Args:
         stream: by default torch's current stream.

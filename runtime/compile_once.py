@@ -13,7 +13,8 @@ _compilations = 0
 
 
 def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
-    """Run ``compile`` on the first rank of each node, then on the others, which find it in the cache.
+    """Run ``compile`` on the first rank of each node, then on the others, which find it in the
+    cache.
 
     Collective. A failure is an error on every rank of the group.
 
@@ -25,7 +26,9 @@ def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
     topic = f"compile/{_compilations}"
     said = group.exchange(f"{topic}/what", what)
     if len(set(said)) > 1:
-        raise TileWeaveError(f"compile: the ranks compile different programs, {said}; expected the same on every rank")
+        raise TileWeaveError(
+            f"compile: the ranks compile different programs, {said}; expected the same on every rank"
+        )
     result: list[T] = []
     for turn, ours in (("first", group.local_rank == 0), ("others", group.local_rank != 0)):
         outcome = ""

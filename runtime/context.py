@@ -1,4 +1,5 @@
-"""What the runtime tells every kernel and what a kernel leaves for the host; the twin of ``context.cuh``."""
+"""What the runtime tells every kernel and what a kernel leaves for the host; the twin of
+``context.cuh``."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def call(name: str, *args: Any, stream: int | None = None) -> Any:
 
 
 def write_value(stream: int, address: int, value: int) -> None:
-    """Write a u32 to ``address`` when ``stream`` gets there: earlier work of the stream is visible first.
+    """Write a u32 to ``address`` when ``stream`` gets there: earlier work of the stream is visible
+    first.
 
     ``address`` may be in a peer's memory. Captured by CUDA graphs.
     """

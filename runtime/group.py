@@ -53,7 +53,8 @@ class Group:
 
 
 def join(process_group: dist.ProcessGroup | None = None) -> Group:
-    """This process's place: from ``process_group``, the default group, torchrun's variables, or alone.
+    """This process's place: from ``process_group``, the default group, torchrun's variables, or
+    alone.
 
     Raises:
         TileWeaveError: no CUDA device.
@@ -85,5 +86,7 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
             dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
     process_group = process_group or dist.group.WORLD
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-    store = dist.PrefixStore(f"tileweave/{process_group.group_name}", dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore(
+        f"tileweave/{process_group.group_name}", dist.distributed_c10d._get_default_store()
+    )
     return Group(rank, world_size, local_rank, device, process_group, store, owns)

@@ -1,7 +1,9 @@
-"""The symmetric heap: one block a rank, all blocks mapped into one address range at a constant stride.
+"""The symmetric heap: one block a rank, all blocks mapped into one address range at a constant
+stride.
 
-``torch.distributed._symmetric_memory`` allocates and exchanges; we map the same physical memory a second
-time, side by side, so that the heaps of all ranks are one strided tensor. Only that view is used.
+``torch.distributed._symmetric_memory`` allocates and exchanges; we map the same physical memory a
+second time, side by side, so that the heaps of all ranks are one strided tensor. Only that view is
+used.
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ class SymmetricTensor:
     """A tensor that every rank has, each rank's copy within reach of all.
 
     Attributes:
-        all: torch tensor (world_size, *shape): the copies of all ranks. What a ``W.Symmetric`` parameter takes.
+        all: torch tensor (world_size, *shape): the copies of all ranks. What a ``W.Symmetric``
+            parameter takes.
         local: torch tensor ``shape``: this rank's copy.
         shape, dtype: of one copy.
         offset: bytes from the start of the heap, the same on every rank.
     """
 
-    def __init__(self, heap: Heap, offset: int, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype):
+    def __init__(
+        self, heap: Heap, offset: int, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype
+    ):
         self._heap, self._nbytes = heap, nbytes
         self.offset, self.shape, self.dtype = offset, shape, dtype
         self.all = heap.view(offset, shape, dtype)
@@ -84,7 +89,8 @@ class Heap:
         self.unchecked_storage = torch._C._construct_storage_from_data_pointer(
             self.base, group.device, 1 << 60
         )
-        """Storage at the heap's address that claims any size: for arguments that are never looked at."""
+        """Storage at the heap's address that claims any size: for arguments that are never looked
+        at."""
         self.view(0, (size,), torch.uint8)[group.rank].zero_()
         torch.cuda.synchronize(group.device)
 
@@ -128,7 +134,9 @@ class Heap:
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> SymmetricTensor:
         """A zeroed symmetric tensor; see ``tw.symmetric``."""
         if not is_symmetric_dtype(dtype.itemsize):
-            raise TileWeaveError(f"symmetric: dtype={dtype}; expected elements of 1, 2, 4, 8 or 16 bytes")
+            raise TileWeaveError(
+                f"symmetric: dtype={dtype}; expected elements of 1, 2, 4, 8 or 16 bytes"
+            )
         if any(not isinstance(s, int) or s < 1 for s in shape):
             raise TileWeaveError(f"symmetric: shape={shape}; expected positive integers")
         nbytes = math.ceil(math.prod(shape) * dtype.itemsize / ALIGNMENT) * ALIGNMENT
@@ -151,7 +159,9 @@ class Heap:
     def free(self, tensor: SymmetricTensor) -> None:
         """Return a tensor's memory; neighbouring holes merge."""
         if tensor not in self._live:
-            raise TileWeaveError(f"free: {tensor} is not allocated; expected a live symmetric tensor")
+            raise TileWeaveError(
+                f"free: {tensor} is not allocated; expected a live symmetric tensor"
+            )
         self._agree(f"free {tensor.offset}")
         torch.cuda.synchronize(self.group.device)
         self.group.meet(f"heap/{self._allocations}/idle")

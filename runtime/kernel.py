@@ -18,9 +18,11 @@ from .warm import warm
 
 
 class Kernel:
-    """A compiled program: call it as a TileLang kernel; symmetric tensors may be passed as they are.
+    """A compiled program: call it as a TileLang kernel; symmetric tensors may be passed as they
+    are.
 
-    Attributes of the TileLang kernel inside (``get_kernel_source``, ``get_profiler``, ...) are its own too.
+    Attributes of the TileLang kernel inside (``get_kernel_source``, ``get_profiler``, ...) are its
+    own too.
     """
 
     def __init__(self, kernel: JITKernel) -> None:
@@ -42,8 +44,8 @@ class Kernel:
 def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
     """Compile ``func`` for the group, once a node, and load it onto this rank's GPU. Collective.
 
-    The group's size and the heap's stride become constants of the program; the rank does not, so the same
-    kernel serves every rank.
+    The group's size and the heap's stride become constants of the program; the rank does not, so
+    the same kernel serves every rank.
 
     Args:
         func: a ``@T.prim_func``.
@@ -56,7 +58,9 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
         raise TileWeaveError(f"compile: {func!r}; expected a T.prim_func")
     session = init()
     name = str(func.attrs["global_symbol"])
-    mod = passes.run_group(tvm.IRModule({name: func}), session.group.world_size, session.heap.stride)
+    mod = passes.run_group(
+        tvm.IRModule({name: func}), session.group.world_size, session.heap.stride
+    )
     (program,) = mod.functions.values()
     kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), name)
     warm(kernel, session)

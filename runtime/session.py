@@ -30,11 +30,13 @@ class Session:
     watchdog: Watchdog
 
 
-def init(process_group: dist.ProcessGroup | None = None, *, heap_bytes: int | None = None) -> Session:
+def init(
+    process_group: dist.ProcessGroup | None = None, *, heap_bytes: int | None = None
+) -> Session:
     """Join the group and map everyone's symmetric heap. Collective; calling it again does nothing.
 
-    Under torchrun every process calls it; without torchrun the group is this process alone, and the same
-    program runs on the same path. ``torch.distributed`` is initialised if it is not yet.
+    Under torchrun every process calls it; without torchrun the group is this process alone, and the
+    same program runs on the same path. ``torch.distributed`` is initialised if it is not yet.
 
     Args:
         process_group: ranks that work together, by default all.
@@ -47,12 +49,18 @@ def init(process_group: dist.ProcessGroup | None = None, *, heap_bytes: int | No
     global _session
     if _session is not None:
         return _session
-    heap_bytes = int(_number("TILEWEAVE_HEAP_BYTES", 1 << 30, least=RESERVED_BYTES) if heap_bytes is None else heap_bytes)
+    heap_bytes = int(
+        _number("TILEWEAVE_HEAP_BYTES", 1 << 30, least=RESERVED_BYTES)
+        if heap_bytes is None
+        else heap_bytes
+    )
     timeout_s = _number("TILEWEAVE_TIMEOUT_S", 30.0, least=0)
     group = join(process_group)
     agreed = group.exchange("init", f"heap_bytes={heap_bytes}")
     if len(set(agreed)) > 1:
-        raise TileWeaveError(f"init: the ranks differ in {agreed}; expected the same TILEWEAVE_HEAP_BYTES everywhere")
+        raise TileWeaveError(
+            f"init: the ranks differ in {agreed}; expected the same TILEWEAVE_HEAP_BYTES everywhere"
+        )
     heap = Heap(group, heap_bytes, RESERVED_BYTES)
     context = Context(
         group.device,
@@ -63,7 +71,9 @@ def init(process_group: dist.ProcessGroup | None = None, *, heap_bytes: int | No
         timeout_s=timeout_s,
     )
     group.meet("init/heap")
-    _session = Session(group, heap, context, Watchdog(group, context.record, heap.describe, timeout_s))
+    _session = Session(
+        group, heap, context, Watchdog(group, context.record, heap.describe, timeout_s)
+    )
     return _session
 
 

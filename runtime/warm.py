@@ -1,8 +1,8 @@
 """Load a compiled program's module before anything overlaps.
 
-CUDA loads a module at its first launch, and loading may wait for kernels that run: a first launch beside a
-kernel that spins can hang. So the launch is recorded once, into a graph that is thrown away: everything is
-loaded, nothing runs.
+CUDA loads a module at its first launch, and loading may wait for kernels that run: a first launch
+beside a kernel that spins can hang. So the launch is recorded once, into a graph that is thrown
+away: everything is loaded, nothing runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def warm(kernel: JITKernel, session: Session) -> bool:
     """Load ``kernel`` on this GPU without running it.
 
     Returns:
-        False if that needs sizes that only a call knows: call such a kernel once before overlapping it.
+        False if that needs sizes that only a call knows: call such a kernel once before overlapping
+            it.
     """
     arguments = _stand_ins(kernel, session)
     if arguments is None:
@@ -45,10 +46,15 @@ def _stand_ins(kernel: JITKernel, session: Session) -> list[Any] | None:
             continue
         if not all(isinstance(e, tirx.IntImm) for e in (*buffer.shape, *buffer.strides)):
             return None
-        tensor = torch.empty(0, dtype=kernel.params[index].torch_dtype(), device=session.group.device)
+        tensor = torch.empty(
+            0, dtype=kernel.params[index].torch_dtype(), device=session.group.device
+        )
         arguments.append(
             tensor.set_(
-                session.heap.unchecked_storage, 0, [int(e) for e in buffer.shape], [int(e) for e in buffer.strides]
+                session.heap.unchecked_storage,
+                0,
+                [int(e) for e in buffer.shape],
+                [int(e) for e in buffer.strides],
             )
         )
     return arguments

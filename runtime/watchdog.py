@@ -1,4 +1,5 @@
-"""Turns a wait that gave up on the GPU into words and a Python exception, on this rank and on its peers."""
+"""Turns a wait that gave up on the GPU into words and a Python exception, on this rank and on its
+peers."""
 
 from __future__ import annotations
 
@@ -35,12 +36,19 @@ _delivered = threading.Event()
 class Watchdog:
     """A thread that looks at the record a kernel leaves and at what the peers say.
 
-    It prints the report at once, raises DeadlockError in the main thread, and, should that thread be
-    stuck in a call that never returns to Python, ends the process after a few seconds.
+    It prints the report at once, raises DeadlockError in the main thread, and, should that thread
+    be stuck in a call that never returns to Python, ends the process after a few seconds.
     """
 
-    def __init__(self, group: Group, record: Record, describe: Callable[[int], str], timeout_s: float) -> None:
-        self._group, self._record, self._describe, self._timeout_s = group, record, describe, timeout_s
+    def __init__(
+        self, group: Group, record: Record, describe: Callable[[int], str], timeout_s: float
+    ) -> None:
+        self._group, self._record, self._describe, self._timeout_s = (
+            group,
+            record,
+            describe,
+            timeout_s,
+        )
         # Its own connection: the main thread may stand in a call of the store for minutes.
         self._store = group.store.clone() if group.store is not None else None
         self._stop = threading.Event()
@@ -104,7 +112,9 @@ class Watchdog:
             except Exception as error:
                 print(f"tileweave: could not tell the peers: {error}", file=sys.stderr, flush=True)
         main = threading.main_thread().ident
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(DeadlockError))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(main), ctypes.py_object(DeadlockError)
+        )
         if not _delivered.wait(GRACE_S):
             os._exit(1)
         threading.main_thread().join()

@@ -1,7 +1,7 @@
 """TileWeave: stock TileLang as a language for kernels that compute and communicate across GPUs.
 
-``import tileweave as tw`` activates the plugin in the TileLang already installed; nothing is patched
-on disk, and a kernel that uses no TileWeave builtin compiles exactly as before.
+``import tileweave as tw`` activates the plugin in the TileLang already installed; nothing is
+patched on disk, and a kernel that uses no TileWeave builtin compiles exactly as before.
 """
 
 from __future__ import annotations

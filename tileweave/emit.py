@@ -11,7 +11,6 @@ from tvm import tirx
 
 from . import passes
 from .builtins.errors import TileWeaveError
-from .codegen.include import include_headers
 
 Stage = Literal["tile", "device", "cuda", "ptx", "cubin"]
 STAGES = ("tile", "device", "cuda", "ptx")
@@ -25,8 +24,8 @@ def emit(
 
     Args:
         func: a ``@T.prim_func``.
-        stage: ``tile`` (after our tile passes), ``device`` (after TileLang's pipeline and our device
-            passes), ``cuda`` (the source nvcc sees) or ``ptx``.
+        stage: ``tile`` (after our tile passes), ``device`` (after TileLang's pipeline and our
+            device passes), ``cuda`` (the source nvcc sees) or ``ptx``.
         arch: ``sm_80``, ``sm_90a``, ``sm_100a``, ...
         world_size: ranks of the group to compile for.
 

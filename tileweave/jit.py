@@ -32,11 +32,14 @@ class GroupJIT(JITImpl):
 def jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
     """``tilelang.jit`` for a group of ranks: same use, same options, in lazy and eager style.
 
-    Calling the decorated function is collective the first time for each set of compile-time arguments.
+    Calling the decorated function is collective the first time for each set of compile-time
+    arguments.
     """
 
     def decorate(f: Callable[..., Any]) -> GroupJIT:
         stock = tilelang.jit(**options)(f)
-        return GroupJIT(**{d.name: getattr(stock, d.name) for d in dataclasses.fields(JITImpl) if d.init})
+        return GroupJIT(
+            **{d.name: getattr(stock, d.name) for d in dataclasses.fields(JITImpl) if d.init}
+        )
 
     return decorate(func) if func is not None else decorate

@@ -1,4 +1,5 @@
-"""The language: everything a tile program may say beyond TileLang. ``from tileweave import language as W``."""
+"""The language: everything a tile program may say beyond TileLang. ``from tileweave import language
+as W``."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ import tilelang.language as T
 def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any, Any]:
     """Row and column of the ``index``-th tile of a ``rows`` x ``columns`` grid, walked in bands.
 
-    A band is ``group`` rows high and is walked column by column, so that tiles worked on at the same time
-    share rows and columns of the operands in L2 (group = 2, 2 x 3 tiles: 0 2 4 / 1 3 5). The last band may
-    be lower.
+    A band is ``group`` rows high and is walked column by column, so that tiles worked on at the
+    same time share rows and columns of the operands in L2 (group = 2, 2 x 3 tiles: 0 2 4 / 1 3 5).
+    The last band may be lower.
 
     Args:
         index: 0 to rows * columns - 1; an integer or an expression.
@@ -30,10 +30,11 @@ def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any
 
 
 def ranks_own_last(index: Any, tiles: Any, rank: Any, world_size: Any) -> tuple[Any, Any]:
-    """Owner and position of the ``index``-th tile when each rank serves its right neighbour first, itself last.
+    """Owner and position of the ``index``-th tile when each rank serves its right neighbour first,
+    itself last.
 
-    Tiles for others leave early and arrive while the rest is computed; no two ranks start with the same
-    owner; what waits for others comes when they have had the most time.
+    Tiles for others leave early and arrive while the rest is computed; no two ranks start with the
+    same owner; what waits for others comes when they have had the most time.
 
     Args:
         index: 0 to world_size * tiles - 1.

@@ -1,4 +1,5 @@
-"""A rank whose peer never signals ends within the time-out plus 5 s, saying who waited for whom and for what.
+"""A rank whose peer never signals ends within the time-out plus 5 s, saying who waited for whom and
+for what.
 
     torchrun --nproc-per-node=2 tests/gpu/dead_peer.py
 
@@ -44,9 +45,21 @@ def program() -> None:
 
 def main() -> int:
     environment = {**os.environ, "TILEWEAVE_TIMEOUT_S": str(TIMEOUT_S), "DEAD_PEER_PROGRAM": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        __file__,
+    ]
     run = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=110
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=110,
     )
     ended = time.time()
     starts = [float(t) for t in re.findall(r"^start ([\d.]+)", run.stdout, re.M)]
