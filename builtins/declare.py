@@ -170,7 +170,7 @@ def builtin(
         signature = inspect.signature(stub)
         operands, words = [], []
         for parameter in signature.parameters:
-            hint = hints[parameter]
+            hint = _without_none(hints[parameter])
             if typing.get_origin(hint) is Literal:
                 words.append((parameter, typing.get_args(hint)))
             elif not isinstance(hint.__metadata__[0], TraceOnly):
@@ -208,6 +208,12 @@ def builtin(
         return trace
 
     return declare
+
+
+def _without_none(hint: Any) -> Any:
+    """``X`` for ``X | None``; Python 3.10 reads every default of None as such."""
+    members = [m for m in typing.get_args(hint) if m is not type(None)]
+    return members[0] if type(None) in typing.get_args(hint) else hint
 
 
 def _trace(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:

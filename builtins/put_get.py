@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang import tvm
 from tvm import tirx
 
 from .declare import Int64, Peer, Read, Write, builtin, element, require_same_type
@@ -23,14 +22,14 @@ def _at(op: str, remote: str, src: Any, dst: Any, size: Any, peer: Any) -> dict[
     if isinstance(size, (int, tirx.IntImm)) and int(size) < 0:
         raise reject(op, f"size={size}", "a number of elements, 0 or more")
     if peer is not None:
-        if not isinstance(peer, int) and not tvm.DataType(str(getattr(peer, "dtype", "handle"))).is_int():
+        if not isinstance(peer, int) and not str(getattr(peer, "dtype", "")).startswith(("int", "uint")):
             raise reject(op, f"peer={peer!r}", "a rank, an integer")
         refs[remote] = at_rank(op, remote, refs[remote], peer)
     return refs
 
 
 @builtin(level="block", hidden=("thread", "threads"))
-def put_block(src: Read, dst: Write, size: Int64, peer: Peer = None) -> None:
+def put_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from own memory to a peer's, by all threads of the block.
 
     Returns in each thread when it has issued its own stores; the block does not meet. The peer may read
@@ -55,7 +54,7 @@ def put_block(src: Read, dst: Write, size: Int64, peer: Peer = None) -> None:
 
 
 @builtin(level="warp", hidden=("thread",))
-def put_warp(src: Read, dst: Write, size: Int64, peer: Peer = None) -> None:
+def put_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from own memory to a peer's, by the 32 lanes of the warp that reaches it.
 
     All lanes must reach it with the same arguments. Otherwise as ``put_block``; the lanes do not meet.
@@ -64,7 +63,7 @@ def put_warp(src: Read, dst: Write, size: Int64, peer: Peer = None) -> None:
 
 
 @builtin(level="block", hidden=("thread", "threads"))
-def get_block(src: Read, dst: Write, size: Int64, peer: Peer = None) -> None:
+def get_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from a peer's memory to own, by all threads of the block.
 
     Reads what was published to the block before it: put a wait (``W.wait_reached``, ...) first if the
@@ -87,7 +86,7 @@ def get_block(src: Read, dst: Write, size: Int64, peer: Peer = None) -> None:
 
 
 @builtin(level="warp", hidden=("thread",))
-def get_warp(src: Read, dst: Write, size: Int64, peer: Peer = None) -> None:
+def get_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from a peer's memory to own, by the 32 lanes of the warp that reaches it.
 
     All lanes must reach it with the same arguments. Otherwise as ``get_block``; the lanes do not meet.
