@@ -1,0 +1,107 @@
+# The two commands of the README are `make test` and `make demo`; the others serve development.
+# Each makes its own environment in .venv and installs pinned requirements there.
+PYTHON ?= python3
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+python := .venv/bin/python
+pip_install := $(python) -m pip install -q --disable-pip-version-check -c .venv/constraints.txt
+jobs := $(shell nproc 2>/dev/null || echo 2)
+headers := codegen/include/tileweave/*.cuh
+count_gpus := import torch; print(torch.cuda.device_count())
+has_nvcc := from tilelang.contrib.nvcc import find_cuda_path; find_cuda_path()
+torchrun := $(python) -m torch.distributed.run --standalone
+
+# The checkout works without being installed: see tileweave/__init__.py.
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+.PHONY: help test lit pytest headers test-gpu demo lint format docs clean
+help:
+	@echo "make test      all that needs no GPU: linters, device headers, lit, pytest"
+	@echo "make demo      GEMM + reduce-scatter on all visible GPUs (only to PTX where there is none)"
+	@echo "make test-gpu  tests/gpu on all visible GPUs"
+	@echo "make lint | headers | lit | pytest | format | docs | clean"
+
+# pytest stands last: its summary is the last line of a green run.
+test: | lint headers lit
+	@$(MAKE) --no-print-directory pytest
+
+pytest: .venv/ready-test
+	@$(python) -m pytest -q
+
+lit: .venv/ready-test
+	@.venv/bin/lit -sv lit_tests
+
+headers: .venv/ready-test
+	@if ! command -v cmake >/dev/null; then echo "headers: NOT CHECKED, cmake is not installed"; \
+	elif ! { command -v nvcc || test -x "$${CUDA_HOME:-}/bin/nvcc"; } >/dev/null; then \
+	  echo "headers: NOT CHECKED, nvcc is neither on PATH nor in CUDA_HOME"; \
+	else cmake -S . -B build/cmake >build/cmake.log 2>&1 || { cat build/cmake.log; exit 1; }; \
+	  ctest --test-dir build/cmake -L header -j$(jobs) --output-on-failure --no-tests=error -Q \
+	    -O build/headers.log || { cat build/headers.log; exit 1; }; \
+	  grep 'tests passed' build/headers.log | sed 's/^/headers: /'; fi
+
+demo: .venv/ready
+	@gpus=$$($(python) -c '$(count_gpus)'); \
+	if [ $$gpus -gt 0 ]; then \
+	  echo "demo: GEMM + reduce-scatter on $$gpus GPUs, checked against torch"; \
+	  $(torchrun) --nproc-per-node=$$gpus examples/gemm_reduce_scatter.py \
+	    --shape $$((1024 * gpus)) 8192 $$((7168 * gpus)); \
+	else \
+	  stage=ptx; $(python) -c '$(has_nvcc)' 2>/dev/null || stage=cuda; \
+	  mkdir -p build; out=build/gemm_reduce_scatter.$$stage; \
+	  $(python) -m tileweave emit examples/gemm_reduce_scatter.py --stage $$stage >$$out; \
+	  echo "demo: compiled the GEMM + reduce-scatter kernel for 4 ranks to $$out ($$(wc -l <$$out) lines)"; \
+	  echo "demo: NOT RUN, this machine has no GPU that torch can use: nothing was computed or checked"; \
+	  if [ $$stage = cuda ]; then echo "demo: NOT COMPILED to PTX, nvcc was not found"; fi; \
+	fi
+
+# A program that starts torchrun itself is run as it is.
+test-gpu: .venv/ready
+	@gpus=$$($(python) -c '$(count_gpus)'); \
+	if [ $$gpus = 0 ]; then echo "test-gpu: 0 GPUs are visible; expected at least 1" >&2; exit 1; fi; \
+	for program in tests/gpu/*.py; do \
+	  echo "test-gpu: $$program on $$gpus GPUs"; \
+	  if grep -q torch.distributed.run $$program; then $(python) $$program; \
+	  else $(torchrun) --nproc-per-node=$$gpus $$program; fi; \
+	done
+
+lint: .venv/ready-lint
+	@if test -s .venv/ready-lint; then cat .venv/ready-lint; else \
+	  .venv/bin/ruff check . ; .venv/bin/ruff format --check . ; \
+	  .venv/bin/clang-format --dry-run --Werror $(headers); fi
+
+format: .venv/ready-lint
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+	.venv/bin/clang-format -i $(headers)
+
+docs: .venv/ready
+	$(python) docs/generate.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A torch for CUDA that the machine has is used, not installed a second time; and where it has the
+# supported TileLang too, nothing is installed: GPU hosts are often offline.
+.venv/ready: requirements.txt constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v < (3, 14) else \
+	  f"tileweave: Python {v[0]}.{v[1]}; expected 3.10 to 3.13 (make PYTHON=python3.12)")'
+	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.version.cuda)' 2>/dev/null; then \
+	  $(PYTHON) -m venv --clear --system-site-packages .venv; \
+	  grep -v '^torch==' constraints.txt >.venv/constraints.txt; \
+	else $(PYTHON) -m venv --clear .venv; cp constraints.txt .venv/constraints.txt; fi
+	@if ! $(python) -c 'import torch, tileweave' 2>/dev/null; then \
+	  echo "installing requirements.txt into .venv"; $(pip_install) -r requirements.txt; fi
+	@touch $@
+
+.venv/ready-test: .venv/ready requirements-test.txt
+	@echo "installing requirements-test.txt into .venv"; $(pip_install) -r requirements-test.txt
+	@mkdir -p build; touch $@
+
+# The linters are worth having, not worth failing a machine that cannot get them: the file then
+# holds what to say instead.
+.venv/ready-lint: .venv/ready requirements-lint.txt
+	@if $(pip_install) -r requirements-lint.txt; then : >$@; \
+	else echo "lint: NOT RUN, requirements-lint.txt could not be installed" | tee $@ >&2; fi
