@@ -1,6 +1,16 @@
 """The TIR intrinsics: one declaration each. Importing this package registers them all."""
 
-from . import barriers, bulk, put_get, ranks, signals
+from . import atomics, barriers, bulk, memory, multimem, put_get, ranks, signals
 from .declare import BUILTINS
 
-__all__ = ["BUILTINS", "barriers", "bulk", "put_get", "ranks", "signals"]
+__all__ = [
+    "BUILTINS",
+    "atomics",
+    "barriers",
+    "bulk",
+    "memory",
+    "multimem",
+    "put_get",
+    "ranks",
+    "signals",
+]

@@ -1,7 +1,9 @@
-"""How a builtin is declared: one typed stub, from which the op, the checks and the lowering follow.
+"""How a builtin is declared: one typed stub, from which the op, the checks and the lowering
+follow.
 
-The stub's signature is data. Parameters annotated with a pointer or a value are operands, ``Literal``
-parameters are words, ``Constant`` parameters are compile-time integers; the docstring is the manual.
+The stub's signature is data. Parameters annotated with a pointer or a value are operands,
+``Literal`` parameters are words, ``Constant`` parameters are compile-time integers; the docstring
+is the manual.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -29,7 +31,7 @@ class Pointer:
     space: Literal["global", "shared", "barrier"] = "global"
     optional: bool = False
     extent: str = ""
-    """Operand that says how many elements are accessed, where TileLang must know: in shared memory."""
+    """Operand that says how many elements are accessed; TileLang must know in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ ConstantFlag = Annotated[bool, ConstantBool()]
 Peer = Annotated[Any, TraceOnly()]
 
 Level = Literal["thread", "warp", "block", "leader"]
-"""Who runs it: each thread that reaches it, a whole warp, the whole block, or one elected thread."""
+"""Who runs it: each thread that reaches it, a whole warp, the block, or one elected thread."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class Builtin:
     words: tuple[tuple[str, tuple[str, ...]], ...]
     result: Any
     types: tuple[str, ...]
+    op_types: Mapping[str, tuple[str, ...]]
+    vectors: tuple[str, ...]
     hidden: tuple[str, ...]
     level: Level
     barrier_before: bool
@@ -95,6 +99,7 @@ class Builtin:
     proxy_fence: bool
     releases: bool
     sm: int
+    type_sm: Mapping[str, int]
     signature: inspect.Signature
     doc: str
 
@@ -110,6 +115,21 @@ class Builtin:
         """The word that ``call`` was traced with for the parameter ``name``."""
         index = [n for n, _ in self.words].index(name)
         return call.args[len(call.args) - len(self.words) + index].value
+
+    def types_of(self, op: str | None) -> tuple[str, ...]:
+        """PTX types the instruction takes when its word ``op`` is this one."""
+        return self.op_types.get(op, self.types)
+
+    def lanes_of(self, ptx: str) -> tuple[int, ...]:
+        """Elements that one access of this PTX type may cover."""
+        lanes = PTX_TYPES[ptx][1]
+        return (lanes, 2 * lanes, 4 * lanes) if ptx in self.vectors else (lanes,)
+
+    def least_sm(self, call: tirx.Call) -> int:
+        """The first compute capability that has the instruction ``call`` asks for."""
+        if not self.types:
+            return self.sm
+        return self.type_sm.get(call.args[len(call.args) - len(self.words) - 1].value, self.sm)
 
 
 BUILTINS: dict[str, Builtin] = {}
@@ -139,6 +159,8 @@ def register_op(name: str, doc: str, num_inputs: int) -> None:
 def builtin(
     *,
     types: str = "",
+    op_types: Mapping[str, str] | None = None,
+    vectors: str = "",
     hidden: Sequence[str] = (),
     level: Level = "thread",
     barrier_before: bool = False,
@@ -146,22 +168,27 @@ def builtin(
     proxy_fence: bool = False,
     releases: bool = False,
     sm: int = 80,
+    type_sm: Mapping[str, int] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., tirx.PrimExpr]]:
     """Declare a builtin from its stub.
 
-    The stub's body runs when the program is traced. It may refuse its arguments, and may return a dict of
-    those it replaces.
+    The stub's body runs when the program is traced. It may refuse its arguments, and may return a
+    dict of those it replaces.
 
     Args:
         types: PTX types the instruction takes, when it does not take all.
-        hidden: operands the compiler supplies (see ``builtins/hidden.py``), after the declared ones.
-        level: who runs it. A ``leader`` builtin is run by one thread of the block, whoever reaches it.
+        op_types: those it takes for one value of its word ``op``, where they are fewer.
+        vectors: those it also takes as vectors of 2 and 4 (``.v2``, ``.v4``).
+        hidden: operands the compiler supplies after the declared ones (see ``builtins/hidden.py``).
+        level: who runs it. A ``leader`` builtin is run by one thread of the block, whoever reaches
+            it.
         barrier_before, barrier_after: the block meets before or after it.
-        proxy_fence: it accesses shared memory by the async proxy: before the block meets, every thread
-            makes its own accesses to shared memory visible there.
-        releases: it may publish earlier writes: bulk stores must be complete before it. Builtins with
-            a ``sem`` word release when the word says so.
+        proxy_fence: it accesses shared memory by the async proxy: before the block meets, every
+            thread makes its own accesses to shared memory visible there.
+        releases: it may publish earlier writes: bulk stores must be complete before it. Builtins
+            with a ``sem`` word release when the word says so.
         sm: the first compute capability (80, 90, 100) that has the instruction.
+        type_sm: the same for single PTX types, where it is a later one.
     """
 
     def declare(stub: Callable[..., Any]) -> Callable[..., tirx.PrimExpr]:
@@ -182,6 +209,8 @@ def builtin(
             words=tuple(words),
             result=result.__metadata__[0] if typing.get_origin(result) is Annotated else None,
             types=tuple(types.split()),
+            op_types={op: tuple(legal.split()) for op, legal in (op_types or {}).items()},
+            vectors=tuple(vectors.split()),
             hidden=tuple(hidden),
             level=level,
             barrier_before=barrier_before,
@@ -189,6 +218,7 @@ def builtin(
             proxy_fence=proxy_fence,
             releases=releases,
             sm=sm,
+            type_sm=dict(type_sm or {}),
             signature=signature,
             doc=inspect.getdoc(stub) or "",
         )
@@ -203,6 +233,10 @@ def builtin(
             except TypeError as error:
                 raise reject(name, str(error), f"{name}{signature}") from None
             bound.apply_defaults()
+            _check_words(spec, bound.arguments)
+            for parameter, kind in spec.operands:
+                if isinstance(kind, ElementOf):
+                    bound.arguments[parameter] = _vector(bound.arguments[parameter])
             return _trace(spec, {**bound.arguments, **(stub(**bound.arguments) or {})})
 
         return trace
@@ -216,14 +250,17 @@ def _without_none(hint: Any) -> Any:
     return members[0] if type(None) in typing.get_args(hint) else hint
 
 
-def _trace(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
-    from .hidden import supply
-
+def _check_words(spec: Builtin, arguments: dict[str, Any]) -> None:
     for parameter, legal in spec.words:
         if arguments[parameter] not in legal:
             raise reject(
                 spec.name, f"{parameter}={arguments[parameter]!r}", " or ".join(map(repr, legal))
             )
+
+
+def _trace(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    from .hidden import supply
+
     operands: list[tirx.PrimExpr] = []
     for parameter, kind in spec.operands:
         operands.append(_operand(spec, parameter, kind, arguments))
@@ -265,7 +302,9 @@ def element(op: str, parameter: str, ref: Any, space: str) -> tirx.BufferLoad:
     if isinstance(ref, tirx.BufferRegion):
         ref = tirx.BufferLoad(ref.buffer, [r.min for r in ref.region])
     if not isinstance(ref, tirx.BufferLoad):
-        raise reject(op, f"{parameter}={ref!r}", f"an element of a {space}-memory tensor, such as S[i]")
+        raise reject(
+            op, f"{parameter}={ref!r}", f"an element of a {space}-memory tensor, such as S[i]"
+        )
     scope = ref.buffer.scope()
     found = "barrier" if "barrier" in scope else "shared" if scope.startswith("shared") else scope
     if found != space:
@@ -276,11 +315,13 @@ def element(op: str, parameter: str, ref: Any, space: str) -> tirx.BufferLoad:
 
 
 def require_same_type(op: str, src: Any, dst: Any) -> int:
-    """Bytes of one element of ``src`` and ``dst``, which must be of one type of 1, 2, 4, 8 or 16 bytes."""
+    """Bytes of one element of ``src`` and ``dst``: one type, of 1, 2, 4, 8 or 16 bytes."""
     source, target = buffer_of(src), buffer_of(dst)
     if source.dtype != target.dtype:
         raise reject(
-            op, f"src={source.name} has type {source.dtype}", f"type {target.dtype}, as dst={target.name}"
+            op,
+            f"src={source.name} has type {source.dtype}",
+            f"type {target.dtype}, as dst={target.name}",
         )
     kind = tvm.DataType(str(source.dtype))
     if kind.bits * kind.lanes not in (8, 16, 32, 64, 128):
@@ -297,6 +338,21 @@ def ref_dtype(ref: Any, value: Any = None) -> str:
     dtype = tvm.DataType(str(buffer_of(ref).dtype))
     lanes = tvm.DataType(str(value.dtype)).lanes if isinstance(value, tirx.PrimExpr) else 1
     return str(dtype.with_lanes(lanes)) if dtype.lanes == 1 and lanes > 1 else str(dtype)
+
+
+def _vector(value: Any) -> Any:
+    """A slice of constant length along the last axis, ``x[i, 0:8]``, as a vector."""
+    if not isinstance(value, tirx.BufferRegion):
+        return value
+    *outer, last = value.region
+    if not isinstance(last.extent, tirx.IntImm) or any(not _is_one(r.extent) for r in outer):
+        return value
+    last = last.min if _is_one(last.extent) else tirx.Ramp(last.min, 1, last.extent)
+    return tirx.BufferLoad(value.buffer, [*(r.min for r in outer), last])
+
+
+def _is_one(extent: tirx.PrimExpr) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def _convert(spec: Builtin, parameter: str, value: Any, dtype: str) -> tirx.PrimExpr:
@@ -318,18 +374,22 @@ def _convert(spec: Builtin, parameter: str, value: Any, dtype: str) -> tirx.Prim
 def _ptx_type(spec: Builtin, arguments: dict[str, Any]) -> str:
     ref = arguments[spec.operands[0][0]]
     found = tvm.DataType(ref_dtype(ref, arguments.get("value")))
-    for ptx, (dtype, lanes) in PTX_TYPES.items():
-        if str(found.with_lanes(1)) == dtype and found.lanes == lanes:
-            if ptx in spec.types:
-                return ptx
-            break
-    legal = ", ".join(f"{_tilelang_type(t)} ({t})" for t in spec.types)
-    raise reject(spec.name, f"{buffer_of(ref).name} has type {found}", legal)
+    lanes = found.lanes * arguments.get("lanes", 1)
+    legal = spec.types_of(arguments.get("op"))
+    for ptx in legal:
+        if PTX_TYPES[ptx][0] == str(found.with_lanes(1)) and lanes in spec.lanes_of(ptx):
+            return ptx
+    what = f"{buffer_of(ref).name} has type {found}"
+    if "lanes" in arguments:
+        what += f", lanes={arguments['lanes']}"
+    if spec.op_types:
+        what = f"op={arguments['op']!r}: {what}"
+    raise reject(spec.name, what, ", ".join(t for p in legal for t in _tilelang_types(spec, p)))
 
 
-def _tilelang_type(ptx: str) -> str:
-    dtype, lanes = PTX_TYPES[ptx]
-    return dtype if lanes == 1 else f"{dtype}x{lanes}"
+def _tilelang_types(spec: Builtin, ptx: str) -> list[str]:
+    dtype = PTX_TYPES[ptx][0]
+    return [dtype if lanes == 1 else f"{dtype}x{lanes}" for lanes in spec.lanes_of(ptx)]
 
 
 def _result_dtype(spec: Builtin, arguments: dict[str, Any]) -> str:
@@ -338,7 +398,7 @@ def _result_dtype(spec: Builtin, arguments: dict[str, Any]) -> str:
     if isinstance(spec.result, Scalar):
         return spec.result.dtype
     dtype = tvm.DataType(ref_dtype(arguments[spec.result.ref], arguments.get("value")))
-    return str(dtype.with_lanes(arguments["lanes"])) if arguments.get("lanes", 1) > 1 else str(dtype)
+    return str(dtype.with_lanes(dtype.lanes * arguments.get("lanes", 1)))
 
 
 def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
@@ -356,10 +416,33 @@ def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
             template.append(str(int(operand)))
         elif isinstance(kind, ConstantBool):
             template.append("true" if operand else "false")
+        elif isinstance(kind, ElementOf) and _lanes(operand) > 1:
+            runtime.append(tirx.call_extern("handle", "tw::bits", operand))
         else:
             runtime.append(operand)
     name = f"tw::{spec.name}" + (f"<{', '.join(template)}>" if template else "")
+    if _lanes(call) > 1:
+        return _vector_call(call.dtype, name, runtime)
     return tirx.call_extern(call.dtype, name, *runtime)
+
+
+def _vector_call(dtype: str, name: str, arguments: list[tirx.PrimExpr]) -> tirx.PrimExpr:
+    """A call that returns a vector.
+
+    TileLang makes an extern call of vector type one call a lane. It prints its own ``tl.ldg`` as it
+    is, so the call goes inside one, and ``bits.cuh`` overloads what that prints to hand its
+    argument through. The variable keeps two equal calls from being merged into one.
+    """
+    kind = tvm.DataType(str(dtype))
+    call = tirx.call_extern("handle", name, *arguments)
+    bits = tirx.call_extern("handle", "tw::bits", call)
+    handed = tirx.Call(dtype, tvm.ir.Op.get(f"tl.ldg{kind.bits * kind.lanes}"), [bits])
+    value = tirx.Var("value", dtype)
+    return tirx.Let(value, handed, value)
+
+
+def _lanes(expr: tirx.PrimExpr) -> int:
+    return tvm.DataType(str(expr.dtype)).lanes
 
 
 def _enumerator(parameter: str, word: str) -> str:

@@ -3,8 +3,26 @@ as W``."""
 
 from __future__ import annotations
 
+from .builtins.atomics import (
+    atom_add,
+    atom_and,
+    atom_cas,
+    atom_exch,
+    atom_max,
+    atom_min,
+    atom_or,
+    atom_xor,
+    red_add,
+    red_and,
+    red_max,
+    red_min,
+    red_or,
+    red_xor,
+)
 from .builtins.barriers import barrier_blocks, sync_grid, sync_ranks
 from .builtins.bulk import bulk_commit, bulk_load, bulk_reduce, bulk_store, bulk_wait
+from .builtins.memory import fence, fence_proxy_async, ld, st
+from .builtins.multimem import multimem_ld_reduce, multimem_red, multimem_st
 from .builtins.put_get import get_block, get_warp, put_block, put_warp
 from .builtins.ranks import rank, world_size
 from .builtins.signals import (
@@ -18,3 +36,4 @@ from .builtins.signals import (
     wait_reached,
 )
 from .builtins.symmetric import Symmetric
+from .tile_order import own_last, swizzle_2d

@@ -1,0 +1,78 @@
+// Values as bits: what memory instructions move, whatever C++ type TileLang prints for it.
+#pragma once
+#include <stdint.h>
+
+namespace tw {
+
+struct Raw128 {
+  uint64_t low, high;
+};
+
+namespace detail {
+template <int bytes> struct RawOf;
+template <> struct RawOf<1> {
+  using type = uint8_t;
+};
+template <> struct RawOf<2> {
+  using type = uint16_t;
+};
+template <> struct RawOf<4> {
+  using type = uint32_t;
+};
+template <> struct RawOf<8> {
+  using type = uint64_t;
+};
+template <> struct RawOf<16> {
+  using type = Raw128;
+};
+} // namespace detail
+
+template <int bytes> using Raw = typename detail::RawOf<bytes>::type;
+
+template <class To, class From> __device__ __forceinline__ To bit_cast(const From &from) {
+  static_assert(sizeof(To) == sizeof(From), "a value of another size");
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+// A vector on its way between TileLang's code and a template: becomes any type of its size.
+template <int bytes> struct Bits {
+  Raw<bytes> raw;
+  template <class T> __device__ __forceinline__ operator T() const { return bit_cast<T>(raw); }
+};
+
+template <class T> __device__ __forceinline__ Bits<sizeof(T)> bits(const T &value) {
+  return {bit_cast<Raw<sizeof(T)>>(value)};
+}
+template <int bytes> __device__ __forceinline__ Bits<bytes> bits(Bits<bytes> value) {
+  return value;
+}
+
+// The bits of an operand for an element of type T: a vector's own, a scalar's after conversion to
+// T.
+template <class T, class V> __device__ __forceinline__ Raw<sizeof(T)> raw(const V &value) {
+  return bit_cast<Raw<sizeof(T)>>(static_cast<T>(value));
+}
+template <class T, int bytes> __device__ __forceinline__ Raw<bytes> raw(Bits<bytes> value) {
+  return value.raw;
+}
+
+// What an instruction returned, as a T, or as bits where it spans several.
+template <class T, class R> __device__ __forceinline__ auto result(R raw) {
+  if constexpr (sizeof(T) == sizeof(R)) {
+    return bit_cast<T>(raw);
+  } else {
+    return Bits<sizeof(R)>{raw};
+  }
+}
+
+} // namespace tw
+
+// A call that returns a vector is lowered inside a ``tl.ldg`` (builtins/declare.py says why), whose
+// printed form hands it through.
+namespace tl {
+__device__ __forceinline__ tw::Bits<4> load_global_32(tw::Bits<4> value) { return value; }
+__device__ __forceinline__ tw::Bits<8> load_global_64(tw::Bits<8> value) { return value; }
+__device__ __forceinline__ tw::Bits<16> load_global_128(tw::Bits<16> value) { return value; }
+} // namespace tl
