@@ -1,7 +1,7 @@
-"""Copies between global memories by the threads of a block or a warp: put to a peer, get from a peer.
+"""Copies between global memories by the threads of a block or a warp: put to a peer, get from one.
 
-They move any number of elements at any alignment and only move them: nothing is signalled and nobody
-waits. A copy engine or ``bulk_*`` moves large aligned pieces with fewer threads.
+They move any number of elements at any alignment and only move them: nothing is signalled and
+nobody waits. A copy engine or ``bulk_*`` moves large aligned pieces with fewer threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def _at(op: str, remote: str, src: Any, dst: Any, size: Any, peer: Any) -> dict[
     if isinstance(size, (int, tirx.IntImm)) and int(size) < 0:
         raise reject(op, f"size={size}", "a number of elements, 0 or more")
     if peer is not None:
-        if not isinstance(peer, int) and not str(getattr(peer, "dtype", "")).startswith(("int", "uint")):
+        dtype = "int32" if isinstance(peer, int) else str(getattr(peer, "dtype", ""))
+        if not dtype.startswith(("int", "uint")):
             raise reject(op, f"peer={peer!r}", "a rank, an integer")
         refs[remote] = at_rank(op, remote, refs[remote], peer)
     return refs
@@ -32,21 +33,20 @@ def _at(op: str, remote: str, src: Any, dst: Any, size: Any, peer: Any) -> dict[
 def put_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from own memory to a peer's, by all threads of the block.
 
-    Returns in each thread when it has issued its own stores; the block does not meet. The peer may read
-    the data after a release that follows in program order of the whole block, such as ``W.signal``, and
-    its own wait for it. What the threads of the block wrote to ``src`` before must be ordered by a block
-    barrier (``T.sync_threads()``), unless each thread copies what it wrote.
+    Each thread goes on when it has issued its own stores; the block does not meet. The peer may
+    read the data after a release that follows, such as ``W.signal``, and its own wait for it. What
+    threads of the block wrote to ``src`` must be ordered before by ``T.sync_threads()``.
 
     Args:
         src: first element to copy, in global memory; the elements follow each other in memory.
         dst: where it goes, in global memory, of the same type.
         size: elements to copy, int64; may differ from run to run.
-        peer: rank whose copy of the symmetric tensor ``dst`` is written, in place of the rank index of
-            ``dst``; None takes ``dst`` as it stands.
+        peer: rank whose copy of the symmetric tensor ``dst`` is written, in place of the rank index
+            of ``dst``; None takes ``dst`` as it stands.
 
     Raises:
-        LanguageError: types differ, elements are not of 1, 2, 4, 8 or 16 bytes, or ``peer`` is given and
-            ``dst`` is no symmetric tensor.
+        LanguageError: types differ, elements are not of 1, 2, 4, 8 or 16 bytes, or ``peer`` is
+            given and ``dst`` is no symmetric tensor.
 
     Source: PTX ISA, ``ld`` and ``st``; memory consistency model, weak operations.
     """
@@ -55,9 +55,9 @@ def put_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> N
 
 @builtin(level="warp", hidden=("thread",))
 def put_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
-    """Copy ``size`` elements from own memory to a peer's, by the 32 lanes of the warp that reaches it.
+    """Copy ``size`` elements from own memory to a peer's, by the lanes of the warp that reaches it.
 
-    All lanes must reach it with the same arguments. Otherwise as ``put_block``; the lanes do not meet.
+    All lanes must reach it with the same arguments; they do not meet. Otherwise as ``put_block``.
     """
     return _at("put_warp", "dst", src, dst, size, peer)
 
@@ -66,9 +66,9 @@ def put_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> No
 def get_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from a peer's memory to own, by all threads of the block.
 
-    Reads what was published to the block before it: put a wait (``W.wait_reached``, ...) first if the
-    peer writes ``src`` in the same launch. Other threads of the block see the copy after a block barrier
-    (``T.sync_threads()``).
+    Reads what was published to the block before it: put a wait (``W.wait_reached``, ...) first if
+    the peer writes ``src`` in the same launch. Other threads of the block see the copy after
+    ``T.sync_threads()``.
 
     Args:
         src: first element to copy, in global memory; the elements follow each other in memory.
@@ -87,8 +87,8 @@ def get_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> N
 
 @builtin(level="warp", hidden=("thread",))
 def get_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
-    """Copy ``size`` elements from a peer's memory to own, by the 32 lanes of the warp that reaches it.
+    """Copy ``size`` elements from a peer's memory to own, by the lanes of the warp that reaches it.
 
-    All lanes must reach it with the same arguments. Otherwise as ``get_block``; the lanes do not meet.
+    All lanes must reach it with the same arguments; they do not meet. Otherwise as ``get_block``.
     """
     return _at("get_warp", "src", src, dst, size, peer)

@@ -7,6 +7,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from ..builtins.declare import builtin_of
+from .specialize_group import GROUP_SIZE
 from .walk import builtins_in, calls_in, op_name
 
 HOST_VALUES = {
@@ -49,6 +50,10 @@ def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
     for name, least in (("tileweave.rank", 0), ("tileweave.world_size", 1)):
         if name in variables:
             body = tirx.AttrStmt(variables[name] >= least, "tl.assume", tirx.StringImm(name), body)
+    if "tileweave.rank" in variables and GROUP_SIZE in func.attrs:
+        # Without it TileLang checks the rank index at each access of S[rank, ...].
+        below = variables["tileweave.rank"] < func.attrs[GROUP_SIZE]
+        body = tirx.AttrStmt(below, "tl.assume", tirx.StringImm("tileweave.rank"), body)
     head: list[tirx.Stmt] = []
     if any(builtin_of(c).name.startswith("multimem") for c in builtins_in(func.body)):
         kernel = tirx.StringImm(str(func.attrs["global_symbol"]))

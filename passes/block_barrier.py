@@ -15,5 +15,7 @@ def sync_threads() -> tirx.Stmt:
 
 
 def is_sync_threads(stmt: tirx.Stmt) -> bool:
-    """Whether ``stmt`` is a block barrier and nothing else."""
-    return isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) == "tirx.tvm_storage_sync"
+    """Whether ``stmt`` is a barrier of the whole block and nothing else."""
+    if not isinstance(stmt, tirx.Evaluate) or op_name(stmt.value) != "tirx.tvm_storage_sync":
+        return False
+    return len(stmt.value.args) == 1 and stmt.value.args[0].value.startswith("shared")

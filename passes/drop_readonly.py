@@ -5,7 +5,11 @@ from __future__ import annotations
 from tvm import tirx
 
 from ..builtins.declare import builtin_of
+from .memory_order import acquires
 from .walk import builtins_in
+
+_READERS = ("wait_", "ld", "atom_", "get_", "bulk_load", "multimem_ld")
+"""How the builtins begin that read what others may change, whatever order they ask for."""
 
 
 def drop_readonly(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -18,13 +22,10 @@ def drop_readonly(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Before: ``const bfloat16_t* __restrict__ A``
     After:  ``bfloat16_t* A``
     """
-    if not any(_acquires(c) for c in builtins_in(func.body)):
+    if not any(_observes(c) for c in builtins_in(func.body)):
         return func
     return func.without_attr("tl.readonly_param_indices").with_attr("tirx.noalias", False)
 
 
-def _acquires(call: tirx.Call) -> bool:
-    spec = builtin_of(call)
-    if any(name == "sem" for name, _ in spec.words):
-        return spec.word(call, "sem") not in ("release",) and spec.name != "signal"
-    return spec.barrier_after or spec.name.startswith(("get_", "bulk_load", "multimem_ld"))
+def _observes(call: tirx.Call) -> bool:
+    return acquires(call) or builtin_of(call).name.startswith(_READERS)

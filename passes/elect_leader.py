@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from tilelang import tvm
 from tvm import tirx
 
-from ..builtins.declare import builtin_of
+from ..builtins.declare import Builtin, builtin_of
 from ..builtins.errors import LanguageError
 from .block_barrier import sync_threads
 from .thread_control import Divergence, ThreadControl
 from .walk import flatten, location, rewrite_children
+
+_UNDER = {
+    Divergence.POSSIBLE: "a condition on a register, which may differ between threads",
+    Divergence.CHOSEN: "a condition on the thread index",
+}
 
 
 def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Run ``leader`` builtins in one thread of the block, between the barriers they declare.
 
     Only where the whole block arrives: under a condition on the thread index the program has chosen
-    its threads itself. A condition on what stands in registers is refused: nobody can say who
-    arrives.
+    its threads itself. A condition on a register that may differ is refused: nobody can say who
+    arrives. So is a ``block`` builtin where not the whole block arrives.
 
     Before: ``T.tileweave.signal(...)``
     After:  ``T.sync_threads(); if thread == 0: T.tileweave.signal(...)``
     """
-    control = ThreadControl()
+    control = ThreadControl(func)
 
     def elect(stmt: tirx.Stmt, way: Divergence) -> tirx.Stmt:
         if isinstance(stmt, tirx.Bind):
@@ -29,26 +35,34 @@ def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return stmt
         if isinstance(stmt, tirx.Evaluate):
             spec = builtin_of(stmt.value)
-            if spec is None or spec.level != "leader" or way == Divergence.CHOSEN:
+            if spec is None:
                 return stmt
-            if way == Divergence.POSSIBLE:
-                raise LanguageError(
-                    f"{spec.name}: stands under a condition on a register, which may differ between the "
-                    "threads of a block; expected a condition that is the same in the whole block, or one "
-                    f"on the thread index{location(stmt)}"
-                )
-            return flatten(
-                ([sync_threads()] if spec.barrier_before else [])
-                + [tirx.IfThenElse(_first(control.threads), stmt, None)]
-                + ([sync_threads()] if spec.barrier_after else [])
-            )
-        if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
-            way = max(way, control.of(stmt.condition))
-        if isinstance(stmt, tirx.For):
-            way = max(way, control.enter_loop(stmt))
+            _require_arrival(spec, stmt, way)
+            return _led(spec, stmt, control.threads) if spec.level == "leader" and not way else stmt
+        way = max(way, control.enter(stmt))
         return rewrite_children(stmt, lambda s: elect(s, way))
 
     return func.with_body(elect(func.body, Divergence.NONE))
+
+
+def _require_arrival(spec: Builtin, stmt: tirx.Stmt, way: Divergence) -> None:
+    chooses = spec.level == "leader"
+    if not (way and spec.level == "block") and not (way == Divergence.POSSIBLE and chooses):
+        return
+    raise LanguageError(
+        f"{spec.name}: stands under {_UNDER[way]}; expected a place that the whole block reaches"
+        f"{', or a condition on the thread index' if chooses else ''}{location(stmt)}"
+    )
+
+
+def _led(spec: Builtin, stmt: tirx.Stmt, threads: list[tirx.Var]) -> tirx.Stmt:
+    fence = tvm.ir.Op.get("tl.fence_proxy_async")
+    return flatten(
+        ([tirx.Evaluate(tirx.call_intrin("handle", fence))] if spec.proxy_fence else [])
+        + ([sync_threads()] if spec.barrier_before else [])
+        + [tirx.IfThenElse(_first(threads), stmt, None)]
+        + ([sync_threads()] if spec.barrier_after else [])
+    )
 
 
 def _first(threads: list[tirx.Var]) -> tirx.PrimExpr:

@@ -6,57 +6,60 @@ from tilelang import tvm
 from tvm import tirx
 
 from ..builtins.declare import builtin_of
-from .walk import calls_in, flatten, op_name, rewrite_children
-
-_LOADS = frozenset(
-    {
-        "tl.tma_load",
-        "tl.tma_load_im2col",
-        "tl.tma_load_multicast",
-        "tl.tma_load_gather4",
-        "tl.tma_load_2sm",
-    }
-)
+from .memory_order import acquires
+from .walk import ASYNC_LOADS, ASYNC_STORES, calls_in, flatten, op_name, rewrite_children
 
 
 def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Put one ``fence.proxy.async`` after each acquiring wait that a TMA or bulk load may follow.
+    """Put one ``fence.proxy.async`` after each acquire that a TMA or bulk access may follow.
 
-    The wait orders the generic proxy; the TMA reads by the async proxy. One fence a wait, none a
-    stage: a fence in each pipeline stage costs percents of a GEMM.
+    The acquire orders the generic proxy; the TMA reads and writes by the async proxy: it must see
+    what was published, and must not overwrite what a peer had yet to read. One fence a wait, none a
+    stage: a fence in each pipeline stage costs percents of a GEMM. Barriers acquire as waits do.
 
     Before: ``T.tileweave.wait_ge(...); ... T.tma_load(...)``
     After:  ``T.tileweave.wait_ge(...); T.tileweave.fence_proxy_async(); ... T.tma_load(...)``
     """
 
-    def fence(stmt: tirx.Stmt, loads_after: bool) -> tuple[tirx.Stmt, bool]:
-        """The statement with its fences, and whether a load stands in it or after it."""
+    def fence(stmt: tirx.Stmt, follows: bool) -> tuple[tirx.Stmt, bool]:
+        """The statement with its fences, and whether a bulk access stands in it or after it."""
         if isinstance(stmt, tirx.SeqStmt):
             out = []
             for inner in reversed(stmt.seq):
-                new, loads_after = fence(inner, loads_after)
+                new, follows = fence(inner, follows)
                 out.append(new)
-            return flatten(out[::-1]), loads_after
-        if isinstance(stmt, tirx.Evaluate):
-            spec = builtin_of(stmt.value)
-            if spec is not None and spec.name.startswith("wait_") and loads_after:
-                if spec.word(stmt.value, "sem") == "acquire":
-                    return flatten([stmt, _fence()]), loads_after
-            return stmt, loads_after or _loads(stmt)
+            return flatten(out[::-1]), follows
+        before = follows or _is_bulk(stmt)
+        if isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
+            return flatten([stmt, _fence()]) if follows and _acquires(stmt) else stmt, before
         if isinstance(stmt, (tirx.For, tirx.While)):
-            loads_after = loads_after or _loads(stmt)
-        inside = loads_after or _loads(stmt)
-        return rewrite_children(stmt, lambda s: fence(s, loads_after)[0]), inside
+            inside = before
+        else:
+            inside = follows
+        in_condition = isinstance(stmt, (tirx.IfThenElse, tirx.While)) and _acquires(stmt.condition)
+
+        def case(inner: tirx.Stmt) -> tirx.Stmt:
+            new, needed = fence(inner, inside)
+            return flatten([_fence(), new]) if in_condition and needed else new
+
+        new = rewrite_children(stmt, case)
+        leaves = isinstance(stmt, tirx.While) or getattr(stmt, "else_case", None) is None
+        return flatten([new, _fence()]) if in_condition and leaves and follows else new, before
 
     return func.with_body(fence(func.body, False)[0])
 
 
-def _loads(stmt: tirx.Stmt) -> bool:
-    def is_load(call: tirx.Call) -> bool:
+def _is_bulk(stmt: tirx.Stmt) -> bool:
+    def is_bulk(call: tirx.Call) -> bool:
         spec = builtin_of(call)
-        return op_name(call) in _LOADS or (spec is not None and spec.name == "bulk_load")
+        name = spec.name if spec is not None else op_name(call)
+        return name in ASYNC_LOADS or name in ASYNC_STORES
 
-    return bool(calls_in(stmt, is_load))
+    return bool(calls_in(stmt, is_bulk))
+
+
+def _acquires(node) -> bool:
+    return bool(calls_in(node, acquires))
 
 
 def _fence() -> tirx.Stmt:

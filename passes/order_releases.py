@@ -5,14 +5,15 @@ from __future__ import annotations
 from tilelang import tvm
 from tvm import tirx
 
-from ..builtins.declare import Builtin, builtin_of, register_op
+from ..builtins.declare import builtin_of, register_op
+from ..builtins.errors import LanguageError
 from .block_barrier import is_sync_threads, sync_threads
-from .thread_control import Divergence, ThreadControl
-from .walk import builtins_in, flatten, rewrite_children
+from .memory_order import releases
+from .thread_control import ThreadControl
+from .walk import calls_in, flatten, location, op_name, rewrite_children
 
-register_op(
-    "tileweave.complete_bulk_stores", "bulk stores issued before this point are complete", 0
-)
+COMPLETE = "tileweave.complete_bulk_stores"
+register_op(COMPLETE, "bulk stores issued before this point are complete", 0)
 
 
 def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -20,55 +21,87 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     A release is cumulative over what its own thread observed: the barrier makes that the whole
     block's writes. The point is a placeholder; ``complete_bulk_stores`` keeps it where a bulk store
-    reaches it. Both stand outside conditions on the thread index, where every thread passes. A
-    fence publishes only what its own thread did and gets no barrier.
+    reaches it. Both stand outside conditions on the thread index, where every thread passes; inside
+    stands a second placeholder, for bulk stores of the releasing thread itself. A fence publishes
+    only what its own thread did and gets no barrier.
 
     Before: ``if thread == 0: T.tileweave.red_add(..., "release")``
     After:  ``T.tileweave.complete_bulk_stores(); T.sync_threads(); if thread == 0: ...``
     """
-    control = ThreadControl()
+    control = ThreadControl(func)
 
     def order(stmt: tirx.Stmt) -> list[tirx.Stmt]:
-        if isinstance(stmt, tirx.Bind):
-            control.bind(stmt)
         if isinstance(stmt, tirx.SeqStmt):
             out: list[tirx.Stmt] = []
             for inner in stmt.seq:
                 _append(out, order(inner))
             return out
-        way = Divergence.NONE
-        if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
-            way = control.of(stmt.condition)
-        if isinstance(stmt, tirx.For):
-            way = control.enter_loop(stmt)
-        if way == Divergence.NONE and not isinstance(
-            stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)
-        ):
+        if isinstance(stmt, tirx.Bind):
+            control.bind(stmt)
+        if isinstance(stmt, tirx.While) and _releases_in(stmt.condition):
+            (call, *_) = _releases_in(stmt.condition)
+            raise LanguageError(
+                f"{builtin_of(call).name}: releases in the condition of a loop; expected it in "
+                f"the body{location(stmt)}"
+            )
+        guarded = bool(control.enter(stmt))
+        if not guarded and not _is_simple(stmt):
             return [rewrite_children(stmt, lambda s: flatten(order(s)))]
-        releases = [c for c in builtins_in(stmt) if _releases(builtin_of(c), c)]
-        if not releases:
+        found = _releases_in(stmt)
+        if not found:
             return [stmt]
-        fences_only = all(builtin_of(c).name == "fence" for c in releases)
-        return [_placeholder(), *([] if fences_only else [sync_threads()]), stmt]
+        fences_only = all(builtin_of(c).name == "fence" for c in found)
+        barrier = [] if fences_only else [sync_threads()]
+        return [_placeholder(), *barrier, _Guarded().order(stmt) if guarded else stmt]
 
     return func.with_body(flatten(order(func.body)))
 
 
+class _Guarded:
+    """Inside a condition that not every thread takes: no barrier of ours can stand here."""
+
+    def __init__(self) -> None:
+        self._unmet = ""
+        self._at_start = True
+
+    def order(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
+            return stmt
+        self._at_start &= not isinstance(stmt, (tirx.For, tirx.While))
+        if not _is_simple(stmt):
+            return rewrite_children(stmt, self.order)
+        found = _releases_in(stmt)
+        if found and self._unmet:
+            raise LanguageError(
+                f"{builtin_of(found[0]).name}: releases after {self._unmet} under a condition that "
+                "not every thread of the block takes; expected T.sync_threads() between them, or "
+                f"the release outside the condition{location(stmt)}"
+            )
+        for call in calls_in(stmt, lambda c: True):
+            name = op_name(call)
+            if name.startswith("tl.tileop."):
+                self._unmet = "T." + name.removeprefix("tl.tileop.")
+            elif name == "tirx.tvm_storage_sync":
+                self._unmet = ""
+        at_start, self._at_start = self._at_start, False
+        return flatten([_placeholder(), stmt]) if found and not at_start else stmt
+
+
 def _append(out: list[tirx.Stmt], ordered: list[tirx.Stmt]) -> None:
-    """Append, using a barrier already there instead of a second one."""
-    if len(ordered) == 3 and out and is_sync_threads(out[-1]) and is_sync_threads(ordered[1]):
-        out[-1:] = [ordered[0], out[-1], ordered[2]]
-    else:
-        out.extend(ordered)
+    """Append; a barrier in ``ordered`` takes the place of those that stand just before it."""
+    if len(ordered) == 3 and is_sync_threads(ordered[1]):
+        while out and is_sync_threads(out[-1]):
+            out.pop()
+    out.extend(ordered)
 
 
-def _releases(spec: Builtin, call: tirx.Call) -> bool:
-    if any(name == "sem" for name, _ in spec.words):
-        return spec.word(call, "sem") in ("release", "acq_rel", "sc")
-    return spec.releases
+def _is_simple(stmt: tirx.Stmt) -> bool:
+    return isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore))
+
+
+def _releases_in(node) -> list[tirx.Call]:
+    return calls_in(node, releases)
 
 
 def _placeholder() -> tirx.Stmt:
-    return tirx.Evaluate(
-        tirx.call_intrin("handle", tvm.ir.Op.get("tileweave.complete_bulk_stores"))
-    )
+    return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get(COMPLETE)))

@@ -6,14 +6,18 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from ..builtins.symmetric import is_symmetric, itemsize
-from .walk import op_name
+from .walk import op_name, uses_tileweave
+
+GROUP_SIZE = "tileweave.group_size"
+"""Attribute of a program compiled for a group: its number of ranks."""
 
 
 def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
     """Compile the program for one group.
 
     Constants turn ``(rank + 1) % world_size`` into plain arithmetic, give the TMA descriptor its
-    shape and make the compiled kernel, and its cache entry, one per group size.
+    shape and make the compiled kernel, and its cache entry, one per group size. An attribute keeps
+    the size for ``bind_runtime``.
 
     Args:
         world_size: ranks in the group.
@@ -41,4 +45,5 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
     def constant(node):
         return ranks if op_name(node) == "tileweave.world_size" else None
 
-    return func.with_body(ir_transform(func.body, None, constant, ["tirx.Call"]))
+    func = func.with_body(ir_transform(func.body, None, constant, ["tirx.Call"]))
+    return func.with_attr(GROUP_SIZE, ranks) if uses_tileweave(func) else func

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
+
+from .walk import calls_in, op_name, rewrite_children
 
 _THREAD_OPS = frozenset(
     {
@@ -18,6 +21,7 @@ _THREAD_OPS = frozenset(
         "tl.launch_thread_idx",
     }
 )
+_SAME_IN_BLOCK = frozenset({"tileweave.rank", "tileweave.world_size", "tileweave.context"})
 
 
 class Divergence(IntEnum):
@@ -29,45 +33,91 @@ class Divergence(IntEnum):
 
 
 class ThreadControl:
-    """Follows, from the top of a function, which variables depend on the thread index.
+    """Follows, from the top of ``func``, which variables depend on the thread index.
 
-    ``threads`` lists the thread indices, x first, as they are met.
+    A register is the same in all threads if every value stored to it is, and every store is reached
+    by all threads. ``threads`` lists the thread indices, x first, as they are met.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, func: tirx.PrimFunc) -> None:
         self.threads: list[tirx.Var] = []
         self._divergence: dict[tirx.Var, Divergence] = {}
+        self._registers: dict[tirx.Var, Divergence] = {}
+        self._follow_registers(func.body)
+        self.threads.clear()
 
     def bind(self, stmt: tirx.Bind) -> None:
         """Note a binding; its variable differs between threads if its value does."""
-        if getattr(getattr(stmt.value, "op", None), "name", "") == "tl.launch_thread_idx":
+        if op_name(stmt.value) == "tl.launch_thread_idx":
             self.threads.append(stmt.var)
         self._divergence[stmt.var] = self.of(stmt.value)
 
-    def enter_loop(self, loop: tirx.For) -> Divergence:
-        """Note a loop; how its body may differ between threads."""
-        tag = loop.thread_binding.thread_tag if loop.thread_binding is not None else ""
-        if tag.startswith("threadIdx"):
-            self.threads.append(loop.loop_var)
-            self._divergence[loop.loop_var] = Divergence.CHOSEN
+    def enter(self, stmt: tirx.Stmt) -> Divergence:
+        """How what stands inside ``stmt`` may differ between threads, by ``stmt`` alone."""
+        if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
+            return self.of(stmt.condition)
+        if not isinstance(stmt, tirx.For):
             return Divergence.NONE
-        if loop.kind == tirx.ForKind.PARALLEL:
-            self._divergence[loop.loop_var] = Divergence.CHOSEN
+        tag = stmt.thread_binding.thread_tag if stmt.thread_binding is not None else ""
+        if tag.startswith("threadIdx"):
+            self.threads.append(stmt.loop_var)
+            self._divergence[stmt.loop_var] = Divergence.CHOSEN
+            return Divergence.NONE
+        if stmt.kind == tirx.ForKind.PARALLEL:
+            self._divergence[stmt.loop_var] = Divergence.CHOSEN
             return Divergence.CHOSEN
-        return max(self.of(loop.min), self.of(loop.extent))
+        return max(self.of(stmt.min), self.of(stmt.extent))
 
     def of(self, expr: tirx.PrimExpr) -> Divergence:
-        """How ``expr`` may differ between threads. What stands in registers possibly does."""
+        """How ``expr`` may differ between threads: a call with effects may answer each its own."""
         found = Divergence.NONE
 
         def visit(node):
             nonlocal found
             if isinstance(node, tirx.Var):
                 found = max(found, self._divergence.get(node, Divergence.NONE))
-            elif isinstance(node, tirx.Call) and getattr(node.op, "name", "") in _THREAD_OPS:
-                found = Divergence.CHOSEN
-            elif isinstance(node, tirx.BufferLoad) and node.buffer.scope().startswith("local"):
-                found = max(found, Divergence.POSSIBLE)
+            elif isinstance(node, tirx.Call):
+                if op_name(node) in _THREAD_OPS:
+                    found = Divergence.CHOSEN
+                elif _answers_each(node):
+                    found = max(found, Divergence.POSSIBLE)
+            elif isinstance(node, tirx.BufferLoad) and _in_registers(node.buffer):
+                found = max(found, self._registers.get(node.buffer.data, Divergence.NONE))
 
         post_order_visit(expr, visit)
         return found
+
+    def _follow_registers(self, body: tirx.Stmt) -> None:
+        before = None
+        while self._registers != before:
+            before = dict(self._registers)
+            self._follow(body, Divergence.NONE)
+
+    def _follow(self, stmt: tirx.Stmt, way: Divergence) -> tirx.Stmt:
+        if isinstance(stmt, tirx.Bind):
+            self.bind(stmt)
+        if isinstance(stmt, tirx.BufferStore) and _in_registers(stmt.buffer):
+            values = (self.of(e) for e in (stmt.value, *stmt.indices))
+            self._differs(stmt.buffer, max(way, *values))
+        if isinstance(stmt, tirx.Evaluate):
+            for call in calls_in(stmt.value, lambda c: True):
+                for argument in call.args:
+                    if isinstance(argument, tirx.BufferLoad) and _in_registers(argument.buffer):
+                        self._differs(argument.buffer, Divergence.POSSIBLE)
+        way = max(way, self.enter(stmt))
+        return rewrite_children(stmt, lambda s: self._follow(s, way))
+
+    def _differs(self, buffer: tirx.Buffer, divergence: Divergence) -> None:
+        found = max(self._registers.get(buffer.data, Divergence.NONE), divergence)
+        self._registers[buffer.data] = min(found, Divergence.POSSIBLE)
+
+
+def _in_registers(buffer: tirx.Buffer) -> bool:
+    return buffer.scope().startswith("local")
+
+
+def _answers_each(call: tirx.Call) -> bool:
+    if op_name(call) in _SAME_IN_BLOCK:
+        return False
+    effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, tvm.ir.Op) else None
+    return effect is None or effect.value >= tirx.CallEffectKind.UpdateState.value

@@ -11,6 +11,30 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 from ..builtins.declare import builtin_of
 
+ASYNC_LOADS = frozenset(
+    {
+        "bulk_load",
+        "tl.tma_load",
+        "tl.tma_load_im2col",
+        "tl.tma_load_multicast",
+        "tl.tma_load_gather4",
+        "tl.tma_load_2sm",
+    }
+)
+"""What reads global memory by the async proxy: our builtins and TileLang's operators."""
+
+ASYNC_STORES = frozenset(
+    {
+        "bulk_store",
+        "bulk_reduce",
+        "tl.tma_store",
+        "tl.tma_store_scatter4",
+        "tl.tma_store_cluster",
+        "tl.tma_reduce",
+    }
+)
+"""What writes memory by the async proxy and completes in groups."""
+
 Rewrite = Callable[[tirx.Stmt], tirx.Stmt]
 
 

@@ -1,0 +1,28 @@
+"""What a builtin does to the order of memory, by its declaration and the words it was given."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from ..builtins.declare import builtin_of
+
+
+def releases(call: tirx.Call) -> bool:
+    """Whether ``call`` is a builtin that publishes earlier writes."""
+    spec = builtin_of(call)
+    if spec is None:
+        return False
+    return spec.releases or _sem(call) in ("release", "acq_rel", "sc")
+
+
+def acquires(call: tirx.Call) -> bool:
+    """Whether ``call`` is a builtin after which what others published is visible."""
+    spec = builtin_of(call)
+    if spec is None:
+        return False
+    return (spec.releases and spec.barrier_after) or _sem(call) in ("acquire", "acq_rel", "sc")
+
+
+def _sem(call: tirx.Call) -> str:
+    spec = builtin_of(call)
+    return spec.word(call, "sem") if any(name == "sem" for name, _ in spec.words) else ""
