@@ -3,8 +3,6 @@
 torchrun --nproc-per-node=2 examples/signal_ping_pong.py
 """
 
-from __future__ import annotations
-
 import sys
 
 import tilelang.language as T

@@ -24,12 +24,13 @@ def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any
     """
     band = index // (group * columns)
     first = band * group
-    height = T.min(rows - first, group)
+    left = rows - first
+    height = min(left, group) if isinstance(left, int) else T.min(left, group)
     within = index % (group * columns)
     return first + within % height, within // height
 
 
-def ranks_own_last(index: Any, tiles: Any, rank: Any, world_size: Any) -> tuple[Any, Any]:
+def own_last(index: Any, tiles: Any, rank: Any, world_size: Any) -> tuple[Any, Any]:
     """Owner and position of the ``index``-th tile when each rank serves its right neighbour first,
     itself last.
 

@@ -6,8 +6,6 @@ for what.
 Starts itself under torchrun and reads what it prints; without arguments of its own.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

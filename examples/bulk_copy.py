@@ -1,0 +1,165 @@
+"""A transport of few blocks: the TMA copies any number of bytes to own memory or to a peer's.
+
+    torchrun --nproc-per-node=2 examples/bulk_copy.py [--megabytes 256]
+
+``bulk_copy(dst, src, blocks)`` is callable from the host, on torch's current stream. One thread of each
+block keeps a ring of chunks in shared memory in flight; bytes beyond the last whole chunk, and tensors that
+are not 16-byte aligned, go by ordinary loads and stores. The program checks odd sizes and alignments, then
+prints GB/s by number of blocks, beside the copy engine and beside loads and stores.
+"""
+
+import argparse
+import sys
+from functools import cache
+
+import tilelang.language as T
+import torch
+
+import tileweave as tw
+from tileweave import language as W
+
+CHUNK = 32768
+STAGES = 6
+
+n = T.dynamic("n", "int64")
+
+
+@T.prim_func
+def bulk_copy_program(src: T.Tensor((n,), "uint8"), dst: T.Tensor((n,), "uint8"), blocks: T.int32):
+    with T.Kernel(blocks, threads=32) as block:
+        ring = T.alloc_shared((STAGES, CHUNK), "uint8")
+        full = T.alloc_barrier([1] * STAGES)
+        chunks = n // CHUNK
+        mine = T.alloc_var("int64")
+        mine = T.max((chunks - block + blocks - 1) // blocks, T.int64(0))
+        if T.get_thread_binding() == 0:
+            for k in T.serial(mine + (STAGES - 1)):
+                # Load k runs STAGES - 1 chunks ahead of the store, whose predecessor frees its place.
+                if k >= STAGES - 1:
+                    done = k - (STAGES - 1)
+                    T.mbarrier_wait_parity(full[done % STAGES], T.Cast("int32", done // STAGES % 2))
+                    W.bulk_store(dst[(block + done * blocks) * CHUNK], ring[done % STAGES, 0], CHUNK)
+                    W.bulk_commit()
+                if k < mine:
+                    if k >= STAGES:
+                        W.bulk_wait(1, read=True)
+                    W.bulk_load(ring[k % STAGES, 0], src[(block + k * blocks) * CHUNK], CHUNK, full[k % STAGES])
+                    T.mbarrier_arrive(full[k % STAGES])
+            W.bulk_wait(0)
+        if block == 0:
+            W.put_block(src[chunks * CHUNK], dst[chunks * CHUNK], n - chunks * CHUNK)
+
+
+@T.prim_func
+def load_store_program(src: T.Tensor((n,), "uint8"), dst: T.Tensor((n,), "uint8"), blocks: T.int32):
+    with T.Kernel(blocks, threads=1024) as block:
+        share = (n + blocks * 16 - 1) // (blocks * 16) * 16
+        first = T.min(block * share, n)
+        W.put_block(src[first], dst[first], T.min(share, n - first))
+
+
+@cache
+def compiled(program):
+    return tw.compile(program)
+
+
+def bulk_copy(dst: torch.Tensor, src: torch.Tensor, blocks: int = 8) -> None:
+    """Copy ``src`` to ``dst``, contiguous tensors of the same number of bytes; ``dst`` may be a peer's."""
+    aligned = (dst.data_ptr() | src.data_ptr()) % 16 == 0
+    copy(bulk_copy_program if aligned else load_store_program, dst, src, blocks)
+
+
+def copy(program, dst: torch.Tensor, src: torch.Tensor, blocks: int) -> None:
+    if dst.nbytes != src.nbytes or not (dst.is_contiguous() and src.is_contiguous()):
+        raise ValueError(
+            f"copy: {dst.nbytes} bytes from {src.nbytes}; expected contiguous tensors of the same size"
+        )
+    if src.nbytes:
+        compiled(program)(src.view(-1).view(torch.uint8), dst.view(-1).view(torch.uint8), blocks)
+
+
+def check(buffer: tw.SymmetricTensor, peer: int) -> bool:
+    """Copy odd sizes at odd offsets to a peer and read there what arrived, and that nothing else changed."""
+    right = True
+    sizes = [1, 15, 16, 17, CHUNK - 1, CHUNK, CHUNK + 1, 8 * CHUNK, 50 * CHUNK + 12345, 3 * CHUNK * STAGES + 16]
+    for size in sizes:
+        for source_offset, offset in ((0, 0), (0, 16), (3, 5), (16, 1)):
+            for program in (bulk_copy, lambda d, s, b: copy(load_store_program, d, s, b)):
+                source = torch.randint(0, 256, (size + 32,), dtype=torch.uint8, device="cuda")[source_offset:][:size]
+                buffer.local[: size + 64].fill_(77)
+                tw.barrier()
+                program(buffer.peer(peer)[offset : offset + size], source, 3)
+                tw.barrier()
+                # The writer's data, as seen by the reader: ask for it through the group.
+                sent = [torch.empty_like(source) for _ in range(tw.world_size())]
+                if tw.world_size() > 1:
+                    torch.distributed.all_gather(sent, source.contiguous())
+                else:
+                    sent = [source]
+                writer = (tw.rank() - 1) % tw.world_size()
+                got = buffer.local[: size + 64]
+                ok = bool((got[offset : offset + size] == sent[writer]).all())
+                ok &= bool((got[:offset] == 77).all()) and bool((got[offset + size :] == 77).all())
+                if not ok:
+                    print(f"wrong: rank {tw.rank()}, {size} bytes from offset {source_offset} to {offset}")
+                right &= ok
+    return right
+
+
+def gigabytes_per_second(run, nbytes: int, repeats: int = 10) -> float:
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return nbytes / sorted(times)[repeats // 2] / 1e6
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--megabytes", type=int, default=256)
+    options = parser.parse_args()
+    nbytes = options.megabytes << 20
+    tw.init(heap_bytes=nbytes + (64 << 20))
+    rank, ranks = tw.rank(), tw.world_size()
+    buffer = tw.symmetric((nbytes,), torch.uint8)
+    right = check(buffer, (rank + 1) % ranks)
+    if rank == 0:
+        print("right" if right else "wrong")
+
+    source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device="cuda")
+    for program in (bulk_copy_program, load_store_program):
+        compiled(program)
+    if rank == 0:
+        targets = {"own memory": torch.empty_like(source)}
+        if ranks > 1:
+            targets["a peer's memory"] = buffer.peer(1)
+        for where, target in targets.items():
+            engine = gigabytes_per_second(lambda t=target: t.copy_(source), nbytes)
+            print(f"{options.megabytes} MiB to {where}, GB/s written; torch copy {engine:.0f}")
+            for blocks in (1, 2, 4, 8, 16, 32, 64, 132):
+                tma, ldst = (
+                    gigabytes_per_second(lambda t=target, p=p, b=blocks: copy(p, t, source, b), nbytes)
+                    for p in (bulk_copy_program, load_store_program)
+                )
+                print(f"  {blocks:4d} blocks: TMA {tma:5.0f}, load/store {ldst:5.0f}")
+        print(f"multicast memory: {'usable' if multicast() else 'none on this machine, not run'}")
+    tw.barrier()
+    torch.cuda.synchronize()
+    tw.finalize()
+    return 0 if right else 1
+
+
+def multicast() -> bool:
+    from tileweave.runtime.topology import topology
+
+    return bool(topology().multicast)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""Every tile is taken exactly once, in the promised order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tileweave import language as W
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 10))
+def test_swizzle_2d_is_a_permutation(rows, columns, group):
+    tiles = [W.swizzle_2d(i, rows, columns, group) for i in range(rows * columns)]
+    assert sorted(tiles) == [(r, c) for r in range(rows) for c in range(columns)]
+
+
+def test_swizzle_2d_walks_bands_column_by_column():
+    assert [W.swizzle_2d(i, 3, 2, 2) for i in range(6)] == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
+
+
+@given(st.integers(1, 8), st.integers(1, 20))
+def test_own_last_serves_every_owner_and_itself_last(ranks, tiles):
+    for rank in range(ranks):
+        order = [W.own_last(i, tiles, rank, ranks) for i in range(ranks * tiles)]
+        assert sorted(order) == [(r, t) for r in range(ranks) for t in range(tiles)]
+        assert [owner for owner, _ in order[-tiles:]] == [rank] * tiles
+    starts = [W.own_last(0, tiles, rank, ranks)[0] for rank in range(ranks)]
+    assert sorted(starts) == list(range(ranks))
