@@ -125,11 +125,13 @@ class Builtin:
         lanes = PTX_TYPES[ptx][1]
         return (lanes, 2 * lanes, 4 * lanes) if ptx in self.vectors else (lanes,)
 
+    def ptx_type(self, call: tirx.Call) -> str:
+        """The PTX type that ``call`` was traced with, or an empty string."""
+        return call.args[len(call.args) - len(self.words) - 1].value if self.types else ""
+
     def least_sm(self, call: tirx.Call) -> int:
         """The first compute capability that has the instruction ``call`` asks for."""
-        if not self.types:
-            return self.sm
-        return self.type_sm.get(call.args[len(call.args) - len(self.words) - 1].value, self.sm)
+        return self.type_sm.get(self.ptx_type(call), self.sm)
 
 
 BUILTINS: dict[str, Builtin] = {}

@@ -52,6 +52,7 @@ def _wrap_pipeline() -> None:
     def lower(mod: IRModule, target: Target) -> IRModule:
         if not any(_ours(f) for f in mod.functions.values()):
             return stock_pipeline._lower(mod, target)
+        mod = passes.run(passes.TARGET_PASSES, mod, target)
         mod = passes.run(passes.TILE_PASSES, mod)
         mod = stock_pipeline._lower(mod, target)
         mod = passes.run(passes.DEVICE_PASSES, mod)

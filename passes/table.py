@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import IRModule, tirx
 
@@ -14,6 +15,7 @@ from . import (
     elect_leader,
     fence_after_wait,
     order_releases,
+    require_arch,
     specialize_group,
 )
 from .walk import uses_tileweave
@@ -38,6 +40,11 @@ GROUP_PASSES = (
     ),
 )
 """Run by ``tw.compile`` and ``tw.emit``, with the group, before TileLang sees the program."""
+
+TARGET_PASSES = (
+    Pass(require_arch.require_arch, "first: names the program's own lines, before passes add any"),
+)
+"""Run with the target before the tile passes, for every kernel that uses a builtin."""
 
 TILE_PASSES = (
     Pass(
@@ -71,13 +78,13 @@ def run_group(mod: IRModule, world_size: int, heap_stride: int) -> IRModule:
     return IRModule(functions, attrs=mod.attrs)
 
 
-def run(passes: Iterable[Pass], mod: IRModule) -> IRModule:
+def run(passes: Iterable[Pass], mod: IRModule, *arguments: Any) -> IRModule:
     """``mod`` with every function that uses a builtin put through ``passes``; the others
     untouched."""
     functions = {}
     for name, func in mod.functions.items():
         if isinstance(func, tirx.PrimFunc) and uses_tileweave(func):
             for p in passes:
-                func = p.run(func)
+                func = p.run(func, *arguments)
         functions[name] = func
     return IRModule(functions, attrs=mod.attrs)
