@@ -32,14 +32,13 @@ def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
         before = follows or _is_bulk(stmt)
         if isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
             return flatten([stmt, _fence()]) if follows and _acquires(stmt) else stmt, before
-        if isinstance(stmt, (tirx.For, tirx.While)):
-            inside = before
-        else:
-            inside = follows
+        inside = before if isinstance(stmt, (tirx.For, tirx.While)) else follows
         in_condition = isinstance(stmt, (tirx.IfThenElse, tirx.While)) and _acquires(stmt.condition)
 
         def case(inner: tirx.Stmt) -> tirx.Stmt:
             new, needed = fence(inner, inside)
+            if isinstance(stmt, tirx.While):
+                needed = _is_bulk(inner)
             return flatten([_fence(), new]) if in_condition and needed else new
 
         new = rewrite_children(stmt, case)

@@ -67,24 +67,33 @@ class _Guarded:
     def order(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
             return stmt
-        self._at_start &= not isinstance(stmt, (tirx.For, tirx.While))
-        if not _is_simple(stmt):
-            return rewrite_children(stmt, self.order)
-        found = _releases_in(stmt)
+        if isinstance(stmt, (tirx.For, tirx.While)):
+            self._at_start = False
+        if _is_simple(stmt):
+            before = self._complete_before(stmt, stmt)
+            self._at_start = False
+            return flatten([*before, stmt])
+        before = []
+        if isinstance(stmt, tirx.IfThenElse):
+            before = self._complete_before(stmt.condition, stmt)
+        return flatten([*before, rewrite_children(stmt, self.order)])
+
+    def _complete_before(self, node, stmt: tirx.Stmt) -> list[tirx.Stmt]:
+        """The placeholder before ``stmt``, which evaluates ``node`` first, if that releases."""
+        found = _releases_in(node)
         if found and self._unmet:
             raise LanguageError(
                 f"{builtin_of(found[0]).name}: releases after {self._unmet} under a condition that "
                 "not every thread of the block takes; expected T.sync_threads() between them, or "
                 f"the release outside the condition{location(stmt)}"
             )
-        for call in calls_in(stmt, lambda c: True):
+        for call in calls_in(node, lambda c: True):
             name = op_name(call)
             if name.startswith("tl.tileop."):
                 self._unmet = "T." + name.removeprefix("tl.tileop.")
             elif name == "tirx.tvm_storage_sync":
                 self._unmet = ""
-        at_start, self._at_start = self._at_start, False
-        return flatten([_placeholder(), stmt]) if found and not at_start else stmt
+        return [_placeholder()] if found and not self._at_start else []
 
 
 def _append(out: list[tirx.Stmt], ordered: list[tirx.Stmt]) -> None:
