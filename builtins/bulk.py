@@ -26,6 +26,7 @@ from typing import Any
 
 from tvm import tirx
 
+from .atomics import INTEGER_TYPES
 from .declare import (
     Barrier,
     Constant,
@@ -35,24 +36,12 @@ from .declare import (
     SharedRead,
     SharedWrite,
     Write,
-    buffer_of,
     builtin,
     element,
     require_same_type,
 )
 from .errors import reject
 from .words import BulkReduceOp
-
-_REDUCE_TYPES = {
-    "add": ("uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"),
-    "min": ("uint32", "int32", "uint64", "int64", "float16", "bfloat16"),
-    "and": ("uint32", "int32", "uint64", "int64"),
-}
-_REDUCE_TYPES |= {
-    "max": _REDUCE_TYPES["min"],
-    "or": _REDUCE_TYPES["and"],
-    "xor": _REDUCE_TYPES["and"],
-}
 
 _MAX_BYTES = (1 << 20) - 1
 """What an mbarrier can count at a time (PTX ISA, mbarrier tx-count)."""
@@ -116,6 +105,13 @@ def bulk_store(dst: Write, src: SharedRead, size: Int32) -> None:
 
 @builtin(
     types="u32 s32 u64 s64 f16 bf16 f32 f64",
+    op_types={
+        "min": "u32 s32 u64 s64 f16 bf16",
+        "max": "u32 s32 u64 s64 f16 bf16",
+        "and": INTEGER_TYPES,
+        "or": INTEGER_TYPES,
+        "xor": INTEGER_TYPES,
+    },
     level="leader",
     barrier_before=True,
     proxy_fence=True,
@@ -138,9 +134,6 @@ def bulk_reduce(dst: Write, src: SharedRead, size: Int32, *, op: BulkReduceOp = 
     Source: PTX ISA, ``cp.reduce.async.bulk``.
     """
     _check("bulk_reduce", src, dst, size, ("shared", "global"))
-    dtype, legal = str(buffer_of(dst).dtype), _REDUCE_TYPES.get(op)
-    if legal is not None and dtype not in legal:
-        raise reject("bulk_reduce", f"op={op!r} with type {dtype}", " or ".join(legal))
 
 
 @builtin(level="leader", sm=90)
