@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from typing import Literal
 
 import tilelang
@@ -30,7 +32,7 @@ def emit(
         world_size: ranks of the group to compile for.
 
     Raises:
-        TileWeaveError: an unknown stage, or something other than a PrimFunc.
+        TileWeaveError: an unknown stage or architecture, something other than a PrimFunc, no nvcc.
     """
     if stage not in STAGES:
         raise TileWeaveError(f"emit: stage={stage!r}; expected {' or '.join(map(repr, STAGES))}")
@@ -38,6 +40,10 @@ def emit(
         raise TileWeaveError(f"emit: {func!r}; expected a T.prim_func")
     if world_size < 1:
         raise TileWeaveError(f"emit: world_size={world_size}; expected at least 1")
+    if not re.fullmatch(r"sm_\d+[af]?", arch):
+        raise TileWeaveError(f"emit: arch={arch!r}; expected 'sm_80', 'sm_90a', 'sm_100a', ...")
+    if stage == "ptx":
+        _require_nvcc()
     mod = tvm.IRModule({func.attrs["global_symbol"]: func})
     mod = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE)
     if stage == "tile":
@@ -51,3 +57,10 @@ def emit(
         if stage == "cuda":
             return artifact.kernel_source
         return nvcc.get_ptx_from_source(artifact.kernel_source)
+
+
+def _require_nvcc() -> None:
+    found = nvcc.CUDA_HOME and shutil.which(nvcc.get_nvcc_compiler())
+    if not found:
+        where = f"CUDA_HOME={nvcc.CUDA_HOME}" if nvcc.CUDA_HOME else "PATH"
+        raise TileWeaveError(f"emit: no nvcc in {where}; expected one for stage='ptx'")

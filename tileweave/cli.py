@@ -1,0 +1,105 @@
+"""The command line: ``tileweave emit`` and ``tileweave doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+
+from tilelang import tvm
+
+from . import __version__
+from .builtins.errors import TileWeaveError
+from .emit import STAGES, emit
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; its exit status: 0 done, 1 a TileWeaveError, 2 wrong usage."""
+    options = _parser().parse_args(argv)
+    try:
+        options.run(options)
+        sys.stdout.flush()
+    except TileWeaveError as error:
+        print(f"tileweave: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tileweave", description="Stock TileLang across GPUs: look at programs and machines."
+    )
+    parser.add_argument("--version", action="version", version=f"tileweave {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    show = commands.add_parser(
+        "emit", help="print what the programs of a file become; needs no GPU"
+    )
+    show.add_argument(
+        "program", metavar="FILE[:NAME]", help="all module-level T.prim_funcs of FILE, or that one"
+    )
+    show.add_argument("--stage", choices=STAGES, default="cuda", help="default: %(default)s")
+    show.add_argument("--arch", default="sm_90a", help="default: %(default)s")
+    show.add_argument("--world-size", type=int, default=4, help="default: %(default)s")
+    show.set_defaults(run=_emit)
+
+    doctor = commands.add_parser("doctor", help="say what this machine has, and what will not work")
+    doctor.add_argument("--json", action="store_true", help="the same for programs")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _emit(options: argparse.Namespace) -> None:
+    programs = _programs(options.program)
+    comment = "//" if options.stage in ("cuda", "ptx") else "#"
+    for name, program in programs.items():
+        if len(programs) > 1:
+            print(f"{comment} ==== {name}")
+        print(emit(program, options.stage, options.arch, options.world_size))
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from .doctor import examine
+
+    report = examine()
+    print(report.as_json() if options.json else report)
+
+
+def _programs(where: str) -> dict[str, tvm.tirx.PrimFunc]:
+    """The PrimFuncs at the top level of ``FILE``, or the one in ``FILE:NAME``, by name."""
+    file, _, name = (where, "", "") if Path(where).is_file() else where.rpartition(":")
+    path = Path(file or where)
+    if not path.is_file():
+        raise TileWeaveError(f"emit: there is no file {path}; expected FILE or FILE:NAME")
+    found: dict[str, tvm.tirx.PrimFunc] = {}
+    for key, value in _load(path).items():
+        if isinstance(value, tvm.tirx.PrimFunc) and not any(
+            value.same_as(f) for f in found.values()
+        ):
+            found[key] = value
+    if not found:
+        raise TileWeaveError(f"emit: {path} has no T.prim_func; expected one at module level")
+    if name and name not in found:
+        raise TileWeaveError(
+            f"emit: {path} has no T.prim_func {name}; expected {' or '.join(found)}"
+        )
+    return {name: found[name]} if name else found
+
+
+def _load(path: Path) -> dict[str, object]:
+    """The globals of the Python file ``path``, run as a module that finds its neighbours."""
+    spec = importlib.util.spec_from_file_location(path.stem.replace("-", "_"), path)
+    if spec is None or spec.loader is None:
+        raise TileWeaveError(f"emit: {path} is no Python file; expected a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)
+    sys.path.insert(0, str(path.resolve().parent))
+    # It prints the Python it generates for a program it cannot trace; the error says what matters.
+    logging.getLogger("tilelang.language.eager.builder").disabled = True
+    spec.loader.exec_module(module)
+    return vars(module)
