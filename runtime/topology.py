@@ -233,7 +233,8 @@ def _smi(*arguments: str) -> str:
         raise _Unavailable(f"nvidia-smi: {_first_line(error)}") from None
     if done.returncode != 0:
         said = _first_line(done.stderr.strip() or done.stdout.strip() or "no output")
-        raise _Unavailable(f"{' '.join(command[:2])}: exit {done.returncode}: {said}")
+        question = arguments[0].split("=")[0]
+        raise _Unavailable(f"nvidia-smi {question}: exit {done.returncode}: {said}")
     return done.stdout
 
 

@@ -1,0 +1,285 @@
+"""The command line: what it prints, where, and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tileweave
+from tileweave.cli import main
+from tileweave.doctor import MISSING, Nvcc, Problem, Report, find_nvcc, problems
+from tileweave.runtime.topology import Gpu, Topology
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+HEAD = """
+import tilelang.language as T
+from tileweave import language as W
+"""
+
+PROGRAM = """
+@T.prim_func
+def {name}(S: W.Symmetric((64,), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            S[0, i] = {value}
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(*programs: str) -> str:
+        path = tmp_path / "some-programs.py"
+        path.write_text(HEAD + "".join(programs))
+        return str(path)
+
+    return write
+
+
+def test_emit_prints_every_program(file, capsys):
+    path = file(PROGRAM.format(name="one", value=1.0), PROGRAM.format(name="two", value=2.0))
+    assert main(["emit", path]) == 0
+    out = capsys.readouterr().out
+    assert out.index("// ==== one") < out.index("one_kernel(") < out.index("// ==== two")
+    assert "two_kernel(" in out
+
+
+def test_emit_prints_one_program_alone(file, capsys):
+    path = file(PROGRAM.format(name="one", value=1.0), PROGRAM.format(name="two", value=2.0))
+    assert main(["emit", f"{path}:two", "--stage", "tile", "--world-size", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "====" not in out and "def one(" not in out
+    assert "def two(" in out and "(3, 64)" in out
+
+
+def test_emit_takes_an_alias_once(file, capsys):
+    path = file(PROGRAM.format(name="one", value=1.0), "\nsame = one\n")
+    assert main(["emit", path, "--stage", "tile"]) == 0
+    assert capsys.readouterr().out.count("def one(") == 1
+
+
+@pytest.mark.parametrize(
+    ("programs", "suffix", "options", "message"),
+    [
+        (("one",), ":two", (), "has no T.prim_func two; expected one"),
+        (("one", "two"), ":three", (), "has no T.prim_func three; expected one or two"),
+        ((), "", (), "has no T.prim_func; expected one at module level"),
+        (("one",), "x", (), "there is no file"),
+        (("one",), "", ("--world-size", "0"), "world_size=0; expected at least 1"),
+        (("one",), "", ("--arch", "hopper"), "arch='hopper'; expected 'sm_80'"),
+    ],
+)
+def test_emit_refuses_in_one_line(file, capsys, programs, suffix, options, message):
+    path = file(*(PROGRAM.format(name=name, value=1.0) for name in programs))
+    assert main(["emit", path + suffix, *options]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("tileweave: emit: ") and captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_emit_names_the_line_of_a_wrong_program(file, capsys):
+    path = file(
+        "\n@T.prim_func\ndef f(F: W.Symmetric((4,), 'uint32')):\n"
+        "    with T.Kernel(1, threads=32):\n        W.signal(F[0, 0], scope='node')\n"
+    )
+    assert main(["emit", path]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"tileweave: signal: scope='node'; expected 'cta' or 'gpu' or 'sys' --> {path}:8\n"
+    )
+
+
+def test_emit_without_nvcc(file, capsys, monkeypatch):
+    monkeypatch.setattr("tilelang.contrib.nvcc.CUDA_HOME", "/nowhere")
+    assert main(["emit", file(PROGRAM.format(name="one", value=1.0)), "--stage", "ptx"]) == 1
+    assert "no nvcc in CUDA_HOME=/nowhere; expected one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["emit"], ["emit", "x.py", "--stage", "sass"], ["cure"]])
+def test_wrong_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: tileweave")
+
+
+def test_module_runs_and_stands_a_closed_pipe(file):
+    path = file(PROGRAM.format(name="one", value=1.0))
+    run = subprocess.run(
+        f"{sys.executable} -m tileweave emit {path} | true; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_doctor_prints(capsys):
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert f"tileweave       {tileweave.__version__}" in out
+    assert "GPUs: " in out
+
+
+def test_doctor_as_json(capsys):
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report) == {"versions", "nvcc", "topology", "problems"}
+    assert report["versions"]["tilelang"] == "0.1.15"
+    assert len(report["topology"]["nvlinks"]) == len(report["topology"]["gpus"])
+
+
+H200 = Gpu("NVIDIA H200", 140 << 30, (9, 0), "a")
+L4 = Gpu("NVIDIA L4", 24 << 30, (8, 9), "b")
+NVCC = Nvcc("/cuda/bin/nvcc", "13.0.88", (75, 80, 89, 90, 100))
+VERSIONS = {"torch": "2.13.0", "cuda-bindings": "13.0.3"}
+
+
+def machine(*gpus: Gpu, links: int = 18, p2p: bool = True, **rest) -> Topology:
+    n = range(len(gpus))
+    return Topology(
+        gpus,
+        tuple(tuple(0 if i == j else links for j in n) for i in n),
+        tuple(tuple(i == j or p2p for j in n) for i in n),
+        **{"multicast": True, **rest},
+    )
+
+
+def test_nothing_to_complain_about():
+    assert problems(VERSIONS, NVCC, machine(H200, H200)) == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "nvcc", "topology", "expected"),
+    [
+        (
+            {},
+            NVCC,
+            machine(multicast=False, notes=("torch: no CUDA",)),
+            Problem("running any kernel", "there is no GPU (torch: no CUDA); tw.emit works"),
+        ),
+        (
+            {},
+            NVCC,
+            machine(H200, H200, notes=("torch: driver too old",)),
+            Problem("running any kernel", "torch cannot use the GPUs (torch: driver too old)"),
+        ),
+        (
+            {"torch": "2.10.1+cu128"},
+            NVCC,
+            machine(H200, H200),
+            Problem("nothing is promised", "torch is 2.10.1+cu128; expected 2.11 to 2.13"),
+        ),
+        (
+            {"cuda-bindings": MISSING},
+            NVCC,
+            machine(H200, H200),
+            Problem("tw.init", "the Python package cuda-bindings is not installed"),
+        ),
+        (
+            {},
+            Nvcc("", "not on PATH, and CUDA_HOME is not set"),
+            machine(H200, H200),
+            Problem(
+                "compiling a kernel that is in no cache",
+                "nvcc: not on PATH, and CUDA_HOME is not set",
+            ),
+        ),
+        (
+            {},
+            Nvcc("/cuda/bin/nvcc", "11.7", (70, 80, 87)),
+            machine(H200, H200),
+            Problem("compiling for sm_90", "nvcc 11.7 ends at sm_87"),
+        ),
+        (
+            {},
+            NVCC,
+            machine(L4, L4),
+            Problem("TMA copies, W.bulk_* and W.multimem_*", "a GPU is sm_89; they need sm_90"),
+        ),
+        (
+            {},
+            NVCC,
+            machine(H200),
+            Problem("more than one rank", "there is one GPU; programs run with world size 1"),
+        ),
+        (
+            {},
+            NVCC,
+            machine(H200, H200, p2p=False),
+            Problem("symmetric tensors over all GPUs", "no P2P between GPUs 0 and 1"),
+        ),
+        (
+            {},
+            NVCC,
+            machine(H200, H200, H200, H200, links=0),
+            Problem(
+                "access to peers at NVLink speed",
+                "no NVLink known between GPUs 0 and 1, 0 and 2, 0 and 3, 1 and 2 and 2 more pairs",
+            ),
+        ),
+        (
+            {},
+            NVCC,
+            machine(H200, H200, multicast=False, multicast_refusal="forbidden"),
+            Problem("W.multimem_*", "no NVLink multicast: forbidden"),
+        ),
+    ],
+)
+def test_problem(versions, nvcc, topology, expected):
+    assert problems(VERSIONS | versions, nvcc, topology) == [expected]
+
+
+def test_report_for_people():
+    shown = str(Report(VERSIONS, NVCC, machine(H200, H200, driver="580.95.05"), ()))
+    assert "driver          580.95.05" in shown
+    assert "  1  NVIDIA H200, 140 GiB, sm_90, a" in shown
+    assert "NVLink links between two GPUs\n           0    1\n      0    -   18\n" in shown
+    assert "      1  yes    -" in shown
+    assert "NVLink multicast: yes" in shown
+    assert shown.endswith("Everything works here.")
+
+
+def fake_nvcc(directory: Path, script: str, monkeypatch) -> str:
+    path = directory / "bin" / "nvcc"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{script}")
+    path.chmod(0o755)
+    monkeypatch.setattr("tilelang.contrib.nvcc.CUDA_HOME", str(directory))
+    return str(path)
+
+
+def test_nvcc_is_asked(tmp_path, monkeypatch):
+    path = fake_nvcc(
+        tmp_path,
+        'case $1 in --version) echo "Cuda compilation tools, release 12.8, V12.8.93" ;;\n'
+        "*) echo compute_80; echo compute_90 ;; esac\n",
+        monkeypatch,
+    )
+    assert find_nvcc() == Nvcc(path, "12.8.93", (80, 90))
+
+
+def test_nvcc_that_fails(tmp_path, monkeypatch):
+    path = fake_nvcc(tmp_path, "exit 1\n", monkeypatch)
+    assert find_nvcc() == Nvcc("", f"{path}: does not say its version")
+
+
+@pytest.mark.parametrize(
+    ("home", "why"),
+    [
+        ("", "not on PATH, and CUDA_HOME is not set"),
+        ("/nowhere", "/nowhere/bin/nvcc: No such file or directory"),
+    ],
+)
+def test_no_nvcc(monkeypatch, home, why):
+    monkeypatch.setattr("tilelang.contrib.nvcc.CUDA_HOME", home)
+    assert find_nvcc() == Nvcc("", why)
