@@ -49,7 +49,7 @@ def _site(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     builder = Builder.current()
     site = Site(
         spec.name,
-        str(arguments["ref"]) if "ref" in arguments else "",
+        str(arguments["ref"]).replace("T.tileweave.", "W.") if "ref" in arguments else "",
         str(getattr(builder, "current_file", "?")),
         int(getattr(builder, "current_line", 0)),
     )

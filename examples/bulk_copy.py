@@ -18,36 +18,50 @@ import torch
 import tileweave as tw
 from tileweave import language as W
 
-CHUNK = 32768
-STAGES = 6
+CHUNK = 16384
+STAGES = 14
+AHEAD = 8
+"""Chunks being loaded; the others of the ring are being stored."""
 
 n = T.dynamic("n", "int64")
 
 
-@T.prim_func
-def bulk_copy_program(src: T.Tensor((n,), "uint8"), dst: T.Tensor((n,), "uint8"), blocks: T.int32):
-    with T.Kernel(blocks, threads=32) as block:
-        ring = T.alloc_shared((STAGES, CHUNK), "uint8")
-        full = T.alloc_barrier([1] * STAGES)
-        chunks = n // CHUNK
-        mine = T.alloc_var("int64")
-        mine = T.max((chunks - block + blocks - 1) // blocks, T.int64(0))
-        if T.get_thread_binding() == 0:
-            for k in T.serial(mine + (STAGES - 1)):
-                # Load k runs STAGES - 1 chunks ahead of the store, whose predecessor frees its place.
-                if k >= STAGES - 1:
-                    done = k - (STAGES - 1)
-                    T.mbarrier_wait_parity(full[done % STAGES], T.Cast("int32", done // STAGES % 2))
-                    W.bulk_store(dst[(block + done * blocks) * CHUNK], ring[done % STAGES, 0], CHUNK)
-                    W.bulk_commit()
-                if k < mine:
-                    if k >= STAGES:
-                        W.bulk_wait(1, read=True)
-                    W.bulk_load(ring[k % STAGES, 0], src[(block + k * blocks) * CHUNK], CHUNK, full[k % STAGES])
-                    T.mbarrier_arrive(full[k % STAGES])
-            W.bulk_wait(0)
-        if block == 0:
-            W.put_block(src[chunks * CHUNK], dst[chunks * CHUNK], n - chunks * CHUNK)
+def bulk_copy_with(stages: int, chunk: int, ahead: int):
+    """The program with a ring of ``stages`` chunks of ``chunk`` bytes, ``ahead`` of them being loaded."""
+
+    @T.prim_func
+    def bulk_copy(src: T.Tensor((n,), "uint8"), dst: T.Tensor((n,), "uint8"), blocks: T.int32):
+        with T.Kernel(blocks, threads=32) as block:
+            ring = T.alloc_shared((stages, chunk), "uint8")
+            full = T.alloc_barrier([1] * stages)
+            whole = T.alloc_var("int32")
+            whole = T.Cast("int32", n // chunk)
+            mine = T.alloc_var("int32")
+            mine = T.max((whole - block + blocks - 1) // blocks, 0)
+            if T.get_thread_binding() == 0:
+                for k in T.serial(mine + ahead):
+                    if k >= ahead:
+                        done = k - ahead
+                        T.mbarrier_wait_parity(full[done % stages], done // stages % 2)
+                        at = T.Cast("int64", block + done * blocks) * chunk
+                        W.bulk_store(dst[at], ring[done % stages, 0], chunk)
+                        W.bulk_commit()
+                    if k < mine:
+                        # The chunk before in this place left with store k - stages: later ones may go on.
+                        if k >= stages:
+                            W.bulk_wait(stages - ahead, read=True)
+                        at = T.Cast("int64", block + k * blocks) * chunk
+                        W.bulk_load(ring[k % stages, 0], src[at], chunk, full[k % stages])
+                        T.mbarrier_arrive(full[k % stages])
+                W.bulk_wait(0)
+            if block == 0:
+                rest = T.Cast("int64", whole) * chunk
+                W.put_block(src[rest], dst[rest], n - rest)
+
+    return bulk_copy
+
+
+bulk_copy_program = bulk_copy_with(STAGES, CHUNK, AHEAD)
 
 
 @T.prim_func

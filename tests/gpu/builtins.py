@@ -63,8 +63,8 @@ def check_atomics() -> bool:
         program, names = atomics_program(tw.world_size(), dtype)
         kernel = tw.compile(program)
         atom, red = (tw.symmetric((len(names),), torch_dtype) for _ in range(2))
-        values = torch.randint(1, 1 << 20, (THREADS,), device="cuda").to(SIGNED.get(torch_dtype, torch_dtype))
-        start = 123456
+        values = torch.randint(1, 1 << 12, (THREADS,), device="cuda").to(SIGNED.get(torch_dtype, torch_dtype))
+        start = 4660
         for tensor in (atom, red):
             signed(tensor.local).fill_(start)
         tw.barrier()
@@ -381,6 +381,31 @@ def check_graph() -> bool:
         torch.cuda.synchronize()
         right &= bool((out == epoch * 1000 + left).all())
     return right
+
+
+@T.prim_func
+def stand(flag: T.Tensor((1,), "uint32")):
+    with T.Kernel(1, threads=32) as _:
+        W.wait_eq(flag[0], 1)
+
+
+@T.prim_func
+def release(flag: T.Tensor((1,), "uint32")):
+    with T.Kernel(1, threads=32) as _:
+        W.signal(flag[0], 1, op="set")
+
+
+def check_first_launch_beside_a_standing_kernel() -> bool:
+    """Compiled programs are loaded: the first launch of one gets by a kernel that stands."""
+    flag = torch.zeros(1, dtype=torch.uint32, device="cuda")
+    waiting, releasing = tw.compile(stand), tw.compile(release)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    waiting(flag)
+    with torch.cuda.stream(side):
+        releasing(flag)
+    torch.cuda.synchronize()
+    return signed(flag).item() == 1
 
 
 def check_refusals() -> bool:

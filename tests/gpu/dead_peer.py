@@ -33,7 +33,8 @@ def program() -> None:
     kernel = tw.compile(wait_for_peer)
     tw.barrier()
     torch.cuda.synchronize()
-    print("start", time.time(), flush=True)
+    sys.stdout.write(f"start {time.time():.3f}\n")
+    sys.stdout.flush()
     if tw.rank() == 0:
         kernel(flags)
         torch.cuda.synchronize()
@@ -60,9 +61,9 @@ def main() -> int:
         timeout=110,
     )
     ended = time.time()
-    starts = [float(t) for t in re.findall(r"^start ([\d.]+)", run.stdout, re.M)]
+    starts = [float(t) for t in re.findall(r"start (\d+\.\d+)", run.stdout)]
     report = re.search(
-        rf"tileweave: rank 0 waited {TIMEOUT_S} s for a signal from rank 1 and gave up: wait_reached\(.*\) at .*: "
+        rf"tileweave: rank 0 waited {TIMEOUT_S} s for a signal from rank 1 and gave up: wait_reached\(.*\) at .*; "
         r"flag \[0, 5\] of SymmetricTensor.*seen 0, expected 7",
         run.stdout,
     )
