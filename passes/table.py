@@ -15,8 +15,10 @@ from . import (
     elect_leader,
     fence_after_wait,
     order_releases,
+    pin_pipelined,
     require_arch,
     specialize_group,
+    verify_pipelined,
 )
 from .walk import uses_tileweave
 
@@ -52,6 +54,7 @@ TILE_PASSES = (
         "decides who runs a builtin while the program still has its own shape",
     ),
     Pass(order_releases.order_releases, "needs the barriers that electing a leader placed"),
+    Pass(pin_pipelined.pin_pipelined, "needs the placeholders that order_releases placed"),
     Pass(
         bind_runtime.bind_runtime,
         "last: the passes before may add operands that the host must bind",
@@ -60,6 +63,7 @@ TILE_PASSES = (
 """Run on tile-level IR before TileLang's pipeline, for every kernel that uses a builtin."""
 
 DEVICE_PASSES = (
+    Pass(verify_pipelined.verify_pipelined, "first: reads what TileLang made of the loops"),
     Pass(complete_bulk_stores.complete_bulk_stores, "sees which copies became bulk stores"),
     Pass(fence_after_wait.fence_after_wait, "sees which copies became bulk loads"),
     Pass(drop_readonly.drop_readonly, "last: only attributes, no code"),

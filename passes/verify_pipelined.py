@@ -1,0 +1,47 @@
+"""No load of a pipelined loop runs ahead of the wait that guards it."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from ..builtins.declare import builtin_of
+from ..builtins.errors import LanguageError
+from ..builtins.hidden import SITES
+from .pin_pipelined import GUARDS_LOADS
+from .walk import ASYNC_LOADS, calls_in, op_name, rewrite_children
+
+
+def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Refuse a kernel in which a wait of a pipelined loop came out apart from the loads it guards.
+
+    With warp specialisation a wait moves to the producer, before its TMA loads, unless something
+    between the top of the loop and the loads keeps it with the consumers. Without, the loads of
+    later rounds are issued before the wait of theirs.
+
+    Before: the lowered kernel
+    After:  the same
+    """
+
+    def check(stmt: tirx.Stmt, specialised: bool, loads: bool) -> tirx.Stmt:
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "kWarpSpecializationScope":
+            specialised = True
+        if isinstance(stmt, tirx.For):
+            loads = bool(calls_in(stmt.body, lambda c: op_name(c) in ASYNC_LOADS))
+        if isinstance(stmt, tirx.Evaluate) and not (specialised and loads):
+            for call in calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations):
+                raise _overtaken(call, specialised)
+        return rewrite_children(stmt, lambda s: check(s, specialised, loads))
+
+    return func.with_body(check(func.body, False, False))
+
+
+def _overtaken(wait: tirx.Call, specialised: bool) -> LanguageError:
+    spec = builtin_of(wait)
+    site = SITES.get(int(wait.args[len(spec.operands) + spec.hidden.index("site")]))
+    where = f"\n --> {site.file}:{site.line}" if site is not None else ""
+    why = (
+        "something before the loads keeps it in the consumer warps; expected only waits there"
+        if specialised
+        else "there is no warp specialisation; expected T.serial, or num_stages=0"
+    )
+    return LanguageError(f"{spec.name}: loads of T.Pipelined overtake it, since {why}{where}")
