@@ -236,7 +236,7 @@ def builtin(
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise reject(name, str(error), f"{name}{signature}") from None
+                raise reject(name, str(error), f"{name}{_usage(signature)}") from None
             bound.apply_defaults()
             _check_words(spec, bound.arguments)
             for parameter, kind in spec.operands:
@@ -247,6 +247,11 @@ def builtin(
         return trace
 
     return declare
+
+
+def _usage(signature: inspect.Signature) -> inspect.Signature:
+    parameters = signature.parameters.values()
+    return inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters])
 
 
 def _without_none(hint: Any) -> Any:
@@ -288,7 +293,8 @@ def _operand(spec: Builtin, parameter: str, kind: Any, arguments: dict[str, Any]
         extent = arguments[kind.extent] if kind.extent else None
         return T.access_ptr(load, kind.access, extent=extent)
     if isinstance(kind, ElementOf):
-        return _convert(spec, parameter, value, ref_dtype(arguments[kind.ref], value))
+        shaped_by = arguments.get("value", value)  # all values of a builtin have its lanes
+        return _convert(spec, parameter, value, ref_dtype(arguments[kind.ref], shaped_by))
     if isinstance(kind, Scalar):
         return _convert(spec, parameter, value, kind.dtype)
     if isinstance(kind, ConstantBool):

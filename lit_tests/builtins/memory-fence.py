@@ -1,0 +1,30 @@
+# RUN: %python %s | %filecheck %s
+"""Fences: scope and semantics by position or name, one instruction, no block barrier."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave import language as W
+
+
+def show(program, **options):
+    print("TEST:", program.attrs["global_symbol"])
+    print(tw.emit(program, **options))
+
+
+@T.prim_func
+def fences():
+    with T.Kernel(1, threads=32):
+        W.fence("sys")
+        W.fence("gpu", "sc")
+        W.fence(scope="cta", sem="acq_rel")
+        W.fence_proxy_async()
+
+
+# CHECK-LABEL: TEST: fences
+# CHECK-NOT: __syncthreads
+# CHECK: tw::fence<tw::Scope::sys, tw::Sem::acq_rel>();
+# CHECK-NEXT: tw::fence<tw::Scope::gpu, tw::Sem::sc>();
+# CHECK-NEXT: tw::fence<tw::Scope::cta, tw::Sem::acq_rel>();
+# CHECK-NEXT: tw::fence_proxy_async();
+show(fences)

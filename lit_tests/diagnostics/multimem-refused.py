@@ -1,0 +1,59 @@
+# RUN: %python %s | %filecheck %s
+"""Multicast memory: each operation, type and width that has no instruction is refused."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave import language as W
+
+
+def refuse(name, call, dtype):
+    print("TEST:", name)
+    try:
+
+        @T.prim_func
+        def program(M: T.Tensor((64,), dtype)):
+            with T.Kernel(1, threads=32):
+                x = T.alloc_local((16,), dtype)
+                T.evaluate(call(M, x))
+
+    except tw.LanguageError as error:
+        print(error)
+
+
+# CHECK-LABEL: TEST: load_min_float
+# CHECK: multimem_ld_reduce: op='min': M has type float32, lanes=1; expected uint32, int32, uint64, int64, float16x2, float16x4, float16x8, bfloat16x2, bfloat16x4, bfloat16x8
+# CHECK-NEXT: --> {{.*}}multimem-refused.py:18
+refuse("load_min_float", lambda M, x: W.multimem_ld_reduce(M[0], op="min"), "float32")
+
+# CHECK-LABEL: TEST: load_half
+# CHECK: multimem_ld_reduce: op='add': M has type bfloat16, lanes=1; expected uint32, int32, uint64, int64, float32, float32x2, float32x4, float64, float16x2, float16x4, float16x8, bfloat16x2, bfloat16x4, bfloat16x8
+refuse("load_half", lambda M, x: W.multimem_ld_reduce(M[0], op="add"), "bfloat16")
+
+# CHECK-LABEL: TEST: load_wide
+# CHECK: multimem_ld_reduce: op='add': M has type float64, lanes=2; expected uint32,
+refuse("load_wide", lambda M, x: W.multimem_ld_reduce(M[0], 2, op="add"), "float64")
+
+# CHECK-LABEL: TEST: load_xor
+# CHECK: multimem_ld_reduce: op='xor': M has type float32, lanes=1; expected uint32, int32, uint64, int64{{$}}
+refuse("load_xor", lambda M, x: W.multimem_ld_reduce(M[0], op="xor"), "float32")
+
+# CHECK-LABEL: TEST: load_op
+# CHECK: multimem_ld_reduce: op='mul'; expected 'add' or 'min' or 'max' or 'and' or 'or' or 'xor'
+refuse("load_op", lambda M, x: W.multimem_ld_reduce(M[0], op="mul"), "float32")
+
+# CHECK-LABEL: TEST: load_no_op
+# CHECK: multimem_ld_reduce: missing a required {{.*}}'op'; expected multimem_ld_reduce(ref, lanes=1, *, op, scope='sys', sem='relaxed')
+refuse("load_no_op", lambda M, x: W.multimem_ld_reduce(M[0]), "float32")
+
+# CHECK-LABEL: TEST: red_max_half
+# CHECK: multimem_red: op='max': M has type float16x2; expected uint32, int32, uint64, int64{{$}}
+refuse("red_max_half", lambda M, x: W.multimem_red(M[0], x[0:2], op="max"), "float16")
+
+# CHECK-LABEL: TEST: st_wide
+# CHECK: multimem_st: M has type float32x8; expected uint32, int32, uint64, int64, float32, float32x2, float32x4,
+refuse("st_wide", lambda M, x: W.multimem_st(M[0], x[0:8]), "float32")
+
+# CHECK-LABEL: TEST: st_sem
+# CHECK: multimem_st: sem='acquire'; expected 'relaxed' or 'release'
+refuse("st_sem", lambda M, x: W.multimem_st(M[0], 1.0, sem="acquire"), "float32")
