@@ -2,10 +2,11 @@
 
     torchrun --nproc-per-node=2 examples/bulk_copy.py [--megabytes 256]
 
-``bulk_copy(dst, src, blocks)`` is callable from the host, on torch's current stream. One thread of each
-block keeps a ring of chunks in shared memory in flight; bytes beyond the last whole chunk, and tensors that
-are not 16-byte aligned, go by ordinary loads and stores. The program checks odd sizes and alignments, then
-prints GB/s by number of blocks, beside the copy engine and beside loads and stores.
+``bulk_copy(dst, src, blocks)`` is callable from the host, on torch's current stream. One thread of
+each block keeps a ring of chunks in shared memory in flight; bytes beyond the last whole chunk, and
+tensors that are not 16-byte aligned, go by ordinary loads and stores. The program checks odd sizes
+and alignments, then prints GB/s by number of blocks, beside the copy engine and beside loads and
+stores.
 """
 
 import argparse
@@ -27,7 +28,8 @@ n = T.dynamic("n", "int64")
 
 
 def bulk_copy_with(stages: int, chunk: int, ahead: int):
-    """The program with a ring of ``stages`` chunks of ``chunk`` bytes, ``ahead`` of them being loaded."""
+    """The program with a ring of ``stages`` chunks of ``chunk`` bytes, ``ahead`` of them being
+    loaded."""
 
     @T.prim_func
     def bulk_copy(src: T.Tensor((n,), "uint8"), dst: T.Tensor((n,), "uint8"), blocks: T.int32):
@@ -47,7 +49,8 @@ def bulk_copy_with(stages: int, chunk: int, ahead: int):
                         W.bulk_store(dst[at], ring[done % stages, 0], chunk)
                         W.bulk_commit()
                     if k < mine:
-                        # The chunk before in this place left with store k - stages: later ones may go on.
+                        # The chunk before in this place left with store k - stages: later ones may
+                        # go on.
                         if k >= stages:
                             W.bulk_wait(stages - ahead, read=True)
                         at = T.Cast("int64", block + k * blocks) * chunk
@@ -78,7 +81,8 @@ def compiled(program):
 
 
 def bulk_copy(dst: torch.Tensor, src: torch.Tensor, blocks: int = 8) -> None:
-    """Copy ``src`` to ``dst``, contiguous tensors of the same number of bytes; ``dst`` may be a peer's."""
+    """Copy ``src`` to ``dst``, contiguous tensors of the same number of bytes; ``dst`` may be a
+    peer's."""
     aligned = (dst.data_ptr() | src.data_ptr()) % 16 == 0
     copy(bulk_copy_program if aligned else load_store_program, dst, src, blocks)
 
@@ -86,20 +90,35 @@ def bulk_copy(dst: torch.Tensor, src: torch.Tensor, blocks: int = 8) -> None:
 def copy(program, dst: torch.Tensor, src: torch.Tensor, blocks: int) -> None:
     if dst.nbytes != src.nbytes or not (dst.is_contiguous() and src.is_contiguous()):
         raise ValueError(
-            f"copy: {dst.nbytes} bytes from {src.nbytes}; expected contiguous tensors of the same size"
+            f"copy: {dst.nbytes} bytes from {src.nbytes}; expected contiguous tensors of the "
+            "same size"
         )
     if src.nbytes:
         compiled(program)(src.view(-1).view(torch.uint8), dst.view(-1).view(torch.uint8), blocks)
 
 
 def check(buffer: tw.SymmetricTensor, peer: int) -> bool:
-    """Copy odd sizes at odd offsets to a peer and read there what arrived, and that nothing else changed."""
+    """Copy odd sizes at odd offsets to a peer and read there what arrived, and that nothing else
+    changed."""
     right = True
-    sizes = [1, 15, 16, 17, CHUNK - 1, CHUNK, CHUNK + 1, 8 * CHUNK, 50 * CHUNK + 12345, 3 * CHUNK * STAGES + 16]
+    sizes = [
+        1,
+        15,
+        16,
+        17,
+        CHUNK - 1,
+        CHUNK,
+        CHUNK + 1,
+        8 * CHUNK,
+        50 * CHUNK + 12345,
+        3 * CHUNK * STAGES + 16,
+    ]
     for size in sizes:
         for source_offset, offset in ((0, 0), (0, 16), (3, 5), (16, 1)):
             for program in (bulk_copy, lambda d, s, b: copy(load_store_program, d, s, b)):
-                source = torch.randint(0, 256, (size + 32,), dtype=torch.uint8, device="cuda")[source_offset:][:size]
+                source = torch.randint(0, 256, (size + 32,), dtype=torch.uint8, device="cuda")[
+                    source_offset:
+                ][:size]
                 buffer.local[: size + 64].fill_(77)
                 tw.barrier()
                 program(buffer.peer(peer)[offset : offset + size], source, 3)
@@ -115,7 +134,10 @@ def check(buffer: tw.SymmetricTensor, peer: int) -> bool:
                 ok = bool((got[offset : offset + size] == sent[writer]).all())
                 ok &= bool((got[:offset] == 77).all()) and bool((got[offset + size :] == 77).all())
                 if not ok:
-                    print(f"wrong: rank {tw.rank()}, {size} bytes from offset {source_offset} to {offset}")
+                    print(
+                        f"wrong: rank {tw.rank()}, {size} bytes from offset {source_offset} to "
+                        f"{offset}"
+                    )
                 right &= ok
     return right
 
@@ -158,7 +180,9 @@ def main() -> int:
             print(f"{options.megabytes} MiB to {where}, GB/s written; torch copy {engine:.0f}")
             for blocks in (1, 2, 4, 8, 16, 32, 64, 132):
                 tma, ldst = (
-                    gigabytes_per_second(lambda t=target, p=p, b=blocks: copy(p, t, source, b), nbytes)
+                    gigabytes_per_second(
+                        lambda t=target, p=p, b=blocks: copy(p, t, source, b), nbytes
+                    )
                     for p in (bulk_copy_program, load_store_program)
                 )
                 print(f"  {blocks:4d} blocks: TMA {tma:5.0f}, load/store {ldst:5.0f}")

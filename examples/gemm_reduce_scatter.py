@@ -2,12 +2,12 @@
 
     torchrun --nproc-per-node=4 examples/gemm_reduce_scatter.py [--shape M N K] [--runs 20]
 
-Every rank holds A (M, K / ranks) and B (N, K / ranks); rank r wants rows r of the sum over ranks of A B^T.
-Each block computes one (128, 256) tile. A tile that belongs to another rank is stored into that rank's
-staging memory by the TMA and announced by one counter; the blocks of a rank's own tiles come last, wait for
-the others' parts and add them in fp32. Nothing is reset between launches: staging and counters alternate
-between two halves by epoch, and the last block out advances the epoch in device memory, where a CUDA graph
-finds it too.
+Every rank holds A (M, K / ranks) and B (N, K / ranks); rank r wants rows r of the sum over ranks of
+A B^T. Each block computes one (128, 256) tile. A tile that belongs to another rank is stored into
+that rank's staging memory by the TMA and announced by one counter; the blocks of a rank's own tiles
+come last, wait for the others' parts and add them in fp32. Nothing is reset between launches:
+staging and counters alternate between two halves by epoch, and the last block out advances the
+epoch in device memory, where a CUDA graph finds it too.
 """
 
 import argparse
@@ -23,7 +23,11 @@ from tileweave import language as W
 
 def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages=3):
     """The program for global M and N and a rank's share K of the inner dimension, in elements."""
-    for name, value, unit in (("M / ranks", M // ranks, block_M), ("N", N, block_N), ("K", K, block_K)):
+    for name, value, unit in (
+        ("M / ranks", M // ranks, block_M),
+        ("N", N, block_N),
+        ("K", K, block_K),
+    ):
         if value < unit or value % unit or M % ranks:
             raise ValueError(f"gemm_reduce_scatter: {name}={value}; expected a multiple of {unit}")
     share = M // ranks
@@ -69,7 +73,9 @@ def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, st
                 W.wait_reached(arrived[me, half, tile], (epoch // 2 + 1) * (ranks - 1))
                 for step in T.serial(ranks - 1):
                     source = (me + 1 + step) % ranks
-                    T.copy(staging[me, half, source * share + row * block_M, column * block_N], C_tile)
+                    T.copy(
+                        staging[me, half, source * share + row * block_M, column * block_N], C_tile
+                    )
                     for i, j in T.Parallel(block_M, block_N):
                         total[i, j] += C_tile[i, j]
                 T.copy(total, C_tile)
@@ -160,8 +166,8 @@ def run(M: int, N: int, K_total: int, runs: int) -> bool:
     if tw.rank() == 0:
         print(
             f"{M} x {N} x {K_total} bf16 on {tw.world_size()}: fused {ours_ms:.3f} ms, "
-            f"cuBLAS + NCCL {nccl_ms:.3f} ms ({nccl_ms / ours_ms:.2f}x), worst relative error {error.item():.1e} "
-            f"in {3 + runs} runs"
+            f"cuBLAS + NCCL {nccl_ms:.3f} ms ({nccl_ms / ours_ms:.2f}x), worst relative error "
+            f"{error.item():.1e} in {3 + runs} runs"
         )
     ours.free()
     return error.item() <= 1e-2
@@ -173,7 +179,12 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20)
     options = parser.parse_args()
     tw.init()
-    ok = all([run(*shape, options.runs) for shape in options.shape or [(4096, 8192, 28672), (8192, 8192, 28672)]])
+    ok = all(
+        [
+            run(*shape, options.runs)
+            for shape in options.shape or [(4096, 8192, 28672), (8192, 8192, 28672)]
+        ]
+    )
     if tw.rank() == 0:
         print("right" if ok else "wrong: relative error above 1e-2")
     tw.finalize()

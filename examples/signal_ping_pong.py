@@ -50,7 +50,8 @@ def main(rounds: int = 2000, repeats: int = 20) -> int:
     if tw.rank() == 0:
         times.sort()
         print(
-            f"one-way signal: {times[len(times) // 2]:.3f} us (median of {repeats} x {rounds} rounds)"
+            f"one-way signal: {times[len(times) // 2]:.3f} us (median of {repeats} x {rounds} "
+            "rounds)"
         )
         print("right" if right else f"wrong: flags are {seen}, expected {expected}")
     tw.finalize()

@@ -27,7 +27,8 @@ def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
     said = group.exchange(f"{topic}/what", what)
     if len(set(said)) > 1:
         raise TileWeaveError(
-            f"compile: the ranks compile different programs, {said}; expected the same on every rank"
+            f"compile: the ranks compile different programs, {said}; expected the same on every "
+            "rank"
         )
     result: list[T] = []
     for turn, ours in (("first", group.local_rank == 0), ("others", group.local_rank != 0)):

@@ -18,8 +18,8 @@ def driver() -> Any:
         from cuda.bindings import driver as bindings
     except ImportError as error:
         raise DriverError(
-            "tileweave: the Python package cuda-bindings is missing; expected cuda-bindings 12 or 13 "
-            "beside torch (pip install cuda-bindings)"
+            "tileweave: the Python package cuda-bindings is missing; expected cuda-bindings 12 "
+            "or 13 beside torch (pip install cuda-bindings)"
         ) from error
     return bindings
 

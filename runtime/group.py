@@ -41,8 +41,8 @@ class Group:
                 self.store.wait([key], timedelta(seconds=timeout_s))
             except Exception as error:
                 raise TileWeaveError(
-                    f"{topic}: rank {self.rank} waited {timeout_s:.0f} s for rank {peer}; expected every rank "
-                    "to make the same calls in the same order"
+                    f"{topic}: rank {self.rank} waited {timeout_s:.0f} s for rank {peer}; "
+                    "expected every rank to make the same calls in the same order"
                 ) from error
             values.append(self.store.get(key).decode())
         return values
@@ -61,8 +61,8 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
     """
     if not torch.cuda.is_available():
         raise TileWeaveError(
-            "init: this process sees no CUDA device; expected one GPU a rank (programs can still be looked at "
-            "with tw.emit and `tileweave emit`)"
+            "init: this process sees no CUDA device; expected one GPU a rank (programs can still "
+            "be looked at with tw.emit and `tileweave emit`)"
         )
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     devices = torch.cuda.device_count()
@@ -77,8 +77,8 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
         if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > devices:
             os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
             warnings.warn(
-                f"tileweave: more ranks than the {devices} visible GPU(s): ranks share a GPU in time slices, right "
-                "but slow",
+                f"tileweave: more ranks than the {devices} visible GPU(s): ranks share a GPU in "
+                "time slices, right but slow",
                 stacklevel=3,
             )
             dist.init_process_group("gloo")

@@ -152,8 +152,10 @@ class Heap:
                 return tensor
         free = max((room for _, room in self._holes), default=0)
         raise HeapExhausted(
-            f"symmetric: {nbytes} bytes for shape={tuple(shape)} dtype={dtype} do not fit into the symmetric heap "
-            f"of {self.nbytes} bytes, {free} of them free in one piece; expected a larger TILEWEAVE_HEAP_BYTES"
+            f"symmetric: {nbytes} bytes for shape={tuple(shape)} dtype={dtype} do not fit into "
+            "the symmetric heap "
+            f"of {self.nbytes} bytes, {free} of them free in one piece; expected a larger "
+            "TILEWEAVE_HEAP_BYTES"
         )
 
     def free(self, tensor: SymmetricTensor) -> None:
@@ -203,6 +205,6 @@ class Heap:
         for peer, theirs in enumerate(said):
             if theirs != what:
                 raise TileWeaveError(
-                    f"symmetric heap: rank {self.group.rank} does `{what}` where rank {peer} does `{theirs}`; "
-                    "expected the same calls in the same order on every rank"
+                    f"symmetric heap: rank {self.group.rank} does `{what}` where rank {peer} "
+                    f"does `{theirs}`; expected the same calls in the same order on every rank"
                 )

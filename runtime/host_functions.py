@@ -41,6 +41,6 @@ def _require_multicast(kernel: str) -> None:
     multicast = topology().multicast
     if not multicast:
         raise TileWeaveError(
-            f"{kernel}: uses multimem instructions, but this machine has no usable NVLink multicast; expected "
-            "one that has (`tileweave doctor` says why not)"
+            f"{kernel}: uses multimem instructions, but this machine has no usable NVLink "
+            "multicast; expected one that has (`tileweave doctor` says why not)"
         )

@@ -78,8 +78,8 @@ class Watchdog:
         peer = f"a signal from rank {r.peer}" if r.peer >= 0 else "a signal"
         return (
             f"tileweave: rank {r.rank} waited {self._timeout_s:g} s for {peer} and gave up: "
-            f"{site or f'wait {r.site:#x}'}; flag {self._describe(r.flag)}: seen {seen}, expected {expected}; "
-            f"block ({', '.join(map(str, r.block))}), thread {r.thread}"
+            f"{site or f'wait {r.site:#x}'}; flag {self._describe(r.flag)}: seen {seen}, "
+            f"expected {expected}; block ({', '.join(map(str, r.block))}), thread {r.thread}"
         )
 
     def _watch(self) -> None:

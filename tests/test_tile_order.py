@@ -15,7 +15,14 @@ def test_swizzle_2d_is_a_permutation(rows, columns, group):
 
 
 def test_swizzle_2d_walks_bands_column_by_column():
-    assert [W.swizzle_2d(i, 3, 2, 2) for i in range(6)] == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
+    assert [W.swizzle_2d(i, 3, 2, 2) for i in range(6)] == [
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
 
 
 @given(st.integers(1, 8), st.integers(1, 20))

@@ -9,6 +9,7 @@ import operator
 import sys
 from functools import reduce
 
+import tilelang
 import tilelang.language as T
 import torch
 import torch.distributed as dist
@@ -21,7 +22,12 @@ COMBINE = {
     "add": operator.add, "min": min, "max": max,
     "and": operator.and_, "or": operator.or_, "xor": operator.xor,
 }  # fmt: skip
-INTEGERS = {"int32": torch.int32, "uint32": torch.uint32, "int64": torch.int64, "uint64": torch.uint64}
+INTEGERS = {
+    "int32": torch.int32,
+    "uint32": torch.uint32,
+    "int64": torch.int64,
+    "uint64": torch.uint64,
+}
 SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -52,18 +58,26 @@ def atomics_program(ranks: int, dtype: str):
             for peer in T.serial(ranks):
                 for index, name in enumerate(names):
                     getattr(W, f"atom_{name}")(by_atom[peer, index], values[thread], scope="sys")
-                    getattr(W, f"red_{name}")(by_red[peer, index], values[thread], scope="sys", sem="release")
+                    getattr(W, f"red_{name}")(
+                        by_red[peer, index], values[thread], scope="sys", sem="release"
+                    )
 
     return atomics, names
 
 
 def check_atomics() -> bool:
     right = True
-    for dtype, torch_dtype in {**INTEGERS, "float32": torch.float32, "float64": torch.float64}.items():
+    for dtype, torch_dtype in {
+        **INTEGERS,
+        "float32": torch.float32,
+        "float64": torch.float64,
+    }.items():
         program, names = atomics_program(tw.world_size(), dtype)
         kernel = tw.compile(program)
         atom, red = (tw.symmetric((len(names),), torch_dtype) for _ in range(2))
-        values = torch.randint(1, 1 << 12, (THREADS,), device="cuda").to(SIGNED.get(torch_dtype, torch_dtype))
+        values = torch.randint(1, 1 << 12, (THREADS,), device="cuda").to(
+            SIGNED.get(torch_dtype, torch_dtype)
+        )
         start = 4660
         for tensor in (atom, red):
             signed(tensor.local).fill_(start)
@@ -126,11 +140,15 @@ def old_values(
 def check_old_values() -> bool:
     counter = tw.symmetric((4,), torch.uint32)
     kernel = tw.compile(old_values)
-    tickets, exchanged, won = (torch.zeros(THREADS, dtype=torch.uint32, device="cuda") for _ in range(3))
+    tickets, exchanged, won = (
+        torch.zeros(THREADS, dtype=torch.uint32, device="cuda") for _ in range(3)
+    )
     kernel(counter, tickets, exchanged, won)
     tw.barrier()
     torch.cuda.synchronize()
-    tickets, exchanged, won = (torch.cat(gather(signed(t))).tolist() for t in (tickets, exchanged, won))
+    tickets, exchanged, won = (
+        torch.cat(gather(signed(t))).tolist() for t in (tickets, exchanged, won)
+    )
     total = THREADS * tw.world_size()
     final = signed(counter.all[0]).tolist()
     return all(
@@ -145,7 +163,7 @@ def check_old_values() -> bool:
 @T.prim_func
 def wide_accesses(
     cells: W.Symmetric((16,), "float32"),
-    bytes: W.Symmetric((16,), "uint8"),
+    octets: W.Symmetric((16,), "uint8"),
     out: T.Tensor((4,), "float32"),
     out_bytes: T.Tensor((1,), "uint8"),
     flags: W.Symmetric((1,), "uint64"),
@@ -158,18 +176,19 @@ def wide_accesses(
             for i in T.serial(4):
                 four[i] = T.Cast("float32", me * 10 + i)
             W.st(cells[right_of_me, 4], four[T.Ramp(0, 1, 4)], scope="sys")
-            W.st(bytes[right_of_me, 3], T.Cast("uint8", me + 1), scope="sys")
+            W.st(octets[right_of_me, 3], T.Cast("uint8", me + 1), scope="sys")
             W.st(flags[right_of_me, 0], T.uint64(1) << T.uint64(40), scope="sys", sem="release")
             W.wait_eq(flags[me, 0], T.uint64(1) << T.uint64(40))
             four[T.Ramp(0, 1, 4)] = W.ld(cells[me, 4], 4, scope="sys", sem="relaxed")
             for i in T.serial(4):
                 out[i] = four[i]
-            out_bytes[0] = W.ld(bytes[me, 3], scope="sys", sem="volatile")
+            out_bytes[0] = W.ld(octets[me, 3], scope="sys", sem="volatile")
 
 
 def check_wide_accesses() -> bool:
     cells, bytes_, flags = (
-        tw.symmetric((n,), d) for n, d in ((16, torch.float32), (16, torch.uint8), (1, torch.uint64))
+        tw.symmetric((n,), d)
+        for n, d in ((16, torch.float32), (16, torch.uint8), (1, torch.uint64))
     )
     kernel = tw.compile(wide_accesses)
     out = torch.full((4,), float("nan"), device="cuda")
@@ -244,7 +263,11 @@ def barrier_program(kind: str, blocks: int, rounds: int):
 
 def check_barriers() -> bool:
     right = True
-    for kind, blocks, rounds in (("sync_grid", BLOCKS, 500), ("sync_ranks", 1, 500), ("barrier_blocks", BLOCKS, 500)):
+    for kind, blocks, rounds in (
+        ("sync_grid", BLOCKS, 500),
+        ("sync_ranks", 1, 500),
+        ("barrier_blocks", BLOCKS, 500),
+    ):
         kernel = tw.compile(barrier_program(kind, blocks, rounds))
         board = tw.symmetric((2, blocks), torch.int32)
         missing = torch.zeros(1, dtype=torch.int32, device="cuda")
@@ -290,9 +313,13 @@ def check_transfers() -> bool:
         kernel = tw.compile(transfer_program(kind))
         for turn in range(40):
             limit = 40 if turn < 20 else 300000
-            size, first, start = (int(torch.randint(0, m, (), generator=generator)) for m in (limit, 40, 40))
+            size, first, start = (
+                int(torch.randint(0, m, (), generator=generator)) for m in (limit, 40, 40)
+            )
             noise = torch.Generator(device="cuda").manual_seed(turn * 64 + tw.rank())
-            local = torch.randint(0, 256, (first + size + 64,), dtype=torch.uint8, device="cuda", generator=noise)
+            local = torch.randint(
+                0, 256, (first + size + 64,), dtype=torch.uint8, device="cuda", generator=noise
+            )
             remote.local[: start + size + 64].random_(0, 256, generator=noise)
             before = (local.cpu(), remote.local[: start + size + 64].cpu())
             tw.barrier()
@@ -303,9 +330,13 @@ def check_transfers() -> bool:
             locals_, remotes = gather(before[0]), gather(before[1])
             expected_local, expected_remote = before[0].clone(), before[1].clone()
             if kind.startswith("put"):
-                expected_remote[start : start + size] = locals_[(me - 1) % ranks][first : first + size]
+                expected_remote[start : start + size] = locals_[(me - 1) % ranks][
+                    first : first + size
+                ]
             else:
-                expected_local[first : first + size] = remotes[(me + 1) % ranks][start : start + size]
+                expected_local[first : first + size] = remotes[(me + 1) % ranks][
+                    start : start + size
+                ]
             if not (
                 torch.equal(local.cpu(), expected_local)
                 and torch.equal(remote.local[: start + size + 64].cpu(), expected_remote)
@@ -344,7 +375,12 @@ def check_bulk_reduction() -> bool:
 
 
 @T.prim_func
-def ring_shift(mail: W.Symmetric((2, 1024), "int32"), flags: W.Symmetric((2,), "uint32"), state: T.Tensor((1,), "uint32"), out: T.Tensor((1024,), "int32")):
+def ring_shift(
+    mail: W.Symmetric((2, 1024), "int32"),
+    flags: W.Symmetric((2,), "uint32"),
+    state: T.Tensor((1,), "uint32"),
+    out: T.Tensor((1024,), "int32"),
+):
     with T.Kernel(1, threads=256) as _:
         me = W.rank()
         peer = (me + 1) % W.world_size()
@@ -380,6 +416,79 @@ def check_graph() -> bool:
         graph.replay()
         torch.cuda.synchronize()
         right &= bool((out == epoch * 1000 + left).all())
+    return right
+
+
+@tw.jit
+def eager_shift(X, Y):
+    N = T.const("N")
+    X: T.Tensor[[N], T.float32]
+    Y: W.Symmetric[[N], T.float32]
+    with T.Kernel(1, threads=128):
+        for i in T.Parallel(N):
+            Y[(W.rank() + 1) % W.world_size(), i] = X[i]
+        W.sync_ranks()
+
+
+@tw.jit(out_idx=[-1])
+def lazy_gather(n):
+    @T.prim_func
+    def gather(X: W.Symmetric((n,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=128):
+            for i in T.Parallel(n):
+                Y[i] = X[(W.rank() + 1) % W.world_size(), i]
+
+    return gather
+
+
+@tilelang.jit
+def stock_scatter(n):
+    @T.prim_func
+    def scatter(X: T.Tensor((n,), "int32"), Y: W.Symmetric((n,), "int32")):
+        with T.Kernel(1, threads=128):
+            for i in T.Parallel(n):
+                Y[(W.rank() + 1) % W.world_size(), i] = X[i] * W.world_size()
+
+    return scatter
+
+
+def check_jit_styles() -> bool:
+    """tw.jit in eager and lazy style, and stock tilelang.jit, run programs with builtins."""
+    ranks, left, right_of_me = tw.world_size(), (tw.rank() - 1), (tw.rank() + 1)
+    Y = tw.symmetric((64,), torch.float32)
+    X = torch.arange(64, dtype=torch.float32, device="cuda") + 100 * tw.rank()
+    eager_shift(X, Y)
+    tw.barrier()
+    expected = torch.arange(64, device="cuda") + 100 * (left % ranks)
+    eager = torch.equal(Y.local, expected.float())
+    tw.barrier()
+    Y.local.fill_(tw.rank())
+    tw.barrier()
+    lazy = bool((lazy_gather(64)(Y) == right_of_me % ranks).all())
+    Z = tw.symmetric((64,), torch.int32)
+    stock_scatter(64)(torch.full((64,), tw.rank(), dtype=torch.int32, device="cuda"), Z.all)
+    tw.barrier()
+    stock = bool((Z.local == (left % ranks) * ranks).all())
+    if not (eager and lazy and stock):
+        print(f"rank {tw.rank()}: eager {eager}, lazy {lazy}, stock {stock}")
+    return eager and lazy and stock
+
+
+def check_heap() -> bool:
+    """Freed memory is used again, zeroed; what differs between ranks is refused by name."""
+    first = tw.symmetric((1000,), torch.float32)
+    offset = first.offset
+    first.local.fill_(7)
+    first.free()
+    second = tw.symmetric((500,), torch.float64)
+    right = second.offset == offset and not second.local.any()
+    second.free()
+    if tw.world_size() > 1:
+        try:
+            tw.symmetric((8 + tw.rank(),), torch.int32)
+            right = False
+        except tw.TileWeaveError as error:
+            right &= "expected the same calls in the same order" in str(error)
     return right
 
 
@@ -433,6 +542,8 @@ def multimem_program(x: T.Tensor((4,), "float32")):
 
 
 def main() -> int:
+    tw.init(heap_bytes=32 << 20)
+    tw.finalize()
     tw.init(heap_bytes=64 << 20)
     failed = 0
     for name, check in list(globals().items()):
@@ -442,7 +553,9 @@ def main() -> int:
         if tw.world_size() > 1:
             dist.all_reduce(right, op=dist.ReduceOp.MIN)
         if tw.rank() == 0:
-            print(f"{'ok' if right.item() else 'FAILED'}: {name.removeprefix('check_')}", flush=True)
+            print(
+                f"{'ok' if right.item() else 'FAILED'}: {name.removeprefix('check_')}", flush=True
+            )
         failed += not right.item()
     tw.finalize()
     return 1 if failed else 0

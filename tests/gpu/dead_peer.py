@@ -63,8 +63,8 @@ def main() -> int:
     ended = time.time()
     starts = [float(t) for t in re.findall(r"start (\d+\.\d+)", run.stdout)]
     report = re.search(
-        rf"tileweave: rank 0 waited {TIMEOUT_S} s for a signal from rank 1 and gave up: wait_reached\(.*\) at .*; "
-        r"flag \[0, 5\] of SymmetricTensor.*seen 0, expected 7",
+        rf"tileweave: rank 0 waited {TIMEOUT_S} s for a signal from rank 1 and gave up: "
+        rf"wait_reached\(.*\) at .*; flag \[0, 5\] of SymmetricTensor.*seen 0, expected 7",
         run.stdout,
     )
     took = ended - max(starts, default=0.0)
