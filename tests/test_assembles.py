@@ -218,11 +218,15 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def nvcc() -> str:
-    found = shutil.which("nvcc")
     if os.environ.get("TILEWEAVE_NO_NVCC") == "1":
         pytest.skip("TILEWEAVE_NO_NVCC=1: nothing was assembled")
+    toolkit = Path(os.environ.get("CUDA_HOME", ""), "bin")
+    found = shutil.which("nvcc") or shutil.which("nvcc", path=toolkit)
     if found is None:
-        pytest.fail("nvcc is not on PATH; install CUDA, or set TILEWEAVE_NO_NVCC=1 to go without")
+        pytest.fail(
+            "nvcc is neither on PATH nor in CUDA_HOME; install CUDA, or set TILEWEAVE_NO_NVCC=1 to "
+            "go without"
+        )
     return found
 
 
