@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import tilelang
+import tilelang.language as T
 from tilelang.jit import JITImpl
 
-from .runtime.kernel import compile
+from .runtime import SymmetricTensor, compile
 
 
 class GroupJIT(JITImpl):
     """``tilelang.jit``'s object, compiling with ``tw.compile``."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As TileLang's; symmetric tensors may be passed as they are."""
+        return super().__call__(
+            *(_tensor(a) for a in args), **{name: _tensor(a) for name, a in kwargs.items()}
+        )
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """The compiled kernel for these arguments; see ``tw.compile``."""
@@ -37,9 +47,30 @@ def jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
     """
 
     def decorate(f: Callable[..., Any]) -> GroupJIT:
+        _declare_symmetric_parameters(f)
         stock = tilelang.jit(**options)(f)
-        return GroupJIT(
-            **{d.name: getattr(stock, d.name) for d in dataclasses.fields(JITImpl) if d.init}
-        )
+        fields = [d.name for d in dataclasses.fields(JITImpl) if d.init]
+        return GroupJIT(**{name: getattr(stock, name) for name in fields})
 
     return decorate(func) if func is not None else decorate
+
+
+def _tensor(argument: Any) -> Any:
+    return argument.all if isinstance(argument, SymmetricTensor) else argument
+
+
+def _declare_symmetric_parameters(f: Callable[..., Any]) -> None:
+    """Tell TileLang that parameters annotated ``X: W.Symmetric[...]`` in the body are tensors.
+
+    In eager style TileLang recognises its own tensor annotations by name and takes the parameter
+    for a compile-time value otherwise.
+    """
+    tree = ast.parse(textwrap.dedent(inspect.getsource(f))).body[0]
+    parameters = inspect.signature(f).parameters
+    for node in tree.body if isinstance(tree, ast.FunctionDef) else ():
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            kind = node.annotation
+            inner = getattr(kind, "func", getattr(kind, "value", None))
+            name = getattr(inner, "attr", getattr(inner, "id", ""))
+            if name == "Symmetric" and node.target.id in parameters:
+                f.__annotations__[node.target.id] = T.ptr
