@@ -9,7 +9,8 @@ pip_install := $(python) -m pip install -q --disable-pip-version-check -c .venv/
 jobs := $(shell nproc 2>/dev/null || echo 2)
 headers := codegen/include/tileweave/*.cuh
 count_gpus := import torch; print(torch.cuda.device_count())
-has_nvcc := from tilelang.contrib.nvcc import find_cuda_path; find_cuda_path()
+find_cuda := from tilelang.contrib.nvcc import find_cuda_path; print(find_cuda_path())
+with_cuda = CUDA_HOME=$$($(python) -c '$(find_cuda)')
 torchrun := $(python) -m torch.distributed.run --standalone
 
 # The checkout works without being installed: see tileweave/__init__.py.
@@ -27,19 +28,17 @@ test: | lint headers lit
 	@$(MAKE) --no-print-directory pytest
 
 pytest: .venv/ready-test
-	@$(python) -m pytest -q
+	@$(with_cuda) $(python) -m pytest -q
 
 lit: .venv/ready-test
-	@.venv/bin/lit -sv lit_tests
+	@$(with_cuda) .venv/bin/lit -sv lit_tests
 
 headers: .venv/ready-test
-	@if ! command -v cmake >/dev/null; then echo "headers: NOT CHECKED, cmake is not installed"; \
-	elif ! { command -v nvcc || test -x "$${CUDA_HOME:-}/bin/nvcc"; } >/dev/null; then \
-	  echo "headers: NOT CHECKED, nvcc is neither on PATH nor in CUDA_HOME"; \
-	else cmake -S . -B build/cmake >build/cmake.log 2>&1 || { cat build/cmake.log; exit 1; }; \
-	  ctest --test-dir build/cmake -L header -j$(jobs) --output-on-failure --no-tests=error -Q \
-	    -O build/headers.log || { cat build/headers.log; exit 1; }; \
-	  grep 'tests passed' build/headers.log | sed 's/^/headers: /'; fi
+	@log=build/headers.log; \
+	{ $(with_cuda) .venv/bin/cmake --fresh -S . -B build/cmake && \
+	  .venv/bin/ctest --test-dir build/cmake -L header -j$(jobs) --output-on-failure \
+	    --no-tests=error; } >$$log 2>&1 || { cat $$log; exit 1; }; \
+	grep 'tests passed' $$log | sed 's/^/headers: /'
 
 demo: .venv/ready
 	@gpus=$$($(python) -c '$(count_gpus)'); \
@@ -48,12 +47,10 @@ demo: .venv/ready
 	  $(torchrun) --nproc-per-node=$$gpus examples/gemm_reduce_scatter.py \
 	    --shape $$((1024 * gpus)) 8192 $$((7168 * gpus)); \
 	else \
-	  stage=ptx; $(python) -c '$(has_nvcc)' 2>/dev/null || stage=cuda; \
-	  mkdir -p build; out=build/gemm_reduce_scatter.$$stage; \
-	  $(python) -m tileweave emit examples/gemm_reduce_scatter.py --stage $$stage >$$out; \
-	  echo "demo: compiled the GEMM + reduce-scatter kernel for 4 ranks to $$out ($$(wc -l <$$out) lines)"; \
-	  echo "demo: NOT RUN, this machine has no GPU that torch can use: nothing was computed or checked"; \
-	  if [ $$stage = cuda ]; then echo "demo: NOT COMPILED to PTX, nvcc was not found"; fi; \
+	  mkdir -p build; out=build/gemm_reduce_scatter.ptx; \
+	  $(python) -m tileweave emit examples/gemm_reduce_scatter.py --stage ptx >$$out; \
+	  echo "demo: GEMM + reduce-scatter for 4 ranks compiled to $$out ($$(wc -l <$$out) lines)"; \
+	  echo "demo: NOT RUN: torch sees no GPU here, so nothing was computed and nothing checked"; \
 	fi
 
 # A program that starts torchrun itself is run as it is.
@@ -85,7 +82,7 @@ clean:
 
 # A torch for CUDA that the machine has is used, not installed a second time; and where it has the
 # supported TileLang too, nothing is installed: GPU hosts are often offline.
-.venv/ready: requirements.txt constraints.txt
+.venv/ready: requirements.txt requirements-nvcc.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v < (3, 14) else \
 	  f"tileweave: Python {v[0]}.{v[1]}; expected 3.10 to 3.13 (make PYTHON=python3.12)")'
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.version.cuda)' 2>/dev/null; then \
@@ -94,6 +91,8 @@ clean:
 	else $(PYTHON) -m venv --clear .venv; cp constraints.txt .venv/constraints.txt; fi
 	@if ! $(python) -c 'import torch, tileweave' 2>/dev/null; then \
 	  echo "installing requirements.txt into .venv"; $(pip_install) -r requirements.txt; fi
+	@if ! $(python) -c '$(find_cuda)' >/dev/null 2>&1; then \
+	  echo "installing requirements-nvcc.txt into .venv"; $(pip_install) -r requirements-nvcc.txt; fi
 	@touch $@
 
 .venv/ready-test: .venv/ready requirements-test.txt
