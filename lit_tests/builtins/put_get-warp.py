@@ -1,0 +1,29 @@
+# RUN: %python %s | %filecheck %s
+"""Warp copies: the lanes of whichever warp reaches them."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave import language as W
+
+
+def show(program, **options):
+    print("TEST:", program.attrs["global_symbol"])
+    print(tw.emit(program, **options))
+
+
+@T.prim_func
+def warps(A: T.Tensor((4, 4096), "float32"), S: W.Symmetric((4, 4096), "float32"), n: T.int32):
+    with T.Kernel(1, threads=128):
+        warp = T.get_thread_binding() // 32
+        W.put_warp(A[warp, 0], S[0, warp, 0], n, peer=1)
+        if warp == 3:
+            W.get_warp(S[0, 0, 0], A[0, 0], n, peer=2)
+
+
+# CHECK-LABEL: TEST: warps
+# CHECK: tw::put_warp({{.*}}, n, ((int)threadIdx.x));
+# CHECK-NOT: sync
+# CHECK: if ((((int)threadIdx.x) >> 5) == 3) {
+# CHECK-NEXT: tw::get_warp((&(S[536870912])), (&(A[0])), n, ((int)threadIdx.x));
+show(warps)

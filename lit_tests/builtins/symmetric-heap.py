@@ -1,0 +1,79 @@
+# RUN: %python %s | %filecheck %s
+"""A symmetric tensor: one TMA descriptor for all ranks, whose rank stride is the heap's."""
+
+import tilelang
+import tilelang.language as T
+from tilelang import tvm
+
+import tileweave as tw
+from tileweave import language as W
+from tileweave import passes
+
+
+@T.prim_func
+def store(A: T.Tensor((128, 64), "bfloat16"), S: W.Symmetric((128, 64), "bfloat16"), peer: T.int32):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((128, 64), "bfloat16")
+        T.copy(A, tile)
+        T.copy(tile, S[peer, 0, 0])
+
+
+def host(name, program):
+    """What stock TileLang makes of ``program``: the host code, which encodes the descriptors, and the kernel."""
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+    with target:
+        artifact = tilelang.lower(program, target=target)
+    print("TEST:", name)
+    print(artifact.host_mod.script())
+    print(artifact.kernel_source)
+
+
+def in_group(world_size):
+    """``store`` compiled for a group whose heaps are 1 MiB apart."""
+    (program,) = passes.run_group(
+        tvm.IRModule({"store": store}), world_size, 1 << 20
+    ).functions.values()
+    return program
+
+
+# One descriptor: extents, then byte strides; the last is the rank's, a constant of the group.
+# CHECK-LABEL: TEST: four
+# CHECK: T.call_packed("__tvm_tensormap_create_tiled", S_desc, 9, 3, S, 64, 128, 4, 2, 128, 1048576, 64, 128, 1,
+# CHECK-NEXT: T.call_packed("store_kernel", A, S_desc, peer,
+# CHECK: tl::tma_store(S_desc, (&(tile[0])), 0, 0, peer);
+# CHECK-NEXT: tl::tma_store_arrive
+host("four", in_group(4))
+
+# CHECK-LABEL: TEST: two
+# CHECK: T.call_packed("__tvm_tensormap_create_tiled", S_desc, 9, 3, S, 64, 128, 2, 2, 128, 1048576, 64, 128, 1,
+host("two", in_group(2))
+
+# CHECK-LABEL: TEST: alone
+# CHECK: T.call_packed("__tvm_tensormap_create_tiled", S_desc, 9, 3, S, 64, 128, 1, 2, 128, 1048576, 64, 128, 1,
+host("alone", in_group(1))
+
+# Stock tilelang.lower, which knows no group: size and stride come from the tensor at each launch.
+# CHECK-LABEL: TEST: no_group
+# CHECK: world_size = {{.*}}store_S_shape
+# CHECK: heap_stride_2 = {{.*}}store_S_strides
+# CHECK: T.call_packed("__tvm_tensormap_create_tiled", S_desc, 9, 3, S, 64, 128, world_size, 2, 128, heap_stride_2 * T.int64(2),
+# CHECK: tl::tma_store(S_desc, (&(tile[0])), 0, 0, peer);
+host("no_group", store)
+
+
+@T.prim_func
+def elements(S: W.Symmetric((8, 16), "float32"), B: W.Symmetric((16,), "uint8"), peer: T.int32):
+    with T.Kernel(1, threads=32):
+        S[peer, 3, 5] = 1.0
+        B[peer, 5] = T.uint8(1)
+        S[W.rank(), 0, 0] = 2.0
+
+
+# The rank axis is arithmetic in 64 bits, in elements of each type. No look-up, no check of the own rank.
+# CHECK-LABEL: TEST: elements
+# CHECK: S[((((int64_t)peer) * (int64_t)268435456) + (int64_t)53)] =
+# CHECK: B[((((int64_t)peer) * (int64_t)1073741824) + (int64_t)5)] =
+# CHECK-NEXT: }
+# CHECK-NEXT: S[(((int64_t)rank) * (int64_t)268435456)] = 0x1p+1f
+print("TEST: elements")
+print(tw.emit(elements))

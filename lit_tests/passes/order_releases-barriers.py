@@ -1,0 +1,126 @@
+# RUN: %python %s | %filecheck %s
+"""A release is preceded by a block barrier, once, where the whole block passes."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave import language as W
+
+
+def show(program, **options):
+    print("TEST:", program.attrs["global_symbol"])
+    print(tw.emit(program, **options))
+
+
+@T.prim_func
+def own_barrier(F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        T.sync_threads()
+        W.signal(F[1, 0])
+
+
+# The program's barrier serves.
+# CHECK-LABEL: TEST: own_barrier
+# CHECK: complete_bulk_stores()
+# CHECK-NEXT: tvm_storage_sync("shared")
+# CHECK-NEXT: if tx == 0
+# CHECK-NOT: tvm_storage_sync
+show(own_barrier, stage="tile")
+
+
+@T.prim_func
+def partial_barrier(F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        T.sync_threads(1, 64)
+        W.signal(F[1, 0])
+
+
+# A named barrier of some threads does not.
+# CHECK-LABEL: TEST: partial_barrier
+# CHECK: tvm_storage_sync("shared", 1, 64)
+# CHECK: tvm_storage_sync("shared")
+# CHECK-NEXT: if tx == 0
+show(partial_barrier, stage="tile")
+
+
+@T.prim_func
+def guarded(F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        thread = T.get_thread_binding()
+        if thread < 64:
+            if thread == 3:
+                W.red_add(F[1, 0], 1, scope="sys", sem="release")
+
+
+# CHECK-LABEL: TEST: guarded
+# CHECK: tvm_storage_sync("shared")
+# CHECK-NEXT: if thread < 64:
+# CHECK-NEXT: if thread == 3:
+# CHECK-NEXT: tileweave.red_add(
+# CHECK-NOT: tvm_storage_sync
+show(guarded, stage="tile")
+
+
+@T.prim_func
+def in_loop(S: W.Symmetric((8, 128), "float32"), F: W.Symmetric((8,), "uint32"), n: T.int32):
+    with T.Kernel(1, threads=128):
+        T.sync_threads()
+        for i in T.serial(n):
+            S[1, i, T.get_thread_binding()] = 1.0
+            W.red_add(F[1, 0], 1, sem="release")
+
+
+# Each round publishes its own stores: a barrier before the loop is not enough.
+# CHECK-LABEL: TEST: in_loop
+# CHECK: for i in range(n):
+# CHECK-NEXT: S[1, i, tx]
+# CHECK-NEXT: complete_bulk_stores()
+# CHECK-NEXT: tvm_storage_sync("shared")
+# CHECK-NEXT: tileweave.red_add(
+show(in_loop, stage="tile")
+
+
+@T.prim_func
+def fence(S: W.Symmetric((8,), "float32"), F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        S[1, 0] = 1.0
+        W.fence("sys")
+        W.st(F[1, 0], 1)
+
+
+# A fence speaks for its own thread.
+# CHECK-LABEL: TEST: fence
+# CHECK: complete_bulk_stores()
+# CHECK-NEXT: tileweave.fence(
+# CHECK-NOT: tvm_storage_sync
+show(fence, stage="tile")
+
+
+@T.prim_func
+def relaxed(F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        W.red_add(F[1, 0], 1)
+
+
+# CHECK-LABEL: TEST: relaxed
+# CHECK-NOT: complete_bulk_stores
+# CHECK-NOT: tvm_storage_sync
+# CHECK: tileweave.red_add(
+show(relaxed, stage="tile")
+
+
+@T.prim_func
+def in_condition(F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        if T.get_thread_binding() == 0:
+            if W.atom_add(F[0, 0], 1, sem="acq_rel") == 3:
+                W.st(F[1, 0], 1, scope="sys", sem="release")
+
+
+# The last arriver publishes: both releases are by the thread that the barrier came before.
+# CHECK-LABEL: TEST: in_condition
+# CHECK: tvm_storage_sync("shared")
+# CHECK-NEXT: if tx == 0:
+# CHECK: tileweave.atom_add(
+# CHECK: tileweave.st(
+show(in_condition, stage="tile")
