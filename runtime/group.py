@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import os
 import warnings
 from dataclasses import dataclass
@@ -11,6 +13,9 @@ import torch
 import torch.distributed as dist
 
 from ..builtins.errors import TileWeaveError
+
+_joined = itertools.count()
+"""Numbers the groups of this process: what an earlier one left in the store is not read again."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,6 @@ class Group:
     device: torch.device
     process_group: dist.ProcessGroup | None
     store: dist.Store | None
-    owns_process_group: bool
 
     def exchange(self, topic: str, value: str, timeout_s: float = 300.0) -> list[str]:
         """Every rank's ``value`` for ``topic``, in rank order. Collective, through the host only.
@@ -70,23 +74,34 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
     torch.cuda.set_device(device)
     distributed = dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not distributed:
-        return Group(0, 1, 0, device, None, None, False)
+        return Group(0, 1, 0, device, None, None)
 
-    owns = not dist.is_initialized()
-    if owns:
-        if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > devices:
-            os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
-            warnings.warn(
-                f"tileweave: more ranks than the {devices} visible GPU(s): ranks share a GPU in "
-                "time slices, right but slow",
-                stacklevel=3,
-            )
-            dist.init_process_group("gloo")
-        else:
-            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    if not dist.is_initialized():
+        _initialise(device, devices)
     process_group = process_group or dist.group.WORLD
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
     store = dist.PrefixStore(
-        f"tileweave/{process_group.group_name}", dist.distributed_c10d._get_default_store()
+        f"tileweave/{process_group.group_name}/{next(_joined)}",
+        dist.distributed_c10d._get_default_store(),
     )
-    return Group(rank, world_size, local_rank, device, process_group, store, owns)
+    return Group(rank, world_size, local_rank, device, process_group, store)
+
+
+def _initialise(device: torch.device, devices: int) -> None:
+    """Initialise torch.distributed; left at the end of the process, since torch cannot come back."""
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > devices:
+        os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+        warnings.warn(
+            f"tileweave: more ranks than the {devices} visible GPU(s): ranks share a GPU in time "
+            "slices, right but slow",
+            stacklevel=4,
+        )
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -78,7 +78,10 @@ def init(
 
 
 def finalize() -> None:
-    """Leave the group: wait for this GPU and for the peers, then unmap the heap. Collective."""
+    """Leave the group: wait for this GPU and for the peers, then unmap the heap. Collective.
+
+    ``torch.distributed`` stays initialised until the process ends; ``tw.init()`` may be called again.
+    """
     global _session
     if _session is None:
         return
@@ -87,8 +90,6 @@ def finalize() -> None:
     session.group.meet("finalize")
     session.watchdog.close()
     session.heap.close()
-    if session.group.owns_process_group:
-        dist.destroy_process_group()
 
 
 def current() -> Session:

@@ -18,6 +18,9 @@ from .group import Group
 POLL_S = 0.005
 PEERS_EVERY_S = 0.5
 GRACE_S = 3.0
+"""For the main thread to come back to Python and raise."""
+EXIT_GRACE_S = 1.0
+"""For the interpreter to end, once the main thread has: a lost GPU context can hold it for ever."""
 _KEY = "tileweave/deadlock"
 
 
@@ -118,5 +121,5 @@ class Watchdog:
         if not _delivered.wait(GRACE_S):
             os._exit(1)
         threading.main_thread().join()
-        time.sleep(GRACE_S)  # a lost GPU context can hold up the interpreter's end for ever
+        time.sleep(EXIT_GRACE_S)
         os._exit(1)
