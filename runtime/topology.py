@@ -189,13 +189,12 @@ def _nvidia_smi() -> Topology:
         if len(values) != 5:
             raise _Unavailable(f"nvidia-smi: unexpected answer {row.strip()!r}")
         name, mebibytes, capability, uuid, driver = values
+        digits = re.fullmatch(r"(\d+)\.(\d+)", capability)
         gpus.append(
             Gpu(
                 name,
                 int(mebibytes) << 20 if mebibytes.isdigit() else 0,
-                tuple(map(int, capability.split(".")))
-                if re.fullmatch(r"\d+\.\d+", capability)
-                else (0, 0),
+                (int(digits[1]), int(digits[2])) if digits else (0, 0),
                 uuid.removeprefix("GPU-"),
             )
         )
