@@ -60,7 +60,7 @@ def loop(S: W.Symmetric((128, 128), "bfloat16"), F: W.Symmetric((8,), "uint32"),
         tile = T.alloc_shared((128, 128), "bfloat16")
         T.clear(tile)
         for i in T.serial(n):
-            W.signal(F[1, 0])
+            W.signal(F[1, i])
             T.copy(tile, S[1, 0, 0])
 
 

@@ -15,16 +15,16 @@ namespace tw {
 namespace detail {
 
 template <int bytes> struct Vector;
-template <> struct Vector<16> {
+template <> struct alignas(16) Vector<16> {
   uint32_t x, y, z, w;
 };
-template <> struct Vector<8> {
+template <> struct alignas(8) Vector<8> {
   uint32_t x, y;
 };
-template <> struct Vector<4> {
+template <> struct alignas(4) Vector<4> {
   uint32_t x;
 };
-template <> struct Vector<2> {
+template <> struct alignas(2) Vector<2> {
   uint16_t x;
 };
 template <> struct Vector<1> {
@@ -58,9 +58,7 @@ template <int bytes> TW_HOST_DEVICE Vector<bytes> load(const void *at) {
   }
   return v;
 #else
-  Vector<bytes> v;
-  __builtin_memcpy(&v, at, bytes);
-  return v;
+  return *static_cast<const Vector<bytes> *>(at);
 #endif
 }
 
@@ -81,7 +79,7 @@ template <int bytes> TW_HOST_DEVICE void store(void *at, Vector<bytes> v) {
     asm volatile("st.global.u8 [%0], %1;" : : "l"(at), "r"(static_cast<uint32_t>(v.x)) : "memory");
   }
 #else
-  __builtin_memcpy(at, &v, bytes);
+  *static_cast<Vector<bytes> *>(at) = v;
 #endif
 }
 
