@@ -80,7 +80,7 @@ def init(
 def finalize() -> None:
     """Leave the group: wait for this GPU and for the peers, then unmap the heap. Collective.
 
-    ``torch.distributed`` stays initialised until the process ends; ``tw.init()`` may be called again.
+    ``torch.distributed`` stays initialised until the process ends; ``tw.init()`` may follow.
     """
     global _session
     if _session is None:
