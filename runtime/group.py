@@ -88,7 +88,7 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
 
 
 def _initialise(device: torch.device, devices: int) -> None:
-    """Initialise torch.distributed, to be left at the end of the process: torch cannot come
+    """Initialise torch.distributed, left only when the process ends: torch cannot come back."""
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > devices:
         os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
         warnings.warn(
