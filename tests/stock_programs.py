@@ -4,10 +4,11 @@
 if asked to.
 """
 
+import importlib
 import sys
 
 if "tileweave" in sys.argv[3:]:
-    pass
+    importlib.import_module("tileweave")
 
 import tilelang
 import tilelang.language as T
