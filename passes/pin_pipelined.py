@@ -15,7 +15,7 @@ from .walk import builtins_in, calls_in, flatten, location, op_name, rewrite_chi
 GUARDS_LOADS = "tileweave.guards_loads"
 """Annotation of the waits that guard loads of a pipelined loop."""
 
-_COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
+COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
 
 
 def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -25,7 +25,7 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
     producer if all of them look like reads. That is right for a wait and wrong for anything else:
     the producer has other threads, and no block barrier reaches it. The placeholder looks like
     nothing TileLang knows, so what follows it stays, and ``complete_bulk_stores`` removes it. What
-    was marked, ``verify_pipelined`` checks on the lowered program.
+    is marked, ``stage_waits`` schedules and ``verify_pipelined`` checks in the lowered program.
 
     Before: ``for k in T.Pipelined(...): T.tileweave.put_block(...); T.copy(...)``
     After:  ``for k in T.Pipelined(...): T.tileweave.complete_bulk_stores();
@@ -34,16 +34,16 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def pin(stmt: tirx.Stmt) -> tirx.Stmt:
         stmt = rewrite_children(stmt, pin)
-        if not isinstance(stmt, tirx.For) or "tl_pipeline_order" in stmt.annotations:
+        if not isinstance(stmt, tirx.For) or not is_pipelined(stmt):
             return stmt
-        if int(stmt.annotations.get("num_stages", 0)) < 1:
-            return stmt
+        if "tl_pipeline_stage" in stmt.annotations:  # its statements are counted
+            return ir_transform(stmt, None, _marked, ["tirx.Call"])
         return rewrite_children(stmt, pin_body)
 
     def pin_body(stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.SeqStmt):
             return rewrite_children(stmt, pin_body)
-        loads = [bool(calls_in(s, lambda c: op_name(c) in _COPIES)) for s in stmt.seq]
+        loads = [bool(calls_in(s, lambda c: op_name(c) in COPIES)) for s in stmt.seq]
         out: list[tirx.Stmt] = []
         for index, inner in enumerate(stmt.seq):
             others = [c for c in builtins_in(inner) if not _is_wait(c) and not _is_value(c)]
@@ -55,6 +55,13 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return flatten(out)
 
     return func.with_body(pin(func.body))
+
+
+def is_pipelined(loop: tirx.For) -> bool:
+    """Whether TileLang overlaps the rounds of ``loop``."""
+    return (
+        int(loop.annotations.get("num_stages", 0)) >= 1 or "tl_pipeline_stage" in loop.annotations
+    )
 
 
 def _is_wait(call: tirx.Call) -> bool:

@@ -18,6 +18,7 @@ from . import (
     pin_pipelined,
     require_arch,
     specialize_group,
+    stage_waits,
     verify_pipelined,
 )
 from .walk import uses_tileweave
@@ -55,6 +56,9 @@ TILE_PASSES = (
     ),
     Pass(order_releases.order_releases, "needs the barriers that electing a leader placed"),
     Pass(pin_pipelined.pin_pipelined, "needs the placeholders that order_releases placed"),
+    Pass(
+        stage_waits.stage_waits, "needs the marks of pin_pipelined; counts the statements it added"
+    ),
     Pass(
         bind_runtime.bind_runtime,
         "last: the passes before may add operands that the host must bind",

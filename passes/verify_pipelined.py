@@ -8,6 +8,7 @@ from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
 from ..builtins.hidden import SITES
 from .pin_pipelined import GUARDS_LOADS
+from .stage_waits import STAGED
 from .walk import ASYNC_LOADS, calls_in, op_name, rewrite_children
 
 
@@ -16,7 +17,7 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     With warp specialisation a wait moves to the producer, before its TMA loads, unless something
     between the top of the loop and the loads keeps it with the consumers. Without, the loads of
-    later rounds are issued before the wait of theirs.
+    later rounds are issued before the wait of theirs, unless ``stage_waits`` scheduled the loop.
 
     Before: the lowered kernel
     After:  the same
@@ -29,7 +30,8 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
             loads = bool(calls_in(stmt.body, lambda c: op_name(c) in ASYNC_LOADS))
         if isinstance(stmt, tirx.Evaluate) and not (specialised and loads):
             for call in calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations):
-                raise _overtaken(call, specialised)
+                if specialised or STAGED not in call.annotations:
+                    raise _overtaken(call, specialised)
         return rewrite_children(stmt, lambda s: check(s, specialised, loads))
 
     return func.with_body(check(func.body, False, False))

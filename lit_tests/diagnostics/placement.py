@@ -121,7 +121,52 @@ refused(gemm(load, "acquiring_load"))
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(wait_and_send, "kept_back"))
 
-# CHECK: unspecialised: wait_ge: loads of T.Pipelined overtake it, since there is no warp specialisation; expected T.serial, or num_stages=0
+
+@T.macro
+def wait_scheduled(S, F, k):
+    W.wait_ge(F[W.rank(), k], 1)
+
+
+def scheduled(stage):
+    @T.prim_func
+    def own_schedule(S: W.Symmetric((512, 512), "bfloat16"), F: W.Symmetric((8,), "uint32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((128, 64), "bfloat16")
+            for k in T.Pipelined(8, num_stages=3, order=[0, 1, 2], stage=stage):
+                wait_scheduled(S, F, k)
+                T.copy(S[W.rank(), 0, k * 64], tile)
+                T.copy(tile, S[1, 0, k * 64])
+
+    return own_schedule
+
+
+# CHECK: own_schedule: wait: in stage 2 of T.Pipelined, with order 0, runs after a load it guards, in stage 0 with order 1; expected the stage and order of a wait not to exceed those of the loads after it
+# CHECK-NEXT: --> {{.*}}placement.py:
+refused(scheduled([2, 0, 2]), arch="sm_80")
+
+# CHECK: own_schedule: accepted
+refused(scheduled([0, 0, 2]), arch="sm_80")
+
+
+def filled():
+    @T.prim_func
+    def prepared(S: W.Symmetric((512, 512), "bfloat16"), F: W.Symmetric((8,), "uint32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((128, 64), "bfloat16")
+            for k in T.Pipelined(8, num_stages=3):
+                T.clear(tile)
+                wait_scheduled(S, F, k)
+                if k < 7:
+                    T.copy(S[W.rank(), 0, k * 64], tile)
+                T.copy(tile, S[1, 0, k * 64])
+
+    return prepared
+
+
+# CHECK: prepared: wait_ge: loads of T.Pipelined overtake it, since there is no warp specialisation; expected T.serial, or num_stages=0
+refused(filled(), arch="sm_80")
+
+# CHECK: unspecialised: accepted
 refused(gemm(wait, "unspecialised"), arch="sm_80")
 
 # CHECK: specialised: accepted

@@ -1,0 +1,125 @@
+"""Without warp specialisation, too, a wait in a pipelined loop runs before the loads it guards."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ..builtins.errors import LanguageError
+from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined
+from .walk import calls_in, location, op_name, rewrite_children
+
+STAGED = "tileweave.staged"
+"""Annotation of the waits of a loop whose schedule is explicit."""
+
+
+def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Schedule pipelined loops with waits explicitly: waits and loads first, the rest last.
+
+    TileLang's own schedule runs loads rounds ahead and leaves what it does not know, a wait, with
+    the arithmetic. Where it specialises warps it drops the schedule, and the wait goes to the
+    producer. A loop that the program schedules itself must put no load before its wait. A loop in
+    which something else prepares the memory a load fills stays as it is, for ``verify_pipelined``
+    to judge.
+
+    Before: ``for k in T.Pipelined(n, num_stages=3): wait; copy; copy; gemm``
+    After:  ``for k in T.Pipelined(n, num_stages=3, order=[0, 1, 2, 3], stage=[0, 0, 0, 2]): ...``
+    """
+
+    def stage(stmt: tirx.Stmt) -> tirx.Stmt:
+        stmt = rewrite_children(stmt, stage)
+        if not isinstance(stmt, tirx.For) or not is_pipelined(stmt):
+            return stmt
+        stmts = list(stmt.body.seq) if isinstance(stmt.body, tirx.SeqStmt) else [stmt.body]
+        guards = [bool(calls_in(s, lambda c: GUARDS_LOADS in c.annotations)) for s in stmts]
+        loads = [_is_load(s) for s in stmts]
+        if not any(guards) or _prepared(stmts, loads):
+            return stmt
+        annotations = dict(stmt.annotations)
+        if "tl_pipeline_stage" in annotations:
+            _check_schedule(stmts, guards, loads, annotations)
+        else:
+            last = int(annotations["num_stages"]) - 1
+            annotations["tl_pipeline_order"] = list(range(len(stmts)))
+            annotations["tl_pipeline_stage"] = [
+                0 if guard or load or isinstance(s, tirx.Bind) else last
+                for s, guard, load in zip(stmts, guards, loads, strict=True)
+            ]
+        body = ir_transform(stmt.body, None, _mark_staged, ["tirx.Call"])
+        return tirx.For(
+            stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, annotations
+        )
+
+    return func.with_body(stage(func.body))
+
+
+def _check_schedule(
+    stmts: list[tirx.Stmt], guards: list[bool], loads: list[bool], annotations: dict
+) -> None:
+    """Refuse a schedule of the program's own in which a load runs before a wait that guards it."""
+    places = list(
+        zip(annotations["tl_pipeline_stage"], annotations["tl_pipeline_order"], strict=True)
+    )
+    if len(places) != len(stmts):
+        timed = [i for i, s in enumerate(stmts) if not isinstance(s, tirx.Bind)]
+        stmts, guards, loads = ([values[i] for i in timed] for values in (stmts, guards, loads))
+    if len(places) != len(stmts):
+        return  # TileLang refuses it, with the counts
+    for index, guard in enumerate(guards):
+        for later in range(index + 1, len(stmts)) if guard else ():
+            if loads[later] and tuple(map(int, places[index])) > tuple(map(int, places[later])):
+                raise LanguageError(
+                    f"wait: in stage {places[index][0]} of T.Pipelined, with order {places[index][1]}, "
+                    f"runs after a load it guards, in stage {places[later][0]} with order "
+                    f"{places[later][1]}; expected the stage and order of a wait not to exceed those "
+                    f"of the loads after it{location(stmts[index])}"
+                )
+
+
+def _is_load(stmt: tirx.Stmt) -> bool:
+    return any(_moves_in(call) for call in calls_in(stmt, lambda c: op_name(c) in COPIES))
+
+
+def _moves_in(copy: tirx.Call) -> bool:
+    source, target = (region.args[0].buffer.scope() for region in copy.args[:2])
+    return source == "global" and target.startswith("shared")
+
+
+def _prepared(stmts: list[tirx.Stmt], loads: list[bool]) -> bool:
+    """Whether anything but a load writes shared memory that a load fills."""
+    filled = [
+        copy.args[1].args[0].buffer
+        for stmt, load in zip(stmts, loads, strict=True)
+        if load
+        for copy in calls_in(stmt, lambda c: op_name(c) in COPIES)
+    ]
+    return any(
+        _writes(stmt, buffer)
+        for stmt, load in zip(stmts, loads, strict=True)
+        if not load
+        for buffer in filled
+    )
+
+
+def _writes(stmt: tirx.Stmt, buffer: tirx.Buffer) -> bool:
+    def region(call: tirx.Call) -> bool:
+        name = op_name(call)
+        if name == "tl.region":
+            return call.args[0].buffer.same_as(buffer) and int(call.args[1]) & 2 != 0
+        return name == "tl.access_ptr" and call.args[0].buffer.same_as(buffer)
+
+    found = bool(calls_in(stmt, region))
+
+    def visit(node) -> None:
+        nonlocal found
+        found = found or (isinstance(node, tirx.BufferStore) and node.buffer.same_as(buffer))
+
+    tirx.stmt_functor.post_order_visit(stmt, visit)
+    return found
+
+
+def _mark_staged(call: tirx.Call) -> tirx.Call | None:
+    if GUARDS_LOADS not in call.annotations:
+        return None
+    annotations = {**call.annotations, STAGED: tirx.IntImm("bool", 1)}
+    return tirx.Call(call.dtype, call.op, call.args, annotations)
