@@ -66,13 +66,15 @@ def _check_schedule(
     if len(places) != len(stmts):
         return  # TileLang refuses it, with the counts
     for index, guard in enumerate(guards):
+        stage, order = map(int, places[index])
         for later in range(index + 1, len(stmts)) if guard else ():
-            if loads[later] and tuple(map(int, places[index])) > tuple(map(int, places[later])):
+            load_stage, load_order = map(int, places[later])
+            if loads[later] and (stage, order) > (load_stage, load_order):
                 raise LanguageError(
-                    f"wait: in stage {places[index][0]} of T.Pipelined, with order {places[index][1]}, "
-                    f"runs after a load it guards, in stage {places[later][0]} with order "
-                    f"{places[later][1]}; expected the stage and order of a wait not to exceed those "
-                    f"of the loads after it{location(stmts[index])}"
+                    f"wait: in stage {stage} of T.Pipelined, with order {order}, runs after a load "
+                    f"it guards, in stage {load_stage} with order {load_order}; expected the stage "
+                    "and order of a wait not to exceed those of the loads after it"
+                    f"{location(stmts[index])}"
                 )
 
 

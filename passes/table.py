@@ -14,6 +14,7 @@ from . import (
     drop_readonly,
     elect_leader,
     fence_after_wait,
+    free_async_tiles,
     order_releases,
     pin_pipelined,
     require_arch,
@@ -59,6 +60,7 @@ TILE_PASSES = (
     Pass(
         stage_waits.stage_waits, "needs the marks of pin_pipelined; counts the statements it added"
     ),
+    Pass(free_async_tiles.free_async_tiles, "sees each bulk copy in its final place"),
     Pass(
         bind_runtime.bind_runtime,
         "last: the passes before may add operands that the host must bind",
