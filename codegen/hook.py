@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import threading
+from collections.abc import Callable
+from typing import Any
 
+from tilelang import tvm
 from tilelang.backend import module as tilelang_backends
 from tilelang.backend.pass_pipeline import PassPipeline
 from tilelang.cache.kernel_cache import KernelCache
@@ -18,36 +21,31 @@ from ..passes.walk import uses_tileweave
 from .include import include_headers, stamp
 
 _lock = threading.Lock()
-_active = False
 
 
 def activate() -> None:
-    """Teach the TileLang in this process our builtins. Calling it again does nothing."""
-    global _active
+    """Teach the TileLang in this process our builtins. Again, or after a reload, it does nothing."""
     with _lock:
-        if _active:
-            return
-        _register_lowerings()
+        for name in BUILTINS:
+            _register_lowering(name, lowered_call)
+        _register_lowering(
+            "tileweave.complete_bulk_stores",
+            lambda call: tirx.call_extern(call.dtype, "tw::complete_bulk_stores"),
+        )
         _wrap_pipeline()
         _wrap_cache_key()
-        _active = True
 
 
-def _register_lowerings() -> None:
-    from tilelang import tvm
-
-    for name in BUILTINS:
-        tvm.ir.register_intrin_lowering(name, "cuda", f=lowered_call)
-    tvm.ir.register_intrin_lowering(
-        "tileweave.complete_bulk_stores",
-        "cuda",
-        f=lambda call: tirx.call_extern(call.dtype, "tw::complete_bulk_stores"),
-    )
+def _register_lowering(name: str, lowering: Callable[[tirx.Call], tirx.PrimExpr]) -> None:
+    if tvm.ir.Op.get(name).get_attr("cuda.FLowerIntrinsic") is None:
+        tvm.ir.register_intrin_lowering(name, "cuda", f=lowering)
 
 
 def _wrap_pipeline() -> None:
     stock = tilelang_backends._BACKENDS["cuda"]
     stock_pipeline = stock.pipelines["cuda"]
+    if _is_wrapper(stock_pipeline._lower):
+        return
 
     def lower(mod: IRModule, target: Target) -> IRModule:
         if not any(_ours(f) for f in mod.functions.values()):
@@ -65,12 +63,19 @@ def _wrap_pipeline() -> None:
 def _wrap_cache_key() -> None:
     """TileLang's kernel cache sees the program and its options: add our headers and passes."""
     stock = KernelCache._generate_key
+    if _is_wrapper(stock):
+        return
 
     def key(self, func, *args, **kwargs) -> str:
         found = stock(self, func, *args, **kwargs)
         return hashlib.sha256(f"{found}{stamp()}".encode()).hexdigest() if _ours(func) else found
 
     KernelCache._generate_key = key
+
+
+def _is_wrapper(function: Callable[..., Any]) -> bool:
+    """Whether this module made it, now or before it was reloaded."""
+    return function.__module__ == __name__
 
 
 def _ours(func) -> bool:

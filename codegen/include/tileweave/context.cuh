@@ -1,5 +1,6 @@
 // What the runtime tells every kernel, and what a kernel tells the runtime before it gives up.
-// The layouts are read and written by runtime/context.py: change both.
+// The layouts are read and written by runtime/context.py: change both. They also compile for the
+// host, where tests/test_runtime_context.py compares them.
 #pragma once
 #include <stdint.h>
 
@@ -28,6 +29,8 @@ struct Context {
   uint64_t heap_stride; // bytes from one rank's heap to the next
   Record *record;
 };
+
+#ifdef __CUDACC__
 
 __device__ __forceinline__ uint64_t now_ns() {
   uint64_t t;
@@ -65,5 +68,7 @@ __device__ __noinline__ inline void give_up(const Context *context, int32_t site
   }
   asm volatile("trap;");
 }
+
+#endif
 
 } // namespace tw

@@ -41,20 +41,27 @@ template <Scope scope, Sem sem, class T> __device__ __forceinline__ T load_flag(
 #undef TW_LOAD_ACQUIRE
 #undef TW_LOAD_RELAXED
 
-// Polls until done(seen). The clock is read only when the first look fails.
+// Looks between two readings of the clock, which would delay the look that succeeds.
+constexpr int kLooksPerClock = 256;
+
+// Polls until done(seen, value), or until the time is up.
 template <Scope scope, Sem sem, class T, class Done>
 __device__ __forceinline__ void poll(const T *flag, T value, int32_t peer, int64_t context,
                                      int32_t site, Done done) {
-  T seen = load_flag<scope, sem>(flag);
-  if (done(seen, value)) {
-    return;
-  }
   const Context *c = reinterpret_cast<const Context *>(context);
-  const uint64_t timeout_ns = c->timeout_ns;
-  const uint64_t start = now_ns();
-  while (!done(seen = load_flag<scope, sem>(flag), value)) {
-    if (timeout_ns != 0 && now_ns() - start > timeout_ns) {
-      give_up(c, site, peer, reinterpret_cast<uint64_t>(flag), widen(value), widen(seen));
+  for (uint64_t start = 0;;) {
+#pragma unroll 1
+    for (int look = 0; look < kLooksPerClock; ++look) {
+      if (done(load_flag<scope, sem>(flag), value)) {
+        return;
+      }
+    }
+    const uint64_t now = now_ns();
+    if (start == 0) {
+      start = now;
+    } else if (c->timeout_ns != 0 && now - start > c->timeout_ns) {
+      give_up(c, site, peer, reinterpret_cast<uint64_t>(flag), widen(value),
+              widen(load_flag<scope, sem>(flag)));
     }
   }
 }
