@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import threading
@@ -12,19 +13,20 @@ from tilelang import tvm
 from tilelang.backend import module as tilelang_backends
 from tilelang.backend.pass_pipeline import PassPipeline
 from tilelang.cache.kernel_cache import KernelCache
+from tilelang.transform import PassConfigKey
 from tvm import IRModule, tirx
 from tvm.target import Target
 
 from .. import passes
 from ..builtins.declare import BUILTINS, lowered_call
-from ..passes.walk import uses_tileweave
+from ..passes.walk import calls_in, op_name, uses_tileweave
 from .include import include_headers, stamp
 
 _lock = threading.Lock()
 
 
 def activate() -> None:
-    """Teach the TileLang in this process our builtins. Again, or after a reload, it does nothing."""
+    """Teach the TileLang in this process our builtins. Again, or reloaded, it does nothing."""
     with _lock:
         for name in BUILTINS:
             _register_lowering(name, lowered_call)
@@ -52,12 +54,31 @@ def _wrap_pipeline() -> None:
             return stock_pipeline._lower(mod, target)
         mod = passes.run(passes.TARGET_PASSES, mod, target)
         mod = passes.run(passes.TILE_PASSES, mod)
-        mod = stock_pipeline._lower(mod, target)
+        with _keeping_tiles_apart(mod):
+            mod = stock_pipeline._lower(mod, target)
         mod = passes.run(passes.DEVICE_PASSES, mod)
         return include_headers(mod)
 
     pipelines = {**stock.pipelines, "cuda": PassPipeline(stock_pipeline.name, lower)}
     tilelang_backends._BACKENDS["cuda"] = dataclasses.replace(stock, pipelines=pipelines)
+
+
+def _keeping_tiles_apart(mod: IRModule) -> contextlib.AbstractContextManager:
+    """No two tiles in the same place where a bulk store may still read one that is no longer named.
+
+    TileLang takes a tile to be free after the call that starts the store.
+    """
+    stores = ("tileweave.bulk_store", "tileweave.bulk_reduce")
+    if not any(calls_in(f.body, lambda c: op_name(c) in stores) for f in mod.functions.values()):
+        return contextlib.nullcontext()
+    context = tvm.transform.PassContext.current()
+    return tvm.transform.PassContext(
+        opt_level=context.opt_level,
+        required_pass=context.required_pass,
+        disabled_pass=context.disabled_pass,
+        instruments=context.instruments,
+        config={**context.config, PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE: True},
+    )
 
 
 def _wrap_cache_key() -> None:

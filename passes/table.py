@@ -15,6 +15,7 @@ from . import (
     elect_leader,
     fence_after_wait,
     free_async_tiles,
+    linear_bulk_tiles,
     order_releases,
     pin_pipelined,
     require_arch,
@@ -60,6 +61,7 @@ TILE_PASSES = (
     Pass(
         stage_waits.stage_waits, "needs the marks of pin_pipelined; counts the statements it added"
     ),
+    Pass(linear_bulk_tiles.linear_bulk_tiles, "names tiles, which free_async_tiles then hides"),
     Pass(free_async_tiles.free_async_tiles, "sees each bulk copy in its final place"),
     Pass(
         bind_runtime.bind_runtime,
