@@ -11,9 +11,8 @@ from ..builtins.errors import TileWeaveError
 from ..passes.bind_runtime import BIND, REQUIRE_MULTICAST
 from .session import Session, current
 
-_SLOT_BYTES = 16
-_SLOT_VALUE = 8
-"""A TVMFFIAny is 16 bytes; its value stands in the second half."""
+_Words = ctypes.POINTER(ctypes.c_int64)
+"""A TVMFFIAny is two words; its value stands in the second."""
 
 _VALUES: dict[str, Callable[[Session], int]] = {
     "tileweave.context": lambda session: session.context.address,
@@ -30,9 +29,9 @@ def register() -> None:
 
 def _bind(slots: ctypes.c_void_p, names: str) -> None:
     session = current()
+    words = ctypes.cast(slots, _Words)
     for index, name in enumerate(names.split(",")):
-        slot = ctypes.c_int64.from_address(slots.value + index * _SLOT_BYTES + _SLOT_VALUE)
-        slot.value = _VALUES[name](session)
+        words[2 * index + 1] = _VALUES[name](session)
 
 
 def _require_multicast(kernel: str) -> None:
