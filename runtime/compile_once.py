@@ -9,7 +9,6 @@ from ..builtins.errors import TileWeaveError
 from .group import Group
 
 T = TypeVar("T")
-_compilations = 0
 
 
 def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
@@ -21,10 +20,7 @@ def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
     Raises:
         TileWeaveError: another rank failed; its message is inside.
     """
-    global _compilations
-    _compilations += 1
-    topic = f"compile/{_compilations}"
-    said = group.exchange(f"{topic}/what", what)
+    said = group.exchange("compile", what)
     if len(set(said)) > 1:
         raise TileWeaveError(
             f"compile: the ranks compile different programs, {said}; expected the same on every "
@@ -39,7 +35,7 @@ def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
                 result.append(compile())
             except Exception as error:
                 failure, outcome = error, f"{type(error).__name__}: {error}"
-        outcomes = group.exchange(f"{topic}/{turn}", outcome, timeout_s=3600.0)
+        outcomes = group.exchange(f"compile: {turn}", outcome, timeout_s=3600.0)
         if failure is not None:
             raise failure
         for peer, reason in enumerate(outcomes):

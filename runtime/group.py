@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import warnings
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from ..builtins.errors import TileWeaveError
 
-_joined = itertools.count()
-"""Numbers the groups of this process: what an earlier one left in the store is not read again."""
+_joined: Counter[str] = Counter()
+"""How often each process group was joined: what was left in the store is not read again."""
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,30 @@ class Group:
     device: torch.device
     process_group: dist.ProcessGroup | None
     store: dist.Store | None
+    _exchanged: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
 
     def exchange(self, topic: str, value: str, timeout_s: float = 300.0) -> list[str]:
         """Every rank's ``value`` for ``topic``, in rank order. Collective, through the host only.
 
         Args:
-            topic: a name used once by every rank.
+            topic: what the ranks speak about; each rank's n-th call with it meets the others' n-th.
+
+        Raises:
+            TileWeaveError: a rank did not come within ``timeout_s`` seconds.
         """
         if self.store is None:
             return [value]
-        self.store.set(f"tileweave/{topic}/{self.rank}", value)
+        self._exchanged[topic] += 1
+        prefix = f"tileweave/{topic}/{self._exchanged[topic]}"
+        self.store.set(f"{prefix}/{self.rank}", value)
         values = []
         for peer in range(self.world_size):
-            key = f"tileweave/{topic}/{peer}"
+            key = f"{prefix}/{peer}"
             try:
                 self.store.wait([key], timedelta(seconds=timeout_s))
-            except Exception as error:
+            except dist.DistStoreError as error:
                 raise TileWeaveError(
-                    f"{topic}: rank {self.rank} waited {timeout_s:.0f} s for rank {peer}; "
+                    f"{topic}: rank {self.rank} waited {timeout_s:g} s for rank {peer}; "
                     "expected every rank to make the same calls in the same order"
                 ) from error
             values.append(self.store.get(key).decode())
@@ -54,6 +60,11 @@ class Group:
     def meet(self, topic: str, timeout_s: float = 300.0) -> None:
         """Return when every rank has come here. Through the host only."""
         self.exchange(topic, "", timeout_s)
+
+    def synchronize(self) -> None:
+        """Wait for all work on this rank's GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 def join(process_group: dist.ProcessGroup | None = None) -> Group:
@@ -80,8 +91,10 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
         _initialise(device, devices)
     process_group = process_group or dist.group.WORLD
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+    name = process_group.group_name
+    _joined[name] += 1
     store = dist.PrefixStore(
-        f"tileweave/{process_group.group_name}/{next(_joined)}",
+        f"tileweave/{name}/{_joined[name]}",
         dist.distributed_c10d._get_default_store(),
     )
     return Group(rank, world_size, local_rank, device, process_group, store)

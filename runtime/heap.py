@@ -1,10 +1,5 @@
-"""The symmetric heap: one block a rank, all blocks mapped into one address range at a constant
-stride.
-
-``torch.distributed._symmetric_memory`` allocates and exchanges; we map the same physical memory a
-second time, side by side, so that the heaps of all ranks are one strided tensor. Only that view is
-used.
-"""
+"""The symmetric heap: memory that every rank has at the same offset, handed out in the same order
+on every rank."""
 
 from __future__ import annotations
 
@@ -14,11 +9,10 @@ import torch
 
 from ..builtins.errors import TileWeaveError
 from ..builtins.symmetric import is_symmetric_dtype
-from .driver import call, driver
 from .group import Group
+from .memory import Memory
 
 ALIGNMENT = 1024
-PAGE = 1 << 21
 
 
 class HeapExhausted(TileWeaveError, MemoryError):
@@ -34,13 +28,13 @@ class SymmetricTensor:
         local: torch tensor ``shape``: this rank's copy.
         shape, dtype: of one copy.
         offset: bytes from the start of the heap, the same on every rank.
+        nbytes: of one copy.
     """
 
-    def __init__(
-        self, heap: Heap, offset: int, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype
-    ):
-        self._heap, self._nbytes = heap, nbytes
+    def __init__(self, heap: Heap, offset: int, shape: tuple[int, ...], dtype: torch.dtype):
+        self._heap = heap
         self.offset, self.shape, self.dtype = offset, shape, dtype
+        self.nbytes = _nbytes(shape, dtype)
         self.all = heap.view(offset, shape, dtype)
         self.local = self.all[heap.group.rank]
 
@@ -60,29 +54,49 @@ class SymmetricTensor:
         return f"SymmetricTensor(shape={self.shape}, dtype={self.dtype}, offset={self.offset})"
 
 
+class FreeList:
+    """Which bytes from ``start`` to ``end`` are free. The first hole that fits is used."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self._holes = [(start, end)]
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest hole."""
+        return max((end - start for start, end in self._holes), default=0)
+
+    def take(self, nbytes: int) -> int | None:
+        """Where ``nbytes`` bytes were free, or None."""
+        for index, (start, end) in enumerate(self._holes):
+            if end - start >= nbytes:
+                self._holes[index] = (start + nbytes, end)
+                return start
+        return None
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Free what ``take`` took; neighbouring holes merge."""
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted([*self._holes, (offset, offset + nbytes)]):
+            if merged and merged[-1][1] == start:
+                start = merged.pop()[0]
+            merged.append((start, end))
+        self._holes = merged
+
+
 class Heap:
     """This group's symmetric memory.
 
     Args:
-        nbytes: size of one rank's heap.
+        memory: of every rank of ``group``.
         reserved: bytes at its start kept for the runtime.
     """
 
-    def __init__(self, group: Group, nbytes: int, reserved: int) -> None:
+    def __init__(self, group: Group, memory: Memory, reserved: int) -> None:
         self.group = group
-        self._mapped: list[tuple[int, int]] = []
-        self._reservation: tuple[int, int] | None = None
-        self._allocations = 0
+        self.base, self.stride, self.nbytes = memory.base, memory.stride, memory.nbytes
+        self._memory = memory
+        self._free = FreeList(reserved, memory.nbytes)
         self._live: list[SymmetricTensor] = []
-        size = math.ceil(nbytes / PAGE) * PAGE
-        if group.world_size == 1:
-            self._owner = torch.zeros(size + PAGE, dtype=torch.uint8, device=group.device)
-            self.base = math.ceil(self._owner.data_ptr() / PAGE) * PAGE
-            self.stride = size
-        else:
-            self._map_all(size)
-        self.nbytes = size
-        self._holes = [(reserved, size - reserved)]
         self._storage = torch._C._construct_storage_from_data_pointer(
             self.base, group.device, self.stride * group.world_size
         )
@@ -91,31 +105,8 @@ class Heap:
         )
         """Storage at the heap's address that claims any size: for arguments that are never looked
         at."""
-        self.view(0, (size,), torch.uint8)[group.rank].zero_()
-        torch.cuda.synchronize(group.device)
-
-    def _map_all(self, size: int) -> None:
-        import torch.distributed._symmetric_memory as symm_mem
-
-        self._owner = symm_mem.empty(size, dtype=torch.uint8, device=self.group.device)
-        handle = symm_mem.rendezvous(self._owner, self.group.process_group)
-        sizes = [int(call("cuMemGetAddressRange", int(p))[1]) for p in handle.buffer_ptrs]
-        self.stride = math.ceil(max(sizes) / PAGE) * PAGE
-        total = self.stride * self.group.world_size
-        self.base = int(call("cuMemAddressReserve", total, PAGE, 0, 0))
-        self._reservation = (self.base, total)
-        bindings = driver()
-        access = bindings.CUmemAccessDesc()
-        access.location.type = bindings.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = self.group.device.index
-        access.flags = bindings.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        for peer, (pointer, block) in enumerate(zip(handle.buffer_ptrs, sizes, strict=True)):
-            memory = call("cuMemRetainAllocationHandle", int(pointer))
-            address = self.base + peer * self.stride
-            call("cuMemMap", address, block, 0, memory, 0)
-            call("cuMemRelease", memory)
-            call("cuMemSetAccess", address, block, [access], 1)
-            self._mapped.append((address, block))
+        self.view(0, (self.nbytes,), torch.uint8)[group.rank].zero_()
+        group.synchronize()
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Torch tensor (world_size, *shape) over the bytes from ``offset`` of every rank's heap."""
@@ -133,78 +124,72 @@ class Heap:
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> SymmetricTensor:
         """A zeroed symmetric tensor; see ``tw.symmetric``."""
-        if not is_symmetric_dtype(dtype.itemsize):
+        if not isinstance(dtype, torch.dtype) or not is_symmetric_dtype(dtype.itemsize):
             raise TileWeaveError(
-                f"symmetric: dtype={dtype}; expected elements of 1, 2, 4, 8 or 16 bytes"
+                f"symmetric: dtype={dtype!r}; expected a torch.dtype with elements of 1, 2, 4, 8 "
+                "or 16 bytes"
             )
         if any(not isinstance(s, int) or s < 1 for s in shape):
             raise TileWeaveError(f"symmetric: shape={shape}; expected positive integers")
-        nbytes = math.ceil(math.prod(shape) * dtype.itemsize / ALIGNMENT) * ALIGNMENT
-        self._agree(f"allocate {tuple(shape)} {dtype}")
-        for index, (offset, room) in enumerate(self._holes):
-            if room >= nbytes:
-                self._holes[index] = (offset + nbytes, room - nbytes)
-                tensor = SymmetricTensor(self, offset, nbytes, tuple(shape), dtype)
-                self._live.append(tensor)
-                tensor.local.zero_()
-                torch.cuda.synchronize(self.group.device)
-                self.group.meet(f"heap/{self._allocations}/zeroed")
-                return tensor
-        free = max((room for _, room in self._holes), default=0)
-        raise HeapExhausted(
-            f"symmetric: {nbytes} bytes for shape={tuple(shape)} dtype={dtype} do not fit into "
-            "the symmetric heap "
-            f"of {self.nbytes} bytes, {free} of them free in one piece; expected a larger "
-            "TILEWEAVE_HEAP_BYTES"
-        )
+        self._agree(f"allocate {shape} {dtype}")
+        nbytes = _nbytes(shape, dtype)
+        offset = self._free.take(_aligned(nbytes))
+        if offset is None:
+            raise HeapExhausted(
+                f"symmetric: {nbytes} bytes for shape={shape} dtype={dtype} do not fit into the "
+                f"symmetric heap of {self.nbytes} bytes, {self._free.largest} of them free in one "
+                "piece; expected a larger TILEWEAVE_HEAP_BYTES"
+            )
+        tensor = SymmetricTensor(self, offset, shape, dtype)
+        self._live.append(tensor)
+        tensor.local.zero_()
+        self.group.synchronize()
+        self.group.meet("symmetric heap: zeroed")
+        return tensor
 
     def free(self, tensor: SymmetricTensor) -> None:
-        """Return a tensor's memory; neighbouring holes merge."""
+        """Return a tensor's memory."""
         if tensor not in self._live:
             raise TileWeaveError(
                 f"free: {tensor} is not allocated; expected a live symmetric tensor"
             )
         self._agree(f"free {tensor.offset}")
-        torch.cuda.synchronize(self.group.device)
-        self.group.meet(f"heap/{self._allocations}/idle")
+        self.group.synchronize()
+        self.group.meet("symmetric heap: idle")
         self._live.remove(tensor)
-        merged: list[tuple[int, int]] = []
-        for offset, room in sorted([*self._holes, (tensor.offset, tensor._nbytes)]):
-            if merged and sum(merged[-1]) == offset:
-                merged[-1] = (merged[-1][0], merged[-1][1] + room)
-            else:
-                merged.append((offset, room))
-        self._holes = merged
+        self._free.give(tensor.offset, _aligned(tensor.nbytes))
 
     def describe(self, address: int) -> str:
-        """In words, what stands at an address of the heap."""
-        if not self.base <= address < self.base + self.stride * self.group.world_size:
-            return f"{address:#x}"
+        """In words, what stands at an address."""
         rank, offset = divmod(address - self.base, self.stride)
+        if not 0 <= rank < self.group.world_size:
+            return f"{address:#x}"
         for tensor in self._live:
-            if tensor.offset <= offset < tensor.offset + tensor._nbytes:
+            if tensor.offset <= offset < tensor.offset + tensor.nbytes:
                 element = (offset - tensor.offset) // tensor.dtype.itemsize
-                place = []
+                place: list[int] = []
                 for extent in reversed(tensor.shape):
                     element, index = divmod(element, extent)
-                    place.insert(0, str(index))
-                return f"[{', '.join([str(rank), *place])}] of {tensor!r}"
+                    place.insert(0, index)
+                return f"{[rank, *place]} of {tensor!r}"
         return f"byte {offset} of rank {rank}'s heap"
 
     def close(self) -> None:
-        """Undo the mapping. Kernels that use the heap must have ended on every rank."""
-        for address, block in self._mapped:
-            call("cuMemUnmap", address, block)
-        if self._reservation is not None:
-            call("cuMemAddressFree", *self._reservation)
-        self._mapped, self._reservation = [], None
+        """Unmap the memory. Kernels that use it must have ended on every rank."""
+        self._memory.close()
 
     def _agree(self, what: str) -> None:
-        self._allocations += 1
-        said = self.group.exchange(f"heap/{self._allocations}", what)
-        for peer, theirs in enumerate(said):
+        for peer, theirs in enumerate(self.group.exchange("symmetric heap", what)):
             if theirs != what:
                 raise TileWeaveError(
                     f"symmetric heap: rank {self.group.rank} does `{what}` where rank {peer} "
                     f"does `{theirs}`; expected the same calls in the same order on every rank"
                 )
+
+
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _aligned(nbytes: int) -> int:
+    return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +14,15 @@ from ..builtins.errors import TileWeaveError
 from .context import Context
 from .group import Group, join
 from .heap import Heap, SymmetricTensor
+from .memory import memory_of
 from .watchdog import Watchdog
 
 RESERVED_BYTES = 1 << 16
 """Start of the heap, kept for the runtime: the words of the process's own barriers."""
+HEAP_BYTES = (RESERVED_BYTES, 1 << 50)
+"""Legal sizes of a heap, in bytes."""
+TIMEOUT_S = (0, 1e9)
+"""Legal times a wait may take, in seconds; 0 for ever. In ns it must fit into 64 bits."""
 
 _session: Session | None = None
 
@@ -43,25 +50,24 @@ def init(
         heap_bytes: size of each rank's symmetric heap; default ``TILEWEAVE_HEAP_BYTES`` or 1 GiB.
 
     Raises:
-        TileWeaveError: no CUDA device, or a variable that is no number.
+        TileWeaveError: no CUDA device, or a size or a time that is not legal.
         DriverError: mapping a peer's memory failed.
     """
     global _session
     if _session is not None:
         return _session
-    heap_bytes = int(
-        _number("TILEWEAVE_HEAP_BYTES", 1 << 30, least=RESERVED_BYTES)
-        if heap_bytes is None
-        else heap_bytes
-    )
-    timeout_s = _number("TILEWEAVE_TIMEOUT_S", 30.0, least=0)
+    if heap_bytes is None:
+        size = _variable("TILEWEAVE_HEAP_BYTES", 1 << 30, HEAP_BYTES)
+    else:
+        size = _number("heap_bytes", heap_bytes, HEAP_BYTES)
+    timeout_s = _variable("TILEWEAVE_TIMEOUT_S", 30, TIMEOUT_S)
     group = join(process_group)
-    agreed = group.exchange("init", f"heap_bytes={heap_bytes}")
+    agreed = group.exchange("init", f"heap_bytes={int(size)}")
     if len(set(agreed)) > 1:
         raise TileWeaveError(
             f"init: the ranks differ in {agreed}; expected the same TILEWEAVE_HEAP_BYTES everywhere"
         )
-    heap = Heap(group, heap_bytes, RESERVED_BYTES)
+    heap = Heap(group, memory_of(group, int(size)), RESERVED_BYTES)
     context = Context(
         group.device,
         rank=group.rank,
@@ -86,7 +92,7 @@ def finalize() -> None:
     if _session is None:
         return
     session, _session = _session, None
-    torch.cuda.synchronize(session.group.device)
+    session.group.synchronize()
     session.group.meet("finalize")
     session.watchdog.close()
     session.heap.close()
@@ -123,17 +129,21 @@ def symmetric(shape: tuple[int, ...] | int, dtype: torch.dtype) -> SymmetricTens
         HeapExhausted: no room; names the bytes asked for and free.
         TileWeaveError: ranks ask for different things, or a shape or type is not legal.
     """
-    return current().heap.allocate((shape,) if isinstance(shape, int) else tuple(shape), dtype)
+    heap = current().heap
+    return heap.allocate(tuple(shape) if isinstance(shape, Iterable) else (shape,), dtype)
 
 
-def _number(variable: str, default: float, least: float) -> float:
-    text = os.environ.get(variable)
-    if text is None:
-        return default
+def _variable(name: str, default: float, legal: tuple[float, float]) -> float:
+    return _number(name, os.environ.get(name, default), legal)
+
+
+def _number(name: str, given: object, legal: tuple[float, float]) -> float:
     try:
-        value = float(text)
+        value = float(str(given))
     except ValueError:
-        value = -1.0
-    if not value >= least:
-        raise TileWeaveError(f"init: {variable}={text!r}; expected a number of at least {least:g}")
+        value = math.nan
+    if not legal[0] <= value <= legal[1]:
+        raise TileWeaveError(
+            f"init: {name}={given!r}; expected a number from {legal[0]:g} to {legal[1]:g}"
+        )
     return value

@@ -1,0 +1,40 @@
+"""Ranks without GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tileweave.runtime.group import Group
+
+
+@pytest.fixture
+def every_rank() -> Callable[..., list[Any]]:
+    """Runs ``function(group)`` once a rank, each in a thread of its own, on one store.
+
+    Returns what each rank returned, or the exception it raised.
+    """
+
+    def run(
+        function: Callable[[Group], Any], world_size: int = 2, local_size: int | None = None
+    ) -> list[Any]:
+        store = dist.HashStore()
+
+        def one(rank: int) -> Any:
+            local_rank = rank % (local_size or world_size)
+            try:
+                return function(
+                    Group(rank, world_size, local_rank, torch.device("cpu"), None, store)
+                )
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(world_size) as ranks:
+            return list(ranks.map(one, range(world_size)))
+
+    return run
