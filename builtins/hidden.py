@@ -11,19 +11,20 @@ import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
 
-from .declare import Builtin, register_op
+from .declare import Builtin, ref_dtype, register_op
 
 register_op("tileweave.context", "address of the runtime's context on this device", 0)
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where in a program a builtin stands, for messages about it."""
+    """Where in a program a builtin stands and the type of its flag, for messages about it."""
 
     op: str
     operand: str
     file: str
     line: int
+    dtype: str = ""
 
     def __str__(self) -> str:
         return f"{self.op}({self.operand}) at {self.file}:{self.line}"
@@ -52,6 +53,7 @@ def _site(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
         str(arguments["ref"]).replace("T.tileweave.", "W.") if "ref" in arguments else "",
         str(getattr(builder, "current_file", "?")),
         int(getattr(builder, "current_line", 0)),
+        ref_dtype(arguments["ref"]) if "ref" in arguments else "",
     )
     number = zlib.crc32(str(site).encode()) & 0x7FFFFFFF
     SITES[number] = site

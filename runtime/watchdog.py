@@ -17,6 +17,8 @@ from .group import Group
 
 POLL_S = 0.005
 PEERS_EVERY_S = 0.5
+TOLD_S = 1.0
+"""For the device to finish its record and for the peers to be told."""
 GRACE_S = 3.0
 """For the main thread to come back to Python and raise."""
 EXIT_GRACE_S = 1.0
@@ -55,6 +57,7 @@ class Watchdog:
         # Its own connection: the main thread may stand in a call of the store for minutes.
         self._store = group.store.clone() if group.store is not None else None
         self._stop = threading.Event()
+        self._told = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tileweave-watchdog", daemon=True)
         self._thread.start()
 
@@ -67,17 +70,17 @@ class Watchdog:
         """Raise DeadlockError if a wait of this process has given up."""
         if self._record.state == Record.EMPTY:
             return
-        for _ in range(100):
-            if self._record.state == Record.READY:
-                break
-            time.sleep(POLL_S)
+        # Once the main thread has ended the interpreter, nobody tells the peers.
+        self._told.wait(TOLD_S)
         raise DeadlockError(self.report())
 
     def report(self) -> str:
         """The record in words."""
         r = self._record
         site = SITES.get(r.site)
-        expected, seen = (ctypes.c_int64(v).value for v in (r.expected, r.seen))
+        unsigned = site is not None and site.dtype.startswith("uint")
+        # The device sign-extends what is signed.
+        expected, seen = (v if unsigned else ctypes.c_int64(v).value for v in (r.expected, r.seen))
         peer = f"a signal from rank {r.peer}" if r.peer >= 0 else "a signal"
         return (
             f"tileweave: rank {r.rank} waited {self._timeout_s:g} s for {peer} and gave up: "
@@ -114,12 +117,14 @@ class Watchdog:
                 self._store.set(_KEY, report)
             except Exception as error:
                 print(f"tileweave: could not tell the peers: {error}", file=sys.stderr, flush=True)
-        main = threading.main_thread().ident
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(main), ctypes.py_object(DeadlockError)
-        )
+        main = threading.main_thread()
+        if main.ident is not None and not _delivered.is_set():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(main.ident), ctypes.py_object(DeadlockError)
+            )
+        self._told.set()
         if not _delivered.wait(GRACE_S):
             os._exit(1)
-        threading.main_thread().join()
+        main.join()
         time.sleep(EXIT_GRACE_S)
         os._exit(1)
