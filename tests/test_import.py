@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import subprocess
+import sys
 
 import pytest
 from tilelang.backend import module as tilelang_backends
 from tilelang.cache.kernel_cache import KernelCache
 
 from tileweave import versions
-from tileweave.codegen.hook import activate
+from tileweave.codegen import hook
+
+
+def hooks() -> tuple[object, ...]:
+    """What of TileLang is ours."""
+    return tilelang_backends._BACKENDS["cuda"], KernelCache._generate_key
 
 
 def test_activation_is_idempotent():
-    backend, key = tilelang_backends._BACKENDS["cuda"], KernelCache._generate_key
-    activate()
-    assert tilelang_backends._BACKENDS["cuda"] is backend
-    assert KernelCache._generate_key is key
+    before = hooks()
+    hook.activate()
+    hook.activate()
+    assert all(a is b for a, b in zip(hooks(), before, strict=True))
+
+
+def test_reloading_the_hook_wraps_nothing_twice():
+    before = hooks()
+    importlib.reload(hook).activate()
+    assert all(a is b for a, b in zip(hooks(), before, strict=True))
+
+
+IMPORT_TWICE = """
+import sys
+from tilelang.backend import module as tilelang_backends
+from tilelang.cache.kernel_cache import KernelCache
+
+def hooks():
+    return tilelang_backends._BACKENDS["cuda"].pipelines["cuda"], KernelCache._generate_key
+
+stock = hooks()
+import tileweave
+first = hooks()
+for name in [name for name in sys.modules if name.split(".")[0] == "tileweave"]:
+    del sys.modules[name]
+import tileweave
+print(*(a is not b for a, b in zip(stock, first)), *(a is b for a, b in zip(first, hooks())))
+"""
+
+
+def test_importing_anew_wraps_nothing_twice():
+    run = subprocess.run(
+        [sys.executable, "-c", IMPORT_TWICE], capture_output=True, text=True, check=False
+    )
+    assert run.stdout.split() == ["True"] * 4, run.stderr
 
 
 @pytest.fixture
