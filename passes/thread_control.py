@@ -36,7 +36,8 @@ class ThreadControl:
     """Follows, from the top of ``func``, which variables depend on the thread index.
 
     A register is the same in all threads if every value stored to it is, and every store is reached
-    by all threads. ``threads`` lists the thread indices, x first, as they are met.
+    by all threads. ``threads`` lists the thread indices, x first, of the kernel that was entered last:
+    a program may hold several.
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:
@@ -44,7 +45,6 @@ class ThreadControl:
         self._divergence: dict[tirx.Var, Divergence] = {}
         self._registers: dict[tirx.Var, Divergence] = {}
         self._follow_registers(func.body)
-        self.threads.clear()
 
     def bind(self, stmt: tirx.Bind) -> None:
         """Note a binding; its variable differs between threads if its value does."""
@@ -59,6 +59,8 @@ class ThreadControl:
         if not isinstance(stmt, tirx.For):
             return Divergence.NONE
         tag = stmt.thread_binding.thread_tag if stmt.thread_binding is not None else ""
+        if tag == "blockIdx.x":
+            self.threads.clear()
         if tag.startswith("threadIdx"):
             self.threads.append(stmt.loop_var)
             self._divergence[stmt.loop_var] = Divergence.CHOSEN

@@ -69,3 +69,22 @@ def chosen(F: W.Symmetric((8,), "uint32")):
 # CHECK-NEXT: tileweave.signal(
 # CHECK-NOT: == 0
 show(chosen, stage="tile")
+
+
+@T.prim_func
+def two_kernels(F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        W.signal(F[1, 0])
+    with T.Kernel(1, threads=64):
+        W.signal(F[1, 1])
+
+
+# Each kernel has its own thread 0.
+# CHECK-LABEL: TEST: two_kernels
+# CHECK: __launch_bounds__(128
+# CHECK: if (((int)threadIdx.x) == 0) {
+# CHECK-NEXT: tw::signal
+# CHECK: __launch_bounds__(64
+# CHECK: if (((int)threadIdx.x) == 0) {
+# CHECK-NEXT: tw::signal
+show(two_kernels)
