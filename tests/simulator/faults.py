@@ -45,7 +45,7 @@ class Case:
         expected: what the twin must leave at a rank, by parameter, given the last epoch, the rank
             and the number of ranks.
         source: the function whose ``# FAULT`` lines count.
-        label: counts only the lines marked ``# FAULT <label>``.
+        label: counts only the lines marked ``# FAULT <label>``; several labels with ``|`` between.
         start: initial values by parameter; None leaves a symmetric tensor unwritten.
     """
 
@@ -63,7 +63,7 @@ class Case:
     def lines(self) -> list[int]:
         """Numbers of the lines in this file that the report must name."""
         text, first = inspect.getsourcelines(self.source)
-        mark = re.compile(rf"# FAULT {self.label}$" if self.label else r"# FAULT$")
+        mark = re.compile(rf"# FAULT ({self.label})$" if self.label else r"# FAULT$")
         return [first + n for n, line in enumerate(text) if mark.search(line.rstrip())]
 
     def inputs(self, program) -> list[dict[str, np.ndarray]]:
@@ -142,13 +142,23 @@ def shift(
     return program
 
 
-def with_fault(skeleton, name: str, kinds: str, report: str, label: str, ranks=2, **fault):
+def with_fault(
+    skeleton,
+    name: str,
+    kinds: str,
+    report: str,
+    label: str,
+    ranks: int = 2,
+    expected: Expected = from_left,
+    **fault: Any,
+) -> None:
     """A case of a skeleton that is correct by itself and faulty with these arguments."""
 
     def make(faulty):
         return skeleton(**fault) if faulty else skeleton()
 
-    add_case(make, kinds, report, name=name, source=skeleton, label=label, ranks=ranks)
+    more = dict(name=name, source=skeleton, label=label, ranks=ranks)
+    add_case(make, kinds, report, expected, **more)
 
 
 with_fault(shift, "flag_before_data", "race", "mail", "data", early=True)
@@ -529,10 +539,8 @@ def sum_at_rank_0(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     return {"out": total if me == 0 else np.zeros(N)}
 
 
-@case("race", "board", sum_at_rank_0, ranks=3)
-def count_too_low(faulty):
-    """The reader goes on when all senders but one have arrived."""
-    missing = 1 if faulty else 0
+def many_to_one(missing=0, stride=1, op="add"):
+    """Every rank sends to its slot at rank 0, where one counter serves all."""
 
     @T.prim_func
     def program(
@@ -547,79 +555,25 @@ def count_too_low(faulty):
             epoch = state[0]
             if me > 0:
                 for i in T.Parallel(N):
-                    board[0, me, i] = datum(epoch, me, i)  # FAULT
-                W.signal(flags[0, 0])
-            else:
-                W.wait_reached(flags[0, 0], (epoch + 1) * 2 - missing)
-                for i in T.Parallel(N):
-                    out[i] = board[0, 1, i] + board[0, 2, i]  # FAULT
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
-
-
-@case("race", "board", sum_at_rank_0, ranks=3)
-def two_writers_of_one_slot(faulty):
-    """Both senders write where only one may."""
-    stride = 0 if faulty else 1
-
-    @T.prim_func
-    def program(
-        board: W.Symmetric((3, N), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            if me > 0:
-                for i in T.Parallel(N):
-                    board[0, me * stride, i] = datum(epoch, me, i)  # FAULT
-                W.signal(flags[0, 0])
-            else:
-                W.wait_reached(flags[0, 0], (epoch + 1) * 2)
-                for i in T.Parallel(N):
-                    out[i] = board[0, 1, i] + board[0, 2, i]
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
-
-
-@case("deadlock", "flags", sum_at_rank_0, ranks=3)
-def set_where_add_is_meant(faulty):
-    """Two writers of a word are one arrival."""
-    op = "set" if faulty else "add"
-
-    @T.prim_func
-    def program(
-        board: W.Symmetric((3, N), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            if me > 0:
-                for i in T.Parallel(N):
-                    board[0, me, i] = datum(epoch, me, i)
+                    board[0, me * stride, i] = datum(epoch, me, i)  # FAULT write
                 W.signal(flags[0, 0], 1, op=op)
             else:
-                W.wait_reached(flags[0, 0], (epoch + 1) * 2)  # FAULT
+                W.wait_reached(flags[0, 0], epoch * 2 + 2 - missing)  # FAULT wait
                 for i in T.Parallel(N):
-                    out[i] = board[0, 1, i] + board[0, 2, i]
+                    out[i] = board[0, 1, i] + board[0, 2, i]  # FAULT read
             W.sync_ranks()
             if T.get_thread_binding() == 0:
                 state[0] = epoch + 1
 
     return program
+
+
+to_rank_0 = {"ranks": 3, "expected": sum_at_rank_0}
+with_fault(many_to_one, "count_too_low", "race", "board", "write|read", **to_rank_0, missing=1)
+with_fault(many_to_one, "two_writers_of_one_slot", "race", "board", "write", **to_rank_0, stride=0)
+with_fault(
+    many_to_one, "set_where_add_is_meant", "deadlock", "flags", "wait", **to_rank_0, op="set"
+)
 
 
 def nothing(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -821,22 +775,17 @@ def last_arriver(sem="acq_rel", scope="gpu"):
     return program
 
 
-for _name, _fault in (
-    ("last_arriver_only_releases", {"sem": "release"}),
-    ("last_arriver_only_acquires", {"sem": "acquire"}),
-    ("last_arriver_relaxed", {"sem": "relaxed"}),
-    ("last_arriver_at_block_scope", {"scope": "cta"}),
-):
-    add_case(
-        lambda faulty, fault=_fault: last_arriver(**fault) if faulty else last_arriver(),
-        "race",
-        "parts",
-        sum_of_parts,
-        name=_name,
-        source=last_arriver,
-        label="data",
-        ranks=1,
-    )
+alone = {"ranks": 1, "expected": sum_of_parts}
+with_fault(
+    last_arriver, "last_arriver_only_releases", "race", "parts", "data", **alone, sem="release"
+)
+with_fault(
+    last_arriver, "last_arriver_only_acquires", "race", "parts", "data", **alone, sem="acquire"
+)
+with_fault(last_arriver, "last_arriver_relaxed", "race", "parts", "data", **alone, sem="relaxed")
+with_fault(
+    last_arriver, "last_arriver_at_block_scope", "race", "parts", "data", **alone, scope="cta"
+)
 
 
 def both_parts_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -875,7 +824,7 @@ def wait_by_some_blocks(faulty):
     return program
 
 
-def barrier_between(kind: str, only_block_0: bool):
+def barrier_between(kind="barrier_blocks", only_block_0=False):
     """Each block writes its part at the peer, the barrier, each reads its own."""
 
     @T.prim_func
@@ -905,21 +854,24 @@ def barrier_between(kind: str, only_block_0: bool):
     return program
 
 
-for _name, _kind, _alone in (
-    ("barrier_of_the_grid_across_ranks", "sync_grid", False),
-    ("barrier_of_ranks_by_one_block", "sync_ranks", True),
-):
-    add_case(
-        lambda faulty, kind=_kind, alone=_alone: barrier_between(
-            kind if faulty else "barrier_blocks", faulty and alone
-        ),
-        "race",
-        "mail",
-        both_parts_from_left,
-        name=_name,
-        source=barrier_between,
-        label="data",
-    )
+with_fault(
+    barrier_between,
+    "barrier_of_the_grid_across_ranks",
+    "race",
+    "mail",
+    "data",
+    expected=both_parts_from_left,
+    kind="sync_grid",
+)
+with_fault(
+    barrier_between,
+    "barrier_of_ranks_by_one_block",
+    "race",
+    "mail",
+    "data",
+    expected=both_parts_from_left,
+    only_block_0=True,
+)
 
 
 @case("deadlock", "flags", both_parts_from_left)
@@ -1127,7 +1079,7 @@ def neighbour_of_the_last_rank(faulty):
 # Memory used again in the next epoch: no barrier at the end.
 
 
-def ring(halves: int, turn: int = 1):
+def ring(halves=2, turn=1):
     """Each epoch writes one of ``halves``, changing every ``turn`` epochs."""
 
     @T.prim_func
@@ -1156,17 +1108,11 @@ def ring(halves: int, turn: int = 1):
     return program
 
 
-add_case(
-    lambda faulty: ring(1 if faulty else 2),
-    "reuse", "mail", name="single_buffer_without_credit", source=ring, label="data",
-)  # fmt: skip
-add_case(
-    lambda faulty: ring(2, 2 if faulty else 1),
-    "reuse", "mail", name="wrong_parity", source=ring, label="data",
-)  # fmt: skip
+with_fault(ring, "single_buffer_without_credit", "reuse", "mail", "data", halves=1)
+with_fault(ring, "wrong_parity", "reuse", "mail", "data", turn=2)
 
 
-def ring_with_credit(halves: int, waits=True, early=False, sem="release"):
+def ring_with_credit(waits=True, early=False, sem="release"):
     """As ``ring``; the reader gives back a credit for each message it has read."""
 
     @T.prim_func
@@ -1183,9 +1129,9 @@ def ring_with_credit(halves: int, waits=True, early=False, sem="release"):
             left = (me + W.world_size() - 1) % W.world_size()
             epoch = T.alloc_var("int32")
             epoch = state[0]
-            half = epoch % halves
+            half = epoch % 2
             if waits:
-                W.wait_reached(credit[me, 0], epoch + 1 - halves)
+                W.wait_reached(credit[me, 0], epoch - 1)
             for i in T.Parallel(N):
                 mail[peer, half, i] = datum(epoch, me, i)  # FAULT data
             W.signal(flags[peer, 0])
@@ -1203,22 +1149,11 @@ def ring_with_credit(halves: int, waits=True, early=False, sem="release"):
     return program
 
 
-for _name, _halves, _fault in (
-    ("two_buffers_in_a_ring_of_three", 2, {"waits": False}),
-    ("credit_before_the_read", 1, {"early": True}),
-    ("relaxed_credit", 1, {"sem": "relaxed"}),
-):
-    add_case(
-        lambda faulty, halves=_halves, fault=_fault: ring_with_credit(
-            halves, **(fault if faulty else {})
-        ),
-        "reuse",
-        "mail",
-        name=_name,
-        source=ring_with_credit,
-        label="data",
-        ranks=3,
-    )
+with_fault(ring_with_credit, "credit_before_the_read", "reuse", "mail", "data", 3, early=True)
+with_fault(ring_with_credit, "relaxed_credit", "reuse", "mail", "data", 3, sem="relaxed")
+with_fault(
+    ring_with_credit, "two_buffers_in_a_ring_of_three", "reuse", "mail", "data", 3, waits=False
+)
 
 
 @case("reuse", "mine")
