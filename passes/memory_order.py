@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from ..builtins.declare import builtin_of
+from ..builtins.declare import Pointer, builtin_of
 
 
 def releases(call: tirx.Call) -> bool:
@@ -26,3 +26,11 @@ def acquires(call: tirx.Call) -> bool:
 def _sem(call: tirx.Call) -> str:
     spec = builtin_of(call)
     return spec.word(call, "sem") if any(name == "sem" for name, _ in spec.words) else ""
+
+
+def writes(call: tirx.Call) -> bool:
+    """Whether ``call`` is a builtin that changes memory: run once more it does so once more."""
+    spec = builtin_of(call)
+    return spec is not None and any(
+        isinstance(kind, Pointer) and "w" in kind.access for _, kind in spec.operands
+    )

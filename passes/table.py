@@ -15,6 +15,7 @@ from . import (
     elect_leader,
     fence_after_wait,
     free_async_tiles,
+    keep_to_block,
     linear_bulk_tiles,
     order_releases,
     pin_pipelined,
@@ -72,6 +73,9 @@ TILE_PASSES = (
 
 DEVICE_PASSES = (
     Pass(verify_pipelined.verify_pipelined, "first: reads what TileLang made of the loops"),
+    Pass(
+        keep_to_block.keep_to_block, "before those that follow conditions on the thread index"
+    ),
     Pass(complete_bulk_stores.complete_bulk_stores, "sees which copies became bulk stores"),
     Pass(fence_after_wait.fence_after_wait, "sees which copies became bulk loads"),
     Pass(drop_readonly.drop_readonly, "last: only attributes, no code"),

@@ -36,8 +36,8 @@ class ThreadControl:
     """Follows, from the top of ``func``, which variables depend on the thread index.
 
     A register is the same in all threads if every value stored to it is, and every store is reached
-    by all threads. ``threads`` lists the thread indices, x first, of the kernel that was entered last:
-    a program may hold several.
+    by all threads. ``threads`` lists the thread indices, x first, of the kernel entered last: a
+    program may hold several.
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:
