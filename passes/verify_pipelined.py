@@ -25,9 +25,9 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def check(stmt: tirx.Stmt, specialised: bool, loads: bool) -> tirx.Stmt:
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "kWarpSpecializationScope":
-            specialised = True
+            specialised, loads = True, False
         if isinstance(stmt, tirx.For):
-            loads = bool(calls_in(stmt.body, lambda c: op_name(c) in ASYNC_LOADS))
+            loads = loads or bool(calls_in(stmt.body, lambda c: op_name(c) in ASYNC_LOADS))
         if isinstance(stmt, tirx.Evaluate) and not (specialised and loads):
             for call in calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations):
                 if specialised or STAGED not in call.annotations:

@@ -79,6 +79,23 @@ show(gemm(put, nothing, "put_first"))
 # CHECK: tw::st<
 show(gemm(send, nothing, "store_first"))
 
+
+@T.macro
+def wait_for_all(S, B, F, k):
+    for r in T.serial(W.world_size()):
+        W.wait_ge(F[r, k], 1)
+
+
+# A loop of waits moves as one wait does.
+# CHECK-LABEL: TEST: loop_of_waits
+# CHECK: < 128) {
+# CHECK: for (int [[R:[a-z0-9_]+]] = 0; [[R]] < 4
+# CHECK-NEXT: tw::wait_ge
+# CHECK: tl::tma_load
+# CHECK: } else {
+# CHECK-NOT: tw::wait_ge
+show(gemm(wait_for_all, nothing, "loop_of_waits"))
+
 # A loop that is not pipelined is left alone.
 # CHECK-LABEL: TEST: serial
 # CHECK: for k in range(8):
