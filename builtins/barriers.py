@@ -7,7 +7,11 @@ same time on one GPU. Pass words of your own (zeroed once) to lift that.
 
 from __future__ import annotations
 
-from .declare import OptionalReadWrite, builtin
+from typing import Any
+
+from .declare import OptionalReadWrite, builtin, element
+from .errors import reject
+from .symmetric import is_symmetric
 
 _AT = dict(
     hidden=("context", "site"),
@@ -18,6 +22,20 @@ _AT = dict(
 )
 
 
+def _check_words(op: str, barrier: Any, across_ranks: bool) -> None:
+    if barrier is None:
+        return
+    buffer = element(op, "barrier", barrier, "global").buffer
+    if str(buffer.dtype) != "uint32":
+        raise reject(op, f"barrier={buffer.name} has type {buffer.dtype}", "type uint32")
+    if across_ranks and not is_symmetric(buffer):
+        raise reject(
+            op,
+            f"barrier={buffer.name} is no symmetric tensor",
+            "this rank's copy of a W.Symmetric tensor, such as B[W.rank(), 0]",
+        )
+
+
 @builtin(**_AT)
 def sync_grid(barrier: OptionalReadWrite = None) -> None:
     """Every block of this launch waits for every other; what any wrote is then visible to all.
@@ -26,8 +44,9 @@ def sync_grid(barrier: OptionalReadWrite = None) -> None:
     out.
 
     Args:
-        barrier: the first of 2 zeroed u32 in global memory, or None for the process's own.
+        barrier: one zeroed u32 in global memory, or None for the process's own.
     """
+    _check_words("sync_grid", barrier, across_ranks=False)
 
 
 @builtin(**_AT)
@@ -41,6 +60,7 @@ def sync_ranks(barrier: OptionalReadWrite = None) -> None:
         barrier: this rank's copy of the first of ``2 + world_size`` zeroed u32 of a symmetric
             tensor, such as ``B[W.rank(), 0]``, or None for the process's own.
     """
+    _check_words("sync_ranks", barrier, across_ranks=True)
 
 
 @builtin(**_AT)
@@ -52,3 +72,4 @@ def barrier_blocks(barrier: OptionalReadWrite = None) -> None:
     Args:
         barrier: as for ``sync_ranks``.
     """
+    _check_words("barrier_blocks", barrier, across_ranks=True)

@@ -18,10 +18,15 @@ issuing thread; ``T.fence_proxy_async()`` by the writing threads and ``T.sync_th
 ordinary stores to shared memory and a bulk store of it; ``T.sync_threads()`` between ordinary
 accesses of shared memory and a bulk load that overwrites it, and between ``bulk_wait`` and new
 stores by other threads.
+
+Tiles they move lie row by row, so they cannot be operands of ``T.gemm``; and no two tiles of a
+kernel with bulk stores share memory. A store must have been waited for, at least for the read,
+before the block ends; a release that follows it does that.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm import tirx
@@ -60,6 +65,10 @@ def _check(op: str, src: Any, dst: Any, size: Any, spaces: tuple[str, str]) -> N
             f"size={int(size)} of type {source.buffer.dtype} is {count} bytes",
             f"a positive multiple of 16 bytes, at most {_MAX_BYTES}",
         )
+    for name, ref, space in (("src", source, spaces[0]), ("dst", target, spaces[1])):
+        room = math.prod(int(e) for e in ref.buffer.shape) if space == "shared" else int(size)
+        if int(size) > room:
+            raise reject(op, f"size={int(size)}, {name}={ref.buffer.name}", f"at most its {room}")
 
 
 @builtin(level="leader", barrier_before=True, proxy_fence=True, sm=90)

@@ -322,6 +322,13 @@ def element(op: str, parameter: str, ref: Any, space: str) -> tirx.BufferLoad:
         raise reject(
             op, f"{parameter}={ref.buffer.name} is in {scope} memory", f"a {space}-memory tensor"
         )
+    for axis, (index, extent) in enumerate(zip(ref.indices, ref.buffer.shape, strict=True)):
+        if not isinstance(index, tirx.IntImm) or not isinstance(extent, tirx.IntImm):
+            continue
+        if not -int(extent) <= int(index) < int(extent):
+            raise reject(
+                op, f"{parameter}={ref} has index {index} on axis {axis}", f"less than {extent}"
+            )
     return ref
 
 
@@ -368,18 +375,37 @@ def _is_one(extent: tirx.PrimExpr) -> bool:
 
 def _convert(spec: Builtin, parameter: str, value: Any, dtype: str) -> tirx.PrimExpr:
     if isinstance(value, (bool, int, float)):
-        if dtype.startswith(("int", "uint")) and not float(value).is_integer():
-            raise reject(spec.name, f"{parameter}={value!r}", f"a value of type {dtype}")
-        if dtype.startswith("uint") and value < 0:
-            value += 1 << tvm.DataType(dtype).bits
-        return tirx.const(value, dtype)
+        return tirx.const(_literal(spec, parameter, value, dtype), dtype)
     if not isinstance(value, tirx.PrimExpr):
         raise reject(spec.name, f"{parameter}={value!r}", f"a value of type {dtype}")
     if str(value.dtype) == dtype:
         return value
     if tvm.DataType(str(value.dtype)).lanes != tvm.DataType(dtype).lanes:
         raise reject(spec.name, f"{parameter} has type {value.dtype}", f"type {dtype}")
+    if _is_integer(dtype) and not _is_integer(str(value.dtype)):
+        raise reject(
+            spec.name,
+            f"{parameter}={value} has type {value.dtype}",
+            f"an integer, such as T.Cast({dtype!r}, ...)",
+        )
     return tirx.Cast(dtype, value)
+
+
+def _is_integer(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint", "bool"))
+
+
+def _literal(spec: Builtin, parameter: str, value: Any, dtype: str) -> Any:
+    """A Python number as one of ``dtype``; negative ones become unsigned by their bits."""
+    if not _is_integer(dtype):
+        return value
+    bits = tvm.DataType(dtype).bits
+    low, high = -(1 << (bits - 1)), (1 << (bits - dtype.startswith("int"))) - 1
+    if not float(value).is_integer() or not low <= value <= high:
+        raise reject(
+            spec.name, f"{parameter}={value!r}", f"a value of type {dtype}, {low} to {high}"
+        )
+    return int(value) + (1 << bits) if value < 0 and dtype.startswith("uint") else int(value)
 
 
 def _ptx_type(spec: Builtin, arguments: dict[str, Any]) -> str:

@@ -64,6 +64,9 @@ refused("store size", lambda A, S, P, t, f: W.bulk_store(S, t, 3))
 # CHECK: load size: bulk_load: size=262144 of type float32 is 1048576 bytes; expected a positive
 refused("load size", lambda A, S, P, t, f: W.bulk_load(t, S, 1 << 18, f[0]))
 
+# CHECK: store tile: bulk_store: size=65536, src={{.*}}; expected at most its
+refused("store tile", lambda A, S, P, t, f: W.bulk_store(S, t, 1 << 16))
+
 # CHECK: reduce type: bulk_reduce: op='min': S has type float32; expected uint32, int32, uint64, int64, float16, bfloat16
 refused("reduce type", lambda A, S, P, t, f: W.bulk_reduce(S, t, 4, op="min"))
 

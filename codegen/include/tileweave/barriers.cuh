@@ -51,10 +51,10 @@ __device__ __forceinline__ void grid(const BarrierWords &words, int32_t site,
     before_release();
     add_acq_rel_gpu(word, kFlip - others);
   } else {
-    const uint32_t old = add_acq_rel_gpu(word, 1);
+    const uint32_t flipped = ~add_acq_rel_gpu(word, 1) & kFlip;
     poll<Scope::gpu, Sem::acquire>(
-        word, old, -1, context, site,
-        [](uint32_t seen, uint32_t before) { return ((seen ^ before) & kFlip) != 0; });
+        word, flipped, -1, context, site,
+        [](uint32_t seen, uint32_t flipped) { return (seen & kFlip) == flipped; });
   }
 }
 

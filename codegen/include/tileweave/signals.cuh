@@ -60,8 +60,11 @@ __device__ __forceinline__ void poll(const T *flag, T value, int32_t peer, int64
     if (start == 0) {
       start = now;
     } else if (c->timeout_ns != 0 && now - start > c->timeout_ns) {
-      give_up(c, site, peer, reinterpret_cast<uint64_t>(flag), widen(value),
-              widen(load_flag<scope, sem>(flag)));
+      const T seen = load_flag<scope, sem>(flag);
+      if (done(seen, value)) {
+        return;
+      }
+      give_up(c, site, peer, reinterpret_cast<uint64_t>(flag), widen(value), widen(seen));
     }
   }
 }
