@@ -18,6 +18,7 @@ import torch
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.runtime.topology import topology
 
 CHUNK = 16384
 STAGES = 14
@@ -73,6 +74,25 @@ def load_store_program(src: T.Tensor((n,), "uint8"), dst: T.Tensor((n,), "uint8"
         share = (n + blocks * 16 - 1) // (blocks * 16) * 16
         first = T.min(block * share, n)
         W.put_block(src[first], dst[first], T.min(share, n - first))
+
+
+m = T.dynamic("m", "int64")
+
+
+@T.prim_func
+def multicast_program(
+    src: T.Tensor((m,), "float32"), dst: T.Tensor((m,), "float32"), blocks: T.int32
+):
+    """One store to a multicast address arrives at every rank."""
+    with T.Kernel(blocks, threads=512) as block:
+        stride = T.Cast("int64", blocks) * 2048
+        for turn in T.serial((m + stride - 1) // stride):
+            at = turn * stride + block * 2048 + T.get_thread_binding() * 4
+            if at + 4 <= m:
+                W.multimem_st(dst[at], src[at : at + 4])
+            else:
+                for rest in T.serial(m - at):
+                    W.multimem_st(dst[at + rest], src[at + rest])
 
 
 @cache
@@ -187,17 +207,36 @@ def main() -> int:
                     for p in (bulk_copy_program, load_store_program)
                 )
                 print(f"  {blocks:4d} blocks: TMA {tma:5.0f}, load/store {ldst:5.0f}")
-        print(f"multicast memory: {'usable' if multicast() else 'none on this machine, not run'}")
+    right &= check_multicast(buffer, source)
     tw.barrier()
     torch.cuda.synchronize()
     tw.finalize()
     return 0 if right else 1
 
 
-def multicast() -> bool:
-    from tileweave.runtime.topology import topology
+def check_multicast(buffer: tw.SymmetricTensor, source: torch.Tensor) -> bool:
+    """Write rank 0's data to every rank by one store each, where the machine can."""
+    if buffer.multicast is None:
+        if tw.rank() == 0:
+            print(f"multicast memory: not run, {topology().multicast_refusal}")
+        return True
+    kernel = tw.compile(multicast_program)
+    buffer.local.zero_()
+    tw.barrier()
+    if tw.rank() == 0:
 
-    return bool(topology().multicast)
+        def run():
+            kernel(source.view(torch.float32), buffer.multicast.view(torch.float32), 64)
+
+        print(
+            f"multicast memory: {gigabytes_per_second(run, source.nbytes):.0f} GB/s to every rank"
+        )
+    tw.barrier()
+    torch.cuda.synchronize()
+    sent = [source]
+    if tw.world_size() > 1:
+        torch.distributed.broadcast_object_list(sent := [source.cpu()], src=0)
+    return bool((buffer.local == sent[0].to(buffer.local.device)).all())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from ..builtins.barriers import sync_ranks
 from .kernel import Kernel, compile
 from .session import Session, current
 
-_kernels: dict[int, tuple[Session, Kernel]] = {}
+_kernel: tuple[Session, Kernel] | None = None
 
 
 def barrier(stream: torch.cuda.Stream | None = None) -> None:
@@ -24,13 +24,18 @@ def barrier(stream: torch.cuda.Stream | None = None) -> None:
         stream: by default torch's current stream.
     """
     session = current()
-    if id(session) not in _kernels:
-        _kernels.clear()
-        _kernels[id(session)] = (session, compile(rank_barrier))
-    kernel = _kernels[id(session)][1]
+    kernel = prepare(session)
     words = session.heap.view(0, (1,), torch.uint32)[session.group.rank]
     with torch.cuda.stream(stream):
         kernel(words)
+
+
+def prepare(session: Session) -> Kernel:
+    """The kernel of ``session``'s barrier; ``init`` compiles it, so that no call has to."""
+    global _kernel
+    if _kernel is None or _kernel[0] is not session:
+        _kernel = (session, compile(rank_barrier))
+    return _kernel[1]
 
 
 @T.prim_func

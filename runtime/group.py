@@ -79,8 +79,11 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
             "init: this process sees no CUDA device; expected one GPU a rank (programs can still "
             "be looked at with tw.emit and `tileweave emit`)"
         )
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     devices = torch.cuda.device_count()
+    if "LOCAL_RANK" in os.environ:
+        local_rank = int(os.environ["LOCAL_RANK"])
+    else:  # without torchrun: whoever initialised torch.distributed has chosen the GPU
+        local_rank = torch.cuda.current_device() if dist.is_initialized() else 0
     device = torch.device("cuda", local_rank % devices)
     torch.cuda.set_device(device)
     distributed = dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1

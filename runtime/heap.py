@@ -26,6 +26,8 @@ class SymmetricTensor:
         all: torch tensor (world_size, *shape): the copies of all ranks. What a ``W.Symmetric``
             parameter takes.
         local: torch tensor ``shape``: this rank's copy.
+        multicast: torch tensor ``shape`` at the address where ``W.multimem_*`` reach every copy, or
+            None where the machine has no NVLink multicast. For nothing else.
         shape, dtype: of one copy.
         offset: bytes from the start of the heap, the same on every rank.
         nbytes: of one copy.
@@ -37,6 +39,7 @@ class SymmetricTensor:
         self.nbytes = _nbytes(shape, dtype)
         self.all = heap.view(offset, shape, dtype)
         self.local = self.all[heap.group.rank]
+        self.multicast = heap.multicast_view(offset, shape, dtype)
 
     def peer(self, rank: int) -> torch.Tensor:
         """Torch tensor ``shape``: the copy of ``rank``."""
@@ -121,6 +124,18 @@ class Heap:
             (self.group.world_size, *shape),
             (self.stride // itemsize, *strides),
         )
+
+    def multicast_view(
+        self, offset: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """Torch tensor ``shape`` over the bytes from ``offset`` at the multicast address."""
+        if not self._memory.multicast:
+            return None
+        storage = torch._C._construct_storage_from_data_pointer(
+            self._memory.multicast, self.group.device, self.nbytes
+        )
+        tensor = torch.empty(0, dtype=dtype, device=self.group.device)
+        return tensor.set_(storage, offset // dtype.itemsize, shape)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> SymmetricTensor:
         """A zeroed symmetric tensor; see ``tw.symmetric``."""

@@ -24,7 +24,7 @@ _VALUES: dict[str, Callable[[Session], int]] = {
 def register() -> None:
     """Register the functions that ``bind_runtime`` makes programs call."""
     tvm_ffi.register_global_func(BIND, f=_bind, override=True)
-    tvm_ffi.register_global_func(REQUIRE_MULTICAST, f=_require_multicast, override=True)
+    tvm_ffi.register_global_func(REQUIRE_MULTICAST, f=require_multicast, override=True)
 
 
 def _bind(slots: ctypes.c_void_p, names: str) -> None:
@@ -34,7 +34,8 @@ def _bind(slots: ctypes.c_void_p, names: str) -> None:
         words[2 * index + 1] = _VALUES[name](session)
 
 
-def _require_multicast(kernel: str) -> None:
+def require_multicast(kernel: str) -> None:
+    """Raise TileWeaveError, naming ``kernel``, where the machine has no usable multicast."""
     from .topology import topology
 
     multicast = topology().multicast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import tilelang
@@ -10,9 +11,12 @@ from tilelang.jit import JITKernel
 from tvm import tirx
 
 from .. import passes
+from ..builtins.declare import builtin_of
 from ..builtins.errors import TileWeaveError
+from ..passes.walk import builtins_in
 from .compile_once import compile_once
 from .heap import SymmetricTensor
+from .host_functions import require_multicast
 from .session import current, init
 from .warm import warm
 
@@ -28,11 +32,13 @@ class Kernel:
     def __init__(self, kernel: JITKernel) -> None:
         self.kernel = kernel
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         watchdog = current().watchdog
         watchdog.raise_if_deadlocked()
         try:
-            return self.kernel(*(a.all if isinstance(a, SymmetricTensor) else a for a in args))
+            return self.kernel(
+                *(_tensor(a) for a in args), **{name: _tensor(a) for name, a in kwargs.items()}
+            )
         except Exception:
             watchdog.raise_if_deadlocked()
             raise
@@ -52,8 +58,14 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
         options: those of ``tilelang.compile``.
 
     Raises:
-        TileWeaveError: ``func`` is no PrimFunc, or compiling failed on some rank.
+        TileWeaveError: ``func`` is no PrimFunc, an option is not supported, or compiling failed on
+            some rank.
     """
+    if (backend := options.get("execution_backend")) not in (None, "auto", "tvm_ffi"):
+        raise TileWeaveError(
+            f"compile: execution_backend={backend!r} has no host code that could bind the rank; "
+            "expected 'auto' or 'tvm_ffi'"
+        )
     if not isinstance(func, tirx.PrimFunc):
         raise TileWeaveError(f"compile: {func!r}; expected a T.prim_func")
     session = init()
@@ -62,6 +74,13 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
         tvm.IRModule({name: func}), session.group.world_size, session.heap.stride
     )
     (program,) = mod.functions.values()
-    kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), name)
+    if any(builtin_of(c).name.startswith("multimem") for c in builtins_in(program.body)):
+        require_multicast(name)
+    what = f"{name} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
+    kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
     warm(kernel, session)
     return Kernel(kernel)
+
+
+def _tensor(argument: Any) -> Any:
+    return argument.all if isinstance(argument, SymmetricTensor) else argument

@@ -27,6 +27,7 @@ class Memory:
     Attributes:
         owner: keeps the memory alive.
         blocks: (address, bytes) of what ``close`` unmaps.
+        multicast: address at which a store reaches every rank, or 0 where there is none.
     """
 
     base: int
@@ -34,6 +35,7 @@ class Memory:
     nbytes: int
     owner: Any
     blocks: tuple[tuple[int, int], ...] = ()
+    multicast: int = 0
 
     def close(self) -> None:
         """Undo the mapping. Kernels that use the memory must have ended on every rank."""
@@ -62,7 +64,8 @@ def _everyones(process_group: dist.ProcessGroup, device: torch.device, nbytes: i
     import torch.distributed._symmetric_memory as symm_mem
 
     owner = symm_mem.empty(nbytes, dtype=torch.uint8, device=device)
-    pointers = [int(p) for p in symm_mem.rendezvous(owner, process_group).buffer_ptrs]
+    handle = symm_mem.rendezvous(owner, process_group)
+    pointers = [int(p) for p in handle.buffer_ptrs]
     sizes = [int(call("cuMemGetAddressRange", p)[1]) for p in pointers]
     stride = math.ceil(max(sizes) / PAGE) * PAGE
     base = int(call("cuMemAddressReserve", len(pointers) * stride, PAGE, 0, 0))
@@ -77,4 +80,4 @@ def _everyones(process_group: dist.ProcessGroup, device: torch.device, nbytes: i
         call("cuMemMap", address, size, 0, memory, 0)
         call("cuMemRelease", memory)
         call("cuMemSetAccess", address, size, [access], 1)
-    return Memory(base, stride, nbytes, owner, blocks)
+    return Memory(base, stride, nbytes, owner, blocks, int(handle.multicast_ptr or 0))

@@ -80,6 +80,9 @@ def init(
     _session = Session(
         group, heap, context, Watchdog(group, context.record, heap.describe, timeout_s)
     )
+    from .barrier import prepare  # compiles for the session that is now up
+
+    prepare(_session)
     return _session
 
 

@@ -7,54 +7,74 @@ away: everything is loaded, nothing runs.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
+from tilelang import tvm
 from tilelang.jit import JITKernel
 from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit, substitute
 
 from .session import Session
+
+SCALAR = 1
+EXTENT = 128
+"""What stands in for sizes that only a call knows; a TMA descriptor takes it for every type."""
 
 
 def warm(kernel: JITKernel, session: Session) -> bool:
     """Load ``kernel`` on this GPU without running it.
 
     Returns:
-        False if that needs sizes that only a call knows: call such a kernel once before overlapping
-            it.
+        False, with a warning, if the program takes none of the stand-ins: call such a kernel once
+            before overlapping it.
     """
-    arguments = _stand_ins(kernel, session)
-    if arguments is None:
-        return False
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-        kernel(*arguments)
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            kernel(*_stand_ins(kernel, session))
+    except Exception as error:
+        name = kernel.prim_func.attrs["global_symbol"]
+        warnings.warn(
+            f"tileweave: {name} could not be loaded ahead of its first call ({error}); call it "
+            "once before overlapping it with other kernels",
+            stacklevel=3,
+        )
+        return False
     return True
 
 
-def _stand_ins(kernel: JITKernel, session: Session) -> list[Any] | None:
-    """Arguments of the right types that are never looked at; None where shapes are symbolic."""
+def _stand_ins(kernel: JITKernel, session: Session) -> list[Any]:
+    """Arguments of the right types that are never looked at."""
     func = kernel.prim_func
     outputs = {i % len(func.params) for i in kernel.out_idx or ()}
+    scalars = {p: tirx.IntImm(p.dtype, SCALAR) for p in func.params if "int" in str(p.dtype)}
     arguments: list[Any] = []
     for index, parameter in enumerate(func.params):
         if index in outputs:
             continue
         buffer = func.buffer_map.get(parameter)
         if buffer is None:
-            arguments.append(0)
+            arguments.append(SCALAR)
             continue
-        if not all(isinstance(e, tirx.IntImm) for e in (*buffer.shape, *buffer.strides)):
-            return None
         tensor = torch.empty(
             0, dtype=kernel.params[index].torch_dtype(), device=session.group.device
         )
-        arguments.append(
-            tensor.set_(
-                session.heap.unchecked_storage,
-                0,
-                [int(e) for e in buffer.shape],
-                [int(e) for e in buffer.strides],
-            )
+        shape, strides = (
+            [_extent(e, scalars) for e in es] for es in (buffer.shape, buffer.strides)
         )
+        arguments.append(tensor.set_(session.heap.unchecked_storage, 0, shape, strides))
     return arguments
+
+
+def _extent(expr: Any, scalars: dict[tirx.Var, tirx.PrimExpr]) -> int:
+    """``expr`` with every symbol in it replaced by its stand-in."""
+    symbols: dict[tirx.Var, tirx.PrimExpr] = {}
+
+    def collect(node: Any) -> None:
+        if isinstance(node, tirx.Var):
+            symbols[node] = scalars.get(node, tirx.IntImm(node.dtype, EXTENT))
+
+    post_order_visit(expr, collect)
+    return int(tvm.arith.Analyzer().simplify(substitute(expr, symbols)))

@@ -3,6 +3,7 @@ peers."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -21,8 +22,6 @@ TOLD_S = 1.0
 """For the device to finish its record and for the peers to be told."""
 GRACE_S = 3.0
 """For the main thread to come back to Python and raise."""
-EXIT_GRACE_S = 1.0
-"""For the interpreter to end, once the main thread has: a lost GPU context can hold it for ever."""
 _KEY = "tileweave/deadlock"
 
 
@@ -117,6 +116,8 @@ class Watchdog:
                 self._store.set(_KEY, report)
             except Exception as error:
                 print(f"tileweave: could not tell the peers: {error}", file=sys.stderr, flush=True)
+        # A lost GPU context can hold up the end of the process for ever: leave before its teardown.
+        atexit.register(os._exit, 1)
         main = threading.main_thread()
         if main.ident is not None and not _delivered.is_set():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -125,6 +126,3 @@ class Watchdog:
         self._told.set()
         if not _delivered.wait(GRACE_S):
             os._exit(1)
-        main.join()
-        time.sleep(EXIT_GRACE_S)
-        os._exit(1)

@@ -85,6 +85,7 @@ from tileweave.runtime.group import join
 
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
+torch.cuda.current_device = lambda: 0
 torch.cuda.set_device = lambda device: None
 rank, file = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=3)

@@ -89,7 +89,7 @@ def test_arguments_have_the_programs_types(graphs):
     kernel, session = FakeKernel(scale), FakeSession()
     assert warm.warm(kernel, session)
     ((a, factor, c, d),) = kernel.calls
-    assert factor == 0
+    assert factor == warm.SCALAR
     assert [(t.dtype, tuple(t.shape), t.stride()) for t in (a, c, d)] == [
         (torch.float16, (64, 32), (32, 1)),
         (torch.int64, (64, 32), (100, 1)),
@@ -104,13 +104,23 @@ def test_output_parameters_are_left_out(graphs, out_idx):
     kernel = FakeKernel(scale, out_idx)
     assert warm.warm(kernel, FakeSession())
     ((a, factor, d),) = kernel.calls
-    assert (a.dtype, factor, d.dtype) == (torch.float16, 0, torch.uint8)
+    assert (a.dtype, factor, d.dtype) == (torch.float16, warm.SCALAR, torch.uint8)
 
 
-def test_symbolic_shapes_are_left_to_the_first_call(graphs):
+def test_symbolic_shapes_get_stand_ins(graphs):
     kernel = FakeKernel(symbolic)
-    assert warm.warm(kernel, FakeSession()) is False
-    assert (kernel.calls, graphs) == ([], [])
+    assert warm.warm(kernel, FakeSession())
+    (tensor,) = kernel.calls[0]
+    assert (tuple(tensor.shape), tensor.stride()) == ((warm.EXTENT, 4), (4, 1))
+
+
+def test_a_program_that_takes_no_stand_in_is_named(graphs):
+    class Refusing(FakeKernel):
+        def __call__(self, *args: Any) -> None:
+            raise ValueError("shape[0] violates a constraint")
+
+    with pytest.warns(UserWarning, match=r"symbolic could not be loaded .* violates a constraint"):
+        assert warm.warm(Refusing(symbolic), FakeSession()) is False
 
 
 def test_a_symbolic_output_is_no_argument(graphs):
@@ -120,7 +130,6 @@ def test_a_symbolic_output_is_no_argument(graphs):
 
 
 def test_symmetric_tensors_once_their_group_is_known(graphs):
-    assert warm.warm(FakeKernel(symmetric), FakeSession()) is False
     (program,) = passes.run_group(
         tvm.IRModule({"symmetric": symmetric}), 4, 1 << 21
     ).functions.values()
