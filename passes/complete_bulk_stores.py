@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
 from ..builtins.declare import builtin_of
-from .order_releases import COMPLETE
+from .order_releases import is_placeholder
 from .walk import ASYNC_STORES, calls_in, flatten, op_name, rewrite_children
 
 
@@ -27,7 +27,7 @@ def complete_bulk_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
     pending.follow(func.body, frozenset(), frozenset())
 
     def resolve(stmt: tirx.Stmt) -> tirx.Stmt:
-        if _is_placeholder(stmt) and stmt not in pending.reached:
+        if is_placeholder(stmt) and stmt not in pending.reached:
             return tirx.Evaluate(tirx.IntImm("int32", 0))
         if isinstance(stmt, tirx.SeqStmt):
             new = [resolve(s) for s in stmt.seq]
@@ -80,7 +80,7 @@ class _Pending:
             if stmt.attr_key == "thread_extent":
                 self._indices.add(stmt.node.var)
             return self.follow(stmt.body, stores, way)
-        if _is_placeholder(stmt):
+        if is_placeholder(stmt):
             if stores:
                 self.reached.add(stmt)
             return frozenset()
@@ -124,10 +124,6 @@ def _after_calls(expr: tirx.PrimExpr, stores: frozenset[_Store], way: Way) -> fr
             if groups == 0 and not read:
                 stores = frozenset(s for s in stores if not s.committed)
     return stores
-
-
-def _is_placeholder(stmt: tirx.Stmt) -> bool:
-    return isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) == COMPLETE
 
 
 def _is_nothing(stmt: tirx.Stmt) -> bool:

@@ -52,7 +52,7 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return [stmt]
         fences_only = all(builtin_of(c).name == "fence" for c in found)
         barrier = [] if fences_only else [sync_threads()]
-        return [_placeholder(), *barrier, _Guarded().order(stmt) if guarded else stmt]
+        return [placeholder(), *barrier, _Guarded().order(stmt) if guarded else stmt]
 
     return func.with_body(flatten(order(func.body)))
 
@@ -93,7 +93,7 @@ class _Guarded:
                 self._unmet = "T." + name.removeprefix("tl.tileop.")
             elif name == "tirx.tvm_storage_sync":
                 self._unmet = ""
-        return [_placeholder()] if found and not self._at_start else []
+        return [placeholder()] if found and not self._at_start else []
 
 
 def _append(out: list[tirx.Stmt], ordered: list[tirx.Stmt]) -> None:
@@ -112,5 +112,10 @@ def _releases_in(node) -> list[tirx.Call]:
     return calls_in(node, releases)
 
 
-def _placeholder() -> tirx.Stmt:
+def placeholder() -> tirx.Stmt:
+    """Bulk stores must be complete here; ``complete_bulk_stores`` keeps it or takes it away."""
     return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get(COMPLETE)))
+
+
+def is_placeholder(stmt: tirx.Stmt) -> bool:
+    return isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) == COMPLETE

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
 from .memory_order import acquires
-from .order_releases import COMPLETE
+from .order_releases import is_placeholder, placeholder
 from .walk import builtins_in, calls_in, flatten, location, op_name, rewrite_children
 
 GUARDS_LOADS = "tileweave.guards_loads"
@@ -50,8 +49,8 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
             if any(loads[index:]):
                 _refuse_acquires(others, inner)
                 inner = ir_transform(inner, None, _marked, ["tirx.Call"])
-            pinned = any(op_name(getattr(s, "value", None)) == COMPLETE for s in out[-2:])
-            out += [_placeholder(), inner] if others and not pinned else [inner]
+            pinned = any(is_placeholder(s) for s in out[-2:])
+            out += [placeholder(), inner] if others and not pinned else [inner]
         return flatten(out)
 
     return func.with_body(pin(func.body))
@@ -86,7 +85,3 @@ def _refuse_acquires(calls: list[tirx.Call], stmt: tirx.Stmt) -> None:
                 f"{builtin_of(call).name}: acquires in T.Pipelined before a load, which overtakes "
                 f"it; expected W.wait_reached or another wait, or T.serial{location(stmt)}"
             )
-
-
-def _placeholder() -> tirx.Stmt:
-    return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get(COMPLETE)))
