@@ -1,10 +1,22 @@
 """IR-to-IR passes that make the order of memory between ranks right. One pass a file."""
 
-from .table import DEVICE_PASSES, GROUP_PASSES, TARGET_PASSES, TILE_PASSES, Pass, run, run_group
+from .table import (
+    DEVICE_PASSES,
+    GROUP_PASSES,
+    HOST_PASSES,
+    SYNC_PASSES,
+    TARGET_PASSES,
+    TILE_PASSES,
+    Pass,
+    run,
+    run_group,
+)
 
 __all__ = [
     "DEVICE_PASSES",
     "GROUP_PASSES",
+    "HOST_PASSES",
+    "SYNC_PASSES",
     "TARGET_PASSES",
     "TILE_PASSES",
     "Pass",

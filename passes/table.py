@@ -52,7 +52,7 @@ TARGET_PASSES = (
 )
 """Run with the target before the tile passes, for every kernel that uses a builtin."""
 
-TILE_PASSES = (
+SYNC_PASSES = (
     Pass(
         elect_leader.elect_leader,
         "decides who runs a builtin while the program still has its own shape",
@@ -64,18 +64,23 @@ TILE_PASSES = (
     ),
     Pass(linear_bulk_tiles.linear_bulk_tiles, "names tiles, which free_async_tiles then hides"),
     Pass(free_async_tiles.free_async_tiles, "sees each bulk copy in its final place"),
+)
+"""What a program means: run on tile-level IR, also for the simulator."""
+
+HOST_PASSES = (
     Pass(
         bind_runtime.bind_runtime,
         "last: the passes before may add operands that the host must bind",
     ),
 )
+"""Tie a program to the runtime that launches it on a GPU."""
+
+TILE_PASSES = SYNC_PASSES + HOST_PASSES
 """Run on tile-level IR before TileLang's pipeline, for every kernel that uses a builtin."""
 
 DEVICE_PASSES = (
     Pass(verify_pipelined.verify_pipelined, "first: reads what TileLang made of the loops"),
-    Pass(
-        keep_to_block.keep_to_block, "before those that follow conditions on the thread index"
-    ),
+    Pass(keep_to_block.keep_to_block, "before those that follow conditions on the thread index"),
     Pass(complete_bulk_stores.complete_bulk_stores, "sees which copies became bulk stores"),
     Pass(fence_after_wait.fence_after_wait, "sees which copies became bulk loads"),
     Pass(drop_readonly.drop_readonly, "last: only attributes, no code"),

@@ -41,6 +41,7 @@ _activate()
 __all__ = [
     "DeadlockError",
     "LanguageError",
+    "SimulationError",
     "SymmetricTensor",
     "TileWeaveError",
     "barrier",
@@ -51,6 +52,16 @@ __all__ = [
     "jit",
     "language",
     "rank",
+    "simulate",
     "symmetric",
     "world_size",
 ]
+
+
+def __getattr__(name: str):
+    """The simulator is imported when it is asked for."""
+    if name not in ("SimulationError", "simulate"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .runtime import simulator
+
+    return getattr(simulator, name)

@@ -1,0 +1,219 @@
+"""The state of one block of one launch: its threads, its own memory, its copies under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import SimulationError
+from .memory import Access
+from .order import BlockOrder
+from .values import unwritten
+
+if TYPE_CHECKING:
+    from .program import Kernel
+
+
+class Mask:
+    """The threads of a block that are on the way."""
+
+    def __init__(self, on: np.ndarray, class_of: np.ndarray) -> None:
+        self.on, self.class_of = on, class_of
+        self.threads = np.flatnonzero(on)
+        self.count = len(self.threads)
+        self.single = int(self.threads[0]) if self.count == 1 else None
+        self.classes = tuple(int(c) for c in np.unique(class_of[self.threads]))
+
+    @cached_property
+    def by_class(self) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """Each class by itself, with its threads as a mask."""
+        return [((c,), self.on & (self.class_of == c)) for c in self.classes]
+
+    @property
+    def full(self) -> bool:
+        return self.count == len(self.on)
+
+    def where(self, condition: np.ndarray) -> Mask:
+        return Mask(self.on & condition, self.class_of)
+
+
+class Tile:
+    """Shared memory or registers: one array, with what of it is poison (None: nothing)."""
+
+    def __init__(self, name: str, shape: tuple, dtype: np.dtype, scope: str) -> None:
+        self.name, self.shape, self.dtype, self.scope = name, shape, dtype, scope
+        self.data = unwritten(shape, dtype)
+        self.poison: np.ndarray | None = np.ones(shape, np.bool_)
+        self.by_thread = False
+        """Registers whose value differs between threads: the first axis is the thread."""
+
+    def set_poison(self, key: Any, poison: Any) -> None:
+        """Note what was just written at ``key``: ``poison`` says which of it, or None."""
+        if poison is None:
+            if self.poison is not None:
+                self.poison[key] = False
+                if not self.poison.any():
+                    self.poison = None
+            return
+        if self.poison is None:
+            self.poison = np.zeros(self.data.shape, np.bool_)
+        self.poison[key] = poison
+
+    def spread(self, threads: int) -> None:
+        """Give every thread its own copy."""
+        if not self.by_thread:
+            self.by_thread = True
+            self.data = np.repeat(self.data[None], threads, axis=0)
+            if self.poison is not None:
+                self.poison = np.repeat(self.poison[None], threads, axis=0)
+
+
+@dataclass
+class MBarrier:
+    """One mbarrier in shared memory."""
+
+    count: int
+    arrived: int = 0
+    bytes: int = 0
+    phase: int = 0
+    clock: np.ndarray | None = None
+    deliveries: list = field(default_factory=list)
+    """Loads under way: callables that put the data there."""
+
+    def arrive(self, n: int, site: str) -> None:
+        self.arrived += n
+        if self.arrived > self.count:
+            raise SimulationError(
+                "arrival",
+                f"{self.arrived} arrivals at an mbarrier made for {self.count}\n --> {site}",
+            )
+        self.settle()
+
+    def settle(self) -> None:
+        """The phase ends when all have arrived and all announced bytes are there."""
+        if self.arrived < self.count:
+            return
+        for deliver in self.deliveries:
+            self.bytes -= deliver()
+        self.deliveries.clear()
+        if self.bytes <= 0:
+            self.phase, self.arrived, self.bytes = self.phase + 1, 0, 0
+
+
+@dataclass
+class BulkStore:
+    """A bulk store under way, in a group by number, or in none yet."""
+
+    classes: tuple[int, ...]
+    time: int
+    source: tuple[Tile, Any] | None
+    group: int | None = None
+
+
+class Block:
+    """One block: what its coroutine works on."""
+
+    def __init__(
+        self, machine: Any, kernel: Kernel, rank: int, epoch: int, number: int,
+        index: tuple[int, ...], order: BlockOrder, env: list,
+    ) -> None:  # fmt: skip
+        self.machine, self.kernel, self.rank, self.epoch = machine, kernel, rank, epoch
+        self.number, self.index, self.order = number, index, order
+        self.env, self.poisoned, self.by_thread = env, [None] * len(env), [False] * len(env)
+        self.tiles: dict[int, Tile] = {}
+        self.barriers: dict[int, list[MBarrier]] = {}
+        self.stores: list[BulkStore] = []
+        self.groups = 0
+
+    def name(self) -> str:
+        at = ", ".join(map(str, self.index))
+        return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "")
+
+    def access(self, classes: tuple[int, ...], op: str, site: str, scope: int = 0) -> Access:
+        agent, time, view = self.order.actor(classes)
+        return Access(agent, time, view, scope, op, site, self.epoch)
+
+    def bulk_access(
+        self, classes: tuple[int, ...], op: str, site: str, scope: int, source: Any
+    ) -> Access:
+        """The access of a bulk store these threads issue, which is under way from now on."""
+        issuer = classes[:1]
+        agent, time, view = self.order.bulk_actor(classes)
+        self.stores.append(BulkStore(issuer, time, source))
+        return Access(agent, time, view, scope, op, site, self.epoch)
+
+    def commit(self, classes: tuple[int, ...]) -> None:
+        """What these threads issued since the last group is one group."""
+        for store in self.stores:
+            if store.group is None and store.classes[0] in classes:
+                store.group = self.groups
+        self.groups += 1
+
+    def wait_groups(self, classes: tuple[int, ...], left: int, read: bool) -> None:
+        """At most ``left`` groups of these threads are under way; the others are complete, or, if
+        ``read``, have read their source."""
+        mine = [s for s in self.stores if s.group is not None and s.classes[0] in classes]
+        open_groups = sorted({s.group for s in mine})
+        done = set(open_groups[: max(0, len(open_groups) - left)])
+        for store in mine:
+            if store.group in done:
+                store.source = None
+                if not read:
+                    self.order.complete_bulk(classes, store.time)
+                    self.stores.remove(store)
+
+    def complete_stores(self, classes: tuple[int, ...]) -> None:
+        """The placeholder of ``order_releases``: commit all, wait for all."""
+        self.commit(classes)
+        self.wait_groups(classes, 0, read=False)
+
+    def require_unread(self, tile: Tile, key: Any, site: str) -> None:
+        """Refuse to overwrite shared memory that a bulk store may still read."""
+        for store in self.stores:
+            if store.source is not None and store.source[0] is tile and _overlap(
+                tile.data.shape, store.source[1], key
+            ):  # fmt: skip
+                raise SimulationError(
+                    "reuse",
+                    f"{tile.name} is overwritten while a bulk store may still read it, by "
+                    f"{self.name()} in launch {self.epoch}; W.bulk_wait(n, read=True) frees it"
+                    f"\n --> {site}",
+                )
+
+
+def _overlap(shape: tuple, one: Any, other: Any) -> bool:
+    marks = np.zeros(shape, np.bool_)
+    marks[one] = True
+    return bool(np.any(marks[other]))
+
+
+class Frame:
+    """Where execution of a block stands: its threads on the way and, in T.Parallel, its space."""
+
+    __slots__ = ("active", "block", "broken", "cache", "env", "mask", "newest", "space")
+
+    def __init__(self, block: Block, mask: Mask) -> None:
+        self.block, self.mask, self.env = block, mask, block.env
+        self.space: tuple[int, ...] | None = None
+        """Extents of the T.Parallel loops around, outermost first."""
+        self.active: np.ndarray | None = None
+        """Elements of the space on the way; None is all."""
+        self.broken: Mask | None = None
+        self.cache: dict[int, Any] = {}
+        self.newest = False
+
+    def fork(self, mask: Mask) -> Frame:
+        """A frame for another set of threads of the same block."""
+        frame = Frame(self.block, mask)
+        frame.space, frame.active = self.space, self.active
+        return frame
+
+    def lanes(self) -> np.ndarray | None:
+        """Which elements of a vector are on the way: of the T.Parallel space, else threads."""
+        return self.active if self.space is not None else self.mask.on
+
+    def tile(self, slot: int) -> Tile:
+        return self.block.tiles[slot]

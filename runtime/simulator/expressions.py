@@ -1,0 +1,431 @@
+"""Expressions of the IR as Python closures over a frame.
+
+Each becomes a pair: its value, and which of it is poison (None where nothing can be). A value is a
+scalar, or an array over the threads of the block or the space of T.Parallel, with one more axis for
+the lanes of a vector. Plain Python integers stand for int32 and int64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from tvm import tirx
+
+from .accesses import GlobalRef, load_global, load_tile
+from .errors import SimulationError, unsupported
+from .values import convert, numpy_dtype
+
+Value = Callable[[Any], Any]
+
+
+class Expr(NamedTuple):
+    """A compiled expression."""
+
+    value: Value
+    poison: Value | None = None
+
+
+def either(*poisons: Value | None) -> Value | None:
+    """Poison where any of these is."""
+    some = [p for p in poisons if p is not None]
+    if len(some) < 2:
+        return some[0] if some else None
+
+    def poison(frame):
+        found = None
+        for p in some:
+            one = p(frame)
+            if one is not None:
+                found = one if found is None else np.logical_or(found, one)
+        return found
+
+    return poison
+
+
+def _truncdiv(a, b):
+    quotient = abs(a) // abs(b)
+    return np.where((a < 0) != (b < 0), -quotient, quotient) if _array(a, b) else (
+        -quotient if (a < 0) != (b < 0) else quotient
+    )  # fmt: skip
+
+
+def _div(a, b):
+    return _truncdiv(a, b) if _is_integer(a) and _is_integer(b) else a / b
+
+
+def _array(*values) -> bool:
+    return any(isinstance(v, np.ndarray) for v in values)
+
+
+def _is_integer(value) -> bool:
+    return isinstance(value, int) or getattr(value, "dtype", np.dtype(np.float32)).kind in "iu"
+
+
+def _choose(f):
+    def choose(a, b):
+        return getattr(np, f + "imum")(a, b) if _array(a, b) or hasattr(a, "dtype") else (
+            max(a, b) if f == "max" else min(a, b)
+        )  # fmt: skip
+
+    return choose
+
+
+BINARY = {
+    tirx.Add: lambda a, b: a + b,
+    tirx.Sub: lambda a, b: a - b,
+    tirx.Mul: lambda a, b: a * b,
+    tirx.Div: _div,
+    tirx.Mod: lambda a, b: a - b * _truncdiv(a, b),
+    tirx.FloorDiv: lambda a, b: a // b,
+    tirx.FloorMod: lambda a, b: a % b,
+    tirx.Min: _choose("min"),
+    tirx.Max: _choose("max"),
+    tirx.EQ: lambda a, b: a == b,
+    tirx.NE: lambda a, b: a != b,
+    tirx.LT: lambda a, b: a < b,
+    tirx.LE: lambda a, b: a <= b,
+    tirx.GT: lambda a, b: a > b,
+    tirx.GE: lambda a, b: a >= b,
+}
+
+
+def _rounded(f):
+    """A float function computed in float32 at least and rounded to the type of its argument."""
+
+    def call(x, *others):
+        x = np.asarray(x)[()]
+        wide = [np.asarray(v, np.promote_types(np.float32, x.dtype) if x.dtype.kind == "f"
+                           else np.float32) for v in (x, *others)]  # fmt: skip
+        return f(*wide)[()].astype(x.dtype)
+
+    return call
+
+
+def _round_half_away(x):
+    return np.trunc(x + np.copysign(0.5, x)).astype(x.dtype)
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+_float = {
+    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(x.dtype.type(10), x),
+    "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
+    "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "tanh": np.tanh, "sin": np.sin,
+    "cos": np.cos, "tan": np.tan, "sinh": np.sinh, "cosh": np.cosh, "asin": np.arcsin,
+    "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2, "asinh": np.arcsinh,
+    "acosh": np.arccosh, "atanh": np.arctanh, "pow": np.power, "floor": np.floor,
+    "ceil": np.ceil, "trunc": np.trunc, "round": _round_half_away, "nearbyint": np.rint,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "erf": _erf, "fmod": np.fmod,
+    "hypot": np.hypot, "copysign": np.copysign, "fma": lambda a, b, c: a * b + c,
+    "__exp": np.exp, "__exp10": lambda x: np.power(x.dtype.type(10), x), "__log": np.log,
+    "__log2": np.log2, "__log10": np.log10, "__sin": np.sin, "__cos": np.cos, "__tan": np.tan,
+    "fast_rcp": lambda x: 1 / x, "ieee_frcp": lambda x: 1 / x, "ieee_fsqrt": np.sqrt,
+    "ieee_frsqrt": lambda x: 1 / np.sqrt(x), "ieee_add": np.add, "ieee_sub": np.subtract,
+    "ieee_mul": np.multiply, "ieee_fdiv": np.divide, "fmul": np.multiply,
+    "max_nan": np.maximum, "min_nan": np.minimum,
+}  # fmt: skip
+
+FUNCTIONS: dict[str, Callable] = {name: _rounded(f) for name, f in _float.items()} | {
+    "fabs": abs,
+    "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    "pow_of_int": lambda x, n: x**n,
+    "isnan": lambda x: np.isnan(np.asarray(x, np.float32))[()],
+    "isinf": lambda x: np.isinf(np.asarray(x, np.float32))[()],
+    "isfinite": lambda x: np.isfinite(np.asarray(x, np.float32))[()],
+    "shift_left": lambda a, b: a << b,
+    "shift_right": lambda a, b: a >> b,
+    "bitwise_and": lambda a, b: a & b,
+    "bitwise_or": lambda a, b: a | b,
+    "bitwise_xor": lambda a, b: a ^ b,
+    "bitwise_not": lambda a: ~a,
+    "popcount": lambda a: np.bitwise_count(a),
+    "likely": lambda a: a,
+}
+"""Pure functions, by the last part of the operator's name."""
+
+ValueOf = Callable[["Expressions", tirx.Call, str], Expr]
+
+
+class Expressions:
+    """Compiles expressions of one program."""
+
+    def __init__(self) -> None:
+        self.slots: dict[tirx.Var, int] = {}
+        self.pending: dict[tirx.Var, tirx.PrimExpr] = {}
+        """Bindings whose value mentions what is bound only later."""
+        self.globals: dict[tirx.Var, str] = {}
+        """Tensor parameters, by their data pointer."""
+        self.tiles: dict[tirx.Var, int] = {}
+        self.calls: dict[str, ValueOf] = {}
+        """Calls that yield a value and are more than a function of their arguments."""
+        self._nodes = 0
+
+    def new_slot(self, var: tirx.Var) -> int:
+        return self.slots.setdefault(var, len(self.slots))
+
+    def node(self) -> int:
+        self._nodes += 1
+        return self._nodes
+
+    def compile(self, expr: tirx.PrimExpr, site: str) -> Expr:
+        kind = type(expr)
+        if kind in BINARY:
+            return self._binary(BINARY[kind], expr, site)
+        handler = getattr(self, f"_{kind.__name__}", None)
+        if handler is None:
+            raise unsupported(f"expression {kind.__name__}: {expr}", site)
+        return handler(expr, site)
+
+    def constant(self, expr: Any) -> Any:
+        """The Python value of a literal, or None."""
+        return expr.value if isinstance(expr, (tirx.IntImm, tirx.FloatImm)) else None
+
+    def _binary(self, f, expr, site: str) -> Expr:
+        a, b = self.compile(expr.a, site), self.compile(expr.b, site)
+        left, right = a.value, b.value
+        return Expr(lambda frame: f(left(frame), right(frame)), either(a.poison, b.poison))
+
+    def _IntImm(self, expr, site: str) -> Expr:
+        dtype = str(expr.dtype)
+        value = int(expr.value) if dtype in ("int32", "int64") else (
+            bool(expr.value) if dtype == "bool" else convert(int(expr.value), numpy_dtype(dtype))
+        )  # fmt: skip
+        return Expr(lambda frame: value)
+
+    def _FloatImm(self, expr, site: str) -> Expr:
+        value = np.float64(expr.value).astype(numpy_dtype(expr.dtype))
+        return Expr(lambda frame: value)
+
+    def _StringImm(self, expr, site: str) -> Expr:
+        value = expr.value
+        return Expr(lambda frame: value)
+
+    def _Var(self, var, site: str) -> Expr:
+        if var in self.pending:
+            return self.compile(self.pending[var], site)
+        if var not in self.slots:
+            raise unsupported(f"variable {var}, bound nowhere before", site)
+        slot = self.slots[var]
+
+        def value(frame):
+            found = frame.env[slot]
+            if frame.block is not None and frame.block.by_thread[slot]:
+                return _of_threads(found, frame, var, site)
+            return found
+
+        def poison(frame):
+            return frame.block.poisoned[slot] if frame.block is not None else None
+
+        return Expr(value, poison)
+
+    _SizeVar = _Var
+
+    def _Cast(self, expr, site: str) -> Expr:
+        inner, dtype = self.compile(expr.value, site), numpy_dtype(expr.dtype)
+        value = inner.value
+        if str(expr.dtype) in ("int32", "int64") and str(expr.value.dtype) in ("int32", "bool"):
+            return Expr(lambda f: _integer(value(f), dtype), inner.poison)
+        return Expr(lambda frame: convert(value(frame), dtype), inner.poison)
+
+    def _Not(self, expr, site: str) -> Expr:
+        inner = self.compile(expr.a, site)
+        return Expr(lambda frame: np.logical_not(inner.value(frame)), inner.poison)
+
+    def _And(self, expr, site: str) -> Expr:
+        return self._short_circuit(expr, site, np.logical_and, stops_at=False)
+
+    def _Or(self, expr, site: str) -> Expr:
+        return self._short_circuit(expr, site, np.logical_or, stops_at=True)
+
+    def _short_circuit(self, expr, site: str, join, stops_at: bool) -> Expr:
+        a, b = self.compile(expr.a, site), self.compile(expr.b, site)
+
+        def value(frame):
+            first = a.value(frame)
+            if not isinstance(first, np.ndarray):
+                return first if bool(first) == stops_at else b.value(frame)
+            with narrowed(frame, first != stops_at):
+                return join(first, b.value(frame))
+
+        def poison(frame):
+            first = a.poison(frame) if a.poison else None
+            plain = a.value(frame) if first is None else None
+            if first is not None or b.poison is None:
+                return first
+            if not isinstance(plain, np.ndarray) and bool(plain) == stops_at:
+                return None
+            return b.poison(frame)
+
+        return Expr(value, poison if a.poison or b.poison else None)
+
+    def _Select(self, expr, site: str) -> Expr:
+        return self.select(expr.condition, expr.true_value, expr.false_value, site)
+
+    def select(self, condition, then, other, site: str) -> Expr:
+        """``then if condition else other``, evaluating each only where it counts."""
+        c, a, b = (self.compile(e, site) for e in (condition, then, other))
+
+        def value(frame):
+            chosen = c.value(frame)
+            if not isinstance(chosen, np.ndarray):
+                return (a if chosen else b).value(frame)
+            with narrowed(frame, chosen):
+                first = a.value(frame)
+            with narrowed(frame, ~chosen):
+                second = b.value(frame)
+            return np.where(chosen, first, second)
+
+        def poison(frame):
+            unclear = c.poison(frame) if c.poison else None
+            if unclear is not None:
+                return unclear
+            chosen = c.value(frame)
+            if not isinstance(chosen, np.ndarray):
+                side = a if chosen else b
+                return side.poison(frame) if side.poison else None
+            sides = [e.poison(frame) if e.poison else None for e in (a, b)]
+            if sides == [None, None]:
+                return None
+            first, second = (False if s is None else s for s in sides)
+            return np.where(chosen, first, second)
+
+        return Expr(value, either(a.poison, b.poison, c.poison) and poison)
+
+    def _Let(self, expr, site: str) -> Expr:
+        inner = self.compile(expr.value, site)
+        slot = self.new_slot(expr.var)
+        body = self.compile(expr.body, site)
+
+        def value(frame):
+            frame.env[slot] = inner.value(frame)
+            return body.value(frame)
+
+        return Expr(value, either(inner.poison, body.poison))
+
+    def _Ramp(self, expr, site: str) -> Expr:
+        base, stride = self.compile(expr.base, site), self.compile(expr.stride, site)
+        steps = np.arange(int(expr.lanes))
+        return Expr(
+            lambda frame: np.asarray(base.value(frame))[..., None] + stride.value(frame) * steps,
+            base.poison,
+        )
+
+    def _Broadcast(self, expr, site: str) -> Expr:
+        inner, lanes = self.compile(expr.value, site), int(expr.lanes)
+        return Expr(
+            lambda frame: np.repeat(np.asarray(inner.value(frame))[..., None], lanes, axis=-1),
+            inner.poison,
+        )
+
+    def indices(self, indices, name: str, site: str) -> Value:
+        """The values of several index expressions; none of them may be poison."""
+        exprs = [self.compile(i, site) for i in indices]
+        poison = either(*(e.poison for e in exprs))
+
+        def values(frame):
+            found = [e.value(frame) for e in exprs]
+            if poison is not None and is_poisoned(poison(frame), frame):
+                raise SimulationError(
+                    "poison",
+                    f"an index of {name} is computed from memory that nobody has written, by "
+                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {site}",
+                )
+            return found
+
+        return values
+
+    def _BufferLoad(self, load, site: str) -> Expr:
+        buffer = load.buffer
+        values = self.indices(load.indices, buffer.name, site)
+        node = self.node()
+        if buffer.data in self.globals:
+            ref = GlobalRef(self.globals[buffer.data], "load", site)
+
+            def value(frame):
+                found, frame.cache[node] = load_global(frame, ref, values(frame))
+                return found
+        elif buffer.data in self.tiles:
+            slot = self.tiles[buffer.data]
+
+            def value(frame):
+                found, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), site)
+                return found
+        else:
+            raise unsupported(f"tensor {buffer.name} in {buffer.scope()} memory", site)
+        return Expr(value, lambda frame: frame.cache.get(node))
+
+    def _Call(self, call, site: str) -> Expr:
+        full = getattr(call.op, "name", str(call.op))
+        name = full.rsplit(".", 1)[-1]
+        if full in self.calls:
+            return self.calls[full](self, call, site)
+        if full == "tirx.if_then_else":
+            return self.select(*call.args, site)
+        if full == "tl.infinity":
+            value = np.float64(np.inf).astype(numpy_dtype(call.dtype))
+            return Expr(lambda frame: value)
+        if full == "tirx.reinterpret":
+            inner, dtype = self.compile(call.args[0], site), str(call.dtype)
+            if dtype == "handle":
+                return inner
+            target = numpy_dtype(dtype)
+            source = numpy_dtype(call.args[0].dtype)
+            return Expr(
+                lambda f: np.asarray(convert(inner.value(f), source)).view(target)[()],
+                inner.poison,
+            )
+        if full.startswith(("tirx.", "tl.")) and name in FUNCTIONS:
+            f = FUNCTIONS[name]
+            args = [self.compile(a, site) for a in call.args]
+            values = [a.value for a in args]
+            return Expr(lambda frame: f(*(v(frame) for v in values)),
+                        either(*(a.poison for a in args)))  # fmt: skip
+        raise unsupported(f"call of {full}", site)
+
+
+def is_poisoned(poison: Any, frame: Any) -> bool:
+    """Whether poison meets anything that is on the way."""
+    if poison is None:
+        return False
+    lanes = frame.lanes()
+    if isinstance(poison, np.ndarray) and lanes is not None and poison.shape == lanes.shape:
+        poison = poison & lanes
+    return bool(np.any(poison))
+
+
+class narrowed:
+    """For the duration, only elements of the frame's space where ``condition`` holds are on the
+    way."""
+
+    def __init__(self, frame: Any, condition: np.ndarray) -> None:
+        self.frame, self.condition = frame, condition
+
+    def __enter__(self) -> None:
+        frame = self.frame
+        self.old = frame.active, frame.mask
+        if frame.space is not None:
+            wide = np.broadcast_to(self.condition, frame.space)
+            frame.active = wide if frame.active is None else frame.active & wide
+        else:
+            frame.mask = frame.mask.where(self.condition)
+
+    def __exit__(self, *_: Any) -> None:
+        self.frame.active, self.frame.mask = self.old
+
+
+def _integer(value: Any, dtype: np.dtype) -> Any:
+    return value.astype(dtype) if isinstance(value, np.ndarray) else int(value)
+
+
+def _of_threads(value: Any, frame: Any, var: Any, site: str) -> Any:
+    """A value that differs between threads, as the frame needs it."""
+    if frame.mask.single is not None:
+        return value[frame.mask.single][()]
+    if frame.space is not None:
+        own = value[frame.mask.on]
+        if (own == own[0]).all():
+            return own[0]
+        raise unsupported(f"{var}, which differs between threads, in T.Parallel", site)
+    return value

@@ -1,0 +1,250 @@
+"""Global memory that shows a fault instead of hiding it by luck.
+
+Values are stored at once, but an access that nothing orders after the write (or read) of another
+agent is a fault whatever the interleaving was. What may be accessed unordered, single words by
+atomic operations, keeps its history: a relaxed load may still find a former value.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import SimulationError
+from .order import GPU, SYS, Events, Layout, Sync
+from .trail import Trail, text_of_region
+from .values import unwritten
+
+_HISTORY = 8
+
+
+@dataclass
+class Access:
+    """Who accesses, and what is before it."""
+
+    agent: int
+    time: int
+    view: np.ndarray
+    scope: int
+    """0 for an ordinary access, else the scope of an atomic one."""
+    op: str
+    site: str
+    epoch: int = 0
+
+
+class Entry(NamedTuple):
+    """One value a word had."""
+
+    value: Any
+    event: int
+    sync: Sync
+    poisoned: bool
+
+
+class Memory:
+    """All tensors of all ranks, and the log of what happened to them."""
+
+    def __init__(self, layout: Layout, rng: random.Random) -> None:
+        self.layout, self.rng = layout, rng
+        self.events = Events()
+        self.version = 0
+        self.on_write: Callable[[Tensor], None] = lambda tensor: None
+
+    def place(self, agent: int) -> str:
+        """``rank 1, block 3, thread 0`` of an agent."""
+        if agent == 0:
+            return "the host"
+        rank, block, kind = (int(v) for v in self.layout.place(agent))
+        whole = self.layout.classes
+        who = {whole: "all threads", whole + 1: "bulk copies"}.get(kind)
+        return f"rank {rank}, block {block}, {who or self.thread_names[kind]}"
+
+    thread_names: tuple[str, ...] = ("thread 0", "other threads")
+
+    def describe(self, event: int) -> str:
+        op, site, tensor, key, epoch = (*self.events.what[event], 0)[:5]
+        region = f" of {tensor}{text_of_region(key)}" if tensor else ""
+        where = f" --> {site}" if site else ""
+        place = self.place(int(self.events.agent[event]))
+        return f"{op}{region} by {place} in launch {epoch}{where}"
+
+    def last_events(self, agents: set[int], count: int = 10) -> str:
+        """The last events of the blocks these agents belong to."""
+        blocks = {tuple(int(v) for v in self.layout.place(a)[:2]) for a in agents if a}
+        found: list[str] = []
+        for event in range(len(self.events.what) - 1, max(0, len(self.events.what) - 5000), -1):
+            agent = int(self.events.agent[event])
+            if tuple(int(v) for v in self.layout.place(agent)[:2]) in blocks:
+                found.append(f"  {self.describe(event)}")
+                if len(found) == count:
+                    break
+        return "\n".join(["last events of these blocks:", *reversed(found)])
+
+    def compatible(self, event: np.ndarray, access: Access) -> np.ndarray:
+        """Whether events and the access are atomic at scopes that include each other."""
+        other = self.events.agent[event]
+        rank, block, _ = self.layout.place(other)
+        own_rank, own_block, _ = self.layout.place(access.agent)
+        needed = np.where(rank != own_rank, SYS, np.where(block != own_block, GPU, 1))
+        return np.minimum(self.events.scope[event], access.scope) >= needed
+
+    def note(self, tensor: Tensor, key: Any, access: Access) -> int:
+        what = (access.op, access.site, tensor.name, key, access.epoch)
+        return self.events.add(access.agent, access.time, access.scope, what)
+
+    def conflict(self, kind: str, tensor: Tensor, key: Any, access: Access, event: int, at: str):
+        """The error for an access that conflicts with an earlier event."""
+        why = {
+            "race": "is not ordered after",
+            "reuse": "overwrites what may still be read: not ordered after",
+        }[kind]
+        this = f"{access.op} of {tensor.name}{text_of_region(key)}"
+        return SimulationError(
+            kind,
+            f"{this} by {self.place(access.agent)} in launch {access.epoch} --> {access.site}\n"
+            f"{why}\n{self.describe(event)}\nfirst at {tensor.name}{at}"
+            f"{self._scopes(event, access)}\n"
+            + self.last_events({access.agent, int(self.events.agent[event])}),
+        )
+
+    def _scopes(self, event: int, access: Access) -> str:
+        if not (self.events.scope[event] and access.scope):
+            return ""
+        return "\nboth are atomic, but not at scopes that include each other"
+
+
+class Tensor:
+    """A parameter in global memory: of one rank, or symmetric, with the rank as first axis."""
+
+    def __init__(self, memory: Memory, name: str, shape: tuple, dtype: np.dtype, *, written: bool):
+        self.memory, self.name, self.shape, self.dtype = memory, name, shape, dtype
+        self.data = unwritten(shape, dtype)
+        self.poison = np.ones(shape, np.bool_)
+        self.may_be_poison = True
+        self.written = written
+        """Whether the program writes it; else nothing about it must be ordered."""
+        self.writes, self.reads = Trail(memory, shape), Trail(memory, shape)
+        self.words: dict[int, list[Entry]] = {}
+        self._read_up_to: dict[tuple[int, int], int] = {}
+        self.symmetric = False
+
+    def give(self, key: Any, values: np.ndarray) -> None:
+        """Input from the host."""
+        self.data[key] = values
+        self.poison[key] = False
+        self.may_be_poison = bool(self.poison.any())
+
+    def read(self, key: Any, access: Access) -> tuple[Any, Any]:
+        """Values and which of them are poison, or None."""
+        if self.written:
+            self._check(self.writes, "race", key, access)
+            event = self.memory.note(self, key, access)
+            self.reads.note(key, event, access)
+        return self.data[key], self._poison(key)
+
+    def write(self, key: Any, values: Any, access: Access, poison: Any = None) -> None:
+        """Store values; ``key`` must name no element twice."""
+        self._record_write(key, access)
+        self.data[key] = values
+        if poison is not None or self.may_be_poison:
+            self.poison[key] = False if poison is None else poison
+            self.may_be_poison |= poison is not None
+        self._changed(key)
+
+    def update(self, key: Any, combine: Callable, values: Any, access: Access) -> None:
+        """Change many elements atomically: ``combine`` is a ufunc; indices may repeat."""
+        poison = self._poison(key)
+        if poison is not None:
+            raise self._poisoned(key, access)
+        self._record_write(key, access)
+        if any(isinstance(k, np.ndarray) for k in key):
+            combine.at(self.data, key, values)
+        else:
+            self.data[key] = combine(self.data[key], values).astype(self.dtype)
+        self._changed(key)
+
+    def load_word(self, index: tuple, access: Access, newest: bool) -> tuple[Any, bool, Sync]:
+        """A word by an atomic load: a value it has or, unless ``newest``, may still seem to have;
+        whether it is poison; what acquiring it makes visible."""
+        flat = int(np.ravel_multi_index(index, self.shape))
+        self._check(self.writes, "race", index, access)
+        self.reads.note(index, self.memory.note(self, index, access), access)
+        entries = self.words.get(flat)
+        if not entries:
+            return self.data[index], bool(self.poison[index]), {}
+        at = len(entries) - 1
+        if not newest and at and self.memory.rng.random() < 0.5:
+            at = self.memory.rng.randint(self._oldest_visible(entries, flat, access), at)
+        entry = entries[at]
+        self._read_up_to[access.agent, flat] = entry.event
+        return entry.value, entry.poisoned, entry.sync
+
+    def store_word(self, index: tuple, value: Any, access: Access, sync: Sync) -> None:
+        """Change a word atomically; ``sync`` is what acquiring the new value makes visible."""
+        flat = int(np.ravel_multi_index(index, self.shape))
+        entries = self.words.get(flat)
+        if not entries:
+            before = int(self.writes.last[index])
+            entries = [Entry(self.data[index], before, {}, bool(self.poison[index]))]
+        event = self._record_write(index, access)
+        self.data[index] = value
+        self.poison[index] = False
+        entries.append(Entry(self.data[index], event, sync, False))
+        self.words[flat] = entries[-_HISTORY:]
+        self.memory.version += 1
+        self.memory.on_write(self)
+
+    def newest(self, index: tuple) -> Entry:
+        """The newest value of a word, without accessing it."""
+        entries = self.words.get(int(np.ravel_multi_index(index, self.shape)))
+        if entries:
+            return entries[-1]
+        return Entry(self.data[index], int(self.writes.last[index]), {}, bool(self.poison[index]))
+
+    def _oldest_visible(self, entries: list[Entry], flat: int, access: Access) -> int:
+        events = self.memory.events
+        read = self._read_up_to.get((access.agent, flat), -1)
+        for at in range(len(entries) - 1, 0, -1):
+            event = entries[at].event
+            if event == read or events.time[event] <= access.view[events.agent[event]]:
+                return at
+        return 0
+
+    def _record_write(self, key: Any, access: Access) -> int:
+        self._check(self.writes, "race", key, access)
+        self._check(self.reads, "reuse", key, access)
+        event = self.memory.note(self, key, access)
+        self.writes.note(key, event, access)
+        self.reads.clear(key)
+        return event
+
+    def _check(self, trail: Trail, kind: str, key: Any, access: Access) -> None:
+        found = trail.unordered(key, access)
+        if found is not None:
+            event, at = found
+            raise self.memory.conflict(kind, self, key, access, event, at)
+
+    def _poison(self, key: Any) -> Any:
+        if not self.may_be_poison:
+            return None
+        poison = self.poison[key]
+        return poison if np.any(poison) else None
+
+    def _poisoned(self, key: Any, access: Access) -> SimulationError:
+        return SimulationError(
+            "poison",
+            f"{access.op} of {self.name}{text_of_region(key)}, which nobody has written, by "
+            f"{self.memory.place(access.agent)} in launch {access.epoch} --> {access.site}",
+        )
+
+    def _changed(self, key: Any) -> None:
+        if self.words:
+            touched = self.writes.flat[key]
+            for flat in [f for f in self.words if np.any(touched == f)]:
+                del self.words[flat]
+        self.memory.version += 1
+        self.memory.on_write(self)

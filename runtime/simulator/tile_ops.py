@@ -1,0 +1,360 @@
+"""TileLang's operations on whole tiles: copy, fill, gemm, reduce, scan, atomic addition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from tvm import tirx
+
+from .accesses import GlobalRef, out_of_bounds
+from .block import Frame
+from .errors import SimulationError, unsupported
+from .order import SYS
+from .statements import Statements, Step
+from .values import convert, is_float, numpy_dtype
+
+
+class Region(NamedTuple):
+    """A box of a tensor or tile: where it starts, and its extents."""
+
+    starts: Callable[[Frame], list]
+    extents: Callable[[Frame], list]
+    ref: GlobalRef | None
+    slot: int
+    name: str
+    scope: str
+    site: str
+
+    def box(self, frame: Frame, shape: tuple, symmetric: bool) -> tuple[tuple, tuple, tuple]:
+        """The part inside the tensor, the same part of the box, and the box's shape."""
+        starts = [_one(s, self, frame) for s in self.starts(frame)]
+        extents = [int(n) for n in self.extents(frame)]
+        if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
+            raise out_of_bounds(frame, self.name, shape, starts, self.site)
+        inside, part = [], []
+        for start, extent, size in zip(starts, extents, shape, strict=True):
+            low, high = min(max(start, 0), size), min(max(start + extent, 0), size)
+            inside.append(slice(low, max(low, high)))
+            part.append(slice(low - start, max(low, high) - start))
+        return tuple(inside), tuple(part), tuple(extents)
+
+    def read(self, frame: Frame, op: str, scope: int = 0) -> tuple[np.ndarray, Any]:
+        """Values and poison; zeros outside the tensor."""
+        if self.ref is None:
+            tile = frame.tile(self.slot)
+            inside, part, shape = self.box(frame, tile.shape, False)
+            data, poison = _for_all(tile, frame)
+            found = data[inside], None if poison is None else poison[inside]
+            dtype = tile.dtype
+        else:
+            tensor = self.ref.tensor(frame)
+            inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
+            access = frame.block.access(frame.mask.classes, op, self.site, scope)
+            found, dtype = tensor.read(inside, access), tensor.dtype
+        values, bad = found
+        if bad is not None and not np.any(bad):
+            bad = None
+        if values.shape == shape:
+            return values, bad
+        full, poison = np.zeros(shape, dtype), None
+        full[part] = values
+        if bad is not None:
+            poison = np.zeros(shape, np.bool_)
+            poison[part] = bad
+        return full, poison
+
+    def write(
+        self, frame: Frame, values: Any, poison: Any, op: str, bulk_source: Any = None,
+        bulk: bool = False,
+    ) -> None:  # fmt: skip
+        """Store what lies inside the tensor; ``bulk`` is a copy that completes later."""
+        if self.ref is None:
+            tile = frame.tile(self.slot)
+            inside, part, shape = self.box(frame, tile.shape, False)
+            if frame.block.stores:
+                frame.block.require_unread(tile, inside, self.site)
+            values, poison = _fit(values, shape, self), _fit(poison, shape, self)
+            values = convert(values, tile.dtype)
+            tile.data[_rows(tile, inside)] = values[part] if np.ndim(values) else values
+            bad = poison[part] if poison is not None and np.ndim(poison) else poison
+            tile.set_poison(_rows(tile, inside), bad)
+            return
+        tensor = self.ref.tensor(frame)
+        inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
+        values, poison = _fit(values, shape, self), _fit(poison, shape, self)
+        values = convert(values, tensor.dtype)
+        values = values[part] if np.ndim(values) else values
+        bad = poison[part] if poison is not None and np.ndim(poison) else poison
+        if bad is not None and np.any(bad) and not tensor.symmetric:
+            raise SimulationError(
+                "poison",
+                f"{op} to {self.name} of memory that nobody has written, by {frame.block.name()} "
+                f"in launch {frame.block.epoch}\n --> {self.site}",
+            )
+        tensor.write(inside, values, self._access(frame, op, bulk, bulk_source, 0), bad)
+
+    def update(self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool) -> None:
+        """Combine atomically with what is there."""
+        tensor = self.ref.tensor(frame)
+        inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
+        values = convert(_fit(values, shape, self), tensor.dtype)
+        values = values[part] if np.ndim(values) else values
+        access = self._access(frame, op, bulk, None, SYS)
+        tensor.update(inside, ufunc, values, access)
+
+    def _access(self, frame: Frame, op: str, bulk: bool, source: Any, scope: int):
+        classes = frame.mask.classes
+        if not bulk:
+            return frame.block.access(classes, op, self.site, scope)
+        access = frame.block.bulk_access(classes, op, self.site, scope, source)
+        frame.block.commit(classes)
+        return access
+
+
+def _for_all(tile: Any, frame: Frame) -> tuple[Any, Any]:
+    if not tile.by_thread:
+        return tile.data, tile.poison
+    first = frame.mask.threads[0]
+    return tile.data[first], None if tile.poison is None else tile.poison[first]
+
+
+def _rows(tile: Any, inside: tuple) -> tuple:
+    return (slice(None), *inside) if tile.by_thread else inside
+
+
+def _one(start: Any, region: Region, frame: Frame) -> int:
+    if isinstance(start, np.ndarray):
+        own = start[frame.mask.on] if start.shape == frame.mask.on.shape else start
+        if not (own == own.flat[0]).all():
+            raise unsupported(f"a region of {region.name} that differs by thread", region.site)
+        start = own.flat[0]
+    return int(start)
+
+
+def _fit(values: Any, shape: tuple, region: Region) -> Any:
+    """``values`` in the shape of the box: axes of extent 1 do not count."""
+    if values is None or np.shape(values) == shape or not np.ndim(values):
+        return values
+    if [n for n in np.shape(values) if n != 1] != [n for n in shape if n != 1]:
+        raise unsupported(
+            f"a copy of shape {np.shape(values)} to {region.name} of shape {shape}", region.site
+        )
+    return values.reshape(shape)
+
+
+def region(c: Statements, node: Any, site: str) -> Region:
+    """``T.region(tensor[starts], mode, extents)``, or a plain BufferLoad of one element."""
+    load, extents = (
+        (node, []) if isinstance(node, tirx.BufferLoad) else (node.args[0], node.args[2:])
+    )
+    buffer = load.buffer
+    starts = []
+    for axis, i in enumerate(load.indices):
+        starts.append(i.base if isinstance(i, tirx.Ramp) else i)
+        if isinstance(i, tirx.Ramp) and not extents:
+            extents = [1] * axis + [i.lanes]
+    extents = list(extents) or [1] * len(starts)
+    sizes = c.indices([e if isinstance(e, tirx.PrimExpr) else tirx.IntImm("int32", int(e))
+                       for e in extents], buffer.name, site)  # fmt: skip
+    at = c.indices(starts, buffer.name, site)
+    if buffer.data in c.globals:
+        ref, slot = GlobalRef(c.globals[buffer.data], "", site), -1
+    elif buffer.data in c.tiles:
+        ref, slot = None, c.tiles[buffer.data]
+    else:
+        raise unsupported(f"tensor {buffer.name} in {buffer.scope()} memory", site)
+    return Region(at, sizes, ref, slot, buffer.name, buffer.scope(), site)
+
+
+def copy(c: Statements, call: tirx.Call, site: str) -> Step:
+    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+    op = "T." + call.op.name.rsplit(".", 1)[-1]
+    bulk = dst.ref is not None and src.scope.startswith("shared")
+    barrier = dict(call.annotations.items()).get("barrier") if call.annotations else None
+    if barrier is not None and src.ref is not None:
+        return _copy_with_barrier(c, call, src, dst, barrier, op, site)
+
+    def run(frame):
+        values, poison = src.read(frame, op)
+        source = None
+        if bulk and op == "T.tma_copy":  # T.copy itself waits until its source has been read
+            tile = frame.tile(src.slot)
+            source = tile, src.box(frame, tile.shape, False)[0]
+        dst.write(frame, values, poison, op, source, bulk)
+
+    return c.preempted(run, call)
+
+
+def _copy_with_barrier(c, call, src: Region, dst: Region, barrier: Any, op: str, site: str) -> Step:
+    at = c.mbarrier(barrier, site)
+
+    def run(frame):
+        values, poison = src.read(frame, op)
+        values = np.array(values)
+        tile = frame.tile(dst.slot)
+        tile.set_poison(dst.box(frame, tile.shape, False)[0], True)
+
+        def deliver() -> int:
+            dst.write(frame, values, poison, op)
+            return 0
+
+        at(frame).deliveries.append(deliver)
+
+    return c.preempted(run, call)
+
+
+def fill(c: Statements, call: tirx.Call, site: str) -> Step:
+    dst, value = region(c, call.args[0], site), c.compile(call.args[1], site)
+
+    def run(frame):
+        dst.write(frame, value.value(frame), value.poison and value.poison(frame), "T.fill")
+
+    return c.preempted(run, call)
+
+
+def gemm(c: Statements, call: tirx.Call, site: str) -> Step:
+    a, b, out = (region(c, call.args[i], site) for i in range(3))
+    transposed = [bool(call.args[i].value) for i in (3, 4)]
+    clear = c.compile(call.args[9], site).value
+    accumulator = numpy_dtype(call.args[2].args[0].buffer.dtype)
+    wide = (
+        np.dtype(np.float32) if is_float(accumulator) and accumulator.itemsize < 8 else accumulator
+    )
+
+    def matrix(source, frame, transpose):
+        values, poison = source.read(frame, "T.gemm")
+        shape = [n for n in values.shape if n != 1] if values.ndim > 2 else values.shape
+        values = values.reshape(shape).astype(wide)
+        poison = None if poison is None else poison.reshape(shape)
+        return (values.T, None if poison is None else poison.T) if transpose else (values, poison)
+
+    def run(frame):
+        left, bad_left = matrix(a, frame, transposed[0])
+        right, bad_right = matrix(b, frame, transposed[1])
+        product, poison = left @ right, None
+        if bad_left is not None or bad_right is not None:
+            poison = np.zeros(product.shape, np.bool_)
+            if bad_left is not None:
+                poison |= bad_left.any(axis=1)[:, None]
+            if bad_right is not None:
+                poison |= bad_right.any(axis=0)[None]
+        if not clear(frame):
+            before, bad = out.read(frame, "T.gemm")
+            product = product + before.reshape(product.shape).astype(wide)
+            if bad is not None:
+                poison = bad if poison is None else poison | bad.reshape(product.shape)
+        out.write(frame, product, poison, "T.gemm")
+
+    return c.preempted(run, call)
+
+
+_REDUCTIONS = {
+    "sum": np.add.reduce,
+    "max": np.maximum.reduce,
+    "min": np.minimum.reduce,
+    "abssum": lambda x, axis: np.add.reduce(np.abs(x), axis=axis),
+    "absmax": lambda x, axis: np.maximum.reduce(np.abs(x), axis=axis),
+    "bitand": np.bitwise_and.reduce,
+    "bitor": np.bitwise_or.reduce,
+    "bitxor": np.bitwise_xor.reduce,
+}
+_COMBINE = {
+    "sum": np.add, "abssum": np.add, "max": np.maximum, "absmax": np.maximum, "min": np.minimum,
+    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
+}  # fmt: skip
+
+
+def reduce(c: Statements, call: tirx.Call, site: str) -> Step:
+    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+    kind, axis = str(call.args[2].value), int(call.args[3])
+    clear = c.compile(call.args[4], site).value
+    if kind not in _REDUCTIONS:
+        raise unsupported(f"T.reduce of type {kind}", site)
+
+    def run(frame):
+        values, poison = src.read(frame, "T.reduce")
+        wide = values.astype(np.float32) if _is_narrow(values) else values
+        found = _REDUCTIONS[kind](wide, axis=axis)
+        bad = None if poison is None else poison.any(axis=axis)
+        if not clear(frame):
+            before, bad_before = dst.read(frame, "T.reduce")
+            found = _COMBINE[kind](before.reshape(found.shape).astype(found.dtype), found)
+            if bad_before is not None:
+                bad_before = bad_before.reshape(found.shape)
+                bad = bad_before if bad is None else bad | bad_before
+        dst.write(frame, found, bad, "T.reduce")
+
+    return c.preempted(run, call)
+
+
+def _is_narrow(values: np.ndarray) -> bool:
+    return is_float(values.dtype) and values.dtype.itemsize < 4
+
+
+def scan(c: Statements, call: tirx.Call, site: str) -> Step:
+    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+    axis, reverse = int(call.args[2]), bool(call.args[3].value)
+    name = call.op.name.rsplit(".", 1)[-1]
+    accumulate = {"cumsum": np.add, "cummax": np.maximum}[name].accumulate
+
+    def run(frame):
+        values, poison = src.read(frame, f"T.{name}")
+        wide = values.astype(np.float32) if _is_narrow(values) else values
+        if reverse:
+            wide = np.flip(wide, axis)
+        found = accumulate(wide, axis=axis)
+        if reverse:
+            found = np.flip(found, axis)
+        bad = None if poison is None else np.broadcast_to(
+            poison.any(axis=axis, keepdims=True), found.shape
+        )  # fmt: skip
+        dst.write(frame, found, bad, f"T.{name}")
+
+    return c.preempted(run, call)
+
+
+_ATOMICS = {"atomicadd": np.add, "atomicmax": np.maximum, "atomicmin": np.minimum}
+
+
+def atomic(c: Statements, call: tirx.Call, site: str) -> Step:
+    """The tile forms of T.atomic_add, T.atomic_max and T.atomic_min."""
+    name = call.op.name.rsplit(".", 1)[-1]
+    dst = region(c, call.args[1], site)
+    from_tile = getattr(getattr(call.args[0], "op", None), "name", "") == "tl.region"
+    src = region(c, call.args[0], site) if from_tile else None
+    value = None if from_tile else c.compile(call.args[0], site)
+    bulk = (
+        bool(int(dict(call.annotations.items()).get("use_tma", 0))) if call.annotations else False
+    )
+    op = f"T.atomic_{name.removeprefix('atomic')}"
+
+    def run(frame):
+        values, poison = (
+            src.read(frame, op) if src else
+            (value.value(frame), value.poison(frame) if value.poison else None)
+        )  # fmt: skip
+        if poison is not None and np.any(poison):
+            raise SimulationError(
+                "poison",
+                f"{op} to {dst.name} of memory that nobody has written, by {frame.block.name()} "
+                f"in launch {frame.block.epoch}\n --> {site}",
+            )
+        dst.update(frame, _ATOMICS[name], values, op, bulk)
+
+    return c.preempted(run, call)
+
+
+def register(c: Statements) -> None:
+    """Teach the compiler TileLang's tile operations."""
+    prefix = "tl.tileop."
+    for name in ("copy", "async_copy", "tma_copy"):
+        c.steps[prefix + name] = copy
+    for name in ("gemm", "wgmma_gemm"):
+        c.steps[prefix + name] = gemm
+    c.steps[prefix + "fill"] = fill
+    c.steps[prefix + "reduce"] = reduce
+    c.steps[prefix + "cumsum"] = c.steps[prefix + "cummax"] = scan
+    for name in _ATOMICS:
+        c.steps[prefix + name] = atomic

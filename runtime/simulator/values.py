@@ -1,0 +1,64 @@
+"""Element types, and what memory holds before anybody wrote it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+_NAMED = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float8_e4m3": ml_dtypes.float8_e4m3fn,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+    "float8_e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
+    "float8_e8m0fnu": ml_dtypes.float8_e8m0fnu,
+    "bool": np.bool_,
+}
+_CANARY = 0xCD
+
+
+def numpy_dtype(dtype: Any) -> np.dtype:
+    """NumPy's type of one element of a TileLang type; raises TypeError where there is none."""
+    name = str(dtype).split("x")[0] if not str(dtype).startswith("x") else str(dtype)
+    return np.dtype(_NAMED.get(name, name))
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Whether values of ``dtype`` have a fraction; NumPy calls ml_dtypes' types void."""
+    return dtype.kind == "f" or (dtype.kind == "V" and dtype.itemsize <= 2)
+
+
+def unwritten(shape: Any, dtype: np.dtype) -> np.ndarray:
+    """Memory as it is before the first write: NaN, or a pattern no program counts on."""
+    if is_float(dtype):
+        return np.full(shape, np.nan, np.float32).astype(dtype)
+    return (
+        np.frombuffer(
+            np.full(int(np.prod(shape)) * dtype.itemsize, _CANARY, np.uint8).tobytes(), dtype
+        )
+        .reshape(shape)
+        .copy()
+    )
+
+
+def convert(value: Any, dtype: np.dtype) -> Any:
+    """``value`` as ``dtype``: rounded to nearest even, integers cut to width, fp8 saturating."""
+    if not hasattr(value, "dtype"):
+        if isinstance(value, int) and dtype.kind in "iu":
+            bits = dtype.itemsize * 8
+            value &= (1 << bits) - 1
+            if dtype.kind == "i" and value >> (bits - 1):
+                value -= 1 << bits
+            return dtype.type(value)
+        value = np.asarray(value)[()]
+    if value.dtype == dtype:
+        return value
+    if dtype.itemsize == 1 and is_float(dtype):
+        most = float(ml_dtypes.finfo(dtype).max)
+        value = np.clip(np.asarray(value, np.float32), -most, most)
+    if dtype.kind in "iu" and is_float(value.dtype):
+        value = value.astype(np.float64)
+    return value.astype(dtype)
