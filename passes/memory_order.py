@@ -31,6 +31,18 @@ def _sem(call: tirx.Call) -> str:
 def writes(call: tirx.Call) -> bool:
     """Whether ``call`` is a builtin that changes memory: run once more it does so once more."""
     spec = builtin_of(call)
-    return spec is not None and any(
-        isinstance(kind, Pointer) and "w" in kind.access for _, kind in spec.operands
-    )
+    return spec is not None and any(_is_written(kind) for _, kind in spec.operands)
+
+
+def pointers_written(call: tirx.Call) -> list[tirx.BufferLoad]:
+    """The elements at which the builtin ``call`` starts to write, of tensors of the program."""
+    operands = zip(builtin_of(call).operands, call.args, strict=False)
+    return [
+        pointer.args[0]
+        for (_, kind), pointer in operands
+        if _is_written(kind) and isinstance(pointer.args[0], tirx.BufferLoad)
+    ]
+
+
+def _is_written(kind: object) -> bool:
+    return isinstance(kind, Pointer) and "w" in kind.access

@@ -45,7 +45,7 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 f"the body{location(stmt)}"
             )
         guarded = bool(control.enter(stmt))
-        if not guarded and not _is_simple(stmt):
+        if not guarded and not is_simple(stmt):
             return [rewrite_children(stmt, lambda s: flatten(order(s)))]
         found = _releases_in(stmt)
         if not found:
@@ -69,7 +69,7 @@ class _Guarded:
             return stmt
         if isinstance(stmt, (tirx.For, tirx.While)):
             self._at_start = False
-        if _is_simple(stmt):
+        if is_simple(stmt):
             before = self._complete_before(stmt, stmt)
             self._at_start = False
             return flatten([*before, stmt])
@@ -104,7 +104,7 @@ def _append(out: list[tirx.Stmt], ordered: list[tirx.Stmt]) -> None:
     out.extend(ordered)
 
 
-def _is_simple(stmt: tirx.Stmt) -> bool:
+def is_simple(stmt: tirx.Stmt) -> bool:
     return isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore))
 
 

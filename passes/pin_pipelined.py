@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
-from .memory_order import acquires
-from .order_releases import is_placeholder, placeholder
-from .walk import builtins_in, calls_in, flatten, location, op_name, rewrite_children
+from .memory_order import acquires, pointers_written
+from .order_releases import is_placeholder, is_simple, placeholder
+from .walk import builtins_in, flatten, location, op_name, rewrite_children
 
 GUARDS_LOADS = "tileweave.guards_loads"
 """Annotation of the waits that guard loads of a pipelined loop."""
@@ -35,6 +36,7 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
         stmt = rewrite_children(stmt, pin)
         if not isinstance(stmt, tirx.For) or not is_pipelined(stmt):
             return stmt
+        _refuse_overtaken(stmt.body, loads_in(stmt.body), False)
         if "tl_pipeline_stage" in stmt.annotations:  # its statements are counted
             return ir_transform(stmt, None, _marked, ["tirx.Call"])
         return rewrite_children(stmt, pin_body)
@@ -42,7 +44,7 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def pin_body(stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.SeqStmt):
             return rewrite_children(stmt, pin_body)
-        loads = [bool(calls_in(s, lambda c: op_name(c) in COPIES)) for s in stmt.seq]
+        loads = [bool(loads_in(s)) for s in stmt.seq]
         out: list[tirx.Stmt] = []
         for index, inner in enumerate(stmt.seq):
             others = [c for c in builtins_in(inner) if not _is_wait(c) and not _is_value(c)]
@@ -61,6 +63,83 @@ def is_pipelined(loop: tirx.For) -> bool:
     return (
         int(loop.annotations.get("num_stages", 0)) >= 1 or "tl_pipeline_stage" in loop.annotations
     )
+
+
+def loads_in(node) -> list[tirx.BufferLoad]:
+    """What ``node`` reads in global memory to put it into shared: TileLang runs it rounds ahead."""
+    found: list[tirx.BufferLoad] = []
+
+    def read(n) -> None:
+        if isinstance(n, tirx.BufferLoad) and n.buffer.scope() == "global":
+            found.append(n)
+
+    def visit(n) -> None:
+        if op_name(n) in COPIES:
+            source, target = (region.args[0] for region in n.args[:2])
+            if target.buffer.scope().startswith("shared"):
+                read(source)
+        elif isinstance(n, tirx.BufferStore) and n.buffer.scope().startswith("shared"):
+            post_order_visit(n.value, read)
+
+    post_order_visit(node, visit)
+    return found
+
+
+def _refuse_overtaken(
+    stmt: tirx.Stmt, loads: list[tirx.BufferLoad], loads_follow: bool
+) -> tirx.Stmt:
+    """Refuse what loads of a later round overtake: an acquire after the last load of its own, and a
+    change of what they read."""
+    if isinstance(stmt, tirx.SeqStmt):
+        for inner in reversed(stmt.seq):
+            _refuse_overtaken(inner, loads, loads_follow)
+            loads_follow = loads_follow or bool(loads_in(inner))
+        return stmt
+    for call in builtins_in(_evaluated(stmt)):
+        for written, load in written_loads(call, loads):
+            if not _elsewhere(written, load):
+                raise LanguageError(
+                    f"{builtin_of(call).name}: writes {load.buffer.name}, which the loads of "
+                    "T.Pipelined read rounds ahead; expected another tensor, or T.serial"
+                    f"{location(stmt)}"
+                )
+        if (_is_wait(call) or acquires(call)) and loads and not loads_follow and not loads_in(stmt):
+            raise LanguageError(
+                f"{builtin_of(call).name}: stands after the loads of T.Pipelined, and those of the "
+                f"next round overtake it; expected {_instead(call)}{location(stmt)}"
+            )
+    return rewrite_children(stmt, lambda s: _refuse_overtaken(s, loads, loads_follow))
+
+
+def _evaluated(stmt: tirx.Stmt):
+    """What ``stmt`` evaluates itself, without the statements inside it."""
+    if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
+        return stmt.condition
+    return stmt if is_simple(stmt) else tirx.IntImm("int32", 0)
+
+
+def _instead(acquire: tirx.Call) -> str:
+    if _is_wait(acquire):
+        return "it before the loads, or T.serial"
+    words = dict(builtin_of(acquire).words)
+    relaxed = "sem='relaxed', " if "relaxed" in words.get("sem", ()) else ""
+    return f"a wait before the loads, {relaxed}or T.serial"
+
+
+def written_loads(call: tirx.Call, loads: list[tirx.BufferLoad]) -> list[tuple]:
+    """What the builtin ``call`` writes, each with the one of ``loads`` that reads this tensor."""
+    written = pointers_written(call)
+    return [(w, load) for w in written for load in loads if w.buffer.same_as(load.buffer)]
+
+
+def _elsewhere(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
+    """Whether the two may be in different ranks' copies of a symmetric tensor: its rank axis alone
+    is further apart than what stands behind it."""
+    shape, strides = one.buffer.shape, one.buffer.strides
+    if len(strides) < 2:
+        return False
+    packed = tvm.arith.Analyzer().can_prove_equal(strides[0], shape[1] * strides[1])
+    return not packed and not tvm.ir.structural_equal(one.indices[0], other.indices[0])
 
 
 def _is_wait(call: tirx.Call) -> bool:

@@ -6,7 +6,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from ..builtins.errors import LanguageError
-from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined
+from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined, loads_in
 from .walk import calls_in, location, op_name, rewrite_children
 
 STAGED = "tileweave.staged"
@@ -32,7 +32,7 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return stmt
         stmts = list(stmt.body.seq) if isinstance(stmt.body, tirx.SeqStmt) else [stmt.body]
         guards = [bool(calls_in(s, lambda c: GUARDS_LOADS in c.annotations)) for s in stmts]
-        loads = [_is_load(s) for s in stmts]
+        loads = [bool(loads_in(s)) for s in stmts]
         if not any(guards) or _prepared(stmts, loads):
             return stmt
         annotations = dict(stmt.annotations)
@@ -76,15 +76,6 @@ def _check_schedule(
                     "and order of a wait not to exceed those of the loads after it"
                     f"{location(stmts[index])}"
                 )
-
-
-def _is_load(stmt: tirx.Stmt) -> bool:
-    return any(_moves_in(call) for call in calls_in(stmt, lambda c: op_name(c) in COPIES))
-
-
-def _moves_in(copy: tirx.Call) -> bool:
-    source, target = (region.args[0].buffer.scope() for region in copy.args[:2])
-    return source == "global" and target.startswith("shared")
 
 
 def _prepared(stmts: list[tirx.Stmt], loads: list[bool]) -> bool:

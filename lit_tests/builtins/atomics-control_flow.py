@@ -34,7 +34,7 @@ def gemm(
         for k in T.Pipelined(8, num_stages=2):
             T.copy(A[by * 128, k * 64], As)
             T.copy(B[k * 64, bx * 128], Bs)
-            if W.ld(G[k], scope="sys") > 3:
+            if W.ld(G[k], scope="sys", sem="relaxed") > 3:
                 count(F, 7)
             if T.get_thread_binding() == 0:
                 old[0] = W.atom_add(F[k], 1)
@@ -48,7 +48,7 @@ def gemm(
 # CHECK-NOT: tw::
 # CHECK: } else {
 # CHECK: for (int [[K:k_1]] = 0; [[K]] < 8; ++[[K]]) {
-# CHECK-NEXT: if ((uint)3 < tw::ld<tw::Scope::sys, tw::Sem::acquire, 1>((&(G[[[K]]])))) {
+# CHECK-NEXT: if ((uint)3 < tw::ld<tw::Scope::sys, tw::Sem::relaxed, 1>((&(G[[[K]]])))) {
 # CHECK-NEXT: tw::red_add<tw::Type::u32, tw::Scope::gpu, tw::Sem::relaxed>((&(F[7])), (uint)1);
 # CHECK: if (((int)threadIdx.x) == 128) {
 # CHECK-NEXT: old[0] = tw::atom_add<tw::Type::u32, tw::Scope::gpu, tw::Sem::relaxed>((&(F[[[K]]])), (uint)1);
@@ -59,10 +59,10 @@ show("specialised", gemm)
 # Seven stages in the loop, the last after it.
 # CHECK-LABEL: TEST: unspecialised
 # CHECK: for (int k = 0; k < 7; ++k) {
-# CHECK: if ((uint)3 < tw::ld<tw::Scope::sys, tw::Sem::acquire, 1>((&(G[k])))) {
+# CHECK: if ((uint)3 < tw::ld<tw::Scope::sys, tw::Sem::relaxed, 1>((&(G[k])))) {
 # CHECK: if (((int)threadIdx.x) == 0) {
 # CHECK-NEXT: old[0] = tw::atom_add<{{.*}}>((&(F[k])), (uint)1);
-# CHECK: tw::ld<tw::Scope::sys, tw::Sem::acquire, 1>((&(G[7])))
+# CHECK: tw::ld<tw::Scope::sys, tw::Sem::relaxed, 1>((&(G[7])))
 # CHECK: tw::atom_add<{{.*}}>((&(F[7])), (uint)1);
 # CHECK-NOT: tw::atom_add
 with tilelang.transform.PassContext(config={"tl.disable_warp_specialized": True}):

@@ -79,7 +79,12 @@ def in_condition(F: W.Symmetric((8,), "uint32")):
 refused(in_condition)
 
 
-def gemm(head, name):
+@T.macro
+def nothing(S, F, k):
+    pass
+
+
+def gemm(head, name, tail=nothing):
     @T.prim_func
     def program(S: W.Symmetric((512, 512), "bfloat16"), F: W.Symmetric((8,), "uint32")):
         with T.Kernel(4, 4, threads=256) as (bx, by):
@@ -92,6 +97,7 @@ def gemm(head, name):
                 T.copy(S[W.rank(), by * 128, k * 64], As)
                 T.copy(S[W.rank(), k * 64, bx * 128], Bs)
                 T.gemm(As, Bs, Cl)
+                tail(S, F, k)
             T.copy(Cl, S[W.rank(), by * 128, bx * 128])
 
     return program.with_attr("global_symbol", name)
@@ -120,6 +126,77 @@ refused(gemm(load, "acquiring_load"))
 # CHECK: kept_back: wait_ge: loads of T.Pipelined overtake it, since something before the loads keeps it in the consumer warps; expected only waits there
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(wait_and_send, "kept_back"))
+
+
+# CHECK: late_wait: wait_ge: stands after the loads of T.Pipelined, and those of the next round overtake it; expected it before the loads, or T.serial
+# CHECK-NEXT: --> {{.*}}placement.py:
+refused(gemm(nothing, "late_wait", wait))
+
+
+@T.macro
+def barrier(S, F, k):
+    W.sync_grid()
+
+
+# CHECK: late_barrier: sync_grid: stands after the loads of T.Pipelined, and those of the next round overtake it; expected a wait before the loads, or T.serial
+refused(gemm(nothing, "late_barrier", barrier))
+
+
+@T.macro
+def late_load(S, F, k):
+    if W.ld(F[0, k], scope="sys") == T.uint32(3):
+        W.st(F[1, k], 1)
+
+
+# CHECK: late_condition: ld: stands after the loads of T.Pipelined, and those of the next round overtake it; expected a wait before the loads, sem='relaxed', or T.serial
+refused(gemm(nothing, "late_condition", late_load), arch="sm_80")
+
+
+@T.macro
+def send(S, F, k):
+    W.red_add(F[1, k], 1, sem="release")
+
+
+# CHECK: late_release: accepted
+refused(gemm(nothing, "late_release", send))
+
+
+@T.macro
+def fetch(S, F, k):
+    W.get_block(S[1, k * 64, 0], S[W.rank(), k * 64, 0], 64 * 512)
+
+
+# CHECK: own_fetch: get_block: writes S, which the loads of T.Pipelined read rounds ahead; expected another tensor, or T.serial
+# CHECK-NEXT: --> {{.*}}placement.py:
+refused(gemm(fetch, "own_fetch"))
+
+# CHECK: late_fetch: get_block: writes S, which the loads of T.Pipelined read rounds ahead
+refused(gemm(nothing, "late_fetch", fetch), arch="sm_80")
+
+
+@T.macro
+def pass_on(S, F, k):
+    W.put_block(S[W.rank(), k * 64, 0], S[W.rank() + 1, k * 64, 0], 64 * 512)
+
+
+# Another rank's copy is not what the loads read.
+# CHECK: forward: accepted
+refused(gemm(nothing, "forward", pass_on))
+
+
+@T.prim_func
+def own_tensor(S: W.Symmetric((512, 64), "bfloat16"), B: T.Tensor((512, 64), "bfloat16")):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((64, 64), "bfloat16")
+        for k in T.Pipelined(8, num_stages=3):
+            W.get_block(S[1, k * 64, 0], B[k * 64, 0], 64 * 64)
+            for i, j in T.Parallel(64, 64):
+                tile[i, j] = B[k * 64 + i, j]
+            T.copy(tile, S[2, k * 64, 0])
+
+
+# CHECK: own_tensor: get_block: writes B, which the loads of T.Pipelined read rounds ahead
+refused(own_tensor)
 
 
 @T.macro
