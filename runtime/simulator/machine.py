@@ -16,8 +16,10 @@ from .order import BlockOrder, Layout
 from .program import Kernel
 from .statements import SPIN, Waiting, go
 
-_SPINS = 2000
-"""Rounds of polling loops, with nothing changed anywhere, after which nothing will."""
+_IDLE = 3
+_SPINS = 5000
+"""Rounds of a polling loop, with nothing changed anywhere, after which it makes room for others,
+and after which nothing will change."""
 
 
 @dataclass(eq=False)
@@ -30,7 +32,16 @@ class Coroutine:
     launch: Launch
     pace: float
     waiting: Waiting | None = None
+    spins: int = 0
+    """Rounds of a polling loop since anything changed anywhere."""
     spun_at: int = -1
+
+    def spin(self, version: int) -> None:
+        self.spins = self.spins + 1 if self.spun_at == version else 0
+        self.spun_at = version
+
+    def is_idle(self, version: int) -> bool:
+        return self.spins >= _IDLE and self.spun_at == version
 
 
 @dataclass(eq=False)
@@ -175,18 +186,10 @@ class Machine:
         with np.errstate(all="ignore"):
             for stream in self.streams:
                 self._next_launch(stream)
-            spins = 0
-            while True:
-                coroutine = self._pick()
-                if coroutine is None:
-                    coroutine, spins = self._spinner(), spins + 1
-                    if coroutine is None or spins > _SPINS:
-                        if not self._held and not self._ready:
-                            return
-                        raise self._deadlock()
-                else:
-                    spins = 0
+            while (coroutine := self._pick()) is not None:
                 self._advance(coroutine)
+        if self._held:
+            raise self._deadlock()
 
     def _advance(self, coroutine: Coroutine) -> None:
         self._ready.remove(coroutine)
@@ -198,7 +201,8 @@ class Machine:
             self._held.append(coroutine)
             self._checked = -1
         else:
-            coroutine.spun_at = self.memory.version if event is SPIN else -1
+            if event is SPIN:
+                coroutine.spin(self.memory.version)
             self._ready.append(coroutine)
 
     def _pick(self) -> Coroutine | None:
@@ -209,22 +213,19 @@ class Machine:
                 coroutine.waiting = None
                 self._held.remove(coroutine)
                 self._ready.append(coroutine)
-        able = [c for c in self._ready if c.spun_at != version]
+        able = [c for c in self._ready if not c.is_idle(version)]
+        polls = not able
+        if polls:
+            able = self._ready
+            if able and all(c.spins > _SPINS for c in able):
+                raise self._deadlock()
         if not able:
             return None
         chosen = able[int(self.rng.random() * len(able))]
         if self._uneven and len(able) > 1 and self.rng.random() < 0.9:
             other = able[int(self.rng.random() * len(able))]
             chosen = max(chosen, other, key=lambda c: c.pace)
-        chosen.frame.newest = False
-        return chosen
-
-    def _spinner(self) -> Coroutine | None:
-        """A polling block, when only such are left: it now sees the newest values."""
-        if not self._ready:
-            return None
-        chosen = self.rng.choice(self._ready)
-        chosen.frame.newest = True
+        chosen.frame.newest = polls  # what nobody changes any more is seen at last
         return chosen
 
     def _next_launch(self, stream: Stream) -> None:

@@ -1,0 +1,329 @@
+"""The simulator's memory: what is ordered, what is a fault, and of which kind."""
+
+import random
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave import language as W
+from tileweave.runtime.simulator.memory import Access, Memory, Tensor
+from tileweave.runtime.simulator.order import CTA, GPU, SYS, BlockOrder, Layout
+
+
+class World:
+    """Two ranks of two blocks and a tensor both can reach."""
+
+    def __init__(self):
+        self.layout = Layout(2, 2, 2)
+        self.memory = Memory(self.layout, random.Random(0))
+        start = np.zeros(self.layout.count, np.int32)
+        self.blocks = {
+            (r, b): BlockOrder.start(self.layout, r, b, start) for r in (0, 1) for b in (0, 1)
+        }
+        self.data = Tensor(self.memory, "data", (8,), np.dtype(np.int32), written=True)
+        self.flag = Tensor(self.memory, "flag", (1,), np.dtype(np.int32), written=True)
+        for tensor in (self.data, self.flag):
+            tensor.give((Ellipsis,), 0)
+
+    def access(self, order, classes=(0, 1), scope=0):
+        agent, time, view = order.actor(classes)
+        return Access(agent, time, view, scope, "access", "here:1")
+
+    def store(self, place, value=1, classes=(0, 1)):
+        self.data.write((slice(0, 8),), value, self.access(self.blocks[place], classes))
+
+    def load(self, place, classes=(0, 1)):
+        return self.data.read((slice(0, 8),), self.access(self.blocks[place], classes))[0]
+
+    def release(self, place, level=SYS, classes=(0,)):
+        order = self.blocks[place]
+        access = self.access(order, classes, level)
+        self.flag.store_word((0,), 1, access, order.release(classes[0], level))
+
+    def acquire(self, place, level=SYS, classes=(0, 1)):
+        order = self.blocks[place]
+        _, _, sync = self.flag.load_word((0,), self.access(order, classes, level), True)
+        for i in classes:
+            order.acquire(i, sync, level)
+
+
+def kind_of(action):
+    try:
+        action()
+    except tw.SimulationError as error:
+        return error.kind
+    return None
+
+
+@pytest.mark.parametrize(
+    ("reader", "released", "acquired", "fault"),
+    [
+        ((0, 1), GPU, GPU, None),
+        ((0, 1), CTA, GPU, "race"),
+        ((0, 1), SYS, SYS, None),
+        ((1, 0), SYS, SYS, None),
+        ((1, 0), GPU, SYS, "race"),
+        ((1, 0), SYS, GPU, "race"),
+    ],
+)
+def test_scopes_must_include_each_other(reader, released, acquired, fault):
+    world = World()
+    world.store((0, 0))
+    world.blocks[0, 0].meet((0, 1))
+    kind = kind_of(lambda: (world.release((0, 0), released), world.acquire(reader, acquired),
+                            world.load(reader)))  # fmt: skip
+    assert kind == fault
+
+
+def test_a_release_without_a_block_barrier_publishes_its_own_thread_only():
+    world = World()
+    world.store((0, 0))
+    world.release((0, 0))
+    world.acquire((1, 0))
+    assert kind_of(lambda: world.load((1, 0))) == "race"
+    world = World()
+    world.store((0, 0), classes=(0,))
+    world.release((0, 0))
+    world.acquire((1, 0))
+    assert kind_of(lambda: world.load((1, 0))) is None
+
+
+def test_an_acquire_by_one_thread_orders_that_thread_until_the_block_meets():
+    world = World()
+    world.store((0, 0))
+    world.blocks[0, 0].meet((0, 1))
+    world.release((0, 0))
+    world.acquire((1, 0), classes=(0,))
+    assert kind_of(lambda: world.load((1, 0), classes=(0,))) is None
+    assert kind_of(lambda: world.load((1, 0))) == "race"
+    world.blocks[1, 0].meet((0, 1))
+    assert kind_of(lambda: world.load((1, 0))) is None
+
+
+def test_a_write_after_an_unordered_read_is_reuse_and_after_a_write_a_race():
+    world = World()
+    world.load((1, 0))
+    assert kind_of(lambda: world.store((0, 0))) == "reuse"
+    world = World()
+    world.store((1, 0))
+    assert kind_of(lambda: world.store((0, 0))) == "race"
+
+
+def test_every_reader_counts_not_only_the_last():
+    world = World()
+    world.load((1, 0))
+    world.load((0, 1))
+    world.blocks[0, 1].meet((0, 1))
+    world.release((0, 1))
+    world.acquire((0, 0))
+    assert kind_of(lambda: world.store((0, 0))) == "reuse"
+
+
+def test_atomic_accesses_do_not_race_at_scopes_that_include_each_other():
+    world = World()
+    world.release((0, 0), SYS)
+    assert kind_of(lambda: world.release((1, 0), SYS)) is None
+    world = World()
+    world.release((0, 0), GPU)
+    assert kind_of(lambda: world.release((0, 1), GPU)) is None
+    assert kind_of(lambda: world.release((1, 0), SYS)) == "race"
+
+
+def test_a_relaxed_load_may_find_a_former_value_but_never_an_older_one_than_before():
+    seen, last = set(), {}
+    for seed in range(40):
+        world = World()
+        world.memory.rng = random.Random(seed)
+        writer, reader = world.blocks[0, 0], world.blocks[1, 0]
+        for value in (1, 2, 3):
+            world.flag.store_word((0,), value, world.access(writer, (0,), SYS), {})
+        values = [
+            int(world.flag.load_word((0,), world.access(reader, (0,), SYS), False)[0])
+            for _ in range(4)
+        ]
+        assert values == sorted(values)
+        seen.add(values[0])
+        last[seed] = values[-1]
+    assert seen == {0, 1, 2, 3}
+
+
+def test_bulk_stores_are_complete_after_a_full_wait_only():
+    for complete, fault in ((True, None), (False, "race")):
+        world = World()
+        order = world.blocks[0, 0]
+        agent, time, view = order.bulk_actor((0, 1))
+        world.data.write((slice(0, 8),), 1, Access(agent, time, view, 0, "bulk", "here:1"))
+        if complete:
+            order.complete_bulk((0, 1), time)
+        order.meet((0, 1))
+        world.release((0, 0))
+        world.acquire((1, 0))
+        assert kind_of(lambda w=world: w.load((1, 0))) == fault
+
+
+def test_fences_make_relaxed_accesses_release_and_acquire():
+    world = World()
+    writer, reader = world.blocks[0, 0], world.blocks[1, 0]
+    world.store((0, 0), classes=(0,))
+    writer.fence(0, SYS)
+    world.flag.store_word((0,), 1, world.access(writer, (0,), SYS), writer.fences[0])
+    _, _, sync = world.flag.load_word((0,), world.access(reader, (0,), SYS), True)
+    reader.note_seen(0, sync)
+    assert kind_of(lambda: world.load((1, 0), classes=(0,))) == "race"
+    reader.fence(0, SYS)
+    assert kind_of(lambda: world.load((1, 0), classes=(0,))) is None
+
+
+def exchange(flag_first=False, sem="release", wait_sem="acquire", scope="sys", one_waits=False,
+             barrier_after=True, target=1):  # fmt: skip
+    """Each rank sends to its right neighbour once and reads what came from the left."""
+
+    @T.prim_func
+    def program(mail: W.Symmetric((64,), "int32"), flag: W.Symmetric((1,), "uint32"),
+                out: T.Tensor((64,), "int32")):  # fmt: skip
+        with T.Kernel(1, threads=64) as _:
+            peer = (W.rank() + 1) % W.world_size()
+            if flag_first:
+                W.signal(flag[peer, 0])
+            for i in T.Parallel(64):
+                mail[peer, i] = W.rank()
+            if not flag_first:
+                W.signal(flag[peer, 0], scope=scope, sem=sem)
+            if one_waits:
+                if T.get_thread_binding() == 0:
+                    W.wait_reached(flag[W.rank(), 0], target, scope=scope, sem=wait_sem)
+                if barrier_after:
+                    T.sync_threads()
+            else:
+                W.wait_reached(flag[W.rank(), 0], target, scope=scope, sem=wait_sem)
+            for i in T.Parallel(64):
+                out[i] = mail[W.rank(), i]
+
+    return program
+
+
+EXCHANGES = [
+    ({}, None),
+    ({"one_waits": True}, None),
+    ({"flag_first": True}, {"race", "poison", "reuse"}),
+    ({"sem": "relaxed"}, {"race"}),
+    ({"wait_sem": "relaxed"}, {"race"}),
+    ({"scope": "gpu"}, {"race"}),
+    ({"one_waits": True, "barrier_after": False}, {"race"}),
+    ({"target": 2}, {"deadlock"}),
+]
+
+
+@pytest.mark.parametrize(("change", "faults"), EXCHANGES, ids=lambda v: str(v))
+def test_exchange(change, faults):
+    inputs = [{"flag": np.zeros(1, np.uint32)} for _ in range(3)]
+    for seed in range(20):
+        arguments = dict(epochs=1, seed=seed)
+        if faults is None:
+            out = tw.simulate(exchange(**change), 3, inputs, **arguments)
+            assert [o["out"].tolist() for o in out] == [[r] * 64 for r in (2, 0, 1)]
+            continue
+        with pytest.raises(tw.SimulationError) as error:
+            tw.simulate(exchange(**change), 3, inputs, **arguments)
+        assert error.value.kind in faults
+        assert "test_simulator_memory.py" in error.value.report
+        assert f"seed={seed}" in error.value.report
+
+
+def last_arriver(sem):
+    """Four blocks write a part each; the last one adds them up."""
+
+    @T.prim_func
+    def program(parts: T.Tensor((4,), "int32"), count: T.Tensor((1,), "uint32"),
+                total: T.Tensor((1,), "int32")):  # fmt: skip
+        with T.Kernel(4, threads=32) as block:
+            if T.get_thread_binding() == 0:
+                parts[block] = block + 1
+                arrived = W.atom_add(count[0], 1, sem=sem)
+                if arrived % T.uint32(4) == T.uint32(3):
+                    total[0] = parts[0] + parts[1] + parts[2] + parts[3]
+
+    return program
+
+
+@pytest.mark.parametrize("sem", ["acq_rel", "release", "relaxed", "acquire"])
+def test_a_last_arriver_needs_acq_rel(sem):
+    inputs = [{"count": np.zeros(1, np.uint32)}]
+    for seed in range(20):
+        def run(seed=seed):
+            return tw.simulate(last_arriver(sem), 1, inputs, epochs=1, seed=seed)[0]["total"]
+
+        if sem == "acq_rel":
+            assert run().tolist() == [10]
+        else:
+            assert kind_of(run) == "race"
+
+
+def test_reuse_needs_two_launches_to_show():
+    inputs = [{"flag": np.zeros(1, np.uint32)} for _ in range(2)]
+
+    @T.prim_func
+    def program(mail: W.Symmetric((8,), "int32"), flag: W.Symmetric((1,), "uint32"),
+                out: T.Tensor((8,), "int32"), epoch: T.uint32):  # fmt: skip
+        with T.Kernel(1, threads=32) as _:
+            peer = 1 - W.rank()
+            for i in T.Parallel(8):
+                mail[peer, i] = W.rank()
+            W.signal(flag[peer, 0])
+            W.wait_reached(flag[W.rank(), 0], epoch + 1)
+            for i in T.Parallel(8):
+                out[i] = mail[W.rank(), i]
+
+    for values in inputs:
+        values["epoch"] = lambda e: e
+    assert kind_of(lambda: tw.simulate(program, 2, inputs, schedules=20, epochs=1)) is None
+    kinds = {kind_of(lambda s=s: tw.simulate(program, 2, inputs, seed=s)) for s in range(20)}
+    assert kinds <= {"reuse", "race"}
+    assert "reuse" in kinds
+
+
+@T.prim_func
+def read_wait(S: W.Symmetric((64,), "float32"), flag: W.Symmetric((1,), "uint32"),
+              out: T.Tensor((64,), "float32"), full: T.int32):  # fmt: skip
+    with T.Kernel(1, threads=32) as _:
+        tile = T.alloc_shared((64,), "float32")
+        peer = (W.rank() + 1) % W.world_size()
+        T.fill(tile, 1.0)
+        T.sync_threads()
+        if T.get_thread_binding() == 0:
+            W.bulk_store(S[peer, 0], tile, 64)
+            W.bulk_commit()
+            if full == 1:
+                W.bulk_wait(0)
+            else:
+                W.bulk_wait(0, read=True)
+            W.fence("cta")
+            W.red_add(flag[peer, 0], 1, scope="sys")
+        W.wait_reached(flag[W.rank(), 0], 1)
+        for i in T.Parallel(64):
+            out[i] = S[W.rank(), i]
+
+
+def test_relaxed_red_after_a_narrow_fence_does_not_publish():
+    inputs = [{"flag": np.zeros(1, np.uint32), "full": 1} for _ in range(2)]
+    assert kind_of(lambda: tw.simulate(read_wait, 2, inputs, epochs=1)) == "race"
+
+
+@T.prim_func
+def overwritten(S: W.Symmetric((64,), "float32"), waits: T.int32):
+    with T.Kernel(1, threads=32) as _:
+        tile = T.alloc_shared((64,), "float32")
+        T.fill(tile, 1.0)
+        W.bulk_store(S[W.rank(), 0], tile, 64)
+        W.bulk_commit()
+        if waits == 1:
+            W.bulk_wait(0, read=True)
+        T.fill(tile, 2.0)
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+def test_shared_memory_under_a_bulk_store(waits):
+    inputs = [{"waits": waits}]
+    assert kind_of(lambda: tw.simulate(overwritten, 1, inputs)) == (None if waits else "reuse")
