@@ -10,7 +10,7 @@ from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
 from .memory_order import acquires, pointers_written
 from .order_releases import is_placeholder, is_simple, placeholder
-from .walk import builtins_in, flatten, location, op_name, rewrite_children
+from .walk import builtins_in, effects_in, flatten, location, op_name, rewrite_children
 
 GUARDS_LOADS = "tileweave.guards_loads"
 """Annotation of the waits that guard loads of a pipelined loop."""
@@ -47,7 +47,7 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
         loads = [bool(loads_in(s)) for s in stmt.seq]
         out: list[tirx.Stmt] = []
         for index, inner in enumerate(stmt.seq):
-            others = [c for c in builtins_in(inner) if not _is_wait(c) and not _is_value(c)]
+            others = [c for c in effects_in(inner) if not _is_wait(c)]
             if any(loads[index:]):
                 _refuse_acquires(others, inner)
                 inner = ir_transform(inner, None, _marked, ["tirx.Call"])
@@ -145,10 +145,6 @@ def _elsewhere(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
 def _is_wait(call: tirx.Call) -> bool:
     spec = builtin_of(call)
     return spec is not None and spec.name.startswith("wait_")
-
-
-def _is_value(call: tirx.Call) -> bool:
-    return builtin_of(call).name in ("rank", "world_size")
 
 
 def _marked(call: tirx.Call) -> tirx.Call | None:

@@ -22,6 +22,7 @@ from . import (
     require_arch,
     specialize_group,
     stage_waits,
+    verify_indices,
     verify_pipelined,
 )
 from .walk import uses_tileweave
@@ -53,6 +54,7 @@ TARGET_PASSES = (
 """Run with the target before the tile passes, for every kernel that uses a builtin."""
 
 SYNC_PASSES = (
+    Pass(verify_indices.verify_indices, "first: judges the program as it was written"),
     Pass(
         elect_leader.elect_leader,
         "decides who runs a builtin while the program still has its own shape",

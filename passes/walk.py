@@ -124,6 +124,17 @@ def builtins_in(node) -> list[tirx.Call]:
     return calls_in(node, lambda c: builtin_of(c) is not None)
 
 
+def effects_in(node) -> list[tirx.Call]:
+    """Calls of builtins inside ``node`` that do something; the others, such as ``rank``, are
+    values: a result without an operand."""
+    return [
+        call
+        for call in builtins_in(node)
+        for spec in [builtin_of(call)]
+        if spec.operands or spec.result is None
+    ]
+
+
 def location(stmt: tirx.Stmt) -> str:
     """`` --> file:line`` of a statement, or nothing where TileLang kept no source position."""
     span = get_stmt_span(stmt)

@@ -79,6 +79,52 @@ def in_condition(F: W.Symmetric((8,), "uint32")):
 refused(in_condition)
 
 
+@T.prim_func
+def in_index(A: T.Tensor((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        A[W.atom_add(A[0], 1)] = T.uint32(1)
+
+
+# CHECK: in_index: atom_add: stands in an index, which may be evaluated more than once; expected its value in a variable first
+# CHECK-NEXT: --> {{.*}}placement.py:
+refused(in_index)
+
+
+@T.prim_func
+def in_pointer(F: W.Symmetric((8,), "uint32"), A: T.Tensor((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        W.wait_ge(F[W.ld(A[0]) % T.uint32(4), 0], 1)
+
+
+# CHECK: in_pointer: ld: stands in an index
+refused(in_pointer)
+
+
+@T.prim_func
+def in_bound(A: T.Tensor((8,), "int32")):
+    with T.Kernel(1, threads=128):
+        for k in T.serial(W.ld(A[0])):
+            A[k] = 1
+
+
+# CHECK: in_bound: ld: stands in the bound of a loop, which may be evaluated more than once; expected its value in a variable first
+# CHECK-NEXT: --> {{.*}}placement.py:
+refused(in_bound)
+
+
+@T.prim_func
+def from_variable(F: W.Symmetric((8,), "uint32"), A: T.Tensor((8,), "int32")):
+    with T.Kernel(1, threads=128):
+        count = T.alloc_var("int32")
+        count = W.ld(A[0])
+        for k in T.serial(count):
+            F[W.rank(), k % W.world_size()] = T.uint32(1)
+
+
+# CHECK: from_variable: accepted
+refused(from_variable)
+
+
 @T.macro
 def nothing(S, F, k):
     pass
