@@ -132,8 +132,10 @@ class Block:
         at = ", ".join(map(str, self.index))
         return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "")
 
-    def access(self, classes: tuple[int, ...], op: str, site: str, scope: int = 0) -> Access:
-        agent, time, view = self.order.actor(classes)
+    def access(
+        self, classes: tuple[int, ...], op: str, site: str, scope: int = 0, copies: bool = False
+    ) -> Access:
+        agent, time, view = self.order.actor(classes, copies)
         return Access(agent, time, view, scope, op, site, self.epoch)
 
     def bulk_access(

@@ -262,7 +262,7 @@ def _transfer(c: Statements, call: tirx.Call, site: str) -> Step:
             return
         source, target = src.ref.tensor(frame), dst.ref.tensor(frame)
         classes = frame.mask.classes
-        access = frame.block.access(classes, op, site)
+        access = frame.block.access(classes, op, site, copies=True)
         values, poison = source.read(_run_of(frame, source, src, count), access)
         _refuse_stored(frame, target, poison, op, site)
         target.write(_run_of(frame, target, dst, count), values, access, poison)

@@ -60,13 +60,16 @@ class Memory:
             return "the host"
         rank, block, kind = (int(v) for v in self.layout.place(agent))
         whole = self.layout.classes
-        who = {whole: "all threads", whole + 1: "bulk copies"}.get(kind)
+        who = {whole: "all threads", whole + 1: "all threads", whole + 2: "bulk copies"}.get(kind)
         return f"rank {rank}, block {block}, {who or self.thread_names[kind]}"
 
     thread_names: tuple[str, ...] = ("thread 0", "other threads")
 
+    def epoch_of(self, event: int) -> int:
+        return self.events.what[event][4]
+
     def describe(self, event: int) -> str:
-        op, site, tensor, key, epoch = (*self.events.what[event], 0)[:5]
+        op, site, tensor, key, epoch = self.events.what[event]
         region = f" of {tensor}{text_of_region(key)}" if tensor else ""
         where = f" --> {site}" if site else ""
         place = self.place(int(self.events.agent[event]))
@@ -96,17 +99,18 @@ class Memory:
         what = (access.op, access.site, tensor.name, key, access.epoch)
         return self.events.add(access.agent, access.time, access.scope, what)
 
-    def conflict(self, kind: str, tensor: Tensor, key: Any, access: Access, event: int, at: str):
+    def conflict(
+        self, kind: str, tensor: Tensor, key: Any, access: Access, event: int, at: tuple
+    ) -> SimulationError:
         """The error for an access that conflicts with an earlier event."""
-        why = {
-            "race": "is not ordered after",
-            "reuse": "overwrites what may still be read: not ordered after",
-        }[kind]
+        why = "is not ordered after"
+        if kind == "reuse":
+            why = "one overwrites what the other, of earlier use, may still read; not ordered after"
         this = f"{access.op} of {tensor.name}{text_of_region(key)}"
         return SimulationError(
             kind,
             f"{this} by {self.place(access.agent)} in launch {access.epoch} --> {access.site}\n"
-            f"{why}\n{self.describe(event)}\nfirst at {tensor.name}{at}"
+            f"{why}\n{self.describe(event)}\nfirst at {tensor.name}{list(at)}"
             f"{self._scopes(event, access)}\n"
             + self.last_events({access.agent, int(self.events.agent[event])}),
         )
@@ -141,7 +145,7 @@ class Tensor:
     def read(self, key: Any, access: Access) -> tuple[Any, Any]:
         """Values and which of them are poison, or None."""
         if self.written:
-            self._check(self.writes, "race", key, access)
+            self._check_read(key, access)
             event = self.memory.note(self, key, access)
             self.reads.note(key, event, access)
         return self.data[key], self._poison(key)
@@ -171,7 +175,7 @@ class Tensor:
         """A word by an atomic load: a value it has or, unless ``newest``, may still seem to have;
         whether it is poison; what acquiring it makes visible."""
         flat = int(np.ravel_multi_index(index, self.shape))
-        self._check(self.writes, "race", index, access)
+        self._check_read(index, access)
         self.reads.note(index, self.memory.note(self, index, access), access)
         entries = self.words.get(flat)
         if not entries:
@@ -215,17 +219,36 @@ class Tensor:
         return 0
 
     def _record_write(self, key: Any, access: Access) -> int:
-        self._check(self.writes, "race", key, access)
-        self._check(self.reads, "reuse", key, access)
+        self._check_write(key, access)
         event = self.memory.note(self, key, access)
         self.writes.note(key, event, access)
         self.reads.clear(key)
         return event
 
-    def _check(self, trail: Trail, kind: str, key: Any, access: Access) -> None:
-        found = trail.unordered(key, access)
+    def _check_read(self, key: Any, access: Access) -> None:
+        """Refuse a read of what another may be writing, or may have overwritten already."""
+        found = self.writes.unordered(key, access)
         if found is not None:
             event, at = found
+            kind = "reuse" if self.memory.epoch_of(event) > access.epoch else "race"
+            raise self.memory.conflict(kind, self, key, access, event, at)
+
+    def _check_write(self, key: Any, access: Access) -> None:
+        """Refuse a write over what another may be writing or reading.
+
+        It is reuse if the reader used what an earlier write had left for it: in an earlier launch,
+        or in this one. Else the reader should have waited for this write.
+        """
+        found = self.writes.unordered(key, access)
+        if found is not None:
+            raise self.memory.conflict("race", self, key, access, *found)
+        found = self.reads.unordered(key, access)
+        if found is not None:
+            event, at = found
+            epoch = self.memory.epoch_of(event)
+            wrote = int(self.writes.last[at])
+            served = wrote != 0 and self.memory.epoch_of(wrote) == epoch
+            kind = "reuse" if access.epoch > epoch or served else "race"
             raise self.memory.conflict(kind, self, key, access, event, at)
 
     def _poison(self, key: Any) -> Any:

@@ -1,7 +1,8 @@
 """Who did what before whom: agents, their vector clocks, and the events they leave.
 
 An agent is what can act by itself: in each block every class of threads, the block acting as a
-whole, and its bulk copies. Components of a clock are counted in releases of that agent.
+whole, the block copying (put and get share out elements among threads as no other operation does),
+and its bulk copies. Components of a clock are counted in releases of that agent.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Layout:
     """Numbers the agents of all blocks of all ranks; 0 is the host."""
 
     def __init__(self, world_size: int, blocks: int, classes: int) -> None:
-        self.blocks, self.classes, self.stride = blocks, classes, classes + 2
+        self.blocks, self.classes, self.stride = blocks, classes, classes + 3
         self.count = 1 + world_size * blocks * self.stride
 
     def base(self, rank: int, block: int) -> int:
@@ -42,7 +43,7 @@ class Events:
         self.agent = np.zeros(1024, np.int32)
         self.time = np.zeros(1024, np.int32)
         self.scope = np.zeros(1024, np.int8)
-        self.what: list[tuple] = [("host", "", "", None)]
+        self.what: list[tuple] = [("host", "", "", None, -1)]
 
     def add(self, agent: int, time: int, scope: int, what: tuple) -> int:
         number = len(self.what)
@@ -80,7 +81,7 @@ class BlockOrder:
         for i in range(n):
             clock[i, base + i] += 1
         return BlockOrder(
-            layout, rank, block, clock, int(launch[base + n]) + 1, int(launch[base + n + 1]), base,
+            layout, rank, block, clock, int(launch[base + n]) + 1, int(launch[base + n + 2]), base,
             [{} for _ in range(n)], [{} for _ in range(n)],
         )  # fmt: skip
 
@@ -89,17 +90,24 @@ class BlockOrder:
         return self.base + self.layout.classes
 
     @property
-    def bulk(self) -> int:
+    def copying(self) -> int:
         return self.whole + 1
 
-    def actor(self, classes: tuple[int, ...]) -> tuple[int, int, np.ndarray]:
+    @property
+    def bulk(self) -> int:
+        return self.whole + 2
+
+    def actor(
+        self, classes: tuple[int, ...], copies: bool = False
+    ) -> tuple[int, int, np.ndarray]:
         """Agent, its time, and the clock that says what is before an access by these classes."""
         if len(classes) == 1:
             i = classes[0]
             return self.base + i, int(self.clock[i, self.base + i]), self.clock[i]
         view = self.clock[list(classes)].min(axis=0)
-        view[self.whole] = self.whole_time
-        return self.whole, self.whole_time, view
+        agent = self.copying if copies else self.whole
+        view[agent] = self.whole_time
+        return agent, self.whole_time, view
 
     def bulk_actor(self, classes: tuple[int, ...]) -> tuple[int, int, np.ndarray]:
         """The same for a bulk store these classes issue: it is after what they did."""
@@ -118,7 +126,7 @@ class BlockOrder:
         """All these classes have seen what any of them has: the block barrier."""
         rows = list(classes)
         joined = self.clock[rows].max(axis=0)
-        joined[self.whole] = self.whole_time
+        joined[[self.whole, self.copying]] = self.whole_time
         self.clock[rows] = joined
         for i in rows:
             self.clock[i, self.base + i] += 1
@@ -156,7 +164,7 @@ class BlockOrder:
     def finish(self, launch_end: np.ndarray) -> None:
         """All the block did is before the end of its launch."""
         np.maximum(launch_end, self.clock.max(axis=0), out=launch_end)
-        launch_end[self.whole] = self.whole_time
+        launch_end[[self.whole, self.copying]] = self.whole_time
         launch_end[self.bulk] = self.bulk_time
 
     def _key(self, level: int) -> tuple:

@@ -30,7 +30,7 @@ class Trail:
     def flat(self) -> np.ndarray:
         return np.arange(int(np.prod(self.shape)), dtype=np.int64).reshape(self.shape)
 
-    def unordered(self, key: Any, access: Access) -> tuple[int, str] | None:
+    def unordered(self, key: Any, access: Access) -> tuple[int, tuple] | None:
         """An event in the region that nothing orders before ``access``, and where."""
         events = np.asarray(self.last[key])
         bad = self._unordered(events, access)
@@ -86,8 +86,8 @@ class Trail:
             bad = bad & ~self.memory.compatible(events, access)
         return bad if bad.any() else None
 
-    def _index(self, element: int) -> str:
-        return str([int(i) for i in np.unravel_index(element, self.shape)])
+    def _index(self, element: int) -> tuple:
+        return tuple(int(i) for i in np.unravel_index(element, self.shape))
 
 
 def text_of_region(key: Any) -> str:
