@@ -97,10 +97,15 @@ class _Guarded:
 
 
 def _append(out: list[tirx.Stmt], ordered: list[tirx.Stmt]) -> None:
-    """Append; a barrier in ``ordered`` takes the place of those that stand just before it."""
-    if len(ordered) == 3 and is_sync_threads(ordered[1]):
+    """Append; one barrier stands for those just before and the one in ``ordered``, behind the
+    placeholder: the thread that completes its bulk stores must meet the one that releases."""
+    if len(ordered) > 1 and is_placeholder(ordered[0]):
+        met = is_sync_threads(ordered[1])
         while out and is_sync_threads(out[-1]):
-            out.pop()
+            barrier = out.pop()
+            if not met:
+                ordered.insert(1, barrier)
+                met = True
     out.extend(ordered)
 
 

@@ -97,6 +97,29 @@ show(fence, stage="tile")
 
 
 @T.prim_func
+def fence_by_another(S: W.Symmetric((128, 64), "bfloat16"), F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((128, 64), "bfloat16")
+        T.clear(tile)
+        T.copy(tile, S[1, 0, 0])
+        T.sync_threads()
+        if T.get_thread_binding() == 37:
+            W.fence("sys")
+            W.st(F[1, 0], 1, scope="sys")
+
+
+# The thread that completes the TMA store meets the one that publishes it.
+# CHECK-LABEL: TEST: fence_by_another
+# CHECK: tl::tma_store(
+# CHECK: tw::complete_bulk_stores();
+# CHECK: __syncthreads();
+# CHECK-NEXT: if (((int)threadIdx.x) == 37) {
+# CHECK-NEXT: tw::fence<
+# CHECK-NOT: __syncthreads
+show(fence_by_another)
+
+
+@T.prim_func
 def relaxed(F: W.Symmetric((8,), "uint32")):
     with T.Kernel(1, threads=128):
         W.red_add(F[1, 0], 1)
