@@ -273,6 +273,7 @@ def last_arriver(sem):
 def test_a_last_arriver_needs_acq_rel(sem):
     inputs = [{"count": np.zeros(1, np.uint32)}]
     for seed in range(20):
+
         def run(seed=seed):
             return tw.simulate(last_arriver(sem), 1, inputs, epochs=1, seed=seed)[0]["total"]
 

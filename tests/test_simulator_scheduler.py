@@ -122,5 +122,5 @@ def test_inputs_that_do_not_fit():
     ):
         with pytest.raises(tw.TileWeaveError, match=words):
             tw.simulate(meets_but_one, 3, inputs)
-    with pytest.raises(tw.TileWeaveError, match="expected float32 \\(64,\\)|expected uint32"):
+    with pytest.raises(tw.TileWeaveError, match="expected uint32"):
         tw.simulate(tickets, 1, [{"count": np.zeros(2, np.uint32)}])

@@ -9,7 +9,8 @@ from tvm import tirx
 
 from .errors import SimulationError, unsupported
 from .expressions import Expr
-from .statements import Statements, Step, Waiting
+from .statements import Statements
+from .steps import Step, Waiting
 
 
 class BlockStatements(Statements):

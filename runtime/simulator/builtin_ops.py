@@ -8,18 +8,17 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.declare import BUILTINS, ElementOf
-from .accesses import GlobalRef, out_of_bounds, store_tile
-from .errors import SimulationError, unsupported
-from .expressions import Expr, is_poisoned
+from .accesses import GlobalRef, store_tile
+from .errors import unsupported
+from .expressions import Expr
+from .functions import REDUCTIONS
 from .order import SYS
-from .statements import Statements, Step, Waiting
-from .values import convert, numpy_dtype
+from .pointer import Pointer, refuse_poison
+from .statements import Statements
+from .steps import Step, Waiting
+from .values import convert
 from .words import Word, gather, places, unwritten_word, words_at
 
-_FUNCTIONS = {
-    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
 _HOLDS = {
     "eq": lambda seen, value: seen == value,
     "ne": lambda seen, value: seen != value,
@@ -31,32 +30,6 @@ _HOLDS = {
 _SIGN = {"eq": "==", "ne": "!=", "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "reached": "reached"}
 _ORDERS = ("relaxed", "acquire", "acquire", "release", "acq_rel", "acq_rel")
 """TileLang's numbers of C++ memory orders."""
-
-
-class Pointer:
-    """A compiled ``T.access_ptr(tensor[index], ...)``."""
-
-    def __init__(self, c: Statements, node: Any, op: str, site: str) -> None:
-        load = node.args[0]
-        buffer = load.buffer
-        self.buffer, self.site, self.op = buffer, site, op
-        self.dtype = numpy_dtype(buffer.dtype)
-        starts = [i.base if isinstance(i, tirx.Ramp) else i for i in load.indices]
-        self.index = c.indices(starts, buffer.name, site)
-        self.ref = GlobalRef(c.globals[buffer.data], op, site) if buffer.data in c.globals else None
-        self.slot = c.tiles.get(buffer.data, -1)
-        if self.ref is None and self.slot < 0:
-            raise unsupported(f"{op} of {buffer.name} in {buffer.scope()} memory", site)
-
-
-def _refuse_poison(frame: Any, expr: Expr, pointer: Pointer) -> None:
-    if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
-        raise SimulationError(
-            "poison",
-            f"the operand of {pointer.op} on {pointer.buffer.name} is computed from memory that "
-            f"nobody has written, by {frame.block.name()} in launch {frame.block.epoch}"
-            f"\n --> {pointer.site}",
-        )
 
 
 def _lanes(dtype: str) -> int:
@@ -98,7 +71,7 @@ def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -
     def run(frame):
         tensor = word.ref.tensor(frame)
         found = expr.value(frame)
-        _refuse_poison(frame, expr, pointer)
+        refuse_poison(frame, expr, pointer)
         at = pointer.index(frame)
         for classes, _, index, (one,) in places(frame, at, found, each_thread=True, lanes=lanes):
             for lane, i in enumerate(words_at(frame, word.ref, tensor, index, lanes)):
@@ -117,7 +90,7 @@ def _change(
         tensor, results = word.ref.tensor(frame), []
         found = [e.value(frame) for e in operands]
         for e in operands:
-            _refuse_poison(frame, e, pointer)
+            refuse_poison(frame, e, pointer)
         at = pointer.index(frame)
         for classes, place, index, values in places(
             frame, at, *found, each_thread=True, lanes=lanes
@@ -141,7 +114,7 @@ def _atomic(name: str):
     combine = {
         "exch": lambda old, new: new,
         "cas": lambda old, compare, new: new if _same_bits(old, compare) else old,
-    }.get(kind, _FUNCTIONS.get(kind))
+    }.get(kind, REDUCTIONS.get(kind))
 
     def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
         pointer = Pointer(c, call.args[0], f"W.{name}", site)
@@ -184,7 +157,7 @@ def _wait(name: str):
             yield None
             tensor = word.ref.tensor(frame)
             value = expr.value(frame)
-            _refuse_poison(frame, expr, pointer)
+            refuse_poison(frame, expr, pointer)
             at = pointer.index(frame)
             for classes, _, index, (want,) in list(places(frame, at, value, each_thread=False)):
                 words_at(frame, word.ref, tensor, index, 1)
@@ -250,131 +223,9 @@ def _barrier(name: str):
     return compile
 
 
-def _transfer(c: Statements, call: tirx.Call, site: str) -> Step:
-    """put_block, put_warp, get_block, get_warp: ordinary loads and stores of all threads."""
-    op = f"W.{call.op.name.removeprefix('tileweave.')}"
-    src, dst = Pointer(c, call.args[0], op, site), Pointer(c, call.args[1], op, site)
-    size = c.indices([call.args[2]], op, site)
-
-    def run(frame):
-        count = _uniform(size(frame)[0], frame, op, site)
-        if count <= 0:
-            return
-        source, target = src.ref.tensor(frame), dst.ref.tensor(frame)
-        classes = frame.mask.classes
-        access = frame.block.access(classes, op, site, copies=True)
-        values, poison = source.read(_run_of(frame, source, src, count), access)
-        _refuse_stored(frame, target, poison, op, site)
-        target.write(_run_of(frame, target, dst, count), values, access, poison)
-
-    return c.preempted(run, call)
-
-
-def _uniform(value: Any, frame: Any, op: str, site: str) -> int:
-    if isinstance(value, np.ndarray):
-        own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
-        if not (own == own.flat[0]).all():
-            raise unsupported(f"{op} with operands that differ between threads", site)
-        value = own.flat[0]
-    return int(value)
-
-
-def _run_of(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
-    """The key of ``count`` elements that follow each other from the pointer."""
-    index = [_uniform(i, frame, pointer.op, pointer.site) for i in pointer.index(frame)]
-    shape = tensor.shape
-    copy_size = int(np.prod(shape[1:])) if getattr(tensor, "symmetric", False) else int(
-        np.prod(shape)
-    )  # fmt: skip
-    if not all(0 <= i < n or (i == n and count == 0) for i, n in zip(index, shape, strict=True)):
-        raise out_of_bounds(frame, tensor.name, shape, index, pointer.site)
-    first = int(np.ravel_multi_index(tuple(index), shape))
-    if first % copy_size + count > copy_size:
-        raise out_of_bounds(
-            frame, tensor.name, shape, [*index[:-1], f"{index[-1]} .. + {count}"], pointer.site
-        )
-    if index[-1] + count <= shape[-1]:
-        return (*index[:-1], slice(index[-1], index[-1] + count))
-    return np.unravel_index(np.arange(first, first + count), shape)
-
-
-def _refuse_stored(frame: Any, tensor: Any, poison: Any, op: str, site: str) -> None:
-    if poison is not None and not tensor.symmetric:
-        raise SimulationError(
-            "poison",
-            f"{op} to {tensor.name} of memory that nobody has written, by {frame.block.name()} in "
-            f"launch {frame.block.epoch}\n --> {site}",
-        )
-
-
-def bulk_load(c: Statements, call: tirx.Call, site: str) -> Step:
-    dst, src = (Pointer(c, call.args[i], "W.bulk_load", site) for i in (0, 1))
-    size = c.indices([call.args[2]], "W.bulk_load", site)
-    barrier = c.mbarrier(call.args[3].args[0], site)
-
-    def run(frame):
-        count, block = _uniform(size(frame)[0], frame, "W.bulk_load", site), frame.block
-        source, tile = src.ref.tensor(frame), frame.tile(dst.slot)
-        access = block.access(frame.mask.classes, "W.bulk_load", site)
-        values, poison = source.read(_run_of(frame, source, src, count), access)
-        values, key = np.array(values).reshape(-1), _run_of(frame, tile, dst, count)
-        block.require_unread(tile, key, site)
-        tile.set_poison(key, True)
-
-        def deliver() -> int:
-            tile.data[key] = values
-            tile.set_poison(key, None if poison is None else np.reshape(poison, -1))
-            return 0
-
-        barrier(frame).deliveries.append(deliver)
-
-    return c.preempted(run, call)
-
-
-def _bulk_store(reduces: bool):
-    op = "W.bulk_reduce" if reduces else "W.bulk_store"
-
-    def compile(c: Statements, call: tirx.Call, site: str) -> Step:
-        dst, src = (Pointer(c, call.args[i], op, site) for i in (0, 1))
-        size = c.indices([call.args[2]], op, site)
-        ufunc = _FUNCTIONS[call.args[4].value] if reduces else None
-
-        def run(frame):
-            count, block = _uniform(size(frame)[0], frame, op, site), frame.block
-            target, tile = dst.ref.tensor(frame), frame.tile(src.slot)
-            part = _run_of(frame, tile, src, count)
-            values = np.array(tile.data[part]).reshape(-1)
-            poison = None if tile.poison is None else tile.poison[part].reshape(-1)
-            poison = poison if poison is not None and poison.any() else None
-            key = _run_of(frame, target, dst, count)
-            access = block.bulk_access(
-                frame.mask.classes, op, site, SYS if reduces else 0, (tile, part)
-            )
-            if reduces:
-                if poison is not None:
-                    _refuse_poison(frame, Expr(lambda f: 0, lambda f: True), dst)
-                target.update(key, ufunc, values, access)
-            else:
-                _refuse_stored(frame, target, poison, op, site)
-                target.write(key, values, access, poison)
-
-        return c.preempted(run, call)
-
-    return compile
-
-
-def bulk_commit(c: Statements, call: tirx.Call, site: str) -> Step:
-    return Step(lambda frame: frame.block.commit(frame.mask.classes))
-
-
-def bulk_wait(c: Statements, call: tirx.Call, site: str) -> Step:
-    groups, read = int(call.args[0]), bool(call.args[1].value)
-    return Step(lambda frame: frame.block.wait_groups(frame.mask.classes, groups, read))
-
-
 def element_atomic(kind: str, returns: bool):
     """T.atomic_add and its like on one element: relaxed unless told, for any GPU."""
-    combine = {"load": None, "store": lambda old, new: new}.get(kind, _FUNCTIONS.get(kind))
+    combine = {"load": None, "store": lambda old, new: new}.get(kind, REDUCTIONS.get(kind))
 
     def compile(c: Statements, call: tirx.Call, site: str) -> Any:
         op = f"T.atomic_{kind}"
@@ -410,7 +261,7 @@ def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, op: s
 
     tensor = pointer.ref.tensor(frame)
     found = value.value(frame)
-    _refuse_poison(frame, value, pointer)
+    refuse_poison(frame, value, pointer)
     space = frame.space
     index = [np.broadcast_to(i, space) for i in pointer.index(frame)]
     key, covered, _ = select(
@@ -429,7 +280,7 @@ def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, site: s
     def run(frame):
         tile = frame.tile(pointer.slot)
         found = value.value(frame)
-        _refuse_poison(frame, value, pointer)
+        refuse_poison(frame, value, pointer)
         at = pointer.index(frame)
         for _, _, index, (one,) in places(frame, at, found, each_thread=True):
             old = tile.data[index]
@@ -448,8 +299,6 @@ def register(c: Statements) -> None:
             c.calls[spec.op_name] = _atomic(spec.name)
         elif spec.name.startswith("wait_"):
             c.steps[spec.op_name] = _wait(spec.name)
-        elif spec.name.startswith(("put_", "get_")):
-            c.steps[spec.op_name] = _transfer
         elif spec.name.startswith(("sync_", "barrier_")):
             c.steps[spec.op_name] = _barrier(spec.name)
     c.steps |= {
@@ -457,11 +306,6 @@ def register(c: Statements) -> None:
         prefix + "signal": signal,
         prefix + "fence": fence,
         prefix + "fence_proxy_async": lambda c, call, site: Step(lambda frame: None),
-        prefix + "bulk_load": bulk_load,
-        prefix + "bulk_store": _bulk_store(False),
-        prefix + "bulk_reduce": _bulk_store(True),
-        prefix + "bulk_commit": bulk_commit,
-        prefix + "bulk_wait": bulk_wait,
     }
     for kind in ("add", "max", "min", "or"):
         c.steps[f"tl.atomic_{kind}_elem_op"] = element_atomic(kind, False)

@@ -7,7 +7,6 @@ the lanes of a vector. Plain Python integers stand for int32 and int64.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from tvm import tirx
 
 from .accesses import GlobalRef, load_global, load_tile
 from .errors import SimulationError, unsupported
+from .functions import BINARY, FUNCTIONS
 from .values import convert, numpy_dtype
 
 Value = Callable[[Any], Any]
@@ -44,106 +44,6 @@ def either(*poisons: Value | None) -> Value | None:
 
     return poison
 
-
-def _truncdiv(a, b):
-    quotient = abs(a) // abs(b)
-    return np.where((a < 0) != (b < 0), -quotient, quotient) if _array(a, b) else (
-        -quotient if (a < 0) != (b < 0) else quotient
-    )  # fmt: skip
-
-
-def _div(a, b):
-    return _truncdiv(a, b) if _is_integer(a) and _is_integer(b) else a / b
-
-
-def _array(*values) -> bool:
-    return any(isinstance(v, np.ndarray) for v in values)
-
-
-def _is_integer(value) -> bool:
-    return isinstance(value, int) or getattr(value, "dtype", np.dtype(np.float32)).kind in "iu"
-
-
-def _choose(f):
-    def choose(a, b):
-        return getattr(np, f + "imum")(a, b) if _array(a, b) or hasattr(a, "dtype") else (
-            max(a, b) if f == "max" else min(a, b)
-        )  # fmt: skip
-
-    return choose
-
-
-BINARY = {
-    tirx.Add: lambda a, b: a + b,
-    tirx.Sub: lambda a, b: a - b,
-    tirx.Mul: lambda a, b: a * b,
-    tirx.Div: _div,
-    tirx.Mod: lambda a, b: a - b * _truncdiv(a, b),
-    tirx.FloorDiv: lambda a, b: a // b,
-    tirx.FloorMod: lambda a, b: a % b,
-    tirx.Min: _choose("min"),
-    tirx.Max: _choose("max"),
-    tirx.EQ: lambda a, b: a == b,
-    tirx.NE: lambda a, b: a != b,
-    tirx.LT: lambda a, b: a < b,
-    tirx.LE: lambda a, b: a <= b,
-    tirx.GT: lambda a, b: a > b,
-    tirx.GE: lambda a, b: a >= b,
-}
-
-
-def _rounded(f):
-    """A float function computed in float32 at least and rounded to the type of its argument."""
-
-    def call(x, *others):
-        x = np.asarray(x)[()]
-        wide = [np.asarray(v, np.promote_types(np.float32, x.dtype) if x.dtype.kind == "f"
-                           else np.float32) for v in (x, *others)]  # fmt: skip
-        return f(*wide)[()].astype(x.dtype)
-
-    return call
-
-
-def _round_half_away(x):
-    return np.trunc(x + np.copysign(0.5, x)).astype(x.dtype)
-
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-_float = {
-    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(x.dtype.type(10), x),
-    "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
-    "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "tanh": np.tanh, "sin": np.sin,
-    "cos": np.cos, "tan": np.tan, "sinh": np.sinh, "cosh": np.cosh, "asin": np.arcsin,
-    "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2, "asinh": np.arcsinh,
-    "acosh": np.arccosh, "atanh": np.arctanh, "pow": np.power, "floor": np.floor,
-    "ceil": np.ceil, "trunc": np.trunc, "round": _round_half_away, "nearbyint": np.rint,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "erf": _erf, "fmod": np.fmod,
-    "hypot": np.hypot, "copysign": np.copysign, "fma": lambda a, b, c: a * b + c,
-    "__exp": np.exp, "__exp10": lambda x: np.power(x.dtype.type(10), x), "__log": np.log,
-    "__log2": np.log2, "__log10": np.log10, "__sin": np.sin, "__cos": np.cos, "__tan": np.tan,
-    "fast_rcp": lambda x: 1 / x, "ieee_frcp": lambda x: 1 / x, "ieee_fsqrt": np.sqrt,
-    "ieee_frsqrt": lambda x: 1 / np.sqrt(x), "ieee_add": np.add, "ieee_sub": np.subtract,
-    "ieee_mul": np.multiply, "ieee_fdiv": np.divide, "fmul": np.multiply,
-    "max_nan": np.maximum, "min_nan": np.minimum,
-}  # fmt: skip
-
-FUNCTIONS: dict[str, Callable] = {name: _rounded(f) for name, f in _float.items()} | {
-    "fabs": abs,
-    "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
-    "pow_of_int": lambda x, n: x**n,
-    "isnan": lambda x: np.isnan(np.asarray(x, np.float32))[()],
-    "isinf": lambda x: np.isinf(np.asarray(x, np.float32))[()],
-    "isfinite": lambda x: np.isfinite(np.asarray(x, np.float32))[()],
-    "shift_left": lambda a, b: a << b,
-    "shift_right": lambda a, b: a >> b,
-    "bitwise_and": lambda a, b: a & b,
-    "bitwise_or": lambda a, b: a | b,
-    "bitwise_xor": lambda a, b: a ^ b,
-    "bitwise_not": lambda a: ~a,
-    "popcount": lambda a: np.bitwise_count(a),
-    "likely": lambda a: a,
-}
-"""Pure functions, by the last part of the operator's name."""
 
 ValueOf = Callable[["Expressions", tirx.Call, str], Expr]
 

@@ -14,7 +14,7 @@ from .errors import SimulationError
 from .memory import Memory, Tensor
 from .order import BlockOrder, Layout
 from .program import Kernel
-from .statements import SPIN, Waiting, go
+from .steps import SPIN, Waiting, go
 
 _IDLE = 3
 _SPINS = 5000
@@ -281,5 +281,3 @@ class Machine:
                     f"started: {self.resident_blocks} fit at a time and none of those ends"
                 )
         return SimulationError("deadlock", "nobody can go on\n" + "\n".join(lines))
-
-

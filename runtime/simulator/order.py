@@ -97,9 +97,7 @@ class BlockOrder:
     def bulk(self) -> int:
         return self.whole + 2
 
-    def actor(
-        self, classes: tuple[int, ...], copies: bool = False
-    ) -> tuple[int, int, np.ndarray]:
+    def actor(self, classes: tuple[int, ...], copies: bool = False) -> tuple[int, int, np.ndarray]:
         """Agent, its time, and the clock that says what is before an access by these classes."""
         if len(classes) == 1:
             i = classes[0]

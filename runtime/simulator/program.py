@@ -15,11 +15,11 @@ from tvm.tirx.stmt_functor import post_order_visit
 from ... import passes
 from ...builtins.errors import TileWeaveError
 from ...builtins.symmetric import is_symmetric
-from . import block_ops, builtin_ops, tile_ops
+from . import block_ops, builtin_ops, copy_ops, tile_ops
 from .block_ops import BlockStatements
 from .errors import unsupported
 from .expressions import Expr
-from .statements import Step
+from .steps import Step
 from .values import numpy_dtype
 
 _HEAP_STRIDE = 1 << 40
@@ -80,8 +80,8 @@ class Program:
         mod = passes.run(passes.SYNC_PASSES, mod)
         (func,) = mod.functions.values()
         self.compiler = c = BlockStatements()
-        for register in (block_ops.register, tile_ops.register, builtin_ops.register):
-            register(c)
+        for ops in (block_ops, tile_ops, builtin_ops, copy_ops):
+            ops.register(c)
         self.rank_slot = c.new_slot(tirx.Var("rank", "int32"))
         c.calls["tileweave.rank"] = lambda c, call, site: Expr(
             lambda frame: frame.env[self.rank_slot]
@@ -114,9 +114,7 @@ class Program:
         for param in func.params:
             if param not in func.buffer_map:
                 slot = c.new_slot(param)
-                self.parameters.append(
-                    Parameter(param.name, numpy_dtype(param.dtype), slot=slot)
-                )
+                self.parameters.append(Parameter(param.name, numpy_dtype(param.dtype), slot=slot))
                 continue
             buffer = func.buffer_map[param]
             c.globals[buffer.data] = buffer.name

@@ -1,14 +1,9 @@
-"""Statements of the tile IR as steps over a frame.
-
-A step that may have to wait is a generator: it yields None where another block may go on first,
-a ``Waiting`` where it cannot go on yet, and ``SPIN`` after a round of a loop that polls.
-"""
+"""Statements of the tile IR as steps over a frame."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tilelang.ir import get_stmt_span
@@ -16,30 +11,14 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
 from .accesses import GlobalRef, store_global, store_tile
-from .block import Block, Frame, MBarrier, Tile
+from .block import Frame, MBarrier, Tile
 from .errors import SimulationError, unsupported
-from .expressions import Expressions, either, is_poisoned, narrowed
+from .expressions import Expressions, is_poisoned, narrowed
+from .steps import SPIN, Step, go, leave, sequence, together
 from .values import numpy_dtype
 
-SPIN = "spin"
 _ROUNDS = 1_000_000
 """A loop that nothing from outside can end is given up after so many rounds."""
-
-
-class Step(NamedTuple):
-    """A compiled statement; ``run`` is a generator function if it ``waits``."""
-
-    run: Callable[[Frame], Any]
-    waits: bool = False
-
-
-@dataclass
-class Waiting:
-    """What a block cannot go on without."""
-
-    block: Block
-    ready: Callable[[], bool]
-    text: Callable[[], str]
 
 
 OfCall = Callable[["Statements", tirx.Call, str], Step]
@@ -415,67 +394,6 @@ def _halves(frame: Frame, apart: Any) -> list:
     return [narrowed(frame, mask.on) for mask in apart]
 
 
-def go(step: Step, frame: Frame) -> Iterator[Any]:
-    """Run any step as a generator."""
-    if step.waits:
-        yield from step.run(frame)
-    else:
-        step.run(frame)
-
-
-def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
-    """Run steps of different threads of a block side by side until all are through."""
-    running = [(go(step, frame), frame) for step, frame in parts]
-    standing: dict[int, Waiting] = {}
-    while running:
-        for number, (generator, frame) in enumerate(running):
-            if number in standing:
-                if not standing[number].ready():
-                    continue
-                del standing[number]
-            frame.newest = outer.newest
-            event = next(generator, running)
-            if event is running:
-                if frame.broken is not None:
-                    outer.broken = _union(outer.broken, frame.broken)
-                running.pop(number)
-                standing = {}
-                break
-            if isinstance(event, Waiting):
-                standing[number] = event
-            else:
-                yield event
-        else:
-            if len(standing) == len(running):
-                held = list(standing.values())
-                yield Waiting(
-                    held[0].block,
-                    lambda held=held: any(w.ready() for w in held),
-                    lambda held=held: "\n".join(w.text() for w in held),
-                )
-
-
-def _union(one: Any, other: Any) -> Any:
-    return other if one is None else type(one)(one.on | other.on, one.class_of)
-
-
-def leave(frame: Frame) -> bool:
-    """Take the threads that broke out of the loop off the way; whether any are left."""
-    frame.mask = frame.mask.where(~frame.broken.on)
-    return frame.mask.count > 0
-
-
-def sequence(steps: list[Step]) -> Step:
-    if not any(s.waits for s in steps):
-        return Step(lambda frame: [s.run(frame) for s in steps])
-
-    def wait(frame):
-        for step in steps:
-            yield from go(step, frame)
-
-    return Step(wait, True)
-
-
 def _same(value: Any, frame: Frame, site: str) -> Any:
     if not isinstance(value, np.ndarray):
         return value
@@ -483,6 +401,3 @@ def _same(value: Any, frame: Frame, site: str) -> Any:
     if (own == own.flat[0]).all():
         return own.flat[0]
     raise unsupported("a loop whose bounds differ between threads", site)
-
-
-__all__ = ["SPIN", "OfCall", "Statements", "Step", "Waiting", "either", "go", "leave", "sequence"]

@@ -12,7 +12,8 @@ from .accesses import GlobalRef, out_of_bounds
 from .block import Frame
 from .errors import SimulationError, unsupported
 from .order import SYS
-from .statements import Statements, Step
+from .statements import Statements
+from .steps import Step
 from .values import convert, is_float, numpy_dtype
 
 

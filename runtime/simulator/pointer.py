@@ -1,0 +1,39 @@
+"""Operands that point at an element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from .accesses import GlobalRef
+from .errors import SimulationError, unsupported
+from .expressions import Expr, is_poisoned
+from .statements import Statements
+from .values import numpy_dtype
+
+
+class Pointer:
+    """A compiled ``T.access_ptr(tensor[index], ...)``."""
+
+    def __init__(self, c: Statements, node: Any, op: str, site: str) -> None:
+        load = node.args[0]
+        buffer = load.buffer
+        self.buffer, self.site, self.op = buffer, site, op
+        self.dtype = numpy_dtype(buffer.dtype)
+        starts = [i.base if isinstance(i, tirx.Ramp) else i for i in load.indices]
+        self.index = c.indices(starts, buffer.name, site)
+        self.ref = GlobalRef(c.globals[buffer.data], op, site) if buffer.data in c.globals else None
+        self.slot = c.tiles.get(buffer.data, -1)
+        if self.ref is None and self.slot < 0:
+            raise unsupported(f"{op} of {buffer.name} in {buffer.scope()} memory", site)
+
+
+def refuse_poison(frame: Any, expr: Expr, pointer: Pointer) -> None:
+    if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
+        raise SimulationError(
+            "poison",
+            f"the operand of {pointer.op} on {pointer.buffer.name} is computed from memory that "
+            f"nobody has written, by {frame.block.name()} in launch {frame.block.epoch}"
+            f"\n --> {pointer.site}",
+        )
