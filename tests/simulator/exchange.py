@@ -10,6 +10,7 @@ fault: it knows nothing of schedules.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -52,7 +53,7 @@ class Exchange:
         return [m for m, message in enumerate(self.messages) if message.delivery == delivery]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Op:
     """One operation of one block.
 
@@ -79,6 +80,12 @@ class Op:
     @property
     def place(self) -> Place:
         return self.rank, self.block
+
+    def __repr__(self) -> str:
+        at = f"message {self.message}" if self.word < 0 else f"flag {self.word}"
+        wanted = f" {self.count}{self.ahead:+}" if self.kind == "wait" else ""
+        words = " ".join(w for w in (self.transport, self.sem, self.sem and self.scope) if w)
+        return f"{self.place}: {self.kind} {at} of rank {self.to}{wanted} {words}"
 
 
 def operations(x: Exchange) -> list[Op]:
@@ -215,19 +222,17 @@ def changes(x: Exchange) -> Iterator[Change]:
             return Change(f"{how}: {what}", new, _race(new) if kinds is None else kinds)
 
         without = [*ops[:index], *ops[index + 1 :]]
-        across = {s.rank for s in ops if s.kind == "signal" and _same_word(s, op)} | {op.to}
         if op.kind == "signal":
             yield changed("dropped", ("deadlock",), without)
             yield changed("relaxed", sem="relaxed")
-            if op.rank != op.to or len(across) == 1:
-                yield changed("gpu scope", ("race",) if op.rank != op.to else None, scope="gpu")
+            yield changed("gpu scope", scope="gpu")
             write = ops[index - 1]
             if write.kind == "write" and op.place != _reader(x, write.message):
                 yield changed("early", None, [*ops[: index - 1], op, write, *ops[index + 1 :]])
         if op.kind == "wait":
             yield changed("dropped", None, without)
             yield changed("relaxed", sem="relaxed")
-            yield changed("gpu scope", ("race",) if len(across) > 1 else None, scope="gpu")
+            yield changed("gpu scope", scope="gpu")
             yield changed("one too many", ("deadlock",), ahead=1)
             arrivals = [s for s in ops if s.kind == "signal" and _same_word(s, op)]
             late = any(_unordered(_edges(ops, lost=(s, op)), ops) for s in arrivals)
@@ -245,7 +250,8 @@ def _same_word(a: Op, b: Op) -> bool:
 
 
 def _race(ops: list[Op]) -> tuple[str, ...]:
-    return ("race",) if _unordered(_edges(ops), ops) else ()
+    edges = _edges(ops)
+    return ("race",) if _unordered(edges, ops) or _clash(edges, ops) else ()
 
 
 Edges = dict[int, set[int]]
@@ -288,6 +294,26 @@ def _unordered(edges: Edges, ops: list[Op]) -> bool:
         reads[op.message] not in _reached(edges, i)
         for i, op in enumerate(ops)
         if op.kind == "write"
+    )
+
+
+def _clash(edges: Edges, ops: list[Op]) -> bool:
+    """Whether two ranks may touch a flag at the same time, one of them only at gpu scope.
+
+    A wait touches it from its start, before anything it waits for.
+    """
+
+    def ordered(i: int, j: int) -> bool:
+        after = _reached(edges, i) | {i}
+        return any(ops[k].place == ops[j].place for k in range(j) if k in after)
+
+    flags = [i for i, op in enumerate(ops) if op.kind in ("signal", "wait")]
+    return any(
+        not (ordered(i, j) or ordered(j, i))
+        for i, j in combinations(flags, 2)
+        if _same_word(ops[i], ops[j])
+        and ops[i].rank != ops[j].rank
+        and (ops[i].scope, ops[j].scope) != ("sys", "sys")
     )
 
 

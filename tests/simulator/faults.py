@@ -130,7 +130,7 @@ def shift(
                 mail[peer, i] = datum(epoch, me, i)  # FAULT data
             if not early:
                 if me < signallers:
-                    W.signal(flags[(me + to) % W.world_size(), 0], **signal_words)
+                    W.signal(flags[(me + to) % W.world_size(), 0], **signal_words)  # FAULT signal
             if waits:
                 W.wait_reached(flags[me, flag], epoch * advance + ahead, **wait_words)  # FAULT wait
             for i in T.Parallel(N):
@@ -164,9 +164,9 @@ def with_fault(
 with_fault(shift, "flag_before_data", "race", "mail", "data", early=True)
 with_fault(shift, "relaxed_signal", "race", "mail", "data", signal_words={"sem": "relaxed"})
 with_fault(shift, "relaxed_wait", "race", "mail", "data", wait_words={"sem": "relaxed"})
-with_fault(shift, "gpu_scope_signal", "race", "mail", "data", signal_words={"scope": "gpu"})
-with_fault(shift, "cta_scope_signal", "race", "mail", "data", signal_words={"scope": "cta"})
-with_fault(shift, "gpu_scope_wait", "race", "mail", "data", wait_words={"scope": "gpu"})
+with_fault(shift, "gpu_scope_signal", "race", "flags", "signal|wait", signal_words={"scope": "gpu"})
+with_fault(shift, "cta_scope_signal", "race", "flags", "signal|wait", signal_words={"scope": "cta"})
+with_fault(shift, "gpu_scope_wait", "race", "flags", "signal|wait", wait_words={"scope": "gpu"})
 with_fault(shift, "no_wait", "race", "mail", "data", waits=False)
 with_fault(shift, "no_signal", "deadlock", "flags", "wait", signallers=0)
 with_fault(shift, "signal_in_one_branch", "deadlock", "flags", "wait", signallers=1)
@@ -203,8 +203,8 @@ def shift_by_hand(
             if T.get_thread_binding() == 0:
                 if fence is not None:
                     W.fence(fence)
-                W.st(flags[peer, 0], epoch + 1, scope=store_scope, sem="relaxed")
-            while W.ld(flags[me, 0], scope=load_scope, sem=load_sem) < epoch + 1:
+                W.st(flags[peer, 0], epoch + 1, scope=store_scope, sem="relaxed")  # FAULT store
+            while W.ld(flags[me, 0], scope=load_scope, sem=load_sem) < epoch + 1:  # FAULT load
                 pass
             for i in T.Parallel(N):
                 out[i] = mail[me, i]  # FAULT data
@@ -219,9 +219,11 @@ with_fault(shift_by_hand, "signal_before_the_block_met", "race", "mail", "data",
 with_fault(shift_by_hand, "no_fence", "race", "mail", "data", fence=None)
 with_fault(shift_by_hand, "fence_of_the_block", "race", "mail", "data", fence="cta")
 with_fault(shift_by_hand, "fence_of_the_gpu", "race", "mail", "data", fence="gpu")
-with_fault(shift_by_hand, "flag_stored_at_gpu_scope", "race", "mail", "data", store_scope="gpu")
+with_fault(
+    shift_by_hand, "flag_stored_at_gpu_scope", "race", "flags", "store|load", store_scope="gpu"
+)
 with_fault(shift_by_hand, "spin_on_relaxed_loads", "race", "mail", "data", load_sem="relaxed")
-with_fault(shift_by_hand, "spin_at_gpu_scope", "race", "mail", "data", load_scope="gpu")
+with_fault(shift_by_hand, "spin_at_gpu_scope", "race", "flags", "store|load", load_scope="gpu")
 
 
 @case("race", "mail")
@@ -766,7 +768,7 @@ def last_arriver(sem="acq_rel", scope="gpu"):
             for i in T.Parallel(N):
                 parts[block, i] = datum(0, block, i)  # FAULT data
             if T.get_thread_binding() == 0:
-                ticket[0] = W.atom_add(arrived[0], 1, sem=sem, scope=scope)
+                ticket[0] = W.atom_add(arrived[0], 1, sem=sem, scope=scope)  # FAULT count
             T.sync_threads()
             if ticket[0] % BLOCKS == BLOCKS - 1:
                 for i in T.Parallel(N):
@@ -784,7 +786,7 @@ with_fault(
 )
 with_fault(last_arriver, "last_arriver_relaxed", "race", "parts", "data", **alone, sem="relaxed")
 with_fault(
-    last_arriver, "last_arriver_at_block_scope", "race", "parts", "data", **alone, scope="cta"
+    last_arriver, "last_arriver_at_block_scope", "race", "arrived", "count", **alone, scope="cta"
 )
 
 
@@ -1006,7 +1008,7 @@ def gpu_scope_atomics_across_ranks(faulty):
     return program
 
 
-@case("poison", "mail", lambda e, me, n: {"out": np.arange(N)}, ranks=1, start={"mail": None})
+@case("poison", "mail|out", lambda e, me, n: {"out": np.arange(N)}, ranks=1, start={"mail": None})
 def slot_nobody_writes(faulty):
     """Memory that was never written reaches an output."""
 
@@ -1022,7 +1024,7 @@ def slot_nobody_writes(faulty):
     return program
 
 
-@case("poison", "mail", start={"mail": None})
+@case("poison", "mail|out", start={"mail": None})
 def tail_not_written(faulty):
     """Whole tiles are sent, the tail is not, and the reader takes it all."""
     sent = N // TILE * TILE if faulty else N
