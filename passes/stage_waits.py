@@ -5,9 +5,10 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
-from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined, loads_in
-from .walk import calls_in, location, op_name, rewrite_children
+from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined, loads_in, written_loads
+from .walk import builtins_in, calls_in, effects_in, location, op_name, rewrite_children
 
 STAGED = "tileweave.staged"
 """Annotation of the waits of a loop whose schedule is explicit."""
@@ -17,10 +18,11 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Schedule pipelined loops with waits explicitly: waits and loads first, the rest last.
 
     TileLang's own schedule runs loads rounds ahead and leaves what it does not know, a wait, with
-    the arithmetic. Where it specialises warps it drops the schedule, and the wait goes to the
-    producer. A loop that the program schedules itself must put no load before its wait. A loop in
-    which something else prepares the memory a load fills stays as it is, for ``verify_pipelined``
-    to judge.
+    the arithmetic. It finds none where a builtin writes another rank's copy of what the loop loads:
+    that builtin then stays with the arithmetic, in the order of the program. Where TileLang
+    specialises warps it drops the schedule, and the wait goes to the producer. A loop that the
+    program schedules itself must put no load before its wait. A loop in which something else
+    prepares the memory a load fills stays as it is, for ``verify_pipelined`` to judge.
 
     Before: ``for k in T.Pipelined(n, num_stages=3): wait; copy; copy; gemm``
     After:  ``for k in T.Pipelined(n, num_stages=3, order=[0, 1, 2, 3], stage=[0, 0, 0, 2]): ...``
@@ -33,7 +35,11 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
         stmts = list(stmt.body.seq) if isinstance(stmt.body, tirx.SeqStmt) else [stmt.body]
         guards = [bool(calls_in(s, lambda c: GUARDS_LOADS in c.annotations)) for s in stmts]
         loads = [bool(loads_in(s)) for s in stmts]
-        if not any(guards) or _prepared(stmts, loads):
+        writers = _writers(stmt.body)
+        if not any(guards) and not writers:
+            return stmt
+        if _prepared(stmts, loads):
+            _refuse_writers(writers, stmt)
             return stmt
         annotations = dict(stmt.annotations)
         if "tl_pipeline_stage" in annotations:
@@ -42,7 +48,7 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
             last = int(annotations["num_stages"]) - 1
             annotations["tl_pipeline_order"] = list(range(len(stmts)))
             annotations["tl_pipeline_stage"] = [
-                0 if guard or load or isinstance(s, tirx.Bind) else last
+                0 if guard or load or _is_value(s) else last
                 for s, guard, load in zip(stmts, guards, loads, strict=True)
             ]
         body = ir_transform(stmt.body, None, _mark_staged, ["tirx.Call"])
@@ -71,11 +77,35 @@ def _check_schedule(
             load_stage, load_order = map(int, places[later])
             if loads[later] and (stage, order) > (load_stage, load_order):
                 raise LanguageError(
-                    f"wait: in stage {stage} of T.Pipelined, with order {order}, runs after a load "
-                    f"it guards, in stage {load_stage} with order {load_order}; expected the stage "
-                    "and order of a wait not to exceed those of the loads after it"
+                    f"{_wait_in(stmts[index])}: in stage {stage} of T.Pipelined, with order "
+                    f"{order}, runs after a load it guards, in stage {load_stage} with order "
+                    f"{load_order}; expected the stage and order of a wait not to exceed those of "
+                    "the loads after it"
                     f"{location(stmts[index])}"
                 )
+
+
+def _wait_in(stmt: tirx.Stmt) -> str:
+    return builtin_of(calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations)[0]).name
+
+
+def _is_value(stmt: tirx.Stmt) -> bool:
+    """Whether it names a value that may be computed in any round, any number of times."""
+    return isinstance(stmt, tirx.Bind) and not effects_in(stmt)
+
+
+def _writers(body: tirx.Stmt) -> list[tirx.Call]:
+    """Builtins that write a tensor which loads of the same loop read."""
+    loads = loads_in(body)
+    return [call for call in builtins_in(body) if written_loads(call, loads)]
+
+
+def _refuse_writers(writers: list[tirx.Call], loop: tirx.For) -> None:
+    for call in writers:
+        raise LanguageError(
+            f"{builtin_of(call).name}: writes a tensor from which T.Pipelined loads into memory "
+            f"that the loop writes otherwise, too; expected T.serial{location(loop)}"
+        )
 
 
 def _prepared(stmts: list[tirx.Stmt], loads: list[bool]) -> bool:

@@ -263,7 +263,7 @@ def scheduled(stage):
     return own_schedule
 
 
-# CHECK: own_schedule: wait: in stage 2 of T.Pipelined, with order 0, runs after a load it guards, in stage 0 with order 1; expected the stage and order of a wait not to exceed those of the loads after it
+# CHECK: own_schedule: wait_ge: in stage 2 of T.Pipelined, with order 0, runs after a load it guards, in stage 0 with order 1; expected the stage and order of a wait not to exceed those of the loads after it
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(scheduled([2, 0, 2]), arch="sm_80")
 
@@ -288,6 +288,22 @@ def filled():
 
 # CHECK: prepared: wait_ge: loads of T.Pipelined overtake it, since there is no warp specialisation; expected T.serial, or num_stages=0
 refused(filled(), arch="sm_80")
+
+
+@T.prim_func
+def prepared_forward(S: W.Symmetric((512, 512), "bfloat16")):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((128, 64), "bfloat16")
+        for k in T.Pipelined(8, num_stages=3):
+            W.put_block(S[W.rank(), 0, k * 64], S[W.rank() + 1, 0, k * 64], 64)
+            T.clear(tile)
+            if k < 7:
+                T.copy(S[W.rank(), 0, k * 64], tile)
+            T.copy(tile, S[1, 0, k * 64])
+
+
+# CHECK: prepared_forward: put_block: writes a tensor from which T.Pipelined loads into memory that the loop writes otherwise, too; expected T.serial
+refused(prepared_forward, arch="sm_80")
 
 # CHECK: unspecialised: accepted
 refused(gemm(wait, "unspecialised"), arch="sm_80")

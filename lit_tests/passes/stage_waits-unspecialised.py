@@ -85,3 +85,32 @@ show(gemm(scale, "between"), arch="sm_80")
 # CHECK: } else {
 # CHECK-NOT: tw::wait_reached
 show(gemm(nothing, "plain"), arch="sm_90a")
+
+
+@T.prim_func
+def forward(S: W.Symmetric((512, 512), "float16"), B: T.Tensor((512, 512), "float16")):
+    with T.Kernel(4, threads=128) as bx:
+        tile = T.alloc_shared((64, 64), "float16")
+        sums = T.alloc_fragment((64, 64), "float32")
+        T.clear(sums)
+        for k in T.Pipelined(8, num_stages=3):
+            W.put_block(B[k * 64, 0], S[0, k * 64, 0], 64, peer=W.rank() + 1)
+            T.copy(S[W.rank(), bx * 64, k * 64], tile)
+            for i, j in T.Parallel(64, 64):
+                sums[i, j] += tile[i, j]
+        T.copy(sums, B[bx * 64, 0])
+
+
+# A builtin that writes another rank's copy of what is loaded: in its own round, with the arithmetic.
+# CHECK-LABEL: TEST: forward sm_80
+# CHECK: __global__ void __launch_bounds__
+# CHECK-NOT: tw::put_block
+# CHECK: for (int k = 0; k < 6
+# CHECK: tw::put_block((&(B[(k * 32768)]))
+# CHECK: cp_async_gs{{.*}}((k + 2) % 3)
+# CHECK: cp_async_wait
+# CHECK: sums +
+# CHECK: tw::put_block((&(B[196608]))
+# CHECK: tw::put_block((&(B[229376]))
+# CHECK-NOT: tw::put_block
+show(forward, arch="sm_80")
