@@ -304,6 +304,36 @@ def test_warps_wait_for_each_other():
 
 
 @T.prim_func
+def transposed_view(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+    with T.Kernel(1, threads=64) as _:
+        line = T.alloc_shared((64,), "float32")
+        T.copy(A, line)
+        square = T.reshape(line, (8, 8))
+        for i, j in T.Parallel(8, 8):
+            B[i * 8 + j] = square[j, i]
+
+
+def test_reshaped_views():
+    A = normal(64)
+    assert (run(transposed_view, A=A)["B"].reshape(8, 8) == A.reshape(8, 8).T).all()
+
+
+@T.prim_func
+def warps(A: T.Tensor((64,), "int32")):
+    with T.Kernel(1, threads=64) as _:
+        t = T.get_thread_binding()
+        if T.get_warp_idx() == 1:
+            A[t] = T.get_lane_idx()
+        elif T.shuffle_elect(64):
+            A[t] = 100
+
+
+def test_warps_and_lanes():
+    A = run(warps, A=np.full(64, -1, np.int32))["A"]
+    assert A.tolist() == [100] + [-1] * 31 + list(range(32))
+
+
+@T.prim_func
 def outside(A: T.Tensor((8,), "int32"), where: T.int32):
     with T.Kernel(1, threads=32) as _:
         if T.get_thread_binding() == 0:

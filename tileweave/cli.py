@@ -1,4 +1,4 @@
-"""The command line: ``tileweave emit`` and ``tileweave doctor``."""
+"""The command line: ``tileweave emit``, ``tileweave simulate`` and ``tileweave doctor``."""
 
 from __future__ import annotations
 
@@ -48,6 +48,22 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--world-size", type=int, default=4, help="default: %(default)s")
     show.set_defaults(run=_emit)
 
+    run = commands.add_parser(
+        "simulate", help="run the programs of a file on simulated ranks; needs no GPU"
+    )
+    run.add_argument(
+        "program", metavar="FILE[:NAME]", help="all module-level T.prim_funcs of FILE, or that one"
+    )
+    run.add_argument("--ranks", type=int, default=4, help="default: %(default)s")
+    run.add_argument("--schedules", type=int, default=20, help="default: %(default)s")
+    run.add_argument("--seed", type=int, default=0, help="of the first; default: %(default)s")
+    run.add_argument("--epochs", type=int, default=3, help="launches; default: %(default)s")
+    run.add_argument("--resident-blocks", type=int, default=4, help="default: %(default)s")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="value of a scalar"
+    )
+    run.set_defaults(run=_simulate)
+
     doctor = commands.add_parser("doctor", help="say what this machine has, and what will not work")
     doctor.add_argument("--json", action="store_true", help="the same for programs")
     doctor.set_defaults(run=_doctor)
@@ -61,6 +77,31 @@ def _emit(options: argparse.Namespace) -> None:
         if len(programs) > 1:
             print(f"{comment} ==== {name}")
         print(emit(program, options.stage, options.arch, options.world_size))
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    """Run with random inputs, zeroed integers, and everything else that is written unwritten."""
+    from .runtime.simulator import Program, SimulationError, random_inputs, simulate
+
+    scalars = {}
+    for pair in options.set:
+        name, _, value = pair.partition("=")
+        try:
+            scalars[name] = float(value) if "." in value else int(value)
+        except ValueError:
+            raise TileWeaveError(f"simulate: --set {pair}; expected NAME=NUMBER") from None
+    for name, func in _programs(options.program).items():
+        try:
+            program = Program(func, options.ranks)
+            inputs = random_inputs(program, options.seed, scalars)
+            simulate(
+                program, options.ranks, inputs, options.schedules, options.seed, options.epochs,
+                options.resident_blocks,
+            )  # fmt: skip
+        except SimulationError as error:
+            print(f"{name}: {error}")
+            raise SystemExit(1) from None
+        print(f"{name}: {options.schedules} schedules of {options.ranks} ranks, no fault")
 
 
 def _doctor(options: argparse.Namespace) -> None:

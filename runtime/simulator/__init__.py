@@ -2,6 +2,6 @@
 
 from .errors import SimulationError
 from .program import Program
-from .simulate import simulate
+from .simulate import random_inputs, simulate
 
-__all__ = ["Program", "SimulationError", "simulate"]
+__all__ = ["Program", "SimulationError", "random_inputs", "simulate"]

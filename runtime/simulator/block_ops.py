@@ -125,6 +125,23 @@ def _elect(c: BlockStatements, call: tirx.Call, site: str) -> Expr:
     return Expr(value)
 
 
+def _group_index(threads: int, remainder: bool = False):
+    """The number of a thread's warp or warp group, or of the thread in it."""
+
+    def compile(c: BlockStatements, call: tirx.Call, site: str) -> Expr:
+        if not remainder:
+            c.thread_cuts.update(range(0, 1024, threads))
+
+        def value(frame):
+            own = np.arange(frame.block.kernel.threads_in_block, dtype=np.int32)
+            found = own % threads if remainder else own // threads
+            return found if frame.mask.single is None else found[frame.mask.single]
+
+        return Expr(value)
+
+    return compile
+
+
 def _nothing(c: BlockStatements, call: tirx.Call, site: str) -> Step:
     return Step(lambda frame: None)
 
@@ -144,6 +161,9 @@ def register(c: BlockStatements) -> None:
     for name in _WITHOUT_EFFECT:
         c.steps[name] = _nothing
     c.calls["tl.tl_shuffle_elect"] = _elect
+    c.calls["tl.get_warp_idx"] = c.calls["tl.get_warp_idx_sync"] = _group_index(32)
+    c.calls["tl.get_warp_group_idx"] = _group_index(128)
+    c.calls["tl.get_lane_idx"] = _group_index(32, remainder=True)
     c.steps |= {
         "tirx.tvm_storage_sync": sync_threads,
         "tileweave.complete_bulk_stores": complete_bulk_stores,

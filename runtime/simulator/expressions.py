@@ -58,6 +58,8 @@ class Expressions:
         self.globals: dict[tirx.Var, str] = {}
         """Tensor parameters, by their data pointer."""
         self.tiles: dict[tirx.Var, int] = {}
+        self.made: dict[int, tuple[tuple[int, ...], np.dtype]] = {}
+        """Shape and type each tile was made with; a reshaped view has another shape."""
         self.calls: dict[str, ValueOf] = {}
         """Calls that yield a value and are more than a function of their arguments."""
         self._nodes = 0
@@ -236,6 +238,27 @@ class Expressions:
 
         return values
 
+    def in_tile(self, buffer: tirx.Buffer, values: Value, site: str) -> Value:
+        """Indices of ``buffer`` as indices of the tile it is, or is a reshaped view of."""
+        shape, dtype = self.made[self.tiles[buffer.data]]
+        view = tuple(int(n) for n in buffer.shape)
+        if numpy_dtype(buffer.dtype) != dtype:
+            raise unsupported(f"{buffer.name}, a view of another type", site)
+        if view == shape:
+            return values
+
+        def moved(frame):
+            flat = 0
+            for index, extent in zip(values(frame), view, strict=True):
+                flat = flat * extent + index
+            out = []
+            for extent in reversed(shape[1:]):
+                out.insert(0, flat % extent)
+                flat = flat // extent
+            return [flat, *out]
+
+        return moved
+
     def _BufferLoad(self, load, site: str) -> Expr:
         buffer = load.buffer
         values = self.indices(load.indices, buffer.name, site)
@@ -248,6 +271,7 @@ class Expressions:
                 return found
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
+            values = self.in_tile(buffer, values, site)
 
             def value(frame):
                 found, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), site)

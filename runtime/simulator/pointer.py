@@ -25,6 +25,8 @@ class Pointer:
         self.index = c.indices(starts, buffer.name, site)
         self.ref = GlobalRef(c.globals[buffer.data], op, site) if buffer.data in c.globals else None
         self.slot = c.tiles.get(buffer.data, -1)
+        if self.slot >= 0:
+            self.index = c.in_tile(buffer, self.index, site)
         if self.ref is None and self.slot < 0:
             raise unsupported(f"{op} of {buffer.name} in {buffer.scope()} memory", site)
 

@@ -13,6 +13,7 @@ from .machine import Machine
 from .memory import Tensor
 from .order import Layout
 from .program import Parameter, Program
+from .values import is_float
 
 Scalar = float | int | Callable[[int], Any]
 Inputs = Sequence[Mapping[str, Any]]
@@ -66,6 +67,33 @@ def simulate(
                 f"schedule of seed {number}: replay it with schedules=1, seed={number}"
             ) from None
     return out
+
+
+def random_inputs(program: Program, seed: int, scalars: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Inputs for a program about which nothing else is known: normal numbers where it only reads,
+    zeros in tensors of integers (flags, counters, indices); the rest stays poison.
+
+    Raises:
+        TileWeaveError: a scalar without a value, or a dynamic shape.
+    """
+    rng = np.random.default_rng(seed)
+    inputs: list[dict[str, Any]] = []
+    for rank in range(program.world_size):
+        values: dict[str, Any] = {}
+        for p in program.parameters:
+            if p.shape is None:
+                if p.name not in scalars:
+                    raise TileWeaveError(f"simulate: no value for {p.name}; expected a number")
+                values[p.name] = scalars[p.name]
+                continue
+            shape = program.extents(p, {}, rank)
+            shape = shape[1:] if p.symmetric else shape
+            if not is_float(p.dtype):
+                values[p.name] = np.zeros(shape, p.dtype)
+            elif not p.written:
+                values[p.name] = rng.standard_normal(shape).astype(p.dtype)
+        inputs.append(values)
+    return inputs
 
 
 def _checked(program: Program, inputs: Inputs | None, world_size: int) -> list[dict[str, Any]]:

@@ -159,6 +159,7 @@ class Statements(Expressions):
                 store_global(frame, ref, at, found, poison(frame))
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
+            index = self.in_tile(buffer, index, site)
 
             def run(frame):
                 at, found = index(frame), value(frame)
@@ -182,6 +183,7 @@ class Statements(Expressions):
                 raise unsupported(f"global memory {buffer.name} made inside a kernel", site)
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
+            self.made[slot] = shape, numpy_dtype(buffer.dtype)
             made.append((slot, buffer.name, shape, numpy_dtype(buffer.dtype), scope))
         counts = [
             (self.barriers.setdefault(data, len(self.barriers)), [int(n) for n in numbers])

@@ -27,6 +27,8 @@ class Region(NamedTuple):
     name: str
     scope: str
     site: str
+    view: tuple[int, ...] | None = None
+    """The shape of a reshaped view, which is taken whole."""
 
     def box(self, frame: Frame, shape: tuple, symmetric: bool) -> tuple[tuple, tuple, tuple]:
         """The part inside the tensor, the same part of the box, and the box's shape."""
@@ -57,6 +59,8 @@ class Region(NamedTuple):
         values, bad = found
         if bad is not None and not np.any(bad):
             bad = None
+        if self.view is not None:
+            return values.reshape(self.view), None if bad is None else bad.reshape(self.view)
         if values.shape == shape:
             return values, bad
         full, poison = np.zeros(shape, dtype), None
@@ -138,6 +142,8 @@ def _fit(values: Any, shape: tuple, region: Region) -> Any:
     """``values`` in the shape of the box: axes of extent 1 do not count."""
     if values is None or np.shape(values) == shape or not np.ndim(values):
         return values
+    if region.view is not None and np.size(values) == np.prod(shape):
+        return values.reshape(shape)
     if [n for n in np.shape(values) if n != 1] != [n for n in shape if n != 1]:
         raise unsupported(
             f"a copy of shape {np.shape(values)} to {region.name} of shape {shape}", region.site
@@ -164,6 +170,14 @@ def region(c: Statements, node: Any, site: str) -> Region:
         ref, slot = GlobalRef(c.globals[buffer.data], "", site), -1
     elif buffer.data in c.tiles:
         ref, slot = None, c.tiles[buffer.data]
+        made, view = c.made[slot][0], tuple(int(n) for n in buffer.shape)
+        if made != view:
+            if [c.constant(e) for e in extents] != list(view):
+                raise unsupported(f"a part of {buffer.name}, a reshaped view", site)
+            whole = [tirx.IntImm("int32", n) for n in made]
+            sizes = c.indices(whole, buffer.name, site)
+            at = c.indices([tirx.IntImm("int32", 0) for _ in made], buffer.name, site)
+            return Region(at, sizes, None, slot, buffer.name, buffer.scope(), site, view)
     else:
         raise unsupported(f"tensor {buffer.name} in {buffer.scope()} memory", site)
     return Region(at, sizes, ref, slot, buffer.name, buffer.scope(), site)
