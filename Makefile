@@ -19,7 +19,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 .PHONY: help test lit pytest headers test-gpu demo lint format docs clean
 help:
 	@echo "make test      all that needs no GPU: linters, device headers, lit, pytest"
-	@echo "make demo      GEMM + reduce-scatter on all visible GPUs (only to PTX where there is none)"
+	@echo "make demo      GEMM + reduce-scatter on all visible GPUs (in the simulator where there is none)"
 	@echo "make test-gpu  tests/gpu on all visible GPUs"
 	@echo "make lint | headers | lit | pytest | format | docs | clean"
 
@@ -50,7 +50,8 @@ demo: .venv/ready
 	  mkdir -p build; out=build/gemm_reduce_scatter.ptx; \
 	  $(python) -m tileweave emit examples/gemm_reduce_scatter.py --stage ptx >$$out; \
 	  echo "demo: GEMM + reduce-scatter for 4 ranks compiled to $$out ($$(wc -l <$$out) lines)"; \
-	  echo "demo: NOT RUN: torch sees no GPU here, so nothing was computed and nothing checked"; \
+	  echo "demo: NOT RUN ON GPUs: torch sees none here; the simulator runs it instead"; \
+	  $(python) examples/gemm_reduce_scatter.py; \
 	fi
 
 # A program that starts torchrun itself is run as it is.
