@@ -225,20 +225,26 @@ def changes(x: Exchange) -> Iterator[Change]:
         if op.kind == "signal":
             yield changed("dropped", ("deadlock",), without)
             yield changed("relaxed", sem="relaxed")
-            yield changed("gpu scope", scope="gpu")
+            yield from _certain(changed("gpu scope", scope="gpu"))
             write = ops[index - 1]
             if write.kind == "write" and op.place != _reader(x, write.message):
                 yield changed("early", None, [*ops[: index - 1], op, write, *ops[index + 1 :]])
         if op.kind == "wait":
             yield changed("dropped", None, without)
             yield changed("relaxed", sem="relaxed")
-            yield changed("gpu scope", scope="gpu")
+            yield from _certain(changed("gpu scope", scope="gpu"))
             yield changed("one too many", ("deadlock",), ahead=1)
             arrivals = [s for s in ops if s.kind == "signal" and _same_word(s, op)]
             late = any(_unordered(_edges(ops, lost=(s, op)), ops) for s in arrivals)
             yield changed("one too few", ("race",) if late else (), ahead=-1)
     if _overtaken(x, ops):
         yield Change("no barrier at the end", ops, ("reuse", "race"), barrier=False)
+
+
+def _certain(change: Change) -> Iterator[Change]:
+    """The change, unless all that may be said against it is that a look that fails is a race."""
+    if change.kinds or not _clash(_edges(change.ops), change.ops, True):
+        yield change
 
 
 def _reader(x: Exchange, message: int) -> Place:
@@ -251,7 +257,7 @@ def _same_word(a: Op, b: Op) -> bool:
 
 def _race(ops: list[Op]) -> tuple[str, ...]:
     edges = _edges(ops)
-    return ("race",) if _unordered(edges, ops) or _clash(edges, ops) else ()
+    return ("race",) if _unordered(edges, ops) or _clash(edges, ops, False) else ()
 
 
 Edges = dict[int, set[int]]
@@ -297,14 +303,16 @@ def _unordered(edges: Edges, ops: list[Op]) -> bool:
     )
 
 
-def _clash(edges: Edges, ops: list[Op]) -> bool:
+def _clash(edges: Edges, ops: list[Op], failed_looks: bool) -> bool:
     """Whether two ranks may touch a flag at the same time, one of them only at gpu scope.
 
-    A wait touches it from its start, before anything it waits for.
+    With ``failed_looks`` a wait touches it from its start; else only when it succeeds.
     """
 
     def ordered(i: int, j: int) -> bool:
-        after = _reached(edges, i) | {i}
+        after = _reached(edges, i)
+        if not failed_looks or ops[j].kind != "wait":
+            return j in after
         return any(ops[k].place == ops[j].place for k in range(j) if k in after)
 
     flags = [i for i, op in enumerate(ops) if op.kind in ("signal", "wait")]
