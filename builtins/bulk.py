@@ -71,7 +71,7 @@ def _check(op: str, src: Any, dst: Any, size: Any, spaces: tuple[str, str]) -> N
             raise reject(op, f"size={int(size)}, {name}={ref.buffer.name}", f"at most its {room}")
 
 
-@builtin(level="leader", barrier_before=True, proxy_fence=True, sm=90)
+@builtin(level="leader", barrier_before=True, proxy_fence=True, observes=True, sm=90)
 def bulk_load(dst: SharedWrite, src: Read, size: Int32, barrier: Barrier) -> None:
     """Start copying ``size`` elements from global to shared memory; an mbarrier says when they are
     there.

@@ -98,6 +98,8 @@ class Builtin:
     barrier_after: bool
     proxy_fence: bool
     releases: bool
+    waits: bool
+    observes: bool
     sm: int
     type_sm: Mapping[str, int]
     signature: inspect.Signature
@@ -172,6 +174,8 @@ def builtin(
     barrier_after: bool = False,
     proxy_fence: bool = False,
     releases: bool = False,
+    waits: bool = False,
+    observes: bool = False,
     sm: int = 80,
     type_sm: Mapping[str, int] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., tirx.PrimExpr]]:
@@ -192,6 +196,8 @@ def builtin(
             thread makes its own accesses to shared memory visible there.
         releases: it may publish earlier writes: bulk stores must be complete before it. Builtins
             with a ``sem`` word release when the word says so.
+        waits: it stands until a flag has a value, and guards the loads after it.
+        observes: it reads what others may change meanwhile. Builtins that wait or answer do.
         sm: the first compute capability (80, 90, 100) that has the instruction.
         type_sm: the same for single PTX types, where it is a later one.
     """
@@ -222,6 +228,8 @@ def builtin(
             barrier_after=barrier_after,
             proxy_fence=proxy_fence,
             releases=releases,
+            waits=waits,
+            observes=observes or waits or bool(operands and result is not type(None)),
             sm=sm,
             type_sm=dict(type_sm or {}),
             signature=signature,

@@ -62,7 +62,7 @@ def put_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> No
     return _at("put_warp", "dst", src, dst, size, peer)
 
 
-@builtin(level="block", hidden=("thread", "threads"))
+@builtin(level="block", hidden=("thread", "threads"), observes=True)
 def get_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from a peer's memory to own, by all threads of the block.
 
@@ -85,7 +85,7 @@ def get_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> N
     return _at("get_block", "src", src, dst, size, peer)
 
 
-@builtin(level="warp", hidden=("thread",))
+@builtin(level="warp", hidden=("thread",), observes=True)
 def get_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from a peer's memory to own, by the lanes of the warp that reaches it.
 

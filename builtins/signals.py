@@ -29,7 +29,8 @@ def signal(
     then one thread adds ``value`` to the flag or sets it. Whoever sees the new value with an
     acquiring wait of sufficient scope sees everything the block wrote before, at any rank. Under a
     condition on the thread index (``if T.get_thread_binding() == 0``) each thread that reaches it
-    signals; the meeting is then placed before the condition.
+    signals; the meeting is then placed before the condition. A condition on what stands in global
+    memory is taken to be the same for the whole block: no thread may change it meanwhile.
 
     Args:
         ref: the flag, an element of a u32, s32, u64 or s64 tensor in global memory, own or a
@@ -43,7 +44,7 @@ def signal(
     """
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
 def wait_eq(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
@@ -65,14 +66,14 @@ def wait_eq(
     """
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
 def wait_ne(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag differs from ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
 def wait_ge(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
@@ -82,28 +83,28 @@ def wait_ge(
     """
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
 def wait_gt(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag is greater than ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
 def wait_le(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag is at most ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
 def wait_lt(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag is less than ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
 def wait_reached(
     ref: Flag, target: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:

@@ -8,9 +8,6 @@ from ..builtins.declare import builtin_of
 from .memory_order import acquires
 from .walk import builtins_in
 
-_READERS = ("wait_", "ld", "atom_", "get_", "bulk_load", "multimem_ld")
-"""How the builtins begin that read what others may change, whatever order they ask for."""
-
 
 def drop_readonly(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Take ``const __restrict__`` off the parameters of kernels that synchronise with anyone.
@@ -28,4 +25,4 @@ def drop_readonly(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _observes(call: tirx.Call) -> bool:
-    return acquires(call) or builtin_of(call).name.startswith(_READERS)
+    return acquires(call) or builtin_of(call).observes

@@ -144,7 +144,7 @@ def _elsewhere(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
 
 def _is_wait(call: tirx.Call) -> bool:
     spec = builtin_of(call)
-    return spec is not None and spec.name.startswith("wait_")
+    return spec is not None and spec.waits
 
 
 def _marked(call: tirx.Call) -> tirx.Call | None:
