@@ -1,9 +1,9 @@
 """A rank whose peer never signals ends within the time-out plus 5 s, saying who waited for whom and
 for what.
 
-    torchrun --nproc-per-node=2 tests/gpu/dead_peer.py
+    python tests/gpu/dead_peer.py
 
-Starts itself under torchrun and reads what it prints; without arguments of its own.
+Starts itself under torchrun on two GPUs and reads what the ranks print.
 """
 
 import os
