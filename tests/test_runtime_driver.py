@@ -92,6 +92,8 @@ def test_written_values_are_u32(fake):
 
 @pytest.mark.parametrize("missing", ["cuda", "cuda.bindings"])
 def test_missing_bindings_say_what_to_install(monkeypatch, missing):
+    for name in [n for n in sys.modules if n == "cuda" or n.startswith("cuda.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(driver.DriverError, match=r"\(pip install cuda-bindings\)"):
         driver.call("cuInit", 0)
