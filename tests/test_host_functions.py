@@ -36,3 +36,14 @@ def test_bind_writes_each_value_to_its_slot(monkeypatch):
     assert (slots[1], slots[3], slots[5]) == (1 << 40, 3, 5)
     assert tw.rank() == 3
     assert host_functions.current() is FakeSession
+
+
+def test_multimem_is_refused_by_the_kernels_name_where_there_is_no_multicast(monkeypatch):
+    from tileweave.runtime import host_functions, topology
+
+    class NoMulticast:
+        multicast = False
+
+    monkeypatch.setattr(topology, "topology", lambda: NoMulticast)
+    with pytest.raises(tw.TileWeaveError, match=r"gather: uses multimem .* no usable NVLink"):
+        host_functions.require_multicast("gather")

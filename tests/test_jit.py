@@ -47,3 +47,9 @@ def test_lazy_style_keeps_its_options():
 def test_calling_without_a_gpu_says_so():
     with pytest.raises(tw.TileWeaveError, match="sees no CUDA device"):
         lazy(32)
+
+
+def test_backends_without_host_code_are_refused():
+    program = lazy.get_tir(32)
+    with pytest.raises(tw.TileWeaveError, match=r"execution_backend='cython' .* expected 'auto'"):
+        tw.compile(program, execution_backend="cython")
