@@ -103,3 +103,16 @@ def test_shapes_of_symmetric(monkeypatch, shape, taken):
 
     monkeypatch.setattr(session, "_session", FakeSession)
     assert tw.symmetric(shape, torch.int32) == (taken, torch.int32)
+
+
+def test_ranks_with_different_heaps_are_told(monkeypatch):
+    class Differing:
+        @staticmethod
+        def exchange(topic: str, value: str) -> list[str]:
+            return [value, "heap_bytes=70000"]
+
+    monkeypatch.setattr(session, "join", lambda group: Differing)
+    assert message_of(tw.init, heap_bytes=80000) == (
+        "init: the ranks differ in ['heap_bytes=80000', 'heap_bytes=70000']; expected the same "
+        "TILEWEAVE_HEAP_BYTES everywhere"
+    )
