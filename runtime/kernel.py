@@ -36,9 +36,8 @@ class Kernel:
         watchdog = current().watchdog
         watchdog.raise_if_deadlocked()
         try:
-            return self.kernel(
-                *(_tensor(a) for a in args), **{name: _tensor(a) for name, a in kwargs.items()}
-            )
+            positional, named = tensors_of(args, kwargs)
+            return self.kernel(*positional, **named)
         except Exception:
             watchdog.raise_if_deadlocked()
             raise
@@ -82,5 +81,10 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
     return Kernel(kernel)
 
 
-def _tensor(argument: Any) -> Any:
-    return argument.all if isinstance(argument, SymmetricTensor) else argument
+def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call, symmetric tensors replaced by their torch tensors of all ranks."""
+
+    def tensor(argument: Any) -> Any:
+        return argument.all if isinstance(argument, SymmetricTensor) else argument
+
+    return [tensor(a) for a in args], {name: tensor(a) for name, a in kwargs.items()}

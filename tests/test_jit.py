@@ -53,3 +53,13 @@ def test_backends_without_host_code_are_refused():
     program = lazy.get_tir(32)
     with pytest.raises(tw.TileWeaveError, match=r"execution_backend='cython' .* expected 'auto'"):
         tw.compile(program, execution_backend="cython")
+
+
+def test_symmetric_tensors_are_passed_as_the_tensors_of_all_ranks():
+    from tileweave.runtime.kernel import tensors_of
+
+    tensor = object.__new__(tw.SymmetricTensor)
+    tensor.all = torch.zeros(4, 8)
+    positional, named = tensors_of((tensor, 3), {"x": tensor, "y": 2})
+    assert positional[0] is tensor.all and named["x"] is tensor.all
+    assert (positional[1], named["y"]) == (3, 2)

@@ -14,7 +14,7 @@ from tvm import tirx
 from . import passes
 from .builtins.errors import TileWeaveError
 
-Stage = Literal["tile", "device", "cuda", "ptx", "cubin"]
+Stage = Literal["tile", "device", "cuda", "ptx"]
 STAGES = ("tile", "device", "cuda", "ptx")
 EMIT_HEAP_STRIDE = 1 << 30
 

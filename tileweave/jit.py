@@ -13,7 +13,8 @@ import tilelang
 import tilelang.language as T
 from tilelang.jit import JITImpl
 
-from .runtime import SymmetricTensor, compile
+from .runtime import compile
+from .runtime.kernel import tensors_of
 
 
 class GroupJIT(JITImpl):
@@ -21,9 +22,8 @@ class GroupJIT(JITImpl):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As TileLang's; symmetric tensors may be passed as they are."""
-        return super().__call__(
-            *(_tensor(a) for a in args), **{name: _tensor(a) for name, a in kwargs.items()}
-        )
+        positional, named = tensors_of(args, kwargs)
+        return super().__call__(*positional, **named)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """The compiled kernel for these arguments; see ``tw.compile``."""
@@ -53,10 +53,6 @@ def jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
         return GroupJIT(**{name: getattr(stock, name) for name in fields})
 
     return decorate(func) if func is not None else decorate
-
-
-def _tensor(argument: Any) -> Any:
-    return argument.all if isinstance(argument, SymmetricTensor) else argument
 
 
 def _declare_symmetric_parameters(f: Callable[..., Any]) -> None:
