@@ -5,6 +5,7 @@ from .barrier import barrier
 from .driver import DriverError
 from .heap import HeapExhausted, SymmetricTensor
 from .kernel import Kernel, compile
+from .plans import Plan, Steps, plan
 from .session import current, finalize, init, rank, symmetric, world_size
 from .watchdog import DeadlockError
 
@@ -15,12 +16,15 @@ __all__ = [
     "DriverError",
     "HeapExhausted",
     "Kernel",
+    "Plan",
+    "Steps",
     "SymmetricTensor",
     "barrier",
     "compile",
     "current",
     "finalize",
     "init",
+    "plan",
     "rank",
     "symmetric",
     "world_size",

@@ -26,11 +26,11 @@ class Kernel:
     are.
 
     Attributes of the TileLang kernel inside (``get_kernel_source``, ``get_profiler``, ...) are its
-    own too.
+    own too; ``program`` is the ``T.prim_func`` it was made of.
     """
 
-    def __init__(self, kernel: JITKernel) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: JITKernel, program: tirx.PrimFunc) -> None:
+        self.kernel, self.program = kernel, program
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         watchdog = current().watchdog
@@ -78,7 +78,7 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
     what = f"{name} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
     kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
     warm(kernel, session)
-    return Kernel(kernel)
+    return Kernel(kernel, func)
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ class World:
     """Two ranks of two blocks and a tensor both can reach."""
 
     def __init__(self):
-        self.layout = Layout(2, 2, 2)
+        self.layout = Layout(2, [(None, 2)], 2)
         self.memory = Memory(self.layout, random.Random(0))
         start = np.zeros(self.layout.count, np.int32)
         self.blocks = {

@@ -26,11 +26,14 @@ from .emit import emit  # noqa: E402
 from .jit import jit  # noqa: E402
 from .runtime import (  # noqa: E402
     DeadlockError,
+    Plan,
+    Steps,
     SymmetricTensor,
     barrier,
     compile,
     finalize,
     init,
+    plan,
     rank,
     symmetric,
     world_size,
@@ -41,7 +44,9 @@ _activate()
 __all__ = [
     "DeadlockError",
     "LanguageError",
+    "Plan",
     "SimulationError",
+    "Steps",
     "SymmetricTensor",
     "TileWeaveError",
     "barrier",
@@ -51,6 +56,7 @@ __all__ = [
     "init",
     "jit",
     "language",
+    "plan",
     "rank",
     "simulate",
     "symmetric",

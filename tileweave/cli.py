@@ -81,7 +81,7 @@ def _emit(options: argparse.Namespace) -> None:
 
 def _simulate(options: argparse.Namespace) -> None:
     """Run with random inputs, zeroed integers, and everything else that is written unwritten."""
-    from .runtime.simulator import Program, SimulationError, random_inputs, simulate
+    from .runtime.simulator import Executable, SimulationError, random_inputs, simulate
 
     scalars = {}
     for pair in options.set:
@@ -92,7 +92,7 @@ def _simulate(options: argparse.Namespace) -> None:
             raise TileWeaveError(f"simulate: --set {pair}; expected NAME=NUMBER") from None
     for name, func in _programs(options.program).items():
         try:
-            program = Program(func, options.ranks)
+            program = Executable(func, options.ranks)
             inputs = random_inputs(program, options.seed, scalars)
             simulate(
                 program, options.ranks, inputs, options.schedules, options.seed, options.epochs,

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GlobalRef:
-    """A tensor parameter as one statement accesses it."""
+    """A tensor parameter of a program as one statement accesses it."""
 
     name: str
     op: str
     site: str
 
     def tensor(self, frame: Frame) -> Tensor:
-        return frame.block.machine.tensors[self.name][frame.block.rank]
+        return frame.block.tensors[self.name]
 
 
 def out_of_bounds(frame: Frame, name: str, shape: tuple, index: Any, site: str) -> SimulationError:

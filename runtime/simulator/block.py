@@ -14,7 +14,7 @@ from .order import BlockOrder
 from .values import unwritten
 
 if TYPE_CHECKING:
-    from .program import Kernel
+    from .streams import Launch
 
 
 class Mask:
@@ -117,11 +117,12 @@ class Block:
     """One block: what its coroutine works on."""
 
     def __init__(
-        self, machine: Any, kernel: Kernel, rank: int, epoch: int, number: int,
-        index: tuple[int, ...], order: BlockOrder, env: list,
-    ) -> None:  # fmt: skip
-        self.machine, self.kernel, self.rank, self.epoch = machine, kernel, rank, epoch
-        self.number, self.index, self.order = number, index, order
+        self, machine: Any, launch: Launch, number: int, order: BlockOrder, env: list
+    ) -> None:
+        self.machine, self.launch = machine, launch
+        self.kernel, self.tensors = launch.kernel, launch.tensors
+        self.rank, self.epoch = launch.stream.rank, launch.epoch
+        self.number, self.index, self.order = number, launch.index(number), order
         self.env, self.poisoned, self.by_thread = env, [None] * len(env), [False] * len(env)
         self.tiles: dict[int, Tile] = {}
         self.barriers: dict[int, list[MBarrier]] = {}
@@ -130,7 +131,8 @@ class Block:
 
     def name(self) -> str:
         at = ", ".join(map(str, self.index))
-        return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "")
+        beside = "" if self.launch.stream.name is None else f" of {self.launch.stream}"
+        return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "") + beside
 
     def access(
         self, classes: tuple[int, ...], op: str, site: str, scope: int = 0, copies: bool = False

@@ -215,7 +215,7 @@ def _barrier(name: str):
                 tensor = pointer.ref.tensor(frame)
                 words_at(frame, pointer.ref, tensor, index, 1)
                 words = (tensor.name, *(index[1:] if tensor.symmetric else (index, block.rank)))
-            barrier = block.machine.barrier(name, words, block.rank)
+            barrier = block.machine.barrier(name, words, block)
             yield from barrier.meet(frame, f"W.{name}", site)
 
         return Step(run, True)

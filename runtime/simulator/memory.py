@@ -59,9 +59,11 @@ class Memory:
         if agent == 0:
             return "the host"
         rank, block, kind = (int(v) for v in self.layout.place(agent))
+        if self.layout.is_stream(block):
+            return f"{self.layout.names[block]} of rank {rank}"
         whole = self.layout.classes
         who = {whole: "all threads", whole + 1: "all threads", whole + 2: "bulk copies"}.get(kind)
-        return f"rank {rank}, block {block}, {who or self.thread_names[kind]}"
+        return f"rank {rank}, {self.layout.names[block]}, {who or self.thread_names[kind]}"
 
     thread_names: tuple[str, ...] = ("thread 0", "other threads")
 

@@ -2,15 +2,18 @@
 
 An agent is what can act by itself: in each block every class of threads, the block acting as a
 whole, the block copying (put and get share out elements among threads as no other operation does),
-and its bulk copies. Components of a clock are counted in releases of that agent.
+and its bulk copies; and each stream. Components of a clock are counted in releases of that agent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from ..plans import name_of_stream
 
 CTA, GPU, SYS = 1, 2, 3
 LEVEL = {"cta": CTA, "gpu": GPU, "sys": SYS}
@@ -20,14 +23,35 @@ Sync = dict[tuple, np.ndarray]
 
 
 class Layout:
-    """Numbers the agents of all blocks of all ranks; 0 is the host."""
+    """Numbers the agents of all blocks of all ranks; 0 is the host.
 
-    def __init__(self, world_size: int, blocks: int, classes: int) -> None:
-        self.blocks, self.classes, self.stride = blocks, classes, classes + 3
-        self.count = 1 + world_size * blocks * self.stride
+    The blocks of a rank are those of all its streams, one stream after another, so that kernels
+    side by side have different ones. A stream itself acts as one block more, its first.
+
+    Args:
+        streams: (name, most blocks of one kernel) of each.
+        classes: of threads of a block.
+    """
+
+    def __init__(
+        self, world_size: int, streams: Sequence[tuple[str | None, int]], classes: int
+    ) -> None:
+        self.classes, self.stride = classes, classes + 3
+        self.first: dict[str | None, int] = {}
+        self.names: list[str] = []
+        for stream, blocks in streams:
+            self.first[stream] = len(self.names)
+            of = "" if stream is None else f" of stream {stream!r}"
+            self.names.append(name_of_stream(stream))
+            self.names += [f"block {i}{of}" for i in range(blocks)]
+        self.blocks = len(self.names)
+        self.count = 1 + world_size * self.blocks * self.stride
 
     def base(self, rank: int, block: int) -> int:
         return 1 + (rank * self.blocks + block) * self.stride
+
+    def is_stream(self, block: int) -> bool:
+        return block in self.first.values()
 
     def place(self, agent: Any) -> tuple[Any, Any, Any]:
         """(rank, block, which agent of the block); the host is rank -1."""

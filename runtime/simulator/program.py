@@ -1,8 +1,8 @@
-"""A tile program made ready to run: its parameters, and its kernels as steps."""
+"""A tile program made ready to run: what it takes, and its kernels as steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,6 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 from ... import passes
 from ...builtins.errors import TileWeaveError
-from ...builtins.symmetric import is_symmetric
 from . import block_ops, builtin_ops, copy_ops, tile_ops
 from .block_ops import BlockStatements
 from .errors import unsupported
@@ -23,18 +22,6 @@ from .steps import Step
 from .values import numpy_dtype
 
 _HEAP_STRIDE = 1 << 40
-
-
-@dataclass
-class Parameter:
-    """A parameter of the program; a tensor has a shape, a scalar has none."""
-
-    name: str
-    dtype: np.dtype
-    shape: list | None = None
-    symmetric: bool = False
-    written: bool = False
-    slot: int = -1
 
 
 @dataclass
@@ -74,7 +61,6 @@ class Program:
         if not isinstance(func, tirx.PrimFunc):
             raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
         self.name, self.world_size = str(func.attrs["global_symbol"]), world_size
-        symmetric = {b.name for b in func.buffer_map.values() if is_symmetric(b)}
         mod = tvm.IRModule({self.name: func})
         mod = passes.run_group(mod, world_size, _HEAP_STRIDE)
         mod = passes.run(passes.SYNC_PASSES, mod)
@@ -87,53 +73,52 @@ class Program:
             lambda frame: frame.env[self.rank_slot]
         )
         c.calls["tileweave.context"] = lambda c, call, site: Expr(lambda frame: 0)
-        self.parameters: list[Parameter] = []
-        self._declare(func, symmetric)
+        self.scalars: dict[str, tuple[int, np.dtype]] = {}
+        """Slot and type by name."""
+        self.sizes: dict[int, tuple[str, int]] = {}
+        """By slot of a dynamic extent: the tensor and its axis that show it."""
+        self.written: set[str] = set()
+        """Names of the tensors that it writes."""
+        self._declare(func)
         self.host: list[Step | Kernel] = []
         self._split(func.body)
-        cuts = sorted(c.thread_cuts)
+        self.slots = len(c.slots)
+        self.divide(c.thread_cuts)
+
+    def divide(self, cuts: Iterable[int]) -> None:
+        """Tell the threads of a block apart where ``cuts`` say, its own cuts among them."""
+        cuts = sorted(cuts)
         for kernel in self.kernels:
             threads = np.arange(kernel.threads_in_block)
             kernel.class_of = np.searchsorted(cuts, threads, side="right") - 1
             kernel.classes = int(kernel.class_of.max()) + 1
-        self.slots = len(c.slots)
-        self.thread_names = tuple(
-            _range(low, high) for low, high in zip(cuts, [*cuts[1:], None], strict=True)
-        )
 
     @property
     def kernels(self) -> list[Kernel]:
         return [k for k in self.host if isinstance(k, Kernel)]
 
     @property
+    def cuts(self) -> set[int]:
+        """Where its conditions divide the threads of a block."""
+        return self.compiler.thread_cuts
+
+    @property
     def classes(self) -> int:
         return max((k.classes for k in self.kernels), default=1)
 
-    def _declare(self, func: tirx.PrimFunc, symmetric: set[str]) -> None:
+    def _declare(self, func: tirx.PrimFunc) -> None:
         c, written = self.compiler, _written(func.body)
         for param in func.params:
             if param not in func.buffer_map:
-                slot = c.new_slot(param)
-                self.parameters.append(Parameter(param.name, numpy_dtype(param.dtype), slot=slot))
+                self.scalars[param.name] = c.new_slot(param), numpy_dtype(param.dtype)
                 continue
             buffer = func.buffer_map[param]
             c.globals[buffer.data] = buffer.name
-            shape: list[Any] = []
-            for extent in buffer.shape:
+            if buffer.data in written:
+                self.written.add(buffer.name)
+            for axis, extent in enumerate(buffer.shape):
                 if isinstance(extent, tirx.Var):
-                    shape.append((c.new_slot(extent), str(extent)))
-                else:
-                    shape.append(extent)
-            for axis, extent in enumerate(shape):
-                if not isinstance(extent, tuple):
-                    shape[axis] = (
-                        int(extent) if isinstance(extent, tirx.IntImm)
-                        else c.indices([extent], buffer.name, "")
-                    )  # fmt: skip
-            self.parameters.append(Parameter(
-                buffer.name, numpy_dtype(buffer.dtype), shape, buffer.name in symmetric,
-                buffer.data in written,
-            ))  # fmt: skip
+                    self.sizes[c.new_slot(extent)] = buffer.name, axis
 
     def _split(self, stmt: tirx.Stmt) -> None:
         if isinstance(stmt, tirx.SeqStmt):
@@ -162,50 +147,28 @@ class Program:
         threads = _threads(stmt)
         return Kernel(self.name, grid, threads, c.statement(stmt, self.name))
 
-    def launches(self, rank: int, values: dict[str, Any], shapes: dict[int, int]) -> Iterator:
-        """(kernel, environment) of each launch of one call of the program."""
+    def launches(
+        self, rank: int, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Any]
+    ) -> Iterator[tuple[Kernel, list, tuple[int, ...]]]:
+        """(kernel, environment, extents of the grid) of each launch of one call of the program.
+
+        Args:
+            shapes: of its tensors, rank axis included.
+            scalars: values of the others.
+        """
         env: list[Any] = [None] * self.slots
         env[self.rank_slot] = rank
-        for slot, extent in shapes.items():
-            env[slot] = extent
-        for p in self.parameters:
-            if p.shape is None:
-                value = values[p.name]
-                env[p.slot] = int(value) if str(p.dtype) in ("int32", "int64") else (
-                    p.dtype.type(value)
-                )  # fmt: skip
+        for slot, (name, axis) in self.sizes.items():
+            env[slot] = shapes[name][axis]
+        for name, (slot, dtype) in self.scalars.items():
+            value = scalars[name]
+            env[slot] = int(value) if str(dtype) in ("int32", "int64") else dtype.type(value)
         frame = SimpleNamespace(env=env, block=None, mask=None, space=None, cache={}, active=None)
         for item in self.host:
             if isinstance(item, Kernel):
                 yield item, list(env), item.extents(frame)
             else:
                 item.run(frame)
-
-    def extents(self, p: Parameter, shapes: dict[int, int], rank: int) -> tuple[int, ...]:
-        """The shape of a tensor, as the kernel sees it."""
-        env: list[Any] = [None] * self.slots
-        env[self.rank_slot] = rank
-        for slot, extent in shapes.items():
-            env[slot] = extent
-        frame = SimpleNamespace(env=env, block=None, mask=None, space=None, cache={}, active=None)
-        out = []
-        for extent in p.shape or []:
-            if isinstance(extent, tuple):
-                if extent[0] not in shapes:
-                    raise TileWeaveError(
-                        f"simulate: {extent[1]} of {p.name} is dynamic; expected an input that "
-                        "shows its size"
-                    )
-                out.append(shapes[extent[0]])
-            else:
-                out.append(extent if isinstance(extent, int) else int(extent(frame)[0]))
-        return tuple(out)
-
-
-def _range(low: int, high: int | None) -> str:
-    if high is None:
-        return "other threads"
-    return f"thread {low}" if high == low + 1 else f"threads {low} to {high - 1}"
 
 
 def _is_kernel_body(stmt: tirx.SBlockRealize) -> bool:

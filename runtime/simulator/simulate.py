@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...builtins.errors import TileWeaveError
+from ..parameters import Parameter, shapes_of
 from .errors import SimulationError
+from .executable import Executable
 from .machine import Machine
 from .memory import Tensor
-from .order import Layout
-from .program import Parameter, Program
-from .values import is_float
+from .values import is_float, numpy_dtype
 
 Scalar = float | int | Callable[[int], Any]
 Inputs = Sequence[Mapping[str, Any]]
@@ -34,14 +34,14 @@ def simulate(
     between ranks. What nothing orders is a fault even where the values happen to be right.
 
     Args:
-        program: a ``@T.prim_func``.
+        program: a ``@T.prim_func``, or a ``@tw.plan``.
         inputs: one dict a rank, parameter name -> NumPy array (ml_dtypes for bfloat16 and fp8), of
             the rank's own part for a symmetric tensor; a scalar is a number or a callable
             epoch -> number. Tensors not given are poison until written.
         schedules: how many interleavings to try.
         seed: of the first; the others follow it.
-        epochs: launches of the program, back to back.
-        resident_blocks: blocks of a rank that fit on its GPU at a time.
+        epochs: calls of the program on each rank, back to back.
+        resident_blocks: blocks of a rank, of all its streams, that fit on its GPU at a time.
 
     Returns:
         One dict a rank, parameter name -> array, after the last epoch of the last schedule.
@@ -56,12 +56,12 @@ def simulate(
     ):  # fmt: skip
         if value < 1:
             raise TileWeaveError(f"simulate: {name}={value}; expected at least 1")
-    compiled = program if isinstance(program, Program) else Program(program, world_size)
-    given = _checked(compiled, inputs, world_size)
+    executable = program if isinstance(program, Executable) else Executable(program, world_size)
+    case = Case(executable, _checked(executable, inputs), epochs)
     out: list[dict[str, np.ndarray]] = []
     for number in range(seed, seed + schedules):
         try:
-            out = _run(compiled, given, number, epochs, resident_blocks)
+            out = case.run(number, resident_blocks)
         except SimulationError as error:
             raise error.with_note(
                 f"schedule of seed {number}: replay it with schedules=1, seed={number}"
@@ -69,7 +69,9 @@ def simulate(
     return out
 
 
-def random_inputs(program: Program, seed: int, scalars: Mapping[str, Any]) -> list[dict[str, Any]]:
+def random_inputs(
+    executable: Executable, seed: int, scalars: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Inputs for a program about which nothing else is known: normal numbers where it only reads,
     zeros in tensors of integers (flags, counters, indices); the rest stays poison.
 
@@ -77,114 +79,125 @@ def random_inputs(program: Program, seed: int, scalars: Mapping[str, Any]) -> li
         TileWeaveError: a scalar without a value, or a dynamic shape.
     """
     rng = np.random.default_rng(seed)
+    parameters = executable.parameters
+    given = [{p.name: _scalar(p, scalars) for p in parameters if p.shape is None}]
+    given *= executable.world_size
+    case = Case(executable, given, 1)
     inputs: list[dict[str, Any]] = []
-    for rank in range(program.world_size):
-        values: dict[str, Any] = {}
-        for p in program.parameters:
+    for shapes, values in zip(case.shapes, given, strict=True):
+        tensors: dict[str, np.ndarray] = {}
+        for p in parameters:
             if p.shape is None:
-                if p.name not in scalars:
-                    raise TileWeaveError(f"simulate: no value for {p.name}; expected a number")
-                values[p.name] = scalars[p.name]
                 continue
-            shape = program.extents(p, {}, rank)
-            shape = shape[1:] if p.symmetric else shape
-            if not is_float(p.dtype):
-                values[p.name] = np.zeros(shape, p.dtype)
-            elif not p.written:
-                values[p.name] = rng.standard_normal(shape).astype(p.dtype)
-        inputs.append(values)
+            dtype = numpy_dtype(p.dtype)
+            if not is_float(dtype):
+                tensors[p.name] = np.zeros(shapes[p.name], dtype)
+            elif p.name not in case.written:
+                tensors[p.name] = rng.standard_normal(shapes[p.name]).astype(dtype)
+        inputs.append(values | tensors)
     return inputs
 
 
-def _checked(program: Program, inputs: Inputs | None, world_size: int) -> list[dict[str, Any]]:
+def _scalar(p: Parameter, values: Mapping[str, Any]) -> Any:
+    if p.name not in values:
+        raise TileWeaveError(f"simulate: no value for {p.name}; expected a number")
+    return values[p.name]
+
+
+def _checked(executable: Executable, inputs: Inputs | None) -> list[dict[str, Any]]:
+    world_size, parameters = executable.world_size, executable.parameters
     given = [dict(i) for i in inputs] if inputs is not None else [{} for _ in range(world_size)]
     if len(given) != world_size:
         raise TileWeaveError(f"simulate: {len(given)} inputs; expected one for each rank")
-    names = {p.name for p in program.parameters}
+    names = {p.name for p in parameters}
     for values in given:
         for name in values:
             if name not in names:
                 raise TileWeaveError(
                     f"simulate: input {name!r}; expected {', '.join(sorted(names))}"
                 )
-        for p in program.parameters:
-            if p.shape is None and p.name not in values:
-                raise TileWeaveError(f"simulate: no value for {p.name}; expected a number")
+        for p in parameters:
+            if p.shape is None:
+                _scalar(p, values)
     return given
 
 
-def _run(
-    program: Program, given: list[dict[str, Any]], seed: int, epochs: int, resident_blocks: int
-) -> list[dict[str, np.ndarray]]:
-    world_size = program.world_size
-    shapes = [_dynamic_shapes(program, values) for values in given]
+class Case:
+    """Calls of a plan, one after another on every rank, with their inputs: what a schedule runs.
 
-    def launches(rank: int) -> Iterator[tuple]:
-        for epoch in range(epochs):
-            values = {n: v(epoch) if callable(v) else v for n, v in given[rank].items()}
-            for launch in program.launches(rank, values, shapes[rank]):
-                yield (epoch, *launch)
+    Attributes:
+        shapes: of every tensor, one dict a rank, of the rank's own part.
+        written: names of the tensors that some call writes.
+    """
 
-    blocks = max(
-        (
-            int(np.prod(extents))
-            for rank in range(world_size)
-            for _, _, _, extents in launches(rank)
-        ),
-        default=1,
-    )
-    layout = Layout(world_size, max(blocks, 1), program.classes)
-    machine = Machine(world_size, layout, seed, resident_blocks, program.thread_names)
-    for p in program.parameters:
-        if p.shape is not None:
-            machine.tensors[p.name] = _tensors(program, p, machine, given, shapes)
-    for rank in range(world_size):
-        machine.add_stream(rank, launches(rank))
-    machine.run()
-    return [
-        {
-            name: (tensors[rank].data[rank] if tensors[rank].symmetric else tensors[rank].data)
-            for name, tensors in machine.tensors.items()
-        }
-        for rank in range(world_size)
-    ]
-
-
-def _dynamic_shapes(program: Program, values: dict[str, Any]) -> dict[int, int]:
-    """Values of the shape variables, from the inputs that show them."""
-    found: dict[int, int] = {}
-    for p in program.parameters:
-        if p.shape is None or p.name not in values:
-            continue
-        shape = np.shape(values[p.name])
-        declared = p.shape[1:] if p.symmetric else p.shape
-        for extent, size in zip(declared, shape, strict=False):
-            if isinstance(extent, tuple):
-                found.setdefault(extent[0], size)
-    return found
-
-
-def _tensors(
-    program: Program, p: Parameter, machine: Machine, given: list[dict[str, Any]], shapes: list
-) -> list[Tensor]:
-    extents = [program.extents(p, shapes[r], r) for r in range(program.world_size)]
-    if p.symmetric:
-        shared = Tensor(machine.memory, p.name, extents[0], p.dtype, written=p.written)
-        shared.symmetric = True
-        tensors = [shared] * program.world_size
-    else:
-        tensors = [
-            Tensor(machine.memory, p.name, shape, p.dtype, written=p.written) for shape in extents
-        ]
-    for rank, values in enumerate(given):
-        if p.name not in values:
-            continue
-        array = np.asarray(values[p.name])
-        shape = extents[rank][1:] if p.symmetric else extents[rank]
-        if array.shape != shape or array.dtype != p.dtype:
-            raise TileWeaveError(
-                f"simulate: {p.name} of rank {rank} is {array.dtype} {array.shape}; expected "
-                f"{p.dtype} {shape}"
+    def __init__(
+        self, executable: Executable, given: Sequence[Mapping[str, Any]], epochs: int
+    ) -> None:
+        self.executable, self.given = executable, given
+        parameters = executable.parameters
+        names = {p.name for p in parameters if p.shape is not None}
+        self.shapes = [
+            shapes_of(
+                parameters, {n: np.shape(v) for n, v in values.items() if n in names}, "simulate"
             )
-        tensors[rank].give((rank,) if p.symmetric else (Ellipsis,), array)
-    return tensors
+            for values in given
+        ]
+        self.calls = [
+            [executable.call(rank, e, shapes, _at(e, values)) for e in range(epochs)]
+            for rank, (shapes, values) in enumerate(zip(self.shapes, given, strict=True))
+        ]
+        self.written = executable.written([call for calls in self.calls for call in calls])
+        self.thread_names = executable.divide()
+
+    def run(self, seed: int, resident_blocks: int) -> list[dict[str, np.ndarray]]:
+        """One schedule; every rank's tensors after it."""
+        world_size = self.executable.world_size
+        layout = self.executable.layout(self.calls)
+        machine = Machine(world_size, layout, seed, resident_blocks, self.thread_names)
+        for p in self.executable.parameters:
+            if p.shape is not None:
+                machine.tensors[p.name] = self._tensors(p, machine)
+        for rank, calls in enumerate(self.calls):
+            self.executable.enqueue(machine, rank, calls)
+        machine.run()
+        return [
+            {
+                name: (tensors[rank].data[rank] if tensors[rank].symmetric else tensors[rank].data)
+                for name, tensors in machine.tensors.items()
+            }
+            for rank in range(world_size)
+        ]
+
+    def _tensors(self, p: Parameter, machine: Machine) -> list[Tensor]:
+        """The tensor of each rank, with its input."""
+        world_size, dtype = self.executable.world_size, numpy_dtype(p.dtype)
+
+        def tensor(rank: int) -> Tensor:
+            shape = p.across(self.shapes[rank][p.name], world_size)
+            return Tensor(machine.memory, p.name, shape, dtype, written=p.name in self.written)
+
+        if p.symmetric:
+            tensors = [tensor(0)] * world_size
+            tensors[0].symmetric = True
+        else:
+            tensors = [tensor(rank) for rank in range(world_size)]
+        for rank, values in enumerate(self.given):
+            if p.name not in values:
+                continue
+            array, shape = np.asarray(values[p.name]), self.shapes[rank][p.name]
+            if array.shape != shape or array.dtype != dtype:
+                raise TileWeaveError(
+                    f"simulate: {p.name} of rank {rank} is {array.dtype} {array.shape}; expected "
+                    f"{dtype} {shape}"
+                )
+            tensors[rank].give((rank,) if p.symmetric else (Ellipsis,), array)
+        return tensors
+
+
+def _at(epoch: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The scalars of one call."""
+    return {
+        name: value(epoch) if callable(value) else value
+        for name, value in values.items()
+        if not isinstance(value, np.ndarray) or not value.shape
+    }

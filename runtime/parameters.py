@@ -1,0 +1,91 @@
+"""What a program or a plan takes: tensors and scalars, by name, type and shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import substitute
+
+from ..builtins.errors import TileWeaveError
+from ..builtins.symmetric import is_symmetric
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter.
+
+    Attributes:
+        dtype: of an element, or of the scalar, in TileLang's words.
+        shape: extents, numbers or expressions; of one rank's part if ``symmetric``; None for a
+            scalar.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple | None = None
+    symmetric: bool = False
+
+    @staticmethod
+    def of(name: str, annotation: Any) -> Parameter | None:
+        """The parameter that an annotation of a ``T.prim_func`` declares; None if it is none."""
+        if isinstance(annotation, tirx.Buffer):
+            symmetric = is_symmetric(annotation)
+            shape = tuple(int(e) if isinstance(e, tirx.IntImm) else e for e in annotation.shape)
+            return Parameter(
+                name, str(annotation.dtype), shape[1:] if symmetric else shape, symmetric
+            )
+        if type(annotation).__name__ == "dtype":
+            return Parameter(name, str(annotation))
+        return None
+
+    def across(self, shape: Shape, world_size: int) -> Shape:
+        """The shape a program sees of a tensor whose part is ``shape``: with the rank axis."""
+        return (world_size, *shape) if self.symmetric else shape
+
+
+def parameters_of(func: tirx.PrimFunc) -> list[Parameter]:
+    """The parameters of a ``T.prim_func`` not yet compiled for a group."""
+    found = []
+    for param in func.params:
+        buffer = func.buffer_map.get(param)
+        if buffer is None:
+            found.append(Parameter(param.name, str(param.dtype)))
+        else:
+            found.append(Parameter.of(buffer.name, buffer))
+    return found
+
+
+def shapes_of(
+    parameters: Iterable[Parameter], given: Mapping[str, Shape], where: str
+) -> dict[str, Shape]:
+    """The declared shape of every tensor; those of the tensors given show what is dynamic.
+
+    Raises:
+        TileWeaveError: an extent that nothing given shows.
+    """
+    tensors = [p for p in parameters if p.shape is not None]
+    sizes: dict[tirx.Var, int] = {}
+    for p in tensors:
+        if p.name in given and len(given[p.name]) == len(p.shape):
+            for extent, size in zip(p.shape, given[p.name], strict=True):
+                if isinstance(extent, tirx.Var):
+                    sizes.setdefault(extent, size)
+    return {p.name: tuple(_size(e, sizes, p, where) for e in p.shape) for p in tensors}
+
+
+def _size(extent: Any, sizes: dict, p: Parameter, where: str) -> int:
+    if isinstance(extent, int):
+        return extent
+    known = {v: tirx.IntImm(v.dtype, size) for v, size in sizes.items()}
+    found = tvm.arith.Analyzer().simplify(substitute(extent, known))
+    if not isinstance(found, tirx.IntImm):
+        raise TileWeaveError(
+            f"{where}: {extent} of {p.name} is dynamic; expected an input that shows its size"
+        )
+    return int(found)

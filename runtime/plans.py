@@ -1,0 +1,494 @@
+"""Plans: operators as lists of steps in streams, beside each other and beside the peers'.
+
+The function under ``@tw.plan`` is a trace: it runs once a call and says what is to be done, in the
+order in which the host enqueues it. The same list runs on CUDA streams and in the simulator.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from ..builtins.errors import TileWeaveError
+from .kernel import Kernel
+from .parameters import Parameter, Shape, parameters_of, shapes_of
+
+_WORDS = ("int32", "uint32")
+"""Types of a flag that a stream can write."""
+
+
+class RegionError(TileWeaveError, IndexError):
+    """An index outside of a tensor, or of a kind that a region cannot have."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Part of a tensor parameter, or all of it: what steps read and write.
+
+    Indexing by integers and slices gives a smaller region. The first axis of a symmetric tensor is
+    the rank.
+
+    Attributes:
+        whole: shape of the tensor as the plan sees it.
+        start, extent: along every axis of the tensor, in elements.
+        axes: those that an integer has not removed.
+        shape: extents along ``axes``.
+    """
+
+    parameter: Parameter
+    whole: Shape
+    start: Shape
+    extent: Shape
+    axes: tuple[int, ...]
+
+    @staticmethod
+    def of(parameter: Parameter, whole: Shape) -> Region:
+        """All of a tensor."""
+        return Region(parameter, whole, (0,) * len(whole), whole, tuple(range(len(whole))))
+
+    @property
+    def is_whole(self) -> bool:
+        return self.extent == self.whole and len(self.axes) == len(self.whole)
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.extent[a] for a in self.axes)
+
+    @property
+    def dtype(self) -> str:
+        return self.parameter.dtype
+
+    @property
+    def key(self) -> tuple:
+        """The region as an index of the whole tensor."""
+        return tuple(
+            slice(s, s + e) if axis in self.axes else s
+            for axis, (s, e) in enumerate(zip(self.start, self.extent, strict=True))
+        )
+
+    @property
+    def rank(self) -> int | None:
+        """Whose memory it is in: one rank's, or the own (None)."""
+        return self.start[0] if self.parameter.symmetric else None
+
+    def __getitem__(self, index: Any) -> Region:
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) > len(self.axes):
+            raise RegionError(
+                f"{self}: {len(index)} indices; expected at most {len(self.axes)}{_at()}"
+            )
+        start, extent, axes = list(self.start), list(self.extent), list(self.axes)
+        for axis, i in zip(self.axes, index, strict=False):
+            size = self.extent[axis]
+            if isinstance(i, slice):
+                low = 0 if i.start is None else _integer(i.start, self, axis)
+                high = size if i.stop is None else _integer(i.stop, self, axis)
+                if i.step not in (None, 1) or not 0 <= low < high <= size:
+                    step = "" if i.step is None else f":{i.step}"
+                    raise RegionError(
+                        f"{self}: slice {low}:{high}{step} of axis {axis}; expected a part of "
+                        f"0:{size} in steps of 1{_at()}"
+                    )
+                start[axis], extent[axis] = start[axis] + low, high - low
+            else:
+                at = _integer(i, self, axis)
+                if not 0 <= at < size:
+                    raise RegionError(
+                        f"{self}: index {at} of axis {axis}; expected 0 to {size - 1}{_at()}"
+                    )
+                start[axis], extent[axis] = start[axis] + at, 1
+                axes.remove(axis)
+        return Region(self.parameter, self.whole, tuple(start), tuple(extent), tuple(axes))
+
+    def __str__(self) -> str:
+        parts = [
+            f"{s}:{s + e}" if axis in self.axes else str(s)
+            for axis, (s, e) in enumerate(zip(self.start, self.extent, strict=True))
+        ]
+        return f"{self.parameter.name}[{', '.join(parts)}]"
+
+
+def _integer(value: Any, region: Region, axis: int) -> int:
+    try:
+        return value.__index__()
+    except AttributeError:
+        raise RegionError(
+            f"{region}: index {value!r} of axis {axis}; expected an integer or a slice{_at()}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a copy engine moves: ``count`` rows of ``width`` elements, each side's rows ``pitch``
+    elements apart."""
+
+    count: int
+    width: int
+    dst_pitch: int
+    src_pitch: int
+
+    @staticmethod
+    def of(dst: Region, src: Region) -> Rows | None:
+        """The rows of a copy, or None if its regions are not rows."""
+        total = math.prod(dst.extent)
+        found = [_rows(r) for r in (dst, src)]
+        width = min((w for f in found if f for w, _ in [f]), default=0)
+        pitches = []
+        for rows in found:
+            if rows is None or rows[0] not in (width, total):
+                return None
+            pitches.append(rows[1] if rows[0] == width else width)
+        return Rows(total // width, width, *pitches)
+
+
+def _rows(region: Region) -> tuple[int, int] | None:
+    """(elements without a gap, distance of one such run to the next), or None if those vary."""
+    axes, stride = [(1, 1)], 1
+    for extent, size in zip(reversed(region.extent), reversed(region.whole), strict=True):
+        last, distance = axes[-1]
+        if extent > 1 and stride == last * distance:
+            axes[-1] = (last * extent, distance)
+        elif extent > 1:
+            axes.append((extent, stride))
+        stride *= size
+    if len(axes) > 2:
+        return None
+    return axes[0][0], axes[1][1] if len(axes) == 2 else axes[0][0]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation, after all that is before it in its stream.
+
+    Attributes:
+        stream: None is the caller's.
+        site: ``file:line`` of the plan that says it.
+        number: of the step in its plan, from 1; 0 for what every plan does: fork and join.
+    """
+
+    stream: str | None
+    site: str
+    number: int
+
+    @property
+    def where(self) -> str:
+        """``the caller's stream`` or ``stream 'copies'``."""
+        return name_of_stream(self.stream)
+
+
+@dataclass(frozen=True)
+class Copy(Step):
+    """``dst`` becomes ``src``, by the copy engine."""
+
+    op = "p.copy"
+    dst: Region
+    src: Region
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class WriteValue(Step):
+    """The word ``dst`` becomes ``value``; who acquires it sees what the stream did before."""
+
+    op = "p.write_value"
+    dst: Region
+    value: int
+
+
+@dataclass(frozen=True)
+class CopyValue(Step):
+    """The word ``dst`` becomes the word ``src``, with the order of ``WriteValue``."""
+
+    op = "p.copy_value"
+    dst: Region
+    src: Region
+
+
+@dataclass(frozen=True)
+class Launch(Step):
+    """A kernel."""
+
+    op = "p.launch"
+    kernel: Any
+    program: tirx.PrimFunc
+    arguments: dict[str, Any]
+    """Region or number by name of the kernel's parameter."""
+
+    @property
+    def name(self) -> str:
+        return str(self.program.attrs["global_symbol"])
+
+
+@dataclass(frozen=True)
+class WaitStream(Step):
+    """What follows in the stream comes after all that the host has enqueued in ``other``."""
+
+    op = "p.wait_stream"
+    other: str | None
+
+
+def name_of_stream(stream: str | None) -> str:
+    return "the caller's stream" if stream is None else f"stream {stream!r}"
+
+
+class Steps:
+    """What the function of a plan gets as its first argument: says the steps of this rank.
+
+    Every step takes ``stream``: the name of a side stream, or None for the caller's. Side streams
+    start after what the caller's stream did before the call, and the caller's stream goes on after
+    all of them have ended.
+
+    Attributes:
+        rank, world_size: of the group, as numbers.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.steps: list[Step] = []
+
+    def peers(self) -> Iterator[int]:
+        """The other ranks, each rank's right neighbour first, so that no two ranks write to the
+        same one at the same time."""
+        return ((self.rank + i) % self.world_size for i in range(1, self.world_size))
+
+    def copy(self, dst: Region, src: Region, *, stream: str | None = None) -> None:
+        """Copy ``src`` to ``dst``, own or a peer's, by a copy engine.
+
+        Between GPUs it takes no SM. Within one GPU it does: put no such copy behind a kernel that
+        waits for it.
+
+        Args:
+            dst, src: regions of the same shape and type; of a symmetric tensor, in one rank's
+                part. Both are rows at a constant distance, the last axes without gaps.
+        """
+        for side, region in (("dst", dst), ("src", src)):
+            self._require_region("copy", side, region)
+            if region.parameter.symmetric and 0 in region.axes:
+                raise self._refused(
+                    "copy", f"{side}={region} is in several ranks' memory", "an index of one rank"
+                )
+        for what in ("shape", "dtype"):
+            if getattr(dst, what) != getattr(src, what):
+                raise self._refused(
+                    "copy",
+                    f"src={src} has {what} {getattr(src, what)}",
+                    f"{getattr(dst, what)} of dst={dst}",
+                )
+        rows = Rows.of(dst, src)
+        if rows is None:
+            raise self._refused(
+                "copy", f"dst={dst}, src={src}", "rows at one distance in each, without gaps inside"
+            )
+        self._add(Copy, stream, dst=dst, src=src, rows=rows)
+
+    def write_value(self, dst: Region, value: int, *, stream: str | None = None) -> None:
+        """Write a word, own or a peer's: a release at sys scope of all that the stream did before.
+
+        ``value`` is a constant in a CUDA graph; ``copy_value`` is not.
+
+        Args:
+            dst: one element of an int32 or uint32 tensor.
+            value: an integer, taken modulo 2**32.
+
+        Source: CUDA driver API, cuStreamWriteValue32: a fence as by __threadfence_system(), scoped
+        to the stream, comes before the write.
+        """
+        self._require_word("write_value", "dst", dst)
+        try:
+            value = value.__index__()
+        except AttributeError:
+            raise self._refused("write_value", f"value={value!r}", "an integer") from None
+        self._add(WriteValue, stream, dst=dst, value=value)
+
+    def copy_value(self, dst: Region, src: Region, *, stream: str | None = None) -> None:
+        """Copy a word from own memory to a flag, own or a peer's: a release at sys scope, as
+        ``write_value``, of a value that a CUDA graph finds anew at each replay.
+
+        Args:
+            dst: one element of an int32 or uint32 tensor.
+            src: the same of a tensor in own memory; what writes it comes before in the stream.
+
+        Source: the copy starts after the copies before it have ended, and moves an aligned word at
+        once. NCCL's copy-engine collectives signal in this way; CUDA does not promise it.
+        """
+        self._require_word("copy_value", "dst", dst)
+        self._require_word("copy_value", "src", src)
+        if src.rank not in (None, self.rank):
+            raise self._refused("copy_value", f"src={src}", f"own memory, of rank {self.rank}")
+        if dst.dtype != src.dtype:
+            raise self._refused("copy_value", f"src={src} has dtype {src.dtype}", dst.dtype)
+        self._add(CopyValue, stream, dst=dst, src=src)
+
+    def launch(self, kernel: Any, *args: Any, stream: str | None = None) -> None:
+        """Launch a kernel on whole tensors of the plan.
+
+        Args:
+            kernel: a ``@T.prim_func``, compiled once for the group; or what ``tw.compile`` made of
+                it, for GPUs only.
+            args: its arguments in order: parameters of the plan and numbers.
+        """
+        program = kernel.program if isinstance(kernel, Kernel) else kernel
+        if not isinstance(program, tirx.PrimFunc):
+            raise self._refused("launch", f"kernel={kernel!r}", "a T.prim_func or a tw.compile()d")
+        name = str(program.attrs["global_symbol"])
+        parameters = parameters_of(program)
+        if len(args) != len(parameters):
+            raise self._refused(
+                f"launch of {name}",
+                f"{len(args)} arguments",
+                f"{len(parameters)}: {', '.join(p.name for p in parameters)}",
+            )
+        for p, value in zip(parameters, args, strict=True):
+            self._require_argument(f"launch of {name}", p, value)
+        given = {
+            p.name: value.shape[1:] if p.symmetric else value.shape
+            for p, value in zip(parameters, args, strict=True)
+            if p.shape is not None
+        }
+        for p_name, shape in shapes_of(parameters, given, f"launch of {name}").items():
+            if given[p_name] != shape:
+                raise self._refused(
+                    f"launch of {name}", f"{p_name} has shape {given[p_name]}", str(shape)
+                )
+        arguments = {p.name: value for p, value in zip(parameters, args, strict=True)}
+        self._add(Launch, stream, kernel=kernel, program=program, arguments=arguments)
+
+    def wait_stream(self, other: str | None, *, stream: str | None = None) -> None:
+        """``stream`` goes on after all that was enqueued in ``other`` so far.
+
+        Args:
+            other: a stream that has steps; None is the caller's.
+        """
+        if other is not None and other not in {s.stream for s in self.steps}:
+            raise self._refused("wait_stream", f"other={other!r} has no steps", "one that has")
+        self._add(WaitStream, stream, other=other)
+
+    def _add(self, kind: type[Step], stream: str | None, **what: Any) -> None:
+        if not (stream is None or (isinstance(stream, str) and stream)):
+            raise self._refused(kind.op[2:], f"stream={stream!r}", "a name, or None")
+        self.steps.append(kind(stream, _site(), len(self.steps) + 1, **what))
+
+    def _require_region(self, op: str, side: str, region: Any) -> None:
+        if not isinstance(region, Region):
+            raise self._refused(op, f"{side}={region!r}", "a tensor of the plan, or a part of it")
+
+    def _require_word(self, op: str, side: str, region: Any) -> None:
+        self._require_region(op, side, region)
+        if region.axes or region.dtype not in _WORDS:
+            raise self._refused(
+                op, f"{side}={region} of {region.dtype}", f"one element of {' or '.join(_WORDS)}"
+            )
+
+    def _require_argument(self, op: str, p: Parameter, value: Any) -> None:
+        if p.shape is None:
+            if isinstance(value, Region) or not hasattr(value, "__float__"):
+                raise self._refused(op, f"{p.name}={value}", f"a number ({p.dtype})")
+            return
+        self._require_region(op, p.name, value)
+        if not value.is_whole:
+            raise self._refused(op, f"{p.name}={value}", "a whole tensor of the plan")
+        if value.parameter.symmetric != p.symmetric:
+            raise self._refused(
+                op, f"{p.name}={value.parameter.name}",
+                f"a {'W.Symmetric' if p.symmetric else 'T.Tensor'} parameter",
+            )  # fmt: skip
+        if value.dtype != p.dtype:
+            raise self._refused(op, f"{p.name}={value} of {value.dtype}", p.dtype)
+
+    def _refused(self, op: str, what: str, expected: str) -> TileWeaveError:
+        return TileWeaveError(f"{op}: {what}; expected {expected}{_at()}")
+
+
+def _site() -> str:
+    """Where the plan says what is being traced."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _at() -> str:
+    return f"\n --> {_site()}"
+
+
+class Plan:
+    """An operator: a function that says the steps of each call. Made by ``tw.plan``.
+
+    Attributes:
+        name: of the function.
+        parameters: what a call takes.
+    """
+
+    def __init__(
+        self, name: str, parameters: list[Parameter], body: Callable[..., None], site: str
+    ) -> None:
+        self.name, self.parameters, self.site = name, parameters, site
+        self._body = body
+
+    @staticmethod
+    def of_program(func: tirx.PrimFunc) -> Plan:
+        """The plan that launches ``func``, and nothing else."""
+        name = str(func.attrs["global_symbol"])
+        return Plan(name, parameters_of(func), lambda p, *args: p.launch(func, *args), name)
+
+    def trace(
+        self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
+    ) -> list[Step]:
+        """The steps of one call on one rank, in the order in which the host enqueues them: side
+        streams forked first, joined last.
+
+        Args:
+            shapes: of every tensor, of one rank's part if symmetric.
+            scalars: the values of the others.
+        """
+        p = Steps(rank, world_size)
+        arguments = [
+            scalars[a.name]
+            if a.shape is None
+            else Region.of(a, a.across(shapes[a.name], world_size))
+            for a in self.parameters
+        ]
+        self._body(p, *arguments)
+        sides = list(dict.fromkeys(s.stream for s in p.steps if s.stream is not None))
+        fork: list[Step] = [WaitStream(s, self.site, 0, other=None) for s in sides]
+        join: list[Step] = [WaitStream(None, self.site, 0, other=s) for s in sides]
+        return [*fork, *p.steps, *join]
+
+    def __repr__(self) -> str:
+        return f"tw.plan {self.name}({', '.join(p.name for p in self.parameters)})"
+
+
+def plan(function: Callable[..., None]) -> Plan:
+    """Decorator: a function that says the steps of an operator becomes that operator.
+
+    The first parameter gets the ``tw.Steps`` to say them to; the others are annotated as those of a
+    ``@T.prim_func``. The function runs at every call, with numbers for scalars and regions for
+    tensors, and may branch on ``p.rank``, ``p.world_size``, scalars and shapes.
+
+    Raises:
+        TileWeaveError: a parameter without such an annotation.
+    """
+    first, *others = inspect.signature(function).parameters.values() or [None]
+    code = function.__code__
+    site = f"{code.co_filename}:{code.co_firstlineno}"
+    parameters = []
+    for given in others:
+        parameter = Parameter.of(given.name, given.annotation)
+        if parameter is None or given.default is not given.empty:
+            shown = "" if given.annotation is given.empty else f": {given.annotation!r}"
+            raise TileWeaveError(
+                f"plan {function.__name__}: parameter {given.name}{shown}; expected T.Tensor(...), "
+                f"W.Symmetric(...) or a scalar type such as T.int32, without a default\n --> {site}"
+            )
+        parameters.append(parameter)
+    if first is None:
+        raise TileWeaveError(
+            f"plan {function.__name__}: no parameters; expected one for the steps\n --> {site}"
+        )
+    return Plan(function.__name__, parameters, function, site)

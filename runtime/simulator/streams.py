@@ -1,0 +1,276 @@
+"""What streams do one after another: kernels, copies, words, events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import plans
+from .block import Block, Frame, Mask
+from .errors import SimulationError
+from .memory import Access, Tensor
+from .order import SYS, BlockOrder
+from .steps import Waiting, go
+from .values import convert
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .program import Kernel
+
+_IDLE = 3
+"""Rounds of a polling loop, with nothing changed anywhere, after which it makes room for others."""
+_CHUNKS = 3
+"""Parts in which a copy is made, so that others see it half done."""
+
+
+@dataclass(eq=False)
+class Coroutine:
+    """What the scheduler lets go on: a resident block, or a stream that copies."""
+
+    name: str
+    work: Work
+    order: BlockOrder
+    frame: Any
+    steps: Iterator[Any]
+    pace: float
+    waiting: Waiting | None = None
+    spins: int = 0
+    """Rounds of a polling loop since anything changed anywhere."""
+    spun_at: int = -1
+
+    def spin(self, version: int) -> None:
+        self.spins = self.spins + 1 if self.spun_at == version else 0
+        self.spun_at = version
+
+    def is_idle(self, version: int) -> bool:
+        return self.spins >= _IDLE and self.spun_at == version
+
+
+@dataclass(eq=False)
+class Stream:
+    """One stream of one rank."""
+
+    rank: int
+    name: str | None
+    clock: np.ndarray
+    """What is before its next item."""
+    items: list[Work | Record | WaitEvent]
+    work: Work | None = None
+    launched: int = 0
+
+    def __post_init__(self) -> None:
+        for item in self.items:
+            item.stream = self
+
+    def __str__(self) -> str:
+        return plans.name_of_stream(self.name)
+
+    @property
+    def stands(self) -> bool:
+        """Whether an event may let it go on."""
+        return self.work is None and bool(self.items)
+
+    def finish(self, work: Work) -> None:
+        self.clock, self.work, self.launched = work.end, None, work.epoch + 1
+
+    def standing(self, machine: Machine) -> Iterator[str]:
+        """What it is held up by, in words."""
+        work = self.work
+        if work is not None and work.next < work.blocks:
+            yield work.has_no_room(machine.resident_blocks)
+        elif work is None and self.items:
+            item = self.items[0]
+            yield f"{self} waits for {item.event.stream} in launch {item.epoch} --> {item.site}"
+        for item in self.items:
+            if isinstance(item, Work) and item.epoch == (work or self.items[0]).epoch:
+                yield f"{self}: {item.title} has not started --> {item.site}"
+
+
+@dataclass(eq=False)
+class Event:
+    """A point of a stream; it has a clock once it is reached."""
+
+    stream: str
+    clock: np.ndarray | None = None
+
+
+@dataclass(eq=False)
+class Record:
+    """Reaching it reaches ``event``."""
+
+    event: Event
+    epoch: int
+    stream: Stream | None = None
+
+
+@dataclass(eq=False)
+class WaitEvent:
+    """The stream goes on when ``event`` has been reached, and after what was before it."""
+
+    event: Event
+    epoch: int
+    site: str
+    stream: Stream | None = None
+
+
+@dataclass(eq=False, kw_only=True)
+class Work:
+    """What takes a stream some time, by one or more blocks.
+
+    Attributes:
+        turn: where the host enqueued it.
+        title, site: of the step it is, for reports.
+        takes_room: whether it needs an SM.
+    """
+
+    epoch: int
+    turn: int
+    title: str
+    site: str
+    takes_room: bool = True
+    blocks: int = 1
+    next: int = 0
+    running: int = 0
+    stream: Stream = field(init=False)
+    end: np.ndarray = field(init=False)
+    """What is before what follows it in its stream."""
+
+    def begin(self) -> None:
+        self.stream.work, self.end = self, self.stream.clock.copy()
+
+    def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
+        """Block ``number``, ready to go."""
+        raise NotImplementedError
+
+    def has_no_room(self, resident_blocks: int) -> str:
+        return (
+            f"{self.title} in {self.stream} in launch {self.epoch} needs an SM, and all "
+            f"{resident_blocks} are taken by blocks of which none ends --> {self.site}"
+        )
+
+    def _order(self, machine: Machine, slot: int) -> BlockOrder:
+        slot += machine.layout.first[self.stream.name]
+        return BlockOrder.start(machine.layout, self.stream.rank, slot, self.stream.clock)
+
+
+@dataclass(eq=False, kw_only=True)
+class Launch(Work):
+    """A kernel."""
+
+    kernel: Kernel
+    env: list
+    extents: tuple[int, ...]
+    tensors: dict[str, Tensor]
+    """By name of the program's parameter."""
+
+    def __post_init__(self) -> None:
+        self.blocks = int(np.prod(self.extents)) if self.extents else 1
+
+    def index(self, number: int) -> tuple[int, ...]:
+        out = []
+        for extent in self.extents:
+            out.append(number % extent)
+            number //= extent
+        return tuple(out)
+
+    def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
+        kernel = self.kernel
+        order = self._order(machine, 1 + number)
+        env = list(self.env)
+        for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
+            env[slot] = i
+        block = Block(machine, self, number, order, env)
+        mask = Mask(np.ones(kernel.threads_in_block, np.bool_), kernel.class_of)
+        frame = Frame(block, mask)
+        return Coroutine(block.name(), self, order, frame, go(kernel.body, frame), pace)
+
+    def has_no_room(self, resident_blocks: int) -> str:
+        of = "" if self.stream.name is None else f" of {self.stream}"
+        return (
+            f"blocks {self.next} to {self.blocks - 1}{of} have not started: {resident_blocks} fit "
+            "at a time and none of those ends"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class Transfer(Work):
+    """A copy, or a word written, by the stream itself."""
+
+    step: plans.Copy | plans.WriteValue | plans.CopyValue
+    dst: Tensor
+    src: Tensor | None
+
+    def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
+        order = self._order(machine, 0)
+        steps = (self._copy if isinstance(self.step, plans.Copy) else self._write)(machine, order)
+        name = f"{self.stream} of rank {self.stream.rank}"
+        return Coroutine(name, self, order, _Nothing(), steps, pace)
+
+    def _access(self, order: BlockOrder, scope: int = 0) -> Access:
+        agent, time, view = order.actor((0,))
+        return Access(agent, time, view, scope, self.title, self.site, self.epoch)
+
+    def _copy(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
+        step, access = self.step, self._access(order)
+        parts = list(_parts(step.dst.key, step.src.key))
+        machine.rng.shuffle(parts)
+        for dst, src in parts:
+            yield None
+            values, poison = self.src.read(src, access)
+            values = np.array(values)
+            poison = None if poison is None else np.array(poison)
+            if poison is not None and not self.dst.symmetric:
+                raise self._unwritten(src)
+            yield None
+            self.dst.write(dst, values, access, poison)
+
+    def _write(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
+        step = self.step
+        yield None
+        if isinstance(step, plans.CopyValue):
+            value, poison = self.src.read(step.src.key, self._access(order))
+            if poison is not None:
+                raise self._unwritten(step.src.key)
+            yield None
+        else:
+            value = convert(step.value, self.dst.dtype)
+        access = self._access(order, SYS)
+        self.dst.store_word(step.dst.key, value, access, order.release(0, SYS))
+
+    def _unwritten(self, key: tuple) -> SimulationError:
+        return SimulationError(
+            "poison",
+            f"{self.title} in {self.stream} of rank {self.stream.rank} in launch {self.epoch} "
+            f"reads {self.step.src}, of which nobody has written all --> {self.site}",
+        )
+
+
+class _Nothing:
+    """The frame of what has no threads."""
+
+    newest = False
+
+
+def _parts(dst: tuple, src: tuple) -> Iterator[tuple[tuple, tuple]]:
+    """The same parts of two regions of the same shape."""
+    axes = [
+        [axis for axis, part in enumerate(key) if isinstance(part, slice)] for key in (dst, src)
+    ]
+    for one, other in zip(*axes, strict=True):
+        size = dst[one].stop - dst[one].start
+        if size == 1:
+            continue
+        step = -(-size // _CHUNKS)
+        for low in range(0, size, step):
+            length = min(step, size - low)
+            yield _cut(dst, one, low, length), _cut(src, other, low, length)
+        return
+    yield dst, src
+
+
+def _cut(key: tuple, axis: int, low: int, length: int) -> tuple:
+    start = key[axis].start + low
+    return (*key[:axis], slice(start, start + length), *key[axis + 1 :])
