@@ -102,6 +102,56 @@ def test_emit_without_nvcc(file, capsys, monkeypatch):
     assert "no nvcc in CUDA_HOME=/nowhere; expected one" in capsys.readouterr().err
 
 
+SIGNALS = """
+@T.prim_func
+def {name}(F: W.Symmetric((2,), "int32"), epoch: T.int32):
+    with T.Kernel(1, threads=32):
+        W.signal(F[0, 0])
+        if W.rank() == 0:
+            W.{wait}
+"""
+CLEAN = SIGNALS.format(name="clean", wait="wait_reached(F[0, 0], 2)")
+STUCK = SIGNALS.format(name="stuck", wait="wait_reached(F[0, 1], 1)")
+UNHEARD = SIGNALS.format(name="unheard", wait="signal(F[1, 1])")
+ONCE = ["--ranks", "2", "--schedules", "2", "--set", "epoch=0", "--epochs", "1"]
+
+
+def test_simulate_prints_a_verdict_for_each_program(file, capsys):
+    path = file(CLEAN, STUCK, UNHEARD)
+    with pytest.raises(SystemExit) as status:
+        main(["simulate", path, *ONCE])
+    assert status.value.code == 1
+    out = capsys.readouterr().out
+    assert "clean: 2 schedules of 2 ranks, no fault\n" in out
+    assert "stuck: deadlock: nobody can go on\n" in out and "replay it with" in out
+    assert "unheard: 2 schedules of 2 ranks, no fault\nwarning: unheard: " in out
+
+
+def test_simulate_as_json(file, capsys):
+    with pytest.raises(SystemExit) as status:
+        main(["simulate", file(CLEAN, STUCK, UNHEARD), *ONCE, "--seed", "7", "--json"])
+    assert status.value.code == 1
+    captured = capsys.readouterr()
+    found = {p["name"]: p for p in map(json.loads, captured.out.splitlines())}
+    assert captured.err == ""
+    same = {"ranks": 2, "schedules": 2, "seed": 7}
+    assert found["clean"] == {
+        "name": "clean", **same, "verdict": "no fault", "fault": None, "warnings": [],
+    }  # fmt: skip
+    fault = found["stuck"]["fault"]
+    assert (found["stuck"]["verdict"], fault["kind"], fault["seed"]) == ("fault", "deadlock", 7)
+    assert "stands at W.wait_reached(F[0, 1]): value seen 0" in fault["report"]
+    texts = found["unheard"]["warnings"]
+    assert len(texts) == 2 and any("F[1, 1] is signalled, but nobody" in t for t in texts)
+
+
+@pytest.mark.parametrize(("schedules", "shown"), [(2, True), (1, False)])
+def test_simulate_shows_a_bar_on_a_terminal(file, capsys, monkeypatch, schedules, shown):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["simulate", file(CLEAN), *ONCE, "--schedules", str(schedules)]) == 0
+    assert ("clean: " in capsys.readouterr().err) == shown
+
+
 @pytest.mark.parametrize("arguments", [[], ["emit"], ["emit", "x.py", "--stage", "sass"], ["cure"]])
 def test_wrong_usage(arguments, capsys):
     with pytest.raises(SystemExit) as error:

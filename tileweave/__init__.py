@@ -46,6 +46,7 @@ __all__ = [
     "LanguageError",
     "Plan",
     "SimulationError",
+    "SimulationWarning",
     "Steps",
     "SymmetricTensor",
     "TileWeaveError",
@@ -66,7 +67,7 @@ __all__ = [
 
 def __getattr__(name: str):
     """The simulator is imported when it is asked for."""
-    if name not in ("SimulationError", "simulate"):
+    if name not in ("SimulationError", "SimulationWarning", "simulate"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .runtime import simulator
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 from tilelang import tvm
 
@@ -62,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="value of a scalar"
     )
+    run.add_argument("--json", action="store_true", help="one JSON object for each program")
     run.set_defaults(run=_simulate)
 
     doctor = commands.add_parser("doctor", help="say what this machine has, and what will not work")
@@ -81,8 +85,6 @@ def _emit(options: argparse.Namespace) -> None:
 
 def _simulate(options: argparse.Namespace) -> None:
     """Run with random inputs, zeroed integers, and everything else that is written unwritten."""
-    from .runtime.simulator import Executable, SimulationError, random_inputs, simulate
-
     scalars = {}
     for pair in options.set:
         name, _, value = pair.partition("=")
@@ -90,18 +92,56 @@ def _simulate(options: argparse.Namespace) -> None:
             scalars[name] = float(value) if "." in value else int(value)
         except ValueError:
             raise TileWeaveError(f"simulate: --set {pair}; expected NAME=NUMBER") from None
-    for name, func in _programs(options.program).items():
+    found = [
+        _simulated(name, func, scalars, options)
+        for name, func in _programs(options.program).items()
+    ]
+    for outcome in found:
+        print(json.dumps(outcome) if options.json else _in_words(outcome))
+    if any(outcome["fault"] for outcome in found):
+        raise SystemExit(1)
+
+
+def _simulated(
+    name: str, func: tvm.tirx.PrimFunc, scalars: dict, options: argparse.Namespace
+) -> dict[str, Any]:
+    """What ``--json`` prints of one program."""
+    from .runtime.simulator import (
+        Executable,
+        SimulationError,
+        SimulationWarning,
+        random_inputs,
+        simulate,
+    )
+
+    fault = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SimulationWarning)
         try:
             program = Executable(func, options.ranks)
             inputs = random_inputs(program, options.seed, scalars)
             simulate(
                 program, options.ranks, inputs, options.schedules, options.seed, options.epochs,
-                options.resident_blocks,
+                options.resident_blocks, progress=True,
             )  # fmt: skip
         except SimulationError as error:
-            print(f"{name}: {error}")
-            raise SystemExit(1) from None
-        print(f"{name}: {options.schedules} schedules of {options.ranks} ranks, no fault")
+            fault = {"kind": error.kind, "report": error.report, "seed": error.seed}
+    return {
+        "name": name,
+        "ranks": options.ranks,
+        "schedules": options.schedules,
+        "seed": options.seed,
+        "verdict": "fault" if fault else "no fault",
+        "fault": fault,
+        "warnings": [str(w.message) for w in caught if issubclass(w.category, SimulationWarning)],
+    }
+
+
+def _in_words(outcome: dict[str, Any]) -> str:
+    if outcome["fault"]:
+        return "{name}: {fault[kind]}: {fault[report]}".format(**outcome)
+    lines = ["{name}: {schedules} schedules of {ranks} ranks, no fault".format(**outcome)]
+    return "\n".join([*lines, *(f"warning: {text}" for text in outcome["warnings"])])
 
 
 def _doctor(options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from tvm import tirx
 
 from ...builtins.declare import BUILTINS, ElementOf
 from .accesses import GlobalRef, store_tile
+from .arrivals import is_passed, story
 from .errors import unsupported
 from .expressions import Expr
 from .functions import REDUCTIONS
@@ -68,6 +70,8 @@ def store(c: Statements, call: tirx.Call, site: str) -> Step:
 
 
 def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -> Step:
+    c.signals.setdefault(word.ref.name, {})[word.ref.site] = word.ref.op
+
     def run(frame):
         tensor = word.ref.tensor(frame)
         found = expr.value(frame)
@@ -85,6 +89,8 @@ def _change(
     c: Statements, pointer: Pointer, operands: list[Expr], word: Word, lanes: int, combine: Any
 ) -> Expr:
     """An atomic change of a word by each thread; the value before."""
+    c.signals.setdefault(word.ref.name, {})[word.ref.site] = word.ref.op
+    word = replace(word, adds=combine is np.add)
 
     def value(frame):
         tensor, results = word.ref.tensor(frame), []
@@ -177,12 +183,17 @@ def _wait(name: str):
                         f"W.{name}({flag}): value seen {tensor.newest(index).value}, value wanted "
                         f"{_SIGN[relation]} {want}"
                         + (f", from rank {asked}" if asked >= 0 else "")
-                        + f" --> {site}\n    {frame.block.machine.signallers(tensor, index)}"
+                        + f" --> {site}\n"
+                        + story(tensor, index, relation, want, frame.block.machine.signals(tensor))
                     )
 
+                def passed(index=index, want=want):
+                    return is_passed(tensor, index, relation, want)
+
                 if not ready():
-                    yield Waiting(frame.block, ready, text)
+                    yield Waiting(frame.block, ready, text, passed)
                 word.load(frame, tensor, index, classes, newest=True)
+                tensor.note_wait(index, relation, want)
 
         return Step(run, True)
 

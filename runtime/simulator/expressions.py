@@ -62,6 +62,8 @@ class Expressions:
         """Shape and type each tile was made with; a reshaped view has another shape."""
         self.calls: dict[str, ValueOf] = {}
         """Calls that yield a value and are more than a function of their arguments."""
+        self.signals: dict[str, dict[str, str]] = {}
+        """By tensor, the lines that change words of it atomically, and how."""
         self._nodes = 0
 
     def new_slot(self, var: tirx.Var) -> int:

@@ -33,6 +33,7 @@ class Machine:
         self.memory.thread_names = thread_names
         self.tensors: dict[str, list[Tensor]] = {}
         self.streams: list[Stream] = []
+        self._enqueued: list[Work] = []
         self._barriers: dict[Any, Rendezvous] = {}
         self._ready: list[Coroutine] = []
         self._held: list[Coroutine] = []
@@ -47,6 +48,7 @@ class Machine:
         """A stream and what the host enqueues in it."""
         clock = np.zeros(self.layout.count, np.int32)
         self.streams.append(Stream(rank, name, clock, list(items)))
+        self._enqueued += [item for item in items if isinstance(item, Work)]
 
     def barrier(self, op: str, words: Any, block: Block) -> Rendezvous:
         """The barrier that ``block`` arrives at; one of a grid belongs to its launch."""
@@ -55,12 +57,12 @@ class Machine:
             self._barriers[key] = Rendezvous(self, op == "sync_ranks")
         return self._barriers[key]
 
-    def signallers(self, tensor: Tensor, index: tuple) -> str:
-        """Who changed a flag last, for the report of who stands at it."""
-        entry = tensor.newest(index)
-        if entry.event == 0:
-            return "nobody has changed it"
-        return f"last changed by {self.memory.describe(entry.event)}"
+    def signals(self, tensor: Tensor) -> dict[str, str]:
+        """Lines that change words of ``tensor`` atomically, in any stream, and how."""
+        found: dict[str, str] = {}
+        for work in self._enqueued:
+            found |= work.signals(tensor)
+        return found
 
     def run(self) -> None:
         """Until all streams are through.
@@ -168,4 +170,9 @@ class Machine:
                 lines.append(f"  rank {rank} has finished its {launched} launches")
             for stream in streams:
                 lines += [f"  rank {rank}, {text}" for text in stream.standing(self)]
-        return SimulationError("deadlock", "nobody can go on\n" + "\n".join(lines))
+        passed = any(c.waiting is not None and c.waiting.passed() for c in self._held)
+        why = "a counter is above the only value waited for, and nobody can go on"
+        return SimulationError(
+            "arrival" if passed else "deadlock",
+            "\n".join([why if passed else "nobody can go on", *lines]),
+        )

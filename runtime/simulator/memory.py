@@ -45,6 +45,24 @@ class Entry(NamedTuple):
     poisoned: bool
 
 
+class Change(NamedTuple):
+    """One change of a word."""
+
+    event: int
+    before: Any
+    after: Any
+    adds: bool
+    """Whether an atomic addition made it."""
+
+
+class Awaited(NamedTuple):
+    """One wait for a word that has ended."""
+
+    event: int
+    relation: str
+    want: Any
+
+
 class Memory:
     """All tensors of all ranks, and the log of what happened to them."""
 
@@ -71,8 +89,8 @@ class Memory:
         return self.events.what[event][4]
 
     def describe(self, event: int) -> str:
-        op, site, tensor, key, epoch = self.events.what[event]
-        region = f" of {tensor}{text_of_region(key)}" if tensor else ""
+        op, site, tensor, key, epoch, _ = self.events.what[event]
+        region = f" of {tensor.name}{text_of_region(key)}" if tensor else ""
         where = f" --> {site}" if site else ""
         place = self.place(int(self.events.agent[event]))
         return f"{op}{region} by {place} in launch {epoch}{where}"
@@ -97,8 +115,8 @@ class Memory:
         needed = np.where(rank != own_rank, SYS, np.where(block != own_block, GPU, 1))
         return np.minimum(self.events.scope[event], access.scope) >= needed
 
-    def note(self, tensor: Tensor, key: Any, access: Access) -> int:
-        what = (access.op, access.site, tensor.name, key, access.epoch)
+    def note(self, tensor: Tensor, key: Any, access: Access, writes: bool = False) -> int:
+        what = (access.op, access.site, tensor, key, access.epoch, writes)
         return self.events.add(access.agent, access.time, access.scope, what)
 
     def conflict(
@@ -115,6 +133,7 @@ class Memory:
             f"{why}\n{self.describe(event)}\nfirst at {tensor.name}{list(at)}"
             f"{self._scopes(event, access)}\n"
             + self.last_events({access.agent, int(self.events.agent[event])}),
+            event=event,
         )
 
     def _scopes(self, event: int, access: Access) -> str:
@@ -135,6 +154,9 @@ class Tensor:
         """Whether the program writes it; else nothing about it must be ordered."""
         self.writes, self.reads = Trail(memory, shape), Trail(memory, shape)
         self.words: dict[int, list[Entry]] = {}
+        self.changes: dict[int, list[Change]] = {}
+        """All changes of the words that atomic accesses change."""
+        self.waits: dict[int, list[Awaited]] = {}
         self._read_up_to: dict[tuple[int, int], int] = {}
         self.symmetric = False
 
@@ -189,7 +211,9 @@ class Tensor:
         self._read_up_to[access.agent, flat] = entry.event
         return entry.value, entry.poisoned, entry.sync
 
-    def store_word(self, index: tuple, value: Any, access: Access, sync: Sync) -> None:
+    def store_word(
+        self, index: tuple, value: Any, access: Access, sync: Sync, adds: bool = False
+    ) -> None:
         """Change a word atomically; ``sync`` is what acquiring the new value makes visible."""
         flat = int(np.ravel_multi_index(index, self.shape))
         entries = self.words.get(flat)
@@ -197,12 +221,19 @@ class Tensor:
             before = int(self.writes.last[index])
             entries = [Entry(self.data[index], before, {}, bool(self.poison[index]))]
         event = self._record_write(index, access)
+        change = Change(event, self.data[index], value, adds)
+        self.changes.setdefault(flat, []).append(change)
         self.data[index] = value
         self.poison[index] = False
         entries.append(Entry(self.data[index], event, sync, False))
         self.words[flat] = entries[-_HISTORY:]
         self.memory.version += 1
         self.memory.on_write(self)
+
+    def note_wait(self, index: tuple, relation: str, want: Any) -> None:
+        """The last load of this word ended a wait for a value in ``relation`` to ``want``."""
+        awaited = Awaited(int(self.reads.last[index]), relation, want)
+        self.waits.setdefault(int(np.ravel_multi_index(index, self.shape)), []).append(awaited)
 
     def newest(self, index: tuple) -> Entry:
         """The newest value of a word, without accessing it."""
@@ -222,7 +253,7 @@ class Tensor:
 
     def _record_write(self, key: Any, access: Access) -> int:
         self._check_write(key, access)
-        event = self.memory.note(self, key, access)
+        event = self.memory.note(self, key, access, writes=True)
         self.writes.note(key, event, access)
         self.reads.clear(key)
         return event
@@ -270,6 +301,8 @@ class Tensor:
         if self.words:
             touched = self.writes.flat[key]
             for flat in [f for f in self.words if np.any(touched == f)]:
+                event = int(self.writes.last.flat[flat])
+                self.changes[flat].append(Change(event, None, None, False))
                 del self.words[flat]
         self.memory.version += 1
         self.memory.on_write(self)

@@ -67,7 +67,7 @@ class Events:
         self.agent = np.zeros(1024, np.int32)
         self.time = np.zeros(1024, np.int32)
         self.scope = np.zeros(1024, np.int8)
-        self.what: list[tuple] = [("host", "", "", None, -1)]
+        self.what: list[tuple] = [("host", "", None, None, -1, True)]
 
     def add(self, agent: int, time: int, scope: int, what: tuple) -> int:
         number = len(self.what)

@@ -33,6 +33,8 @@ class Kernel:
     """(slot of the block index, extent of a host frame), x first."""
     threads: tuple[int, int, int]
     body: Step
+    signals: dict[str, dict[str, str]]
+    """By parameter, the lines that change words of it atomically, and how."""
     classes: int = 0
     class_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
 
@@ -145,7 +147,7 @@ class Program:
         if isinstance(stmt, tirx.For):
             raise unsupported("a loop outside a kernel", self.name)
         threads = _threads(stmt)
-        return Kernel(self.name, grid, threads, c.statement(stmt, self.name))
+        return Kernel(self.name, grid, threads, c.statement(stmt, self.name), c.signals)
 
     def launches(
         self, rank: int, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Any]

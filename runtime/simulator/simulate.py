@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from ...builtins.errors import TileWeaveError
 from ..parameters import Parameter, shapes_of
-from .errors import SimulationError
+from .arrivals import refuse_surplus, unconsumed
+from .errors import SimulationError, SimulationWarning
 from .executable import Executable
 from .machine import Machine
 from .memory import Tensor
@@ -27,6 +30,7 @@ def simulate(
     seed: int = 0,
     epochs: int = 3,
     resident_blocks: int = 4,
+    progress: bool = False,
 ) -> list[dict[str, np.ndarray]]:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
@@ -42,12 +46,14 @@ def simulate(
         seed: of the first; the others follow it.
         epochs: calls of the program on each rank, back to back.
         resident_blocks: blocks of a rank, of all its streams, that fit on its GPU at a time.
+        progress: show a bar on a terminal.
 
     Returns:
         One dict a rank, parameter name -> array, after the last epoch of the last schedule.
 
     Raises:
         SimulationError: a fault; its report says who, where and with which seed.
+        SimulationWarning: (a warning) flags are signalled that nobody waits for or reads.
         TileWeaveError: inputs that do not fit the program.
     """
     for name, value in (
@@ -58,15 +64,18 @@ def simulate(
             raise TileWeaveError(f"simulate: {name}={value}; expected at least 1")
     executable = program if isinstance(program, Executable) else Executable(program, world_size)
     case = Case(executable, _checked(executable, inputs), epochs)
-    out: list[dict[str, np.ndarray]] = []
-    for number in range(seed, seed + schedules):
+    name, lost = executable.plan.name, {}
+    for number in _shown(range(seed, seed + schedules), name, progress):
         try:
-            out = case.run(number, resident_blocks)
+            machine = case.run(number, resident_blocks)
+            refuse_surplus(machine.tensors)
         except SimulationError as error:
-            raise error.with_note(
-                f"schedule of seed {number}: replay it with schedules=1, seed={number}"
-            ) from None
-    return out
+            raise error.in_schedule(number) from None
+        found = unconsumed(machine.tensors)
+        lost = found if number == seed else {k: v for k, v in lost.items() if k in found}
+    for text in lost.values():
+        warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=2)
+    return _outputs(machine)
 
 
 def random_inputs(
@@ -122,6 +131,12 @@ def _checked(executable: Executable, inputs: Inputs | None) -> list[dict[str, An
     return given
 
 
+def _shown(seeds: range, name: str, progress: bool) -> Iterable[int]:
+    """With a bar where there is a terminal and something to wait for."""
+    hidden = None if progress and len(seeds) > 1 else True
+    return tqdm(seeds, name, leave=False, unit="schedule", disable=hidden)
+
+
 class Case:
     """Calls of a plan, one after another on every rank, with their inputs: what a schedule runs.
 
@@ -149,8 +164,8 @@ class Case:
         self.written = executable.written([call for calls in self.calls for call in calls])
         self.thread_names = executable.divide()
 
-    def run(self, seed: int, resident_blocks: int) -> list[dict[str, np.ndarray]]:
-        """One schedule; every rank's tensors after it."""
+    def run(self, seed: int, resident_blocks: int) -> Machine:
+        """One schedule, to its end."""
         world_size = self.executable.world_size
         layout = self.executable.layout(self.calls)
         machine = Machine(world_size, layout, seed, resident_blocks, self.thread_names)
@@ -160,13 +175,7 @@ class Case:
         for rank, calls in enumerate(self.calls):
             self.executable.enqueue(machine, rank, calls)
         machine.run()
-        return [
-            {
-                name: (tensors[rank].data[rank] if tensors[rank].symmetric else tensors[rank].data)
-                for name, tensors in machine.tensors.items()
-            }
-            for rank in range(world_size)
-        ]
+        return machine
 
     def _tensors(self, p: Parameter, machine: Machine) -> list[Tensor]:
         """The tensor of each rank, with its input."""
@@ -192,6 +201,17 @@ class Case:
                 )
             tensors[rank].give((rank,) if p.symmetric else (Ellipsis,), array)
         return tensors
+
+
+def _outputs(machine: Machine) -> list[dict[str, np.ndarray]]:
+    """Every rank's tensors."""
+    return [
+        {
+            name: (tensors[rank].data[rank] if tensors[rank].symmetric else tensors[rank].data)
+            for name, tensors in machine.tensors.items()
+        }
+        for rank in range(machine.world_size)
+    ]
 
 
 def _at(epoch: int, values: Mapping[str, Any]) -> dict[str, Any]:

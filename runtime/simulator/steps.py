@@ -29,6 +29,8 @@ class Waiting:
     block: Block
     ready: Callable[[], bool]
     text: Callable[[], str]
+    passed: Callable[[], bool] = lambda: False
+    """Whether what it waits for was there and will not come back."""
 
 
 def go(step: Step, frame: Frame) -> Iterator[Any]:
@@ -68,6 +70,7 @@ def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
                     held[0].block,
                     lambda held=held: any(w.ready() for w in held),
                     lambda held=held: "\n".join(w.text() for w in held),
+                    lambda held=held: any(w.passed() for w in held),
                 )
 
 

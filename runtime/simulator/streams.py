@@ -145,6 +145,10 @@ class Work:
         """Block ``number``, ready to go."""
         raise NotImplementedError
 
+    def signals(self, tensor: Tensor) -> dict[str, str]:
+        """Its lines that change words of ``tensor`` atomically, and how."""
+        return {}
+
     def has_no_room(self, resident_blocks: int) -> str:
         return (
             f"{self.title} in {self.stream} in launch {self.epoch} needs an SM, and all "
@@ -187,6 +191,11 @@ class Launch(Work):
         frame = Frame(block, mask)
         return Coroutine(block.name(), self, order, frame, go(kernel.body, frame), pace)
 
+    def signals(self, tensor: Tensor) -> dict[str, str]:
+        lines = self.kernel.signals
+        names = [name for name, value in self.tensors.items() if value is tensor]
+        return {site: op for name in names for site, op in lines.get(name, {}).items()}
+
     def has_no_room(self, resident_blocks: int) -> str:
         of = "" if self.stream.name is None else f" of {self.stream}"
         return (
@@ -208,6 +217,10 @@ class Transfer(Work):
         steps = (self._copy if isinstance(self.step, plans.Copy) else self._write)(machine, order)
         name = f"{self.stream} of rank {self.stream.rank}"
         return Coroutine(name, self, order, _Nothing(), steps, pace)
+
+    def signals(self, tensor: Tensor) -> dict[str, str]:
+        copies = isinstance(self.step, plans.Copy)
+        return {} if copies or self.dst is not tensor else {self.site: self.title}
 
     def _access(self, order: BlockOrder, scope: int = 0) -> Access:
         agent, time, view = order.actor((0,))

@@ -24,6 +24,7 @@ class Word:
     ref: GlobalRef
     sem: str
     scope: str
+    adds: bool = False
 
     @property
     def level(self) -> int:
@@ -61,8 +62,9 @@ class Word:
         access = block.access(classes, self.ref.op, self.ref.site, self.level)
         self._see(block.order, classes, entry.sync)
         tensor.store_word(
-            at, f(entry.value), access, merge(entry.sync, self._publish(block.order, classes))
-        )
+            at, f(entry.value), access, merge(entry.sync, self._publish(block.order, classes)),
+            self.adds,
+        )  # fmt: skip
         return entry.value
 
     def _see(self, order: Any, classes: Classes, sync: Sync) -> None:

@@ -582,7 +582,7 @@ def nothing(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     return {}
 
 
-@case("deadlock arrival", "flags", nothing, ranks=3)
+@case("arrival", "passed by 1", nothing, ranks=3)
 def counter_passes_the_awaited_value(faulty):
     """`wait_eq` on a counter of two arrivals: both may come between two looks."""
 
@@ -605,7 +605,33 @@ def counter_passes_the_awaited_value(faulty):
     return program
 
 
-@case("deadlock", "flags", nothing, ranks=3)
+def twice_counted(extra=0, own=False):
+    """All ranks count at rank 0, and meet; the counter says nothing that the barrier does not."""
+
+    @T.prim_func
+    def program(flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=N) as _:
+            me = W.rank()
+            epoch = T.alloc_var("int32")
+            epoch = state[0]
+            for _ in T.serial(1 + extra):
+                if own or me > 0:
+                    W.signal(flags[0, 0])  # FAULT
+            if me == 0:
+                W.wait_reached(flags[0, 0], epoch * 2 + 2)  # FAULT
+            W.sync_ranks()
+            if T.get_thread_binding() == 0:
+                state[0] = epoch + 1
+
+    return program
+
+
+at_rank_0 = {"ranks": 3, "expected": nothing}
+with_fault(twice_counted, "duplicate_arrival", "arrival", "over", "", **at_rank_0, extra=1)
+with_fault(twice_counted, "own_arrival_not_counted", "arrival", "over", "", **at_rank_0, own=True)
+
+
+@case("deadlock", "1 missing", nothing, ranks=3)
 def increment_in_two_steps(faulty):
     """Load, add, store: one of two arrivals may be lost."""
 
