@@ -8,6 +8,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.runtime.simulator.clock import Clock
 from tileweave.runtime.simulator.memory import Access, Memory, Tensor
 from tileweave.runtime.simulator.order import CTA, GPU, SYS, BlockOrder, Layout
 
@@ -18,7 +19,7 @@ class World:
     def __init__(self):
         self.layout = Layout(2, [(None, 2)], 2)
         self.memory = Memory(self.layout, random.Random(0))
-        start = np.zeros(self.layout.count, np.int32)
+        start = Clock.start(self.layout.count)
         self.blocks = {
             (r, b): BlockOrder.start(self.layout, r, b, start) for r in (0, 1) for b in (0, 1)
         }
@@ -48,8 +49,7 @@ class World:
     def acquire(self, place, level=SYS, classes=(0, 1)):
         order = self.blocks[place]
         _, _, sync = self.flag.load_word((0,), self.access(order, classes, level), True)
-        for i in classes:
-            order.acquire(i, sync, level)
+        order.acquire(classes, sync, level)
 
 
 def kind_of(action):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .clock import Clock
 from .errors import SimulationError
 from .memory import Access
 from .order import BlockOrder
@@ -79,7 +80,7 @@ class MBarrier:
     arrived: int = 0
     bytes: int = 0
     phase: int = 0
-    clock: np.ndarray | None = None
+    clock: Clock | None = None
     deliveries: list = field(default_factory=list)
     """Loads under way: callables that put the data there."""
 

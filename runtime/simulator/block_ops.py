@@ -70,7 +70,7 @@ def arrive(c: BlockStatements, call: tirx.Call, site: str) -> Step:
         found, order = barrier(frame), frame.block.order
         for i in frame.mask.classes:
             (clock,) = order.release(i, 1).values()
-            found.clock = clock if found.clock is None else np.maximum(found.clock, clock)
+            found.clock = clock if found.clock is None else found.clock.joined(clock)
         found.arrive(frame.mask.count, site)
 
     return Step(run)
@@ -96,9 +96,7 @@ def wait_parity(c: BlockStatements, call: tirx.Call, site: str) -> Step:
         while not ready():
             yield Waiting(frame.block, ready, text)
         if found.clock is not None:
-            rows = list(frame.mask.classes)
-            clock = frame.block.order.clock
-            clock[rows] = np.maximum(clock[rows], found.clock)
+            frame.block.order.see(frame.mask.classes, found.clock)
 
     return Step(run, True)
 

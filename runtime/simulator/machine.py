@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .block import Block
+from .clock import Clock
 from .errors import SimulationError
 from .memory import Memory, Tensor
 from .order import Layout
@@ -34,6 +35,7 @@ class Machine:
         self.tensors: dict[str, list[Tensor]] = {}
         self.streams: list[Stream] = []
         self._enqueued: list[Work] = []
+        self._start = Clock.start(layout.count)
         self._barriers: dict[Any, Rendezvous] = {}
         self._ready: list[Coroutine] = []
         self._held: list[Coroutine] = []
@@ -46,8 +48,7 @@ class Machine:
 
     def add_stream(self, rank: int, name: str | None, items: Sequence[Any]) -> None:
         """A stream and what the host enqueues in it."""
-        clock = np.zeros(self.layout.count, np.int32)
-        self.streams.append(Stream(rank, name, clock, list(items)))
+        self.streams.append(Stream(rank, name, self._start, list(items)))
         self._enqueued += [item for item in items if isinstance(item, Work)]
 
     def barrier(self, op: str, words: Any, block: Block) -> Rendezvous:
@@ -125,9 +126,9 @@ class Machine:
                     break
                 stream.items.pop(0)
                 if isinstance(item, WaitEvent):
-                    np.maximum(stream.clock, item.event.clock, out=stream.clock)
+                    stream.clock = stream.clock.joined(item.event.clock)
                 elif isinstance(item, Record):
-                    item.event.clock = stream.clock.copy()
+                    item.event.clock = stream.clock
                     pending += [s for s in self.streams if s.rank == stream.rank and s.stands]
                 elif item.blocks:
                     item.begin()
@@ -151,7 +152,7 @@ class Machine:
     def _finish(self, coroutine: Coroutine) -> None:
         work = coroutine.work
         stream, rank = work.stream, work.stream.rank
-        coroutine.order.finish(work.end)
+        work.ends.append(coroutine.order.end())
         work.running -= 1
         self._resident[rank] -= work.takes_room
         self._fill(rank)

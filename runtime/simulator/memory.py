@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .clock import View
 from .errors import SimulationError
 from .order import GPU, SYS, Events, Layout, Sync
 from .trail import Trail, text_of_region
@@ -28,7 +29,7 @@ class Access:
 
     agent: int
     time: int
-    view: np.ndarray
+    view: View
     scope: int
     """0 for an ordinary access, else the scope of an atomic one."""
     op: str
@@ -247,7 +248,7 @@ class Tensor:
         read = self._read_up_to.get((access.agent, flat), -1)
         for at in range(len(entries) - 1, 0, -1):
             event = entries[at].event
-            if event == read or events.time[event] <= access.view[events.agent[event]]:
+            if event == read or access.view.covers(events.agent[event], events.time[event]):
                 return at
         return 0
 

@@ -7,18 +7,19 @@ and its bulk copies; and each stream. Components of a clock are counted in relea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..plans import name_of_stream
+from .clock import Clock, View
 
 CTA, GPU, SYS = 1, 2, 3
 LEVEL = {"cta": CTA, "gpu": GPU, "sys": SYS}
 
-Sync = dict[tuple, np.ndarray]
+Sync = dict[tuple, Clock]
 """What acquiring a value makes visible: clock by (rank, block or None, scope) of the releasers."""
 
 
@@ -87,8 +88,10 @@ class BlockOrder:
     layout: Layout
     rank: int
     block: int
-    clock: np.ndarray
-    """(classes, agents)."""
+    clock: list[Clock]
+    """By class of threads: what is before its next access, but for its own."""
+    time: list[int]
+    """By class: of its next access."""
     whole_time: int
     bulk_time: int
     base: int
@@ -98,14 +101,12 @@ class BlockOrder:
     """By class: what an acquire fence would make visible."""
 
     @staticmethod
-    def start(layout: Layout, rank: int, block: int, launch: np.ndarray) -> BlockOrder:
+    def start(layout: Layout, rank: int, block: int, launch: Clock) -> BlockOrder:
         """The block's clocks at its start: all that is before the launch is before it."""
         base, n = layout.base(rank, block), layout.classes
-        clock = np.repeat(launch[None], n, axis=0)
-        for i in range(n):
-            clock[i, base + i] += 1
         return BlockOrder(
-            layout, rank, block, clock, int(launch[base + n]) + 1, int(launch[base + n + 2]), base,
+            layout, rank, block, [launch] * n, [launch.time(base + i) + 1 for i in range(n)],
+            launch.time(base + n) + 1, launch.time(base + n + 2), base,
             [{} for _ in range(n)], [{} for _ in range(n)],
         )  # fmt: skip
 
@@ -121,53 +122,47 @@ class BlockOrder:
     def bulk(self) -> int:
         return self.whole + 2
 
-    def actor(self, classes: tuple[int, ...], copies: bool = False) -> tuple[int, int, np.ndarray]:
-        """Agent, its time, and the clock that says what is before an access by these classes."""
+    def actor(self, classes: tuple[int, ...], copies: bool = False) -> tuple[int, int, View]:
+        """Agent, its time, and what is before an access by these classes."""
+        parts = [(self.clock[i], self.base + i) for i in classes]
         if len(classes) == 1:
-            i = classes[0]
-            return self.base + i, int(self.clock[i, self.base + i]), self.clock[i]
-        view = self.clock[list(classes)].min(axis=0)
+            (i,) = classes
+            return self.base + i, self.time[i], View(parts, (self.base + i,))
         agent = self.copying if copies else self.whole
-        view[agent] = self.whole_time
-        return agent, self.whole_time, view
+        return agent, self.whole_time, View(parts, (agent,))
 
-    def bulk_actor(self, classes: tuple[int, ...]) -> tuple[int, int, np.ndarray]:
+    def bulk_actor(self, classes: tuple[int, ...]) -> tuple[int, int, View]:
         """The same for a bulk store these classes issue: it is after what they did."""
-        _, _, view = self.actor(classes)
+        agent, _, view = self.actor(classes)
         self.bulk_time += 1
-        view = view.copy()
-        view[self.bulk] = self.bulk_time
-        return self.bulk, self.bulk_time, view
+        return self.bulk, self.bulk_time, View(view.parts, (agent, self.bulk))
 
     def complete_bulk(self, classes: tuple[int, ...], time: int) -> None:
         """What the block's bulk stores wrote up to ``time`` is visible to these classes."""
-        rows = list(classes)
-        self.clock[rows, self.bulk] = np.maximum(self.clock[rows, self.bulk], time)
+        self._advance(classes, lambda clock: clock.with_times({self.bulk: time}))
 
     def meet(self, classes: tuple[int, ...]) -> None:
         """All these classes have seen what any of them has: the block barrier."""
-        rows = list(classes)
-        joined = self.clock[rows].max(axis=0)
-        joined[[self.whole, self.copying]] = self.whole_time
-        self.clock[rows] = joined
-        for i in rows:
-            self.clock[i, self.base + i] += 1
+        joined = self._joined(classes)
+        for i in classes:
+            self.clock[i] = joined
+            self.time[i] += 1
         self.whole_time += 1
 
     def release(self, i: int, level: int) -> Sync:
         """What class ``i`` publishes with a release of this scope."""
-        published = {self._key(level): self.clock[i].copy()}
-        self.clock[i, self.base + i] += 1
-        return published
+        published = self.clock[i].with_times({self.base + i: self.time[i]})
+        self.time[i] += 1
+        return {(self.rank, self.block if level == CTA else None, level): published}
 
     def fence(self, i: int, level: int) -> None:
         """Before it against after it: later relaxed stores release, earlier relaxed loads
         acquire."""
-        self.acquire(i, self.seen[i], level)
+        self.acquire((i,), self.seen[i], level)
         self.fences[i] = merge(self.fences[i], self.release(i, level))
 
-    def acquire(self, i: int, sync: Sync, level: int) -> None:
-        """Class ``i`` sees what was published, as far as both scopes include the other side."""
+    def acquire(self, classes: tuple[int, ...], sync: Sync, level: int) -> None:
+        """These classes see what was published, as far as both scopes include the other side."""
         for (rank, block, scope), clock in sync.items():
             if block is not None:
                 heard = (rank, block) == (self.rank, self.block)
@@ -176,21 +171,38 @@ class BlockOrder:
             else:
                 heard = min(scope, level) >= SYS
             if heard:
-                np.maximum(self.clock[i], clock, out=self.clock[i])
+                self.see(classes, clock)
+
+    def see(self, classes: tuple[int, ...], clock: Clock) -> None:
+        """All that is before this clock is before these classes' next accesses."""
+        self._advance(classes, lambda own: own.joined(clock))
 
     def note_seen(self, i: int, sync: Sync) -> None:
         """Class ``i`` read a value relaxed: a fence may make it an acquire."""
         if sync:
             self.seen[i] = merge(self.seen[i], sync)
 
-    def finish(self, launch_end: np.ndarray) -> None:
-        """All the block did is before the end of its launch."""
-        np.maximum(launch_end, self.clock.max(axis=0), out=launch_end)
-        launch_end[[self.whole, self.copying]] = self.whole_time
-        launch_end[self.bulk] = self.bulk_time
+    def end(self) -> Clock:
+        """All the block did."""
+        return self._joined(range(self.layout.classes)).with_times({self.bulk: self.bulk_time})
 
-    def _key(self, level: int) -> tuple:
-        return (self.rank, self.block if level == CTA else None, level)
+    def _joined(self, classes: Iterable[int]) -> Clock:
+        """All these classes have seen and done, and what the block did as a whole."""
+        times = {self.whole: self.whole_time, self.copying: self.whole_time}
+        joined = self.clock[next(iter(classes))]
+        for i in classes:
+            joined = joined.joined(self.clock[i])
+            times[self.base + i] = self.time[i]
+        return joined.with_times(times)
+
+    def _advance(self, classes: tuple[int, ...], f: Callable[[Clock], Clock]) -> None:
+        """Change the clocks of these classes; those who share one go on sharing."""
+        done: dict[int, Clock] = {}
+        before = [self.clock[i] for i in classes]
+        for i, clock in zip(classes, before, strict=True):
+            if id(clock) not in done:
+                done[id(clock)] = f(clock)
+            self.clock[i] = done[id(clock)]
 
 
 def merge(one: Sync, other: Sync) -> Sync:
@@ -199,5 +211,5 @@ def merge(one: Sync, other: Sync) -> Sync:
         return one or other
     out = dict(one)
     for key, clock in other.items():
-        out[key] = np.maximum(out[key], clock) if key in out else clock
+        out[key] = out[key].joined(clock) if key in out else clock
     return out

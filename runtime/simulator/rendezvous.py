@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from .block import Block, Frame
+from .clock import Clock
 from .errors import SimulationError
+from .order import SYS
 from .steps import Waiting
 
 if TYPE_CHECKING:
@@ -17,12 +17,21 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class Turn:
+    """One meeting: who is still to come, and what those who came have done."""
+
+    number: int
+    missing: dict[tuple, None]
+    clock: Clock | None = None
+
+
+@dataclass
 class Rendezvous:
-    """A barrier wider than a block: the n-th arrival of each waits for the n-th of all."""
+    """A barrier wider than a block: who arrives waits until all have; then it serves again."""
 
     machine: Machine
     per_rank: bool
-    arrivals: dict[tuple, list[np.ndarray]] = field(default_factory=dict)
+    turn: Turn = field(default_factory=lambda: Turn(0, {}))
     arrived_in: dict[Any, int] = field(default_factory=dict)
 
     def meet(self, frame: Frame, op: str, site: str) -> Iterator[Any]:
@@ -35,31 +44,26 @@ class Rendezvous:
                 f"{op} is reached by blocks {self.arrived_in[launch]} and {block.number} of rank "
                 f"{block.rank} in launch {block.epoch}; expected one block a launch\n --> {site}",
             )
-        clock = np.zeros(0)
+        if not self.turn.missing:
+            self.turn = Turn(self.turn.number + 1, dict.fromkeys(self._members(op, block)))
+        turn = self.turn
+        turn.missing.pop(me, None)
         for i in frame.mask.classes:
-            (clock,) = block.order.release(i, 3).values()
-        mine = self.arrivals.setdefault(me, [])
-        mine.append(clock)
-        turn = len(mine)
+            (clock,) = block.order.release(i, SYS).values()
+            turn.clock = clock if turn.clock is None else turn.clock.joined(clock)
         self.machine.memory.version += 1
-        members = self._members(op, block)
-
-        def missing() -> list[tuple]:
-            return [m for m in members if len(self.arrivals.get(m, ())) < turn]
 
         def text() -> str:
-            who = "; ".join(_who(m) for m in missing()[:8])
+            who = "; ".join(_who(m) for m in list(turn.missing)[:8])
             return (
-                f"{block.name()} in launch {block.epoch} stands at {op}, meeting {turn}: not there "
-                f"yet: {who} --> {site}"
+                f"{block.name()} in launch {block.epoch} stands at {op}, meeting {turn.number}: "
+                f"not there yet: {who} --> {site}"
             )
 
-        if missing():
-            yield Waiting(block, lambda: not missing(), text)
-        for member in members:
-            theirs = self.arrivals[member][turn - 1]
-            for i in frame.mask.classes:
-                np.maximum(block.order.clock[i], theirs, out=block.order.clock[i])
+        if turn.missing:
+            yield Waiting(block, lambda: not turn.missing, text)
+        assert turn.clock is not None
+        block.order.see(frame.mask.classes, turn.clock)
 
     def _members(self, op: str, block: Block) -> list[tuple]:
         ranks = range(self.machine.world_size)

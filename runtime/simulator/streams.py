@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import plans
 from .block import Block, Frame, Mask
+from .clock import Clock
 from .errors import SimulationError
 from .memory import Access, Tensor
 from .order import SYS, BlockOrder
@@ -55,7 +56,7 @@ class Stream:
 
     rank: int
     name: str | None
-    clock: np.ndarray
+    clock: Clock
     """What is before its next item."""
     items: list[Work | Record | WaitEvent]
     work: Work | None = None
@@ -74,7 +75,7 @@ class Stream:
         return self.work is None and bool(self.items)
 
     def finish(self, work: Work) -> None:
-        self.clock, self.work, self.launched = work.end, None, work.epoch + 1
+        self.clock, self.work, self.launched = Clock.end(work.ends), None, work.epoch + 1
 
     def standing(self, machine: Machine) -> Iterator[str]:
         """What it is held up by, in words."""
@@ -94,7 +95,7 @@ class Event:
     """A point of a stream; it has a clock once it is reached."""
 
     stream: str
-    clock: np.ndarray | None = None
+    clock: Clock | None = None
 
 
 @dataclass(eq=False)
@@ -135,11 +136,11 @@ class Work:
     next: int = 0
     running: int = 0
     stream: Stream = field(init=False)
-    end: np.ndarray = field(init=False)
-    """What is before what follows it in its stream."""
+    ends: list[Clock] = field(default_factory=list)
+    """Of each block that has ended."""
 
     def begin(self) -> None:
-        self.stream.work, self.end = self, self.stream.clock.copy()
+        self.stream.work = self
 
     def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
         """Block ``number``, ready to go."""

@@ -53,13 +53,13 @@ class Trail:
         if self._others.shape[1]:
             # What is ordered before this access need not be remembered beside it.
             elements, others = self._others
-            before = log.time[others] <= access.view[log.agent[others]]
+            before = access.view.covers(log.agent[others], log.time[others])
             if before.any():
                 self._others = self._others[:, ~(before & np.isin(elements, self.flat[key]))]
         previous = np.asarray(self.last[key])
         if previous.size > 1 and (previous == previous.flat[0]).all():
             previous = previous.flat[0]
-        apart = log.time[previous] > access.view[log.agent[previous]]
+        apart = ~np.asarray(access.view.covers(log.agent[previous], log.time[previous]))
         if np.any(apart):
             elements = np.asarray(self.flat[key])
             apart = np.broadcast_to(apart, elements.shape)
@@ -79,7 +79,7 @@ class Trail:
         log = self.memory.events
         if events.size > 1 and (events == events.flat[0]).all():
             events = events.flat[0]
-        bad = np.asarray(log.time[events] > access.view[log.agent[events]])
+        bad = ~np.asarray(access.view.covers(log.agent[events], log.time[events]))
         if not bad.any():
             return None
         if access.scope:

@@ -68,11 +68,11 @@ class Word:
         return entry.value
 
     def _see(self, order: Any, classes: Classes, sync: Sync) -> None:
+        if self.acquires:
+            order.acquire(classes, sync, self.level)
+            return
         for i in classes:
-            if self.acquires:
-                order.acquire(i, sync, self.level)
-            else:
-                order.note_seen(i, sync)
+            order.note_seen(i, sync)
 
     def _publish(self, order: Any, classes: Classes) -> Sync:
         sync: Sync = {}
