@@ -145,6 +145,27 @@ def test_simulate_as_json(file, capsys):
     assert len(texts) == 2 and any("F[1, 1] is signalled, but nobody" in t for t in texts)
 
 
+def test_simulate_draws_a_timeline(file, capsys, tmp_path):
+    out = tmp_path / "a.html"
+    assert main(["simulate", file(CLEAN), *ONCE, "--json", "--timeline", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "no fault"
+    assert "<svg" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("programs", "name", "message"),
+    [
+        ((CLEAN, STUCK), "a.html", "--timeline of clean, stuck; expected one program, FILE:NAME"),
+        ((CLEAN,), "a.txt", "expected a name that ends in .html, .svg or .png"),
+    ],
+)
+def test_simulate_refuses_a_timeline(file, capsys, tmp_path, programs, name, message):
+    where = tmp_path / name
+    assert main(["simulate", file(*programs), *ONCE, "--json", "--timeline", str(where)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and message in captured.err and not where.exists()
+
+
 @pytest.mark.parametrize(("schedules", "shown"), [(2, True), (1, False)])
 def test_simulate_shows_a_bar_on_a_terminal(file, capsys, monkeypatch, schedules, shown):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

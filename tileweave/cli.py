@@ -66,6 +66,11 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="value of a scalar"
     )
     run.add_argument("--json", action="store_true", help="one JSON object for each program")
+    run.add_argument(
+        "--timeline",
+        metavar="OUT",
+        help="draw the failing, else the last schedule: .html .svg .png",
+    )
     run.set_defaults(run=_simulate)
 
     doctor = commands.add_parser("doctor", help="say what this machine has, and what will not work")
@@ -92,10 +97,12 @@ def _simulate(options: argparse.Namespace) -> None:
             scalars[name] = float(value) if "." in value else int(value)
         except ValueError:
             raise TileWeaveError(f"simulate: --set {pair}; expected NAME=NUMBER") from None
-    found = [
-        _simulated(name, func, scalars, options)
-        for name, func in _programs(options.program).items()
-    ]
+    programs = _programs(options.program)
+    if options.timeline and len(programs) > 1:
+        raise TileWeaveError(
+            f"simulate: --timeline of {', '.join(programs)}; expected one program, FILE:NAME"
+        )
+    found = [_simulated(name, func, scalars, options) for name, func in programs.items()]
     for outcome in found:
         print(json.dumps(outcome) if options.json else _in_words(outcome))
     if any(outcome["fault"] for outcome in found):
@@ -123,6 +130,7 @@ def _simulated(
             simulate(
                 program, options.ranks, inputs, options.schedules, options.seed, options.epochs,
                 options.resident_blocks, progress=True,
+                timeline=options.timeline,
             )  # fmt: skip
         except SimulationError as error:
             fault = {"kind": error.kind, "report": error.report, "seed": error.seed}

@@ -68,7 +68,8 @@ def _surplus(tensor: Tensor, flat: int, found: dict[int, tuple[int, int]]) -> Si
     waited = _last_by_site(memory, [w.event for w in tensor.waits[flat]])
     return SimulationError(
         "arrival",
-        "\n".join([
+        event=tensor.changes[flat][-1].event,
+        report="\n".join([
             f"{_name(tensor, flat)} gets more arrivals than are waited for, more in each launch",
             *counts,
             "signalled by:", *(f"  {text}" for text in signalled),
@@ -104,7 +105,8 @@ def story(tensor: Tensor, index: tuple, relation: str, want: Any, lines: Mapping
             if other != flat
             for event in _events_at(memory, changes, site)
         ]
-        text = f"could signal it: {op} --> {site}, so far {_times(here)}"
+        who = "signalled by" if apart < 0 else "could signal it"
+        text = f"{who}: {op} --> {site}, so far {_times(here)}"
         if here:
             text += f", last by {_doer(memory, here[-1])}"
         if other:

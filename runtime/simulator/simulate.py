@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,13 @@ from tqdm import tqdm
 from ...builtins.errors import TileWeaveError
 from ..parameters import Parameter, shapes_of
 from .arrivals import refuse_surplus, unconsumed
+from .drawing import draw
 from .errors import SimulationError, SimulationWarning
 from .executable import Executable
 from .machine import Machine
 from .memory import Tensor
+from .render import writer
+from .timeline import Recorder
 from .values import is_float, numpy_dtype
 
 Scalar = float | int | Callable[[int], Any]
@@ -31,6 +35,7 @@ def simulate(
     epochs: int = 3,
     resident_blocks: int = 4,
     progress: bool = False,
+    timeline: str | Path | None = None,
 ) -> list[dict[str, np.ndarray]]:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
@@ -47,6 +52,8 @@ def simulate(
         epochs: calls of the program on each rank, back to back.
         resident_blocks: blocks of a rank, of all its streams, that fit on its GPU at a time.
         progress: show a bar on a terminal.
+        timeline: draw the schedule that fails, else the last one, to this file: ``.html``,
+            ``.svg`` or, with matplotlib, ``.png``.
 
     Returns:
         One dict a rank, parameter name -> array, after the last epoch of the last schedule.
@@ -54,8 +61,9 @@ def simulate(
     Raises:
         SimulationError: a fault; its report says who, where and with which seed.
         SimulationWarning: (a warning) flags are signalled that nobody waits for or reads.
-        TileWeaveError: inputs that do not fit the program.
+        TileWeaveError: inputs that do not fit the program; a ``timeline`` that cannot be drawn.
     """
+    write = None if timeline is None else writer(timeline)
     for name, value in (
         ("world_size", world_size), ("schedules", schedules), ("epochs", epochs),
         ("resident_blocks", resident_blocks),
@@ -66,15 +74,21 @@ def simulate(
     case = Case(executable, _checked(executable, inputs), epochs)
     name, lost = executable.plan.name, {}
     for number in _shown(range(seed, seed + schedules), name, progress):
+        machine = case.machine(number, resident_blocks, Machine if write is None else Recorder)
         try:
-            machine = case.run(number, resident_blocks)
+            machine.run()
             refuse_surplus(machine.tensors)
         except SimulationError as error:
-            raise error.in_schedule(number) from None
+            fault = error.in_schedule(number)
+            if write is not None:
+                write(draw(machine.timeline(name, number, fault)))
+            raise fault from None
         found = unconsumed(machine.tensors)
         lost = found if number == seed else {k: v for k, v in lost.items() if k in found}
     for text in lost.values():
         warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=2)
+    if write is not None:
+        write(draw(machine.timeline(name, number)))
     return _outputs(machine)
 
 
@@ -164,17 +178,16 @@ class Case:
         self.written = executable.written([call for calls in self.calls for call in calls])
         self.thread_names = executable.divide()
 
-    def run(self, seed: int, resident_blocks: int) -> Machine:
-        """One schedule, to its end."""
+    def machine(self, seed: int, resident_blocks: int, kind: type[Machine] = Machine) -> Machine:
+        """One schedule, ready to run."""
         world_size = self.executable.world_size
         layout = self.executable.layout(self.calls)
-        machine = Machine(world_size, layout, seed, resident_blocks, self.thread_names)
+        machine = kind(world_size, layout, seed, resident_blocks, self.thread_names)
         for p in self.executable.parameters:
             if p.shape is not None:
                 machine.tensors[p.name] = self._tensors(p, machine)
         for rank, calls in enumerate(self.calls):
             self.executable.enqueue(machine, rank, calls)
-        machine.run()
         return machine
 
     def _tensors(self, p: Parameter, machine: Machine) -> list[Tensor]:

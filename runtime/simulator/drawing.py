@@ -1,0 +1,308 @@
+"""A timeline as a picture: rectangles, lines, polygons and texts, in pixels from the top left.
+
+Colours are those of Okabe and Ito, which colour-blind people tell apart; shapes differ as well.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+from typing import Any
+
+from .timeline import Bar, Timeline
+
+RUNS = ("#cfd8e3", "#e9dfc7")
+"""Of blocks, by launch in turn."""
+WAITS, SIGNALS, WRITES, READS, FAULTS = "#e69f00", "#009e73", "#0072b2", "#cc79a7", "#d55e00"
+INK, FAINT = "#222222", "#b8b8b8"
+
+_LEFT, _RIGHT, _WIDTH = 108, 24, 1480
+_LANE, _GAP, _MEMORY, _TOP = 30, 14, 16, 96
+_MOST = 20_000
+"""Bars, marks and arrows that a picture holds; of more, the last ones are drawn."""
+_REPORT_LINES, _REPORT_COLUMNS = 16, 190
+
+
+@dataclass
+class Rect:
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    edge: str = "none"
+    hatch: bool = False
+    tip: str = ""
+
+
+@dataclass
+class Line:
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    colour: str
+    width: float = 1.0
+    opacity: float = 1.0
+    dashed: bool = False
+    tip: str = ""
+
+
+@dataclass
+class Polygon:
+    points: list[tuple[float, float]]
+    fill: str
+    tip: str = ""
+
+
+@dataclass
+class Text:
+    x: float
+    y: float
+    text: str
+    size: float = 12
+    anchor: str = "start"
+    colour: str = INK
+    bold: bool = False
+    mono: bool = False
+
+
+@dataclass
+class Drawing:
+    """What to draw, in this order."""
+
+    title: str
+    width: float = _WIDTH
+    height: float = 0
+    shapes: list[Any] = field(default_factory=list)
+    report: str = ""
+
+
+def draw(timeline: Timeline) -> Drawing:
+    """The picture of a timeline."""
+    return _Artist(timeline).drawing
+
+
+class _Artist:
+    """Draws one timeline."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.t = timeline
+        fault = timeline.fault
+        self.start = _start(timeline)
+        self.scale = (_WIDTH - _LEFT - _RIGHT) / max(1, timeline.end - self.start)
+        verdict = f"{fault.kind} fault" if fault else "no fault"
+        self.drawing = Drawing(
+            f"{timeline.name}: {timeline.world_size} ranks, seed {timeline.seed}, {verdict}",
+            report=fault.report if fault else "",
+        )
+        self.add = self.drawing.shapes.append
+        lanes = _lanes(timeline)
+        self.lane_of, self.top_of = {}, {}
+        y = float(_TOP)
+        for rank in range(timeline.world_size):
+            self.top_of[rank] = y
+            for bar, lane in lanes[rank].items():
+                self.lane_of[bar] = y + _MEMORY + lane * _LANE
+            y += _MEMORY + (max(lanes[rank].values(), default=0) + 1) * _LANE + _GAP
+        self.bottom = y
+        for part in (self.head, self.legend, self.ranks, self.bars, self.transfers, self.arrows,
+                     self.marks, self.labels, self.fault, self.axis, self.foot):  # fmt: skip
+            part()
+
+    def x(self, time: int) -> float:
+        return _LEFT + (max(time, self.start) - self.start) * self.scale
+
+    def middle(self, bar: Bar) -> float:
+        """Where its marks stand: below its name."""
+        return self.lane_of[bar] + 20
+
+    def head(self) -> None:
+        self.add(Text(_LEFT, 26, self.drawing.title, 17, bold=True))
+        left_out = f"; the first {self.start} are left out" if self.start else ""
+        time = "time: accesses to global memory and changes of state, as this schedule ordered them"
+        self.add(Text(_LEFT, 46, time + left_out, 12, colour="#555555"))
+
+    def legend(self) -> None:
+        x, y = float(_LEFT), 68.0
+        for name, kind in (
+            ("block runs (shade: launch)", "run"), ("waits", "wait"), ("signal", "signal"),
+            ("signal ends wait", "arrow"), ("write to another rank", "write"),
+            ("read from another rank", "read"), ("fault", "fault"),
+        ):  # fmt: skip
+            self.sample(kind, x, y)
+            self.add(Text(x + 34, y + 4, name))
+            x += 34 + 6.7 * len(name) + 22
+
+    def sample(self, kind: str, x: float, y: float) -> None:
+        if kind == "run":
+            for part, fill in enumerate(RUNS):
+                self.add(Rect(x + 14 * part, y - 6, 14, 12, fill, INK))
+        elif kind == "wait":
+            self.add(Rect(x, y - 6, 28, 12, WAITS, INK, hatch=True))
+        elif kind == "signal":
+            self.add(Polygon(_triangle(x + 14, y), SIGNALS))
+        elif kind == "fault":
+            self.cross(x + 14, y, "")
+        elif kind == "arrow":
+            self.arrow(x, y, x + 28, y, SIGNALS, 1.4, "")
+        else:
+            self.add(Line(x, y, x + 24, y, WRITES if kind == "write" else READS, 1.2, 0.8,
+                          kind == "read"))  # fmt: skip
+            self.add(Polygon(_diamond(x + 26, y), WRITES if kind == "write" else READS))
+
+    def ranks(self) -> None:
+        for rank, top in self.top_of.items():
+            bottom = self.top_of.get(rank + 1, self.bottom) - _GAP
+            self.add(Rect(_LEFT, top, _WIDTH - _LEFT - _RIGHT, bottom - top, "#f7f7f7", FAINT))
+            self.add(Line(_LEFT, top + _MEMORY / 2, _WIDTH - _RIGHT, top + _MEMORY / 2, FAINT))
+            self.add(Text(10, (top + bottom) / 2 + 5, f"rank {rank}", 14, bold=True))
+            self.add(Text(_LEFT - 6, top + _MEMORY / 2 + 4, "memory", 10, "end", "#555555"))
+
+    def bars(self) -> None:
+        for bar in self.t.bars:
+            end = self.t.end if bar.end is None else bar.end
+            if end < self.start:
+                continue
+            x, y = self.x(bar.start), self.lane_of[bar] + 2
+            width, height = max(1.0, self.x(end) - x), _LANE - 4
+            who = f"rank {bar.rank}, {bar.label}, launch {bar.epoch}"
+            self.add(Rect(x, y, width, height, RUNS[bar.epoch % 2], INK, tip=who))
+            for wait in bar.waits:
+                until = self.t.end if wait.end is None else wait.end
+                if until >= self.start:
+                    left = self.x(wait.start)
+                    self.add(Rect(left, y, max(1.0, self.x(until) - left), height, WAITS, INK, True,
+                                  wait.text))  # fmt: skip
+
+    def labels(self) -> None:
+        """The longest name of each block that it has room for."""
+        for bar in self.t.bars:
+            left = self.x(bar.start)
+            width = self.x(self.t.end if bar.end is None else bar.end) - left
+            for text in (f"{bar.label}, launch {bar.epoch}", bar.label, str(bar.number)):
+                if 6.2 * len(text) + 6 <= width:
+                    y, fill = self.lane_of[bar] + 3, RUNS[bar.epoch % 2]
+                    self.add(Rect(left + 1, y, 6.0 * len(text) + 4, 11, fill))
+                    self.add(Text(left + 3, y + 9, text, 11))
+                    break
+
+    def transfers(self) -> None:
+        for t in self.t.transfers:
+            if t.time < self.start or t.bar not in self.lane_of:
+                continue
+            colour, x = WRITES if t.writes else READS, self.x(t.time)
+            y = self.top_of[t.peer] + _MEMORY / 2
+            self.add(Line(x, self.middle(t.bar), x, y, colour, 1.2, 0.55, not t.writes, t.text))
+            self.add(Polygon(_diamond(x, y), colour, t.text))
+
+    def arrows(self) -> None:
+        for a in self.t.arrows:
+            if a.time >= self.start:
+                self.arrow(
+                    self.x(a.signal.time), self.middle(a.signal.bar), self.x(a.time),
+                    self.middle(a.bar), SIGNALS, 1.1, a.signal.text,
+                )  # fmt: skip
+
+    def arrow(self, x1, y1, x2, y2, colour: str, width: float, tip: str) -> None:
+        self.add(Line(x1, y1, x2, y2, colour, width, 0.75, tip=tip))
+        dx, dy = x2 - x1, y2 - y1
+        length = max(1e-6, (dx * dx + dy * dy) ** 0.5)
+        dx, dy = dx / length * 7, dy / length * 7
+        head = [(x2, y2), (x2 - dx + dy * 0.4, y2 - dy - dx * 0.4),
+                (x2 - dx - dy * 0.4, y2 - dy + dx * 0.4)]  # fmt: skip
+        self.add(Polygon(head, colour, tip))
+
+    def marks(self) -> None:
+        for mark in self.t.signals:
+            if mark.time >= self.start:
+                at = _triangle(self.x(mark.time), self.middle(mark.bar))
+                self.add(Polygon(at, SIGNALS, mark.text))
+
+    def fault(self) -> None:
+        fault = self.t.fault
+        if fault is None:
+            return
+        here = [b for b in self.t.bars if b.failed_at is not None]
+        stuck = [b for b in self.t.bars if b.end is None]
+        ends = [(self.x(b.failed_at), self.middle(b)) for b in here]
+        if not here and fault.kind in ("deadlock", "arrival"):
+            ends = [(self.x(self.t.end), self.middle(b)) for b in stuck]
+        if self.t.other is not None:
+            other = self.t.other
+            point = self.x(other.time), self.middle(other.bar)
+            for x, y in ends:
+                self.add(Line(*point, x, y, FAULTS, 2, 1, True, fault.report))
+            self.cross(*point, other.text)
+        for x, y in ends:
+            self.cross(x, y, fault.report)
+
+    def cross(self, x: float, y: float, tip: str) -> None:
+        for way in (-1, 1):
+            self.add(Line(x - 7, y - 7 * way, x + 7, y + 7 * way, "#ffffff", 6))
+        for way in (-1, 1):
+            self.add(Line(x - 6, y - 6 * way, x + 6, y + 6 * way, FAULTS, 3.2, tip=tip))
+
+    def axis(self) -> None:
+        y = self.bottom
+        step = _step(self.t.end - self.start)
+        for time in range(-(-self.start // step) * step, self.t.end + 1, step):
+            x = self.x(time)
+            self.add(Line(x, y - _GAP, x, y - _GAP + 5, INK))
+            self.add(Text(x, y + 6, str(time), 11, "middle"))
+        self.drawing.height = y + 22
+
+    def foot(self) -> None:
+        """The report, as much of it as fits; HTML shows it whole."""
+        lines = [
+            part
+            for line in self.drawing.report.splitlines()
+            for part in textwrap.wrap(
+                line, _REPORT_COLUMNS, subsequent_indent="    ", drop_whitespace=False
+            )
+        ]
+        if len(lines) > _REPORT_LINES:
+            lines = [*lines[: _REPORT_LINES - 1], "..."]
+        for line in lines:
+            self.add(Text(10, self.drawing.height + 12, line, 11.5, mono=True))
+            self.drawing.height += 16
+        self.drawing.height += 14
+
+
+def _lanes(timeline: Timeline) -> list[dict[Bar, int]]:
+    """For each rank, its bars and their lanes: the first that is free, from the top."""
+    out: list[dict[Bar, int]] = [{} for _ in range(timeline.world_size)]
+    busy: list[list[float]] = [[] for _ in range(timeline.world_size)]
+    for bar in timeline.bars:
+        ends = busy[bar.rank]
+        end = float("inf") if bar.end is None else float(bar.end)
+        lane = next((n for n, until in enumerate(ends) if until <= bar.start), len(ends))
+        ends[lane : lane + 1] = [end]
+        out[bar.rank][bar] = lane
+    return out
+
+
+def _start(timeline: Timeline) -> int:
+    """The time from which on not too much happens to be drawn."""
+    times = sorted([
+        *(b.start for b in timeline.bars), *(w.start for b in timeline.bars for w in b.waits),
+        *(m.time for m in timeline.signals), *(a.time for a in timeline.arrows),
+        *(t.time for t in timeline.transfers),
+    ])  # fmt: skip
+    return times[-_MOST] if len(times) > _MOST else 0
+
+
+def _step(span: int) -> int:
+    """A round number of which about ten are in the span."""
+    step = 1
+    while span // step > 12:
+        step = step * 5 // 2 if str(step)[0] == "2" else step * 2
+    return step
+
+
+def _triangle(x: float, y: float) -> list[tuple[float, float]]:
+    return [(x, y - 5.5), (x - 5, y + 4), (x + 5, y + 4)]
+
+
+def _diamond(x: float, y: float) -> list[tuple[float, float]]:
+    return [(x, y - 4), (x + 4, y), (x, y + 4), (x - 4, y)]
