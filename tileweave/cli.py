@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tilelang import tvm
@@ -17,6 +18,9 @@ from tilelang import tvm
 from . import __version__
 from .builtins.errors import TileWeaveError
 from .emit import STAGES, emit
+from .runtime import Plan
+
+PrimFunc = tvm.tirx.PrimFunc
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
         "simulate", help="run the programs of a file on simulated ranks; needs no GPU"
     )
     run.add_argument(
-        "program", metavar="FILE[:NAME]", help="all module-level T.prim_funcs of FILE, or that one"
+        "program",
+        metavar="FILE[:NAME]",
+        help="all module-level tw.plans and T.prim_funcs of FILE, or that one",
     )
     run.add_argument("--ranks", type=int, default=4, help="default: %(default)s")
     run.add_argument("--schedules", type=int, default=20, help="default: %(default)s")
@@ -63,7 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--epochs", type=int, default=3, help="launches; default: %(default)s")
     run.add_argument("--resident-blocks", type=int, default=4, help="default: %(default)s")
     run.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="value of a scalar"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of a scalar: a number, or `epoch`, the number of the launch",
     )
     run.add_argument("--json", action="store_true", help="one JSON object for each program")
     run.add_argument(
@@ -90,19 +100,21 @@ def _emit(options: argparse.Namespace) -> None:
 
 def _simulate(options: argparse.Namespace) -> None:
     """Run with random inputs, zeroed integers, and everything else that is written unwritten."""
-    scalars = {}
-    for pair in options.set:
-        name, _, value = pair.partition("=")
-        try:
-            scalars[name] = float(value) if "." in value else int(value)
-        except ValueError:
-            raise TileWeaveError(f"simulate: --set {pair}; expected NAME=NUMBER") from None
-    programs = _programs(options.program)
+    from .runtime.simulator import Executable
+
+    scalars = dict(_value_of_scalar(pair) for pair in options.set)
+    programs = _programs(options.program, (Plan, PrimFunc))
     if options.timeline and len(programs) > 1:
         raise TileWeaveError(
             f"simulate: --timeline of {', '.join(programs)}; expected one program, FILE:NAME"
         )
-    found = [_simulated(name, func, scalars, options) for name, func in programs.items()]
+    found: list[dict[str, Any]] = []
+    launched: set[int] = set()
+    for name, program in programs.items():
+        if id(program) not in launched:  # else a kernel of a plan, which has run it
+            executable = Executable(program, options.ranks)
+            found.append(_simulated(name, executable, scalars, options))
+            launched |= executable.launched
     for outcome in found:
         print(json.dumps(outcome) if options.json else _in_words(outcome))
     if any(outcome["fault"] for outcome in found):
@@ -110,22 +122,15 @@ def _simulate(options: argparse.Namespace) -> None:
 
 
 def _simulated(
-    name: str, func: tvm.tirx.PrimFunc, scalars: dict, options: argparse.Namespace
+    name: str, program: Any, scalars: dict, options: argparse.Namespace
 ) -> dict[str, Any]:
     """What ``--json`` prints of one program."""
-    from .runtime.simulator import (
-        Executable,
-        SimulationError,
-        SimulationWarning,
-        random_inputs,
-        simulate,
-    )
+    from .runtime.simulator import SimulationError, SimulationWarning, random_inputs, simulate
 
     fault = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SimulationWarning)
         try:
-            program = Executable(func, options.ranks)
             inputs = random_inputs(program, options.seed, scalars)
             simulate(
                 program, options.ranks, inputs, options.schedules, options.seed, options.epochs,
@@ -152,6 +157,18 @@ def _in_words(outcome: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"warning: {text}" for text in outcome["warnings"])])
 
 
+def _value_of_scalar(pair: str) -> tuple[str, Any]:
+    name, _, value = pair.partition("=")
+    if value == "epoch":
+        return name, lambda epoch: epoch
+    try:
+        return name, float(value) if "." in value else int(value)
+    except ValueError:
+        raise TileWeaveError(
+            f"simulate: --set {pair}; expected NAME=NUMBER or NAME=epoch"
+        ) from None
+
+
 def _doctor(options: argparse.Namespace) -> None:
     from .doctor import examine
 
@@ -159,29 +176,32 @@ def _doctor(options: argparse.Namespace) -> None:
     print(report.as_json() if options.json else report)
 
 
-def _programs(where: str) -> dict[str, tvm.tirx.PrimFunc]:
-    """The PrimFuncs at the top level of ``FILE``, or the one in ``FILE:NAME``, by name."""
+_KINDS = {PrimFunc: "T.prim_func", Plan: "tw.plan"}
+
+
+def _programs(where: str, kinds: tuple[type, ...] = (PrimFunc,)) -> dict[str, Any]:
+    """What of these kinds is at the top level of ``FILE``, or that of ``FILE:NAME``, by name; in
+    the order of the kinds."""
+    words = " or ".join(_KINDS[kind] for kind in kinds)
     file, _, name = (where, "", "") if Path(where).is_file() else where.rpartition(":")
     path = Path(file or where)
     if not path.is_file():
         raise TileWeaveError(f"emit: there is no file {path}; expected FILE or FILE:NAME")
-    found: dict[str, tvm.tirx.PrimFunc] = {}
-    for key, value in _load(path).items():
-        if isinstance(value, tvm.tirx.PrimFunc) and not any(
-            value.same_as(f) for f in found.values()
-        ):
-            found[key] = value
+    found: dict[str, Any] = {}
+    values = vars(_load(path))
+    for kind in kinds:
+        for key, value in values.items():
+            if isinstance(value, kind) and not any(value is f for f in found.values()):
+                found[key] = value
     if not found:
-        raise TileWeaveError(f"emit: {path} has no T.prim_func; expected one at module level")
+        raise TileWeaveError(f"emit: {path} has no {words}; expected one at module level")
     if name and name not in found:
-        raise TileWeaveError(
-            f"emit: {path} has no T.prim_func {name}; expected {' or '.join(found)}"
-        )
+        raise TileWeaveError(f"emit: {path} has no {words} {name}; expected {' or '.join(found)}")
     return {name: found[name]} if name else found
 
 
-def _load(path: Path) -> dict[str, object]:
-    """The globals of the Python file ``path``, run as a module that finds its neighbours."""
+def _load(path: Path) -> ModuleType:
+    """The Python file ``path``, run as a module that finds its neighbours."""
     spec = importlib.util.spec_from_file_location(path.stem.replace("-", "_"), path)
     if spec is None or spec.loader is None:
         raise TileWeaveError(f"emit: {path} is no Python file; expected a name that ends in .py")
@@ -191,4 +211,4 @@ def _load(path: Path) -> dict[str, object]:
     # It prints the Python it generates for a program it cannot trace; the error says what matters.
     logging.getLogger("tilelang.language.eager.builder").disabled = True
     spec.loader.exec_module(module)
-    return vars(module)
+    return module

@@ -1,0 +1,377 @@
+"""What plans record and refuse, and what they enqueue. The driver, the streams and the kernels are
+fakes; memory is not: the ranks are threads whose heaps lie side by side, and copies copy."""
+
+import contextlib
+import ctypes
+import functools
+import threading
+import types
+from typing import Any
+
+import pytest
+import tilelang.language as T
+import torch
+
+import tileweave as tw
+from tileweave import language as W
+from tileweave.runtime import plan_streams, plans
+from tileweave.runtime.group import Group
+from tileweave.runtime.heap import Heap
+from tileweave.runtime.kernel import Kernel
+from tileweave.runtime.memory import PAGE, Memory
+from tileweave.runtime.plans import Copy, CopyValue, Launch, WaitStream, WriteValue
+from tileweave.runtime.regions import Region, Rows
+
+INBOX, FLAGS = W.Symmetric((2, 4, 8), "int32"), W.Symmetric((2,), "uint32")
+m = T.dynamic("m")
+
+
+@T.prim_func
+def kernel(inbox: INBOX, out: T.Tensor((m, 8), "int32"), scale: T.float32, epoch: T.int32):
+    with T.Kernel(1, threads=32):
+        out[0, 0] = inbox[W.rank(), epoch % 2, 0, 0] * T.Cast("int32", scale)
+
+
+def declared(body, **annotations):
+    """A plan of ``body`` with these parameters."""
+    parameters = [plans.Parameter.of(name, kind) for name, kind in annotations.items()]
+    return tw.Plan("f", parameters, body, "here:1")
+
+
+STANDARD = {
+    "A": T.Tensor((m, 8), "int32"), "inbox": INBOX, "flags": FLAGS,
+    "word": T.Tensor((1,), "uint32"), "epoch": T.int32,
+}  # fmt: skip
+
+
+def trace(body, rank=0, world_size=4, **annotations):
+    plan = declared(body, **(annotations or STANDARD))
+    shapes = {"A": (4, 8), "inbox": (2, 4, 8), "flags": (2,), "word": (1,)}
+    return plan.trace(rank, world_size, shapes, {"epoch": 5})
+
+
+def test_steps_in_their_order_forked_and_joined():
+    def body(p, A, inbox, flags, word, epoch):
+        for peer in p.peers():
+            p.copy(inbox[peer, epoch % 2], A, stream="copies")
+            p.write_value(flags[peer, 1], epoch + 1, stream="copies")
+        p.copy_value(flags[0, 0], word[0], stream="words")
+        p.wait_stream("words", stream="copies")
+        p.launch(kernel, inbox, A, 2.0, epoch)
+
+    steps = trace(body, rank=2)
+    assert [(type(s), s.stream, getattr(s, "other", "")) for s in (*steps[:2], *steps[-2:])] == [
+        (WaitStream, "copies", None), (WaitStream, "words", None),
+        (WaitStream, None, "copies"), (WaitStream, None, "words"),
+    ]  # fmt: skip
+    middle = steps[2:-2]
+    assert [type(s) for s in middle] == [
+        *[Copy, WriteValue] * 3, CopyValue, WaitStream, Launch
+    ]  # fmt: skip
+    assert [s.dst.rank for s in middle[:6:2]] == [3, 0, 1]
+    assert [s.number for s in middle] == list(range(1, 10))
+    assert middle[0].dst.key == (3, 1, slice(0, 4), slice(0, 8))
+    assert middle[1].value == 6
+    assert str(middle[0].dst) == "inbox[3, 1, 0:4, 0:8]"
+    assert middle[-1].arguments["scale"] == 2.0
+    assert middle[0].site.startswith(f"{__file__}:")
+
+
+@pytest.mark.parametrize(
+    ("dst", "src", "rows"),
+    [
+        ("inbox[1, 0]", "A", Rows(1, 32, 32, 32)),
+        ("inbox[1, 0, 1:3]", "A[0:2]", Rows(1, 16, 16, 16)),
+        ("inbox[1, 0, 2, 1:7]", "A[0, 0:6]", Rows(1, 6, 6, 6)),
+        ("inbox[1, 0, 0:2, 0:4]", "A[0:2, 4:8]", Rows(2, 4, 8, 8)),
+        ("inbox[1, :, 0]", "A[0:2]", Rows(2, 8, 32, 8)),
+        ("inbox[1, :, :, 3]", "A2", Rows(8, 1, 8, 1)),
+        ("inbox[1, 0, 0, 0]", "A[1, 1]", Rows(1, 1, 1, 1)),
+    ],
+)
+def test_rows_of_a_copy(dst, src, rows):
+    def body(p, **tensors):
+        p.copy(eval(dst, tensors), eval(src, tensors))
+
+    shapes = {"A": (4, 8), "A2": (2, 4), "inbox": (4, 2, 4, 8)}
+    symmetric = {"inbox": True}
+    p = plans.Steps(0, 4)
+    body(p, **{
+        n: Region.of(plans.Parameter(n, "int32", s, symmetric.get(n, False)), s)
+        for n, s in shapes.items()
+    })  # fmt: skip
+    assert p.steps[0].rows == rows
+
+
+REFUSED = [
+    (lambda p, A, inbox, *_: p.copy(inbox[1, 0, 0:2], A), "src=A[0:4, 0:8] has shape (4, 8); "
+     "expected (2, 8) of dst=inbox[1, 0, 0:2, 0:8]"),
+    (lambda p, A, inbox, flags, *_: p.copy(flags[1], inbox[0, 0, 0, 0:2]), "has dtype int32; "
+     "expected uint32"),
+    (lambda p, A, inbox, *_: p.copy(inbox[:, 0, 0], A), "dst=inbox[0:4, 0, 0, 0:8] is in several "
+     "ranks' memory; expected an index of one rank"),
+    (lambda p, A, inbox, *_: p.copy(inbox[0, 0:2, 0:2, 0:4], inbox[1, 0:2, 0:2, 0:4]),
+     "expected rows at one distance"),
+    (lambda p, A, *_: p.copy(A, 3), "copy: src=3; expected a tensor of the plan"),
+    (lambda p, A, *_: A[4], "A[0:4, 0:8]: index 4 of axis 0; expected 0 to 3"),
+    (lambda p, A, *_: A[-1], "index -1 of axis 0; expected 0 to 3"),
+    (lambda p, A, *_: A[0:5], "slice 0:5 of axis 0; expected a part of 0:4 in steps of 1"),
+    (lambda p, A, *_: A[0:4:2], "slice 0:4:2 of axis 0"),
+    (lambda p, A, *_: A[0, 0, 0], "3 indices; expected at most 2"),
+    (lambda p, A, *_: A[1.5], "index 1.5 of axis 0; expected an integer or a slice"),
+    (lambda p, A, inbox, flags, *_: p.write_value(flags[1], 3), "dst=flags[1, 0:2] of uint32; "
+     "expected one element of int32 or uint32"),
+    (lambda p, A, inbox, flags, *_: p.write_value(flags[1, 0], 0.5), "value=0.5; expected an "
+     "integer"),
+    (lambda p, A, inbox, flags, *_: p.copy_value(flags[1, 0], flags[2, 0]), "src=flags[2, 0]; "
+     "expected own memory, of rank 0"),
+    (lambda p, A, inbox, flags, *_: p.copy_value(flags[1, 0], A[0, 0]), "src=A[0, 0] has dtype "
+     "int32; expected uint32"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, 2.0), "3 arguments; expected 4: inbox, "
+     "out, scale, epoch"),
+    (lambda p, A, inbox, *_: p.launch(kernel, A, A, 2.0, 1), "inbox=A; expected a W.Symmetric"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, inbox, 2.0, 1), "out=inbox; expected a "
+     "T.Tensor"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A[0:2], 2.0, 1), "out=A[0:2, 0:8]; expected "
+     "a whole tensor"),
+    (lambda p, A, inbox, flags, word, _: p.launch(kernel, inbox, word, 2.0, 1), "of uint32; "
+     "expected int32"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, A, 1), "scale=A[0:4, 0:8]; expected a "
+     "number (float32)"),
+    (lambda p, A, *_: p.launch(len, A), "kernel=<built-in function len>; expected a T.prim_func"),
+    (lambda p, A, *_: p.wait_stream("nobody"), "other='nobody' has no steps"),
+    (lambda p, A, inbox, *_: p.copy(inbox[1, 0], A, stream=3), "stream=3; expected a name, or "
+     "None"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "message"), REFUSED)
+def test_refused_steps(body, message):
+    with pytest.raises(tw.TileWeaveError) as error:
+        trace(body)
+    assert message in str(error.value)
+    assert f" --> {__file__}:" in str(error.value)
+
+
+def test_kernels_get_tensors_of_their_shape():
+    @T.prim_func
+    def small(out: T.Tensor((3, 8), "int32")):
+        with T.Kernel(1, threads=32):
+            out[0, 0] = 1
+
+    with pytest.raises(tw.TileWeaveError, match=r"out has shape \(4, 8\); expected \(3, 8\)"):
+        trace(lambda p, A, *_: p.launch(small, A))
+
+
+def test_declarations():
+    @tw.plan
+    def fine(p: tw.Steps, A: T.Tensor((m, 8), "int32"), S: FLAGS, x: T.float32):
+        """Nothing."""
+
+    assert repr(fine) == "tw.plan fine(A, S, x)"
+    assert [(p.dtype, p.symmetric) for p in fine.parameters] == [
+        ("int32", False), ("uint32", True), ("float32", False),
+    ]  # fmt: skip
+    with pytest.raises(tw.TileWeaveError, match=r"parameter A; expected T.Tensor"):
+
+        @tw.plan
+        def bare(p, A):
+            """Nothing."""
+
+    with pytest.raises(tw.TileWeaveError, match="makes it a string"):
+
+        @tw.plan
+        def strings(p, A: "T.Tensor((4,), 'int32')"):
+            """Nothing."""
+
+    with pytest.raises(tw.TileWeaveError, match="expected one for the steps"):
+
+        @tw.plan
+        def empty():
+            """Nothing."""
+
+
+class FakeStream:
+    """Remembers what it is given, in the log of all streams."""
+
+    def __init__(self, log: list, name: str) -> None:
+        self.log, self.name = log, name
+        self.cuda_stream = id(self)
+        self.device = "cpu"
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self.log.append((self.name, "wait", other.name))
+
+
+class FakeKernel(Kernel):
+    """Does what its program does."""
+
+    def __init__(self, program: Any, log: list) -> None:
+        super().__init__(None, program)
+        self.log = log
+
+    def __call__(self, inbox, out, scale, epoch) -> None:
+        self.log.append(("kernel", epoch, scale))
+
+
+class Ranks:
+    """Fakes of what a rank has, one of each a thread."""
+
+    def __init__(self, ranks: int, monkeypatch) -> None:
+        self.ranks, self.here = ranks, threading.local()
+        self._bytes = torch.zeros(ranks * 2 * PAGE, dtype=torch.uint8)
+        for name, value in (
+            ("current", lambda: self.here.session),
+            ("call", self.call),
+            ("write_value", self.write_value),
+            ("driver", lambda: self),
+            ("compile", self.compile),
+        ):
+            monkeypatch.setattr(plan_streams, name, value)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.here.caller)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: self.new_stream())
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    CUmemorytype = types.SimpleNamespace(CU_MEMORYTYPE_DEVICE="device")
+    CUDA_MEMCPY2D = types.SimpleNamespace
+
+    def new_stream(self, name: str = "side") -> FakeStream:
+        stream = FakeStream(self.here.log, f"{name} {len(self.here.streams)}")
+        self.here.streams[stream.cuda_stream] = stream
+        return stream
+
+    def join(self, group: Group) -> None:
+        self.here.log, self.here.streams, self.here.compiled = [], {}, 0
+        self.here.caller = self.new_stream("caller")
+        heap = Heap(group, Memory(self._bytes.data_ptr(), 2 * PAGE, PAGE, self._bytes), 1 << 16)
+        watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
+        self.here.session = types.SimpleNamespace(group=group, heap=heap, watchdog=watchdog)
+        group.meet("up")
+
+    def call(self, name: str, *args: Any, stream: int) -> None:
+        self.here.log.append((self.here.streams[stream].name, name))
+        if name == "cuMemcpyDtoDAsync":
+            dst, src, nbytes, given = args
+            ctypes.memmove(dst, src, nbytes)
+        else:
+            what, given = args
+            assert (what.srcMemoryType, what.dstMemoryType) == ("device", "device")
+            for row in range(what.Height):
+                dst = what.dstDevice + row * what.dstPitch
+                ctypes.memmove(dst, what.srcDevice + row * what.srcPitch, what.WidthInBytes)
+        assert given == stream
+
+    def write_value(self, stream: int, address: int, value: int) -> None:
+        self.here.log.append((self.here.streams[stream].name, "write", value))
+        ctypes.c_uint32.from_address(address).value = value
+
+    def compile(self, program: Any) -> FakeKernel:
+        self.here.compiled += 1
+        return FakeKernel(program, self.here.log)
+
+
+@tw.plan
+def exchange(
+    p: tw.Steps,
+    A: T.Tensor((m, 8), "int32"),
+    inbox: W.Symmetric((2, 4, 8), "int32"),
+    flags: W.Symmetric((2,), "uint32"),
+    word: T.Tensor((1,), "uint32"),
+    epoch: T.int32,
+):
+    for peer in p.peers():
+        p.copy(inbox[peer, epoch % 2, p.rank], A[peer], stream="copies")
+        p.copy(inbox[peer, :, 3, p.rank : p.rank + 2], A[0:2, 2:4], stream="copies")
+        p.write_value(flags[peer, 0], epoch + 1, stream="copies")
+        p.copy_value(flags[peer, 1], word[0], stream="copies")
+    p.launch(kernel, inbox, A, 2.0, epoch)
+
+
+def test_calls(every_rank, monkeypatch):
+    world = Ranks(2, monkeypatch)
+
+    def rank(group: Group) -> tuple:
+        world.join(group)
+        heap, calls = world.here.session.heap, plan_streams.Calls(exchange)
+        A = torch.arange(32, dtype=torch.int32).reshape(4, 8) + 100 * group.rank
+        inbox, flags = heap.allocate((2, 4, 8), torch.int32), heap.allocate((2,), torch.uint32)
+        word = torch.tensor([77], dtype=torch.uint32)
+        group.meet("made")
+        calls(A, inbox, flags.all, word, epoch=4)
+        calls(A=A, inbox=inbox.all, flags=flags, word=word, epoch=5)
+        group.meet("done")
+        return world.here.log, world.here.compiled, inbox.local.clone(), flags.local.tolist()
+
+    found = every_rank(rank, 2)
+    for me, (log, compiled, inbox, flags) in enumerate(found):
+        peer = 1 - me
+        once = [
+            ("side 1", "wait", "caller 0"),
+            ("side 1", "cuMemcpyDtoDAsync"),
+            ("side 1", "cuMemcpy2DAsync"),
+            ("side 1", "write", 5),
+            ("side 1", "cuMemcpyDtoDAsync"),
+            ("kernel", 4, 2.0),
+            ("caller 0", "wait", "side 1"),
+        ]
+        assert log[:7] == once
+        assert len(log) == 14
+        assert compiled == 1
+        expected = torch.zeros(2, 4, 8, dtype=torch.int32)
+        theirs = torch.arange(32, dtype=torch.int32).reshape(4, 8) + 100 * peer
+        expected[:, peer] = theirs[me]
+        expected[:, 3, peer : peer + 2] = theirs[0:2, 2:4]
+        assert (inbox == expected).all()
+        assert flags == [6, 77]
+
+
+ints = functools.partial(torch.zeros, dtype=torch.int32)
+
+
+def test_refused_calls(every_rank, monkeypatch):
+    world = Ranks(1, monkeypatch)
+
+    def rank(group: Group) -> list[tuple]:
+        world.join(group)
+        heap, calls = world.here.session.heap, plan_streams.Calls(exchange)
+        good = {
+            "A": ints(4, 8),
+            "inbox": heap.allocate((2, 4, 8), torch.int32),
+            "flags": heap.allocate((2,), torch.uint32),
+            "word": torch.zeros(1, dtype=torch.uint32),
+            "epoch": 0,
+        }
+        calls(**good)
+        length, messages = len(world.here.log), []
+        for change, expected in (
+            ({"A": torch.zeros(4, 8)}, "A is of torch.float32; expected torch.int32"),
+            ({"A": ints(8, 4).T}, "and strides (1, 4); expected a contiguous tensor"),
+            ({"A": ints(4, 9)}, "A has shape (4, 9); expected (4, 8)"),
+            ({"A": ints(4, 8, device="meta")}, "A is on meta; expected cpu"),
+            ({"A": [1]}, "A=[1]; expected a torch tensor"),
+            ({"A": good["inbox"]}, "A=SymmetricTensor(shape=(2, 4, 8)"),
+            ({"inbox": ints(1, 2, 4, 8)}, "expected a tw.symmetric"),
+            ({"inbox": good["inbox"].local}, "inbox=torch tensor (2, 4, 8); expected a tw.symm"),
+            ({"flags": heap.allocate((3,), torch.uint32)}, "flags has shape (3,); expected (2,)"),
+            ({"epoch": 1.5}, "epoch=1.5; expected an integer (int32)"),
+            ({"more": 1}, "got an unexpected keyword argument 'more'; expected (A, inbox"),
+        ):
+            try:
+                calls(**(good | change))
+                messages.append((expected, "nothing was refused"))
+            except tw.TileWeaveError as error:
+                messages.append((expected, str(error)))
+        assert len(world.here.log) == length
+        return messages
+
+    (messages,) = every_rank(rank, 1)
+    assert len(messages) == 11
+    for expected, message in messages:
+        assert message.startswith("exchange: ")
+        assert expected in message
+
+
+def test_a_call_without_the_runtime():
+    with pytest.raises(tw.TileWeaveError, match=r"expected tw.init\(\)"):
+        exchange(1, 2, 3, 4, 5)
