@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from .memory import Access, Memory
+
+
+_FEW = 32
+"""Elements up to which a part of a tensor is remembered element by element."""
+
+
+class Rest(NamedTuple):
+    """Elements of which an event is not the last one, but not before it either."""
+
+    event: int
+    elements: np.ndarray
+    """Flat, ascending."""
+
+    def meets(self, region: np.ndarray) -> bool:
+        """Whether it can have an element of this region in common with it."""
+        return self.elements[0] <= region[-1] and region[0] <= self.elements[-1]
+
+    def common(self, region: np.ndarray) -> np.ndarray:
+        """Which of its elements are in the region."""
+        if self.elements.shape == region.shape and (self.elements == region).all():
+            return np.ones(region.shape, np.bool_)
+        return np.isin(self.elements, region, assume_unique=True)
 
 
 class Trail:
@@ -21,6 +43,8 @@ class Trail:
         self.memory, self.shape = memory, shape
         self._others = np.zeros((2, 0), np.int64)
         """Flat element, event."""
+        self._rests: list[Rest] = []
+        """The same where one event has many elements."""
 
     @cached_property
     def last(self) -> np.ndarray:
@@ -45,27 +69,39 @@ class Trail:
             if bad is not None:
                 at = int(np.flatnonzero(bad)[0])
                 return int(events[at]), self._index(int(elements[at]))
+        for rest in self._meeting(key):
+            if self._unordered(np.asarray(rest.event), access) is not None:
+                found = rest.elements[rest.common(self._region(key))]
+                if found.size:
+                    return rest.event, self._index(int(found[0]))
         return None
 
     def note(self, key: Any, event: int, access: Access) -> None:
         """The access is the last one of its region."""
         log = self.memory.events
+        # What is ordered before this access need not be remembered beside it.
         if self._others.shape[1]:
-            # What is ordered before this access need not be remembered beside it.
             elements, others = self._others
             before = access.view.covers(log.agent[others], log.time[others])
             if before.any():
                 self._others = self._others[:, ~(before & np.isin(elements, self.flat[key]))]
+        self._forget(key, [
+            rest for rest in self._meeting(key)
+            if access.view.covers(log.agent[rest.event], log.time[rest.event])
+        ])  # fmt: skip
         previous = np.asarray(self.last[key])
         if previous.size > 1 and (previous == previous.flat[0]).all():
             previous = previous.flat[0]
         apart = ~np.asarray(access.view.covers(log.agent[previous], log.time[previous]))
         if np.any(apart):
             elements = np.asarray(self.flat[key])
-            apart = np.broadcast_to(apart, elements.shape)
-            events = np.broadcast_to(previous, elements.shape)[apart]
-            displaced = np.stack([elements[apart], events.astype(np.int64)])
-            self._others = np.concatenate([self._others, displaced], axis=1)
+            if apart.ndim == 0 and elements.size > _FEW:
+                self._rests.append(Rest(int(previous), self._region(key)))
+            else:
+                apart = np.broadcast_to(apart, elements.shape)
+                events = np.broadcast_to(previous, elements.shape)[apart]
+                displaced = np.stack([elements[apart], events.astype(np.int64)])
+                self._others = np.concatenate([self._others, displaced], axis=1)
         self.last[key] = event
 
     def clear(self, key: Any) -> None:
@@ -74,6 +110,32 @@ class Trail:
             self.last[key] = 0
         if self._others.shape[1]:
             self._others = self._others[:, ~np.isin(self._others[0], self.flat[key])]
+        self._forget(key, self._meeting(key))
+
+    def _region(self, key: Any) -> np.ndarray:
+        """The flat elements of a region, ascending."""
+        elements = np.asarray(self.flat[key]).ravel()
+        basic = not any(isinstance(part, np.ndarray) for part in key)
+        return elements if basic else np.unique(elements)
+
+    def _meeting(self, key: Any) -> list[Rest]:
+        """The rests that may have elements in the region."""
+        if not self._rests:
+            return []
+        region = self._region(key)
+        return [rest for rest in self._rests if rest.meets(region)] if region.size else []
+
+    def _forget(self, key: Any, rests: list[Rest]) -> None:
+        """Take the region out of these rests."""
+        if not rests:
+            return
+        region, left = self._region(key), []
+        for rest in rests:
+            elements = rest.elements[~rest.common(region)]
+            if elements.size:
+                left.append(Rest(rest.event, elements))
+        gone = {id(rest) for rest in rests}
+        self._rests = [rest for rest in self._rests if id(rest) not in gone] + left
 
     def _unordered(self, events: np.ndarray, access: Access) -> np.ndarray | None:
         log = self.memory.events
