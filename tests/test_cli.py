@@ -354,3 +354,47 @@ def test_nvcc_that_fails(tmp_path, monkeypatch):
 def test_no_nvcc(monkeypatch, home, why):
     monkeypatch.setattr("tilelang.contrib.nvcc.CUDA_HOME", home)
     assert find_nvcc() == Nvcc("", why)
+
+
+PLANS = """
+import tilelang.language as T
+import tileweave as tw
+
+@T.prim_func
+def step(x: T.Tensor((4,), "int32"), y: T.Tensor((4,), "int32"), epoch: T.int32):
+    with T.Kernel(1, threads=32):
+        y[0] = x[0] + epoch
+
+@tw.plan
+def plan(p, x: T.Tensor((4,), "int32"), y: T.Tensor((4,), "int32"), z: T.Tensor((4,), "int32"),
+         epoch: T.int32):
+    if epoch > 1:
+        p.copy(z, x)
+    p.launch(step, x, y, epoch)
+"""
+
+BEYOND = """
+import tilelang.language as T
+import tileweave as tw
+
+@tw.plan
+def beyond(p, x: T.Tensor((4,), "int32"), y: T.Tensor((4,), "int32"), epoch: T.int32):
+    p.copy(y[epoch : epoch + 3], x[0:3])
+"""
+
+
+def test_simulate_runs_plans_and_no_kernel_of_theirs(tmp_path, capsys):
+    path = tmp_path / "plans.py"
+    path.write_text(PLANS)
+    assert main(["simulate", str(path), "--schedules", "2", "--set", "epoch=epoch"]) == 0
+    assert capsys.readouterr().out == "plan: 2 schedules of 4 ranks, no fault\n"
+
+
+def test_simulate_says_where_a_plan_leaves_a_tensor(tmp_path, capsys):
+    path = tmp_path / "beyond.py"
+    path.write_text(BEYOND)
+    with pytest.raises(SystemExit):
+        main(["simulate", str(path), "--set", "epoch=epoch"])
+    shown = capsys.readouterr().out
+    assert "bounds: y[0:4]: slice 2:5 of axis 0; expected a part of 0:4" in shown
+    assert f"{path}:7\nin plan beyond of rank 0 in launch 2" in shown

@@ -11,7 +11,6 @@ from tvm import tirx
 from ...builtins.errors import TileWeaveError
 from .. import plans
 from ..parameters import Parameter, Shape
-from ..regions import Region, RegionError
 from .errors import SimulationError
 from .machine import Machine
 from .order import Layout
@@ -51,11 +50,6 @@ class Executable:
         """The kernels of the calls so far."""
         return [program for _, program in self._programs.values()]
 
-    @property
-    def launched(self) -> set[int]:
-        """``id`` of the ``T.prim_func`` of each."""
-        return set(self._programs)
-
     def call(
         self, rank: int, epoch: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> Call:
@@ -66,7 +60,7 @@ class Executable:
         """
         try:
             steps = self.plan.trace(rank, self.world_size, shapes, scalars)
-        except RegionError as error:
+        except plans.RegionError as error:
             where = f"rank {rank} in launch {epoch}"
             raise SimulationError(
                 "bounds", f"{error}\nin plan {self.plan.name} of {where}"
@@ -127,7 +121,7 @@ class Executable:
                     tensors = {
                         name: machine.tensors[value.parameter.name][rank]
                         for name, value in step.arguments.items()
-                        if isinstance(value, Region)
+                        if isinstance(value, plans.Region)
                     }
                     queues[step.stream] += [
                         Launch(kernel=k, env=env, extents=extents, tensors=tensors, **common)
@@ -152,11 +146,11 @@ class Executable:
         if not isinstance(step, plans.Launch):
             return []
         values = step.arguments
-        shapes = {n: v.shape for n, v in values.items() if isinstance(v, Region)}
+        shapes = {n: v.shape for n, v in values.items() if isinstance(v, plans.Region)}
         return list(self.program(step.program).launches(rank, shapes, values))
 
 
-def _owner(region: Region, rank: int) -> int:
+def _owner(region: plans.Region, rank: int) -> int:
     return rank if region.rank is None else region.rank
 
 
