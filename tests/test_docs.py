@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
 
 import tileweave as tw
+from tileweave.cli import main
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -41,3 +46,61 @@ def test_readme_names_every_environment_variable():
     used = {w.strip(".,;:()'") for w in words if w.startswith("TILEWEAVE_")}
     readme = (CHECKOUT / "README.md").read_text()
     assert used and [name for name in sorted(used) if f"`{name}`" not in readme] == []
+
+
+def _simulator_cases() -> dict[str, tuple[str, str]]:
+    """By heading of docs/simulator.md: its program, and what is said of it after its command."""
+    page = (CHECKOUT / "docs" / "simulator.md").read_text()
+    blocks = re.findall(r"^#+ ([^\n]*)|^```(python|diff|console)\n(.*?)^```$", page, re.M | re.S)
+    ring = changed = heading = ""
+    cases = {}
+    for title, kind, text in blocks:
+        if title:
+            heading = title.strip("`")
+        elif kind == "python":
+            ring = changed = ring or text
+        elif kind == "diff":
+            lines = [(line[0], line[1:] + "\n") for line in text.splitlines()]
+            before, after = ("".join(t for sign, t in lines if sign == s) for s in "-+")
+            assert ring.count(before) == 1, before
+            changed = ring.replace(before, after)
+        else:
+            name = heading if heading not in cases else f"{heading} again"
+            cases[name] = changed, text
+    return cases
+
+
+SIMULATOR_CASES = _simulator_cases()
+
+
+@pytest.mark.parametrize("name", SIMULATOR_CASES)
+def test_simulator_page(name, tmp_path, monkeypatch, capsys):
+    """The commands say it: the same first line, but for numbers, and the same lines of source."""
+    program, text = SIMULATOR_CASES[name]
+    (tmp_path / "ring.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    command, *lines = text.splitlines()
+    try:
+        assert main(shlex.split(command)[2:]) == 0
+        status = 0
+    except SystemExit as end:
+        status = end.code
+    out = capsys.readouterr().out.replace(f"{tmp_path}/", "").splitlines()
+    assert status == (not out[0].endswith("no fault"))
+    assert re.sub(r"\d+", "#", out[0]) == re.sub(r"\d+", "#", lines[0])
+    for site in re.findall(r"ring\.py:\d+", text):
+        assert any(site in line for line in out), (site, out)
+
+
+def test_simulator_page_is_about_every_kind():
+    from tileweave.runtime.simulator.errors import KINDS
+
+    assert set(KINDS) <= set(SIMULATOR_CASES)
+
+
+def test_timeline_of_the_simulator_page():
+    picture = CHECKOUT / "docs" / "timeline.svg"
+    assert picture.stat().st_size < 100_000
+    texts = [e.text for e in ElementTree.parse(picture).iter() if e.tag.endswith("text")]
+    assert any(re.match(r"ring: 3 ranks, seed \d+, reuse fault", t) for t in texts)
+    assert not any("--> /" in t for t in texts)  # of the machine that drew it
