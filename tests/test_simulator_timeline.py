@@ -11,7 +11,7 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 from tileweave.runtime.simulator import Executable, drawing, simulate
-from tileweave.runtime.simulator.drawing import FAULTS, Line, draw
+from tileweave.runtime.simulator.drawing import FAULTS, Line, Text, draw
 from tileweave.runtime.simulator.simulate import Case
 from tileweave.runtime.simulator.timeline import Recorder
 
@@ -63,8 +63,8 @@ def recorded(program, ranks=3, epochs=2, seed=0, given=None):
 def test_bars_signals_waits_and_transfers():
     ranks, epochs = 3, 2
     timeline, _ = recorded(exchange(), ranks, epochs)
-    assert sorted((b.rank, b.epoch, b.number) for b in timeline.bars) == [
-        (r, e, b) for r in range(ranks) for e in range(epochs) for b in range(2)
+    assert sorted((b.rank, b.epoch, b.label) for b in timeline.bars) == [
+        (r, e, f"block {b}") for r in range(ranks) for e in range(epochs) for b in range(2)
     ]
     assert all(0 < b.start < b.end <= timeline.end for b in timeline.bars)
     waits = [(b, w) for b in timeline.bars for w in b.waits]
@@ -76,7 +76,7 @@ def test_bars_signals_waits_and_transfers():
     assert len(timeline.arrows) == len(timeline.signals)
     for arrow in timeline.arrows:
         sender, reader = arrow.signal.bar, arrow.bar
-        assert reader.rank == (sender.rank + 1) % ranks and reader.number == sender.number
+        assert reader.rank == (sender.rank + 1) % ranks and reader.label == sender.label
         assert arrow.signal.time < arrow.time
 
     writes = [t for t in timeline.transfers if t.writes]
@@ -97,7 +97,7 @@ def test_a_signal_serves_every_wait_after_it():
     given = [{"flags": np.zeros(1, np.int32)}]
     timeline, _ = recorded(program, 1, 1, given=given)
     last = max(m.time for m in timeline.signals)
-    by_reader = [[a for a in timeline.arrows if a.bar.number == b] for b in (1, 2)]
+    by_reader = [[a for a in timeline.arrows if a.bar.label == f"block {b}"] for b in (1, 2)]
     assert sorted(len(found) for found in by_reader) == [1, 2]
     assert all(max(a.signal.time for a in found) == last for found in by_reader)
 
@@ -128,10 +128,13 @@ def test_streams_are_bars_too():
 
     given = [{"A": np.zeros(N, np.int32), "flag": np.zeros(1, np.uint32)} for _ in range(2)]
     timeline, _ = recorded(program, 2, 1, given=given)
-    labels = {b.label for b in timeline.bars}
-    assert len(timeline.bars) == 4 and len(labels) == 2
+    assert {b.group for b in timeline.bars} == {"stream 'copies'"}
+    assert sorted(b.label for b in timeline.bars) == [
+        "p.copy (step 1)", "p.copy (step 1)", "p.write_value (step 2)", "p.write_value (step 2)",
+    ]  # fmt: skip
     assert {t.peer for t in timeline.transfers} == {0, 1}
-    draw(timeline)
+    texts = [s.text for s in draw(timeline).shapes if isinstance(s, Text)]
+    assert texts.count("stream 'copies'") == texts.count("blocks") == 2
 
 
 def test_recording_changes_nothing(tmp_path, monkeypatch):

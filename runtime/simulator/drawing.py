@@ -16,7 +16,7 @@ RUNS = ("#cfd8e3", "#e9dfc7")
 WAITS, SIGNALS, WRITES, READS, FAULTS = "#e69f00", "#009e73", "#0072b2", "#cc79a7", "#d55e00"
 INK, FAINT = "#222222", "#b8b8b8"
 
-_LEFT, _RIGHT, _WIDTH = 108, 24, 1480
+_LEFT, _RIGHT, _WIDTH = 124, 24, 1480
 _LANE, _GAP, _MEMORY, _TOP = 30, 14, 16, 96
 _MOST = 20_000
 """Bars, marks and arrows that a picture holds; of more, the last ones are drawn."""
@@ -97,14 +97,21 @@ class _Artist:
             report=fault.report if fault else "",
         )
         self.add = self.drawing.shapes.append
-        lanes = _lanes(timeline)
-        self.lane_of, self.top_of = {}, {}
+        self.lane_of: dict[Bar, float] = {}
+        self.top_of: dict[int, float] = {}
+        self.groups: list[tuple[str, float]] = []
+        """Names of what has lanes, with their tops."""
         y = float(_TOP)
         for rank in range(timeline.world_size):
             self.top_of[rank] = y
-            for bar, lane in lanes[rank].items():
-                self.lane_of[bar] = y + _MEMORY + lane * _LANE
-            y += _MEMORY + (max(lanes[rank].values(), default=0) + 1) * _LANE + _GAP
+            y += _MEMORY
+            bars = [b for b in timeline.bars if b.rank == rank]
+            for group in sorted({b.group for b in bars} | {"blocks"}):
+                lanes = _lanes([b for b in bars if b.group == group])
+                self.lane_of |= {bar: y + lane * _LANE for bar, lane in lanes.items()}
+                self.groups.append((group, y))
+                y += (max(lanes.values(), default=0) + 1) * _LANE
+            y += _GAP
         self.bottom = y
         for part in (self.head, self.legend, self.ranks, self.bars, self.transfers, self.arrows,
                      self.marks, self.labels, self.fault, self.axis, self.foot):  # fmt: skip
@@ -156,8 +163,10 @@ class _Artist:
             bottom = self.top_of.get(rank + 1, self.bottom) - _GAP
             self.add(Rect(_LEFT, top, _WIDTH - _LEFT - _RIGHT, bottom - top, "#f7f7f7", FAINT))
             self.add(Line(_LEFT, top + _MEMORY / 2, _WIDTH - _RIGHT, top + _MEMORY / 2, FAINT))
-            self.add(Text(10, (top + bottom) / 2 + 5, f"rank {rank}", 14, bold=True))
+            self.add(Text(10, top + 12, f"rank {rank}", 14, bold=True))
             self.add(Text(_LEFT - 6, top + _MEMORY / 2 + 4, "memory", 10, "end", "#555555"))
+        for name, top in self.groups:
+            self.add(Text(_LEFT - 6, top + _LANE / 2 + 4, name, 10, "end", "#555555"))
 
     def bars(self) -> None:
         for bar in self.t.bars:
@@ -180,7 +189,7 @@ class _Artist:
         for bar in self.t.bars:
             left = self.x(bar.start)
             width = self.x(self.t.end if bar.end is None else bar.end) - left
-            for text in (f"{bar.label}, launch {bar.epoch}", bar.label, str(bar.number)):
+            for text in (f"{bar.label}, launch {bar.epoch}", bar.label, bar.short):
                 if 6.2 * len(text) + 6 <= width:
                     y, fill = self.lane_of[bar] + 3, RUNS[bar.epoch % 2]
                     self.add(Rect(left + 1, y, 6.0 * len(text) + 4, 11, fill))
@@ -269,17 +278,16 @@ class _Artist:
         self.drawing.height += 14
 
 
-def _lanes(timeline: Timeline) -> list[dict[Bar, int]]:
-    """For each rank, its bars and their lanes: the first that is free, from the top."""
-    out: list[dict[Bar, int]] = [{} for _ in range(timeline.world_size)]
-    busy: list[list[float]] = [[] for _ in range(timeline.world_size)]
-    for bar in timeline.bars:
-        ends = busy[bar.rank]
+def _lanes(bars: list[Bar]) -> dict[Bar, int]:
+    """The lane of each: the first that is free, from the top."""
+    lanes: dict[Bar, int] = {}
+    ends: list[float] = []
+    for bar in bars:
         end = float("inf") if bar.end is None else float(bar.end)
         lane = next((n for n, until in enumerate(ends) if until <= bar.start), len(ends))
         ends[lane : lane + 1] = [end]
-        out[bar.rank][bar] = lane
-    return out
+        lanes[bar] = lane
+    return lanes
 
 
 def _start(timeline: Timeline) -> int:

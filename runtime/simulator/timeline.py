@@ -34,7 +34,9 @@ class Bar:
 
     rank: int
     label: str
-    number: int
+    short: str
+    group: str
+    """``blocks``, or the stream that does it."""
     epoch: int
     start: int
     end: int | None = None
@@ -130,9 +132,12 @@ class Recorder(Machine):
 
     def _open(self, coroutine: Coroutine) -> Bar:
         work, at = coroutine.work, self._by_agent.setdefault(coroutine.order.base, [])
-        number = coroutine.frame.block.number if isinstance(work, Launch) else 0
-        label = f"block {number}" if isinstance(work, Launch) else work.title
-        bar = Bar(work.stream.rank, label, number, work.epoch, self._now())
+        if isinstance(work, Launch):
+            number = coroutine.frame.block.number
+            names = f"block {number}", str(number), "blocks"
+        else:
+            names = work.title, work.title.split(" (")[0], str(work.stream)
+        bar = Bar(work.stream.rank, *names, work.epoch, self._now())
         self._bars[coroutine] = bar
         at.append(bar)
         return bar
