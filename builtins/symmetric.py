@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import tilelang.language as T
 from tilelang import tvm
 from tilelang.language.proxy import StridedTensorProxy
 from tvm import tirx
@@ -59,6 +60,37 @@ class SymmetricProxy(StridedTensorProxy):
 
 
 Symmetric = SymmetricProxy()
+
+
+_SCRATCH = "tileweave.symmetric"
+
+
+def alloc_symmetric(shape: Any, dtype: str = "float32") -> tirx.Buffer:
+    """Symmetric memory of the program's own, made when it is compiled and kept between launches.
+
+    In the kernel it is what a ``W.Symmetric`` parameter is, ``S[r, ...]`` being rank ``r``'s copy;
+    outside it is not seen. How many buffers there are is the compiler's choice: it may let launches
+    take two of them in turn instead of waiting.
+
+    Args:
+        shape: of one rank's copy, in elements; constants.
+        dtype: element type, of 1, 2, 4, 8 or 16 bytes.
+
+    Raises:
+        LanguageError: the element type has no whole power-of-two number of bytes, or an extent is
+            not constant.
+    """
+    shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    if itemsize(dtype) not in _HEAP_STRIDES:
+        raise reject("alloc_symmetric", f"dtype={dtype!r}", "elements of 1, 2, 4, 8 or 16 bytes")
+    if any(not isinstance(extent, (int, tirx.IntImm)) for extent in shape):
+        raise reject("alloc_symmetric", f"shape={shape}", "constants")
+    return T.alloc_buffer((WORLD_SIZE, *shape), dtype, scope=_SCRATCH)
+
+
+def is_scratch(buffer: tirx.Buffer) -> bool:
+    """Whether ``buffer`` was made by ``alloc_symmetric``."""
+    return buffer.scope() == _SCRATCH
 
 
 def is_symmetric(buffer: tirx.Buffer) -> bool:

@@ -1,5 +1,6 @@
 """IR-to-IR passes that make the order of memory between ranks right. One pass a file."""
 
+from .inference.options import split_options
 from .table import (
     DEVICE_PASSES,
     GROUP_PASSES,
@@ -22,4 +23,5 @@ __all__ = [
     "Pass",
     "run",
     "run_group",
+    "split_options",
 ]

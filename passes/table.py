@@ -15,7 +15,9 @@ from . import (
     elect_leader,
     fence_after_wait,
     free_async_tiles,
+    infer_sync,
     keep_to_block,
+    lift_symmetric,
     linear_bulk_tiles,
     order_releases,
     pin_pipelined,
@@ -42,9 +44,14 @@ class Pass:
 
 GROUP_PASSES = (
     Pass(
+        lift_symmetric.lift_symmetric,
+        "first: its tensors are specialised like those of the program",
+    ),
+    Pass(
         specialize_group.specialize_group,
         "shapes and strides must be constants before anything reads them",
     ),
+    Pass(infer_sync.infer_sync, "needs the number of ranks; adds builtins for all later passes"),
 )
 """Run by ``tw.compile`` and ``tw.emit``, with the group, before TileLang sees the program."""
 

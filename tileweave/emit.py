@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import tilelang
 from tilelang import tvm
@@ -20,7 +22,11 @@ EMIT_HEAP_STRIDE = 1 << 30
 
 
 def emit(
-    func: tirx.PrimFunc, stage: Stage = "cuda", arch: str = "sm_90a", world_size: int = 4
+    func: tirx.PrimFunc,
+    stage: Stage = "cuda",
+    arch: str = "sm_90a",
+    world_size: int = 4,
+    pass_configs: Mapping[str, Any] | None = None,
 ) -> str:
     """What ``func`` is compiled to, as text. Needs no GPU; ``ptx`` needs nvcc.
 
@@ -30,6 +36,7 @@ def emit(
             device passes), ``cuda`` (the source nvcc sees) or ``ptx``.
         arch: ``sm_80``, ``sm_90a``, ``sm_100a``, ...
         world_size: ranks of the group to compile for.
+        pass_configs: those of TileLang, and ours; see ``tw.compile``.
 
     Raises:
         TileWeaveError: an unknown stage or architecture, something other than a PrimFunc, no nvcc.
@@ -44,13 +51,15 @@ def emit(
         raise TileWeaveError(f"emit: arch={arch!r}; expected 'sm_80', 'sm_90a', 'sm_100a', ...")
     if stage == "ptx":
         _require_nvcc()
+    func, stock = passes.split_options(func, pass_configs or {})
     mod = tvm.IRModule({func.attrs["global_symbol"]: func})
     mod = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE)
     if stage == "tile":
         return passes.run(passes.TILE_PASSES, mod).script()
     (program,) = mod.functions.values()
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
-    with target:
+    configured = tvm.transform.PassContext(config=stock) if stock else contextlib.nullcontext()
+    with target, configured:
         artifact = tilelang.lower(program, target=target)
         if stage == "device":
             return artifact.device_mod.script()

@@ -35,5 +35,5 @@ from .builtins.signals import (
     wait_ne,
     wait_reached,
 )
-from .builtins.symmetric import Symmetric
+from .builtins.symmetric import Symmetric, alloc_symmetric
 from .tile_order import own_last, swizzle_2d

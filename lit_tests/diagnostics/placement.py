@@ -6,11 +6,13 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 
+UNORDERED = {"tileweave.verify": "off"}
+
 
 def refused(program, arch="sm_90a"):
     name = program.attrs["global_symbol"]
     try:
-        tw.emit(program, arch=arch)
+        tw.emit(program, arch=arch, pass_configs=UNORDERED)
     except tw.LanguageError as error:
         print(f"{name}: {error}")
     else:

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
+from ...passes.hidden import Hidden
 from .. import plans
 from ..parameters import Parameter, Shape
 from .errors import SimulationError
@@ -50,6 +51,11 @@ class Executable:
         """The kernels of the calls so far."""
         return [program for _, program in self._programs.values()]
 
+    @property
+    def hidden(self) -> dict[int, list[Hidden]]:
+        """The hidden parameters of each kernel, by the identity of its ``T.prim_func``."""
+        return {key: program.hidden for key, (_, program) in self._programs.items()}
+
     def call(
         self, rank: int, epoch: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> Call:
@@ -72,7 +78,7 @@ class Executable:
         found = set()
         for step, _ in (s for call in calls for s in call.steps):
             if isinstance(step, plans.Launch):
-                for name in self.program(step.program).written:
+                for name in self.program(step.program).written & step.arguments.keys():
                     found.add(step.arguments[name].parameter.name)
             elif not isinstance(step, plans.WaitStream):
                 found.add(step.dst.parameter.name)
@@ -123,6 +129,8 @@ class Executable:
                         for name, value in step.arguments.items()
                         if isinstance(value, plans.Region)
                     }
+                    hidden = machine.hidden.get(id(step.program), {})
+                    tensors |= {name: of_ranks[rank] for name, of_ranks in hidden.items()}
                     queues[step.stream] += [
                         Launch(kernel=k, env=env, extents=extents, tensors=tensors, **common)
                         for k, env, extents in launches

@@ -33,6 +33,8 @@ class Machine:
         self.memory = Memory(layout, self.rng)
         self.memory.thread_names = thread_names
         self.tensors: dict[str, list[Tensor]] = {}
+        self.hidden: dict[int, dict[str, list[Tensor]]] = {}
+        """Hidden tensors by kernel and name, of each rank."""
         self.streams: list[Stream] = []
         self._enqueued: list[Work] = []
         self._start = Clock.start(layout.count)
@@ -45,6 +47,11 @@ class Machine:
         self._resident = [0] * world_size
         self._uneven = self.rng.random() < 0.5
         """Whether some blocks are much slower than others in this schedule."""
+
+    def every_tensor(self) -> dict[Any, list[Tensor]]:
+        """Those of the plan and the hidden ones, by a name that is theirs alone."""
+        hidden = {(k, name): t for k, ts in self.hidden.items() for name, t in ts.items()}
+        return {**self.tensors, **hidden}
 
     def add_stream(self, rank: int, name: str | None, items: Sequence[Any]) -> None:
         """A stream and what the host enqueues in it."""

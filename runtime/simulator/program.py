@@ -14,6 +14,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 from ... import passes
 from ...builtins.errors import TileWeaveError
+from ...passes.hidden import hidden_of
 from . import block_ops, builtin_ops, copy_ops, tile_ops
 from .block_ops import BlockStatements
 from .errors import unsupported
@@ -67,6 +68,8 @@ class Program:
         mod = passes.run_group(mod, world_size, _HEAP_STRIDE)
         mod = passes.run(passes.SYNC_PASSES, mod)
         (func,) = mod.functions.values()
+        self.hidden = hidden_of(func)
+        """Tensors behind its own parameters, which live as long as the program."""
         self.compiler = c = BlockStatements()
         for ops in (block_ops, tile_ops, builtin_ops, copy_ops):
             ops.register(c)

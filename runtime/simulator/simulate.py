@@ -11,6 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ...builtins.errors import TileWeaveError
+from ...passes.hidden import Hidden
 from ..parameters import Parameter, shapes_of
 from .arrivals import refuse_surplus, unconsumed
 from .drawing import draw
@@ -77,13 +78,13 @@ def simulate(
         machine = case.machine(number, resident_blocks, Machine if write is None else Recorder)
         try:
             machine.run()
-            refuse_surplus(machine.tensors)
+            refuse_surplus(machine.every_tensor())
         except SimulationError as error:
             fault = error.in_schedule(number)
             if write is not None:
                 write(draw(machine.timeline(name, number, fault)))
             raise fault from None
-        found = unconsumed(machine.tensors)
+        found = unconsumed(machine.every_tensor())
         lost = found if number == seed else {k: v for k, v in lost.items() if k in found}
     for text in lost.values():
         warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=2)
@@ -186,9 +187,23 @@ class Case:
         for p in self.executable.parameters:
             if p.shape is not None:
                 machine.tensors[p.name] = self._tensors(p, machine)
+        for kernel, hidden in self.executable.hidden.items():
+            machine.hidden[kernel] = {h.name: self._hidden(h, machine) for h in hidden}
         for rank, calls in enumerate(self.calls):
             self.executable.enqueue(machine, rank, calls)
         return machine
+
+    def _hidden(self, h: Hidden, machine: Machine) -> list[Tensor]:
+        """A hidden tensor of each rank: zeroed, but for scratch memory."""
+        world_size = self.executable.world_size
+        shape, dtype = (world_size, *h.shape) if h.symmetric else h.shape, numpy_dtype(h.dtype)
+        made = 1 if h.symmetric else world_size
+        tensors = [Tensor(machine.memory, h.name, shape, dtype, written=True) for _ in range(made)]
+        for tensor in tensors:
+            tensor.symmetric = h.symmetric
+            if not h.scratch:
+                tensor.give((Ellipsis,), np.zeros(shape, dtype))
+        return tensors * (world_size // made)
 
     def _tensors(self, p: Parameter, machine: Machine) -> list[Tensor]:
         """The tensor of each rank, with its input."""

@@ -1,0 +1,180 @@
+"""Put in the signals, waits and guards that reads and writes of symmetric tensors need."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ..builtins.declare import builtin_of
+from ..builtins.symmetric import is_symmetric, itemsize
+from .hidden import hidden_of, set_hidden, with_hidden
+from .inference.accesses import collect_accesses
+from .inference.counters import make_counters
+from .inference.credits import place_credits
+from .inference.epochs import count_epochs
+from .inference.exchange import Exchange, Inserted
+from .inference.exits import place_exits
+from .inference.options import options_of
+from .inference.residency import verify_residency
+from .inference.reuse import choose_buffers, guard_reuse
+from .inference.signals import place_signals
+from .inference.symbols import Symbols
+from .inference.traffic import traffic_of
+from .inference.waits import place_waits
+from .memory_order import releases
+from .walk import builtins_in, op_name
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the inference did to a program.
+
+    Attributes:
+        ops: every operation that was put in.
+        reuse: tensor -> why its memory may be used again in the next launch.
+        flag_bytes: bytes of counters on each rank.
+    """
+
+    ops: tuple[Inserted, ...] = ()
+    reuse: Mapping[str, str] = field(default_factory=dict)
+    flag_bytes: int = 0
+
+
+def infer_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
+    """Synchronise a program of which no line says so.
+
+    A program with a signal, wait or barrier of its own stays as it is, and so does one that reaches
+    no other rank's memory, or with ``tileweave.verify`` off.
+
+    Args:
+        func: specialised for the group.
+        heap_stride: bytes between two ranks' heaps.
+
+    Raises:
+        LanguageError: an access cannot be ordered; names it and its line.
+
+    Before: ``if owner != me: T.copy(tile, S[owner, ...]) else: T.copy(S[me, ...], tile)``
+    After:  the same with signals and waits, and hidden parameters for their counters
+    """
+    return explained(func, world_size, heap_stride)[0]
+
+
+def explained(
+    func: tirx.PrimFunc, world_size: int, heap_stride: int
+) -> tuple[tirx.PrimFunc, Explanation]:
+    """``infer_sync`` of a program, and what it did."""
+    hidden = {h.name: h for h in hidden_of(func)}
+    tensors = [b for b in func.buffer_map.values() if _is_of_heap(b, heap_stride)]
+    exchange = None
+    options = options_of(func)
+    if tensors and options.verify != "off" and not is_explicit(func):
+        exchange = _exchange(func, tensors, world_size, heap_stride, options)
+    if exchange is None:
+        return func, Explanation()
+    own = {t for t in tensors if t.name in hidden}
+    for traffic in exchange.traffic:
+        exchange.buffers[traffic.tensor] = choose_buffers(exchange, traffic, traffic.tensor in own)
+    make_counters(exchange, own)
+    place_signals(exchange)
+    place_waits(exchange)
+    place_exits(exchange)
+    guard_reuse(exchange, own)
+    place_credits(exchange)
+    count_epochs(exchange)
+    verify_residency(exchange)
+    func = func.with_body(exchange.placement.applied(func.body, exchange.program))
+    func = _alternated(exchange, func)
+    flags = sum(4 * math.prod(h.shape) for h in exchange.hidden)
+    func = with_hidden(func, exchange.hidden, exchange.hidden_buffers)
+    return func, Explanation(tuple(exchange.inserted), dict(exchange.reuse), flags)
+
+
+def is_explicit(func: tirx.PrimFunc) -> bool:
+    """Whether the program orders memory between ranks itself."""
+    for call in builtins_in(func.body):
+        spec = builtin_of(call)
+        scopes = [spec.word(call, "scope")] if any(n == "scope" for n, _ in spec.words) else ["sys"]
+        if (spec.waits or releases(call)) and scopes == ["sys"] and spec.name != "sync_grid":
+            return True
+    return False
+
+
+def _exchange(func, tensors, world_size, heap_stride, options) -> Exchange | None:
+    program = collect_accesses(func, tensors)
+    symbols = Symbols(program, world_size)
+    exchange = Exchange(program, world_size, heap_stride, options, symbols)
+    for tensor in tensors:
+        accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
+        if accesses:
+            traffic = traffic_of(tensor, accesses, program, world_size, {})
+            if traffic.is_exchanged:
+                exchange.traffic.append(traffic)
+    return exchange if exchange.traffic else None
+
+
+def _is_of_heap(buffer: tirx.Buffer, heap_stride: int) -> bool:
+    if len(buffer.strides) < 2 or is_symmetric(buffer):
+        return False
+    stride = buffer.strides[0]
+    size = itemsize(buffer.dtype)
+    return isinstance(stride, tirx.IntImm) and size > 0 and int(stride) * size == heap_stride
+
+
+def _heap_buffer(old: tirx.Buffer, head: tuple, heap_stride: int) -> tirx.Buffer:
+    shape = [*head, *old.shape[1:]]
+    strides: list = [1]
+    for extent in reversed(shape[2:]):
+        strides.insert(0, strides[0] * extent)
+    stride = tirx.IntImm("int64", heap_stride // itemsize(old.dtype))
+    return tirx.decl_buffer(shape, old.dtype, old.name, strides=[stride, *strides])
+
+
+def _alternated(exchange: Exchange, func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` with as many buffers of its scratch tensors as launches take in turn."""
+    replaced: dict[tirx.Var, tuple] = {}
+    buffers, hidden = dict(func.buffer_map.items()), hidden_of(func)
+    for param, buffer in func.buffer_map.items():
+        copies = exchange.buffers.get(buffer, 1)
+        if copies > 1:
+            at = next(i for i, h in enumerate(hidden) if h.name == buffer.name)
+            hidden[at] = dataclasses.replace(hidden[at], shape=(copies, *hidden[at].shape))
+            head = (exchange.world_size, copies)
+            new = _heap_buffer(buffer, head, exchange.heap_stride)
+            buffers[param], replaced[buffer.data] = new, (new, exchange.half(buffer))
+    if not replaced:
+        return func
+    body = _replaced(func.body, replaced)
+    new = tirx.PrimFunc(func.params, body, func.ret_type, buffers, func.attrs, func.span)
+    return set_hidden(new, hidden)
+
+
+def _replaced(body: tirx.Stmt, replaced: Mapping) -> tirx.Stmt:
+    """``body`` with other buffers, whose index behind the rank's begins with given ones."""
+
+    def indices(old) -> list:
+        return [old[0], *replaced_by[1], *old[1:]]
+
+    replaced_by: tuple = ()
+
+    def change(node):
+        nonlocal replaced_by
+        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
+            replaced_by = replaced.get(node.buffer.data)
+            if replaced_by is None:
+                return None
+            if isinstance(node, tirx.BufferLoad):
+                return tirx.BufferLoad(replaced_by[0], indices(node.indices))
+            return tirx.BufferStore(replaced_by[0], node.value, indices(node.indices))
+        if op_name(node) == "tl.region" and len(node.args) - 2 < len(node.args[0].indices):
+            load, mode, first, *rest = node.args
+            more = [tirx.IntImm("int32", 1)] * (len(load.indices) - len(node.args) + 2)
+            return tirx.Call(node.dtype, node.op, [load, mode, first, *more, *rest])
+        return None
+
+    kinds = ["tirx.BufferLoad", "tirx.BufferStore", "tirx.Call"]
+    return ir_transform(body, None, change, kinds)

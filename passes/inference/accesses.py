@@ -1,0 +1,389 @@
+"""Which parts of symmetric tensors a program reads, writes and adds to, and where it does so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tilelang.ir import get_stmt_span
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+
+from ...builtins.declare import Pointer, builtin_of
+from ...builtins.errors import LanguageError
+from ..walk import calls_in, location, op_name, rewrite_children
+from .space import Loop
+
+Kind = Literal["read", "write", "add"]
+
+ADDS = frozenset(
+    {"tl.tileop.atomicadd", "tl.atomic_add_elem_op", "tl.atomic_addx2_elem_op",
+     "tl.atomic_addx4_elem_op", "bulk_reduce"}
+)  # fmt: skip
+"""What adds to memory, of TileLang's operators and our builtins: any number may meet in one
+element, in any order."""
+
+MOVERS = frozenset(
+    {"put_block", "put_warp", "get_block", "get_warp", "bulk_load", "bulk_store", "bulk_reduce"}
+)
+"""Builtins that move data; the others order it, or act on single words atomically."""
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """One place of the program that touches a box of a symmetric tensor.
+
+    Attributes:
+        starts, extents: of the box, the rank first.
+        loops: around ``anchor``, block axes first.
+        inner: loops and thread axes inside ``anchor`` that make up the box.
+        conditions: all true where it happens.
+        anchor: the statement that the whole block reaches, before or after which it can be ordered.
+        around: the loops of ``loops`` as statements, by index; None for block axes.
+        guards: how many of ``conditions`` stand around each of ``loops``.
+        place: position of ``anchor``: among the statements of each loop around it.
+        rounds_unknown: what keeps the number of its rounds from being known, or "".
+    """
+
+    tensor: tirx.Buffer
+    kind: Kind
+    op: str
+    starts: tuple[tirx.PrimExpr, ...]
+    extents: tuple[tirx.PrimExpr, ...]
+    loops: tuple[Loop, ...]
+    inner: tuple[Loop, ...]
+    conditions: tuple[tirx.PrimExpr, ...]
+    anchor: tirx.Stmt
+    around: tuple[tirx.For | None, ...]
+    guards: tuple[int, ...]
+    place: tuple[int, ...]
+    rounds_unknown: str = ""
+
+    @property
+    def location(self) -> str:
+        return location(self.anchor)
+
+    @property
+    def line(self) -> str:
+        return self.location.removeprefix("\n --> ")
+
+    @property
+    def text(self) -> str:
+        """``T.copy writes S[dst, row, 0]``, for messages."""
+        verb = {"read": "reads", "write": "writes", "add": "adds to"}[self.kind]
+        return f"{self.op} {verb} {self.tensor.name}[{', '.join(map(str, self.starts))}]"
+
+
+@dataclass
+class Program:
+    """What the inference knows of a program.
+
+    Attributes:
+        grid: the block axes of the kernel.
+        threads: its thread axes.
+        body: the kernel's body, before and behind which statements can be put.
+        values: of the variables that it binds.
+    """
+
+    accesses: list[Access] = field(default_factory=list)
+    grid: list[Loop] = field(default_factory=list)
+    threads: list[Loop] = field(default_factory=list)
+    body: tirx.Stmt | None = None
+    values: dict[tirx.Var, tirx.PrimExpr] = field(default_factory=dict)
+
+
+def collect_accesses(func: tirx.PrimFunc, tensors: Iterable[tirx.Buffer]) -> Program:
+    """Every access of ``func`` to one of ``tensors``.
+
+    Raises:
+        LanguageError: two kernels touch them, or one is accessed in a way that has no known box.
+    """
+    collector = _Collector({t.data: t for t in tensors})
+    collector.walk(func.body)
+    return collector.program
+
+
+class _Collector:
+    def __init__(self, tensors: dict[tirx.Var, tirx.Buffer]) -> None:
+        self.program = Program()
+        self._tensors = tensors
+        self._loops: list[Loop] = []
+        self._around: list[tirx.For | None] = []
+        self._guards: list[int] = []
+        self._inner: list[Loop] = []
+        self._conditions: list[tirx.PrimExpr] = []
+        self._anchor: tirx.Stmt | None = None
+        self._place: list[int] = [0]
+        self._unknown = ""
+        self._registers: dict[tirx.Var, tirx.Var] = {}
+        """The value a T.alloc_var holds here, as a variable of ``values``."""
+
+    def walk(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.SeqStmt):
+            return rewrite_children(stmt, self._statement)
+        return self._statement(stmt)
+
+    def _statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.SeqStmt):
+            return self.walk(stmt)
+        if self._anchor is None:
+            self._place[-1] += 1
+        if isinstance(stmt, (tirx.SBlockRealize, tirx.AttrStmt)):
+            if isinstance(stmt, tirx.SBlockRealize) and stmt.block.name_hint == "tilelang_root":
+                self.program.body = stmt.block.body
+                self._threads(stmt.block)
+            return rewrite_children(stmt, self.walk)
+        if isinstance(stmt, tirx.Bind):
+            self.program.values[stmt.var] = self._resolved(stmt.value)
+        if isinstance(stmt, tirx.For):
+            return self._loop(stmt)
+        if isinstance(stmt, tirx.IfThenElse):
+            return self._branch(stmt)
+        if isinstance(stmt, tirx.While):
+            before, self._unknown = self._unknown, f"the condition {stmt.condition} of its loop"
+            self._forget(stmt)
+            rewrite_children(stmt, self.walk)
+            self._forget(stmt)
+            self._unknown = before
+            return stmt
+        self._anchored(stmt, lambda: self._leaf(stmt))
+        if isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "local.var":
+            value = tirx.Var(stmt.buffer.name, stmt.value.dtype)
+            self.program.values[value] = self._resolved(stmt.value)
+            self._registers[stmt.buffer.data] = value
+        return stmt
+
+    def _anchored(self, stmt: tirx.Stmt, visit) -> None:
+        """``visit`` with ``stmt`` as anchor, unless it stands inside one."""
+        outer = self._anchor
+        self._anchor = outer if outer is not None else stmt
+        visit()
+        self._anchor = outer
+
+    def _loop(self, stmt: tirx.For) -> tirx.Stmt:
+        loop = Loop(stmt.loop_var, self._resolved(stmt.min), self._resolved(stmt.extent))
+        tag = stmt.thread_binding.thread_tag if stmt.thread_binding is not None else ""
+        if tag.startswith("blockIdx"):
+            if tag == "blockIdx.x":
+                self._enter_kernel(stmt)
+            self.program.grid.append(loop)
+            self._within(self._loops, loop, None, stmt)
+        elif self._anchor is not None or stmt.kind in (
+            tirx.ForKind.PARALLEL,
+            tirx.ForKind.VECTORIZED,
+        ):
+            self._anchored(stmt, lambda: self._inside(self._inner, loop, stmt))
+        else:
+            self._forget(stmt)
+            self._within(self._loops, loop, stmt, stmt)
+            self._forget(stmt)
+        return stmt
+
+    def _enter_kernel(self, stmt: tirx.For) -> None:
+        if self.program.accesses:
+            raise LanguageError(
+                "symmetric tensors are accessed in two kernels of one program; expected one "
+                f"T.Kernel, or signals and waits written by hand{location(stmt)}"
+            )
+        self.program.grid, self.program.threads = [], []
+
+    def _within(self, loops: list, loop: Loop, around: tirx.For | None, stmt: tirx.Stmt) -> None:
+        self._around.append(around)
+        self._guards.append(len(self._conditions))
+        self._place.append(0)
+        self._inside(loops, loop, stmt)
+        self._place.pop()
+        self._guards.pop()
+        self._around.pop()
+
+    def _inside(self, loops: list, loop: Loop, stmt: tirx.Stmt) -> None:
+        loops.append(loop)
+        rewrite_children(stmt, self.walk)
+        loops.pop()
+
+    def _threads(self, block: tirx.SBlock) -> None:
+        extents = dict(block.annotations.items()).get("tl.launch_threads", (128, 1, 1))
+        for var, value in self.program.values.items():
+            if op_name(value) == "tl.launch_thread_idx":
+                extent = tirx.IntImm("int32", int(extents[int(value.args[0])]))
+                self.program.threads.append(Loop(var, tirx.IntImm("int32", 0), extent))
+
+    def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
+        condition = self._resolved(stmt.condition)
+
+        def visit() -> None:
+            before = dict(self._registers)
+            for case, holds in ((stmt.then_case, condition), (stmt.else_case, tirx.Not(condition))):
+                if case is not None:
+                    self._registers = dict(before)
+                    self._conditions.append(holds)
+                    self.walk(case)
+                    self._conditions.pop()
+            self._registers = before
+            self._forget(stmt)
+
+        if self._mentions_thread(condition):
+            self._anchored(stmt, visit)
+        else:
+            visit()
+        return stmt
+
+    def _mentions_thread(self, expr: tirx.PrimExpr) -> bool:
+        found = False
+
+        def visit(node) -> None:
+            nonlocal found
+            if isinstance(node, tirx.Var):
+                if any(node.same_as(t.var) for t in self.program.threads):
+                    found = True
+                elif node in self.program.values and not found:
+                    post_order_visit(self.program.values[node], visit)
+
+        post_order_visit(expr, visit)
+        return found
+
+    def _forget(self, stmt: tirx.Stmt) -> None:
+        """What ``stmt`` stores to registers is not known around it."""
+
+        def visit(node) -> None:
+            if isinstance(node, tirx.BufferStore) and node.buffer.scope() == "local.var":
+                self._registers.pop(node.buffer.data, None)
+
+        post_order_visit(stmt, visit)
+
+    def _resolved(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        """``expr`` with registers replaced by what they hold."""
+        if not self._registers:
+            return expr
+
+        def value(node):
+            return self._registers.get(node.buffer.data)
+
+        done = ir_transform(tirx.Evaluate(expr), None, value, ["tirx.BufferLoad"])
+        return done.value
+
+    def _leaf(self, stmt: tirx.Stmt) -> None:
+        handled: list[tirx.BufferLoad] = []
+        if isinstance(stmt, tirx.BufferStore) and stmt.buffer.data in self._tensors:
+            ones = [tirx.IntImm("int32", 1)] * len(stmt.indices)
+            self._add("write", "a store", stmt.buffer, stmt.indices, ones)
+        for call in calls_in(stmt, lambda c: True):
+            spec = builtin_of(call)
+            name = spec.name if spec is not None else op_name(call)
+            for argument in call.args:
+                if op_name(argument) in ("tl.region", "tl.access_ptr"):
+                    handled.append(argument.args[0])
+            if spec is not None:
+                if name in MOVERS:
+                    self._moved(call, spec)
+                continue
+            for argument in call.args:
+                if op_name(argument) == "tl.region":
+                    load, mode, *extents = argument.args
+                    kinds = _kinds(name, int(mode))
+                elif op_name(argument) == "tl.access_ptr" and not name.startswith("tl.tileop"):
+                    load, extent, mode = argument.args
+                    extents = _run(load, extent) if load.buffer.data in self._tensors else []
+                    kinds = _kinds(name, int(mode))
+                else:
+                    continue
+                if load.buffer.data in self._tensors:
+                    for kind in kinds:
+                        op = f"T.{name.split('.')[-1]}"
+                        self._add(kind, op, load.buffer, load.indices, extents)
+        self._element_loads(stmt, handled)
+
+    def _moved(self, call: tirx.Call, spec) -> None:
+        size = next(
+            call.args[i] for i, (parameter, _) in enumerate(spec.operands) if parameter == "size"
+        )
+        for (_, kind), pointer in zip(spec.operands, call.args, strict=False):
+            if not isinstance(kind, Pointer) or op_name(pointer) != "tl.access_ptr":
+                continue
+            load = pointer.args[0]
+            if load.buffer.data not in self._tensors:
+                continue
+            written = "w" in kind.access
+            effect: Kind = "add" if spec.name in ADDS else "write" if written else "read"
+            self._add(effect, f"W.{spec.name}", load.buffer, load.indices, _run(load, size))
+
+    def _element_loads(self, stmt: tirx.Stmt, handled: list[tirx.BufferLoad]) -> None:
+        def visit(node) -> None:
+            if isinstance(node, tirx.BufferLoad) and node.buffer.data in self._tensors:
+                if not any(node.same_as(h) for h in handled):
+                    ones = [tirx.IntImm("int32", 1)] * len(node.indices)
+                    self._add("read", "a load", node.buffer, node.indices, ones)
+
+        post_order_visit(stmt, visit)
+
+    def _add(self, kind: Kind, op: str, buffer: tirx.Buffer, starts, extents) -> None:
+        if len(extents) != len(buffer.shape):
+            raise LanguageError(
+                f"{op}: accesses {buffer.name} through {len(extents)} extents; expected "
+                f"{len(buffer.shape)}{location(self._anchor)}"
+            )
+        used = self._threads_in([*starts, *self._conditions])
+        self.program.accesses.append(Access(
+            self._tensors[buffer.data], kind, op,
+            tuple(self._resolved(_base(i)) for i in starts),
+            tuple(_widened(i, e) for i, e in zip(starts, extents, strict=True)),
+            tuple(self._loops), (*self._inner, *used), tuple(self._conditions), self._anchor,
+            tuple(self._around), tuple(self._guards), tuple(self._place), self._unknown,
+        ))  # fmt: skip
+
+    def _threads_in(self, exprs) -> list[Loop]:
+        return [t for t in self.program.threads if any(_uses(e, t.var, self) for e in exprs)]
+
+
+def _uses(expr: tirx.PrimExpr, var: tirx.Var, collector: _Collector) -> bool:
+    found = False
+
+    def visit(node) -> None:
+        nonlocal found
+        if isinstance(node, tirx.Var):
+            if node.same_as(var):
+                found = True
+            elif not found and node in collector.program.values:
+                post_order_visit(collector.program.values[node], visit)
+
+    post_order_visit(expr, visit)
+    return found
+
+
+def _kinds(op: str, mode: int) -> list[Kind]:
+    if op in ADDS and mode & 2:
+        return ["add"]
+    return [kind for kind, bit in (("read", 1), ("write", 2)) if mode & bit]  # type: ignore[misc]
+
+
+def _base(index: tirx.PrimExpr) -> tirx.PrimExpr:
+    return index.base if isinstance(index, tirx.Ramp) else index
+
+
+def _widened(index: tirx.PrimExpr, extent: tirx.PrimExpr) -> tirx.PrimExpr:
+    return tirx.IntImm("int32", int(index.lanes)) if isinstance(index, tirx.Ramp) else extent
+
+
+def _run(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    """The box that ``size`` elements from ``load`` on fill: part of a row, or whole rows."""
+    one = tirx.IntImm("int32", 1)
+    extents: list[tirx.PrimExpr] = [one] * len(load.indices)
+    if not isinstance(size, tirx.IntImm):
+        extents[-1] = size
+        return extents
+    left = int(size)
+    for axis in reversed(range(len(load.indices))):
+        extent = load.buffer.shape[axis]
+        if not isinstance(extent, tirx.IntImm) or left < int(extent) or left % int(extent):
+            extents[axis] = tirx.IntImm("int32", left)
+            return extents
+        extents[axis] = extent
+        left //= int(extent)
+        if left == 1:
+            return extents
+    return extents
+
+
+def span_of(access: Access):
+    return get_stmt_span(access.anchor)

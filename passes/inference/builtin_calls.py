@@ -1,0 +1,68 @@
+"""Builtins as statements, for passes that put them in."""
+
+from __future__ import annotations
+
+import zlib
+
+from tilelang import language as T
+from tilelang import tvm
+from tvm import tirx
+
+from ...builtins.declare import BUILTINS
+from ...builtins.hidden import SITES, Site
+from .accesses import Access
+
+
+def signal(flag: tirx.BufferLoad, value: tirx.PrimExpr) -> tirx.Stmt:
+    """``W.signal(flag, value)``."""
+    return _call("signal", T.access_ptr(flag, "rw"), value, words=("u32", "add", "sys", "release"))
+
+
+def wait_reached(
+    flag: tirx.BufferLoad, target: tirx.PrimExpr, peer: tirx.PrimExpr, access: Access | None
+) -> tirx.Stmt:
+    """``W.wait_reached(flag, target, peer)``, put in for ``access``."""
+    context = tirx.call_intrin("int64", tvm.ir.Op.get("tileweave.context"))
+    return _call(
+        "wait_reached", T.access_ptr(flag, "r"), target, peer, context, _site(flag, access),
+        words=("u32", "sys", "acquire"),
+    )  # fmt: skip
+
+
+def atomic_add(word: tirx.BufferLoad, value: int) -> tirx.PrimExpr:
+    """``W.atom_add(word, value, scope="gpu", sem="acq_rel")``."""
+    operands = (T.access_ptr(word, "rw"), tirx.const(value, "uint32"))
+    return _expression("uint32", "atom_add", *operands, words=("u32", "gpu", "acq_rel"))
+
+
+def load(word: tirx.BufferLoad) -> tirx.PrimExpr:
+    """``W.ld(word, sem="relaxed")``."""
+    return _expression(
+        "uint32", "ld", T.access_ptr(word, "r"), tirx.IntImm("int32", 1), words=("gpu", "relaxed")
+    )
+
+
+def store(word: tirx.BufferLoad, value: tirx.PrimExpr) -> tirx.Stmt:
+    """``W.st(word, value)``."""
+    return _call("st", T.access_ptr(word, "w"), value, words=("gpu", "relaxed"))
+
+
+def _expression(dtype: str, name: str, *operands, words) -> tirx.PrimExpr:
+    strings = [tirx.StringImm(w) for w in words]
+    return tirx.call_intrin(dtype, BUILTINS[f"tileweave.{name}"].op, *operands, *strings)
+
+
+def _call(name: str, *operands, words) -> tirx.Stmt:
+    return tirx.Evaluate(_expression("handle", name, *operands, words=words))
+
+
+def _site(flag: tirx.BufferLoad, access: Access | None) -> tirx.IntImm:
+    """The number by which the device reports that this wait gave up."""
+    file, _, line = (access.line if access is not None else "the end of the kernel:0").rpartition(
+        ":"
+    )
+    reason = f" before {access.op}" if access is not None else ""
+    site = Site("wait_reached", f"{flag}{reason}, inferred", file, int(line or 0), "uint32")
+    number = zlib.crc32(str(site).encode()) & 0x7FFFFFFF
+    SITES[number] = site
+    return tirx.IntImm("int32", number)

@@ -1,0 +1,55 @@
+"""Which counters a program needs."""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import tirx
+
+from .accesses import Kind
+from .exchange import Exchange
+from .granules import Counter, Granules, choose_granules, counter_of
+from .traffic import Traffic
+
+
+def make_counters(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
+    """Give each exchanged tensor counters: of what its reads wait for, of the clearing that
+    additions wait for, and of everything if the program's caller shall find it complete.
+
+    Args:
+        scratch: tensors that only the program sees.
+    """
+    for traffic in exchange.traffic:
+        name = traffic.tensor.name
+        granules = choose_granules(traffic, exchange.options.granule.get(name))
+        kinds: list[tuple[Kind, str]] = []
+        if traffic.has("read"):
+            kinds.append((traffic.last_producer, "arrived"))
+        if traffic.has("add"):
+            kinds.append(("write", "cleared"))
+        for kind, what in kinds:
+            users = traffic.of_kind("add" if what == "cleared" else "read")
+            _add(exchange, counter_of(traffic, kind, granules, users), f"{name}_{what}")
+        if _must_be_complete(traffic, traffic.tensor in scratch):
+            whole = Granules(traffic.grid.shape, traffic.grid.shape)
+            counter = counter_of(traffic, traffic.last_producer, whole, [])
+            counter.at_exit = True
+            _add(exchange, counter, f"{name}_complete")
+
+
+def _must_be_complete(traffic: Traffic, scratch: bool) -> bool:
+    """Whether others bring something that no read of the owner waits for, though it matters."""
+    if scratch and not traffic.has("add"):
+        return False
+    brought = traffic.painted[traffic.last_producer].ranks.reshape(traffic.world_size, -1)
+    read = traffic.painted["read"].ranks.reshape(traffic.world_size, -1)
+    own = 1 << np.arange(traffic.world_size)[:, None]
+    return bool(np.any((brought & ~own != 0) & (read & own == 0)))
+
+
+def _add(exchange: Exchange, counter: Counter, name: str) -> None:
+    traffic = counter.traffic
+    buffers = exchange.buffers[traffic.tensor]
+    total = counter.granules.total * (traffic.world_size if counter.pulled else 1)
+    shape = (buffers, total) if buffers > 1 else (total,)
+    counter.flags = exchange.add_hidden(name, shape, "uint32", symmetric=True)
+    exchange.counters.append(counter)

@@ -1,0 +1,167 @@
+"""What the steps of the inference share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tvm import tirx
+
+from ...builtins.symmetric import itemsize
+from ..hidden import Hidden
+from . import builtin_calls
+from .accesses import Access, Program
+from .boxes import Boxes
+from .granules import Counter
+from .options import Options
+from .placement import Placement
+from .symbols import Symbols
+from .traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Inserted:
+    """One operation that was put in.
+
+    Attributes:
+        kind: ``signal``, ``wait``, ``barrier``, ``fence`` or ``bulk_wait``.
+        tensor: whose data it orders.
+        line: ``file:line`` of the access it is for.
+        reason: why it is there, in words.
+    """
+
+    kind: str
+    tensor: str
+    line: str
+    reason: str
+    granule: str = ""
+    each: str = ""
+
+
+@dataclass(eq=False)
+class Exchange:
+    """A program whose synchronisation is being inferred.
+
+    Attributes:
+        epoch: the number of this launch, a variable of the kernel.
+        buffers: copies of each tensor that launches take in turn.
+    """
+
+    program: Program
+    world_size: int
+    heap_stride: int
+    options: Options
+    symbols: Symbols
+    traffic: list[Traffic] = field(default_factory=list)
+    counters: list[Counter] = field(default_factory=list)
+    buffers: dict[tirx.Buffer, int] = field(default_factory=dict)
+    hidden: list[Hidden] = field(default_factory=list)
+    hidden_buffers: list[tirx.Buffer] = field(default_factory=list)
+    inserted: list[Inserted] = field(default_factory=list)
+    reuse: dict[str, str] = field(default_factory=dict)
+    placement: Placement = field(default_factory=Placement)
+    epoch: tirx.Var = field(default_factory=lambda: tirx.Var("epoch", "uint32"))
+    credit_flags: dict[str, tuple[tirx.Buffer, set[tuple[int, int]]]] = field(default_factory=dict)
+    """``started`` and ``finished``, if used: their flags, and (who waits, for whom)."""
+    at_end: list[tirx.Stmt] = field(default_factory=list)
+    """What the last block of a launch does, by one thread."""
+
+    @property
+    def grid(self) -> tirx.PrimExpr:
+        """Blocks of a launch."""
+        total: tirx.PrimExpr = tirx.IntImm("int32", 1)
+        for loop in self.program.grid:
+            total = total * loop.extent
+        return self.symbols.inlined(total)
+
+    @property
+    def block(self) -> tirx.PrimExpr:
+        """Number of the block, in launch order."""
+        number: tirx.PrimExpr = tirx.IntImm("int32", 0)
+        for loop in reversed(self.program.grid):
+            number = number * loop.extent + loop.var
+        return self.symbols.inlined(number)
+
+    def users_of(self, counter: Counter) -> list[Boxes]:
+        """The accesses that need what ``counter`` counts: reads of data that others complete, and
+        additions to data that is cleared."""
+        traffic = counter.traffic
+        if counter.at_exit:
+            return []
+        if counter.kind == "write" and traffic.has("add"):
+            return traffic.of_kind("add")
+        return traffic.of_kind("read")
+
+    def epochs_of(self, tensor: tirx.Buffer) -> tirx.PrimExpr:
+        """How many launches before this one used the same of the tensor's buffers."""
+        buffers = self.buffers[tensor]
+        return self.epoch // tirx.const(buffers, "uint32") if buffers > 1 else self.epoch
+
+    def half(self, tensor: tirx.Buffer) -> list[tirx.PrimExpr]:
+        """The index of the buffer that this launch uses, if there are several."""
+        buffers = self.buffers[tensor]
+        return (
+            [tirx.Cast("int32", self.epoch % tirx.const(buffers, "uint32"))] if buffers > 1 else []
+        )
+
+    def flag(
+        self, counter: Counter, waiter: tirx.PrimExpr, home: tirx.PrimExpr, granule: tirx.PrimExpr
+    ) -> tirx.BufferLoad:
+        """The counter at rank ``waiter`` of a granule of the copy of ``home``."""
+        assert counter.flags is not None
+        if counter.pulled:
+            granule = home * counter.granules.total + granule
+        indices = [waiter, *self.half(counter.traffic.tensor), granule]
+        return tirx.BufferLoad(counter.flags, indices)
+
+    def signal_to(
+        self, counter: Counter, home: tirx.PrimExpr, granule: tirx.PrimExpr, value: tirx.PrimExpr
+    ) -> tirx.Stmt:
+        """A signal to all who wait for a granule of the copy of ``home``."""
+        if not counter.pulled:
+            return builtin_calls.signal(self.flag(counter, home, home, granule), value)
+        return self.for_each_rank(
+            lambda peer: builtin_calls.signal(self.flag(counter, peer, home, granule), value),
+            own=True,
+        )
+
+    def for_each_rank(
+        self, of: Callable[[tirx.PrimExpr], tirx.Stmt], *, own: bool = False
+    ) -> tirx.Stmt:
+        """``of(peer)`` for every other rank, and last for the own one if ``own``."""
+        step = tirx.Var("step", "int32")
+        peer = tirx.floormod(self.symbols.rank + 1 + step, self.world_size)
+        ranks = self.world_size if own else self.world_size - 1
+        return tirx.For(step, 0, ranks, tirx.ForKind.SERIAL, of(peer))
+
+    def credits(self, started: bool, pairs: set[tuple[int, int]]) -> tirx.Buffer:
+        """At each rank, how many launches of each rank have started, or finished.
+
+        Args:
+            pairs: (who waits, for whom).
+        """
+        name = "started" if started else "finished"
+        if name not in self.credit_flags:
+            flags = self.add_hidden(name, (self.world_size,), "uint32", symmetric=True)
+            self.credit_flags[name] = flags, set()
+        flags, known = self.credit_flags[name]
+        known |= pairs
+        return flags
+
+    def add_hidden(self, name: str, shape: tuple[int, ...], dtype: str, *, symmetric: bool):
+        """A new hidden parameter's buffer; a symmetric one has the rank axis in front."""
+        strides = [1]
+        for extent in reversed(shape[1:]):
+            strides.insert(0, strides[0] * extent)
+        full: list = [*shape]
+        if symmetric:
+            stride = tirx.IntImm("int64", self.heap_stride // itemsize(dtype))
+            full, strides = [self.world_size, *shape], [stride, *strides]
+        buffer = tirx.decl_buffer(full, dtype, name, strides=strides)
+        self.hidden.append(Hidden(name, symmetric, shape, dtype))
+        self.hidden_buffers.append(buffer)
+        return buffer
+
+    def note(self, kind: str, access: Access | None, tensor: str, reason: str, **more: str) -> None:
+        line = access.line if access is not None else ""
+        self.inserted.append(Inserted(kind, tensor, line, reason, **more))

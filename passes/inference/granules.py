@@ -1,0 +1,176 @@
+"""What one counter stands for: the smallest box in which every accessed box lies whole."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import tirx
+
+from ...builtins.errors import LanguageError
+from .accesses import Access, Kind
+from .boxes import Boxes
+from .symbols import Symbols
+from .traffic import Traffic
+
+
+@dataclass(frozen=True, eq=False)
+class Granules:
+    """A tensor's copy cut into boxes of equal size, the last of an axis possibly smaller.
+
+    Attributes:
+        size: of a granule, in elements.
+        counts: granules along each axis.
+    """
+
+    shape: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(-(-n // g) for n, g in zip(self.shape, self.size, strict=True))
+
+    @property
+    def total(self) -> int:
+        return math.prod(self.counts)
+
+    def of(self, boxes: Boxes) -> np.ndarray:
+        """The granule's number, for each iteration."""
+        number = np.int64(0)
+        for low, size, count in zip(boxes.low, self.size, self.counts, strict=True):
+            number = number * count + np.minimum(low // size, count - 1)
+        return np.asarray(number).reshape(np.shape(number) or (1,) * boxes.mask.ndim)
+
+    def index(self, access: Access, symbols: Symbols) -> tirx.PrimExpr:
+        """The same as an expression that can stand at the access."""
+        number: tirx.PrimExpr = tirx.IntImm("int32", 0)
+        starts = access.starts[1:]
+        for start, size, count in zip(starts, self.size, self.counts, strict=True):
+            number = number * count + symbols.at_start(start, access.inner) // size
+        return symbols.simplified(number, access)
+
+    def of_cells(self, traffic: Traffic) -> np.ndarray:
+        """The granule of each cell of one copy, in the order of the cells."""
+        number = np.int64(0)
+        grid = traffic.grid
+        for axis, (cells, cell) in enumerate(zip(grid.cells, grid.cell, strict=True)):
+            at = np.arange(cells) * cell // self.size[axis]
+            shape = [1] * len(grid.cells)
+            shape[axis] = -1
+            number = number * self.counts[axis] + at.reshape(shape)
+        return np.broadcast_to(number, grid.cells).ravel()
+
+
+def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> Granules:
+    """The granules of a tensor: along each axis the least size that divides no accessed box.
+
+    Args:
+        wanted: the user's choice, by axis.
+
+    Raises:
+        LanguageError: ``wanted`` divides a box.
+    """
+    shape = traffic.grid.shape
+    every = list(traffic.boxes.values())
+    size = []
+    for axis, extent in enumerate(shape):
+        bounds = [_bounds(b, axis) for b in every]
+        if wanted is not None:
+            if not all(_whole(low, high, wanted[axis]) for low, high in bounds):
+                raise LanguageError(
+                    f"tileweave.granule={wanted} of {traffic.tensor.name}: axis {axis} divides a "
+                    f"box that is accessed as a whole; expected a multiple of "
+                    f"{_least(bounds, extent)}"
+                )
+            size.append(wanted[axis])
+        else:
+            size.append(_least(bounds, extent))
+    return Granules(shape, tuple(size))
+
+
+def _bounds(boxes: Boxes, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    mask, low, high = boxes.mask, boxes.low[axis], boxes.high[axis]
+    if not mask.all():
+        mask, low, high = np.broadcast_arrays(mask, low, high)
+        low, high = low[mask], high[mask]
+    return np.unique(np.stack([a.ravel() for a in np.broadcast_arrays(low, high)]), axis=1)
+
+
+def _whole(low: np.ndarray, high: np.ndarray, size: int) -> bool:
+    return bool(np.all(low // size == np.maximum(high - 1, low) // size))
+
+
+def _least(bounds: list, extent: int) -> int:
+    extents = sorted({int(n) for low, high in bounds for n in np.unique(high - low) if n > 0})
+    candidates = set(extents[:8])
+    for n in (2, len(extents[:8])):
+        candidates |= {math.lcm(*some) for some in itertools.combinations(extents[:8], n)}
+    for size in sorted(c for c in candidates if c < extent):
+        if all(_whole(low, high, size) for low, high in bounds):
+            return size
+    return extent
+
+
+@dataclass(eq=False)
+class Counter:
+    """Counts the elements that arrive in each granule of each copy, on every rank that waits.
+
+    Attributes:
+        kind: the kind of access it counts.
+        unit: elements that it counts as one.
+        pulled: whether other ranks than the owner wait for a copy; then each of them has its own
+            counter of every copy.
+        arrivals: units that arrive in a launch, by copy and granule.
+        at_exit: whether the owner waits for it at the end of the launch, rather than a read.
+    """
+
+    traffic: Traffic
+    kind: Kind
+    granules: Granules
+    unit: int
+    pulled: bool
+    arrivals: np.ndarray
+    at_exit: bool = False
+    flags: tirx.Buffer | None = None
+
+
+def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Boxes]) -> Counter:
+    """The counter of what accesses of ``kind`` bring, for the accesses ``users`` to wait for."""
+    grid = traffic.grid
+    times = traffic.painted[kind].times.reshape(traffic.world_size, -1)
+    volume = np.ones(grid.cells, np.int64)
+    for axis, (cells, cell, extent) in enumerate(
+        zip(grid.cells, grid.cell, grid.shape, strict=True)
+    ):
+        low = np.arange(cells) * cell
+        shape = [1] * len(grid.cells)
+        shape[axis] = -1
+        volume = volume * (np.minimum(low + cell, extent) - low).reshape(shape)
+    elements = times * volume.ravel()
+    of = granules.of_cells(traffic)
+    arrivals = np.stack([np.bincount(of, e, minlength=granules.total) for e in elements])
+    arrivals = arrivals.astype(np.int64)
+    brought = [np.unique(_elements(b)) for b in traffic.of_kind(kind)]
+    unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *brought]), initial=0)) or 1
+    pulled = any(bool(np.any(np.not_equal(*b.flat()[:2]))) for b in users)
+    return Counter(traffic, kind, granules, unit, pulled, arrivals // unit)
+
+
+def _elements(boxes: Boxes) -> np.ndarray:
+    """Elements in each box that is accessed."""
+    _, _, *bounds = boxes.flat()
+    axes = len(bounds) // 2
+    count = np.ones(1, np.int64)
+    for low, high in zip(bounds[:axes], bounds[axes:], strict=True):
+        count = count * (high - low)
+    return count
+
+
+def elements_of(boxes: Boxes) -> np.ndarray:
+    """Elements in the box of each iteration, as an array over all iterations."""
+    count = np.int64(1)
+    for low, high in zip(boxes.low, boxes.high, strict=True):
+        count = count * (high - low)
+    return np.asarray(count)

@@ -1,0 +1,93 @@
+"""What the user may choose about inferred synchronisation: ``pass_configs`` of ``tw.compile``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import tirx
+
+from ...builtins.errors import TileWeaveError
+
+PREFIX = "tileweave."
+OPTIONS = "tileweave.options"
+"""Attribute of a program: the options it is compiled with, as JSON."""
+REUSE = ("auto", "double_buffer", "barrier", "credit")
+VERIFY = ("error", "warn", "off")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices; each is ``tileweave.`` and its name in ``pass_configs``.
+
+    Attributes:
+        reuse: how memory becomes free for the next launch: ``double_buffer`` (proven, for
+            ``W.alloc_symmetric``), ``credit`` (a reader tells that it has finished), ``barrier``
+            (that it has started the next launch), or ``auto``, the first of these that can be.
+        granule: tensor name -> elements along each axis that one counter stands for.
+        verify: ``error``, or ``warn``, where a program cannot be proven right; ``off`` leaves every
+            program as it is, for those that something outside of the kernel orders.
+        resident_blocks: blocks of a launch that surely run on a GPU at a time.
+    """
+
+    reuse: str = "auto"
+    granule: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    verify: str = "error"
+    resident_blocks: int = 132
+
+
+def split_options(
+    func: tirx.PrimFunc, configs: Mapping[str, Any]
+) -> tuple[tirx.PrimFunc, dict[str, Any]]:
+    """``func`` with those of ``pass_configs`` that are ours, and the others.
+
+    Raises:
+        TileWeaveError: an option that there is not, or a value that it cannot have.
+    """
+    ours = {n[len(PREFIX) :]: v for n, v in configs.items() if n.startswith(PREFIX)}
+    for name, value in ours.items():
+        legal = _LEGAL.get(name)
+        if legal is None:
+            names = ", ".join(PREFIX + n for n in _LEGAL)
+            raise TileWeaveError(f"pass_configs: {PREFIX}{name}; expected {names}")
+        if not legal[0](value):
+            raise TileWeaveError(f"pass_configs: {PREFIX}{name}={value!r}; expected {legal[1]}")
+    others = {n: v for n, v in configs.items() if not n.startswith(PREFIX)}
+    if not ours:
+        return func, others
+    return func.with_attr(OPTIONS, tirx.StringImm(json.dumps(ours, sort_keys=True))), others
+
+
+def options_of(func: tirx.PrimFunc) -> Options:
+    """The options ``func`` is compiled with."""
+    if not func.attrs or OPTIONS not in func.attrs:
+        return Options()
+    fields = json.loads(func.attrs[OPTIONS].value)
+    granule = {name: tuple(size) for name, size in fields.pop("granule", {}).items()}
+    return Options(**fields, granule=granule)
+
+
+def _is_granules(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(size, (tuple, list))
+        and all(isinstance(n, int) and n > 0 for n in size)
+        for name, size in value.items()
+    )
+
+
+def _one_of(words: tuple[str, ...]) -> tuple:
+    return (lambda value: value in words), " or ".join(map(repr, words))
+
+
+_LEGAL: dict[str, tuple] = {
+    "reuse": _one_of(REUSE),
+    "granule": (_is_granules, "a dict, tensor name -> elements along each axis, such as (64, 64)"),
+    "verify": _one_of(VERIFY),
+    "resident_blocks": (
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0,
+        "a positive integer",
+    ),
+}

@@ -1,0 +1,88 @@
+"""Statements to put before and behind those of a kernel, all at once at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from tilelang.ir import get_stmt_span, set_stmt_span
+from tvm import tirx
+
+from ..walk import flatten, rewrite_children
+from .accesses import Access, Program
+from .boxes import Boxes
+
+
+@dataclass
+class Placement:
+    """What to insert, and where."""
+
+    before: dict[tirx.Stmt, list[tirx.Stmt]] = field(default_factory=dict)
+    after: dict[tirx.Stmt, list[tirx.Stmt]] = field(default_factory=dict)
+    head: list[tirx.Stmt] = field(default_factory=list)
+    """At the start of the kernel."""
+    tail: list[tirx.Stmt] = field(default_factory=list)
+    """At its end."""
+
+    def put_before(self, anchor: tirx.Stmt, stmt: tirx.Stmt) -> None:
+        self.before.setdefault(anchor, []).append(_at(anchor, stmt))
+
+    def put_after(self, anchor: tirx.Stmt, stmt: tirx.Stmt) -> None:
+        self.after.setdefault(anchor, []).append(_at(anchor, stmt))
+
+    def put_last(self, anchor: tirx.Stmt, stmt: tirx.Stmt) -> None:
+        """At the end of the kernel, with the source line of ``anchor``."""
+        self.tail.append(_at(anchor, stmt))
+
+    def applied(self, body: tirx.Stmt, program: Program) -> tirx.Stmt:
+        """``body`` with everything put in."""
+
+        def place(stmt: tirx.Stmt) -> tirx.Stmt:
+            new = rewrite_children(stmt, place)
+            around = [*self.before.get(stmt, ()), new, *self.after.get(stmt, ())]
+            if program.body is not None and stmt.same_as(program.body):
+                around = [*self.head, *around, *self.tail]
+            return flatten(around)
+
+        return place(body)
+
+
+def _at(anchor: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt:
+    """``stmt`` with the source line of the statement it is put in for, all through."""
+    span = get_stmt_span(anchor)
+    if span is None:
+        return stmt
+
+    def mark(inner: tirx.Stmt) -> tirx.Stmt:
+        new = rewrite_children(inner, mark)
+        if get_stmt_span(new) is None:
+            set_stmt_span(new, span)
+        return new
+
+    return mark(stmt)
+
+
+def loops_kept(access: Access, boxes: Boxes, values: list[np.ndarray]) -> int:
+    """How many of the loops around ``access`` a statement must stay in that uses ``values``: it may
+    leave those in which neither they nor the conditions vary."""
+    kept = len(access.loops)
+    while kept and access.around[kept - 1] is not None:
+        inside = access.guards[kept - 1] == len(access.conditions)
+        if not inside or any(_varies(v, kept, boxes.mask) for v in (*values, boxes.mask)):
+            break
+        kept -= 1
+    return kept
+
+
+def anchor_of(access: Access, kept: int) -> tirx.Stmt:
+    """The statement around ``access`` inside the first ``kept`` loops only."""
+    stmt = access.around[kept] if kept < len(access.loops) else access.anchor
+    assert stmt is not None
+    return stmt
+
+
+def _varies(values: np.ndarray, axis: int, mask: np.ndarray) -> bool:
+    values = np.asarray(values)
+    if values.ndim <= axis or values.shape[axis] == 1:
+        return False
+    return bool(np.any(values != np.take(values, [0], axis=axis)))

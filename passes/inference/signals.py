@@ -1,0 +1,85 @@
+"""Tell whoever waits that data has been written."""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import tirx
+
+from .boxes import Boxes
+from .exchange import Exchange
+from .granules import Counter, elements_of
+from .placement import anchor_of, loops_kept
+
+
+def place_signals(exchange: Exchange) -> None:
+    """Put a signal after each access that brings data others wait for.
+
+    It adds to the granule's counter how many elements the access has stored. It leaves the loops in
+    which it would tell of the same granule, unless they wait for others.
+
+    Before: ``T.copy(tile, S[dst, row, 0])``
+    After:  ``T.copy(tile, S[dst, row, 0]); T.tileweave.signal(S_arrived[dst, row // 128], 1)``
+    """
+    for counter in exchange.counters:
+        for boxes in counter.traffic.of_kind(counter.kind):
+            _signal(exchange, counter, boxes)
+
+
+def signal_depth(exchange: Exchange, counter: Counter, boxes: Boxes) -> int:
+    """How many loops around the access its signal stays in."""
+    access = boxes.access
+    numbers = [boxes.home, counter.granules.of(boxes), elements_of(boxes)]
+    kept = loops_kept(access, boxes, numbers)
+    while kept < len(access.loops) and _waits_in(exchange, access.around[kept]):
+        kept += 1
+    return kept
+
+
+def _waits_in(exchange: Exchange, loop: tirx.For | None) -> bool:
+    return any(
+        around is not None and loop is not None and around.same_as(loop)
+        for counter in exchange.counters
+        for boxes in exchange.users_of(counter)
+        for around in boxes.access.around
+    )
+
+
+def _signal(exchange: Exchange, counter: Counter, boxes: Boxes) -> None:
+    access, symbols, name = boxes.access, exchange.symbols, counter.traffic.tensor.name
+    kept = signal_depth(exchange, counter, boxes)
+    left = access.loops[kept:]
+    home = symbols.simplified(symbols.at_start(access.starts[0], [*left, *access.inner]), access)
+    granule = symbols.at_start(counter.granules.index(access, symbols), left)
+    count = _count(counter, boxes, symbols)
+    for loop in left:
+        count = count * symbols.inlined(loop.extent)
+    value = symbols.simplified(tirx.Cast("uint32", count), access)
+    stmt = exchange.signal_to(counter, home, symbols.simplified(granule, access), value)
+    exchange.placement.put_after(anchor_of(access, kept), stmt)
+    exchange.note(
+        "signal", access, name,
+        f"{access.op} {'adds to' if access.kind == 'add' else 'writes'} it for "
+        f"{'every rank' if counter.pulled else 'its owner'}",
+        granule=_text(counter), each=str(value),
+    )  # fmt: skip
+
+
+def _count(counter: Counter, boxes: Boxes, symbols) -> tirx.PrimExpr:
+    """Units that one access brings, as an expression."""
+    access = boxes.access
+    _, _, *bounds = boxes.flat(elements_of(boxes))
+    counts = np.unique(bounds[-1])
+    if len(counts) == 1:
+        return tirx.IntImm("int32", int(counts[0]) // counter.unit)
+    elements: tirx.PrimExpr = tirx.IntImm("int32", 1)
+    for start, extent, constant, size in zip(
+        access.starts[1:], access.extents[1:], boxes.extents, counter.granules.shape, strict=True
+    ):
+        whole = extent if constant is None else tirx.IntImm("int32", constant)
+        left = size - symbols.at_start(start, access.inner)
+        elements = elements * tirx.min(symbols.inlined(whole), left)
+    return elements // counter.unit
+
+
+def _text(counter: Counter) -> str:
+    return " x ".join(map(str, counter.granules.size))

@@ -1,0 +1,84 @@
+"""Index expressions made to stand anywhere in a kernel: of the rank, block indices and loops only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
+
+from ..walk import op_name
+from .accesses import Access, Program
+from .space import Loop
+
+
+class Symbols:
+    """Inlines and simplifies expressions of one program.
+
+    Args:
+        sizes: variables of symbolic extents; they may stand anywhere, too.
+    """
+
+    def __init__(self, program: Program, world_size: int) -> None:
+        self._values = program.values
+        self._rank = tirx.Var("rank", "int32")
+        self._world_size = world_size
+        self._rank_call = tirx.call_intrin("int32", tvm.ir.Op.get("tileweave.rank"))
+
+    @property
+    def rank(self) -> tirx.PrimExpr:
+        """``W.rank()``."""
+        return self._rank_call
+
+    def inlined(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        """``expr`` without variables that the program binds."""
+        bound = {v: self._values[v] for v in _variables(expr) if v in self._values
+                 and op_name(self._values[v]) != "tl.launch_thread_idx"}  # fmt: skip
+        if not bound:
+            return expr
+        return self.inlined(substitute(expr, bound))
+
+    def at_start(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
+        """``expr`` in the first round of ``loops``."""
+        expr = self.inlined(expr)
+        for loop in reversed(list(loops)):
+            expr = substitute(expr, {loop.var: self.inlined(loop.min)})
+        return expr
+
+    def simplified(self, expr: tirx.PrimExpr, access: Access) -> tirx.PrimExpr:
+        """``expr`` simplified by the ranges of the rank and of the loops around ``access``."""
+        analyzer = tvm.arith.Analyzer()
+        analyzer.bind(self._rank, tvm.ir.Range(0, self._world_size))
+        for loop in access.loops:
+            low, extent = (
+                self._named(self.inlined(loop.min)),
+                self._named(self.inlined(loop.extent)),
+            )
+            analyzer.bind(loop.var, tvm.ir.Range.from_min_extent(low, extent))
+        simple = analyzer.simplify(self._named(expr))
+        return substitute(simple, {self._rank: self._rank_call})
+
+    def _named(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        """``expr`` with the rank as a variable, which the analyzer can bound."""
+
+        def variable(node):
+            return self._rank if op_name(node) == "tileweave.rank" else None
+
+        return ir_transform(tirx.Evaluate(expr), None, variable, ["tirx.Call"]).value
+
+
+def depends_on(expr: tirx.PrimExpr, var: tirx.Var) -> bool:
+    """Whether ``var`` stands in ``expr``."""
+    return any(v.same_as(var) for v in _variables(expr))
+
+
+def _variables(expr: tirx.PrimExpr) -> list[tirx.Var]:
+    found: dict[tirx.Var, None] = {}
+
+    def visit(node) -> None:
+        if isinstance(node, tirx.Var):
+            found[node] = None
+
+    post_order_visit(expr, visit)
+    return list(found)

@@ -1,0 +1,136 @@
+"""What happens to one symmetric tensor in one launch, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tvm import tirx
+
+from ...builtins.errors import LanguageError
+from .accesses import Access, Kind, Program
+from .board import Grid, Painted
+from .boxes import Boxes, boxes_of
+
+
+@dataclass(eq=False)
+class Traffic:
+    """The accesses to one tensor, as boxes and by cell.
+
+    Attributes:
+        boxes: of each access.
+        grid: the cells no access divides.
+        painted: by kind of access, who touches each cell of each copy.
+    """
+
+    tensor: tirx.Buffer
+    world_size: int
+    boxes: dict[Access, Boxes]
+    grid: Grid
+    painted: dict[Kind, Painted] = field(default_factory=dict)
+
+    def of_kind(self, *kinds: Kind) -> list[Boxes]:
+        return [b for a, b in self.boxes.items() if a.kind in kinds]
+
+    def has(self, kind: Kind) -> bool:
+        return bool(self.of_kind(kind))
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether it must be synchronised: what one block writes another may read, or a copy is
+        reached from another rank."""
+        made = self.has("write") or self.has("add")
+        return (made and self.has("read")) or any(_foreign(b) for b in self.boxes.values())
+
+    @property
+    def last_producer(self) -> Kind:
+        """After what kind of access the data is complete."""
+        return "add" if self.has("add") else "write"
+
+
+def traffic_of(
+    tensor: tirx.Buffer, accesses: Sequence[Access], program: Program, world_size: int,
+    sizes: Mapping[tirx.Var, int],
+) -> Traffic:  # fmt: skip
+    """Evaluate and check the accesses to ``tensor``.
+
+    Raises:
+        LanguageError: an element is written twice in a launch, read though nobody writes it, or
+            added to though nobody clears it; or an access cannot be evaluated.
+    """
+    boxes = {a: boxes_of(a, program, world_size, sizes) for a in accesses}
+    shape = [_size(e, sizes) for e in tensor.shape[1:]]
+    traffic = Traffic(tensor, world_size, boxes, Grid(shape, list(boxes.values())))
+    if not traffic.is_exchanged:
+        return traffic
+    for kind in ("write", "add", "read"):
+        of_kind = traffic.of_kind(kind)
+        traffic.painted[kind] = Painted.by(traffic.grid, world_size, of_kind)
+    _refuse_second_writes(traffic)
+    _refuse_unwritten(traffic)
+    return traffic
+
+
+def _size(extent: tirx.PrimExpr, sizes: Mapping[tirx.Var, int]) -> int:
+    return int(extent) if isinstance(extent, tirx.IntImm) else sizes[extent]
+
+
+def _foreign(boxes: Boxes) -> bool:
+    rank, home, *_ = boxes.flat()
+    return bool(np.any(rank != home))
+
+
+def _refuse_second_writes(traffic: Traffic) -> None:
+    times = traffic.painted["write"].times
+    if not np.any(times > 1):
+        return
+    cell = int(np.argmax(times > 1))
+    writers = [a for a in traffic.boxes if a.kind == "write" and _touches(traffic, a, cell)]
+    lines = "".join(a.location for a in dict.fromkeys(writers))
+    raise LanguageError(
+        f"{writers[0].text}: {_place(traffic, cell)} is written {int(times[cell])} times in one "
+        f"launch; expected once{_whoever(traffic, writers, cell)}{lines}"
+    )
+
+
+def _whoever(traffic: Traffic, writers: list[Access], cell: int) -> str:
+    ranks = traffic.painted["write"].ranks[cell]
+    names = [str(r) for r in range(traffic.world_size) if ranks >> r & 1]
+    return f" (here by rank {' and '.join(names)})" if writers else ""
+
+
+def _refuse_unwritten(traffic: Traffic) -> None:
+    for kind, needs, what in (
+        ("read", traffic.last_producer, "is read, but no rank writes it"),
+        ("add", "write", "is added to, but no rank clears it first"),
+    ):
+        touched, made = traffic.painted[kind].times > 0, traffic.painted[needs].times > 0
+        if needs == "add":
+            made = made | (traffic.painted["write"].times > 0)
+        missing = touched & ~made
+        if np.any(missing):
+            cell = int(np.argmax(missing))
+            user = next(a for a in traffic.boxes if a.kind == kind and _touches(traffic, a, cell))
+            raise LanguageError(
+                f"{user.text}: {_place(traffic, cell)} {what} in this launch; expected a write of "
+                f"it in the same program, or W.unordered{user.location}"
+            )
+
+
+def _touches(traffic: Traffic, access: Access, cell: int) -> bool:
+    *_, pieces = traffic.grid.cells_of(traffic.boxes[access])
+    return any(np.any(cells == cell) for _, cells in pieces)
+
+
+def _place(traffic: Traffic, cell: int) -> str:
+    """The region of one cell, in words."""
+    index = []
+    for cells, size, extent in zip(
+        reversed(traffic.grid.cells), reversed(traffic.grid.cell), reversed(traffic.grid.shape),
+        strict=True,
+    ):  # fmt: skip
+        cell, at = divmod(cell, cells)
+        low, high = at * size, min((at + 1) * size, extent)
+        index.insert(0, f"{low}:{high}" if high - low > 1 else str(low))
+    return f"{traffic.tensor.name}[{', '.join([str(cell), *index])}]"

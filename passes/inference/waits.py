@@ -1,0 +1,139 @@
+"""Wait for data before it is read, or added to."""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import tirx
+
+from ...builtins.errors import LanguageError
+from . import builtin_calls
+from .accesses import Access
+from .boxes import Boxes
+from .exchange import Exchange
+from .granules import Counter
+from .placement import anchor_of, loops_kept
+
+
+def place_waits(exchange: Exchange) -> None:
+    """Put a wait before each access that needs what others bring.
+
+    It stands outside the loops in which it would wait for the same granule. Where an earlier wait
+    of the same block for the same granule always comes first, there is none.
+
+    Before: ``T.copy(S[me, row, 0], tile)``
+    After:  ``T.tileweave.wait_reached(S_arrived[me, row // 128], (epoch + 1) * 3);
+    T.copy(S[me, row, 0], tile)``
+    """
+    for counter in exchange.counters:
+        done: list[tuple[str, Access, int]] = []
+        for boxes in exchange.users_of(counter):
+            _wait(exchange, counter, boxes, done)
+
+
+def wait_depth(counter: Counter, boxes: Boxes) -> int:
+    """How many loops around the access its wait stays in."""
+    return loops_kept(boxes.access, boxes, [boxes.home, counter.granules.of(boxes)])
+
+
+def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> None:
+    access, symbols, name = boxes.access, exchange.symbols, counter.traffic.tensor.name
+    kept = wait_depth(counter, boxes)
+    left = access.loops[kept:]
+    home = symbols.simplified(symbols.at_start(access.starts[0], [*left, *access.inner]), access)
+    index = symbols.at_start(counter.granules.index(access, symbols), left)
+    granule = symbols.simplified(index, access)
+    key = f"{home} {granule}"
+    for other_key, other, other_kept in done:
+        if key == other_key and dominates(other, other_kept, access, kept):
+            exchange.note("wait", access, name, f"merged with the wait at {other.line}")
+            return
+    done.append((key, access, kept))
+    arrivals = _arrivals(counter, boxes, home, granule)
+    target = (exchange.epochs_of(counter.traffic.tensor) + 1) * arrivals
+    flag = exchange.flag(counter, symbols.rank, home, granule)
+    peer = tirx.IntImm("int32", -1)
+    exchange.placement.put_before(
+        anchor_of(access, kept), builtin_calls.wait_reached(flag, target, peer, access)
+    )
+    moved = f", moved out of {len(left)} loop{'s'[: len(left) != 1]}" if left else ""
+    exchange.note(
+        "wait", access, name, f"{access.op} {access.kind}s what others write{moved}",
+        granule=" x ".join(map(str, counter.granules.size)), each=str(arrivals),
+    )  # fmt: skip
+
+
+def dominates(one: Access, one_kept: int, other: Access, other_kept: int) -> bool:
+    """Whether a wait for ``one`` always comes before, in the same round, where ``other`` needs it."""
+    if one_kept > other_kept or one.place > other.place:
+        return False
+    loops = all(
+        a.var.same_as(b.var)
+        for a, b in zip(one.loops[:one_kept], other.loops[:one_kept], strict=True)
+    )
+    guards = one.guards[one_kept] if one_kept < len(one.loops) else len(one.conditions)
+    conditions = one.conditions[:guards]
+    return (
+        loops
+        and len(other.conditions) >= guards
+        and all(a.same_as(b) for a, b in zip(conditions, other.conditions, strict=False))
+    )
+
+
+def _arrivals(
+    counter: Counter, boxes: Boxes, at: tirx.PrimExpr, granule: tirx.PrimExpr
+) -> tirx.PrimExpr:
+    """Units that arrive in the granule in each launch, as an expression."""
+    arrivals, granules = counter.arrivals, counter.granules
+    _, home, *_, number = boxes.flat(granules.of(boxes))
+    seen = arrivals[home, number]
+    values = np.unique(seen)
+    if len(values) == 1:
+        return tirx.const(int(values[0]), "uint32")
+    by_home = [np.unique(seen[home == r]) for r in range(len(arrivals))]
+    if all(len(v) <= 1 for v in by_home):
+        return by_rank(at, [int(v[0]) if len(v) else 0 for v in by_home])
+    elements = _clipped_elements(counter)
+    times = np.unique(seen * counter.unit // np.maximum(elements[number], 1))
+    if len(times) == 1 and np.array_equal(seen * counter.unit, elements[number] * times[0]):
+        return _clipped(counter, granule, int(times[0]))
+    raise LanguageError(
+        f"{boxes.access.text}: its granules of {' x '.join(map(str, granules.size))} elements get "
+        f"{int(values[0]) * counter.unit} to {int(values[-1]) * counter.unit} elements a launch; "
+        "expected as many in each, or each written whole; choose tileweave.granule, or signals and "
+        f"waits written by hand{boxes.access.location}"
+    )
+
+
+def by_rank(rank: tirx.PrimExpr, values: list[int]) -> tirx.PrimExpr:
+    """The value for ``rank``."""
+    if len(set(values)) == 1:
+        return tirx.const(values[0], "uint32")
+    out: tirx.PrimExpr = tirx.const(values[-1], "uint32")
+    for number in reversed(range(len(values) - 1)):
+        this = tirx.const(values[number], "uint32")
+        out = tirx.Select(rank.equal(number), this, out)
+    return out
+
+
+def _clipped_elements(counter: Counter) -> np.ndarray:
+    """Elements of each granule."""
+    count = np.ones(counter.granules.counts, np.int64)
+    parts = zip(counter.granules.counts, counter.granules.size, counter.granules.shape, strict=True)
+    for axis, (granules, size, extent) in enumerate(parts):
+        shape = [1] * count.ndim
+        shape[axis] = -1
+        count = count * np.minimum(size, extent - np.arange(granules) * size).reshape(shape)
+    return count.ravel()
+
+
+def _clipped(counter: Counter, granule: tirx.PrimExpr, times: int) -> tirx.PrimExpr:
+    """The same as an expression, in units."""
+    elements: tirx.PrimExpr = tirx.IntImm("int32", times)
+    left = granule
+    granules = counter.granules
+    for count, size, extent in reversed(
+        list(zip(granules.counts, granules.size, granules.shape, strict=True))
+    ):
+        elements = elements * tirx.min(size, extent - tirx.floormod(left, count) * size)
+        left = tirx.floordiv(left, count)
+    return tirx.Cast("uint32", elements // counter.unit)

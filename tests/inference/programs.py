@@ -1,0 +1,475 @@
+"""Programs without a word of synchronisation, each with inputs and what must come out.
+
+They serve the simulator's tests, those on GPUs and the mutation tests.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tilelang.language as T
+
+from tileweave import language as W
+
+F32 = "float32"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program.
+
+    Attributes:
+        make: world size -> T.prim_func.
+        inputs: (random generator, world size) -> one dict a rank.
+        expected: (the inputs) -> one dict a rank, of the tensors to be compared.
+        ranks: world sizes for which it is meant.
+    """
+
+    make: Callable[[int], Any]
+    inputs: Callable[[np.random.Generator, int], list[dict[str, Any]]]
+    expected: Callable[[list[dict[str, Any]]], list[dict[str, np.ndarray]]]
+    ranks: tuple[int, ...] = (1, 2, 3, 4, 5)
+    tolerance: float = 0.0
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(**more):
+    """Register the class ``like``: its functions are the case's."""
+
+    def add(like):
+        CASES[like.__name__] = Case(like.make, like.inputs, like.expected, **more)
+        return like
+
+    return add
+
+
+def integers(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Small whole numbers, which float32 adds without rounding."""
+    return rng.integers(-8, 8, shape).astype(np.float32)
+
+
+@case()
+class ring_shift:
+    """Put to the right neighbour, then read what the left one put."""
+
+    M, N, b = 16, 32, 8
+
+    @staticmethod
+    def make(ranks):
+        M, N, b = ring_shift.M, ring_shift.N, ring_shift.b
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
+        ):
+            with T.Kernel(M // b, threads=32) as row:
+                tile = T.alloc_shared((b, N), F32)
+                T.copy(X[row * b, 0], tile)
+                T.copy(tile, S[(W.rank() + 1) % ranks, row * b, 0])
+                T.copy(S[W.rank(), row * b, 0], tile)
+                T.copy(tile, Y[row * b, 0])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, ring_shift.M, ring_shift.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return [{"Y": inputs[r - 1]["X"]} for r in range(len(inputs))]
+
+
+@case()
+class all_gather_loads:
+    """Everyone publishes its rows in own memory and loads the others' from theirs."""
+
+    m, N, b = 8, 32, 8
+
+    @staticmethod
+    def make(ranks):
+        m, N = all_gather_loads.m, all_gather_loads.N
+
+        @T.prim_func
+        def program(X: T.Tensor((m, N), F32), Y: T.Tensor((ranks * m, N), F32)):
+            with T.Kernel(2, threads=32) as half:
+                shared = W.alloc_symmetric((m, N), F32)
+                tile = T.alloc_shared((m, N // 2), F32)
+                me = W.rank()
+                T.copy(X[0, half * (N // 2)], tile)
+                T.copy(tile, shared[me, 0, half * (N // 2)])
+                for step in T.serial(ranks):
+                    source = (me + step) % ranks
+                    T.copy(shared[source, 0, half * (N // 2)], tile)
+                    T.copy(tile, Y[source * m, half * (N // 2)])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, all_gather_loads.m, all_gather_loads.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return [{"Y": np.concatenate([i["X"] for i in inputs])} for _ in inputs]
+
+
+def gemm_inputs(m, n, k):
+    def inputs(rng, ranks):
+        return [{"A": integers(rng, m * ranks, k), "B": integers(rng, n, k)} for _ in range(ranks)]
+
+    return inputs
+
+
+def total_of(inputs):
+    return sum(i["A"] @ i["B"].T for i in inputs)
+
+
+@case()
+class gemm_reduce_scatter:
+    """Tiles go to their owners' staging memory; each owner sums its own."""
+
+    m, N, K, b = 16, 32, 16, 16
+
+    @staticmethod
+    def make(ranks):
+        m, N, K, b = (getattr(gemm_reduce_scatter, n) for n in "mNKb")
+        tiles = m // b * (N // b)
+
+        @T.prim_func
+        def program(
+            A: T.Tensor((m * ranks, K), F32), B: T.Tensor((N, K), F32), C: T.Tensor((m, N), F32)
+        ):
+            with T.Kernel(tiles * ranks, threads=32) as block:
+                parts = W.alloc_symmetric((m * ranks, N), F32)
+                A_tile = T.alloc_shared((b, K), F32)
+                B_tile = T.alloc_shared((b, K), F32)
+                C_tile = T.alloc_shared((b, b), F32)
+                total = T.alloc_fragment((b, b), F32)
+                me = W.rank()
+                owner, tile = W.own_last(block, tiles, me, ranks)
+                row, column = tile // (N // b), tile % (N // b)
+                T.clear(total)
+                for k in T.Pipelined(1, num_stages=1):
+                    T.copy(A[owner * m + row * b, k * K], A_tile)
+                    T.copy(B[column * b, k * K], B_tile)
+                    T.gemm(A_tile, B_tile, total, transpose_B=True)
+                if owner != me:
+                    T.copy(total, C_tile)
+                    T.copy(C_tile, parts[owner, me * m + row * b, column * b])
+                else:
+                    for step in T.serial(ranks - 1):
+                        source = (me + 1 + step) % ranks
+                        T.copy(parts[me, source * m + row * b, column * b], C_tile)
+                        for i, j in T.Parallel(b, b):
+                            total[i, j] += C_tile[i, j]
+                    T.copy(total, C[row * b, column * b])
+
+        return program
+
+    inputs = staticmethod(gemm_inputs(16, 32, 16))
+
+    @staticmethod
+    def expected(inputs):
+        m = gemm_reduce_scatter.m
+        total = total_of(inputs)
+        return [{"C": total[r * m : (r + 1) * m]} for r in range(len(inputs))]
+
+
+@case()
+class gemm_reduce_add:
+    """The same by additions into the owner's memory, which the owner clears first."""
+
+    m, N, K, b = 16, 32, 16, 16
+
+    @staticmethod
+    def make(ranks):
+        m, N, K, b = (getattr(gemm_reduce_add, n) for n in "mNKb")
+        tiles = m // b * (N // b)
+
+        @T.prim_func
+        def program(
+            A: T.Tensor((m * ranks, K), F32), B: T.Tensor((N, K), F32), C: W.Symmetric((m, N), F32)
+        ):
+            with T.Kernel(tiles * ranks, threads=32) as block:
+                A_tile = T.alloc_shared((b, K), F32)
+                B_tile = T.alloc_shared((b, K), F32)
+                C_tile = T.alloc_shared((b, b), F32)
+                total = T.alloc_fragment((b, b), F32)
+                me = W.rank()
+                owner, tile = W.own_last(block, tiles, me, ranks)
+                row, column = tile // (N // b), tile % (N // b)
+                if block < tiles:
+                    T.clear(C_tile)
+                    T.copy(C_tile, C[me, block // (N // b) * b, block % (N // b) * b])
+                T.clear(total)
+                for k in T.Pipelined(1, num_stages=1):
+                    T.copy(A[owner * m + row * b, k * K], A_tile)
+                    T.copy(B[column * b, k * K], B_tile)
+                    T.gemm(A_tile, B_tile, total, transpose_B=True)
+                T.copy(total, C_tile)
+                T.atomic_add(C[owner, row * b, column * b], C_tile, use_tma=True)
+
+        return program
+
+    inputs = staticmethod(gemm_inputs(16, 32, 16))
+
+    @staticmethod
+    def expected(inputs):
+        return gemm_reduce_scatter.expected(inputs)
+
+
+@case()
+class gemm_all_reduce:
+    """Two phases in one kernel: partial tiles to their owners, sums to everyone."""
+
+    m, N, K, b = 16, 32, 16, 16
+
+    @staticmethod
+    def make(ranks):
+        m, N, K, b = (getattr(gemm_all_reduce, n) for n in "mNKb")
+        tiles = m // b * (N // b)
+
+        @T.prim_func
+        def program(
+            A: T.Tensor((m * ranks, K), F32),
+            B: T.Tensor((N, K), F32),
+            C: W.Symmetric((m * ranks, N), F32),
+        ):
+            with T.Kernel(tiles * ranks, threads=32) as block:
+                parts = W.alloc_symmetric((m * ranks, N), F32)
+                A_tile = T.alloc_shared((b, K), F32)
+                B_tile = T.alloc_shared((b, K), F32)
+                C_tile = T.alloc_shared((b, b), F32)
+                total = T.alloc_fragment((b, b), F32)
+                me = W.rank()
+                owner, tile = W.own_last(block, tiles, me, ranks)
+                row, column = tile // (N // b), tile % (N // b)
+                T.clear(total)
+                for k in T.Pipelined(1, num_stages=1):
+                    T.copy(A[owner * m + row * b, k * K], A_tile)
+                    T.copy(B[column * b, k * K], B_tile)
+                    T.gemm(A_tile, B_tile, total, transpose_B=True)
+                if owner != me:
+                    T.copy(total, C_tile)
+                    T.copy(C_tile, parts[owner, me * m + row * b, column * b])
+                else:
+                    for step in T.serial(ranks - 1):
+                        source = (me + 1 + step) % ranks
+                        T.copy(parts[me, source * m + row * b, column * b], C_tile)
+                        for i, j in T.Parallel(b, b):
+                            total[i, j] += C_tile[i, j]
+                    T.copy(total, C_tile)
+                    for step in T.serial(ranks):
+                        T.copy(C_tile, C[(me + 1 + step) % ranks, me * m + row * b, column * b])
+
+        return program
+
+    inputs = staticmethod(gemm_inputs(16, 32, 16))
+
+    @staticmethod
+    def expected(inputs):
+        return [{"C": total_of(inputs)} for _ in inputs]
+
+
+@case()
+class all_to_all_transposed:
+    """Rank r gets everyone's r-th column block, transposed."""
+
+    m, n = 16, 8
+
+    @staticmethod
+    def make(ranks):
+        m, n = all_to_all_transposed.m, all_to_all_transposed.n
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((m, n * ranks), F32), R: W.Symmetric((ranks, n, m), F32),
+            Y: T.Tensor((n, m * ranks), F32),
+        ):  # fmt: skip
+            with T.Kernel(ranks, threads=32) as block:
+                tile = T.alloc_shared((m, n), F32)
+                turned = T.alloc_shared((n, m), F32)
+                me = W.rank()
+                to = (me + 1 + block) % ranks
+                T.copy(X[0, to * n], tile)
+                for i, j in T.Parallel(n, m):
+                    turned[i, j] = tile[j, i]
+                T.copy(turned, R[to, me, 0, 0])
+                source = (me + ranks - 1 - block) % ranks
+                T.copy(R[me, source, 0, 0], turned)
+                T.copy(turned, Y[0, source * m])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        shape = all_to_all_transposed.m, all_to_all_transposed.n * ranks
+        return [{"X": integers(rng, *shape)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        n = all_to_all_transposed.n
+        return [
+            {"Y": np.concatenate([i["X"][:, r * n : (r + 1) * n].T for i in inputs], axis=1)}
+            for r in range(len(inputs))
+        ]
+
+
+@case()
+class halo_exchange:
+    """A three-point stencil over rows that are split between ranks; the ends see zeros."""
+
+    m, N = 8, 32
+
+    @staticmethod
+    def make(ranks):
+        m, N = halo_exchange.m, halo_exchange.N
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((m, N), F32), halo: W.Symmetric((2, N), F32), Y: T.Tensor((m, N), F32)
+        ):
+            with T.Kernel(1, threads=32) as _:
+                rows = T.alloc_shared((m + 2, N), F32)
+                me = W.rank()
+                T.clear(rows)
+                T.copy(X, rows[1 : m + 1, 0:N])
+                if me > 0:
+                    T.copy(rows[1:2, 0:N], halo[me - 1, 1:2, 0:N])
+                if me < ranks - 1:
+                    T.copy(rows[m : m + 1, 0:N], halo[me + 1, 0:1, 0:N])
+                if me > 0:
+                    T.copy(halo[me, 0:1, 0:N], rows[0:1, 0:N])
+                if me < ranks - 1:
+                    T.copy(halo[me, 1:2, 0:N], rows[m + 1 : m + 2, 0:N])
+                for i, j in T.Parallel(m, N):
+                    Y[i, j] = rows[i, j] + rows[i + 1, j] + rows[i + 2, j]
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, halo_exchange.m, halo_exchange.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        m = halo_exchange.m
+        zeros = np.zeros((1, halo_exchange.N), np.float32)
+        X = np.concatenate([zeros, *(i["X"] for i in inputs), zeros])
+        Y = X[:-2] + X[1:-1] + X[2:]
+        return [{"Y": Y[r * m : (r + 1) * m]} for r in range(len(inputs))]
+
+
+@case()
+class two_producers:
+    """Two blocks bring the halves of a granule that one block reads whole, and another brings
+    several granules."""
+
+    m, N = 8, 32
+
+    @staticmethod
+    def make(ranks):
+        m, N = two_producers.m, two_producers.N
+
+        @T.prim_func
+        def program(X: T.Tensor((m, N), F32), Y: T.Tensor((m, N), F32)):
+            with T.Kernel(3, threads=32) as block:
+                S = W.alloc_symmetric((m, N), F32)
+                tile = T.alloc_shared((4, N // 2), F32)
+                whole = T.alloc_shared((4, N), F32)
+                right = (W.rank() + 1) % ranks
+                if block < 2:
+                    for part in T.serial(m // 4):
+                        T.copy(X[part * 4, block * (N // 2)], tile)
+                        T.copy(tile, S[right, part * 4, block * (N // 2)])
+                else:
+                    for part in T.serial(m // 4):
+                        T.copy(S[W.rank(), part * 4, 0], whole)
+                        T.copy(whole, Y[part * 4, 0])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, two_producers.m, two_producers.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return ring_shift.expected(inputs)
+
+
+@case()
+class wide_reader:
+    """A tile that is read spans several tiles that are written; tails in both axes."""
+
+    M, N = 20, 40
+
+    @staticmethod
+    def make(ranks):
+        M, N = wide_reader.M, wide_reader.N
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
+        ):
+            with T.Kernel(T.ceildiv(N, 16), T.ceildiv(M, 8), threads=32) as (bx, by):
+                tile = T.alloc_shared((8, 16), F32)
+                wide = T.alloc_shared((16, 32), F32)
+                T.copy(X[by * 8, bx * 16], tile)
+                T.copy(tile, S[(W.rank() + 1) % ranks, by * 8, bx * 16])
+                if (bx % 2 == 1 or bx == 2) and (by % 2 == 1 or by == 2):
+                    row, column = by // 2 * 16, bx // 2 * 32
+                    T.copy(S[W.rank(), row, column], wide)
+                    T.copy(wide, Y[row, column])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, wide_reader.M, wide_reader.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return ring_shift.expected(inputs)
+
+
+@case()
+class persistent:
+    """Two blocks walk over all tiles of the exchange."""
+
+    M, N, b = 40, 32, 8
+
+    @staticmethod
+    def make(ranks):
+        M, N, b = persistent.M, persistent.N, persistent.b
+        tiles = M // b
+
+        @T.prim_func
+        def program(X: T.Tensor((M, N), F32), Y: T.Tensor((M, N), F32)):
+            with T.Kernel(2, threads=32) as block:
+                S = W.alloc_symmetric((M, N), F32)
+                tile = T.alloc_shared((b, N), F32)
+                for turn in T.serial(T.ceildiv(tiles, 2)):
+                    row = turn * 2 + block
+                    if row < tiles:
+                        T.copy(X[row * b, 0], tile)
+                        T.copy(tile, S[(W.rank() + 1) % ranks, row * b, 0])
+                for turn in T.serial(T.ceildiv(tiles, 2)):
+                    row = turn * 2 + 1 - block
+                    if row < tiles:
+                        T.copy(S[W.rank(), row * b, 0], tile)
+                        T.copy(tile, Y[row * b, 0])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, persistent.M, persistent.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return ring_shift.expected(inputs)
