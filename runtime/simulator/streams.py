@@ -77,17 +77,27 @@ class Stream:
     def finish(self, work: Work) -> None:
         self.clock, self.work, self.launched = Clock.end(work.ends), None, work.epoch + 1
 
+    @property
+    def epoch(self) -> int | None:
+        """The launch it is in; None after the last."""
+        now = self.work or next(iter(self.items), None)
+        return None if now is None else now.epoch
+
     def standing(self, machine: Machine) -> Iterator[str]:
-        """What it is held up by, in words."""
+        """What it is held up by, in words; nothing while its rank is in an earlier launch."""
+        epochs = [s.epoch for s in machine.streams if s.rank == self.rank]
+        if self.epoch is None or any(e is not None and e < self.epoch for e in epochs):
+            return
         work = self.work
         if work is not None and work.next < work.blocks:
             yield work.has_no_room(machine.resident_blocks)
         elif work is None and self.items:
             item = self.items[0]
             yield f"{self} waits for {item.event.stream} in launch {item.epoch} --> {item.site}"
-        for item in self.items:
-            if isinstance(item, Work) and item.epoch == (work or self.items[0]).epoch:
-                yield f"{self}: {item.title} has not started --> {item.site}"
+        behind = [i for i in self.items if isinstance(i, Work) and i.epoch == self.epoch]
+        if behind:
+            more = f", and {len(behind) - 1} more behind it" if len(behind) > 1 else ""
+            yield f"{self}: {behind[0].title} has not started{more} --> {behind[0].site}"
 
 
 @dataclass(eq=False)
@@ -221,7 +231,7 @@ class Transfer(Work):
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
         copies = isinstance(self.step, plans.Copy)
-        return {} if copies or self.dst is not tensor else {self.site: self.title}
+        return {} if copies or self.dst is not tensor else {self.site: self.step.op}
 
     def _access(self, order: BlockOrder, scope: int = 0) -> Access:
         agent, time, view = order.actor((0,))
