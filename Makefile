@@ -19,7 +19,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 .PHONY: help test lit pytest headers test-gpu demo lint format docs clean
 help:
 	@echo "make test      all that needs no GPU: linters, device headers, lit, pytest"
-	@echo "make demo      GEMM + reduce-scatter on all visible GPUs (in the simulator where there is none)"
+	@echo "make demo      GEMM + reduce-scatter on all visible GPUs; without one, in the simulator, and broken"
 	@echo "make test-gpu  tests/gpu on all visible GPUs"
 	@echo "make lint | headers | lit | pytest | format | docs | clean"
 
@@ -51,7 +51,7 @@ demo: .venv/ready
 	  $(python) -m tileweave emit examples/gemm_reduce_scatter.py --stage ptx >$$out; \
 	  echo "demo: GEMM + reduce-scatter for 4 ranks compiled to $$out ($$(wc -l <$$out) lines)"; \
 	  echo "demo: NOT RUN ON GPUs: torch sees none here; the simulator runs it instead"; \
-	  $(python) examples/gemm_reduce_scatter.py; \
+	  $(python) examples/without_gpu.py; \
 	fi
 
 # A program that starts torchrun itself is run as it is.

@@ -173,22 +173,30 @@ def run(M: int, N: int, K_total: int, runs: int) -> bool:
     return error.item() <= 1e-2
 
 
-def simulated(ranks: int = 4, size: int = 512, schedules: int = 5) -> bool:
-    """The program on simulated ranks, small, against NumPy: without a GPU, faults included."""
+def simulated_inputs(M: int, N: int, K: int, ranks: int, block: int) -> list[dict]:
+    """What each simulated rank starts with; tiles are ``block`` x ``block``."""
     import ml_dtypes
     import numpy as np
 
-    share, K = size // ranks, size // ranks
-    program = gemm_reduce_scatter(size, size, K, ranks, block_M=64, block_N=64, block_K=32)
     random = np.random.default_rng()
-    inputs = [
+    return [
         {
-            **{n: random.standard_normal((size, K)).astype(ml_dtypes.bfloat16) for n in "AB"},
-            "arrived": np.zeros((2, share // 64 * (size // 64)), np.uint32),
+            "A": random.standard_normal((M, K)).astype(ml_dtypes.bfloat16),
+            "B": random.standard_normal((N, K)).astype(ml_dtypes.bfloat16),
+            "arrived": np.zeros((2, M // ranks // block * (N // block)), np.uint32),
             "state": np.zeros(2, np.uint32),
         }
         for _ in range(ranks)
     ]
+
+
+def simulated(ranks: int = 4, size: int = 512, schedules: int = 5) -> bool:
+    """The program on simulated ranks, small, against NumPy: without a GPU, faults included."""
+    import numpy as np
+
+    share, K = size // ranks, size // ranks
+    program = gemm_reduce_scatter(size, size, K, ranks, block_M=64, block_N=64, block_K=32)
+    inputs = simulated_inputs(size, size, K, ranks, 64)
     outputs = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=schedules)
     exact = sum(i["A"].astype(np.float32) @ i["B"].astype(np.float32).T for i in inputs)
     worst = 0.0
