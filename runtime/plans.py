@@ -17,7 +17,7 @@ from tvm import tirx
 from ..builtins.errors import TileWeaveError
 from .kernel import Kernel
 from .parameters import Parameter, Shape, parameters_of, shapes_of
-from .regions import Region, RegionError, Rows, at_site, site  # noqa: F401 (the simulator's)
+from .regions import Region, Rows, at_site, site
 
 _WORDS = ("int32", "uint32")
 """Types of a flag that a stream can write."""

@@ -1,6 +1,8 @@
 """Plans on simulated ranks: streams beside kernels, and what is said of their faults."""
 
+import importlib.util
 import inspect
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -411,3 +413,26 @@ def test_regions_out_of_bounds():
     assert "x[0:2, 0:4]: index 2 of axis 0; expected 0 to 1" in error.report
     assert "in plan plan of rank 1 in launch 0" in error.report
     assert line_of(test_regions_out_of_bounds, "p.copy(x") in error.report
+
+
+@pytest.mark.parametrize("by", ["write_value", "copy_value", "strided"])
+def test_the_plans_of_the_gpu_tests(by):
+    path = Path(__file__).parent / "gpu" / "plan.py"
+    spec = importlib.util.spec_from_file_location("gpu_plan", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    plan, width = module.exchange(3, by)
+    shape = (module.ROWS, module.COLUMNS)
+    inputs = [
+        {
+            "A": np.arange(np.prod(shape), dtype=np.int32).reshape(shape) + rank,
+            "flags": np.zeros((2, 3), np.uint32),
+            "count": np.zeros(1, np.uint32),
+            "epoch": lambda epoch: epoch,
+        }
+        for rank in range(3)
+    ]
+    out = tw.simulate(plan, 3, inputs, schedules=5, epochs=4)
+    for rank, peer in ((0, 1), (0, 2), (2, 1)):
+        sent = inputs[peer]["A"][:, module.COLUMNS - width :]
+        assert (out[rank]["out"][peer, :, :width] == sent + 1).all()

@@ -114,7 +114,7 @@ def _simulate(options: argparse.Namespace) -> None:
         if id(program) not in launched:  # else a kernel of a plan, which has run it
             executable = Executable(program, options.ranks)
             found.append(_simulated(name, executable, scalars, options))
-            launched |= executable._programs.keys()
+            launched |= executable.launched
     for outcome in found:
         print(json.dumps(outcome) if options.json else _in_words(outcome))
     if any(outcome["fault"] for outcome in found):

@@ -12,6 +12,7 @@ from ...builtins.errors import TileWeaveError
 from ...passes.hidden import Hidden
 from .. import plans
 from ..parameters import Parameter, Shape
+from ..regions import Region, RegionError
 from .errors import SimulationError
 from .machine import Machine
 from .order import Layout
@@ -52,6 +53,11 @@ class Executable:
         return [program for _, program in self._programs.values()]
 
     @property
+    def launched(self) -> set[int]:
+        """``id`` of the ``T.prim_func`` of each."""
+        return set(self._programs)
+
+    @property
     def hidden(self) -> dict[int, list[Hidden]]:
         """The hidden parameters of each kernel, by the identity of its ``T.prim_func``."""
         return {key: program.hidden for key, (_, program) in self._programs.items()}
@@ -66,7 +72,7 @@ class Executable:
         """
         try:
             steps = self.plan.trace(rank, self.world_size, shapes, scalars)
-        except plans.RegionError as error:
+        except RegionError as error:
             where = f"rank {rank} in launch {epoch}"
             raise SimulationError(
                 "bounds", f"{error}\nin plan {self.plan.name} of {where}"
@@ -127,7 +133,7 @@ class Executable:
                     tensors = {
                         name: machine.tensors[value.parameter.name][rank]
                         for name, value in step.arguments.items()
-                        if isinstance(value, plans.Region)
+                        if isinstance(value, Region)
                     }
                     hidden = machine.hidden.get(id(step.program), {})
                     tensors |= {name: of_ranks[rank] for name, of_ranks in hidden.items()}
@@ -154,11 +160,11 @@ class Executable:
         if not isinstance(step, plans.Launch):
             return []
         values = step.arguments
-        shapes = {n: v.shape for n, v in values.items() if isinstance(v, plans.Region)}
+        shapes = {n: v.shape for n, v in values.items() if isinstance(v, Region)}
         return list(self.program(step.program).launches(rank, shapes, values))
 
 
-def _owner(region: plans.Region, rank: int) -> int:
+def _owner(region: Region, rank: int) -> int:
     return rank if region.rank is None else region.rank
 
 

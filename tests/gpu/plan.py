@@ -1,0 +1,192 @@
+"""Plans on real GPUs: copies, flags and streams, called back to back and replayed as a CUDA graph.
+
+    torchrun --nproc-per-node=2 tests/gpu/plan.py
+
+Also with more ranks, with one, and with several ranks on one GPU (in time slices).
+"""
+
+import sys
+
+import tilelang.language as T
+import torch
+import torch.distributed as dist
+
+import tileweave as tw
+from tileweave import language as W
+
+ROWS, COLUMNS = 48, 512
+
+
+@T.prim_func
+def count_up(count: T.Tensor((1,), "uint32")):
+    with T.Kernel(1, threads=32):
+        if T.get_thread_binding() == 0:
+            count[0] = count[0] + T.uint32(1)
+
+
+def exchange(ranks: int, by: str):
+    """Every rank gives its tensor to all others, who add 1 to it.
+
+    Args:
+        by: ``write_value`` announces the epoch that the host counts, ``copy_value`` the one that
+            the GPU counts. ``strided`` copies part of the columns, with the flags of the former.
+    """
+    width = COLUMNS // 2 if by == "strided" else COLUMNS
+
+    @T.prim_func
+    def take(
+        inbox: W.Symmetric((2, ranks, ROWS, COLUMNS), "int32"),
+        flags: W.Symmetric((2, ranks), "uint32"),
+        count: T.Tensor((1,), "uint32"),
+        out: T.Tensor((ranks, ROWS, COLUMNS), "int32"),
+        half: T.int32,
+    ):
+        with T.Kernel(ranks, threads=128) as source:
+            if source != W.rank():
+                W.wait_reached(flags[W.rank(), half, source], count[0], peer=source)
+                for row, i in T.Parallel(ROWS, width):
+                    out[source, row, i] = inbox[W.rank(), half, source, row, i] + 1
+
+    @tw.plan
+    def plan(
+        p: tw.Steps,
+        A: T.Tensor((ROWS, COLUMNS), "int32"),
+        inbox: W.Symmetric((2, ranks, ROWS, COLUMNS), "int32"),
+        flags: W.Symmetric((2, ranks), "uint32"),
+        count: T.Tensor((1,), "uint32"),
+        out: T.Tensor((ranks, ROWS, COLUMNS), "int32"),
+        epoch: T.int32,
+    ):
+        half = epoch % 2
+        p.launch(count_up, count)
+        p.wait_stream(None, stream="copies")
+        for peer in p.peers():
+            p.copy(inbox[peer, half, p.rank, :, 0:width], A[:, COLUMNS - width :], stream="copies")
+            flag = flags[peer, half, p.rank]
+            if by == "copy_value":
+                p.copy_value(flag, count[0], stream="copies")
+            else:
+                p.write_value(flag, epoch + 1, stream="copies")
+        p.launch(take, inbox, flags, count, out, half)
+
+    return plan, width
+
+
+class Exchange:
+    """A plan with its memory."""
+
+    def __init__(self, by: str) -> None:
+        ranks = tw.world_size()
+        self.by = by
+        self.plan, self.width = exchange(ranks, by)
+        self.inbox = tw.symmetric((2, ranks, ROWS, COLUMNS), torch.int32)
+        self.flags = tw.symmetric((2, ranks), torch.uint32)
+        self.count = torch.zeros(1, dtype=torch.uint32, device="cuda")
+        self.out = torch.full((ranks, ROWS, COLUMNS), -1, dtype=torch.int32, device="cuda")
+        self.epoch = 0
+
+    def __call__(self, A: torch.Tensor) -> None:
+        self.plan(A, self.inbox, self.flags, self.count, self.out, self.epoch)
+        self.epoch += 1
+
+    def wrong(self, A: torch.Tensor) -> str:
+        """What is wrong with ``out`` after a call with ``A`` everywhere, or nothing."""
+        torch.cuda.synchronize()
+        parts = [A.cpu()]
+        if tw.world_size() > 1:
+            parts = [None] * tw.world_size()
+            dist.all_gather_object(parts, A.cpu())
+        for peer in range(tw.world_size()):
+            if peer == tw.rank():
+                continue
+            expected = parts[peer][:, COLUMNS - self.width :] + 1
+            got = self.out[peer, :, : self.width].cpu()
+            if not torch.equal(got, expected):
+                return f"{int((got != expected).sum())} elements from rank {peer} are wrong"
+        return ""
+
+    def free(self) -> None:
+        self.flags.free()
+        self.inbox.free()
+
+
+def numbers(turn: int) -> torch.Tensor:
+    start = 1000 * turn + 7 * tw.rank()
+    return torch.arange(ROWS * COLUMNS, dtype=torch.int32, device="cuda").view(ROWS, -1) + start
+
+
+def check_calls(by: str, calls: int = 200) -> str:
+    """Back to back, neither host nor barrier in between."""
+    operator = Exchange(by)
+    inputs = [numbers(turn) for turn in range(3)]
+    for call in range(calls):
+        operator(inputs[call % 3])
+    problem = operator.wrong(inputs[(calls - 1) % 3])
+    operator.free()
+    return problem
+
+
+def check_graph(replays: int = 100) -> str:
+    """Two calls, one of each half, captured once and replayed with other inputs and counts."""
+    operator, A = Exchange("copy_value"), numbers(0)
+    for _ in range(2):
+        operator(A)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        operator(A)
+        operator(A)
+    problem = ""
+    for replay in range(replays):
+        A.copy_(numbers(replay))
+        graph.replay()
+        if replay % 20 == 0 or replay == replays - 1:
+            problem = problem or operator.wrong(A)
+    torch.cuda.synchronize()
+    del graph
+    operator.free()
+    return problem
+
+
+def check_refusals() -> str:
+    """Nothing is enqueued where an argument does not fit."""
+    operator, A = Exchange("write_value"), numbers(0)
+    for bad, words in ((A.float(), "expected torch.int32"), (A[:, ::2], "has shape"),
+                       (A.cpu(), "is on cpu")):  # fmt: skip
+        try:
+            operator(bad)
+        except tw.TileWeaveError as error:
+            if words not in str(error) and "contiguous" not in str(error):
+                return f"refused with {error}; expected {words}"
+        else:
+            return f"{bad.dtype} {tuple(bad.shape)} was taken"
+    torch.cuda.synchronize()
+    count = int(operator.count.view(torch.int32))
+    operator.free()
+    return f"{count} kernels ran" if count else ""
+
+
+def main() -> int:
+    tw.init()
+    failed = []
+    for name, check in (
+        ("calls, write_value", lambda: check_calls("write_value")),
+        ("calls, copy_value", lambda: check_calls("copy_value")),
+        ("calls, strided", lambda: check_calls("strided")),
+        ("graph", check_graph),
+        ("refusals", check_refusals),
+    ):
+        problem = check()
+        tw.barrier()
+        torch.cuda.synchronize()
+        if problem:
+            failed.append(name)
+            print(f"rank {tw.rank()}: {name}: {problem}")
+        elif tw.rank() == 0:
+            print(f"{name}: right")
+    tw.finalize()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
