@@ -61,16 +61,26 @@ def parameters_of(func: tirx.PrimFunc) -> list[Parameter]:
     return found
 
 
+def dynamic_extents(parameters: Iterable[Parameter]) -> dict[str, tirx.Var]:
+    """The extents that are known only when the program runs, by name."""
+    return {e.name: e for p in parameters for e in p.shape or () if isinstance(e, tirx.Var)}
+
+
 def shapes_of(
-    parameters: Iterable[Parameter], given: Mapping[str, Shape], where: str
-) -> dict[str, Shape]:
+    parameters: Iterable[Parameter], given: Mapping[str, Shape], where: str,
+    extents: Mapping[str, int] | None = None,
+) -> dict[str, Shape]:  # fmt: skip
     """The declared shape of every tensor; those of the tensors given show what is dynamic.
+
+    Args:
+        extents: dynamic ones by name, as far as they are told rather than shown.
 
     Raises:
         TileWeaveError: an extent that nothing given shows.
     """
     tensors = [p for p in parameters if p.shape is not None]
-    sizes: dict[tirx.Var, int] = {}
+    dynamic = dynamic_extents(tensors)
+    sizes = {dynamic[name]: size for name, size in (extents or {}).items()}
     for p in tensors:
         if p.name in given and len(given[p.name]) == len(p.shape):
             for extent, size in zip(p.shape, given[p.name], strict=True):

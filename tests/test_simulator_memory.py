@@ -48,7 +48,7 @@ class World:
 
     def acquire(self, place, level=SYS, classes=(0, 1)):
         order = self.blocks[place]
-        _, _, sync = self.flag.load_word((0,), self.access(order, classes, level), True)
+        sync = self.flag.load_word((0,), self.access(order, classes, level), True).sync
         order.acquire(classes, sync, level)
 
 
@@ -190,7 +190,7 @@ def test_fences_make_relaxed_accesses_release_and_acquire():
     world.store((0, 0), classes=(0,))
     writer.fence(0, SYS)
     world.flag.store_word((0,), 1, world.access(writer, (0,), SYS), writer.fences[0])
-    _, _, sync = world.flag.load_word((0,), world.access(reader, (0,), SYS), True)
+    sync = world.flag.load_word((0,), world.access(reader, (0,), SYS), True).sync
     reader.note_seen(0, sync)
     assert kind_of(lambda: world.load((1, 0), classes=(0,))) == "race"
     reader.fence(0, SYS)
@@ -348,3 +348,122 @@ def overwritten(S: W.Symmetric((64,), "float32"), waits: T.int32):
 def test_shared_memory_under_a_bulk_store(waits):
     inputs = [{"waits": waits}]
     assert kind_of(lambda: tw.simulate(overwritten, 1, inputs)) == (None if waits else "reuse")
+
+
+@T.prim_func
+def stored_tile(S: W.Symmetric((64,), "float32"), flag: W.Symmetric((1,), "uint32"),
+                out: T.Tensor((64,), "float32"), meets: T.int32):  # fmt: skip
+    """Thread 0 signals; which thread issued the store of the tile nobody says."""
+    with T.Kernel(1, threads=32) as _:
+        tile = T.alloc_shared((64,), "float32")
+        peer = (W.rank() + 1) % W.world_size()
+        T.fill(tile, 1.0)
+        T.copy(tile, S[peer, :])
+        T.tma_store_wait(0, read=False)
+        if meets == 1:
+            T.sync_threads()
+        if T.get_thread_binding() == 0:
+            W.fence("sys")
+            W.red_add(flag[peer, 0], 1, scope="sys")
+        W.wait_reached(flag[W.rank(), 0], 1)
+        for i in T.Parallel(64):
+            out[i] = S[W.rank(), i]
+
+
+@pytest.mark.parametrize("meets", [0, 1])
+def test_who_waits_for_a_bulk_store_of_the_block_is_not_who_signals(meets):
+    inputs = [{"flag": np.zeros(1, np.uint32), "meets": meets} for _ in range(2)]
+    kind = kind_of(lambda: tw.simulate(stored_tile, 2, inputs, epochs=1))
+    assert kind == (None if meets else "race")
+
+
+@T.prim_func
+def loaded(src: T.Tensor((64,), "float32"), out: T.Tensor((64,), "float32"), waits: T.int32):
+    with T.Kernel(1, threads=32) as _:
+        tile = T.alloc_shared((64,), "float32")
+        full = T.alloc_barrier([32])
+        W.bulk_load(tile, src[0], 64, full[0])
+        T.mbarrier_arrive(full[0])
+        if waits == 1:
+            T.mbarrier_wait_parity(full[0], 0)
+        T.copy(tile, out)
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+def test_a_load_is_there_for_who_waited(waits):
+    inputs = [{"src": np.ones(64, np.float32), "waits": waits}]
+    assert kind_of(lambda: tw.simulate(loaded, 1, inputs)) == (None if waits else "poison")
+
+
+@T.prim_func
+def ends(S: W.Symmetric((64,), "float32"), waits: T.int32):
+    with T.Kernel(1, threads=32) as _:
+        tile = T.alloc_shared((64,), "float32")
+        T.fill(tile, 1.0)
+        W.bulk_store(S[W.rank(), 0], tile, 64)
+        W.bulk_commit()
+        if waits == 1:
+            W.bulk_wait(0, read=True)
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+def test_a_block_outlives_the_reads_of_its_bulk_stores(waits):
+    kind = kind_of(lambda: tw.simulate(ends, 1, [{"waits": waits}]))
+    assert kind == (None if waits else "reuse")
+
+
+def rounds(sem, meets=True, polls=False):
+    """The last of all blocks moves the round on, which all have read before they counted."""
+
+    @T.prim_func
+    def program(state: T.Tensor((2,), "uint32")):
+        with T.Kernel(4, threads=32) as _:
+            seen = T.alloc_var("uint32")
+            if polls:
+                while W.ld(state[0], sem="relaxed") > 9:
+                    seen = 0
+            else:
+                seen = W.ld(state[0], sem="relaxed")
+            T.assume(seen >= 0)
+            if meets:
+                T.sync_threads()
+            if T.get_thread_binding() == 0:
+                before = W.atom_add(state[1], 1, sem=sem)
+                if before == 3:
+                    W.st(state[1], 0)
+                    W.st(state[0], 1)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("sem", "polls", "kind"),
+    [
+        ("acq_rel", False, None),
+        ("release", False, "race"),
+        ("acquire", False, "race"),
+        ("relaxed", False, "race"),
+        ("relaxed", True, None),
+    ],
+)
+def test_a_load_may_see_the_store_it_led_to(sem, polls, kind):
+    """Load buffering: without order the load may come after the store that waited for its block.
+    Where a loop polls, what follows depends on what it saw."""
+    inputs = [{"state": np.zeros(2, np.uint32)}]
+    program = rounds(sem, polls=polls)
+    assert kind_of(lambda: tw.simulate(program, 1, inputs, schedules=20)) == kind
+
+
+def test_two_loads_of_unrelated_words_may_be_relaxed():
+    """Nothing that followed the load led to the store: it may as well have been earlier."""
+
+    @T.prim_func
+    def program(state: T.Tensor((2,), "uint32")):
+        with T.Kernel(4, threads=32) as block:
+            if T.get_thread_binding() == 0:
+                seen = W.ld(state[0], sem="relaxed")
+                if block == 0:
+                    W.st(state[0], seen + 1)
+
+    inputs = [{"state": np.zeros(2, np.uint32)}]
+    assert kind_of(lambda: tw.simulate(program, 1, inputs, schedules=50)) is None

@@ -57,6 +57,7 @@ __all__ = [
     "init",
     "jit",
     "language",
+    "mutate",
     "plan",
     "rank",
     "simulate",
@@ -67,7 +68,7 @@ __all__ = [
 
 def __getattr__(name: str):
     """The simulator is imported when it is asked for."""
-    if name not in ("SimulationError", "SimulationWarning", "simulate"):
+    if name not in ("SimulationError", "SimulationWarning", "mutate", "simulate"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .runtime import simulator
 

@@ -1,4 +1,4 @@
-"""The command line: ``tileweave emit``, ``tileweave simulate`` and ``tileweave doctor``."""
+"""The command line: ``tileweave emit``, ``simulate``, ``mutate`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import logging
 import os
 import sys
 import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,23 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "simulate", help="run the programs of a file on simulated ranks; needs no GPU"
     )
-    run.add_argument(
-        "program",
-        metavar="FILE[:NAME]",
-        help="all module-level tw.plans and T.prim_funcs of FILE, or that one",
-    )
-    run.add_argument("--ranks", type=int, default=4, help="default: %(default)s")
-    run.add_argument("--schedules", type=int, default=20, help="default: %(default)s")
-    run.add_argument("--seed", type=int, default=0, help="of the first; default: %(default)s")
-    run.add_argument("--epochs", type=int, default=3, help="launches; default: %(default)s")
-    run.add_argument("--resident-blocks", type=int, default=4, help="default: %(default)s")
-    run.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="value of a scalar: a number, or `epoch`, the number of the launch",
-    )
+    _add_simulation(run)
     run.add_argument("--json", action="store_true", help="one JSON object for each program")
     run.add_argument(
         "--timeline",
@@ -83,10 +70,40 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(run=_simulate)
 
+    change = commands.add_parser(
+        "mutate", help="break the synchronisation of simulated programs; list what goes unnoticed"
+    )
+    _add_simulation(change)
+    change.add_argument("--json", action="store_true", help="one JSON object for each program")
+    change.set_defaults(run=_mutate)
+
     doctor = commands.add_parser("doctor", help="say what this machine has, and what will not work")
     doctor.add_argument("--json", action="store_true", help="the same for programs")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_simulation(parser: argparse.ArgumentParser) -> None:
+    """What says which programs run on which simulated ranks, and how often."""
+    add = parser.add_argument
+    add(
+        "program",
+        metavar="FILE[:NAME]",
+        help="all module-level tw.plans and T.prim_funcs of FILE, or that one",
+    )
+    add("--ranks", type=int, default=4, help="default: %(default)s")
+    add("--schedules", type=int, default=20, help="default: %(default)s")
+    add("--seed", type=int, default=0, help="of the first; default: %(default)s")
+    add("--epochs", type=int, default=3, help="launches; default: %(default)s")
+    add("--resident-blocks", type=int, default=4, help="default: %(default)s")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of a scalar, a number or `epoch` (the number of the launch), or of a dynamic "
+        "extent",
+    )
 
 
 def _emit(options: argparse.Namespace) -> None:
@@ -100,25 +117,32 @@ def _emit(options: argparse.Namespace) -> None:
 
 def _simulate(options: argparse.Namespace) -> None:
     """Run with random inputs, zeroed integers, and everything else that is written unwritten."""
-    from .runtime.simulator import Executable
-
-    scalars = dict(_value_of_scalar(pair) for pair in options.set)
     programs = _programs(options.program, (Plan, PrimFunc))
     if options.timeline and len(programs) > 1:
         raise TileWeaveError(
             f"simulate: --timeline of {', '.join(programs)}; expected one program, FILE:NAME"
         )
-    found: list[dict[str, Any]] = []
-    launched: set[int] = set()
-    for name, program in programs.items():
-        if id(program) not in launched:  # else a kernel of a plan, which has run it
-            executable = Executable(program, options.ranks)
-            found.append(_simulated(name, executable, scalars, options))
-            launched |= executable.launched
+    found = _of_each(programs, _simulated, options)
     for outcome in found:
         print(json.dumps(outcome) if options.json else _in_words(outcome))
     if any(outcome["fault"] for outcome in found):
         raise SystemExit(1)
+
+
+def _of_each(
+    programs: dict[str, Any], run: Callable[..., dict[str, Any]], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The outcome of each program, but for kernels of a plan, which has run them."""
+    from .runtime.simulator import Executable
+
+    scalars = dict(_value_of_scalar(pair, options.command) for pair in options.set)
+    found, launched = [], set()
+    for name, program in programs.items():
+        if id(program) not in launched:
+            executable = Executable(program, options.ranks)
+            found.append(run(name, executable, scalars, options))
+            launched |= executable.launched
+    return found
 
 
 def _simulated(
@@ -157,7 +181,7 @@ def _in_words(outcome: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"warning: {text}" for text in outcome["warnings"])])
 
 
-def _value_of_scalar(pair: str) -> tuple[str, Any]:
+def _value_of_scalar(pair: str, command: str) -> tuple[str, Any]:
     name, _, value = pair.partition("=")
     if value == "epoch":
         return name, lambda epoch: epoch
@@ -165,8 +189,56 @@ def _value_of_scalar(pair: str) -> tuple[str, Any]:
         return name, float(value) if "." in value else int(value)
     except ValueError:
         raise TileWeaveError(
-            f"simulate: --set {pair}; expected NAME=NUMBER or NAME=epoch"
+            f"{command}: --set {pair}; expected NAME=NUMBER or NAME=epoch"
         ) from None
+
+
+def _mutate(options: argparse.Namespace) -> None:
+    """Run with the inputs of ``simulate``; a mutant that nobody accounts for is a failure."""
+    found = _of_each(_programs(options.program, (Plan, PrimFunc)), _mutated, options)
+    for outcome in found:
+        print(json.dumps(outcome) if options.json else _mutants_in_words(outcome))
+    if any(outcome["fault"] or outcome["unaccounted"] for outcome in found):
+        raise SystemExit(1)
+
+
+def _mutated(name: str, program: Any, scalars: dict, options: argparse.Namespace) -> dict[str, Any]:
+    """What ``--json`` prints of the mutants of one program."""
+    from .runtime.simulator import SimulationError, mutate, random_inputs
+
+    fault, mutants = None, []
+    try:
+        inputs = random_inputs(program, options.seed, scalars)
+        mutants = mutate(
+            program.plan, options.ranks, inputs, options.schedules, options.seed, options.epochs,
+            options.resident_blocks, progress=True,
+        )  # fmt: skip
+    except SimulationError as error:
+        fault = {"kind": error.kind, "report": error.report, "seed": error.seed}
+    return {
+        "name": name,
+        "ranks": options.ranks,
+        "schedules": options.schedules,
+        "seed": options.seed,
+        "fault": fault,
+        "mutants": [asdict(m) for m in mutants],
+        "unaccounted": sum(not m.is_accounted_for for m in mutants),
+    }
+
+
+def _mutants_in_words(outcome: dict[str, Any]) -> str:
+    if outcome["fault"]:
+        return "{name}: without a mutation: {fault[kind]}: {fault[report]}".format(**outcome)
+    lines = []
+    for m in outcome["mutants"]:
+        seed = "" if m["seed"] is None else f" (seed {m['seed']})"
+        line = "{line}: {op} {change}: {verdict}: {why}".format(**m)
+        lines.append(f"{Path(m['file']).name}:{line}{seed}")
+    count = Counter(m["verdict"] for m in outcome["mutants"])
+    each = ", ".join(f"{n} {verdict}" for verdict, n in sorted(count.items())) or "no mutants"
+    return "\n".join(
+        [*lines, "{name}: {ranks} ranks, {schedules} schedules: ".format(**outcome) + each]
+    )
 
 
 def _doctor(options: argparse.Namespace) -> None:

@@ -2,6 +2,15 @@
 
 from .errors import SimulationError, SimulationWarning
 from .executable import Executable
+from .mutation import Mutant, mutate
 from .simulate import random_inputs, simulate
 
-__all__ = ["Executable", "SimulationError", "SimulationWarning", "random_inputs", "simulate"]
+__all__ = [
+    "Executable",
+    "Mutant",
+    "SimulationError",
+    "SimulationWarning",
+    "mutate",
+    "random_inputs",
+    "simulate",
+]

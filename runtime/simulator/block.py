@@ -78,11 +78,12 @@ class MBarrier:
 
     count: int
     arrived: int = 0
-    bytes: int = 0
     phase: int = 0
     clock: Clock | None = None
     deliveries: list = field(default_factory=list)
     """Loads under way: callables that put the data there."""
+    landed: list = field(default_factory=list)
+    """Those of the phases that ended: who has not waited cannot count on them."""
 
     def arrive(self, n: int, site: str) -> None:
         self.arrived += n
@@ -94,14 +95,18 @@ class MBarrier:
         self.settle()
 
     def settle(self) -> None:
-        """The phase ends when all have arrived and all announced bytes are there."""
+        """The phase ends when all have arrived; the loads announced in it then land."""
         if self.arrived < self.count:
             return
-        for deliver in self.deliveries:
-            self.bytes -= deliver()
+        self.landed += self.deliveries
         self.deliveries.clear()
-        if self.bytes <= 0:
-            self.phase, self.arrived, self.bytes = self.phase + 1, 0, 0
+        self.phase, self.arrived = self.phase + 1, 0
+
+    def land(self) -> None:
+        """Somebody waited for the phase: what it loaded is there."""
+        for deliver in self.landed:
+            deliver()
+        self.landed.clear()
 
 
 @dataclass
@@ -111,6 +116,7 @@ class BulkStore:
     classes: tuple[int, ...]
     time: int
     source: tuple[Tile, Any] | None
+    site: str
     group: int | None = None
 
 
@@ -144,10 +150,13 @@ class Block:
     def bulk_access(
         self, classes: tuple[int, ...], op: str, site: str, scope: int, source: Any
     ) -> Access:
-        """The access of a bulk store these threads issue, which is under way from now on."""
-        issuer = classes[:1]
+        """The access of a bulk store these threads issue, which is under way from now on.
+
+        One of them issues it; where several could, a program must not count on the first.
+        """
+        issuer = classes[-1:]
         agent, time, view = self.order.bulk_actor(classes)
-        self.stores.append(BulkStore(issuer, time, source))
+        self.stores.append(BulkStore(issuer, time, source, site))
         return Access(agent, time, view, scope, op, site, self.epoch)
 
     def commit(self, classes: tuple[int, ...]) -> None:
@@ -167,13 +176,24 @@ class Block:
             if store.group in done:
                 store.source = None
                 if not read:
-                    self.order.complete_bulk(classes, store.time)
+                    self.order.complete_bulk(store.classes, store.time)
                     self.stores.remove(store)
 
     def complete_stores(self, classes: tuple[int, ...]) -> None:
         """The placeholder of ``order_releases``: commit all, wait for all."""
         self.commit(classes)
         self.wait_groups(classes, 0, read=False)
+
+    def require_end(self) -> None:
+        """Refuse to end while a bulk store may still read the block's shared memory."""
+        for store in self.stores:
+            if store.source is not None:
+                raise SimulationError(
+                    "reuse",
+                    f"{self.name()} in launch {self.epoch} ends while a bulk store may still read "
+                    f"{store.source[0].name}; W.bulk_wait(0, read=True) lets it finish"
+                    f"\n --> {store.site}",
+                )
 
     def require_unread(self, tile: Tile, key: Any, site: str) -> None:
         """Refuse to overwrite shared memory that a bulk store may still read."""
@@ -198,7 +218,7 @@ def _overlap(shape: tuple, one: Any, other: Any) -> bool:
 class Frame:
     """Where execution of a block stands: its threads on the way and, in T.Parallel, its space."""
 
-    __slots__ = ("active", "block", "broken", "cache", "env", "mask", "newest", "space")
+    __slots__ = ("active", "block", "broken", "cache", "env", "mask", "newest", "polls", "space")
 
     def __init__(self, block: Block, mask: Mask) -> None:
         self.block, self.mask, self.env = block, mask, block.env
@@ -209,10 +229,13 @@ class Frame:
         self.broken: Mask | None = None
         self.cache: dict[int, Any] = {}
         self.newest = False
+        self.polls = False
+        """Whether a loop repeats what is loaded here until it is as wanted."""
 
     def fork(self, mask: Mask) -> Frame:
         """A frame for another set of threads of the same block."""
         frame = Frame(self.block, mask)
+        frame.polls = self.polls
         frame.space, frame.active = self.space, self.active
         return frame
 

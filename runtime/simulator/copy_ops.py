@@ -88,10 +88,9 @@ def bulk_load(c: Statements, call: tirx.Call, site: str) -> Step:
         block.require_unread(tile, key, site)
         tile.set_poison(key, True)
 
-        def deliver() -> int:
+        def deliver() -> None:
             tile.data[key] = values
             tile.set_poison(key, None if poison is None else np.reshape(poison, -1))
-            return 0
 
         barrier(frame).deliveries.append(deliver)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +31,21 @@ class Call:
 class Executable:
     """What a plan does on each of ``world_size`` ranks; a ``T.prim_func`` is a plan of one launch.
 
+    Args:
+        make: makes a kernel ready to run on so many ranks.
+
     Raises:
         TileWeaveError: neither a plan nor a ``T.prim_func``.
     """
 
-    def __init__(self, what: Any, world_size: int) -> None:
+    def __init__(
+        self, what: Any, world_size: int, make: Callable[[tirx.PrimFunc, int], Program] = Program
+    ) -> None:
         if isinstance(what, tirx.PrimFunc):
             what = plans.Plan.of_program(what)
         if not isinstance(what, plans.Plan):
             raise TileWeaveError(f"simulate: {what!r}; expected a T.prim_func or a tw.plan")
-        self.plan, self.world_size = what, world_size
+        self.plan, self.world_size, self._make = what, world_size, make
         self._programs: dict[int, tuple[tirx.PrimFunc, Program]] = {}
 
     @property
@@ -93,7 +98,7 @@ class Executable:
     def program(self, func: tirx.PrimFunc) -> Program:
         """``func`` ready to run."""
         if id(func) not in self._programs:
-            self._programs[id(func)] = func, Program(func, self.world_size)
+            self._programs[id(func)] = func, self._make(func, self.world_size)
         return self._programs[id(func)][1]
 
     def divide(self) -> tuple[str, ...]:

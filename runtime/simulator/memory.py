@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .clock import View
+from .clock import Clock, View
 from .errors import SimulationError
 from .order import GPU, SYS, Events, Layout, Sync
 from .trail import Trail, text_of_region
@@ -44,6 +44,8 @@ class Entry(NamedTuple):
     event: int
     sync: Sync
     poisoned: bool
+    told: Clock | None = None
+    """Clock of what led to it, whether or not memory orders it."""
 
 
 class Change(NamedTuple):
@@ -158,6 +160,9 @@ class Tensor:
         self.changes: dict[int, list[Change]] = {}
         """All changes of the words that atomic accesses change."""
         self.waits: dict[int, list[Awaited]] = {}
+        self._looked: dict[int, list[int]] = {}
+        """Atomic loads of a word since it was changed, but for those of waits and polling loops:
+        what follows these depends on them."""
         self._read_up_to: dict[tuple[int, int], int] = {}
         self.symmetric = False
 
@@ -196,37 +201,43 @@ class Tensor:
             self.data[key] = combine(self.data[key], values).astype(self.dtype)
         self._changed(key)
 
-    def load_word(self, index: tuple, access: Access, newest: bool) -> tuple[Any, bool, Sync]:
+    def load_word(self, index: tuple, access: Access, newest: bool, polls: bool = False) -> Entry:
         """A word by an atomic load: a value it has or, unless ``newest``, may still seem to have;
         whether it is poison; what acquiring it makes visible."""
         flat = int(np.ravel_multi_index(index, self.shape))
         self._check_read(index, access)
-        self.reads.note(index, self.memory.note(self, index, access), access)
+        event = self.memory.note(self, index, access)
+        self.reads.note(index, event, access)
+        if not polls:
+            self._looked.setdefault(flat, []).append(event)
         entries = self.words.get(flat)
         if not entries:
-            return self.data[index], bool(self.poison[index]), {}
+            return Entry(self.data[index], 0, {}, bool(self.poison[index]))
         at = len(entries) - 1
         if not newest and at and self.memory.rng.random() < 0.5:
             at = self.memory.rng.randint(self._oldest_visible(entries, flat, access), at)
-        entry = entries[at]
-        self._read_up_to[access.agent, flat] = entry.event
-        return entry.value, entry.poisoned, entry.sync
+        self._read_up_to[access.agent, flat] = entries[at].event
+        return entries[at]
 
     def store_word(
-        self, index: tuple, value: Any, access: Access, sync: Sync, adds: bool = False
-    ) -> None:
-        """Change a word atomically; ``sync`` is what acquiring the new value makes visible."""
+        self, index: tuple, value: Any, access: Access, sync: Sync, adds: bool = False,
+        told: Clock | None = None,
+    ) -> None:  # fmt: skip
+        """Change a word atomically; ``sync`` is what acquiring the new value makes visible, and
+        ``told`` what led to it."""
         flat = int(np.ravel_multi_index(index, self.shape))
         entries = self.words.get(flat)
         if not entries:
             before = int(self.writes.last[index])
             entries = [Entry(self.data[index], before, {}, bool(self.poison[index]))]
+        if told is not None:
+            self._check_looked(index, flat, access, told)
         event = self._record_write(index, access)
         change = Change(event, self.data[index], value, adds)
         self.changes.setdefault(flat, []).append(change)
         self.data[index] = value
         self.poison[index] = False
-        entries.append(Entry(self.data[index], event, sync, False))
+        entries.append(Entry(self.data[index], event, sync, False, told))
         self.words[flat] = entries[-_HISTORY:]
         self.memory.version += 1
         self.memory.on_write(self)
@@ -284,6 +295,17 @@ class Tensor:
             served = wrote != 0 and self.memory.epoch_of(wrote) == epoch
             kind = "reuse" if access.epoch > epoch or served else "race"
             raise self.memory.conflict(kind, self, key, access, event, at)
+
+    def _check_looked(self, index: tuple, flat: int, access: Access, told: Clock) -> None:
+        """Refuse a change that came about through what followed a load of the same word, if
+        nothing orders the two: the load may then see the change, which it led to itself."""
+        events = self.memory.events
+        for event in self._looked.pop(flat, ()):
+            done = int(events.agent[event]), int(events.time[event])
+            if told.covers(*done) and not access.view.covers(*done):
+                epoch = self.memory.epoch_of(event)
+                kind = "reuse" if access.epoch > epoch else "race"
+                raise self.memory.conflict(kind, self, index, access, event, index)
 
     def _poison(self, key: Any) -> Any:
         if not self.may_be_poison:

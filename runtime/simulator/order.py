@@ -95,6 +95,8 @@ class BlockOrder:
     whole_time: int
     bulk_time: int
     base: int
+    heard: Clock
+    """What others did before something this block knows of, whether or not memory orders it."""
     fences: list[Sync] = field(default_factory=list)
     """By class: what a relaxed store after a release fence publishes."""
     seen: list[Sync] = field(default_factory=list)
@@ -107,7 +109,7 @@ class BlockOrder:
         return BlockOrder(
             layout, rank, block, [launch] * n, [launch.time(base + i) + 1 for i in range(n)],
             launch.time(base + n) + 1, launch.time(base + n + 2), base,
-            [{} for _ in range(n)], [{} for _ in range(n)],
+            launch, [{} for _ in range(n)], [{} for _ in range(n)],
         )  # fmt: skip
 
     @property
@@ -181,6 +183,18 @@ class BlockOrder:
         """Class ``i`` read a value relaxed: a fence may make it an acquire."""
         if sync:
             self.seen[i] = merge(self.seen[i], sync)
+
+    def tell(self) -> Clock:
+        """What led to a change of a word: all the block did, and all it heard of, until now."""
+        told = self._joined(range(self.layout.classes)).joined(self.heard)
+        self.whole_time += 1  # what the block does from now on did not lead to it
+        self.time = [time + 1 for time in self.time]
+        return told
+
+    def hear(self, told: Clock | None) -> None:
+        """A word was seen that all this led to."""
+        if told is not None:
+            self.heard = self.heard.joined(told)
 
     def end(self) -> Clock:
         """All the block did."""

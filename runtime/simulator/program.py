@@ -23,6 +23,8 @@ from .steps import Step
 from .values import numpy_dtype
 
 _HEAP_STRIDE = 1 << 40
+OPERATIONS = (block_ops, tile_ops, builtin_ops, copy_ops)
+"""What teaches the compiler the operations of a program."""
 
 
 @dataclass
@@ -52,26 +54,43 @@ class Kernel:
         return tuple(int(extent(frame)[0]) for _, extent in self.grid)
 
 
+def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
+    """``func`` for so many ranks, after the tile passes: what is simulated.
+
+    Raises:
+        TileWeaveError: not a ``T.prim_func``.
+    """
+    if not isinstance(func, tirx.PrimFunc):
+        raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
+    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    mod = passes.run_group(mod, world_size, _HEAP_STRIDE)
+    mod = passes.run(passes.SYNC_PASSES, mod)
+    (func,) = mod.functions.values()
+    return func
+
+
 class Program:
     """What ``func`` does on each of ``world_size`` ranks.
+
+    Args:
+        changed: what to run in place of ``lowered(func, world_size)``.
+        operations: objects whose ``register`` teaches the compiler operations.
 
     Raises:
         TileWeaveError: not a ``T.prim_func``.
         SimulationError: it uses something the simulator does not know.
     """
 
-    def __init__(self, func: Any, world_size: int) -> None:
-        if not isinstance(func, tirx.PrimFunc):
-            raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
+    def __init__(
+        self, func: Any, world_size: int, changed: tirx.PrimFunc | None = None,
+        operations: Iterable[Any] = OPERATIONS,
+    ) -> None:  # fmt: skip
+        func = lowered(func, world_size) if changed is None else changed
         self.name, self.world_size = str(func.attrs["global_symbol"]), world_size
-        mod = tvm.IRModule({self.name: func})
-        mod = passes.run_group(mod, world_size, _HEAP_STRIDE)
-        mod = passes.run(passes.SYNC_PASSES, mod)
-        (func,) = mod.functions.values()
         self.hidden = hidden_of(func)
         """Tensors behind its own parameters, which live as long as the program."""
         self.compiler = c = BlockStatements()
-        for ops in (block_ops, tile_ops, builtin_ops, copy_ops):
+        for ops in operations:
             ops.register(c)
         self.rank_slot = c.new_slot(tirx.Var("rank", "int32"))
         c.calls["tileweave.rank"] = lambda c, call, site: Expr(
@@ -112,7 +131,7 @@ class Program:
         return max((k.classes for k in self.kernels), default=1)
 
     def _declare(self, func: tirx.PrimFunc) -> None:
-        c, written = self.compiler, _written(func.body)
+        c, written = self.compiler, written_tensors(func.body)
         for param in func.params:
             if param not in func.buffer_map:
                 self.scalars[param.name] = c.new_slot(param), numpy_dtype(param.dtype)
@@ -193,7 +212,7 @@ def _threads(stmt: tirx.Stmt) -> tuple[int, int, int]:
     return found[0] if found else (128, 1, 1)
 
 
-def _written(body: tirx.Stmt) -> set:
+def written_tensors(body: tirx.Stmt) -> set:
     """Data pointers of the tensors that the program writes."""
     found = set()
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from ...builtins.errors import TileWeaveError
 from ...passes.hidden import Hidden
-from ..parameters import Parameter, shapes_of
+from ..parameters import Parameter, dynamic_extents, shapes_of
 from .arrivals import refuse_surplus, unconsumed
 from .drawing import draw
 from .errors import SimulationError, SimulationWarning
@@ -96,16 +96,23 @@ def simulate(
 def random_inputs(
     executable: Executable, seed: int, scalars: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Inputs for a program about which nothing else is known: normal numbers where it only reads,
-    zeros in tensors of integers (flags, counters, indices); the rest stays poison.
+    """Inputs for a program about which nothing else is known: normal numbers and bytes where it
+    only reads, zeros in other tensors of integers (flags, counters, indices); poison elsewhere.
+
+    Args:
+        scalars: values by name, of the scalars and of the dynamic extents.
 
     Raises:
-        TileWeaveError: a scalar without a value, or a dynamic shape.
+        TileWeaveError: one of them without a value.
     """
     rng = np.random.default_rng(seed)
     parameters = executable.parameters
-    given = [{p.name: _scalar(p, scalars) for p in parameters if p.shape is None}]
-    given *= executable.world_size
+    values = {p.name: _scalar(p, scalars) for p in parameters if p.shape is None}
+    for name in dynamic_extents(parameters).keys() & scalars.keys():
+        if not isinstance(scalars[name], int):
+            raise TileWeaveError(f"simulate: extent {name}; expected a whole number")
+        values[name] = scalars[name]
+    given = [values] * executable.world_size
     case = Case(executable, given, 1)
     inputs: list[dict[str, Any]] = []
     for shapes, values in zip(case.shapes, given, strict=True):
@@ -114,7 +121,9 @@ def random_inputs(
             if p.shape is None:
                 continue
             dtype = numpy_dtype(p.dtype)
-            if not is_float(dtype):
+            if dtype.itemsize == 1 and not is_float(dtype) and p.name not in case.written:
+                tensors[p.name] = rng.integers(0, 128, shapes[p.name]).astype(dtype)
+            elif not is_float(dtype):
                 tensors[p.name] = np.zeros(shapes[p.name], dtype)
             elif p.name not in case.written:
                 tensors[p.name] = rng.standard_normal(shapes[p.name]).astype(dtype)
@@ -133,7 +142,7 @@ def _checked(executable: Executable, inputs: Inputs | None) -> list[dict[str, An
     given = [dict(i) for i in inputs] if inputs is not None else [{} for _ in range(world_size)]
     if len(given) != world_size:
         raise TileWeaveError(f"simulate: {len(given)} inputs; expected one for each rank")
-    names = {p.name for p in parameters}
+    names = {p.name for p in parameters} | set(dynamic_extents(parameters))
     for values in given:
         for name in values:
             if name not in names:
@@ -166,15 +175,18 @@ class Case:
         self.executable, self.given = executable, given
         parameters = executable.parameters
         names = {p.name for p in parameters if p.shape is not None}
+        dynamic = dynamic_extents(parameters)
         self.shapes = [
             shapes_of(
-                parameters, {n: np.shape(v) for n, v in values.items() if n in names}, "simulate"
+                parameters, {n: np.shape(v) for n, v in values.items() if n in names}, "simulate",
+                {n: v for n, v in values.items() if n in dynamic},
             )
             for values in given
-        ]
+        ]  # fmt: skip
+        scalars = [{n: v for n, v in i.items() if n not in names | dynamic.keys()} for i in given]
         self.calls = [
             [executable.call(rank, e, shapes, _at(e, values)) for e in range(epochs)]
-            for rank, (shapes, values) in enumerate(zip(self.shapes, given, strict=True))
+            for rank, (shapes, values) in enumerate(zip(self.shapes, scalars, strict=True))
         ]
         self.written = executable.written([call for calls in self.calls for call in calls])
         self.thread_names = executable.divide()
@@ -244,8 +256,4 @@ def _outputs(machine: Machine) -> list[dict[str, np.ndarray]]:
 
 def _at(epoch: int, values: Mapping[str, Any]) -> dict[str, Any]:
     """The scalars of one call."""
-    return {
-        name: value(epoch) if callable(value) else value
-        for name, value in values.items()
-        if not isinstance(value, np.ndarray) or not value.shape
-    }
+    return {name: value(epoch) if callable(value) else value for name, value in values.items()}

@@ -284,8 +284,8 @@ class Statements(Expressions):
         polls = self.is_shared_between_blocks(stmt)
 
         def wait(frame):
-            outer, before = frame.mask, frame.broken
-            frame.broken = None
+            outer, before, polled = frame.mask, frame.broken, frame.polls
+            frame.broken, frame.polls = None, True
             for _ in range(_ROUNDS):
                 if polls:
                     yield SPIN
@@ -309,7 +309,7 @@ class Statements(Expressions):
                     f"a loop does not end after {_ROUNDS} rounds in {frame.block.name()}"
                     f"\n --> {site}",
                 )
-            frame.mask, frame.broken = outer, before
+            frame.mask, frame.broken, frame.polls = outer, before, polled
 
         return Step(wait, True)
 

@@ -200,7 +200,7 @@ class Launch(Work):
         block = Block(machine, self, number, order, env)
         mask = Mask(np.ones(kernel.threads_in_block, np.bool_), kernel.class_of)
         frame = Frame(block, mask)
-        return Coroutine(block.name(), self, order, frame, go(kernel.body, frame), pace)
+        return Coroutine(block.name(), self, order, frame, _to_the_end(kernel, frame), pace)
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
         lines = self.kernel.signals
@@ -213,6 +213,11 @@ class Launch(Work):
             f"blocks {self.next} to {self.blocks - 1}{of} have not started: {resident_blocks} fit "
             "at a time and none of those ends"
         )
+
+
+def _to_the_end(kernel: Kernel, frame: Frame) -> Iterator[Any]:
+    yield from go(kernel.body, frame)
+    frame.block.require_end()
 
 
 @dataclass(eq=False, kw_only=True)

@@ -211,9 +211,8 @@ def _copy_with_barrier(c, call, src: Region, dst: Region, barrier: Any, op: str,
         tile = frame.tile(dst.slot)
         tile.set_poison(dst.box(frame, tile.shape, False)[0], True)
 
-        def deliver() -> int:
+        def deliver() -> None:
             dst.write(frame, values, poison, op)
-            return 0
 
         at(frame).deliveries.append(deliver)
 

@@ -11,7 +11,7 @@ import numpy as np
 from .accesses import GlobalRef, out_of_bounds
 from .block import Frame
 from .errors import SimulationError
-from .memory import Tensor
+from .memory import Entry, Tensor
 from .order import LEVEL, SYS, Sync, merge
 
 Classes = tuple[int, ...]
@@ -42,14 +42,16 @@ class Word:
         """The value and whether it is poison."""
         block = frame.block
         access = block.access(classes, self.ref.op, self.ref.site, self.level)
-        value, poisoned, sync = tensor.load_word(at, access, newest or frame.newest)
-        self._see(block.order, classes, sync)
-        return value, poisoned
+        polls = newest or frame.polls
+        entry = tensor.load_word(at, access, newest or frame.newest, polls)
+        self._see(block.order, classes, entry)
+        return entry.value, entry.poisoned
 
     def store(self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes, value: Any) -> None:
         block = frame.block
         access = block.access(classes, self.ref.op, self.ref.site, self.level)
-        tensor.store_word(at, value, access, self._publish(block.order, classes))
+        sync = self._publish(block.order, classes)
+        tensor.store_word(at, value, access, sync, told=block.order.tell())
 
     def change(
         self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes, f: Callable[[Any], Any]
@@ -60,19 +62,18 @@ class Word:
         if entry.poisoned:
             raise unwritten_word(frame, self.ref, at)
         access = block.access(classes, self.ref.op, self.ref.site, self.level)
-        self._see(block.order, classes, entry.sync)
-        tensor.store_word(
-            at, f(entry.value), access, merge(entry.sync, self._publish(block.order, classes)),
-            self.adds,
-        )  # fmt: skip
+        self._see(block.order, classes, entry)
+        sync = merge(entry.sync, self._publish(block.order, classes))
+        tensor.store_word(at, f(entry.value), access, sync, self.adds, block.order.tell())
         return entry.value
 
-    def _see(self, order: Any, classes: Classes, sync: Sync) -> None:
+    def _see(self, order: Any, classes: Classes, entry: Entry) -> None:
+        order.hear(entry.told)
         if self.acquires:
-            order.acquire(classes, sync, self.level)
+            order.acquire(classes, entry.sync, self.level)
             return
         for i in classes:
-            order.note_seen(i, sync)
+            order.note_seen(i, entry.sync)
 
     def _publish(self, order: Any, classes: Classes) -> Sync:
         sync: Sync = {}
