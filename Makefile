@@ -76,6 +76,7 @@ format: .venv/ready-lint
 
 docs: .venv/ready
 	$(python) docs/generate.py
+	$(python) docs/mutants.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis

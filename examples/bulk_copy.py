@@ -57,6 +57,7 @@ def bulk_copy_with(stages: int, chunk: int, ahead: int):
                         at = T.Cast("int64", block + k * blocks) * chunk
                         W.bulk_load(ring[k % stages, 0], src[at], chunk, full[k % stages])
                         T.mbarrier_arrive(full[k % stages])
+                # equivalent(bulk_wait read=True): the end of the launch completes the stores
                 W.bulk_wait(0)
             if block == 0:
                 rest = T.Cast("int64", whole) * chunk

@@ -29,6 +29,17 @@ def test_language_page_is_up_to_date():
     assert generate.PAGE.read_text() == generate.page(), "run `make docs`"
 
 
+def test_every_mutant_of_the_examples_is_accounted_for_as_the_page_says():
+    mutants = _load(CHECKOUT / "docs" / "mutants.py")
+    written, now = mutants.PAGE.read_text(), mutants.page()
+    assert mutants.verdicts(written) == mutants.verdicts(now), "run `make docs`"
+    rows = mutants.verdicts(now)
+    assert sum("| killed |" in row for row in rows) > 50
+    assert [
+        row for row in rows if row[0] == "|" and not re.search("[|] (killed|explained) [|]", row)
+    ] == []
+
+
 def test_readme_program_compiles(tmp_path):
     """The README's first two blocks are one file, and what it says of it holds."""
     readme = (CHECKOUT / "README.md").read_text()

@@ -3,9 +3,9 @@
     # equivalent(signal sem=relaxed, signal scope=gpu): the flag carries all there is
     W.signal(flags[peer, 0], turn, op="set")
 
-The comment stands on the operation's line or in the comment lines above it, and may go on in
-comment lines of its own. In the parentheses are the mutants' names, as ``tileweave mutate`` prints
-them. What the compiler put in has the line of what it serves.
+The comment stands on the operation's line or in the comment lines above it, which may be several.
+In the parentheses are the mutants' names, as ``tileweave mutate`` prints them. What the compiler
+put in has the line of what it serves.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_COMMENT = re.compile(r"#\s*equivalent\((?P<names>[^)]*)\):\s*(?P<reason>.*)")
+_EXPLAINS = re.compile(r"equivalent\((?P<names>[^)]*)\):\s*(?P<reason>.*?)(?=\s*equivalent\(|$)")
 
 
 @dataclass(frozen=True)
@@ -60,32 +60,36 @@ def _functions(tree: ast.Module, lines: set[int]) -> list[range]:
 
 
 def _read(source: str, file: str) -> list[Explanation]:
-    comments = {
-        t.start[0]: t.string
-        for t in tokenize.generate_tokens(io.StringIO(source).readline)
-        if t.type == tokenize.COMMENT
-    }
-    text = source.splitlines()
-    alone = {n for n in comments if text[n - 1].lstrip().startswith("#")}
+    """All explanations of a file."""
     statements = _statements(ast.parse(source))
     found = []
-    for number, comment in comments.items():
-        match = _COMMENT.match(comment)
-        if match is None:
-            continue
-        reason, last = [match["reason"]], number
-        while last + 1 in alone and not _COMMENT.match(comments[last + 1]):
-            last += 1
-            reason.append(comments[last].lstrip("# "))
-        target = number
-        while target in alone or (target <= len(text) and not text[target - 1].strip()):
-            target += 1
-        lines = min(
-            (s for s in statements if target in s), key=len, default=range(target, target + 1)
-        )
-        for name in match["names"].split(","):
-            found.append(Explanation(name.strip(), " ".join(reason), file, number, lines))
+    for first, target, text in _comments(source):
+        own = range(target, target + 1)
+        lines = min((s for s in statements if target in s), key=len, default=own)
+        for match in _EXPLAINS.finditer(text):
+            for name in match["names"].split(","):
+                found.append(Explanation(name.strip(), match["reason"], file, first, lines))
     return found
+
+
+def _comments(source: str) -> Iterator[tuple[int, int, str]]:
+    """(first line, line of the code it is about, text) of each comment; lines of comments that
+    follow each other are one."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    text = source.splitlines()
+    alone = {n for n in comments if text[n - 1].lstrip().startswith("#")}
+    for number in comments:
+        if number not in alone:
+            yield number, number, comments[number]
+        elif number - 1 not in alone:
+            last = number
+            while last + 1 in alone:
+                last += 1
+            target = last + 1
+            while target < len(text) and not text[target - 1].strip():
+                target += 1
+            yield number, target, " ".join(comments[n] for n in range(number, last + 1))
 
 
 def _statements(tree: ast.Module) -> list[range]:

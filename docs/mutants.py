@@ -1,0 +1,125 @@
+"""Writes ``docs/mutants.md``: what becomes of every mutant of the examples; ``make docs`` runs it.
+
+A test compares the verdicts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+import tileweave as tw
+from tileweave.runtime.simulator import Mutant
+
+PAGE = Path(__file__).resolve().with_name("mutants.md")
+EXAMPLES = PAGE.parent.parent / "examples"
+SCHEDULES = 5
+
+INTRODUCTION = f"""\
+# Mutants of the examples
+
+<!-- Written by docs/mutants.py, which runs them: `make docs`. -->
+
+How we know that the simulator sees what it claims: `tw.mutate` changes the synchronisation of a
+program in one place at a time and runs it in {SCHEDULES} schedules. A mutant is *killed* by a fault
+the simulator reports or by other outputs; what survives must be *explained*, by a comment beside
+the operation in the example or by a proof of the tool.
+
+Operations are those after TileWeave's passes: `sync_threads` and `complete_bulk_stores` (the full
+wait for bulk stores before a release) are put in by the compiler and have the line of what they
+serve. `fence_proxy_async` is left out: the simulator does not tell ordinary accesses from those of
+the async proxy.
+
+| change | what it is |
+|---|---|
+| `drop` | the operation is not there |
+| `sem=`, `scope=` | a weaker or narrower word |
+| `target+1`, `target-1` | a wait counts one too many, one too few |
+| `value+1` | a signal adds or sets one more |
+| `epoch-1`, ... | a wait's target lags: computed from that value, less one |
+| `parity flipped`, `axis 1 flipped` | the other phase; the other half of an axis of two |
+| `rank+1` | the flag of the next rank |
+| `read=True`, `n=1` | waits for the read of shared memory only; leaves a group under way |
+| `write after` | what the operation publishes is written after it |
+| `read before` | what the operation guards is read before it |
+"""
+
+
+class Instance(NamedTuple):
+    """A program of an example, small."""
+
+    title: str
+    program: Any
+    ranks: int
+    inputs: list[dict[str, Any]]
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def instances() -> Iterator[Instance]:
+    """All programs of the examples."""
+    zeros, rng = np.zeros, np.random.default_rng(0)
+    flags = [{"flags": zeros(1, np.uint32), "start": lambda e: 3 * e, "rounds": 3}] * 2
+    ping_pong = example("signal_ping_pong").ping_pong
+    yield Instance("signal_ping_pong.py: `ping_pong`, 3 rounds", ping_pong, 2, flags)
+    copied = {"src": rng.integers(0, 256, 901).astype(np.uint8), "dst": zeros(901, np.uint8)}
+    bulk = example("bulk_copy")
+    title = "bulk_copy.py: `bulk_copy_with(stages=4, chunk=64, ahead=2)`, 901 bytes"
+    yield Instance(title, bulk.bulk_copy_with(4, 64, 2), 1, [{**copied, "blocks": 2}])
+    title = "bulk_copy.py: `load_store_program`, 901 bytes"
+    yield Instance(title, bulk.load_store_program, 1, [{**copied, "blocks": 2}])
+    ranks, M, N, K = 3, 48, 64, 16
+    inputs = [
+        {
+            **{n: rng.standard_normal((rows, K)).astype(ml_dtypes.bfloat16)
+               for n, rows in (("A", M), ("B", N))},
+            "arrived": zeros((2, 2), np.uint32),
+            "state": zeros(2, np.uint32),
+        }
+        for _ in range(ranks)
+    ]  # fmt: skip
+    program = example("gemm_reduce_scatter").gemm_reduce_scatter(M, N, K, ranks, 16, 32, 16)
+    title = f"gemm_reduce_scatter.py: {M} x {N} x {K * ranks}, tiles of 16 x 32"
+    yield Instance(title, program, ranks, inputs)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for title, program, ranks, inputs in instances():
+        found = tw.mutate(program, ranks, inputs, SCHEDULES)
+        count = {v: sum(m.verdict == v for m in found) for v in sorted({m.verdict for m in found})}
+        each = ", ".join(f"{n} {verdict}" for verdict, n in count.items())
+        where = f"{ranks} rank{'s'[: ranks > 1]}, 3 launches"
+        parts.append(f"## {title}\n\n{where}: {each or 'it has no synchronisation operation'}.\n")
+        if not found:
+            continue
+        rows = ["| operation | line | change | verdict | why |", "|---|---|---|---|---|"]
+        parts.append("\n".join([*rows, *map(_row, found)]) + "\n")
+    return "\n".join(parts)
+
+
+def _row(m: Mutant) -> str:
+    return f"| `{m.op}` | {m.line} | `{m.change}` | {m.verdict} | {m.why} |"
+
+
+def verdicts(text: str) -> list[str]:
+    """What of a page must not be out of date: all but by which fault a mutant is killed."""
+    rows = re.findall(r"^(?:## .*|\| `.*\| \d+ \|.*)$", text, re.MULTILINE)
+    return [re.sub(r"\| killed \|.*", "| killed |", row) for row in rows]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"{PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE} written")
