@@ -60,7 +60,7 @@ def transfers(through_a_flag):
     ):
         with T.Kernel(1, threads=N) as _:
             me = W.rank()
-            peer = (me + 1) % W.world_size()
+            peer = (me + 1) % W.world_size() if through_a_flag else me
             tile = T.alloc_shared((N,), "int32")
             loaded = T.alloc_barrier([1])
             if T.get_thread_binding() == 0:

@@ -16,6 +16,7 @@ from tvm import tirx
 from ....builtins.declare import register_op
 from ....builtins.errors import TileWeaveError
 from ....builtins.symmetric import is_symmetric
+from ....passes.hidden import hidden_of
 from ....passes.walk import flatten, rewrite_children
 from ..block_ops import BlockStatements
 from ..errors import SimulationError, SimulationWarning
@@ -143,6 +144,7 @@ class _Kernel:
     def changes(self) -> Iterator[tuple[int, str, Edit]]:
         """Number of the operation, what changes, and how."""
         symmetric = {b.name for b in self.func.buffer_map.values() if is_symmetric(b)}
+        symmetric |= {h.name for h in hidden_of(self.lowered) if h.symmetric}
         written = written_tensors(self.lowered.body)
         accesses = Accesses(self.lowered, written)
         context = Context(self.lowered, self.world_size, frozenset(symmetric), accesses)
