@@ -12,23 +12,11 @@ import sys
 from pathlib import Path
 
 from gemm_reduce_scatter import gemm_reduce_scatter, simulated, simulated_inputs
-from tilelang import tvm  # noqa: F401, makes its own tvm visible
-from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
+from tileweave.runtime.simulator.mutation import changed
 
 RANKS, SIZE, BLOCK = 4, 128, 32
-
-
-def without_signal(program):
-    """The same program, but for its signal."""
-
-    def drop(stmt):
-        op = getattr(stmt.value, "op", None)
-        return tirx.Evaluate(0) if getattr(op, "name", "") == "tileweave.signal" else None
-
-    return program.with_body(ir_transform(program.body, None, drop, ["tirx.Evaluate"]))
 
 
 def main() -> int:
@@ -46,7 +34,7 @@ def main() -> int:
     tw.simulate(program, RANKS, inputs, timeline=right)
     print(f"right; a smaller instance, drawn: {right}\n\nthe same without its signal:")
     try:
-        tw.simulate(without_signal(program), RANKS, inputs, timeline=wrong)
+        tw.simulate(changed(program, RANKS, "signal drop"), RANKS, inputs, timeline=wrong)
     except tw.SimulationError as fault:
         print(f"{fault}\ndrawn: {wrong}")
         return 0

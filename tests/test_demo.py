@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import tileweave as tw
+from tileweave.runtime.simulator.mutation import changed
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
@@ -33,3 +36,9 @@ def test_demo(demo, right, tmp_path, monkeypatch, capsys):
             assert "<svg" in (tmp_path / "new" / name).read_text()
     else:
         assert out == "wrong: relative error above 1e-2\n"
+
+
+def test_a_change_that_there_is_not(demo):
+    program = demo.gemm_reduce_scatter(64, 32, 32, 2, 32, 32, 32)
+    with pytest.raises(tw.TileWeaveError, match=r"'signal lost'; expected .*signal drop or "):
+        changed(program, 2, "signal lost")

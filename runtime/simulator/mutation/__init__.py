@@ -1,5 +1,5 @@
 """Mutation testing: break each synchronisation operation of a program, and see who notices."""
 
-from .mutate import Mutant, mutate
+from .mutate import Mutant, changed, mutate
 
-__all__ = ["Mutant", "mutate"]
+__all__ = ["Mutant", "changed", "mutate"]

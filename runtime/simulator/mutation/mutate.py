@@ -127,6 +127,20 @@ def mutate(
     return _explained(mutants, explanations(places))
 
 
+def changed(program: tirx.PrimFunc, world_size: int, name: str) -> Executable:
+    """``program`` with the first change of this name, such as ``signal drop``, for ``simulate``.
+
+    Raises:
+        TileWeaveError: there is no such change.
+    """
+    kernel, names = _Kernel(program, world_size), []
+    for number, change, edit in kernel.changes():
+        names.append(f"{kernel.operations[number].name} {change}")
+        if names[-1] == name:
+            return Executable(program, world_size, kernel.changed(edit))
+    raise TileWeaveError(f"mutate: {name!r}; expected {' or '.join(dict.fromkeys(names))}")
+
+
 class _Kernel:
     """A kernel of the program, with the operations to change."""
 
