@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tilelang import tvm
@@ -49,6 +50,7 @@ class Parameter:
         return (world_size, *shape) if self.symmetric else shape
 
 
+@lru_cache(maxsize=256)
 def parameters_of(func: tirx.PrimFunc) -> list[Parameter]:
     """The parameters of a ``T.prim_func`` not yet compiled for a group."""
     found = []

@@ -115,3 +115,16 @@ def test_timeline_of_the_simulator_page():
     texts = [e.text for e in ElementTree.parse(picture).iter() if e.tag.endswith("text")]
     assert any(re.match(r"ring: 3 ranks, seed \d+, reuse fault", t) for t in texts)
     assert not any("--> /" in t for t in texts)  # of the machine that drew it
+
+
+def test_plan_of_the_page_about_plans(tmp_path, capsys):
+    page = (CHECKOUT / "docs" / "plans.md").read_text()
+    program, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    file = tmp_path / "page.py"
+    file.write_text(program)
+    command = re.search(r"`tileweave (simulate FILE.*?)`", page)[1].replace("FILE", str(file))
+    assert main([*shlex.split(command), "--schedules", "10"]) == 0
+    assert capsys.readouterr().out == "sums_of_all: 10 schedules of 4 ranks, no fault\n"
+    assert "tw::wait_reached<" in tw.emit(_load(file).add_up)
+    steps = {name for name in vars(tw.Steps) if not name.startswith("_")} - {"peers"}
+    assert steps == set(re.findall(r"^\| `p\.(\w+)\(", page, re.MULTILINE))
