@@ -175,8 +175,9 @@ class Steps:
             dst: one element of an int32 or uint32 tensor.
             src: the same of a tensor in own memory; what writes it comes before in the stream.
 
-        Source: the copy starts after the copies before it have ended, and moves an aligned word at
-        once. NCCL's copy-engine collectives signal in this way; CUDA does not promise it.
+        Source: the copy starts after what is before it in the stream has ended, and moves an
+        aligned word at once. NCCL's copy-engine collectives signal in this way, to streams that
+        wait; CUDA promises nothing to a kernel that polls the word.
         """
         self._require_word("copy_value", "dst", dst)
         self._require_word("copy_value", "src", src)
