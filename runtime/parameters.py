@@ -51,7 +51,7 @@ class Parameter:
 
 
 @lru_cache(maxsize=256)
-def parameters_of(func: tirx.PrimFunc) -> list[Parameter]:
+def parameters_of(func: tirx.PrimFunc) -> tuple[Parameter, ...]:
     """The parameters of a ``T.prim_func`` not yet compiled for a group."""
     found = []
     for param in func.params:

@@ -290,7 +290,7 @@ class Plan:
             p.launch(func, *args)
             p.steps = [replace(step, site=name) for step in p.steps]
 
-        return Plan(name, parameters_of(func), body, name)
+        return Plan(name, list(parameters_of(func)), body, name)
 
     def trace(
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
