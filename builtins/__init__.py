@@ -1,6 +1,6 @@
 """The TIR intrinsics: one declaration each. Importing this package registers them all."""
 
-from . import atomics, barriers, bulk, memory, multimem, put_get, ranks, signals
+from . import atomics, barriers, bulk, debug, memory, multimem, put_get, ranks, signals
 from .declare import BUILTINS
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "atomics",
     "barriers",
     "bulk",
+    "debug",
     "memory",
     "multimem",
     "put_get",

@@ -16,6 +16,7 @@ from . import (
     fence_after_wait,
     free_async_tiles,
     infer_sync,
+    insert_delays,
     keep_to_block,
     lift_symmetric,
     linear_bulk_tiles,
@@ -52,6 +53,7 @@ GROUP_PASSES = (
         "shapes and strides must be constants before anything reads them",
     ),
     Pass(infer_sync.infer_sync, "needs the number of ranks; adds builtins for all later passes"),
+    Pass(insert_delays.insert_delays, "sees the signals and waits that were inferred"),
 )
 """Run by ``tw.compile`` and ``tw.emit``, with the group, before TileLang sees the program."""
 

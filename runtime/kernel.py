@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 import tilelang
+import torch
 from tilelang import tvm
 from tilelang.jit import JITKernel
 from tvm import tirx
@@ -13,11 +14,12 @@ from tvm import tirx
 from .. import passes
 from ..builtins.declare import builtin_of
 from ..builtins.errors import TileWeaveError
+from ..passes.hidden import Hidden, hidden_of
 from ..passes.walk import builtins_in
 from .compile_once import compile_once
 from .heap import SymmetricTensor
 from .host_functions import require_multicast
-from .session import current, init
+from .session import Session, current, init
 from .warm import warm
 
 
@@ -26,21 +28,38 @@ class Kernel:
     are.
 
     Attributes of the TileLang kernel inside (``get_kernel_source``, ``get_profiler``, ...) are its
-    own too; ``program`` is the ``T.prim_func`` it was made of.
+    own too; ``program`` is the ``T.prim_func`` it was made of. ``hidden`` is the memory that the
+    compiler added: counters, and what ``W.alloc_symmetric`` asks for.
     """
 
-    def __init__(self, kernel: JITKernel, program: tirx.PrimFunc) -> None:
-        self.kernel, self.program = kernel, program
+    def __init__(
+        self,
+        kernel: JITKernel,
+        program: tirx.PrimFunc,
+        hidden: list[torch.Tensor | SymmetricTensor],
+    ) -> None:
+        self.kernel, self.program, self.hidden = kernel, program, hidden
+        self._hidden, _ = tensors_of(tuple(hidden), {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         watchdog = current().watchdog
         watchdog.raise_if_deadlocked()
         try:
             positional, named = tensors_of(args, kwargs)
-            return self.kernel(*positional, **named)
+            return self.kernel(*positional, *self._hidden, **named)
         except Exception:
             watchdog.raise_if_deadlocked()
             raise
+
+    def free(self) -> None:
+        """Give hidden memory back; no launch may follow. Collective, in the same order everywhere.
+
+        ``tw.finalize`` does it for all that is left.
+        """
+        for memory in self.hidden:
+            if isinstance(memory, SymmetricTensor):
+                memory.free()
+        self.hidden, self._hidden = [], []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.kernel, name)
@@ -54,9 +73,12 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
 
     Args:
         func: a ``@T.prim_func``.
-        options: those of ``tilelang.compile``.
+        options: those of ``tilelang.compile``; ``pass_configs`` may hold ours, too:
+            ``tileweave.reuse``, ``tileweave.granule``, ``tileweave.verify``,
+            ``tileweave.resident_blocks``.
 
     Raises:
+        LanguageError: reads and writes of symmetric tensors cannot be ordered.
         TileWeaveError: ``func`` is no PrimFunc, an option is not supported, or compiling failed on
             some rank.
     """
@@ -68,6 +90,7 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
     if not isinstance(func, tirx.PrimFunc):
         raise TileWeaveError(f"compile: {func!r}; expected a T.prim_func")
     session = init()
+    func, options["pass_configs"] = passes.split_options(func, options.get("pass_configs") or {})
     name = str(func.attrs["global_symbol"])
     mod = passes.run_group(
         tvm.IRModule({name: func}), session.group.world_size, session.heap.stride
@@ -76,9 +99,24 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
     if any(builtin_of(c).name.startswith("multimem") for c in builtins_in(program.body)):
         require_multicast(name)
     what = f"{name} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
+    options["out_idx"] = _own_outputs(options.get("out_idx"), len(func.params))
     kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
     warm(kernel, session)
-    return Kernel(kernel, func)
+    return Kernel(kernel, func, [_memory(h, session) for h in hidden_of(program)])
+
+
+def _own_outputs(out_idx: Any, parameters: int) -> Any:
+    """Outputs counted from the start: hidden parameters stand behind the program's own."""
+    if isinstance(out_idx, (list, tuple)):
+        return [_own_outputs(i, parameters) for i in out_idx]
+    return out_idx + parameters if isinstance(out_idx, int) and out_idx < 0 else out_idx
+
+
+def _memory(hidden: Hidden, session: Session) -> torch.Tensor | SymmetricTensor:
+    dtype = getattr(torch, hidden.dtype)
+    if hidden.symmetric:
+        return session.heap.allocate(hidden.shape, dtype)
+    return torch.zeros(hidden.shape, dtype=dtype, device=session.group.device)
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -27,7 +27,7 @@ PROGRAM = """
 def {name}(S: W.Symmetric((64,), "float32")):
     with T.Kernel(1, threads=64):
         for i in T.Parallel(64):
-            S[0, i] = {value}
+            S[W.rank(), i] = {value}
 """
 
 

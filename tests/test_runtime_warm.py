@@ -44,7 +44,7 @@ def symbolic(A: T.Tensor((n, 4), "float32")):
 @T.prim_func
 def symmetric(S: W.Symmetric((8,), "float32")):
     with T.Kernel(1, threads=32):
-        S[0, 0] = T.float32(1)
+        S[W.rank(), 0] = T.float32(1)
 
 
 class FakeKernel:

@@ -21,6 +21,7 @@ from .builtins.atomics import (
 )
 from .builtins.barriers import barrier_blocks, sync_grid, sync_ranks
 from .builtins.bulk import bulk_commit, bulk_load, bulk_reduce, bulk_store, bulk_wait
+from .builtins.debug import delay
 from .builtins.memory import fence, fence_proxy_async, ld, st
 from .builtins.multimem import multimem_ld_reduce, multimem_red, multimem_st
 from .builtins.put_get import get_block, get_warp, put_block, put_warp

@@ -7,9 +7,9 @@ from tilelang import tvm
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave import passes
 
 UNORDERED = {"tileweave.verify": "off"}
-from tileweave import passes
 
 
 @T.prim_func

@@ -1,4 +1,4 @@
-"""The order of a launch as numbers: blocks start in order, and each runs its statements in order."""
+"""The order of a launch as numbers: blocks start in order, each runs its statements in order."""
 
 from __future__ import annotations
 

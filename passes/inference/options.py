@@ -30,12 +30,14 @@ class Options:
         verify: ``error``, or ``warn``, where a program cannot be proven right; ``off`` leaves every
             program as it is, for those that something outside of the kernel orders.
         resident_blocks: blocks of a launch that surely run on a GPU at a time.
+        delays: a seed for random sleeps before signals and after waits, for tests.
     """
 
     reuse: str = "auto"
     granule: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     verify: str = "error"
     resident_blocks: int = 132
+    delays: int | None = None
 
 
 def split_options(
@@ -86,8 +88,6 @@ _LEGAL: dict[str, tuple] = {
     "reuse": _one_of(REUSE),
     "granule": (_is_granules, "a dict, tensor name -> elements along each axis, such as (64, 64)"),
     "verify": _one_of(VERIFY),
-    "resident_blocks": (
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0,
-        "a positive integer",
-    ),
+    "resident_blocks": (lambda value: type(value) is int and value > 0, "a positive integer"),
+    "delays": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
 }

@@ -1,4 +1,4 @@
-"""Index expressions made to stand anywhere in a kernel: of the rank, block indices and loops only."""
+"""Index expressions that can stand anywhere in a kernel: of rank, block indices and loops only."""
 
 from __future__ import annotations
 

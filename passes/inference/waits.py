@@ -63,7 +63,7 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
 
 
 def dominates(one: Access, one_kept: int, other: Access, other_kept: int) -> bool:
-    """Whether a wait for ``one`` always comes before, in the same round, where ``other`` needs it."""
+    """Whether a wait for ``one`` comes first, in the same round, where ``other`` needs one."""
     if one_kept > other_kept or one.place > other.place:
         return False
     loops = all(

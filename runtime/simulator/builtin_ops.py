@@ -316,6 +316,7 @@ def register(c: Statements) -> None:
         prefix + "st": store,
         prefix + "signal": signal,
         prefix + "fence": fence,
+        prefix + "delay": lambda c, call, site: Step(lambda frame: None),
         prefix + "fence_proxy_async": lambda c, call, site: Step(lambda frame: None),
     }
     for kind in ("add", "max", "min", "or"):

@@ -6,6 +6,7 @@
 #include "bits.cuh"
 #include "bulk.cuh"
 #include "context.cuh"
+#include "delay.cuh"
 #include "memory.cuh"
 #include "multimem.cuh"
 #include "put_get.cuh"

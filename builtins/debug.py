@@ -1,0 +1,19 @@
+"""For tests of timing: nothing here changes what a program computes."""
+
+from __future__ import annotations
+
+from .declare import Constant, builtin
+
+
+@builtin(hidden=("context",))
+def delay(seed: Constant, place: Constant) -> None:
+    """Sleep up to 16 microseconds, each rank, block and place for a time of its own.
+
+    ``pass_configs={"tileweave.delays": seed}`` puts one before every signal and after every wait.
+
+    Args:
+        seed: chooses the times.
+        place: tells several of one program apart.
+
+    Source: PTX ISA, ``nanosleep``.
+    """

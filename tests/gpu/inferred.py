@@ -1,0 +1,136 @@
+"""Programs without a word of synchronisation, between real GPUs: many launches, late ranks, graphs.
+
+    torchrun --nproc-per-node=2 tests/gpu/inferred.py [--launches 200] [NAME ...]
+
+Each program of tests/inference/programs.py is launched back to back, without the host waiting, with
+inputs that differ from launch to launch; then once more with random sleeps before launches and at
+every signal and wait; then in a CUDA graph.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import tileweave as tw
+from tileweave.runtime.parameters import parameters_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.inference.programs import CASES, Case
+
+
+class Run:
+    """One program compiled, with inputs and outputs for every launch."""
+
+    def __init__(self, case: Case, launches: int, delays: int | None) -> None:
+        ranks, me = tw.world_size(), tw.rank()
+        program = case.make(ranks)
+        configs = {} if delays is None else {"tileweave.delays": delays}
+        self.kernel = tw.compile(program, pass_configs=configs)
+        self.delays = delays is not None
+        rng = np.random.default_rng(7 if delays is None else delays)
+        rounds = [case.inputs(rng, ranks) for _ in range(launches)]
+        self.expected = [case.expected(inputs)[me] for inputs in rounds]
+        self.tolerance = case.tolerance
+        self.arguments: dict[str, list] = {}
+        self.symmetric: dict[str, tw.SymmetricTensor] = {}
+        self.copies: dict[str, torch.Tensor] = {}
+        for p in parameters_of(program):
+            dtype = getattr(torch, p.dtype)
+            if p.symmetric:
+                self.symmetric[p.name] = tw.symmetric(p.shape, dtype)
+                self.arguments[p.name] = [self.symmetric[p.name]] * launches
+                self.copies[p.name] = torch.full((launches, *p.shape), torch.nan, device="cuda")
+            elif p.name in rounds[0][me]:
+                values = np.stack([inputs[me][p.name] for inputs in rounds])
+                self.arguments[p.name] = list(torch.from_numpy(values).cuda())
+            else:
+                out = torch.full((launches, *p.shape), torch.nan, dtype=dtype, device="cuda")
+                self.arguments[p.name] = list(out)
+
+    def launch(self, number: int) -> None:
+        self.kernel(*(values[number] for values in self.arguments.values()))
+        for name, copy in self.copies.items():
+            copy[number].copy_(self.symmetric[name].local)
+
+    def wrong(self, numbers) -> list[int]:
+        """The launches with another result than NumPy's."""
+        bad = []
+        for number in numbers:
+            for name, value in self.expected[number].items():
+                found = self.copies.get(name, self.arguments[name])[number].cpu().numpy()
+                if not np.allclose(found, value, rtol=0, atol=self.tolerance):
+                    bad.append(number)
+        return bad
+
+    def clear(self) -> None:
+        for name, value in self.expected[0].items():
+            for out in self.copies.get(name, self.arguments[name]):
+                out.fill_(torch.nan)
+            del value
+
+    def free(self) -> None:
+        torch.cuda.synchronize()
+        self.kernel.free()
+        for tensor in self.symmetric.values():
+            tensor.free()
+
+
+def back_to_back(run: Run, launches: int) -> list[int]:
+    random = np.random.default_rng(tw.rank() + 1)
+    for number in range(launches):
+        if run.delays and random.random() < 0.3:
+            torch.cuda._sleep(int(random.integers(1, 400_000)))
+        run.launch(number)
+    torch.cuda.synchronize()
+    return run.wrong(range(launches))
+
+
+def replayed(run: Run, launches: int, replays: int = 5) -> list[int]:
+    """The same launches from a graph, replayed back to back."""
+    graph = torch.cuda.CUDAGraph()
+    run.clear()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for number in range(launches):
+            run.launch(number)
+    for _ in range(replays):
+        graph.replay()
+    torch.cuda.synchronize()
+    return run.wrong(range(launches))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--launches", type=int, default=200)
+    options = parser.parse_args()
+    tw.init()
+    failed = 0
+    for name in options.names or CASES:
+        case = CASES[name]
+        if tw.world_size() not in case.ranks:
+            continue
+        results = []
+        for delays in (None, 11):
+            run = Run(case, options.launches, delays)
+            results.append(back_to_back(run, options.launches))
+            if delays is None:
+                results.append(replayed(run, min(8, options.launches)))
+            run.free()
+        failed += any(results)
+        shown = ", ".join(
+            f"{what} {'right' if not bad else f'wrong in launches {bad[:5]}'}"
+            for what, bad in zip(("back to back", "graph", "delays"), results, strict=True)
+        )
+        print(f"rank {tw.rank()}: {name}: {shown}", flush=True)
+    tw.finalize()
+    print(f"rank {tw.rank()}: {'right' if not failed else f'{failed} programs wrong'}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
