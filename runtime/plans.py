@@ -141,6 +141,8 @@ class Steps:
                     f"src={src} has {what} {getattr(src, what)}",
                     f"{getattr(dst, what)} of dst={dst}",
                 )
+        if dst.overlaps(src):
+            raise self._refused("copy", f"src={src} overlaps dst={dst}", "regions apart")
         rows = Rows.of(dst, src)
         if rows is None:
             raise self._refused(

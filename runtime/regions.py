@@ -66,6 +66,13 @@ class Region:
         """Whose memory it is in: one rank's, or the own (None)."""
         return self.start[0] if self.parameter.symmetric else None
 
+    def overlaps(self, other: Region) -> bool:
+        """Whether they have an element in common."""
+        if self.parameter.name != other.parameter.name:
+            return False
+        sides = zip(self.start, self.extent, other.start, other.extent, strict=True)
+        return all(a < b + m and b < a + n for a, n, b, m in sides)
+
     def __getitem__(self, index: Any) -> Region:
         index = index if isinstance(index, tuple) else (index,)
         if len(index) > len(self.axes):

@@ -104,6 +104,8 @@ def test_rows_of_a_copy(dst, src, rows):
 
 
 REFUSED = [
+    (lambda p, A, *_: p.copy(A[0:2], A[1:3]), "copy: src=A[1:3, 0:8] overlaps dst=A[0:2, 0:8]; "
+     "expected regions apart"),
     (lambda p, A, inbox, *_: p.copy(inbox[1, 0, 0:2], A), "src=A[0:4, 0:8] has shape (4, 8); "
      "expected (2, 8) of dst=inbox[1, 0, 0:2, 0:8]"),
     (lambda p, A, inbox, flags, *_: p.copy(flags[1], inbox[0, 0, 0, 0:2]), "has dtype int32; "
@@ -327,6 +329,44 @@ def test_calls(every_rank, monkeypatch):
 
 
 ints = functools.partial(torch.zeros, dtype=torch.int32)
+
+
+def test_kernels_compiled_before(every_rank, monkeypatch):
+    world = Ranks(1, monkeypatch)
+
+    @tw.plan
+    def plan(p, inbox: W.Symmetric((2, 4, 8), "int32"), out: T.Tensor((m, 8), "int32")):
+        p.launch(world.here.kernel, inbox, out, 0.5, 3, stream="side")
+
+    def rank(group: Group) -> tuple[list, int]:
+        world.join(group)
+        world.here.kernel = FakeKernel(kernel, world.here.log)
+        inbox = world.here.session.heap.allocate((2, 4, 8), torch.int32)
+        plan_streams.Calls(plan)(inbox, ints(4, 8))
+        return world.here.log, world.here.compiled
+
+    ((log, compiled),) = every_rank(rank, 1)
+    assert log == [
+        ("side 1", "wait", "caller 0"), ("kernel", 3, 0.5), ("caller 0", "wait", "side 1")
+    ]  # fmt: skip
+    assert compiled == 0
+
+
+def test_kernels_are_compiled_before_a_graph_is_captured(every_rank, monkeypatch):
+    world = Ranks(1, monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+    def rank(group: Group) -> list:
+        world.join(group)
+        heap = world.here.session.heap
+        inbox, flags = heap.allocate((2, 4, 8), torch.int32), heap.allocate((2,), torch.uint32)
+        word = torch.zeros(1, dtype=torch.uint32)
+        with pytest.raises(tw.TileWeaveError, match="kernel is not compiled yet; expected"):
+            plan_streams.Calls(exchange)(ints(4, 8), inbox, flags, word, 0)
+        return world.here.log
+
+    assert every_rank(rank, 1) == [[]]
 
 
 def test_refused_calls(every_rank, monkeypatch):

@@ -415,6 +415,19 @@ def test_regions_out_of_bounds():
     assert line_of(test_regions_out_of_bounds, "p.copy(x") in error.report
 
 
+def test_flags_that_nobody_waits_for():
+    @tw.plan
+    def plan(p, flag: W.Symmetric((2,), "uint32"), x: T.Tensor((4, N), "int32")):
+        p.launch(fill, x, 1)
+        p.write_value(flag[p.rank, 1], 7)
+
+    line = line_of(test_flags_that_nobody_waits_for, "p.write_value")
+    with pytest.warns(tw.SimulationWarning, match="nobody waits for or reads it") as warned:
+        tw.simulate(plan, 1, [{"flag": np.zeros(2, np.uint32)}])
+    assert "flag[0, 1] is signalled" in str(warned[0].message)
+    assert f"p.write_value --> {line}" in str(warned[0].message)
+
+
 @pytest.mark.parametrize("by", ["write_value", "copy_value", "strided"])
 def test_the_plans_of_the_gpu_tests(by):
     path = Path(__file__).parent / "gpu" / "plan.py"

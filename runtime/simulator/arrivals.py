@@ -16,6 +16,8 @@ from .memory import Awaited, Change, Memory, Tensor
 
 _COUNTS = ("eq", "ge", "gt", "reached")
 """Relations that wait for a number of arrivals."""
+_SIGNALS = ("W.signal", "p.write_value", "p.copy_value")
+"""Operations that have no use but to be waited for."""
 
 
 def refuse_surplus(tensors: Mapping[str, list[Tensor]]) -> None:
@@ -120,25 +122,24 @@ def story(tensor: Tensor, index: tuple, relation: str, want: Any, lines: Mapping
 
 def unconsumed(tensors: Mapping[str, list[Tensor]]) -> dict[tuple, str]:
     """(tensor, line) of signals to words that nobody waits for or reads -> what to say of them."""
-    found: dict[tuple, list[str]] = {}
+    found: dict[tuple[str, str, str], list[str]] = {}
     for tensor in _each(tensors):
         signals = {
             flat: sites
             for flat, changes in tensor.changes.items()
             if flat not in tensor.waits
-            and (sites := _events_at(tensor.memory, changes, op="W.signal"))
+            and (sites := _events_at(tensor.memory, changes, ops=_SIGNALS))
         }  # fmt: skip
         if not signals:
             continue
         read, what = _read(tensor), tensor.memory.events.what
         for flat, events in signals.items():
             if not read.flat[flat]:
-                for site in {what[e][1] for e in events}:
-                    found.setdefault((tensor.name, site), []).append(_name(tensor, flat))
+                for op, site in {(what[e][0].split(" ")[0], what[e][1]) for e in events}:
+                    found.setdefault((tensor.name, op, site), []).append(_name(tensor, flat))
     return {
-        (name, site): f"{_some(words)} signalled, but nobody waits for or reads it: "
-        f"W.signal --> {site}"
-        for (name, site), words in found.items()
+        (name, site): f"{_some(words)} signalled, but nobody waits for or reads it: {op} --> {site}"
+        for (name, op, site), words in found.items()
     }
 
 
@@ -167,13 +168,15 @@ def _difference(tensor: Tensor, a: Any, b: Any) -> int:
     return (int(a) - int(b) + half) % (2 * half) - half
 
 
-def _events_at(memory: Memory, changes: list[Change], site: str = "", op: str = "") -> list[int]:
-    """Events of these changes by one line, or by one operation."""
+def _events_at(
+    memory: Memory, changes: list[Change], site: str = "", ops: tuple[str, ...] = ()
+) -> list[int]:
+    """Events of these changes by one line, or by one of some operations."""
     what = memory.events.what
     return [
         c.event
         for c in changes
-        if (not site or what[c.event][1] == site) and (not op or what[c.event][0] == op)
+        if (not site or what[c.event][1] == site) and (not ops or what[c.event][0].startswith(ops))
     ]
 
 
