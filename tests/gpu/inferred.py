@@ -67,10 +67,9 @@ class Run:
         return bad
 
     def clear(self) -> None:
-        for name, value in self.expected[0].items():
+        for name in self.expected[0]:
             for out in self.copies.get(name, self.arguments[name]):
                 out.fill_(torch.nan)
-            del value
 
     def free(self) -> None:
         torch.cuda.synchronize()
@@ -127,8 +126,8 @@ def main() -> int:
             for what, bad in zip(("back to back", "graph", "delays"), results, strict=True)
         )
         print(f"rank {tw.rank()}: {name}: {shown}", flush=True)
-    tw.finalize()
     print(f"rank {tw.rank()}: {'right' if not failed else f'{failed} programs wrong'}", flush=True)
+    tw.finalize()
     return 1 if failed else 0
 
 
