@@ -48,6 +48,9 @@ the async proxy.
 | `read=True`, `n=1` | waits for the read of shared memory only; leaves a group under way |
 | `write after` | what the operation publishes is written after it |
 | `read before` | what the operation guards is read before it |
+
+Of a plan the words that its streams write and the waits between streams are changed, too; `fork`
+and `join` are those of its side streams with the caller's.
 """
 
 
@@ -92,6 +95,19 @@ def instances() -> Iterator[Instance]:
     program = example("gemm_reduce_scatter").gemm_reduce_scatter(M, N, K, ranks, 16, 32, 16)
     title = f"gemm_reduce_scatter.py: {M} x {N} x {K * ranks}, tiles of 16 x 32"
     yield Instance(title, program, ranks, inputs)
+    N, K = 32, 16
+    inputs = [
+        {
+            **{n: rng.standard_normal((rows, K)).astype(ml_dtypes.bfloat16)
+               for n, rows in (("A", M // ranks), ("B", N))},
+            "ready": zeros((2, ranks), np.uint32),
+            "epoch": lambda e: e,
+        }
+        for _ in range(ranks)
+    ]  # fmt: skip
+    plan, _ = example("all_gather_gemm").all_gather_gemm(M, N, K, ranks, 16, 32, 16)
+    title = f"all_gather_gemm.py: {M} x {N * ranks} x {K}, tiles of 16 x 32"
+    yield Instance(title, plan, ranks, inputs)
 
 
 def page() -> str:

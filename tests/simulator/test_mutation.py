@@ -307,6 +307,51 @@ def test_mutants_of_a_plan(tmp_path):
     assert {m.verdict for m in found if m.op == "signal"} == {"killed"}
 
 
+def test_steps_of_a_plan():
+    """A stream copies to the peer and says so; another stream copies what arrived, later."""
+
+    @T.prim_func
+    def wait(flags: W.Symmetric((1,), "uint32"), epoch: T.int32):
+        with T.Kernel(1, threads=32) as _:
+            W.wait_reached(flags[W.rank(), 0], T.Cast("uint32", epoch + 1))
+
+    @tw.plan
+    def shift(
+        p: tw.Steps,
+        data: T.Tensor((N,), "int32"),
+        mail: W.Symmetric((3, N), "int32"),
+        flags: W.Symmetric((1,), "uint32"),
+        out: T.Tensor((N,), "int32"),
+        epoch: T.int32,
+    ):
+        (peer,) = p.peers()
+        p.copy(mail[peer, epoch], data, stream="away")
+        p.write_value(flags[peer, 0], epoch + 1, stream="away")
+        p.launch(wait, flags, epoch, stream="here")
+        p.wait_stream("here", stream="beside")
+        p.copy(out, mail[p.rank, epoch], stream="beside")
+
+    inputs = [
+        {
+            "data": np.arange(N, dtype=np.int32),
+            "mail": np.zeros((3, N), np.int32),
+            "flags": np.zeros(1, np.uint32),
+            "epoch": lambda e: e,
+        }
+    ] * 2
+    found = {m.name: m for m in tw.mutate(shift, 2, inputs, schedules=5)}
+    kinds = {name: m.why.partition(":")[0] for name, m in found.items() if m.verdict == "killed"}
+    assert kinds.items() >= {
+        ("write_value drop", "deadlock"),
+        ("write_value write after", "race"),
+        ("write_value value+1", "race"),
+        ("write_value value-1", "deadlock"),
+        ("wait_stream drop", "race"),
+        ("wait_reached drop", "race"),
+    }
+    assert {"fork drop", "join drop"} <= found.keys()
+
+
 def command(tmp_path, *arguments):
     file = tmp_path / "ping.py"
     file.write_text(PROGRAM.format(above="pass", beside=""))

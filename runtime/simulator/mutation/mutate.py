@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,8 @@ from ....builtins.errors import TileWeaveError
 from ....builtins.symmetric import is_symmetric
 from ....passes.hidden import hidden_of
 from ....passes.walk import flatten, rewrite_children
+from ...plans import Plan
+from ...plans import Step as HostStep
 from ..block_ops import BlockStatements
 from ..errors import SimulationError, SimulationWarning
 from ..executable import Executable
@@ -26,6 +29,7 @@ from ..simulate import simulate
 from ..steps import Step
 from ..values import is_float
 from .explanations import Explanation, explanations
+from .host_steps import ChangedPlan, host_changes, host_operations
 from .mutators import Context, changes
 from .operations import Accesses, Edit, Operation, operations, places_in
 
@@ -106,24 +110,26 @@ def mutate(
         kernels.append(_Kernel(func, ranks))
         return kernels[-1].probed()
 
-    run.reference(Executable(program, world_size, probed))
-    todo = [(kernel, *change) for kernel in kernels for change in kernel.changes()]
+    steps: list[HostStep] = []
+    plan = Executable(program, world_size).plan
+    watched = ChangedPlan(plan, lambda traced: (steps.extend(traced), traced)[1])
+    run.reference(Executable(watched, world_size, probed))
+    todo = [*_of_host(plan, steps, world_size), *(c for k in kernels for c in k.changes(plan))]
     mutants = []
-    for kernel, number, change, edit in tqdm(
+    for op, change, proof, mutated in tqdm(
         todo, "mutants", disable=None if progress else True, leave=False
     ):
-        op = kernel.operations[number]
         mutant = Mutant(op.name, change, op.file, op.line, "survived", "")
-        proof = kernel.probes.proof(number, op)
         if proof:
             mutants.append(replace(mutant, verdict="explained", why=f"proven: {proof}"))
             continue
         try:
-            mutants.append(run.judge(mutant, Executable(program, world_size, kernel.changed(edit))))
+            mutants.append(run.judge(mutant, mutated()))
         except SimulationError as error:
             report = f"{error.report}\nin the mutant {mutant.name} of line {op.line}"
             raise SimulationError(error.kind, report, seed=error.seed) from None
     places = [place for kernel in kernels for place in places_in(kernel.lowered.body)]
+    places += [(op.file, op.line) for op in host_operations(steps)]
     return _explained(mutants, explanations(places))
 
 
@@ -133,12 +139,24 @@ def changed(program: tirx.PrimFunc, world_size: int, name: str) -> Executable:
     Raises:
         TileWeaveError: there is no such change.
     """
-    kernel, names = _Kernel(program, world_size), []
-    for number, change, edit in kernel.changes():
-        names.append(f"{kernel.operations[number].name} {change}")
+    names = []
+    plan = Executable(program, world_size).plan
+    for op, change, _, mutated in _Kernel(program, world_size).changes(plan):
+        names.append(f"{op.name} {change}")
         if names[-1] == name:
-            return Executable(program, world_size, kernel.changed(edit))
+            return mutated()
     raise TileWeaveError(f"mutate: {name!r}; expected {' or '.join(dict.fromkeys(names))}")
+
+
+Change = tuple[Any, str, str, Callable[[], Executable]]
+"""An operation, what changes, a proof that it cannot matter, and the mutant."""
+
+
+def _of_host(plan: Plan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
+    for op in host_operations(steps):
+        for change, edit in host_changes(op, world_size):
+            mutated = partial(Executable, ChangedPlan(plan, edit), world_size)
+            yield op, change, "", mutated
 
 
 class _Kernel:
@@ -155,25 +173,26 @@ class _Kernel:
         func = self.probes.edited(self.lowered, self.operations)
         return Program(self.func, self.world_size, func, (*OPERATIONS, self.probes))
 
-    def changes(self) -> Iterator[tuple[int, str, Edit]]:
-        """Number of the operation, what changes, and how."""
+    def changes(self, plan: Plan) -> Iterator[Change]:
+        """The mutants of ``plan`` in which this kernel is another."""
         symmetric = {b.name for b in self.func.buffer_map.values() if is_symmetric(b)}
         symmetric |= {h.name for h in hidden_of(self.lowered) if h.symmetric}
         written = written_tensors(self.lowered.body)
         accesses = Accesses(self.lowered, written)
         context = Context(self.lowered, self.world_size, frozenset(symmetric), accesses)
         for number, op in enumerate(self.operations):
+            proof = self.probes.proof(number, op)
             for change, edit in changes(op, context):
-                yield number, change, edit
+                mutated = partial(self._mutated, plan, edit)
+                yield op, change, proof, mutated
 
-    def changed(self, edit: Edit) -> Callable[[tirx.PrimFunc, int], Program]:
-        """What makes the kernels of a program ready where this one is edited."""
+    def _mutated(self, plan: Plan, edit: Edit) -> Executable:
         func = self.lowered.with_body(edit(self.lowered.body))
 
         def make(other: tirx.PrimFunc, world_size: int) -> Program:
             return Program(other, world_size, func if other.same_as(self.func) else None)
 
-        return make
+        return Executable(plan, self.world_size, make)
 
 
 class _Runs:
