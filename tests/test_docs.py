@@ -67,7 +67,7 @@ def _simulator_cases() -> dict[str, tuple[str, str]]:
     cases = {}
     for title, kind, text in blocks:
         if title:
-            heading = title.strip("`")
+            heading, changed = title.strip("`"), ring
         elif kind == "python":
             ring = changed = ring or text
         elif kind == "diff":
