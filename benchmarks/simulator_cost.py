@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 import tileweave as tw
-from tileweave.runtime.simulator import Program
+from tileweave.runtime.simulator import Executable
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
 from gemm_reduce_scatter import gemm_reduce_scatter
@@ -24,7 +24,7 @@ from gemm_reduce_scatter import gemm_reduce_scatter
 BLOCK, K = 64, 512
 
 
-def prepare(blocks: int, ranks: int) -> tuple[Program, list[dict[str, np.ndarray]]]:
+def prepare(blocks: int, ranks: int) -> tuple[Executable, list[dict[str, np.ndarray]]]:
     """The program with so many blocks a rank, and inputs for each rank."""
     M, N = K, blocks * BLOCK * BLOCK // K
     if M * N != blocks * BLOCK * BLOCK:
@@ -39,7 +39,7 @@ def prepare(blocks: int, ranks: int) -> tuple[Program, list[dict[str, np.ndarray
         }
         for _ in range(ranks)
     ]
-    return Program(gemm_reduce_scatter(M, N, K // ranks, ranks, BLOCK, BLOCK, 16), ranks), inputs
+    return Executable(gemm_reduce_scatter(M, N, K // ranks, ranks, BLOCK, BLOCK, 16), ranks), inputs
 
 
 def main() -> int:

@@ -191,6 +191,7 @@ def _wait(name: str):
                     return is_passed(tensor, index, relation, want)
 
                 if not ready():
+                    word.look(frame, tensor, index, classes)
                     yield Waiting(frame.block, ready, text, passed)
                 word.load(frame, tensor, index, classes, newest=True)
                 tensor.note_wait(index, relation, want)

@@ -201,13 +201,18 @@ class Tensor:
             self.data[key] = combine(self.data[key], values).astype(self.dtype)
         self._changed(key)
 
+    def look(self, index: tuple, access: Access) -> int:
+        """A word by an atomic load whose value orders nothing; the event."""
+        self._check_read(index, access)
+        event = self.memory.note(self, index, access)
+        self.reads.note(index, event, access)
+        return event
+
     def load_word(self, index: tuple, access: Access, newest: bool, polls: bool = False) -> Entry:
         """A word by an atomic load: a value it has or, unless ``newest``, may still seem to have;
         whether it is poison; what acquiring it makes visible."""
         flat = int(np.ravel_multi_index(index, self.shape))
-        self._check_read(index, access)
-        event = self.memory.note(self, index, access)
-        self.reads.note(index, event, access)
+        event = self.look(index, access)
         if not polls:
             self._looked.setdefault(flat, []).append(event)
         entries = self.words.get(flat)
@@ -267,7 +272,7 @@ class Tensor:
         self._check_write(key, access)
         event = self.memory.note(self, key, access, writes=True)
         self.writes.note(key, event, access)
-        self.reads.clear(key)
+        self.reads.clear(key, access)
         return event
 
     def _check_read(self, key: Any, access: Access) -> None:
@@ -282,7 +287,7 @@ class Tensor:
         """Refuse a write over what another may be writing or reading.
 
         It is reuse if the reader used what an earlier write had left for it: in an earlier launch,
-        or in this one. Else the reader should have waited for this write.
+        or in this one. Else the reader should have waited for this write, or polled for it.
         """
         found = self.writes.unordered(key, access)
         if found is not None:
@@ -293,6 +298,7 @@ class Tensor:
             epoch = self.memory.epoch_of(event)
             wrote = int(self.writes.last[at])
             served = wrote != 0 and self.memory.epoch_of(wrote) == epoch
+            served &= not self.memory.events.scope[event]
             kind = "reuse" if access.epoch > epoch or served else "race"
             raise self.memory.conflict(kind, self, key, access, event, at)
 

@@ -78,21 +78,19 @@ class Trail:
 
     def note(self, key: Any, event: int, access: Access) -> None:
         """The access is the last one of its region."""
-        log = self.memory.events
         # What is ordered before this access need not be remembered beside it.
         if self._others.shape[1]:
             elements, others = self._others
-            before = access.view.covers(log.agent[others], log.time[others])
+            before = self._before(others, access)
             if before.any():
                 self._others = self._others[:, ~(before & np.isin(elements, self.flat[key]))]
         self._forget(key, [
-            rest for rest in self._meeting(key)
-            if access.view.covers(log.agent[rest.event], log.time[rest.event])
+            rest for rest in self._meeting(key) if self._before(np.asarray(rest.event), access)
         ])  # fmt: skip
         previous = np.asarray(self.last[key])
         if previous.size > 1 and (previous == previous.flat[0]).all():
             previous = previous.flat[0]
-        apart = ~np.asarray(access.view.covers(log.agent[previous], log.time[previous]))
+        apart = ~np.asarray(self._before(previous, access))
         if np.any(apart):
             elements = np.asarray(self.flat[key])
             if apart.ndim == 0 and elements.size > _FEW:
@@ -104,13 +102,24 @@ class Trail:
                 self._others = np.concatenate([self._others, displaced], axis=1)
         self.last[key] = event
 
-    def clear(self, key: Any) -> None:
-        """A write ended what the reads of its region meant."""
+    def clear(self, key: Any, access: Access) -> None:
+        """A write ended what the reads of its region meant; an atomic one only of those before it:
+        a later plain one may still race with the others."""
         if "last" in self.__dict__:
-            self.last[key] = 0
+            events = np.asarray(self.last[key])
+            if not access.scope or not events.any():
+                self.last[key] = 0
+            else:
+                self.last[key] = np.where(self._before(events, access), 0, events)
         if self._others.shape[1]:
-            self._others = self._others[:, ~np.isin(self._others[0], self.flat[key])]
-        self._forget(key, self._meeting(key))
+            inside = np.isin(self._others[0], self.flat[key])
+            if access.scope:
+                inside &= self._before(self._others[1], access)
+            self._others = self._others[:, ~inside]
+        self._forget(key, [
+            rest for rest in self._meeting(key)
+            if not access.scope or self._before(np.asarray(rest.event), access)
+        ])  # fmt: skip
 
     def _region(self, key: Any) -> np.ndarray:
         """The flat elements of a region, ascending."""
@@ -137,11 +146,14 @@ class Trail:
         gone = {id(rest) for rest in rests}
         self._rests = [rest for rest in self._rests if id(rest) not in gone] + left
 
-    def _unordered(self, events: np.ndarray, access: Access) -> np.ndarray | None:
+    def _before(self, events: np.ndarray, access: Access) -> Any:
         log = self.memory.events
+        return access.view.covers(log.agent[events], log.time[events])
+
+    def _unordered(self, events: np.ndarray, access: Access) -> np.ndarray | None:
         if events.size > 1 and (events == events.flat[0]).all():
             events = events.flat[0]
-        bad = ~np.asarray(access.view.covers(log.agent[events], log.time[events]))
+        bad = ~np.asarray(self._before(events, access))
         if not bad.any():
             return None
         if access.scope:

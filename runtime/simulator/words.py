@@ -47,6 +47,11 @@ class Word:
         self._see(block.order, classes, entry)
         return entry.value, entry.poisoned
 
+    def look(self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes) -> None:
+        """A load that finds what it does not wait for: of many such, one is noted."""
+        access = frame.block.access(classes, self.ref.op, self.ref.site, self.level)
+        tensor.look(at, access)
+
     def store(self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes, value: Any) -> None:
         block = frame.block
         access = block.access(classes, self.ref.op, self.ref.site, self.level)

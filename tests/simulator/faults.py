@@ -582,6 +582,31 @@ def nothing(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     return {}
 
 
+@case("race", "flags", nothing)
+def plain_store_to_a_polled_flag(faulty):
+    """A plain store to a flag races with those who poll it, whatever is released after it."""
+
+    @T.prim_func
+    def program(flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=N) as _:
+            me = W.rank()
+            peer = (me + 1) % W.world_size()
+            epoch = T.alloc_var("int32")
+            epoch = state[0]
+            if T.get_thread_binding() == 0:
+                if faulty:
+                    flags[peer, 0] = epoch  # FAULT
+                else:
+                    W.st(flags[peer, 0], epoch, scope="sys")
+            W.signal(flags[peer, 0], epoch + 1, op="set")
+            W.wait_ge(flags[me, 0], epoch + 1)  # FAULT
+            W.sync_ranks()
+            if T.get_thread_binding() == 0:
+                state[0] = epoch + 1
+
+    return program
+
+
 @case("arrival", "passed by 1", nothing, ranks=3)
 def counter_passes_the_awaited_value(faulty):
     """`wait_eq` on a counter of two arrivals: both may come between two looks."""
