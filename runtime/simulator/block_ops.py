@@ -49,6 +49,17 @@ def sync_threads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
     return Step(run)
 
 
+def sync_grid(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    def run(frame):
+        block, classes = frame.block, frame.mask.classes
+        yield None
+        block.order.meet(classes)
+        yield from block.machine.barrier("sync_grid", None, block).meet(frame, "T.sync_grid", site)
+        block.order.meet(classes)
+
+    return Step(run, True)
+
+
 def complete_bulk_stores(c: BlockStatements, call: tirx.Call, site: str) -> Step:
     return Step(lambda frame: frame.block.complete_stores(frame.mask.classes))
 
@@ -150,7 +161,7 @@ _WITHOUT_EFFECT = (
     "tl.set_max_nreg", "tl.no_set_max_nreg", "tl.annotate_producer_reg_dealloc",
     "tl.annotate_consumer_reg_alloc", "tl.pdl_trigger", "tl.pdl_sync", "tl.mbarrier_expect_tx",
     "tl.wait_wgmma", "tl.warpgroup_arrive", "tl.warpgroup_commit_batch", "tl.warpgroup_wait",
-    "tl.conflict_hint",
+    "tl.conflict_hint", "tirx.ptx_wait_group", "tirx.ptx_commit_group", "tl.loop_hint",
 )  # fmt: skip
 """What changes how fast a kernel runs, or what the model does not tell apart."""
 
@@ -165,6 +176,7 @@ def register(c: BlockStatements) -> None:
     c.calls["tl.get_lane_idx"] = _group_index(32, remainder=True)
     c.steps |= {
         "tirx.tvm_storage_sync": sync_threads,
+        "tl.sync_grid": sync_grid,
         "tileweave.complete_bulk_stores": complete_bulk_stores,
         "tl.tma_store_wait": tma_store_wait,
         "tl.tma_store_arrive": tma_store_arrive,

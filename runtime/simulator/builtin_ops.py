@@ -34,7 +34,7 @@ _ORDERS = ("relaxed", "acquire", "acquire", "release", "acq_rel", "acq_rel")
 """TileLang's numbers of C++ memory orders."""
 
 
-def _lanes(dtype: str) -> int:
+def lanes_of(dtype: str) -> int:
     tail = str(dtype).rsplit("x", 1)
     return int(tail[1]) if len(tail) == 2 and tail[1].isdigit() else 1
 
@@ -66,7 +66,7 @@ def _load(c: Statements, pointer: Pointer, word: Word, lanes: int) -> Expr:
 def store(c: Statements, call: tirx.Call, site: str) -> Step:
     pointer, expr = Pointer(c, call.args[0], "W.st", site), c.compile(call.args[1], site)
     word = Word(pointer.ref, call.args[3].value, call.args[2].value)
-    return _store(c, pointer, expr, word, _lanes(call.args[1].dtype), call)
+    return _store(c, pointer, expr, word, lanes_of(call.args[1].dtype), call)
 
 
 def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -> Step:
@@ -127,7 +127,7 @@ def _atomic(name: str):
         *operands, _, scope, sem = list(call.args[1:])
         word = Word(pointer.ref, sem.value, scope.value)
         exprs = [c.compile(o, site) for o in operands]
-        return _change(c, pointer, exprs, word, _lanes(operands[-1].dtype), combine)
+        return _change(c, pointer, exprs, word, lanes_of(operands[-1].dtype), combine)
 
     return compile
 
@@ -284,21 +284,63 @@ def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, op: s
     tensor.update(key, combine, values if covered is None else values[covered], access)
 
 
-def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, site: str) -> Step:
-    if returns or pointer.slot < 0:
-        raise unsupported(f"{pointer.op} that returns a value, in shared memory", site)
+def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, site: str) -> Any:
+    """The same in shared memory, where threads are in step and order needs no telling."""
+    if combine is None:
+        raise unsupported(f"{pointer.op} in {pointer.buffer.scope()} memory", site)
     value = c.compile(call.args[1], site)
 
-    def run(frame):
-        tile = frame.tile(pointer.slot)
+    def change(frame):
+        tile, results = frame.tile(pointer.slot), []
         found = value.value(frame)
         refuse_poison(frame, value, pointer)
         at = pointer.index(frame)
-        for _, _, index, (one,) in places(frame, at, found, each_thread=True):
+        for _, place, index, (one,) in places(frame, at, found, each_thread=True):
             old = tile.data[index]
+            results.append((place, old))
             store_tile(frame, tile, list(index), combine(old, convert(one, tile.dtype)), None, site)
+        return gather(frame, results, tile.dtype, 1)
 
-    return c.preempted(run, call)
+    return Expr(change) if returns else c.preempted(change, call)
+
+
+def vector_atomic(lanes: int, returns: bool):
+    """T.atomic_addx2 and T.atomic_addx4: each of so many elements by itself."""
+
+    def compile(c: Statements, call: tirx.Call, site: str) -> Any:
+        op = f"T.atomic_addx{lanes}"
+        pointer, load = Pointer(c, call.args[0], op, site), call.args[1].args[0]
+        if pointer.ref is None:
+            raise unsupported(f"{op} in {pointer.buffer.scope()} memory", site)
+        *first, last = load.indices
+        base = last.base if isinstance(last, tirx.Ramp) else last
+        vector = tirx.BufferLoad(load.buffer, [*first, tirx.Ramp(base, 1, lanes)])
+        word = Word(pointer.ref, "relaxed", "sys")
+        whole = _change(c, pointer, [c.compile(vector, site)], word, lanes, REDUCTIONS["add"])
+        return whole if returns else c.preempted(whole.value, call)
+
+    return compile
+
+
+def _any_or_all(f: Any):
+    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
+        pointer = Pointer(c, call.args[0], f"T.{call.op.name.rsplit('.', 1)[-1]}", site)
+        count = int(call.args[1])
+        if pointer.slot < 0:
+            raise unsupported(f"{pointer.op} in global memory", site)
+        node = c.node()
+
+        def value(frame):
+            tile = frame.tile(pointer.slot)
+            first = int(np.ravel_multi_index([int(i) for i in pointer.index(frame)], tile.shape))
+            part = slice(first, first + count)
+            poison = None if tile.poison is None else tile.poison.reshape(-1)[part]
+            frame.cache[node] = True if poison is not None and poison.any() else None
+            return bool(f(tile.data.reshape(-1)[part]))
+
+        return Expr(value, lambda frame: frame.cache.get(node))
+
+    return compile
 
 
 def register(c: Statements) -> None:
@@ -323,5 +365,9 @@ def register(c: Statements) -> None:
     for kind in ("add", "max", "min", "or"):
         c.steps[f"tl.atomic_{kind}_elem_op"] = element_atomic(kind, False)
         c.calls[f"tl.atomic_{kind}_ret_elem_op"] = element_atomic(kind, True)
+    for lanes in (2, 4):
+        c.steps[f"tl.atomic_addx{lanes}_elem_op"] = vector_atomic(lanes, False)
+        c.calls[f"tl.atomic_addx{lanes}_ret_elem_op"] = vector_atomic(lanes, True)
+    c.calls |= {"tl.any_of": _any_or_all(np.any), "tl.all_of": _any_or_all(np.all)}
     c.calls["tl.atomic_load_elem_op"] = element_atomic("load", True)
     c.steps["tl.atomic_store_elem_op"] = element_atomic("store", False)

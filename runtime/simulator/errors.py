@@ -6,7 +6,7 @@ from typing import Any
 
 from ...builtins.errors import TileWeaveError
 
-KINDS = ("race", "deadlock", "reuse", "arrival", "bounds", "poison", "unsupported")
+KINDS = ("race", "deadlock", "reuse", "arrival", "bounds", "poison", "assertion", "unsupported")
 
 
 class SimulationError(TileWeaveError):
@@ -16,7 +16,8 @@ class SimulationError(TileWeaveError):
         kind: ``race`` (two accesses, one a write, that nothing orders), ``reuse`` (a write over
             what an earlier reader may still read), ``deadlock``, ``arrival`` (more arrivals than
             anybody waits for, or than a barrier can count), ``bounds``, ``poison`` (memory that
-            nobody wrote is used) or ``unsupported`` (an operation the simulator does not know).
+            nobody wrote is used), ``assertion`` (of the program itself, ``T.device_assert``) or
+            ``unsupported`` (an operation the simulator does not know).
         report: the whole story: rank, block, tensor, region, source lines, last events, seed.
         seed: of the schedule that met it; None if the program itself was refused.
         event: number of the earlier one of two accesses that conflict; 0 if there is none.

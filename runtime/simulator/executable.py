@@ -95,6 +95,15 @@ class Executable:
                 found.add(step.dst.parameter.name)
         return found
 
+    def multicasts(self, calls: Sequence[Call]) -> set[str]:
+        """Names of the tensors that these calls take as multicast addresses."""
+        found = set()
+        for step, _ in (s for call in calls for s in call.steps):
+            if isinstance(step, plans.Launch):
+                for name in self.program(step.program).multicasts & step.arguments.keys():
+                    found.add(step.arguments[name].parameter.name)
+        return found
+
     def program(self, func: tirx.PrimFunc) -> Program:
         """``func`` ready to run."""
         if id(func) not in self._programs:

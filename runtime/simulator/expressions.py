@@ -57,6 +57,8 @@ class Expressions:
         """Bindings whose value mentions what is bound only later."""
         self.globals: dict[tirx.Var, str] = {}
         """Tensor parameters, by their data pointer."""
+        self.multicasts: dict[tirx.Var, str] = {}
+        """Parameters that are multicast addresses, by their data pointer."""
         self.tiles: dict[tirx.Var, int] = {}
         self.made: dict[int, tuple[tuple[int, ...], np.dtype]] = {}
         """Shape and type each tile was made with; a reshaped view has another shape."""
@@ -81,6 +83,10 @@ class Expressions:
         if handler is None:
             raise unsupported(f"expression {kind.__name__}: {expr}", site)
         return handler(expr, site)
+
+    def memory_of(self, buffer: tirx.Buffer) -> str:
+        """In which memory a tensor lies, in words."""
+        return "multicast" if buffer.data in self.multicasts else buffer.scope()
 
     def constant(self, expr: Any) -> Any:
         """The Python value of a literal, or None."""
@@ -279,7 +285,7 @@ class Expressions:
                 found, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), site)
                 return found
         else:
-            raise unsupported(f"tensor {buffer.name} in {buffer.scope()} memory", site)
+            raise unsupported(f"tensor {buffer.name} in {self.memory_of(buffer)} memory", site)
         return Expr(value, lambda frame: frame.cache.get(node))
 
     def _Call(self, call, site: str) -> Expr:

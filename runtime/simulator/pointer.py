@@ -28,7 +28,7 @@ class Pointer:
         if self.slot >= 0:
             self.index = c.in_tile(buffer, self.index, site)
         if self.ref is None and self.slot < 0:
-            raise unsupported(f"{op} of {buffer.name} in {buffer.scope()} memory", site)
+            raise unsupported(f"{op} of {buffer.name} in {c.memory_of(buffer)} memory", site)
 
 
 def refuse_poison(frame: Any, expr: Expr, pointer: Pointer) -> None:

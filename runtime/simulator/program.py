@@ -13,9 +13,19 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
 from ... import passes
+from ...builtins.declare import builtin_of
 from ...builtins.errors import TileWeaveError
 from ...passes.hidden import hidden_of
-from . import block_ops, builtin_ops, copy_ops, tile_ops
+from . import (
+    block_ops,
+    builtin_ops,
+    copy_ops,
+    debug_ops,
+    multimem_ops,
+    reducer_ops,
+    tile_ops,
+    warp_ops,
+)
 from .block_ops import BlockStatements
 from .errors import unsupported
 from .expressions import Expr
@@ -23,7 +33,9 @@ from .steps import Step
 from .values import numpy_dtype
 
 _HEAP_STRIDE = 1 << 40
-OPERATIONS = (block_ops, tile_ops, builtin_ops, copy_ops)
+OPERATIONS = (
+    block_ops, tile_ops, builtin_ops, copy_ops, warp_ops, debug_ops, reducer_ops, multimem_ops
+)  # fmt: skip
 """What teaches the compiler the operations of a program."""
 
 
@@ -122,6 +134,11 @@ class Program:
         return [k for k in self.host if isinstance(k, Kernel)]
 
     @property
+    def multicasts(self) -> set[str]:
+        """Names of the tensors that are multicast addresses."""
+        return set(self.compiler.multicasts.values())
+
+    @property
     def cuts(self) -> set[int]:
         """Where its conditions divide the threads of a block."""
         return self.compiler.thread_cuts
@@ -132,12 +149,13 @@ class Program:
 
     def _declare(self, func: tirx.PrimFunc) -> None:
         c, written = self.compiler, written_tensors(func.body)
+        multicast = _multicast(func.body)
         for param in func.params:
             if param not in func.buffer_map:
                 self.scalars[param.name] = c.new_slot(param), numpy_dtype(param.dtype)
                 continue
             buffer = func.buffer_map[param]
-            c.globals[buffer.data] = buffer.name
+            (c.multicasts if buffer.data in multicast else c.globals)[buffer.data] = buffer.name
             if buffer.data in written:
                 self.written.add(buffer.name)
             for axis, extent in enumerate(buffer.shape):
@@ -224,6 +242,19 @@ def written_tensors(body: tirx.Stmt) -> set:
             mode = node.args[1] if name == "tl.region" else node.args[-1]
             if int(mode) & 2:
                 found.add(node.args[0].buffer.data)
+
+    post_order_visit(body, visit)
+    return found
+
+
+def _multicast(body: tirx.Stmt) -> set:
+    """Data pointers of the tensors that multimem operations access."""
+    found = set()
+
+    def visit(node):
+        spec = builtin_of(node)
+        if spec is not None and spec.name.startswith("multimem_"):
+            found.add(node.args[0].args[0].buffer.data)
 
     post_order_visit(body, visit)
     return found

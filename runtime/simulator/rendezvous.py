@@ -69,7 +69,7 @@ class Rendezvous:
         ranks = range(self.machine.world_size)
         if self.per_rank:
             return [(r,) for r in ranks]
-        if op == "W.sync_grid":
+        if op.endswith("sync_grid"):
             ranks = range(block.rank, block.rank + 1)
         return [(r, b) for r in ranks for b in range(block.launch.blocks)]
 

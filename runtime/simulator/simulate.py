@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ def simulate(
         program: a ``@T.prim_func``, or a ``@tw.plan``.
         inputs: one dict a rank, parameter name -> NumPy array (ml_dtypes for bfloat16 and fp8), of
             the rank's own part for a symmetric tensor; a scalar is a number or a callable
-            epoch -> number. Tensors not given are poison until written.
+            epoch -> number. Tensors not given are poison until written. A tensor that multimem
+            operations access is a multicast address: its copy on each rank is an input and a
+            result like any tensor, or it is the name of the symmetric tensor it stands for.
         schedules: how many interleavings to try.
         seed: of the first; the others follow it.
         epochs: calls of the program on each rank, back to back.
@@ -152,7 +155,21 @@ def _checked(executable: Executable, inputs: Inputs | None) -> list[dict[str, An
         for p in parameters:
             if p.shape is None:
                 _scalar(p, values)
+            elif isinstance(values.get(p.name), str):
+                _require_alias(p, values[p.name], executable)
     return given
+
+
+def _require_alias(p: Parameter, target: str, executable: Executable) -> None:
+    same = [
+        q.name for q in executable.parameters
+        if q.symmetric and q.dtype == p.dtype and len(q.shape) == len(p.shape)
+    ]  # fmt: skip
+    if target not in same:
+        raise TileWeaveError(
+            f"simulate: {p.name} is the multicast address of {target!r}; expected a symmetric "
+            f"tensor of its type and shape: {', '.join(same) or 'there is none'}"
+        )
 
 
 def _shown(seeds: range, name: str, progress: bool) -> Iterable[int]:
@@ -172,10 +189,15 @@ class Case:
     def __init__(
         self, executable: Executable, given: Sequence[Mapping[str, Any]], epochs: int
     ) -> None:
-        self.executable, self.given = executable, given
         parameters = executable.parameters
         names = {p.name for p in parameters if p.shape is not None}
         dynamic = dynamic_extents(parameters)
+        self.executable = executable
+        self.aliases = {n: v for n, v in given[0].items() if isinstance(v, str)}
+        """Multicast parameters that stand for a symmetric one."""
+        self.given = given = [
+            {n: v for n, v in values.items() if n not in self.aliases} for values in given
+        ]
         self.shapes = [
             shapes_of(
                 parameters, {n: np.shape(v) for n, v in values.items() if n in names}, "simulate",
@@ -188,7 +210,10 @@ class Case:
             [executable.call(rank, e, shapes, _at(e, values)) for e in range(epochs)]
             for rank, (shapes, values) in enumerate(zip(self.shapes, scalars, strict=True))
         ]
-        self.written = executable.written([call for calls in self.calls for call in calls])
+        calls = [call for calls in self.calls for call in calls]
+        self.written = executable.written(calls)
+        self.written |= {self.aliases[name] for name in self.written & self.aliases.keys()}
+        self.multicasts = executable.multicasts(calls)
         self.thread_names = executable.divide()
 
     def machine(self, seed: int, resident_blocks: int, kind: type[Machine] = Machine) -> Machine:
@@ -197,8 +222,10 @@ class Case:
         layout = self.executable.layout(self.calls)
         machine = kind(world_size, layout, seed, resident_blocks, self.thread_names)
         for p in self.executable.parameters:
-            if p.shape is not None:
+            if p.shape is not None and p.name not in self.aliases:
                 machine.tensors[p.name] = self._tensors(p, machine)
+        for name, target in self.aliases.items():
+            machine.tensors[name] = machine.tensors[target]
         for kernel, hidden in self.executable.hidden.items():
             machine.hidden[kernel] = {h.name: self._hidden(h, machine) for h in hidden}
         for rank, calls in enumerate(self.calls):
@@ -218,7 +245,8 @@ class Case:
         return tensors * (world_size // made)
 
     def _tensors(self, p: Parameter, machine: Machine) -> list[Tensor]:
-        """The tensor of each rank, with its input."""
+        """The tensor of each rank, with its input; a multicast address reaches all copies."""
+        p = replace(p, symmetric=p.symmetric or p.name in self.multicasts)
         world_size, dtype = self.executable.world_size, numpy_dtype(p.dtype)
 
         def tensor(rank: int) -> Tensor:

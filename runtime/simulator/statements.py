@@ -30,6 +30,8 @@ class Statements(Expressions):
     def __init__(self) -> None:
         super().__init__()
         self.barriers: dict[tirx.Var, int] = {}
+        self.reducers: dict[tirx.Var, str] = {}
+        """How the contributions to a reducer are combined."""
         self.steps: dict[str, OfCall] = {}
         """Calls that are statements, by operator."""
         self.thread_cuts: set[int] = {0, 1}
@@ -53,7 +55,7 @@ class Statements(Expressions):
             nonlocal found
             found = found or (
                 isinstance(node, tirx.BufferLoad | tirx.BufferStore)
-                and node.buffer.data in self.globals
+                and (node.buffer.data in self.globals or node.buffer.data in self.multicasts)
             )
 
         for node in nodes:
@@ -72,7 +74,7 @@ class Statements(Expressions):
         return Step(step, True)
 
     def _on_SeqStmt(self, stmt, site: str) -> Step:
-        steps = [self.statement(s, site) for s in stmt.seq]
+        steps = self._side_by_side(stmt.seq, site)
         if not any(s.waits for s in steps):
 
             def run(frame):
@@ -93,6 +95,37 @@ class Statements(Expressions):
                     return
 
         return Step(wait, True)
+
+    def _side_by_side(self, stmts: Any, site: str) -> list[Step]:
+        """Steps of statements that follow each other. What different threads do (``with T.ws``)
+        must not wait for each other only because one stands after the other in the text."""
+        steps: list[Step] = []
+        cases: list[tuple[Any, Step]] = []
+        for stmt in stmts:
+            alone = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
+            condition = stmt.condition if alone and self._is_of_threads(stmt.condition) else None
+            if condition is None:
+                steps += _cases(cases)
+                cases = []
+            step = self.statement(stmt, site)
+            if condition is None:
+                steps.append(step)
+            else:
+                cases.append((self.compile(condition, site).value, step))
+        return steps + _cases(cases)
+
+    def _is_of_threads(self, expr: tirx.PrimExpr) -> bool:
+        """Whether it says which threads, and nothing else."""
+        found: list[bool] = []
+
+        def visit(node):
+            if isinstance(node, tirx.Var):
+                found.append(node in self.thread_slots)
+            elif isinstance(node, tirx.BufferLoad | tirx.Call):
+                found.append(False)
+
+        post_order_visit(expr, visit)
+        return bool(found) and all(found)
 
     def _on_Evaluate(self, stmt, site: str) -> Step:
         call = stmt.value
@@ -165,7 +198,7 @@ class Statements(Expressions):
                 at, found = index(frame), value(frame)
                 store_tile(frame, frame.tile(slot), at, found, poison(frame), site)
         else:
-            raise unsupported(f"store to {buffer.name} in {buffer.scope()} memory", site)
+            raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", site)
         return self.preempted(run, stmt)
 
     def _on_AttrStmt(self, stmt, site: str) -> Step:
@@ -185,6 +218,8 @@ class Statements(Expressions):
             shape = tuple(int(n) for n in buffer.shape)
             self.made[slot] = shape, numpy_dtype(buffer.dtype)
             made.append((slot, buffer.name, shape, numpy_dtype(buffer.dtype), scope))
+        for data, info in dict(block.annotations.items()).get("reducer_info_v2", {}).items():
+            self.reducers[data] = str(info["op"])
         counts = [
             (self.barriers.setdefault(data, len(self.barriers)), [int(n) for n in numbers])
             for data, numbers in dict(block.annotations.items()).get("barrier_init", {}).items()
@@ -211,21 +246,26 @@ class Statements(Expressions):
         )
         body = self.statement(stmt.body, site)
 
-        def bounds(frame):
-            found = [f(frame)[0] for f in (first, extent, step)]
-            if any(isinstance(v, np.ndarray) for v in found):
-                found = [_same(v, frame, site) for v in found]
-            start, count, by = (int(v) for v in found)
-            return range(start, start + count * by, by)
-
         def rounds(frame) -> Iterator[int]:
             outer, before = frame.mask, frame.broken
             frame.broken = None
-            for value in bounds(frame):
-                frame.env[slot] = value
-                yield value
+            start, count, by = (_plain(f(frame)[0], frame) for f in (first, extent, step))
+            apart = any(isinstance(v, np.ndarray) for v in (start, count, by))
+            if apart and frame.space is not None:
+                raise unsupported("a loop whose bounds differ between points of T.Parallel", site)
+            frame.block.by_thread[slot] = apart
+            for turn in range(int(np.max(count))):
+                if apart:
+                    frame.mask = frame.mask.where(np.broadcast_to(turn < count, outer.on.shape))
+                    if not frame.mask.count:
+                        break
+                    frame.env[slot] = np.broadcast_to(start + turn * by, outer.on.shape)
+                else:
+                    frame.env[slot] = start + turn * by
+                yield turn
                 if frame.broken is not None and not leave(frame):
                     break
+            frame.block.by_thread[slot] = False
             frame.mask, frame.broken = outer, before
 
         if not body.waits:
@@ -252,7 +292,8 @@ class Statements(Expressions):
             inner = inner.body
         body = self.statement(inner, site)
 
-        def enter(frame, go):
+        def enter(frame):
+            """Whether there is anything to do."""
             if frame.space is not None:
                 raise unsupported("T.Parallel inside a T.Parallel with statements between", site)
             sizes = [int(extent(frame)[0]) for _, _, extent in loops]
@@ -263,21 +304,19 @@ class Statements(Expressions):
                 frame.env[slot] = steps + int(first(frame)[0])
                 frame.block.by_thread[slot] = False
             frame.space = tuple(sizes)
-            try:
-                if 0 not in sizes:
-                    go(frame)
-            finally:
-                frame.space, frame.active = None, None
+            return 0 not in sizes
 
-        def run_body(frame):
-            if body.waits:
-                for event in body.run(frame):
-                    if event is not None:
-                        raise unsupported("waiting in T.Parallel", site)
-            else:
+        def run(frame):
+            if enter(frame):
                 body.run(frame)
+            frame.space, frame.active = None, None
 
-        return self.preempted(lambda frame: enter(frame, run_body), stmt)
+        def wait(frame):
+            if enter(frame):
+                yield from body.run(frame)
+            frame.space, frame.active = None, None
+
+        return Step(wait, True) if body.waits else self.preempted(run, stmt)
 
     def _on_While(self, stmt, site: str) -> Step:
         condition, body = self.condition(stmt.condition, site), self.statement(stmt.body, site)
@@ -390,16 +429,32 @@ class Statements(Expressions):
         return Step(wait, True) if waits else Step(run)
 
 
+def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
+    """Steps under conditions on the thread: side by side if the threads are different ones."""
+    if len(cases) < 2 or not any(step.waits for _, step in cases):
+        return [step for _, step in cases]
+
+    def wait(frame):
+        masks = [frame.mask.where(np.broadcast_to(c(frame), frame.mask.on.shape)) for c, _ in cases]
+        if frame.space is not None or (sum(m.on.astype(int) for m in masks) > 1).any():
+            for _, step in cases:
+                yield from go(step, frame)
+            return
+        parts = zip(cases, masks, strict=True)
+        yield from together([(s, frame.fork(m)) for (_, s), m in parts if m.count], frame)
+
+    return [Step(wait, True)]
+
+
 def _halves(frame: Frame, apart: Any) -> list:
     if frame.space is not None:
         return [narrowed(frame, apart), narrowed(frame, ~apart)]
     return [narrowed(frame, mask.on) for mask in apart]
 
 
-def _same(value: Any, frame: Frame, site: str) -> Any:
+def _plain(value: Any, frame: Frame) -> Any:
+    """A Python integer where all threads on the way agree, else the value of each thread."""
     if not isinstance(value, np.ndarray):
-        return value
-    own = value[frame.mask.on] if frame.space is None else value
-    if (own == own.flat[0]).all():
-        return own.flat[0]
-    raise unsupported("a loop whose bounds differ between threads", site)
+        return int(value)
+    own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
+    return int(own.flat[0]) if (own == own.flat[0]).all() else value

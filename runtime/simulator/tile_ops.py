@@ -179,7 +179,7 @@ def region(c: Statements, node: Any, site: str) -> Region:
             at = c.indices([tirx.IntImm("int32", 0) for _ in made], buffer.name, site)
             return Region(at, sizes, None, slot, buffer.name, buffer.scope(), site, view)
     else:
-        raise unsupported(f"tensor {buffer.name} in {buffer.scope()} memory", site)
+        raise unsupported(f"tensor {buffer.name} in {c.memory_of(buffer)} memory", site)
     return Region(at, sizes, ref, slot, buffer.name, buffer.scope(), site)
 
 
@@ -329,6 +329,17 @@ def scan(c: Statements, call: tirx.Call, site: str) -> Step:
     return c.preempted(run, call)
 
 
+def transpose(c: Statements, call: tirx.Call, site: str) -> Step:
+    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+
+    def run(frame):
+        values, poison = src.read(frame, "T.transpose")
+        bad = None if poison is None else poison.swapaxes(-1, -2)
+        dst.write(frame, values.swapaxes(-1, -2), bad, "T.transpose")
+
+    return c.preempted(run, call)
+
+
 _ATOMICS = {"atomicadd": np.add, "atomicmax": np.maximum, "atomicmin": np.minimum}
 
 
@@ -369,6 +380,7 @@ def register(c: Statements) -> None:
         c.steps[prefix + name] = gemm
     c.steps[prefix + "fill"] = fill
     c.steps[prefix + "reduce"] = reduce
+    c.steps[prefix + "transpose"] = transpose
     c.steps[prefix + "cumsum"] = c.steps[prefix + "cummax"] = scan
     for name in _ATOMICS:
         c.steps[prefix + name] = atomic
