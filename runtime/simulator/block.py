@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,8 @@ class Block:
         self.tiles: dict[int, Tile] = {}
         self.barriers: dict[int, list[MBarrier]] = {}
         self.stores: list[BulkStore] = []
+        self.loads: list[Callable[[], Any]] = []
+        """Of T.async_copy, under way: what puts the data there."""
         self.groups = 0
 
     def name(self) -> str:

@@ -64,6 +64,18 @@ def complete_bulk_stores(c: BlockStatements, call: tirx.Call, site: str) -> Step
     return Step(lambda frame: frame.block.complete_stores(frame.mask.classes))
 
 
+def wait_loads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    """T.ptx_wait_group(n): all but the last n of T.async_copy have arrived."""
+    left = int(call.args[0])
+
+    def run(frame):
+        loads = frame.block.loads
+        while len(loads) > left:
+            loads.pop(0)()
+
+    return Step(run)
+
+
 def tma_store_wait(c: BlockStatements, call: tirx.Call, site: str) -> Step:
     groups = int(call.args[0]) if len(call.args) else 0
     read = bool(call.args[1].value) if len(call.args) > 1 else True
@@ -161,7 +173,7 @@ _WITHOUT_EFFECT = (
     "tl.set_max_nreg", "tl.no_set_max_nreg", "tl.annotate_producer_reg_dealloc",
     "tl.annotate_consumer_reg_alloc", "tl.pdl_trigger", "tl.pdl_sync", "tl.mbarrier_expect_tx",
     "tl.wait_wgmma", "tl.warpgroup_arrive", "tl.warpgroup_commit_batch", "tl.warpgroup_wait",
-    "tl.conflict_hint", "tirx.ptx_wait_group", "tirx.ptx_commit_group", "tl.loop_hint",
+    "tl.conflict_hint", "tileweave.delay", "tirx.ptx_commit_group",
 )  # fmt: skip
 """What changes how fast a kernel runs, or what the model does not tell apart."""
 
@@ -177,6 +189,7 @@ def register(c: BlockStatements) -> None:
     c.steps |= {
         "tirx.tvm_storage_sync": sync_threads,
         "tl.sync_grid": sync_grid,
+        "tirx.ptx_wait_group": wait_loads,
         "tileweave.complete_bulk_stores": complete_bulk_stores,
         "tl.tma_store_wait": tma_store_wait,
         "tl.tma_store_arrive": tma_store_arrive,

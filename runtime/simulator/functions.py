@@ -72,6 +72,11 @@ def _round_half_away(x):
     return np.trunc(x + np.copysign(0.5, x)).astype(x.dtype)
 
 
+def _popcount(a):
+    a = np.asarray(a, None if hasattr(a, "dtype") else np.int32)
+    return np.bitwise_count(a.view(f"u{a.dtype.itemsize}")).astype(np.int32)[()]
+
+
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 _float = {
     "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(x.dtype.type(10), x),
@@ -104,7 +109,7 @@ FUNCTIONS: dict[str, Callable] = {name: _rounded(f) for name, f in _float.items(
     "bitwise_or": lambda a, b: a | b,
     "bitwise_xor": lambda a, b: a ^ b,
     "bitwise_not": lambda a: ~a,
-    "popcount": lambda a: np.bitwise_count(a),
+    "popcount": _popcount,
     "likely": lambda a: a,
 }
 """Pure functions, by the last part of the operator's name."""

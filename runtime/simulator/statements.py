@@ -39,9 +39,7 @@ class Statements(Expressions):
         self.thread_slots: set[tirx.Var] = set()
 
     def statement(self, stmt: tirx.Stmt, site: str = "") -> Step:
-        span = get_stmt_span(stmt)
-        if span is not None:
-            site = f"{span.source_name.name}:{span.line}"
+        site = _line_of(get_stmt_span(stmt)) or site
         handler = getattr(self, f"_on_{type(stmt).__name__}", None)
         if handler is None:
             raise unsupported(f"statement {type(stmt).__name__}", site)
@@ -213,7 +211,9 @@ class Statements(Expressions):
                 self.barriers.setdefault(buffer.data, len(self.barriers))
                 continue
             if scope == "global":
-                raise unsupported(f"global memory {buffer.name} made inside a kernel", site)
+                raise unsupported(
+                    f"global memory {buffer.name}, made here", _line_of(buffer.span) or site
+                )
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
             self.made[slot] = shape, numpy_dtype(buffer.dtype)
@@ -427,6 +427,11 @@ class Statements(Expressions):
 
         waits = waits or self.is_shared_between_blocks(stmt.condition)
         return Step(wait, True) if waits else Step(run)
+
+
+def _line_of(span: Any) -> str:
+    """``file:line``, or nothing where it is not known."""
+    return f"{span.source_name.name}:{span.line}" if span is not None else ""
 
 
 def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:

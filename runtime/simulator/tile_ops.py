@@ -189,7 +189,10 @@ def copy(c: Statements, call: tirx.Call, site: str) -> Step:
     bulk = dst.ref is not None and src.scope.startswith("shared")
     barrier = dict(call.annotations.items()).get("barrier") if call.annotations else None
     if barrier is not None and src.ref is not None:
-        return _copy_with_barrier(c, call, src, dst, barrier, op, site)
+        at = c.mbarrier(barrier, site)
+        return _arrives_later(c, call, src, dst, op, lambda frame: at(frame).deliveries)
+    if op == "T.async_copy" and src.ref is not None:
+        return _arrives_later(c, call, src, dst, op, lambda frame: frame.block.loads)
 
     def run(frame):
         values, poison = src.read(frame, op)
@@ -202,8 +205,10 @@ def copy(c: Statements, call: tirx.Call, site: str) -> Step:
     return c.preempted(run, call)
 
 
-def _copy_with_barrier(c, call, src: Region, dst: Region, barrier: Any, op: str, site: str) -> Step:
-    at = c.mbarrier(barrier, site)
+def _arrives_later(
+    c: Statements, call: Any, src: Region, dst: Region, op: str, loads: Callable[[Frame], list]
+) -> Step:
+    """A load to shared memory that somebody has to wait for; until then it is poison."""
 
     def run(frame):
         values, poison = src.read(frame, op)
@@ -214,7 +219,7 @@ def _copy_with_barrier(c, call, src: Region, dst: Region, barrier: Any, op: str,
         def deliver() -> None:
             dst.write(frame, values, poison, op)
 
-        at(frame).deliveries.append(deliver)
+        loads(frame).append(deliver)
 
     return c.preempted(run, call)
 
