@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from tilelang import tvm
+from tilelang.ir import get_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
@@ -29,6 +30,7 @@ from . import (
 from .block_ops import BlockStatements
 from .errors import unsupported
 from .expressions import Expr
+from .statements import line_of
 from .steps import Step
 from .values import numpy_dtype
 
@@ -171,7 +173,8 @@ class Program:
         elif isinstance(stmt, tirx.SBlockRealize) and not _is_kernel_body(stmt):
             if len(stmt.block.alloc_buffers):
                 names = ", ".join(b.name for b in stmt.block.alloc_buffers)
-                raise unsupported(f"memory made outside a kernel: {names}", self.name)
+                site = line_of(stmt.block.alloc_buffers[0].span) or self.name
+                raise unsupported(f"memory made outside a kernel: {names}", site)
             self._split(stmt.block.body)
         elif isinstance(stmt, (tirx.For, tirx.SBlockRealize)):
             self.host.append(self._kernel(stmt))
@@ -185,7 +188,7 @@ class Program:
             grid.append((c.new_slot(stmt.loop_var), extent))
             stmt = stmt.body
         if isinstance(stmt, tirx.For):
-            raise unsupported("a loop outside a kernel", self.name)
+            raise unsupported("a loop outside a kernel", _first_line(stmt) or self.name)
         threads = _threads(stmt)
         return Kernel(self.name, grid, threads, c.statement(stmt, self.name), c.signals)
 
@@ -211,6 +214,19 @@ class Program:
                 yield item, list(env), item.extents(frame)
             else:
                 item.run(frame)
+
+
+def _first_line(stmt: tirx.Stmt) -> str:
+    """The first line of a statement that is known; loops around kernels have none themselves."""
+    found: list[tuple[str, int]] = []
+
+    def visit(node):
+        span = get_stmt_span(node) if isinstance(node, tirx.Stmt) else None
+        if span is not None:
+            found.append((span.source_name.name, span.line))
+
+    post_order_visit(stmt, visit)
+    return ":".join(map(str, min(found))) if found else ""
 
 
 def _is_kernel_body(stmt: tirx.SBlockRealize) -> bool:

@@ -39,7 +39,7 @@ class Statements(Expressions):
         self.thread_slots: set[tirx.Var] = set()
 
     def statement(self, stmt: tirx.Stmt, site: str = "") -> Step:
-        site = _line_of(get_stmt_span(stmt)) or site
+        site = line_of(get_stmt_span(stmt)) or site
         handler = getattr(self, f"_on_{type(stmt).__name__}", None)
         if handler is None:
             raise unsupported(f"statement {type(stmt).__name__}", site)
@@ -212,7 +212,7 @@ class Statements(Expressions):
                 continue
             if scope == "global":
                 raise unsupported(
-                    f"global memory {buffer.name}, made here", _line_of(buffer.span) or site
+                    f"global memory {buffer.name}, made here", line_of(buffer.span) or site
                 )
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
@@ -429,7 +429,7 @@ class Statements(Expressions):
         return Step(wait, True) if waits else Step(run)
 
 
-def _line_of(span: Any) -> str:
+def line_of(span: Any) -> str:
     """``file:line``, or nothing where it is not known."""
     return f"{span.source_name.name}:{span.line}" if span is not None else ""
 
