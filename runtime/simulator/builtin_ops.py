@@ -11,7 +11,7 @@ from tvm import tirx
 from ...builtins.declare import BUILTINS, ElementOf
 from .accesses import GlobalRef, store_tile
 from .arrivals import is_passed, story
-from .errors import unsupported
+from .errors import SimulationError, unsupported
 from .expressions import Expr
 from .functions import REDUCTIONS
 from .order import SYS
@@ -226,6 +226,13 @@ def _barrier(name: str):
                 index = tuple(int(np.asarray(i).flat[0]) for i in pointer.index(frame))
                 tensor = pointer.ref.tensor(frame)
                 words_at(frame, pointer.ref, tensor, index, 1)
+                if tensor.symmetric and index[0] != block.rank:
+                    raise SimulationError(
+                        "arrival",
+                        f"W.{name} at {tensor.name}{list(index)}, words of rank {index[0]}, by "
+                        f"{block.name()} in launch {block.epoch}; expected its own rank's"
+                        f"\n --> {site}",
+                    )
                 words = (tensor.name, *(index[1:] if tensor.symmetric else (index, block.rank)))
             barrier = block.machine.barrier(name, words, block)
             yield from barrier.meet(frame, f"W.{name}", site)

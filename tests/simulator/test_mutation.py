@@ -307,6 +307,18 @@ def test_mutants_of_a_plan(tmp_path):
     assert {m.verdict for m in found if m.op == "signal"} == {"killed"}
 
 
+def test_barrier_at_the_words_of_another_rank():
+    @T.prim_func
+    def program(words: W.Symmetric((4,), "uint32")):
+        with T.Kernel(1, threads=N) as _:
+            W.sync_ranks(words[W.rank(), 0])
+
+    found = {m.name: m for m in tw.mutate(program, 2, [{"words": np.zeros(4, np.uint32)}] * 2)}
+    assert found["sync_ranks rank+1"].verdict == "killed"
+    assert found["sync_ranks rank+1"].why.startswith("arrival")
+    assert found["sync_ranks drop"].verdict == "survived"  # there is nothing to order
+
+
 def test_steps_of_a_plan():
     """A stream copies to the peer and says so; another stream copies what arrived, later."""
 
