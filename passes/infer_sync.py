@@ -14,6 +14,7 @@ from ..builtins.declare import builtin_of
 from ..builtins.symmetric import is_symmetric, itemsize
 from .hidden import hidden_of, set_hidden, with_hidden
 from .inference.accesses import collect_accesses
+from .inference.copies import copies_of
 from .inference.counters import make_counters
 from .inference.credits import place_credits
 from .inference.epochs import count_epochs
@@ -43,6 +44,8 @@ class Explanation:
     ops: tuple[Inserted, ...] = ()
     reuse: Mapping[str, str] = field(default_factory=dict)
     flag_bytes: int = 0
+    copied: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
+    """By rank and number of a plan's copy: (flag tensor, index) of what it announces."""
 
 
 def infer_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
@@ -91,7 +94,8 @@ def explained(
     func = _alternated(exchange, func)
     flags = sum(4 * math.prod(h.shape) for h in exchange.hidden)
     func = with_hidden(func, exchange.hidden, exchange.hidden_buffers)
-    return func, Explanation(tuple(exchange.inserted), dict(exchange.reuse), flags)
+    copied = exchange.copied()
+    return func, Explanation(tuple(exchange.inserted), dict(exchange.reuse), flags, copied)
 
 
 def is_explicit(func: tirx.PrimFunc) -> bool:
@@ -111,7 +115,8 @@ def _exchange(func, tensors, world_size, heap_stride, options) -> Exchange | Non
     for tensor in tensors:
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
         if accesses:
-            traffic = traffic_of(tensor, accesses, program, world_size, {})
+            copies = copies_of(func, tensor)
+            traffic = traffic_of(tensor, accesses, copies, program, world_size, {})
             if traffic.is_exchanged:
                 exchange.traffic.append(traffic)
     return exchange if exchange.traffic else None

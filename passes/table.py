@@ -43,7 +43,7 @@ class Pass:
         return self.run.__name__
 
 
-GROUP_PASSES = (
+PREPARE_PASSES = (
     Pass(
         lift_symmetric.lift_symmetric,
         "first: its tensors are specialised like those of the program",
@@ -52,6 +52,11 @@ GROUP_PASSES = (
         specialize_group.specialize_group,
         "shapes and strides must be constants before anything reads them",
     ),
+)
+"""Make a program that of one group."""
+
+GROUP_PASSES = (
+    *PREPARE_PASSES,
     Pass(infer_sync.infer_sync, "needs the number of ranks; adds builtins for all later passes"),
     Pass(insert_delays.insert_delays, "sees the signals and waits that were inferred"),
 )
@@ -100,11 +105,13 @@ DEVICE_PASSES = (
 builtin."""
 
 
-def run_group(mod: IRModule, world_size: int, heap_stride: int) -> IRModule:
+def run_group(
+    mod: IRModule, world_size: int, heap_stride: int, passes: Iterable[Pass] = GROUP_PASSES
+) -> IRModule:
     """``mod`` compiled for a group: every function, since a symmetric tensor needs no builtin."""
     functions = {}
     for name, func in mod.functions.items():
-        for p in GROUP_PASSES if isinstance(func, tirx.PrimFunc) else ():
+        for p in passes if isinstance(func, tirx.PrimFunc) else ():
             func = p.run(func, world_size, heap_stride)
         functions[name] = func
     return IRModule(functions, attrs=mod.attrs)

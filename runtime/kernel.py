@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import tilelang
@@ -29,17 +31,17 @@ class Kernel:
 
     Attributes of the TileLang kernel inside (``get_kernel_source``, ``get_profiler``, ...) are its
     own too; ``program`` is the ``T.prim_func`` it was made of. ``hidden`` is the memory that the
-    compiler added: counters, and what ``W.alloc_symmetric`` asks for.
+    compiler added, by name: counters, and what ``W.alloc_symmetric`` asks for.
     """
 
     def __init__(
         self,
         kernel: JITKernel,
         program: tirx.PrimFunc,
-        hidden: list[torch.Tensor | SymmetricTensor],
+        hidden: Mapping[str, torch.Tensor | SymmetricTensor] = MappingProxyType({}),
     ) -> None:
         self.kernel, self.program, self.hidden = kernel, program, hidden
-        self._hidden, _ = tensors_of(tuple(hidden), {})
+        self._hidden, _ = tensors_of(tuple(hidden.values()), {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         watchdog = current().watchdog
@@ -56,10 +58,10 @@ class Kernel:
 
         ``tw.finalize`` does it for all that is left.
         """
-        for memory in self.hidden:
+        for memory in self.hidden.values():
             if isinstance(memory, SymmetricTensor):
                 memory.free()
-        self.hidden, self._hidden = [], []
+        self.hidden, self._hidden = {}, []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.kernel, name)
@@ -102,7 +104,8 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
     options["out_idx"] = _own_outputs(options.get("out_idx"), len(func.params))
     kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
     warm(kernel, session)
-    return Kernel(kernel, func, [_memory(h, session) for h in hidden_of(program)])
+    hidden = {h.name: _memory(h, session) for h in hidden_of(program)}
+    return Kernel(kernel, func, hidden)
 
 
 def _own_outputs(out_idx: Any, parameters: int) -> Any:

@@ -54,6 +54,8 @@ class Calls:
         shapes = self._shapes(tensors)
         steps = self.plan.trace(session.group.rank, session.group.world_size, shapes, scalars)
         kernels = {s.number: self._kernel(s) for s in steps if isinstance(s, Launch)}
+        for step in (s for s in steps if isinstance(s, Launch)):
+            tensors |= _hidden(step, kernels[step.number])
         self._enqueue(steps, tensors, kernels)
 
     def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
@@ -153,6 +155,12 @@ class Calls:
             # What a kernel waits for must not stand behind other work.
             self._streams[name] = torch.cuda.Stream(caller.device, priority=-1)
         return self._streams[name]
+
+
+def _hidden(step: Launch, kernel: Kernel) -> dict[str, torch.Tensor]:
+    """The kernel's hidden memory by the names by which steps mean it."""
+    memory = {f"{step.name}.{name}": value for name, value in kernel.hidden.items()}
+    return {n: v.all if isinstance(v, SymmetricTensor) else v for n, v in memory.items()}
 
 
 def _address(tensors: Mapping[str, torch.Tensor], region: Region) -> int:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
@@ -18,6 +18,9 @@ from ..builtins.errors import TileWeaveError
 from .kernel import Kernel
 from .parameters import Parameter, Shape, parameters_of, shapes_of
 from .regions import Region, Rows, at_site, site
+
+if TYPE_CHECKING:
+    from .plan_sync import PlanSync
 
 _WORDS = ("int32", "uint32")
 """Types of a flag that a stream can write."""
@@ -282,6 +285,7 @@ class Plan:
     ) -> None:
         self.name, self.parameters, self.site = name, parameters, site
         self._body = body
+        self._syncs: dict[tuple, PlanSync | None] = {}
 
     @staticmethod
     def of_program(func: tirx.PrimFunc) -> Plan:
@@ -298,12 +302,33 @@ class Plan:
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> list[Step]:
         """The steps of one call on one rank, in the order in which the host enqueues them: side
-        streams forked first, joined last.
+        streams forked first, joined last. What orders its copies and kernels is among them, where
+        the plan leaves that out.
 
         Args:
             shapes: of every tensor, of one rank's part if symmetric.
             scalars: the values of the others.
         """
+        sync = self._sync_of(world_size, shapes, scalars)
+        steps = self._traced(rank, world_size, shapes, scalars)
+        return steps if sync is None else sync.apply(rank, world_size, steps)
+
+    def _sync_of(
+        self, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
+    ) -> PlanSync | None:
+        key = world_size, tuple(shapes.items())
+        if key not in self._syncs:
+            from .plan_sync import sync_of
+
+            ranks = range(world_size)
+            traces = [self._traced(r, world_size, shapes, scalars) for r in ranks]
+            self._syncs[key] = sync_of(traces)
+        return self._syncs[key]
+
+    def _traced(
+        self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
+    ) -> list[Step]:
+        """The steps as the plan says them."""
         p = Steps(rank, world_size)
         arguments = [
             scalars[a.name]

@@ -93,9 +93,11 @@ class Exchange:
         return traffic.of_kind("read")
 
     def epochs_of(self, tensor: tirx.Buffer) -> tirx.PrimExpr:
-        """How many launches before this one used the same of the tensor's buffers."""
-        buffers = self.buffers[tensor]
-        return self.epoch // tirx.const(buffers, "uint32") if buffers > 1 else self.epoch
+        """How many launches have used the same of the tensor's buffers, this one included."""
+        count = tirx.const(self.buffers[tensor], "uint32")
+        if self.buffers[tensor] == 1:
+            return self.epoch
+        return (self.epoch + count - tirx.const(1, "uint32")) // count
 
     def half(self, tensor: tirx.Buffer) -> list[tirx.PrimExpr]:
         """The index of the buffer that this launch uses, if there are several."""
@@ -124,6 +126,22 @@ class Exchange:
             lambda peer: builtin_calls.signal(self.flag(counter, peer, home, granule), value),
             own=True,
         )
+
+    def copied(self) -> dict[tuple[int, int], list[tuple]]:
+        """By rank and number of a plan's copy: (flag tensor, index) of what it announces."""
+        out: dict[tuple[int, int], list[tuple]] = {}
+        for counter in self.counters:
+            boxes = counter.traffic.copies
+            if boxes is None or counter.flags is None:
+                continue
+            granules = counter.granules.of(boxes)
+            for copy, home, granule in zip(boxes.access.each, boxes.home, granules, strict=True):
+                at = granule + home * counter.granules.total * counter.pulled
+                waiting = range(self.world_size) if counter.pulled else [int(home)]
+                out.setdefault((copy.rank, copy.number), []).extend(
+                    (counter.flags.name, (rank, int(at))) for rank in waiting
+                )
+        return out
 
     def for_each_rank(
         self, of: Callable[[tirx.PrimExpr], tirx.Stmt], *, own: bool = False

@@ -153,9 +153,29 @@ def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Box
     arrivals = np.stack([np.bincount(of, e, minlength=granules.total) for e in elements])
     arrivals = arrivals.astype(np.int64)
     brought = [np.unique(_elements(b)) for b in traffic.of_kind(kind)]
+    if traffic.copies is not None and kind == "write":
+        elements = arrivals = _copied_once(traffic, granules, of)
+        brought = [np.ones(1, np.int64)]
     unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *brought]), initial=0)) or 1
     pulled = any(bool(np.any(np.not_equal(*b.flat()[:2]))) for b in users)
     return Counter(traffic, kind, granules, unit, pulled, arrivals // unit)
+
+
+def _copied_once(traffic: Traffic, granules: Granules, of: np.ndarray) -> np.ndarray:
+    """How many copies bring each granule: a stream writes a flag, it does not add to it, so there
+    must be one that brings all of it, and no write of the kernel."""
+    copies = traffic.copies
+    assert copies is not None
+    _, home, *_, number = copies.flat(granules.of(copies))
+    count = np.zeros((traffic.world_size, granules.total), np.int64)
+    np.add.at(count, (home, number), 1)
+    if traffic.in_kernel("write", "add") or np.any(count > 1):
+        others = "two copies bring" if np.any(count > 1) else "the kernel, too, brings"
+        raise LanguageError(
+            f"{copies.access.text}: {others} parts of what is read at once; expected one copy for "
+            f"it{copies.access.location}"
+        )
+    return count
 
 
 def _elements(boxes: Boxes) -> np.ndarray:

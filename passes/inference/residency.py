@@ -28,13 +28,14 @@ def verify_residency(exchange: Exchange) -> None:
     Raises:
         LanguageError: names the wait's access and a block that it waits for.
     """
-    accesses = [b.access for t in exchange.traffic for b in t.boxes.values()]
+    every = ("read", "write", "add")
+    accesses = [b.access for t in exchange.traffic for b in t.in_kernel(*every)]
     moments = Moments(accesses, exchange.program, exchange.world_size, {})
     for counter in exchange.counters:
         if counter.at_exit:
             continue
         last = np.full(counter.arrivals.shape, -1, np.int64)
-        for boxes in counter.traffic.of_kind(counter.kind):
+        for boxes in counter.traffic.in_kernel(counter.kind):
             moment = moments.of(boxes, signal_depth(exchange, counter, boxes), after=True)
             _, home, *_, granule, when = boxes.flat(counter.granules.of(boxes), moment)
             np.maximum.at(last, (home, granule), when)
@@ -56,14 +57,15 @@ class _Play:
         for number, counter in enumerate(exchange.counters):
             if counter.at_exit:
                 continue
-            for boxes in counter.traffic.of_kind(counter.kind):
+            copied = counter.traffic.copies is not None and counter.kind == "write"
+            for boxes in counter.traffic.in_kernel(counter.kind):
                 depth = signal_depth(exchange, counter, boxes)
                 self._note(number, counter, boxes, moments.of(boxes, depth, after=True), True)
             for boxes in exchange.users_of(counter):
                 depth = wait_depth(counter, boxes)
                 self._note(number, counter, boxes, moments.of(boxes, depth), False)
             for (home, granule), units in np.ndenumerate(counter.arrivals):
-                self._missing[number, home, granule] = int(units)
+                self._missing[number, home, granule] = 0 if copied else int(units)
         for events in self._events.values():
             events.sort(key=lambda e: e[0])
 

@@ -62,6 +62,10 @@ def _guard(exchange: Exchange, traffic: Traffic, scratch: bool) -> None:
     started = by_caller or exchange.options.reuse == "barrier"
     done: list[tuple[str, Access, int]] = []
     guarded = False
+    if traffic.copies is not None:
+        exchange.credits(False, _pairs(traffic))
+        exchange.reuse[name] = "copies wait for credits: the readers' last launch has finished"
+        return
     for boxes in traffic.of_kind("write", "add"):
         readers = _readers_of(traffic, boxes)
         if boxes.access.kind == "add" and _cleared_by_readers(traffic, boxes, readers):
@@ -90,7 +94,7 @@ def _wait(exchange: Exchange, traffic: Traffic, boxes: Boxes, started: bool, don
     done.append((key, access, kept))
     flags = exchange.credits(started, _pairs(traffic))
     one = tirx.const(1, "uint32")
-    target = exchange.epoch + one if started else exchange.epoch
+    target = exchange.epoch if started else exchange.epoch - one
 
     def wait(peer: tirx.PrimExpr) -> tirx.Stmt:
         flag = tirx.BufferLoad(flags, [symbols.rank, peer])

@@ -21,7 +21,7 @@ def place_signals(exchange: Exchange) -> None:
     After:  ``T.copy(tile, S[dst, row, 0]); T.tileweave.signal(S_arrived[dst, row // 128], 1)``
     """
     for counter in exchange.counters:
-        for boxes in counter.traffic.of_kind(counter.kind):
+        for boxes in counter.traffic.in_kernel(counter.kind):
             _signal(exchange, counter, boxes)
 
 

@@ -12,6 +12,7 @@ from ...builtins.errors import LanguageError
 from .accesses import Access, Kind, Program
 from .board import Grid, Painted
 from .boxes import Boxes, boxes_of
+from .copies import Copies
 
 
 @dataclass(eq=False)
@@ -26,12 +27,21 @@ class Traffic:
 
     tensor: tirx.Buffer
     world_size: int
-    boxes: dict[Access, Boxes]
+    boxes: dict[Access | Copies, Boxes]
     grid: Grid
     painted: dict[Kind, Painted] = field(default_factory=dict)
 
     def of_kind(self, *kinds: Kind) -> list[Boxes]:
         return [b for a, b in self.boxes.items() if a.kind in kinds]
+
+    @property
+    def copies(self) -> Boxes | None:
+        """The copies that a plan makes into it."""
+        return next((b for a, b in self.boxes.items() if isinstance(a, Copies)), None)
+
+    def in_kernel(self, *kinds: Kind) -> list[Boxes]:
+        """The kernel's own accesses."""
+        return [b for b in self.of_kind(*kinds) if b is not self.copies]
 
     def has(self, kind: Kind) -> bool:
         return bool(self.of_kind(kind))
@@ -50,8 +60,8 @@ class Traffic:
 
 
 def traffic_of(
-    tensor: tirx.Buffer, accesses: Sequence[Access], program: Program, world_size: int,
-    sizes: Mapping[tirx.Var, int],
+    tensor: tirx.Buffer, accesses: Sequence[Access], copies: Copies | None, program: Program,
+    world_size: int, sizes: Mapping[tirx.Var, int],
 ) -> Traffic:  # fmt: skip
     """Evaluate and check the accesses to ``tensor``.
 
@@ -59,7 +69,10 @@ def traffic_of(
         LanguageError: an element is written twice in a launch, read though nobody writes it, or
             added to though nobody clears it; or an access cannot be evaluated.
     """
+    boxes: dict[Access | Copies, Boxes]
     boxes = {a: boxes_of(a, program, world_size, sizes) for a in accesses}
+    if copies is not None:
+        boxes[copies] = copies.boxes()
     shape = [_size(e, sizes) for e in tensor.shape[1:]]
     traffic = Traffic(tensor, world_size, boxes, Grid(shape, list(boxes.values())))
     if not traffic.is_exchanged:

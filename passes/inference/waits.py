@@ -21,7 +21,7 @@ def place_waits(exchange: Exchange) -> None:
     of the same block for the same granule always comes first, there is none.
 
     Before: ``T.copy(S[me, row, 0], tile)``
-    After:  ``T.tileweave.wait_reached(S_arrived[me, row // 128], (epoch + 1) * 3);
+    After:  ``T.tileweave.wait_reached(S_arrived[me, row // 128], epoch * 3);
     T.copy(S[me, row, 0], tile)``
     """
     for counter in exchange.counters:
@@ -49,7 +49,7 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
             return
     done.append((key, access, kept))
     arrivals = _arrivals(counter, boxes, home, granule)
-    target = (exchange.epochs_of(counter.traffic.tensor) + 1) * arrivals
+    target = exchange.epochs_of(counter.traffic.tensor) * arrivals
     flag = exchange.flag(counter, symbols.rank, home, granule)
     peer = tirx.IntImm("int32", -1)
     exchange.placement.put_before(

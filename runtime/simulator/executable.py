@@ -12,6 +12,7 @@ from ...builtins.errors import TileWeaveError
 from ...passes.hidden import Hidden
 from .. import plans
 from ..parameters import Parameter, Shape
+from ..plan_sync import hidden_name
 from ..regions import Region, RegionError
 from .errors import SimulationError
 from .machine import Machine
@@ -63,9 +64,13 @@ class Executable:
         return set(self._programs)
 
     @property
-    def hidden(self) -> dict[int, list[Hidden]]:
-        """The hidden parameters of each kernel, by the identity of its ``T.prim_func``."""
-        return {key: program.hidden for key, (_, program) in self._programs.items()}
+    def hidden(self) -> dict[int, list[tuple[str, Hidden]]]:
+        """The hidden parameters of each kernel, each with the name by which steps mean it, by the
+        identity of its ``T.prim_func``."""
+        return {
+            key: [(hidden_name(func, h), h) for h in program.hidden]
+            for key, (func, program) in self._programs.items()
+        }
 
     def call(
         self, rank: int, epoch: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
@@ -145,7 +150,7 @@ class Executable:
                 }  # fmt: skip
                 if isinstance(step, plans.Launch):
                     tensors = {
-                        name: machine.tensors[value.parameter.name][rank]
+                        name: machine.named[value.parameter.name][rank]
                         for name, value in step.arguments.items()
                         if isinstance(value, Region)
                     }
@@ -164,8 +169,8 @@ class Executable:
         dst, src = step.dst, getattr(step, "src", None)
         return Transfer(
             step=step,
-            dst=machine.tensors[dst.parameter.name][rank],
-            src=None if src is None else machine.tensors[src.parameter.name][rank],
+            dst=machine.named[dst.parameter.name][rank],
+            src=None if src is None else machine.named[src.parameter.name][rank],
             takes_room=isinstance(step, plans.Copy) and _owner(dst, rank) == _owner(src, rank),
             **common,
         )

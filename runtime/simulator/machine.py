@@ -33,6 +33,8 @@ class Machine:
         self.memory = Memory(layout, self.rng)
         self.memory.thread_names = thread_names
         self.tensors: dict[str, list[Tensor]] = {}
+        self.named: dict[str, list[Tensor]] = {}
+        """All by the name by which steps mean them."""
         self.hidden: dict[int, dict[str, list[Tensor]]] = {}
         """Hidden tensors by kernel and name, of each rank."""
         self.streams: list[Stream] = []

@@ -226,8 +226,11 @@ class Case:
                 machine.tensors[p.name] = self._tensors(p, machine)
         for name, target in self.aliases.items():
             machine.tensors[name] = machine.tensors[target]
+        machine.named |= machine.tensors
         for kernel, hidden in self.executable.hidden.items():
-            machine.hidden[kernel] = {h.name: self._hidden(h, machine) for h in hidden}
+            made = [(name, h.name, self._hidden(h, machine)) for name, h in hidden]
+            machine.hidden[kernel] = {own: tensors for _, own, tensors in made}
+            machine.named |= {name: tensors for name, _, tensors in made}
         for rank, calls in enumerate(self.calls):
             self.executable.enqueue(machine, rank, calls)
         return machine

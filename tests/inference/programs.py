@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tilelang.language as T
 
+import tileweave as tw
 from tileweave import language as W
 
 F32 = "float32"
@@ -473,3 +474,59 @@ class persistent:
     @staticmethod
     def expected(inputs):
         return ring_shift.expected(inputs)
+
+
+@case(ranks=(1, 2, 3, 4, 5))
+class all_gather_gemm:
+    """Copy engines gather the rows of all ranks beside one kernel that multiplies them."""
+
+    m, n, K, b = 16, 16, 32, 16
+
+    @staticmethod
+    def make(ranks):
+        m, n, K, b = (getattr(all_gather_gemm, name) for name in "mnKb")
+
+        @T.prim_func
+        def gemm(
+            B: T.Tensor((n, K), F32),
+            gathered: W.Symmetric((ranks * m, K), F32),
+            C: T.Tensor((ranks * m, n), F32),
+        ):
+            with T.Kernel(ranks, threads=32) as block:
+                A_tile = T.alloc_shared((b, b), F32)
+                B_tile = T.alloc_shared((b, b), F32)
+                total = T.alloc_fragment((b, b), F32)
+                me = W.rank()
+                source = (me + ranks - block) % ranks
+                T.clear(total)
+                for k in T.Pipelined(K // b, num_stages=2):
+                    T.copy(gathered[me, source * m, k * b], A_tile)
+                    T.copy(B[0, k * b], B_tile)
+                    T.gemm(A_tile, B_tile, total, transpose_B=True)
+                T.copy(total, C[source * m, 0])
+
+        @tw.plan
+        def plan(
+            p: tw.Steps,
+            A: T.Tensor((m, K), F32),
+            B: T.Tensor((n, K), F32),
+            gathered: W.Symmetric((ranks * m, K), F32),
+            C: T.Tensor((ranks * m, n), F32),
+        ):
+            rows = slice(p.rank * m, (p.rank + 1) * m)
+            for peer in p.peers():
+                p.copy(gathered[peer, rows], A, stream="copies")
+            p.copy(gathered[p.rank, rows], A)
+            p.launch(gemm, B, gathered, C)
+
+        return plan
+
+    @staticmethod
+    def inputs(rng, ranks):
+        m, n, K = all_gather_gemm.m, all_gather_gemm.n, all_gather_gemm.K
+        return [{"A": integers(rng, m, K), "B": integers(rng, n, K)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        A = np.concatenate([i["A"] for i in inputs])
+        return [{"C": A @ i["B"].T} for i in inputs]

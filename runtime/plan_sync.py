@@ -1,0 +1,191 @@
+"""Order a plan of which no line says so: its copies announce themselves to the kernel beside them.
+
+A plan that copies into a symmetric tensor which a kernel of it reads gets three things. The kernel
+knows the copies of all ranks and waits for them, as for writes of its own (``passes/infer_sync``).
+Each copy is followed by its flag: the number of the call, copied from device memory, so that a CUDA
+graph finds the right one. And before the first copy a kernel of one block waits until the peers
+have finished with what the copies overwrite, and notes that number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import tilelang.language as T
+from tilelang import tvm
+from tvm import tirx
+
+from .. import language as W
+from .. import passes
+from ..builtins.errors import TileWeaveError
+from ..passes.hidden import Hidden, hidden_of
+from ..passes.infer_sync import explained, is_explicit
+from ..passes.inference.copies import Copy as KnownCopy
+from ..passes.inference.copies import with_copies
+from ..passes.inference.epochs import EPOCH
+from .parameters import Parameter
+from .plans import Copy, CopyValue, Launch, Step, WriteValue
+from .regions import Region
+
+_STRIDE = 1 << 40
+CALL = 2
+"""The word of the kernel's count of launches that holds the number of the call."""
+
+
+@dataclass(frozen=True)
+class PlanSync:
+    """What a plan's calls get for one world size and one set of shapes.
+
+    Attributes:
+        original: the kernel as the plan launches it.
+        kernel: the same, knowing the copies.
+        hidden: the memory that the kernel and the copies share.
+        copies: those it knows.
+        flags: by rank and number of a copy, the flags it sets.
+    """
+
+    original: tirx.PrimFunc
+    kernel: tirx.PrimFunc
+    hidden: tuple[Hidden, ...]
+    copies: tuple[KnownCopy, ...]
+    flags: Mapping[tuple[int, int], list[tuple]]
+
+    def apply(self, rank: int, world_size: int, steps: Sequence[Step]) -> list[Step]:
+        """The steps of one call on one rank, with what orders them.
+
+        Raises:
+            TileWeaveError: the copies are others than in the call that was looked at.
+        """
+        regions = {h.name: _region(self.kernel, h, world_size) for h in self.hidden}
+        launch = next(s for s in steps if isinstance(s, Launch) and s.program is self.original)
+        made = _copies(rank, launch, steps)
+        expected = [c for c in self.copies if c.rank == rank]
+        if [_place(c) for c, _ in made] != [_place(c) for c in expected]:
+            raise TileWeaveError(
+                f"{launch.name}: the plan's copies are {[_place(c) for c, _ in made]}, in an "
+                f"earlier call {[_place(c) for c in expected]}; expected the same in every call, "
+                "or flags and waits written by hand"
+            )
+        numbers = {id(step): c.number for c, step in made}
+        word = regions[EPOCH][CALL]
+        out: list[Step] = [self._begin(launch, regions, world_size)]
+        for step in steps:
+            if step is launch:
+                step = replace(launch, kernel=self.kernel, program=self.kernel)
+            out.append(step)
+            if id(step) in numbers:
+                for name, index in self.flags[rank, numbers[id(step)]]:
+                    flag = regions[name][index]
+                    out.append(CopyValue(step.stream, step.site, step.number, dst=flag, src=word))
+        return out
+
+    def _begin(self, launch: Launch, regions: Mapping[str, Region], world_size: int) -> Launch:
+        waits = "finished" in regions
+        program = _begin(world_size if waits else 0)
+        arguments = {"launches": regions[EPOCH]}
+        if waits:
+            arguments = {"finished": regions["finished"], **arguments}
+        return Launch(None, launch.site, -1, kernel=program, program=program, arguments=arguments)
+
+
+def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
+    """What the calls of a plan need, whose steps on each rank are ``traces``; None if they order
+    themselves, or have nothing to order.
+
+    Raises:
+        LanguageError: the kernel's reads of what is copied cannot be ordered.
+    """
+    if any(isinstance(s, (WriteValue, CopyValue)) for s in itertools.chain(*traces)):
+        return None
+    found: dict[int, tirx.PrimFunc] = {}
+    copies: list[KnownCopy] = []
+    for rank, steps in enumerate(traces):
+        for launch in (s for s in steps if isinstance(s, Launch)):
+            made = _copies(rank, launch, steps)
+            if made and not is_explicit(launch.program):
+                found[id(launch.program)] = launch.program
+                copies += [c for c, _ in made]
+    if not found:
+        return None
+    if len(found) > 1:
+        names = " and ".join(str(f.attrs["global_symbol"]) for f in found.values())
+        raise TileWeaveError(
+            f"{names} read what the plan copies; expected one kernel, or flags and waits written "
+            "by hand"
+        )
+    (original,) = found.values()
+    kernel = with_copies(original, copies)
+    name = str(kernel.attrs["global_symbol"])
+    mod = tvm.IRModule({name: kernel})
+    mod = passes.run_group(mod, len(traces), _STRIDE, passes.PREPARE_PASSES)
+    program, explanation = explained(mod[name], len(traces), _STRIDE)
+    if not explanation.copied:
+        return None
+    return PlanSync(original, kernel, tuple(hidden_of(program)), tuple(copies), explanation.copied)
+
+
+def hidden_name(program: tirx.PrimFunc, hidden: Hidden) -> str:
+    """By what name steps of a plan mean a hidden parameter of a kernel."""
+    return f"{program.attrs['global_symbol']}.{hidden.name}"
+
+
+def _region(program: tirx.PrimFunc, hidden: Hidden, world_size: int) -> Region:
+    name = hidden_name(program, hidden)
+    parameter = Parameter(name, hidden.dtype, hidden.shape, hidden.symmetric)
+    return Region.of(parameter, parameter.across(hidden.shape, world_size))
+
+
+def _copies(rank: int, launch: Launch, steps: Sequence[Step]) -> list[tuple[KnownCopy, Copy]]:
+    """The copies into symmetric tensors that ``launch`` takes, under its names for them."""
+    names = {
+        value.parameter.name: name
+        for name, value in launch.arguments.items()
+        if isinstance(value, Region) and value.parameter.symmetric
+    }
+    made = [s for s in steps if isinstance(s, Copy) and s.dst.parameter.name in names]
+    return [
+        (
+            KnownCopy(rank, number, names[s.dst.parameter.name], s.dst.start, s.dst.extent, s.site),
+            s,
+        )
+        for number, s in enumerate(made)
+    ]
+
+
+def _place(copy: KnownCopy) -> tuple:
+    return copy.tensor, copy.start, copy.extent
+
+
+@cache
+def _begin(ranks: int) -> tirx.PrimFunc:
+    """The kernel that runs before the copies of a call: waits for ``ranks - 1`` peers, if any."""
+    return _wait_and_count(ranks) if ranks else _count()
+
+
+def _count() -> tirx.PrimFunc:
+    @T.prim_func
+    def begin(launches: T.Tensor((CALL + 1,), "uint32")):
+        with T.Kernel(1, threads=32) as _:
+            if T.get_thread_binding() == 0:
+                W.st(launches[CALL], W.ld(launches[0], sem="relaxed") + T.uint32(1))
+
+    return begin
+
+
+def _wait_and_count(ranks: int) -> tirx.PrimFunc:
+    @T.prim_func
+    def begin(finished: W.Symmetric((ranks,), "uint32"), launches: T.Tensor((CALL + 1,), "uint32")):
+        with T.Kernel(1, threads=32) as _:
+            done = T.alloc_var("uint32")
+            done = W.ld(launches[0], sem="relaxed")
+            me = W.rank()
+            for step in T.serial(ranks - 1):
+                peer = (me + 1 + step) % ranks
+                W.wait_reached(finished[me, peer], done, peer=peer)
+            if T.get_thread_binding() == 0:
+                W.st(launches[CALL], done + T.uint32(1))
+
+    return begin
