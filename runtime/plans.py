@@ -17,7 +17,7 @@ from tvm import tirx
 from ..builtins.errors import TileWeaveError
 from .kernel import Kernel
 from .parameters import Parameter, Shape, parameters_of, shapes_of
-from .regions import Region, Rows, at_site, site
+from .regions import Region, RegionError, Rows, at_site, site
 
 if TYPE_CHECKING:
     from .plan_sync import PlanSync
@@ -321,7 +321,10 @@ class Plan:
             from .plan_sync import sync_of
 
             ranks = range(world_size)
-            traces = [self._traced(r, world_size, shapes, scalars) for r in ranks]
+            try:
+                traces = [self._traced(r, world_size, shapes, scalars) for r in ranks]
+            except RegionError:
+                return None  # the rank whose region it is says so
             self._syncs[key] = sync_of(traces)
         return self._syncs[key]
 

@@ -209,7 +209,7 @@ class FakeKernel(Kernel):
     """Does what its program does."""
 
     def __init__(self, program: Any, log: list) -> None:
-        super().__init__(None, program, [])
+        super().__init__(None, program)
         self.log = log
 
     def __call__(self, inbox, out, scale, epoch) -> None:
