@@ -3,8 +3,8 @@
     torchrun --nproc-per-node=2 tests/gpu/inferred.py [--launches 200] [NAME ...]
 
 Each program of tests/inference/programs.py is launched back to back, without the host waiting, with
-inputs that differ from launch to launch; then once more with random sleeps before launches and at
-every signal and wait; then in a CUDA graph.
+inputs that differ from launch to launch; then in a CUDA graph; then once more with random sleeps
+before launches and, but for plans, at every signal and wait.
 """
 
 import argparse
@@ -29,7 +29,8 @@ class Run:
         ranks, me = tw.world_size(), tw.rank()
         program = case.make(ranks)
         configs = {} if delays is None else {"tileweave.delays": delays}
-        self.kernel = tw.compile(program, pass_configs=configs)
+        is_plan = isinstance(program, tw.Plan)
+        self.kernel = program if is_plan else tw.compile(program, pass_configs=configs)
         self.delays = delays is not None
         rng = np.random.default_rng(7 if delays is None else delays)
         rounds = [case.inputs(rng, ranks) for _ in range(launches)]
@@ -38,7 +39,7 @@ class Run:
         self.arguments: dict[str, list] = {}
         self.symmetric: dict[str, tw.SymmetricTensor] = {}
         self.copies: dict[str, torch.Tensor] = {}
-        for p in parameters_of(program):
+        for p in program.parameters if is_plan else parameters_of(program):
             dtype = getattr(torch, p.dtype)
             if p.symmetric:
                 self.symmetric[p.name] = tw.symmetric(p.shape, dtype)
@@ -73,7 +74,8 @@ class Run:
 
     def free(self) -> None:
         torch.cuda.synchronize()
-        self.kernel.free()
+        if not isinstance(self.kernel, tw.Plan):
+            self.kernel.free()
         for tensor in self.symmetric.values():
             tensor.free()
 
