@@ -44,7 +44,9 @@ def _extern_value(c: Statements, call: tirx.Call, site: str) -> Expr:
 
 def device_assert(c: Statements, call: tirx.Call, site: str) -> Step:
     holds = c.condition(call.args[0], site)
-    text = f": {call.args[1].value}" if len(call.args) > 1 else ""
+    text, *where = call.args[1].value.splitlines() if len(call.args) > 1 else ("T.device_assert",)
+    where = "\n".join([*where, f" --> {site}"])
+    """TileLang says in the message where the assertion stands."""
 
     def run(frame):
         found, on = holds(frame), frame.lanes()
@@ -53,8 +55,7 @@ def device_assert(c: Statements, call: tirx.Call, site: str) -> Step:
         if not np.all(found):
             raise SimulationError(
                 "assertion",
-                f"T.device_assert{text}, by {frame.block.name()} in launch {frame.block.epoch}"
-                f"\n --> {site}",
+                f"{text}, by {frame.block.name()} in launch {frame.block.epoch}\n{where}",
             )
 
     return c.preempted(run, call)
