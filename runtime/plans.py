@@ -1,6 +1,6 @@
 """Plans: operators as lists of steps in streams, beside each other and beside the peers'.
 
-The function under ``@tw.plan`` is a trace: it runs once a call and says what is to be done, in the
+The function under ``@tw.plan`` is a trace: it says what is to be done, in the
 order in which the host enqueues it. The same list runs on CUDA streams and in the simulator.
 """
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _WORDS = ("int32", "uint32")
 """Types of a flag that a stream can write."""
+_TRACES = 32
+"""Calls whose steps a plan remembers."""
 
 
 @dataclass(frozen=True)
@@ -286,6 +288,7 @@ class Plan:
         self.name, self.parameters, self.site = name, parameters, site
         self._body = body
         self._syncs: dict[tuple, PlanSync | None] = {}
+        self._traces: dict[tuple, list[Step]] = {}
 
     @staticmethod
     def of_program(func: tirx.PrimFunc) -> Plan:
@@ -309,9 +312,16 @@ class Plan:
             shapes: of every tensor, of one rank's part if symmetric.
             scalars: the values of the others.
         """
-        sync = self._sync_of(world_size, shapes, scalars)
-        steps = self._traced(rank, world_size, shapes, scalars)
-        return steps if sync is None else sync.apply(rank, world_size, steps)
+        key = rank, world_size, tuple(shapes.items()), tuple(scalars.items())
+        steps = self._traces.pop(key, None)
+        if steps is None:
+            sync = self._sync_of(world_size, shapes, scalars)
+            steps = self._traced(rank, world_size, shapes, scalars)
+            steps = steps if sync is None else sync.apply(rank, world_size, steps)
+        self._traces[key] = steps
+        if len(self._traces) > _TRACES:
+            del self._traces[next(iter(self._traces))]
+        return steps
 
     def _sync_of(
         self, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
@@ -370,8 +380,9 @@ def plan(function: Callable[..., None]) -> Plan:
     """Decorator: a function that says the steps of an operator becomes that operator.
 
     The first parameter gets the ``tw.Steps`` to say them to; the others are annotated as those of a
-    ``@T.prim_func``. The function runs at every call, with numbers for scalars and regions for
-    tensors, and may branch on ``p.rank``, ``p.world_size``, scalars and shapes.
+    ``@T.prim_func``. The function gets numbers for scalars and regions for tensors, and may branch on
+    ``p.rank``, ``p.world_size``, scalars and shapes; the last steps it said for equal ones serve
+    again.
 
     Raises:
         TileWeaveError: a parameter without such an annotation.
