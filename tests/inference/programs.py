@@ -25,6 +25,7 @@ class Case:
         inputs: (random generator, world size) -> one dict a rank.
         expected: (the inputs) -> one dict a rank, of the tensors to be compared.
         ranks: world sizes for which it is meant.
+        resident: blocks that must run at a time, since they wait for each other.
     """
 
     make: Callable[[int], Any]
@@ -32,6 +33,7 @@ class Case:
     expected: Callable[[list[dict[str, Any]]], list[dict[str, np.ndarray]]]
     ranks: tuple[int, ...] = (1, 2, 3, 4, 5)
     tolerance: float = 0.0
+    resident: int = 1
 
 
 CASES: dict[str, Case] = {}
@@ -438,7 +440,7 @@ class wide_reader:
         return ring_shift.expected(inputs)
 
 
-@case()
+@case(resident=2)
 class persistent:
     """Two blocks walk over all tiles of the exchange."""
 

@@ -1,0 +1,43 @@
+"""Programs without a word of synchronisation on simulated ranks, against NumPy.
+
+``TILEWEAVE_SCHEDULES=1000`` tries as many schedules of each instead of a few.
+"""
+
+import os
+
+import numpy as np
+import pytest
+
+import tileweave as tw
+from tileweave.runtime.simulator import Executable
+
+from .programs import CASES
+
+SCHEDULES = int(os.environ.get("TILEWEAVE_SCHEDULES", 0))
+
+
+def run(name: str, ranks: int, schedules: int, epochs: int = 3) -> None:
+    """Every schedule ends with what NumPy computes; a fault raises."""
+    case = CASES[name]
+    program = Executable(case.make(ranks), ranks)
+    inputs = case.inputs(np.random.default_rng(ranks), ranks)
+    expected = case.expected(inputs)
+    for seed in range(schedules):
+        resident = case.resident if seed % 2 else 4
+        out = tw.simulate(
+            program, ranks, inputs, seed=seed, epochs=epochs, resident_blocks=resident
+        )
+        for rank, tensors in enumerate(expected):
+            for tensor, value in tensors.items():
+                found = out[rank][tensor]
+                assert np.allclose(found, value, rtol=0, atol=case.tolerance), (seed, rank, tensor)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [(n, r) for n, c in CASES.items() for r in c.ranks])
+def test_every_schedule_is_right(name, ranks):
+    run(name, ranks, SCHEDULES or max(2, 8 // ranks))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_eight_ranks(name):
+    run(name, 8, 1, epochs=2)
