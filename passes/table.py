@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,13 @@ class Pass:
     @property
     def name(self) -> str:
         return self.run.__name__
+
+    @property
+    def words(self) -> str:
+        """What it is for, in a sentence: the first of its file."""
+        doc = sys.modules[self.run.__module__].__doc__ or ""
+        words = " ".join(doc.split("\n\n")[0].split()).rstrip(".")
+        return words[:1].lower() + words[1:]
 
 
 PREPARE_PASSES = (

@@ -23,6 +23,7 @@ from . import language  # noqa: E402
 from .builtins.errors import LanguageError, TileWeaveError  # noqa: E402
 from .codegen.hook import activate as _activate  # noqa: E402
 from .emit import emit  # noqa: E402
+from .explain import Explanation, explain  # noqa: E402
 from .jit import jit  # noqa: E402
 from .runtime import (  # noqa: E402
     DeadlockError,
@@ -43,6 +44,7 @@ _activate()
 
 __all__ = [
     "DeadlockError",
+    "Explanation",
     "LanguageError",
     "Plan",
     "SimulationError",
@@ -53,6 +55,7 @@ __all__ = [
     "barrier",
     "compile",
     "emit",
+    "explain",
     "finalize",
     "init",
     "jit",

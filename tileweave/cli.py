@@ -1,4 +1,4 @@
-"""The command line: ``tileweave emit``, ``simulate``, ``mutate`` and ``doctor``."""
+"""The command line: ``tileweave emit``, ``explain``, ``simulate``, ``mutate`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,9 @@ from tilelang import tvm
 from . import __version__
 from .builtins.errors import TileWeaveError
 from .emit import STAGES, emit
+from .explain import explain
 from .runtime import Plan
+from .runtime.configured import configured
 
 PrimFunc = tvm.tirx.PrimFunc
 
@@ -56,7 +58,22 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--stage", choices=STAGES, default="cuda", help="default: %(default)s")
     show.add_argument("--arch", default="sm_90a", help="default: %(default)s")
     show.add_argument("--world-size", type=int, default=4, help="default: %(default)s")
+    _add_config(show)
     show.set_defaults(run=_emit)
+
+    why = commands.add_parser(
+        "explain", help="say which signals, waits and fences a program gets, and why; needs no GPU"
+    )
+    why.add_argument(
+        "program",
+        metavar="FILE[:NAME]",
+        help="all module-level tw.plans and T.prim_funcs of FILE, or that one",
+    )
+    why.add_argument("--ranks", type=int, default=4, help="default: %(default)s")
+    why.add_argument("--json", action="store_true", help="one JSON object for each program")
+    why.add_argument("--html", metavar="OUT", help="write the source with what is put in: .html")
+    _add_config(why)
+    why.set_defaults(run=_explain)
 
     run = commands.add_parser(
         "simulate", help="run the programs of a file on simulated ranks; needs no GPU"
@@ -68,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="OUT",
         help="draw the failing, else the last schedule: .html .svg .png",
     )
+    _add_config(run)
     run.set_defaults(run=_simulate)
 
     change = commands.add_parser(
@@ -81,6 +99,31 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="the same for programs")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    """What says how programs are compiled."""
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="one of pass_configs, such as tileweave.reuse=credit; JSON, or a word",
+    )
+
+
+def _configs(options: argparse.Namespace) -> dict[str, Any]:
+    """``pass_configs`` of the command line."""
+    found: dict[str, Any] = {}
+    for pair in options.config:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise TileWeaveError(f"{options.command}: --config {pair}; expected NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
 
 
 def _add_simulation(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +155,24 @@ def _emit(options: argparse.Namespace) -> None:
     for name, program in programs.items():
         if len(programs) > 1:
             print(f"{comment} ==== {name}")
-        print(emit(program, options.stage, options.arch, options.world_size))
+        print(emit(program, options.stage, options.arch, options.world_size, _configs(options)))
+
+
+def _explain(options: argparse.Namespace) -> None:
+    """Plans first, each with its kernels."""
+    programs = _programs(options.program, (Plan, PrimFunc))
+    if options.html and len(programs) > 1:
+        raise TileWeaveError(
+            f"explain: --html of {', '.join(programs)}; expected one program, FILE:NAME"
+        )
+    if options.html and Path(options.html).suffix != ".html":
+        raise TileWeaveError(f"explain: --html {options.html}; expected a name that ends in .html")
+    for number, (name, program) in enumerate(programs.items()):
+        found = replace(explain(program, options.ranks, _configs(options)), name=name)
+        if options.html:
+            Path(options.html).write_text(found.html())
+        separator = "\n" if number and not options.json else ""
+        print(separator + (found.as_json() if options.json else str(found)))
 
 
 def _simulate(options: argparse.Namespace) -> None:
@@ -139,6 +199,8 @@ def _of_each(
     found, launched = [], set()
     for name, program in programs.items():
         if id(program) not in launched:
+            if options.command == "simulate":
+                program = configured("simulate", program, _configs(options))
             executable = Executable(program, options.ranks)
             found.append(run(name, executable, scalars, options))
             launched |= executable.launched

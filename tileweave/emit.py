@@ -45,10 +45,7 @@ def emit(
         raise TileWeaveError(f"emit: stage={stage!r}; expected {' or '.join(map(repr, STAGES))}")
     if not isinstance(func, tirx.PrimFunc):
         raise TileWeaveError(f"emit: {func!r}; expected a T.prim_func")
-    if world_size < 1:
-        raise TileWeaveError(f"emit: world_size={world_size}; expected at least 1")
-    if not re.fullmatch(r"sm_\d+[af]?", arch):
-        raise TileWeaveError(f"emit: arch={arch!r}; expected 'sm_80', 'sm_90a', 'sm_100a', ...")
+    require_group("emit", world_size, arch)
     if stage == "ptx":
         _require_nvcc()
     func, stock = passes.split_options(func, pass_configs or {})
@@ -66,6 +63,18 @@ def emit(
         if stage == "cuda":
             return artifact.kernel_source
         return nvcc.get_ptx_from_source(artifact.kernel_source)
+
+
+def require_group(op: str, world_size: int, arch: str) -> None:
+    """Refuse what ``op`` cannot compile for.
+
+    Raises:
+        TileWeaveError: no rank, or an architecture that there is not.
+    """
+    if world_size < 1:
+        raise TileWeaveError(f"{op}: world_size={world_size}; expected at least 1")
+    if not re.fullmatch(r"sm_\d+[af]?", arch):
+        raise TileWeaveError(f"{op}: arch={arch!r}; expected 'sm_80', 'sm_90a', 'sm_100a', ...")
 
 
 def _require_nvcc() -> None:

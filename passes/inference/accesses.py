@@ -82,6 +82,7 @@ class Program:
     Attributes:
         grid: the block axes of the kernel.
         threads: its thread axes.
+        kernel: its statement, with the source line of ``T.Kernel``.
         body: the kernel's body, before and behind which statements can be put.
         values: of the variables that it binds.
     """
@@ -89,6 +90,7 @@ class Program:
     accesses: list[Access] = field(default_factory=list)
     grid: list[Loop] = field(default_factory=list)
     threads: list[Loop] = field(default_factory=list)
+    kernel: tirx.Stmt | None = None
     body: tirx.Stmt | None = None
     values: dict[tirx.Var, tirx.PrimExpr] = field(default_factory=dict)
 
@@ -187,6 +189,7 @@ class _Collector:
                 f"T.Kernel, or signals and waits written by hand{location(stmt)}"
             )
         self.program.grid, self.program.threads = [], []
+        self.program.kernel = stmt
 
     def _within(self, loops: list, loop: Loop, around: tirx.For | None, stmt: tirx.Stmt) -> None:
         self._around.append(around)

@@ -19,9 +19,12 @@ def place_credits(exchange: Exchange) -> None:
         tell = exchange.for_each_rank(lambda peer, f=flags, t=told: _tell(exchange, f, t, peer))
         if name == "finished":
             exchange.at_end.append(tell)
+            reason = "the last block out tells the writers that this launch has finished"
         else:
+            reason = "the first block tells the writers that this launch has started"
             first = tirx.EQ(exchange.block, 0)
             exchange.placement.head.append(tirx.IfThenElse(first, tell, None))
+        exchange.note("signal", None, name, reason, tell, each="1", flag=flags.name)
 
 
 def _tell(exchange: Exchange, flags: tirx.Buffer, told: list[int], peer) -> tirx.Stmt:

@@ -38,3 +38,7 @@ def count_epochs(exchange: Exchange) -> None:
     for thread in exchange.program.threads:
         first = tirx.And(first, tirx.EQ(thread.var, 0))
     exchange.placement.tail.append(tirx.IfThenElse(first, flatten(leave), None))
+    exchange.note(
+        "signal", None, EPOCH, "the block counts itself out; the last one counts the launch",
+        leave[0], each="1", flag=state.name,
+    )  # fmt: skip

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tvm import tirx
 
 from ...builtins.symmetric import itemsize
 from ..hidden import Hidden
+from ..leaves import leaves_with_builtins
+from ..walk import location
 from . import builtin_calls
 from .accesses import Access, Program
 from .boxes import Boxes
 from .granules import Counter
 from .options import Options
 from .placement import Placement
-from .symbols import Symbols
+from .symbols import Symbols, in_words
 from .traffic import Traffic
 
 
 @dataclass(frozen=True)
 class Inserted:
-    """One operation that was put in.
+    """One operation that was put in, or was not because another serves for it, too.
 
     Attributes:
         kind: ``signal``, ``wait``, ``barrier``, ``fence`` or ``bulk_wait``.
         tensor: whose data it orders.
         line: ``file:line`` of the access it is for.
         reason: why it is there, in words.
+        granule: what one counter stands for, in elements, or in words.
+        each: how many units a signal adds, or have arrived in a launch when a wait ends.
+        unit: elements that one unit is, 0 where launches are counted.
+        flag: name of the counters.
+        stmts: the operation, once or in several places; none where another serves.
     """
 
     kind: str
@@ -36,6 +44,9 @@ class Inserted:
     reason: str
     granule: str = ""
     each: str = ""
+    unit: int = 0
+    flag: str = ""
+    stmts: tuple[tirx.Stmt, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(eq=False)
@@ -180,6 +191,29 @@ class Exchange:
         self.hidden_buffers.append(buffer)
         return buffer
 
-    def note(self, kind: str, access: Access | None, tensor: str, reason: str, **more: str) -> None:
+    def note(
+        self, kind: str, access: Access | None, tensor: str, reason: str,
+        stmt: tirx.Stmt | None = None, **more: Any,
+    ) -> None:  # fmt: skip
+        """Say what ``stmt`` is there for; without one, what stands elsewhere and serves.
+
+        Args:
+            access: that it is for; None for what belongs to the whole kernel.
+        """
         line = access.line if access is not None else ""
-        self.inserted.append(Inserted(kind, tensor, line, reason, **more))
+        if not line and self.program.kernel is not None:
+            line = location(self.program.kernel).removeprefix("\n --> ")
+        stmts = () if stmt is None else tuple(leaves_with_builtins(stmt))
+        self.inserted.append(Inserted(kind, tensor, line, reason, stmts=stmts, **more))
+
+    def note_of(
+        self, kind: str, access: Access, counter: Counter, reason: str, stmt: tirx.Stmt,
+        each: tirx.PrimExpr, granule: str = "",
+    ) -> None:  # fmt: skip
+        """``note`` about an operation on a counter."""
+        assert counter.flags is not None
+        self.note(
+            kind, access, counter.traffic.tensor.name, reason, stmt, each=in_words(each),
+            granule=granule or counter.granules.text, flag=counter.flags.name,
+            unit=0 if counter.is_of_copies else counter.unit,
+        )  # fmt: skip

@@ -25,9 +25,8 @@ def place_exits(exchange: Exchange) -> None:
             exchange.flag(counter, rank, rank, zero), target, tirx.IntImm("int32", -1), access
         )
         last = tirx.EQ(exchange.block, exchange.grid - 1)
-        exchange.placement.put_last(access.anchor, tirx.IfThenElse(last, wait, None))
-        exchange.note(
-            "wait", access, counter.traffic.tensor.name,
-            "the last block: the launch ends when all has arrived", granule="all",
-            each=str(arrivals),
+        exchange.placement.put_last(tirx.IfThenElse(last, wait, None), access)
+        exchange.note_of(
+            "wait", access, counter, "the last block: the launch ends when all has arrived", wait,
+            arrivals, granule="all",
         )  # fmt: skip

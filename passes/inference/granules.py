@@ -33,6 +33,11 @@ class Granules:
         return tuple(-(-n // g) for n, g in zip(self.shape, self.size, strict=True))
 
     @property
+    def text(self) -> str:
+        """``16 x 32``: elements along each axis."""
+        return " x ".join(map(str, self.size))
+
+    @property
     def total(self) -> int:
         return math.prod(self.counts)
 
@@ -134,6 +139,11 @@ class Counter:
     arrivals: np.ndarray
     at_exit: bool = False
     flags: tirx.Buffer | None = None
+
+    @property
+    def is_of_copies(self) -> bool:
+        """Whether it counts copies of a plan rather than elements."""
+        return self.kind == "write" and self.traffic.copies is not None
 
 
 def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Boxes]) -> Counter:

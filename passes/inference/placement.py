@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ from tvm import tirx
 from ..walk import flatten, rewrite_children
 from .accesses import Access, Program
 from .boxes import Boxes
+from .space import Loop
 
 
 @dataclass
@@ -24,15 +26,17 @@ class Placement:
     tail: list[tirx.Stmt] = field(default_factory=list)
     """At its end."""
 
-    def put_before(self, anchor: tirx.Stmt, stmt: tirx.Stmt) -> None:
-        self.before.setdefault(anchor, []).append(_at(anchor, stmt))
+    def put_before(self, anchor: tirx.Stmt, stmt: tirx.Stmt, access: Access) -> None:
+        """Before ``anchor``, with the source line of the access it is for."""
+        self.before.setdefault(anchor, []).append(_at(access.anchor, stmt))
 
-    def put_after(self, anchor: tirx.Stmt, stmt: tirx.Stmt) -> None:
-        self.after.setdefault(anchor, []).append(_at(anchor, stmt))
+    def put_after(self, anchor: tirx.Stmt, stmt: tirx.Stmt, access: Access) -> None:
+        """Behind ``anchor``, likewise."""
+        self.after.setdefault(anchor, []).append(_at(access.anchor, stmt))
 
-    def put_last(self, anchor: tirx.Stmt, stmt: tirx.Stmt) -> None:
-        """At the end of the kernel, with the source line of ``anchor``."""
-        self.tail.append(_at(anchor, stmt))
+    def put_last(self, stmt: tirx.Stmt, access: Access) -> None:
+        """At the end of the kernel, likewise."""
+        self.tail.append(_at(access.anchor, stmt))
 
     def applied(self, body: tirx.Stmt, program: Program) -> tirx.Stmt:
         """``body`` with everything put in."""
@@ -41,7 +45,8 @@ class Placement:
             new = rewrite_children(stmt, place)
             around = [*self.before.get(stmt, ()), new, *self.after.get(stmt, ())]
             if program.body is not None and stmt.same_as(program.body):
-                around = [*self.head, *around, *self.tail]
+                head = [_at(program.kernel, s) for s in self.head]
+                around = [*head, *around, *(_at(program.kernel, s) for s in self.tail)]
             return flatten(around)
 
         return place(body)
@@ -72,6 +77,14 @@ def loops_kept(access: Access, boxes: Boxes, values: list[np.ndarray]) -> int:
             break
         kept -= 1
     return kept
+
+
+def moved(left: Sequence[Loop]) -> str:
+    """That a statement has left these loops, for its reason."""
+    if not left:
+        return ""
+    names = ", ".join(loop.var.name for loop in left)
+    return f"; moved out of the loop{'s' if len(left) > 1 else ''} over {names}"
 
 
 def anchor_of(access: Access, kept: int) -> tirx.Stmt:

@@ -10,7 +10,7 @@ from . import builtin_calls
 from .accesses import Access
 from .boxes import Boxes
 from .exchange import Exchange
-from .placement import anchor_of, loops_kept
+from .placement import anchor_of, loops_kept, moved
 from .traffic import Traffic
 from .waits import dominates
 
@@ -89,8 +89,11 @@ def _wait(exchange: Exchange, traffic: Traffic, boxes: Boxes, started: bool, don
     rank, at, *_, others = boxes.flat(_readers_of(traffic, boxes))
     only_home = bool(np.all(others & ~(1 << at) == 0))
     key = f"{home if only_home else 'all'}"
-    if any(key == k and dominates(o, n, access, kept) for k, o, n in done):
-        return
+    for k, other, other_kept in done:
+        if key == k and dominates(other, other_kept, access, kept):
+            reason = f"before {access.op} overwrites it: the wait at {other.line} serves, too"
+            exchange.note("wait", access, traffic.tensor.name, reason)
+            return
     done.append((key, access, kept))
     flags = exchange.credits(started, _pairs(traffic))
     one = tirx.const(1, "uint32")
@@ -103,12 +106,13 @@ def _wait(exchange: Exchange, traffic: Traffic, boxes: Boxes, started: bool, don
     stmt = wait(home) if only_home else exchange.for_each_rank(wait)
     if only_home and np.any(at == rank):
         stmt = tirx.IfThenElse(tirx.NE(home, symbols.rank), stmt, None)
-    exchange.placement.put_before(anchor_of(access, kept), stmt)
+    exchange.placement.put_before(anchor_of(access, kept), stmt, access)
     what = "its launch has started" if started else "its last launch has finished"
     exchange.note(
         "wait", access, traffic.tensor.name,
         f"before {access.op} overwrites it: {'the owner' if only_home else 'every rank'} may "
-        f"still read until {what}",
+        f"still read until {what}{moved(left)}",
+        stmt, each="1", flag=flags.name,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from tvm import tirx
 from .boxes import Boxes
 from .exchange import Exchange
 from .granules import Counter, elements_of
-from .placement import anchor_of, loops_kept
+from .placement import anchor_of, loops_kept, moved
 
 
 def place_signals(exchange: Exchange) -> None:
@@ -45,7 +45,7 @@ def _waits_in(exchange: Exchange, loop: tirx.For | None) -> bool:
 
 
 def _signal(exchange: Exchange, counter: Counter, boxes: Boxes) -> None:
-    access, symbols, name = boxes.access, exchange.symbols, counter.traffic.tensor.name
+    access, symbols = boxes.access, exchange.symbols
     kept = signal_depth(exchange, counter, boxes)
     left = access.loops[kept:]
     home = symbols.simplified(symbols.at_start(access.starts[0], [*left, *access.inner]), access)
@@ -55,12 +55,13 @@ def _signal(exchange: Exchange, counter: Counter, boxes: Boxes) -> None:
         count = count * symbols.inlined(loop.extent)
     value = symbols.simplified(tirx.Cast("uint32", count), access)
     stmt = exchange.signal_to(counter, home, symbols.simplified(granule, access), value)
-    exchange.placement.put_after(anchor_of(access, kept), stmt)
-    exchange.note(
-        "signal", access, name,
-        f"{access.op} {'adds to' if access.kind == 'add' else 'writes'} it for "
-        f"{'every rank' if counter.pulled else 'its owner'}",
-        granule=_text(counter), each=str(value),
+    exchange.placement.put_after(anchor_of(access, kept), stmt, access)
+    what = "adds to" if access.kind == "add" else "writes"
+    whom = "the owner, who waits at the end" if counter.at_exit else "its owner"
+    exchange.note_of(
+        "signal", access, counter,
+        f"{access.op} {what} it for {'every rank' if counter.pulled else whom}{moved(left)}",
+        stmt, value,
     )  # fmt: skip
 
 
@@ -79,7 +80,3 @@ def _count(counter: Counter, boxes: Boxes, symbols) -> tirx.PrimExpr:
         left = size - symbols.at_start(start, access.inner)
         elements = elements * tirx.min(symbols.inlined(whole), left)
     return elements // counter.unit
-
-
-def _text(counter: Counter) -> str:
-    return " x ".join(map(str, counter.granules.size))

@@ -11,7 +11,7 @@ from .accesses import Access
 from .boxes import Boxes
 from .exchange import Exchange
 from .granules import Counter
-from .placement import anchor_of, loops_kept
+from .placement import anchor_of, loops_kept, moved
 
 
 def place_waits(exchange: Exchange) -> None:
@@ -45,21 +45,20 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
     key = f"{home} {granule}"
     for other_key, other, other_kept in done:
         if key == other_key and dominates(other, other_kept, access, kept):
-            exchange.note("wait", access, name, f"merged with the wait at {other.line}")
+            exchange.note("wait", access, name, f"the wait at {other.line} serves for it, too")
             return
     done.append((key, access, kept))
     arrivals = _arrivals(counter, boxes, home, granule)
     target = exchange.epochs_of(counter.traffic.tensor) * arrivals
     flag = exchange.flag(counter, symbols.rank, home, granule)
     peer = tirx.IntImm("int32", -1)
-    exchange.placement.put_before(
-        anchor_of(access, kept), builtin_calls.wait_reached(flag, target, peer, access)
-    )
-    moved = f", moved out of {len(left)} loop{'s'[: len(left) != 1]}" if left else ""
-    exchange.note(
-        "wait", access, name, f"{access.op} {access.kind}s what others write{moved}",
-        granule=" x ".join(map(str, counter.granules.size)), each=str(arrivals),
-    )  # fmt: skip
+    stmt = builtin_calls.wait_reached(flag, target, peer, access)
+    exchange.placement.put_before(anchor_of(access, kept), stmt, access)
+    needs = {
+        "read": f"reads what {'additions' if counter.kind == 'add' else 'writes'} bring",
+        "add": "adds to what must have been cleared",
+    }[access.kind]
+    exchange.note_of("wait", access, counter, f"{access.op} {needs}{moved(left)}", stmt, arrivals)
 
 
 def dominates(one: Access, one_kept: int, other: Access, other_kept: int) -> bool:

@@ -1,0 +1,365 @@
+"""``tw.explain`` and ``tileweave explain``: everything that is put in, for which line, and why."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+import tileweave as tw
+from tests.inference.programs import CASES
+from tileweave.cli import main
+from tileweave.passes.walk import calls_in, op_name
+
+programs = inspect.getmodule(CASES["ring_shift"].make)
+
+
+def line_of(case: str, text: str) -> int:
+    """The line of this text in a program, which has it once."""
+    lines, first = inspect.getsourcelines(CASES[case].make)
+    found = [first + n for n, line in enumerate(lines) if text in line]
+    assert len(found) == 1, (text, found)
+    return found[0]
+
+
+def explained(case: str, ranks: int = 4, **options) -> tw.Explanation:
+    return tw.explain(CASES[case].make(ranks), ranks, **options)
+
+
+def of(found: tw.Explanation, **values) -> list:
+    return [o for o in found.ops if all(getattr(o, k) == v for k, v in values.items())]
+
+
+# kinds, tensors and lines
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "tensor", "text", "granule", "amount", "per_block"),
+    [
+        ("ring_shift", "signal", "S", "T.copy(tile, S[", "8 x 32", "1 x 256 elements", 1),
+        ("ring_shift", "wait", "S", "T.copy(S[", "8 x 32", "1 x 256 elements", 1),
+        ("ring_shift", "fence", "S", "T.copy(S[", "", "", 1),
+        ("ring_shift", "bulk_wait", "S", "T.copy(tile, S[", "", "", 1),
+        ("ring_shift", "barrier", "S", "T.copy(tile, S[", "", "", 1),
+        ("gemm_reduce_scatter", "signal", "parts", "T.copy(C_tile, parts", "16 x 16",
+         "1 x 256 elements", 1),
+        ("gemm_reduce_scatter", "wait", "parts", "T.copy(parts[", "16 x 16",
+         "1 x 256 elements", 3),
+        ("gemm_reduce_scatter", "bulk_wait", "parts", "T.copy(C_tile, parts", "", "", 1),
+        ("all_gather_loads", "signal", "shared", "T.copy(tile, shared", "8 x 16",
+         "1 x 128 elements", 4),
+        ("two_producers", "wait", "S", "T.copy(S[", "4 x 32", "2 x 64 elements", 2),
+    ],
+)  # fmt: skip
+def test_operation(case, kind, tensor, text, granule, amount, per_block):
+    found = of(explained(case), kind=kind, line=line_of(case, text))
+    assert [(o.tensor, o.granule, o.amount, o.per_block) for o in found] == [
+        (tensor, granule, amount, per_block)
+    ]
+    assert found[0].file == programs.__file__ and found[0].kernel == "program"
+
+
+def test_as_many_signals_and_waits_as_the_program_gets():
+    """Nothing that is put in is left out: the counts are those of the emitted program."""
+    for case in ("ring_shift", "gemm_reduce_add", "halo_exchange", "persistent"):
+        cuda = tw.emit(CASES[case].make(4))
+        found = explained(case)
+        waits = cuda.count("tw::wait_reached<")
+        signals = cuda.count("tw::signal<") + cuda.count("tw::atom_add<")
+        assert (len(of(found, kind="wait")), len(of(found, kind="signal"))) == (waits, signals)
+        assert len(of(found, kind="bulk_wait")) == cuda.count("tw::complete_bulk_stores(")
+        assert len(of(found, kind="fence")) == cuda.count("tw::fence_proxy_async(")
+        assert waits and signals and of(found, kind="barrier")
+
+
+def test_order_around_one_access_is_that_of_the_program():
+    at = line_of("ring_shift", "T.copy(tile, S[")
+    kinds = [o.kind for o in of(explained("ring_shift"), line=at)]
+    assert kinds == ["wait", "fence", "bulk_wait", "barrier", "signal"]
+
+
+# reasons
+
+
+def test_reasons_name_the_access_and_its_readers():
+    found = explained("all_gather_loads")
+    (signal,) = of(found, kind="signal", tensor="shared")
+    assert signal.reason == "T.copy writes it for every rank"
+    (wait,) = of(found, kind="wait")
+    assert wait.reason == "T.copy reads what writes bring"
+
+
+def test_a_wait_that_left_a_loop_says_so():
+    found = explained("two_producers")
+    (wait,) = of(found, kind="wait", flag="finished")
+    assert wait.line == line_of("two_producers", "T.copy(tile, S[")
+    assert wait.reason.endswith("has finished; moved out of the loop over part")
+    (inside,) = of(found, kind="wait", flag="S_arrived")
+    assert "moved" not in inside.reason and (wait.per_block, inside.per_block) == (1, 2)
+
+
+def test_credits_and_the_count_of_launches_stand_at_the_kernel():
+    found = explained("ring_shift")
+    kernel = line_of("ring_shift", "with T.Kernel")
+    signals = {o.tensor: o for o in of(found, kind="signal", line=kernel)}
+    assert signals["started"].per_block == 3
+    assert signals["started"].reason == (
+        "the first block tells the writers that this launch has started"
+    )
+    assert "counts the launch" in signals["launches"].reason
+
+
+def test_exit_wait():
+    (wait,) = of(explained("gemm_reduce_add"), kind="wait", granule="all")
+    assert wait.amount == "8 x 256 elements"
+    assert wait.reason == "the last block: the launch ends when all has arrived"
+
+
+MERGED = """
+import tilelang.language as T
+from tileweave import language as W
+
+@T.prim_func
+def twice(X: T.Tensor((8, 32), "float32"), S: W.Symmetric((8, 32), "float32"),
+          Y: T.Tensor((8, 32), "float32"), Z: T.Tensor((8, 32), "float32")):
+    with T.Kernel(1, threads=32) as _:
+        tile = T.alloc_shared((8, 32), "float32")
+        T.copy(X, tile)
+        T.copy(tile, S[(W.rank() + 1) % 2, 0, 0])
+        T.copy(S[W.rank(), 0, 0], tile)  # first
+        T.copy(tile, Y)
+        T.copy(S[W.rank(), 0, 0], tile)  # second
+        T.copy(tile, Z)
+"""
+
+
+def lines_of(source: str) -> dict[str, int]:
+    return {line.partition("# ")[2]: n for n, line in enumerate(source.splitlines(), 1)}
+
+
+def test_what_was_merged_is_told(tmp_path, capsys):
+    file = tmp_path / "twice.py"
+    file.write_text(MERGED)
+    assert main(["explain", str(file), "--ranks", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    lines = lines_of(MERGED)
+    waits = [o["line"] for o in found["ops"] if o["flag"] == "S_arrived" and o["kind"] == "wait"]
+    assert waits == [lines["first"]]
+    (merged,) = found["merged"]
+    assert (merged["kind"], merged["line"], merged["per_block"]) == ("wait", lines["second"], 0)
+    assert merged["reason"] == f"the wait at {file}:{lines['first']} serves for it, too"
+    assert main(["explain", str(file), "--ranks", "2"]) == 0
+    assert f"  twice.py:{lines['second']}  S: the wait at" in capsys.readouterr().out
+
+
+# memory
+
+
+def test_bytes_of_counters_and_scratch_memory():
+    found = explained("gemm_reduce_scatter")
+    # two buffers of (64 x 32) / (16 x 16) granules; launches, blocks, call
+    assert found.flags == {"parts_arrived": 2 * 8 * 4, "launches": 3 * 4}
+    assert found.flag_bytes == 76
+    assert found.scratch == {"parts": 2 * 64 * 32 * 4}
+
+
+@pytest.mark.parametrize(
+    ("case", "configs", "reason"),
+    [
+        ("gemm_reduce_scatter", {}, "two buffers in turn: every writer waits for its readers"),
+        ("gemm_reduce_scatter", {"tileweave.reuse": "credit"}, "writers wait for a credit"),
+        ("gemm_reduce_scatter", {"tileweave.reuse": "barrier"}, "next launch has started"),
+        ("gemm_reduce_add", {}, "the owner clears it, and additions wait for that"),
+        ("ring_shift", {}, "writers wait until the owner's next launch has started"),
+    ],
+)
+def test_reuse(case, configs, reason):
+    found = explained(case, pass_configs=configs)
+    (told,) = found.reuse.values()
+    assert reason in told and f"  {told}" in str(found)
+
+
+# programs that need nothing, or order themselves
+
+BY_HAND = """
+import tilelang.language as T
+from tileweave import language as W
+
+@T.prim_func
+def ring(S: W.Symmetric((8, 32), "float32"), F: W.Symmetric((1,), "uint32"),
+         Y: T.Tensor((8, 32), "float32"), epoch: T.uint32):
+    with T.Kernel(1, threads=32) as _:
+        tile = T.alloc_shared((8, 32), "float32")
+        T.clear(tile)
+        T.copy(tile, S[(W.rank() + 1) % 2, 0, 0])
+        W.signal(F[(W.rank() + 1) % 2, 0])  # signal
+        for _ in T.serial(3):
+            W.wait_reached(F[W.rank(), 0], epoch)  # wait
+        W.fence_proxy_async()  # fence
+        T.copy(S[W.rank(), 0, 0], tile)
+        T.copy(tile, Y)
+        W.sync_ranks(F[0, 0], epoch)  # barrier
+"""
+
+
+def test_program_that_signals_by_hand(tmp_path, capsys):
+    file, lines = tmp_path / "ring.py", lines_of(BY_HAND)
+    file.write_text(BY_HAND.replace("        W.sync_ranks(F[0, 0], epoch)  # barrier\n", ""))
+    assert main(["explain", str(file), "--ranks", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    hand = [o for o in found["ops"] if o["reason"] == "written by hand"]
+    assert [(o["kind"], o["tensor"], o["line"], o["per_block"]) for o in hand] == [
+        ("signal", "F", lines["signal"], 1),
+        ("wait", "F", lines["wait"], 3),
+        ("fence", "", lines["fence"], 1),
+    ]
+    added = [(o["kind"], o["line"]) for o in found["ops"] if o not in hand]
+    assert added == [
+        ("bulk_wait", lines["signal"]), ("barrier", lines["signal"]), ("fence", lines["wait"]),
+    ]  # fmt: skip
+    assert found["flags"] == {} and found["reuse"] == {}
+
+
+def test_verify_off_leaves_a_program_as_it_is():
+    found = explained("ring_shift", pass_configs={"tileweave.verify": "off"})
+    assert found.ops == () and found.flag_bytes == 0
+    assert "nothing is put in" in str(found)
+
+
+def test_one_rank_takes_the_same_way():
+    assert {o.kind for o in explained("ring_shift", 1).ops} >= {"signal", "wait", "barrier"}
+
+
+# plans
+
+
+def test_plan_is_told_with_its_kernels_and_copies():
+    found = explained("all_gather_gemm")
+    assert [name for name, *_ in found.sources] == ["plan", "gemm"]
+    sent = line_of("all_gather_gemm", "p.copy(gathered[peer")
+    (signal,) = of(found, line=sent)
+    assert (signal.kind, signal.tensor, signal.per_block) == ("signal", "gathered", 3)
+    (wait,) = of(found, kernel="gemm", kind="wait")
+    assert (wait.tensor, wait.line) == ("gathered", line_of("all_gather_gemm", "T.copy(gathered["))
+    assert wait.reason == "T.copy reads what writes bring; moved out of the loop over k"
+    (first,) = of(found, kernel="plan", kind="wait")
+    assert "before the copies overwrite it" in first.reason
+    assert of(found, kernel="gemm", kind="signal", tensor="finished")
+
+
+# the table, the page and the command line
+
+
+def test_table_is_aligned():
+    found = explained("two_producers")
+    title, head, *lines = str(found).splitlines()
+    assert title == "program, 4 ranks"
+    rows = lines[: len(found.ops)]
+    for column in ("kind", "tensor", "granule", "per block", "why"):
+        at = head.index(column)
+        assert all(row[at - 2 : at] == "  " and row[at] != " " for row in rows), column
+    assert "counters: 36 bytes on each rank (S_arrived 8, finished 16, launches 12)" in lines
+
+
+def page_of(found: tw.Explanation) -> ElementTree.Element:
+    return ElementTree.fromstring(found.html().partition("\n")[2])
+
+
+@pytest.mark.parametrize("case", ["ring_shift", "wide_reader", "all_gather_gemm"])
+def test_page_is_well_formed_and_has_every_operation_under_its_line(case):
+    found = explained(case)
+    shown, number = [], 0
+    for span in page_of(found).iter("span"):
+        kind = span.get("class", "")
+        if kind == "number":
+            number = int(span.text)
+        elif kind.startswith("op "):
+            shown.append((kind.removeprefix("op "), number, span.get("title")))
+    assert sorted(shown) == sorted((o.kind, o.line, o.reason) for o in found.ops)
+
+
+def test_page_shows_the_source_from_its_decorator_on():
+    text = ["".join(s.itertext()) for s in page_of(explained("ring_shift")).iter("span")]
+    assert any(t.endswith("@T.prim_func") for t in text)
+    assert any("T.copy(tile, S[(W.rank() + 1) % ranks, row * b, 0])" in t for t in text)
+    assert not any("def inputs" in t for t in text)
+
+
+@pytest.fixture
+def twice(tmp_path):
+    path = tmp_path / "twice.py"
+    path.write_text(MERGED)
+    return path
+
+
+def test_command_prints_the_table_and_writes_the_page(twice, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert main(["explain", f"{twice}:twice", "--ranks", "2", "--html", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("twice, 2 ranks\n") and "S_arrived" in printed
+    ElementTree.fromstring(out.read_text().partition("\n")[2])
+
+
+def test_options_reach_the_compiler(twice, capsys):
+    granule = ["--config", 'tileweave.granule={"S": [8, 64]}']
+    assert main(["explain", str(twice), "--ranks", "2", *granule]) == 0
+    assert "8 x 64" in capsys.readouterr().out
+    off = ["--config", "tileweave.verify=off"]
+    assert main(["emit", str(twice), "--stage", "tile", *off]) == 0
+    assert "S_arrived" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["simulate", str(twice), "--ranks", "2", "--schedules", "2", *off])
+    assert capsys.readouterr().out.startswith("twice: ")
+    assert main(["simulate", str(twice), "--ranks", "2", "--schedules", "2"]) == 0
+    assert "no fault" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{file}:three"], "has no tw.plan or T.prim_func three; expected twice"),
+        (["{file}x"], "there is no file"),
+        (["{file}", "--ranks", "0"], "explain: world_size=0; expected at least 1"),
+        (["{file}", "--html", "a.txt"], "--html a.txt; expected a name that ends in .html"),
+        (["{file}", "--config", "reuse"], "explain: --config reuse; expected NAME=VALUE"),
+        (["{file}", "--config", "tileweave.reuse=never"], "tileweave.reuse='never'; expected"),
+        (["{file}", "--config", "tileweave.speed=9"], "tileweave.speed; expected tileweave.reuse"),
+        (
+            ["{file}", "--ranks", "2", "--config", 'tileweave.granule={"S": [3, 3]}'],
+            "tileweave.granule=(3, 3) of S: axis 0 divides a box",
+        ),
+        (["{file}", "--ranks", "1"], "which has rank index 1; expected 0 to 0"),
+    ],
+)
+def test_command_refuses_in_one_line(twice, capsys, arguments, message):
+    assert main(["explain", *(a.replace("{file}", str(twice)) for a in arguments)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith("tileweave: ") and message in captured.err
+
+
+def test_explain_refuses_what_is_no_program():
+    with pytest.raises(tw.TileWeaveError, match=r"explain: 3; expected a T\.prim_func or a tw\.pl"):
+        tw.explain(3, world_size=2)
+    with pytest.raises(tw.TileWeaveError, match="arch='hopper'"):
+        explained("ring_shift", arch="hopper")
+    with pytest.raises(tw.TileWeaveError, match=r"of tw\.plan .*; expected them with a T\.prim"):
+        explained("all_gather_gemm", pass_configs={"tileweave.reuse": "credit"})
+
+
+def test_no_html_of_two_programs(tmp_path, capsys):
+    file = tmp_path / "two.py"
+    file.write_text(MERGED + MERGED.split("import language as W")[1].replace("twice(", "again("))
+    assert main(["explain", str(file), "--ranks", "2", "--html", "a.html"]) == 1
+    assert "--html of twice, again; expected one program" in capsys.readouterr().err
+
+
+def test_explaining_changes_nothing():
+    """The program that is compiled afterwards is that which is compiled without."""
+    program = CASES["ring_shift"].make(4)
+    before = program.script()
+    tw.explain(program, 4)
+    assert program.script() == before
+    assert not calls_in(program.body, lambda c: op_name(c) == "tileweave.signal")

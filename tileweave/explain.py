@@ -1,0 +1,359 @@
+"""``tw.explain``: which synchronisation a program gets, for which line, why, and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import tilelang
+from tilelang import tvm
+from tvm import tirx
+
+from . import passes
+from .builtins.declare import builtin_of
+from .builtins.errors import TileWeaveError
+from .emit import EMIT_HEAP_STRIDE, require_group
+from .passes.added import Added, add_by_table, added_on_device
+from .passes.hidden import hidden_of
+from .passes.infer_sync import explained
+from .passes.inference.exchange import Inserted
+from .passes.leaves import Leaf, leaves_of, tensor_of
+from .passes.memory_order import acquires, releases
+from .passes.walk import uses_tileweave
+from .runtime import Plan
+from .runtime.configured import configured
+from .runtime.parameters import shapes_of
+from .runtime.plans import CopyValue, Launch, Step, WriteValue
+
+Kind = Literal["wait", "fence", "bulk_wait", "barrier", "signal", "unordered"]
+KINDS: dict[str, str] = {
+    "wait": "the block stands until a counter has reached a number",
+    "fence": "what a wait made visible is visible to the TMA, too",
+    "bulk_wait": "bulk stores are complete, not merely read",
+    "barrier": "all threads of the block meet; one of them goes on to speak for the block",
+    "signal": "a counter is advanced, after all that the block wrote before",
+}
+"""The kinds of operations, in the order in which they stand around one access."""
+BY_HAND = "written by hand"
+_WIDEST = 28
+"""Characters of an amount that the table shows."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation that orders memory.
+
+    Attributes:
+        kind: ``wait``, ``fence``, ``bulk_wait``, ``barrier`` or ``signal``.
+        tensor: whose data it orders; the counter itself where it counts launches or is the
+            program's own.
+        file, line: of the access it is for.
+        reason: why it is there; ``written by hand`` where the program says it.
+        granule: elements along each axis that one counter stands for, or nothing.
+        amount: what a signal adds, or has arrived in a launch when a wait ends.
+        flag: the tensor of its counters, or nothing.
+        per_block: how often a block does it in a launch, at most; None where only the running
+            kernel knows.
+        kernel: the program in which it stands.
+    """
+
+    kind: Kind
+    tensor: str
+    file: str
+    line: int
+    reason: str
+    granule: str = ""
+    amount: str = ""
+    flag: str = ""
+    per_block: int | None = 1
+    kernel: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What orders memory in a program, or in the programs of a plan.
+
+    Attributes:
+        name, world_size: what was asked for.
+        ops: every operation, by line; those of one line in the order in which they run.
+        merged: where none was put in because another serves, too, as its ``reason`` says.
+        reuse: tensor -> why its memory may be written again in the next launch.
+        flags: tensor of counters -> bytes on each rank.
+        scratch: tensor of ``W.alloc_symmetric`` -> bytes on each rank, of all its buffers.
+        sources: of each program (name, file, first line, last line).
+        unordered: accesses that ``W.unordered`` takes out, with the program's reasons.
+    """
+
+    name: str
+    world_size: int
+    ops: tuple[Operation, ...] = ()
+    merged: tuple[Operation, ...] = ()
+    reuse: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, int] = field(default_factory=dict)
+    scratch: Mapping[str, int] = field(default_factory=dict)
+    sources: tuple[tuple[str, str, int, int], ...] = ()
+    unordered: tuple[Operation, ...] = ()
+
+    @property
+    def flag_bytes(self) -> int:
+        """Bytes of counters on each rank."""
+        return sum(self.flags.values())
+
+    def __str__(self) -> str:
+        """A table."""
+        return "\n".join(_table_of(self))
+
+    def as_json(self) -> str:
+        """The same for programs: one object."""
+        return json.dumps({**dataclasses.asdict(self), "flag_bytes": self.flag_bytes})
+
+    def html(self) -> str:
+        """One page: the source, and under each line what is put in for it."""
+        from .explain_page import page
+
+        return page(self)
+
+
+def explain(
+    f: Any,
+    world_size: int,
+    pass_configs: Mapping[str, Any] | None = None,
+    arch: str = "sm_90a",
+) -> Explanation:
+    """Which signals, waits, barriers and fences order the memory of ``f``, and why. Needs no GPU.
+
+    Args:
+        f: a ``@T.prim_func``, or a ``@tw.plan``, whose kernels and copies are looked at in a call
+            with 0 for every scalar.
+        world_size: ranks of the group.
+        pass_configs: those of TileLang, and ours; see ``tw.compile``. Not for plans, which compile
+            their kernels without.
+        arch: what the device passes see, as for ``tw.emit``.
+
+    Raises:
+        LanguageError: an access cannot be ordered; names it and its line.
+        TileWeaveError: neither a program nor a plan, or an option that there is not.
+    """
+    require_group("explain", world_size, arch)
+    if isinstance(f, tirx.PrimFunc):
+        name = str(f.attrs["global_symbol"])
+        return _merged(name, world_size, [_of_kernel(f, world_size, pass_configs or {}, arch)])
+    if isinstance(f, Plan):
+        return _of_plan(configured("explain", f, pass_configs), world_size, arch)
+    raise TileWeaveError(f"explain: {f!r}; expected a T.prim_func or a tw.plan")
+
+
+def _of_kernel(
+    func: tirx.PrimFunc, world_size: int, configs: Mapping[str, Any], arch: str
+) -> Explanation:
+    name = str(func.attrs["global_symbol"])
+    source = _source_of(func, name)
+    func, stock = passes.split_options(func, configs)
+    mod = tvm.IRModule({name: func})
+    mod = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE, passes.PREPARE_PASSES)
+    (func,) = mod.functions.values()
+    ops = [_by_hand(leaf, call) for leaf, call in _orders_in(func)]
+    func, inferred = explained(func, world_size, EMIT_HEAP_STRIDE)
+    tensors = {(i.line, i.flag): i.tensor for i in inferred.ops}
+    times = {leaf.stmt: leaf.times for leaf in leaves_of(func.body)}
+    ops += [_inferred(i, times) for i in inferred.ops if i.stmts]
+    if uses_tileweave(func):
+        tile, added = add_by_table(func)
+        device = _lowered(func, arch, stock)
+        ops += [_of_pass(a, tensors) for a in (*added, *added_on_device(tile, device))]
+    others = [_inferred(i, times) for i in inferred.ops if not i.stmts]
+    merged = [o for o in others if o.kind != "unordered"]
+    unordered = [o for o in others if o.kind == "unordered"]
+    memory = [(h.name, _bytes(h), h.scratch) for h in hidden_of(func)]
+    return Explanation(
+        name, world_size, tuple(_in_kernel(ops, name)), tuple(_in_kernel(merged, name)),
+        inferred.reuse, {n: size for n, size, scratch in memory if not scratch},
+        {n: size for n, size, scratch in memory if scratch}, (source,) if source else (),
+        tuple(_in_kernel(unordered, name)),
+    )  # fmt: skip
+
+
+def _in_kernel(ops: Iterable[Operation], kernel: str) -> Iterator[Operation]:
+    order = [*KINDS, "unordered"]
+    for op in sorted(ops, key=lambda o: (o.file, o.line, order.index(o.kind))):
+        yield dataclasses.replace(op, kernel=kernel)
+
+
+def _inferred(one: Inserted, times: Mapping[tirx.Stmt, int | None]) -> Operation:
+    file, _, line = one.line.rpartition(":")
+    counts = [times[stmt] for stmt in one.stmts]
+    unit = f" x {one.unit} elements" if one.unit else ""
+    return Operation(
+        one.kind, one.tensor, file, int(line or 0), one.reason, one.granule,
+        f"{one.each}{unit}", one.flag, None if None in counts else sum(counts),
+    )  # fmt: skip
+
+
+def _of_pass(one: Added, tensors: Mapping[tuple[str, str], str]) -> Operation:
+    file, line = one.place
+    tensor = tensors.get((f"{file}:{line}", one.flag), one.flag)
+    return Operation(one.kind, tensor, file, line, one.reason, flag=one.flag, per_block=one.times)
+
+
+def _orders_in(func: tirx.PrimFunc) -> Iterator[tuple[Leaf, tirx.Call]]:
+    """What a program itself says about the order of memory."""
+    for leaf in leaves_of(func.body):
+        for call in leaf.builtins:
+            spec = builtin_of(call)
+            if releases(call) or acquires(call) or spec.waits or spec.name in _HAND:
+                yield leaf, call
+
+
+_HAND: dict[str, Kind] = {
+    "signal": "signal", "fence": "fence", "fence_proxy_async": "fence", "bulk_wait": "bulk_wait",
+    "sync_grid": "barrier", "sync_ranks": "barrier", "barrier_blocks": "barrier",
+}  # fmt: skip
+"""Builtins whose kind does not follow from what they do to memory."""
+
+
+def _by_hand(leaf: Leaf, call: tirx.Call) -> Operation:
+    spec = builtin_of(call)
+    kind = _HAND.get(spec.name, "signal" if releases(call) else "wait")
+    name = tensor_of(call)
+    return Operation(kind, name, *leaf.place, BY_HAND, "", "", name, leaf.times)
+
+
+def _lowered(func: tirx.PrimFunc, arch: str, configs: Mapping[str, Any]) -> list[tirx.PrimFunc]:
+    """The kernels that TileLang and the device passes make of ``func``."""
+    target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    configured = (
+        tvm.transform.PassContext(config=dict(configs)) if configs else contextlib.nullcontext()
+    )
+    with target, configured:
+        lowered = tilelang.lower(func, target=target).device_mod
+    return [f for f in lowered.functions.values() if isinstance(f, tirx.PrimFunc)]
+
+
+def _bytes(hidden: Any) -> int:
+    return math.prod(hidden.shape) * (tvm.DataType(hidden.dtype).bits // 8)
+
+
+def _source_of(func: tirx.PrimFunc, name: str) -> tuple[str, str, int, int] | None:
+    """(name, file, first line, last line) of a program, where TileLang has noted them."""
+    span = func.span
+    if span is None or span.source_name is None:
+        return None
+    file, first = str(span.source_name.name), int(span.line)
+    places = [leaf.place for leaf in leaves_of(func.body)]
+    return name, file, first, max([first, *(line for path, line in places if path == file)])
+
+
+def _of_plan(plan: Plan, world_size: int, arch: str) -> Explanation:
+    shapes = shapes_of(plan.parameters, {}, f"explain {plan.name}")
+    scalars = {p.name: 0 for p in plan.parameters if p.shape is None}
+    traces = [plan.trace(r, world_size, shapes, scalars) for r in range(world_size)]
+    steps = list(itertools.chain(*traces))
+    ops = _most(_flag_steps(plan.name, trace) for trace in traces)
+    lines = [int(s.site.rpartition(":")[2]) for s in steps] + [op.line for op in ops]
+    file, _, first = plan.site.rpartition(":")
+    kernels = {id(s.program): s.program for s in steps if isinstance(s, Launch) and s.number > 0}
+    parts = [_of_kernel(k, world_size, {}, arch) for k in kernels.values()]
+    tensors = {op.flag: op.tensor for part in parts for op in part.ops if op.granule}
+    ops = [dataclasses.replace(op, tensor=tensors.get(op.tensor, op.tensor)) for op in ops]
+    own = Explanation(
+        plan.name, world_size, tuple(_in_kernel(ops, plan.name)),
+        sources=((plan.name, file, int(first), max([int(first), *lines])),),
+    )  # fmt: skip
+    return _merged(plan.name, world_size, [own, *parts])
+
+
+def _flag_steps(plan: str, trace: Iterable[Step]) -> Iterator[Operation]:
+    """What the steps of one rank say to flags."""
+    for step in trace:
+        file, _, line = step.site.rpartition(":")
+        if isinstance(step, (WriteValue, CopyValue)):
+            name = step.dst.parameter.name
+            kernel, inferred, flag = name.partition(".")
+            if inferred:
+                reason = f"the stream tells {kernel} that the copy before it has ended"
+                yield Operation("signal", flag, file, int(line), reason, amount="1", flag=flag)
+            else:
+                yield Operation("signal", name, file, int(line), BY_HAND, flag=name)
+        elif isinstance(step, Launch) and "finished" in step.arguments and step.number < 0:
+            reason = "before the copies overwrite it: every rank may still read until its last "
+            yield Operation(
+                "wait", "finished", file, int(line), f"{reason}launch has finished", amount="1",
+                flag="finished",
+            )  # fmt: skip
+
+
+def _most(of_ranks: Iterable[Iterable[Operation]]) -> list[Operation]:
+    """Each operation once, as often as the rank that does it most."""
+    most: dict[Operation, int] = {}
+    for ops in of_ranks:
+        counts: dict[Operation, int] = {}
+        for op in ops:
+            counts[op] = counts.get(op, 0) + 1
+        for op, count in counts.items():
+            most[op] = max(most.get(op, 0), count)
+    return [dataclasses.replace(op, per_block=n) for op, n in most.items()]
+
+
+def _merged(name: str, world_size: int, parts: list[Explanation]) -> Explanation:
+    """One explanation of several programs; tensors get their program's name where names meet."""
+    several = sum(bool(p.flags or p.reuse) for p in parts) > 1
+
+    def union(of: Callable[[Explanation], Mapping[str, Any]]) -> dict[str, Any]:
+        return {f"{p.name}.{k}" if several else k: v for p in parts for k, v in of(p).items()}
+
+    return Explanation(
+        name, world_size, tuple(itertools.chain(*(p.ops for p in parts))),
+        tuple(itertools.chain(*(p.merged for p in parts))), union(lambda p: p.reuse),
+        union(lambda p: p.flags), union(lambda p: p.scratch),
+        tuple(itertools.chain(*(p.sources for p in parts))),
+        tuple(itertools.chain(*(p.unordered for p in parts))),
+    )  # fmt: skip
+
+
+def _table_of(e: Explanation) -> Iterator[str]:
+    kernels = {op.kernel for op in e.ops}
+    yield f"{e.name}, {e.world_size} rank{'s' * (e.world_size > 1)}"
+    if not e.ops:
+        yield "  nothing is put in: no rank reads what another writes, or verify is off"
+    head = ("line", "kind", "tensor", "granule", "amount", "per block", "why")
+    rows = [_row(op, len(kernels) > 1) for op in e.ops]
+    yield from _aligned(head, rows)
+    for title, ops in (("not needed", e.merged), ("not ordered, by W.unordered", e.unordered)):
+        if ops:
+            yield f"{title}:"
+            yield from (f"  {Path(o.file).name}:{o.line}  {o.tensor}: {o.reason}" for o in ops)
+    if e.reuse:
+        yield "memory is used again in the next launch because:"
+        width = max(map(len, e.reuse))
+        for name, reason in e.reuse.items():
+            yield f"  {name:{width}}  {reason}"
+    if e.flags:
+        each = ", ".join(f"{name} {size}" for name, size in e.flags.items())
+        yield f"counters: {e.flag_bytes} bytes on each rank ({each})"
+    if e.scratch:
+        each = ", ".join(f"{name} {size}" for name, size in e.scratch.items())
+        yield f"scratch memory: {sum(e.scratch.values())} bytes on each rank ({each})"
+
+
+def _row(op: Operation, with_kernel: bool) -> tuple[str, ...]:
+    where = f"{Path(op.file).name}:{op.line}" if op.file else "-"
+    times = "?" if op.per_block is None else str(op.per_block)
+    amount = op.amount if len(op.amount) <= _WIDEST else "varies"
+    why = f"{op.kernel}: {op.reason}" if with_kernel else op.reason
+    return where, op.kind, op.tensor or "-", op.granule or "-", amount or "-", times, why
+
+
+def _aligned(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    if not rows:
+        return
+    widths = [max(len(r[i]) for r in (head, *rows)) for i in range(len(head) - 1)]
+    for row in (head, *rows):
+        cells = (f"{cell:{width}}" for cell, width in zip(row, widths, strict=False))
+        yield "  " + "  ".join([*cells, row[-1]]).rstrip()

@@ -1,0 +1,99 @@
+"""The page of ``tw.explain``: the source, and under each line what is put in for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from html import escape
+from pathlib import Path
+
+from .explain import KINDS, Explanation, Operation
+
+_COLOURS = {
+    "wait": "#b5452c", "fence": "#8a6d1d", "bulk_wait": "#6b4fa0", "barrier": "#57708f",
+    "signal": "#2c7a3f",
+}  # fmt: skip
+
+_STYLE = """
+body { font: 14px/1.45 sans-serif; margin: 2em auto; max-width: 80em; padding: 0 1em;
+  color: #222; background: #fff; }
+h1 { font-size: 1.4em; } h2 { font-size: 1.1em; margin-top: 2em; }
+table { border-collapse: collapse; } td, th { text-align: left; padding: .15em 1.2em .15em 0; }
+pre { font: 13px/1.5 monospace; margin: 0; background: #f7f7f2; padding: .6em 0; overflow-x: auto; }
+pre > span { display: block; white-space: pre; padding-right: 1em; }
+.number { display: inline-block; width: 4em; padding-right: 1em; text-align: right; color: #999; }
+.op { margin-left: 5.4em; border-left: .3em solid; padding: 0 .6em; background: #fff;
+  cursor: help; }
+.op b { display: inline-block; width: 6em; }
+.op i { display: none; color: #222; }
+.op:hover, .op:focus { background: #fff3d6; } .op:hover i, .op:focus i { display: inline; }
+"""
+
+
+def page(explanation: Explanation) -> str:
+    """One self-contained page."""
+    title = f"{explanation.name}, {explanation.world_size} ranks"
+    rules = "".join(f".{k} {{ color: {c}; border-color: {c}; }}\n" for k, c in _COLOURS.items())
+    body = "\n".join(_body(explanation))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}{rules}</style>\n</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _body(e: Explanation) -> Iterator[str]:
+    yield "<p>What the compiler puts in stands under the line it is for. Point at it for why.</p>"
+    yield _listed((f'<b class="{kind}">{kind}</b>', escape(text)) for kind, text in KINDS.items())
+    left = list(e.ops)
+    for name, file, first, last in e.sources:
+        here = [op for op in left if op.kernel == name and op.file == file]
+        left = [op for op in left if op not in here]
+        first = min([first, *(op.line for op in here)])
+        last = max([last, *(op.line for op in here)])
+        yield f"<h2>{escape(name)} in {escape(Path(file).name)}</h2>"
+        yield from _source(file, first, last, here)
+    if left:
+        yield "<h2>Elsewhere</h2>"
+        yield f"<pre>{''.join(map(_operation, left))}</pre>"
+    for title, lines in (
+        ("Not needed", _by_line(e.merged)),
+        ("Not ordered, by W.unordered", _by_line(e.unordered)),
+        ("Memory is used again in the next launch because", e.reuse),
+        ("Bytes of counters on each rank", {**e.flags, "together": e.flag_bytes}),
+        ("Bytes of scratch memory on each rank", e.scratch),
+    ):
+        if lines:
+            yield f"<h2>{title}</h2>"
+            yield _listed((escape(str(a)), escape(str(b))) for a, b in lines.items())
+
+
+def _by_line(ops: Iterable[Operation]) -> dict[str, str]:
+    return {f"{Path(op.file).name}:{op.line}": f"{op.tensor}: {op.reason}" for op in ops}
+
+
+def _source(file: str, first: int, last: int, ops: list[Operation]) -> Iterator[str]:
+    path = Path(file)
+    lines = path.read_text().splitlines() if path.is_file() else []
+    while 1 < first <= len(lines) and lines[first - 2].lstrip().startswith("@"):
+        first -= 1
+    out = []
+    for number in range(first, last + 1):
+        text = lines[number - 1] if number <= len(lines) else ""
+        out.append(f'<span><span class="number">{number}</span>{escape(text)}</span>')
+        out += [_operation(op) for op in ops if op.line == number]
+    yield f"<pre>{''.join(out)}</pre>"
+
+
+def _operation(op: Operation) -> str:
+    times = "?" if op.per_block is None else op.per_block
+    parts = [op.tensor, op.granule and f"granule {op.granule}", op.amount, f"{times} a block"]
+    text = " | ".join(p for p in parts if p)
+    return (
+        f'<span class="op {op.kind}" tabindex="0" title="{escape(op.reason)}"><b>{op.kind}</b>'
+        f"{escape(text)}<i>: {escape(op.reason)}</i></span>"
+    )
+
+
+def _listed(rows: Iterable[tuple[str, str]]) -> str:
+    cells = "".join(f"<tr><td>{a}</td><td>{b}</td></tr>" for a, b in rows)
+    return f"<table>{cells}</table>"
