@@ -2,9 +2,9 @@
 
 A plan that copies into a symmetric tensor which a kernel of it reads gets three things. The kernel
 knows the copies of all ranks and waits for them, as for writes of its own (``passes/infer_sync``).
-Each copy is followed by its flag: the number of the call, copied from device memory, so that a CUDA
-graph finds the right one. And before the first copy a kernel of one block waits until the peers
-have finished with what the copies overwrite, and notes that number.
+Each copy is followed by its flag, the number of the call. And before the first copy its stream
+waits until the peers have finished with what the copies overwrite. In a CUDA graph numbers are not
+known to the host: there a kernel of one block waits, and finds the number in device memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..passes.inference.copies import Copy as KnownCopy
 from ..passes.inference.copies import with_copies
 from ..passes.inference.epochs import EPOCH
 from .parameters import Parameter
-from .plans import Copy, CopyValue, Launch, Step, WriteValue
+from .plans import Copy, CopyValue, Launch, Step, WaitValue, WriteValue
 from .regions import Region
 
 _STRIDE = 1 << 40
@@ -53,8 +53,14 @@ class PlanSync:
     copies: tuple[KnownCopy, ...]
     flags: Mapping[tuple[int, int], list[tuple]]
 
-    def apply(self, rank: int, world_size: int, steps: Sequence[Step]) -> list[Step]:
+    def apply(
+        self, rank: int, world_size: int, steps: Sequence[Step], call: int | None
+    ) -> list[Step]:
         """The steps of one call on one rank, with what orders them.
+
+        Args:
+            call: its number, from 1; None in a CUDA graph, which is replayed with other numbers: a
+                kernel then finds the number in device memory.
 
         Raises:
             TileWeaveError: the copies are others than in the call that was looked at.
@@ -70,16 +76,37 @@ class PlanSync:
                 "or flags and waits written by hand"
             )
         numbers = {id(step): c.number for c, step in made}
-        word = regions[EPOCH][CALL]
-        out: list[Step] = [self._begin(launch, regions, world_size)]
+        before = {id(s) for s in itertools.takewhile(lambda s: s is not launch, steps)}
+        early = {id(s): s for _, s in made if s.stream == launch.stream and id(s) in before}
+        side = next((s.stream for _, s in made if s.stream != launch.stream), launch.stream)
+        out: list[Step] = []
+        if call is None:
+            out.append(self._begin(launch, regions, world_size))
+        guarded: set[str | None] = set()
+
+        def announce(copy: Copy, stream: str | None) -> None:
+            for name, index in self.flags[rank, numbers[id(copy)]]:
+                flag = regions[name][index]
+                what: dict = {"stream": stream, "site": copy.site, "number": copy.number}
+                if call is None:
+                    out.append(CopyValue(**what, dst=flag, src=regions[EPOCH][CALL]))
+                else:
+                    out.append(WriteValue(**what, dst=flag, value=call))
+
         for step in steps:
             if step is launch:
-                step = replace(launch, kernel=self.kernel, program=self.kernel)
+                out.append(replace(launch, kernel=self.kernel, program=self.kernel))
+                continue
+            if id(step) in numbers and step.stream not in guarded and id(step) not in early:
+                guarded.add(step.stream)
+                if call is not None:
+                    out += _guards(regions.get("finished"), rank, world_size, step, call)
+                if step.stream == side:
+                    for copy in early.values():
+                        announce(copy, side)
             out.append(step)
-            if id(step) in numbers:
-                for name, index in self.flags[rank, numbers[id(step)]]:
-                    flag = regions[name][index]
-                    out.append(CopyValue(step.stream, step.site, step.number, dst=flag, src=word))
+            if id(step) in numbers and (id(step) not in early or side == launch.stream):
+                announce(step, step.stream)
         return out
 
     def _begin(self, launch: Launch, regions: Mapping[str, Region], world_size: int) -> Launch:
@@ -91,6 +118,19 @@ class PlanSync:
         return Launch(None, launch.site, -1, kernel=program, program=program, arguments=arguments)
 
 
+def _guards(
+    finished: Region | None, rank: int, world_size: int, copy: Copy, call: int
+) -> list[Step]:
+    """Waits for the peers to have finished what the copies of a stream overwrite."""
+    if finished is None:
+        return []
+    peers = [(rank + 1 + i) % world_size for i in range(world_size - 1)]
+    return [
+        WaitValue(copy.stream, copy.site, copy.number, src=finished[rank, peer], value=call - 1)
+        for peer in peers
+    ]
+
+
 def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
     """What the calls of a plan need, whose steps on each rank are ``traces``; None if they order
     themselves, or have nothing to order.
@@ -98,7 +138,8 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
     Raises:
         LanguageError: the kernel's reads of what is copied cannot be ordered.
     """
-    if any(isinstance(s, (WriteValue, CopyValue)) for s in itertools.chain(*traces)):
+    by_hand = WriteValue, CopyValue, WaitValue
+    if any(isinstance(s, by_hand) for s in itertools.chain(*traces)):
         return None
     found: dict[int, tirx.PrimFunc] = {}
     copies: list[KnownCopy] = []

@@ -38,6 +38,7 @@ def simulate(
     resident_blocks: int = 4,
     progress: bool = False,
     timeline: str | Path | None = None,
+    captured: bool = False,
 ) -> list[dict[str, np.ndarray]]:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
@@ -58,6 +59,7 @@ def simulate(
         progress: show a bar on a terminal.
         timeline: draw the schedule that fails, else the last one, to this file: ``.html``,
             ``.svg`` or, with matplotlib, ``.png``.
+        captured: run a plan as replayed from a CUDA graph, which knows no number of its calls.
 
     Returns:
         One dict a rank, parameter name -> array, after the last epoch of the last schedule.
@@ -74,7 +76,9 @@ def simulate(
     ):  # fmt: skip
         if value < 1:
             raise TileWeaveError(f"simulate: {name}={value}; expected at least 1")
-    executable = program if isinstance(program, Executable) else Executable(program, world_size)
+    executable = program
+    if not isinstance(program, Executable):
+        executable = Executable(program, world_size, captured=captured)
     case = Case(executable, _checked(executable, inputs), epochs)
     name, lost = executable.plan.name, {}
     for number in _shown(range(seed, seed + schedules), name, progress):
