@@ -46,6 +46,11 @@ class Boxes:
         mask = every[0]
         return tuple(a[mask] for a in every[1:])
 
+    def ranks_and_homes(self) -> set[tuple[int, int]]:
+        """Which ranks touch whose copies."""
+        rank, home, *_ = self.flat()
+        return set(zip(rank.tolist(), home.tolist(), strict=True))
+
 
 def boxes_of(
     access: Access, program: Program, world_size: int, sizes: Mapping[tirx.Var, int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,17 @@ class Inserted:
     unit: int = 0
     flag: str = ""
     stmts: tuple[tirx.Stmt, ...] = field(default=(), compare=False, repr=False)
+
+
+def by_rank(rank: tirx.PrimExpr, values: Sequence[int]) -> tirx.PrimExpr:
+    """The value for ``rank``."""
+    if len(set(values)) == 1:
+        return tirx.const(values[0], "uint32")
+    out: tirx.PrimExpr = tirx.const(values[-1], "uint32")
+    for number in reversed(range(len(values) - 1)):
+        this = tirx.const(values[number], "uint32")
+        out = tirx.Select(rank.equal(number), this, out)
+    return out
 
 
 @dataclass(eq=False)
@@ -128,15 +139,17 @@ class Exchange:
         return tirx.BufferLoad(counter.flags, indices)
 
     def signal_to(
-        self, counter: Counter, home: tirx.PrimExpr, granule: tirx.PrimExpr, value: tirx.PrimExpr
-    ) -> tirx.Stmt:
+        self, counter: Counter, boxes: Boxes, home: tirx.PrimExpr, granule: tirx.PrimExpr,
+        value: tirx.PrimExpr,
+    ) -> tirx.Stmt:  # fmt: skip
         """A signal to all who wait for a granule of the copy of ``home``."""
         if not counter.pulled:
             return builtin_calls.signal(self.flag(counter, home, home, granule), value)
+        known = boxes.ranks_and_homes()
         return self.for_each_rank(
             lambda peer: builtin_calls.signal(self.flag(counter, peer, home, granule), value),
-            own=True,
-        )
+            counter.waiting, home, known, own=any(counter.waiting[h] >> r & 1 for r, h in known),
+        )  # fmt: skip
 
     def copied(self) -> dict[tuple[int, int], list[tuple]]:
         """By rank and number of a plan's copy: (flag tensor, index) of what it announces."""
@@ -148,20 +161,35 @@ class Exchange:
             granules = counter.granules.of(boxes)
             for copy, home, granule in zip(boxes.access.each, boxes.home, granules, strict=True):
                 at = granule + home * counter.granules.total * counter.pulled
-                waiting = range(self.world_size) if counter.pulled else [int(home)]
+                waiting = [r for r in range(self.world_size) if counter.waiting[home] >> r & 1]
                 out.setdefault((copy.rank, copy.number), []).extend(
                     (counter.flags.name, (rank, int(at))) for rank in waiting
                 )
         return out
 
     def for_each_rank(
-        self, of: Callable[[tirx.PrimExpr], tirx.Stmt], *, own: bool = False
-    ) -> tirx.Stmt:
-        """``of(peer)`` for every other rank, and last for the own one if ``own``."""
+        self, of: Callable[[tirx.PrimExpr], tirx.Stmt], whom: Sequence[int], key: tirx.PrimExpr,
+        known: Iterable[tuple[int, int]], *, own: bool = False,
+    ) -> tirx.Stmt:  # fmt: skip
+        """``of(peer)`` for some ranks, the right neighbour first and the own rank last.
+
+        Args:
+            whom: the ranks by ``key``, a bit each.
+            known: (rank, key) as they occur.
+            own: whether the own rank may be among them, or is left out.
+        """
         step = tirx.Var("step", "int32")
         peer = tirx.floormod(self.symbols.rank + 1 + step, self.world_size)
+        body = of(peer)
+        everyone = (1 << self.world_size) - 1
+        if any(whom[k] | (0 if own else 1 << r) != everyone for r, k in known):
+            one = tirx.const(1, "uint32")
+            bit = tirx.bitwise_and(
+                tirx.shift_right(by_rank(key, whom), tirx.Cast("uint32", peer)), one
+            )
+            body = tirx.IfThenElse(tirx.NE(bit, tirx.const(0, "uint32")), body, None)
         ranks = self.world_size if own else self.world_size - 1
-        return tirx.For(step, 0, ranks, tirx.ForKind.SERIAL, of(peer))
+        return tirx.For(step, 0, ranks, tirx.ForKind.SERIAL, body)
 
     def credits(self, started: bool, pairs: set[tuple[int, int]]) -> tirx.Buffer:
         """At each rank, how many launches of each rank have started, or finished.

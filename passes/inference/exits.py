@@ -5,8 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from . import builtin_calls
-from .exchange import Exchange
-from .waits import by_rank
+from .exchange import Exchange, by_rank
 
 
 def place_exits(exchange: Exchange) -> None:

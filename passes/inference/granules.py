@@ -125,8 +125,7 @@ class Counter:
     Attributes:
         kind: the kind of access it counts.
         unit: elements that it counts as one.
-        pulled: whether other ranks than the owner wait for a copy; then each of them has its own
-            counter of every copy.
+        waiting: by owner of a copy, which ranks wait for it, a bit each.
         arrivals: units that arrive in a launch, by copy and granule.
         at_exit: whether the owner waits for it at the end of the launch, rather than a read.
     """
@@ -135,10 +134,16 @@ class Counter:
     kind: Kind
     granules: Granules
     unit: int
-    pulled: bool
+    waiting: list[int]
     arrivals: np.ndarray
     at_exit: bool = False
     flags: tirx.Buffer | None = None
+
+    @property
+    def pulled(self) -> bool:
+        """Whether other ranks than the owner wait for a copy; then each of them has its own counter
+        of every copy."""
+        return any(bits & ~(1 << home) for home, bits in enumerate(self.waiting))
 
     @property
     def is_of_copies(self) -> bool:
@@ -167,8 +172,11 @@ def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Box
         elements = arrivals = _copied_once(traffic, granules, of)
         brought = [np.ones(1, np.int64)]
     unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *brought]), initial=0)) or 1
-    pulled = any(bool(np.any(np.not_equal(*b.flat()[:2]))) for b in users)
-    return Counter(traffic, kind, granules, unit, pulled, arrivals // unit)
+    waiting = [0] * traffic.world_size
+    for boxes in users:
+        for rank, home in boxes.ranks_and_homes():
+            waiting[home] |= 1 << rank
+    return Counter(traffic, kind, granules, unit, waiting, arrivals // unit)
 
 
 def _copied_once(traffic: Traffic, granules: Granules, of: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ def choose_buffers(exchange: Exchange, traffic: Traffic, scratch: bool) -> int:
         LanguageError: two are asked for and do not suffice.
     """
     reuse = exchange.options.reuse
-    if not scratch or reuse in ("barrier", "credit") or not _pairs(traffic):
+    if not scratch or reuse in ("barrier", "credit") or not _pairs(traffic, scratch):
         return 1
     far = _too_far(exchange, traffic)
     if far is None:
@@ -47,13 +47,14 @@ def guard_reuse(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
     """
     for traffic in exchange.traffic:
         name = traffic.tensor.name
-        pairs = _pairs(traffic)
+        own = traffic.tensor in scratch
+        pairs = _pairs(traffic, own)
         if not pairs:
             exchange.reuse[name] = "each rank reads only what it writes itself"
         elif exchange.buffers[traffic.tensor] > 1:
             exchange.reuse[name] = "two buffers in turn: every writer waits for its readers' data"
         else:
-            _guard(exchange, traffic, traffic.tensor in scratch)
+            _guard(exchange, traffic, own)
 
 
 def _guard(exchange: Exchange, traffic: Traffic, scratch: bool) -> None:
@@ -63,16 +64,16 @@ def _guard(exchange: Exchange, traffic: Traffic, scratch: bool) -> None:
     done: list[tuple[str, Access, int]] = []
     guarded = False
     if traffic.copies is not None:
-        exchange.credits(False, _pairs(traffic))
+        exchange.credits(False, _pairs(traffic, scratch))
         exchange.reuse[name] = "copies wait for credits: the readers' last launch has finished"
         return
     for boxes in traffic.of_kind("write", "add"):
-        readers = _readers_of(traffic, boxes)
+        readers = _readers_of(traffic, scratch)[boxes.home] & ~(1 << boxes.rank)
         if boxes.access.kind == "add" and _cleared_by_readers(traffic, boxes, readers):
             continue
         if np.any(readers & -boxes.mask.astype(np.int64)):
             guarded = True
-            _wait(exchange, traffic, boxes, started, done)
+            _wait(exchange, traffic, boxes, scratch, started, done)
     if not guarded:
         exchange.reuse[name] = "the owner clears it, and additions wait for that"
     elif started:
@@ -81,21 +82,23 @@ def _guard(exchange: Exchange, traffic: Traffic, scratch: bool) -> None:
         exchange.reuse[name] = "writers wait for a credit: the readers' last launch has finished"
 
 
-def _wait(exchange: Exchange, traffic: Traffic, boxes: Boxes, started: bool, done: list) -> None:
+def _wait(
+    exchange: Exchange, traffic: Traffic, boxes: Boxes, scratch: bool, started: bool, done: list
+) -> None:
     access, symbols = boxes.access, exchange.symbols
     kept = loops_kept(access, boxes, [boxes.home])
     left = access.loops[kept:]
     home = symbols.simplified(symbols.at_start(access.starts[0], [*left, *access.inner]), access)
-    rank, at, *_, others = boxes.flat(_readers_of(traffic, boxes))
-    only_home = bool(np.all(others & ~(1 << at) == 0))
-    key = f"{home if only_home else 'all'}"
+    known, readers = boxes.ranks_and_homes(), _readers_of(traffic, scratch)
+    only_home = all(int(readers[h]) & ~(1 << r | 1 << h) == 0 for r, h in known)
+    key = str(home)
     for k, other, other_kept in done:
         if key == k and dominates(other, other_kept, access, kept):
             reason = f"before {access.op} overwrites it: the wait at {other.line} serves, too"
             exchange.note("wait", access, traffic.tensor.name, reason)
             return
     done.append((key, access, kept))
-    flags = exchange.credits(started, _pairs(traffic))
+    flags = exchange.credits(started, _pairs(traffic, scratch))
     one = tirx.const(1, "uint32")
     target = exchange.epoch if started else exchange.epoch - one
 
@@ -103,29 +106,27 @@ def _wait(exchange: Exchange, traffic: Traffic, boxes: Boxes, started: bool, don
         flag = tirx.BufferLoad(flags, [symbols.rank, peer])
         return builtin_calls.wait_reached(flag, target, peer, access)
 
-    stmt = wait(home) if only_home else exchange.for_each_rank(wait)
-    if only_home and np.any(at == rank):
+    everyone = [int(bits) for bits in readers]
+    stmt = wait(home) if only_home else exchange.for_each_rank(wait, everyone, home, known)
+    if only_home and any(r == h for r, h in known):
         stmt = tirx.IfThenElse(tirx.NE(home, symbols.rank), stmt, None)
     exchange.placement.put_before(anchor_of(access, kept), stmt, access)
     what = "its launch has started" if started else "its last launch has finished"
     exchange.note(
         "wait", access, traffic.tensor.name,
-        f"before {access.op} overwrites it: {'the owner' if only_home else 'every rank'} may "
+        f"before {access.op} overwrites it: {'the owner' if only_home else 'its readers'} may "
         f"still read until {what}{moved(left)}",
         stmt, each="1", flag=flags.name,
     )  # fmt: skip
 
 
-def _readers_of(traffic: Traffic, boxes: Boxes) -> np.ndarray:
-    """Per iteration, which other ranks may read what it overwrites, a bit each.
-
-    A tensor that nobody reads in the kernel is read by its owner between launches.
-    """
+def _readers_of(traffic: Traffic, scratch: bool) -> np.ndarray:
+    """Which ranks may read the copy of each rank, a bit each: in the kernel, and, unless only the
+    program sees the tensor, its owner between launches."""
     size = int(np.prod(traffic.grid.cells))
     readers = traffic.painted["read"].ranks.reshape(traffic.world_size, size)
-    by_home = np.bitwise_or.reduce(readers, axis=1)[boxes.home]
-    found = np.where(by_home == 0, 1 << boxes.home, by_home)
-    return found & ~(1 << boxes.rank)
+    by_home = np.bitwise_or.reduce(readers, axis=1)
+    return by_home if scratch else by_home | 1 << np.arange(traffic.world_size)
 
 
 def _cleared_by_readers(traffic: Traffic, boxes: Boxes, readers: np.ndarray) -> bool:
@@ -136,14 +137,16 @@ def _cleared_by_readers(traffic: Traffic, boxes: Boxes, readers: np.ndarray) -> 
     return bool(np.all((readers & ~everywhere[boxes.home] == 0) | ~boxes.mask))
 
 
-def _pairs(traffic: Traffic) -> set[tuple[int, int]]:
+def _pairs(traffic: Traffic, scratch: bool) -> set[tuple[int, int]]:
     """(writer, reader): which ranks write what other ranks read."""
-    pairs = set()
-    for boxes in traffic.of_kind("write", "add"):
-        rank, _, *_, readers = boxes.flat(_readers_of(traffic, boxes))
-        for writer, bits in set(zip(rank.tolist(), readers.tolist(), strict=True)):
-            pairs |= {(writer, r) for r in range(traffic.world_size) if bits >> r & 1}
-    return pairs
+    readers = [int(bits) for bits in _readers_of(traffic, scratch)]
+    written = set().union(*(b.ranks_and_homes() for b in traffic.of_kind("write", "add")))
+    return {
+        (writer, r)
+        for writer, home in written
+        for r in range(traffic.world_size)
+        if readers[home] >> r & 1 and r != writer
+    }
 
 
 def _too_far(exchange: Exchange, traffic: Traffic) -> tuple[int, int] | None:
@@ -159,7 +162,7 @@ def _too_far(exchange: Exchange, traffic: Traffic) -> tuple[int, int] | None:
                     waits_for[reader] |= int(
                         np.bitwise_or.reduce(made.ravel()[of_reader], initial=0)
                     )
-    for writer, reader in sorted(_pairs(traffic)):
+    for writer, reader in sorted(_pairs(traffic, scratch=True)):
         if not waits_for[writer] >> reader & 1:
             return writer, reader
     return None

@@ -54,7 +54,7 @@ def _signal(exchange: Exchange, counter: Counter, boxes: Boxes) -> None:
     for loop in left:
         count = count * symbols.inlined(loop.extent)
     value = symbols.simplified(tirx.Cast("uint32", count), access)
-    stmt = exchange.signal_to(counter, home, symbols.simplified(granule, access), value)
+    stmt = exchange.signal_to(counter, boxes, home, symbols.simplified(granule, access), value)
     exchange.placement.put_after(anchor_of(access, kept), stmt, access)
     what = "adds to" if access.kind == "add" else "writes"
     whom = "the owner, who waits at the end" if counter.at_exit else "its owner"

@@ -71,6 +71,7 @@ def traffic_of(
     """
     boxes: dict[Access | Copies, Boxes]
     boxes = {a: boxes_of(a, program, world_size, sizes) for a in accesses}
+    boxes = {a: b for a, b in boxes.items() if b.mask.any()}
     if copies is not None:
         boxes[copies] = copies.boxes()
     shape = [_size(e, sizes) for e in tensor.shape[1:]]

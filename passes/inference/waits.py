@@ -9,7 +9,7 @@ from ...builtins.errors import LanguageError
 from . import builtin_calls
 from .accesses import Access
 from .boxes import Boxes
-from .exchange import Exchange
+from .exchange import Exchange, by_rank
 from .granules import Counter
 from .placement import anchor_of, loops_kept, moved
 
@@ -101,17 +101,6 @@ def _arrivals(
         "expected as many in each, or each written whole; choose tileweave.granule, or signals and "
         f"waits written by hand{boxes.access.location}"
     )
-
-
-def by_rank(rank: tirx.PrimExpr, values: list[int]) -> tirx.PrimExpr:
-    """The value for ``rank``."""
-    if len(set(values)) == 1:
-        return tirx.const(values[0], "uint32")
-    out: tirx.PrimExpr = tirx.const(values[-1], "uint32")
-    for number in reversed(range(len(values) - 1)):
-        this = tirx.const(values[number], "uint32")
-        out = tirx.Select(rank.equal(number), this, out)
-    return out
 
 
 def _clipped_elements(counter: Counter) -> np.ndarray:

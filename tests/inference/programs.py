@@ -532,3 +532,324 @@ class all_gather_gemm:
     def expected(inputs):
         A = np.concatenate([i["A"] for i in inputs])
         return [{"C": A @ i["B"].T} for i in inputs]
+
+
+@case()
+class two_rounds:
+    """Two shifts in one launch, through two halves of one tensor and then through another."""
+
+    m, N = 8, 32
+
+    @staticmethod
+    def make(ranks):
+        m, N = two_rounds.m, two_rounds.N
+
+        @T.prim_func
+        def program(X: T.Tensor((m, N), F32), S: W.Symmetric((2, m, N), F32),
+                    Y: T.Tensor((m, N), F32)):  # fmt: skip
+            with T.Kernel(2, threads=32) as half:
+                last = W.alloc_symmetric((m, N), F32)
+                tile = T.alloc_shared((m, N // 2), F32)
+                column = half * (N // 2)
+                right = (W.rank() + 1) % ranks
+                T.copy(X[0, column], tile)
+                for turn in T.serial(2):
+                    T.copy(tile, S[right, turn, 0, column])
+                    T.copy(S[W.rank(), turn, 0, column], tile)
+                T.copy(tile, last[right, 0, column])
+                T.copy(last[W.rank(), 0, column], tile)
+                T.copy(tile, Y[0, column])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, two_rounds.m, two_rounds.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return [{"Y": inputs[(r - 3) % len(inputs)]["X"]} for r in range(len(inputs))]
+
+
+@case()
+class reduce_scatter_tails:
+    """Additions by the TMA into memory that its owner clears; tails in both axes."""
+
+    m, N, b = 12, 40, 16
+
+    @staticmethod
+    def make(ranks):
+        m, N, b = (getattr(reduce_scatter_tails, n) for n in "mNb")
+
+        @T.prim_func
+        def program(X: T.Tensor((ranks, m, N), F32), Y: W.Symmetric((m, N), F32)):
+            with T.Kernel(T.ceildiv(N, b), T.ceildiv(m, 8), threads=32) as (bx, by):
+                tile = T.alloc_shared((8, b), F32)
+                T.clear(tile)
+                T.copy(tile, Y[W.rank(), by * 8, bx * b])
+                for step in T.serial(ranks):
+                    owner = (W.rank() + 1 + step) % ranks
+                    T.copy(X[owner, by * 8 : by * 8 + 8, bx * b : bx * b + b], tile)
+                    T.atomic_add(Y[owner, by * 8, bx * b], tile, use_tma=True)
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        m, N = reduce_scatter_tails.m, reduce_scatter_tails.N
+        return [{"X": integers(rng, ranks, m, N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return [{"Y": total} for total in sum(i["X"] for i in inputs)]
+
+
+@case()
+class reduce_scatter_bulk:
+    """The same by rows, with ``W.bulk_reduce``."""
+
+    m, N = 6, 32
+
+    @staticmethod
+    def make(ranks):
+        m, N = reduce_scatter_bulk.m, reduce_scatter_bulk.N
+
+        @T.prim_func
+        def program(X: T.Tensor((ranks, m, N), F32), Y: W.Symmetric((m, N), F32)):
+            with T.Kernel(m, threads=32) as row:
+                tile = T.alloc_shared((N,), F32)
+                me = W.rank()
+                for i in T.Parallel(N):
+                    Y[me, row, i] = 0.0
+                for step in T.serial(ranks):
+                    owner = (me + 1 + step) % ranks
+                    T.copy(X[owner, row, 0:N], tile)
+                    W.bulk_reduce(Y[owner, row, 0], tile, N)
+                    W.bulk_commit()
+                    W.bulk_wait(0, read=True)
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        m, N = reduce_scatter_bulk.m, reduce_scatter_bulk.N
+        return [{"X": integers(rng, ranks, m, N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return reduce_scatter_tails.expected(inputs)
+
+
+@case()
+class own_in_place:
+    """Blocks of a grid of three axes load the others' rows from them, and the own ones in place."""
+
+    m, N, b = 16, 32, 8
+
+    @staticmethod
+    def make(ranks):
+        m, N, b = (getattr(own_in_place, n) for n in "mNb")
+
+        @T.prim_func
+        def program(X: T.Tensor((m, N), F32), Y: T.Tensor((ranks * m, N), F32)):
+            with T.Kernel(2, m // b, ranks, threads=32) as (bx, by, bz):
+                shared = W.alloc_symmetric((m, N), F32)
+                tile = T.alloc_shared((b, N // 2), F32)
+                me = W.rank()
+                row, column = by * b, bx * (N // 2)
+                source = (me + bz) % ranks
+                if source == me:
+                    T.copy(X[row, column], tile)
+                    T.copy(tile, shared[me, row, column])
+                else:
+                    T.copy(shared[source, row, column], tile)
+                T.copy(tile, Y[source * m + row, column])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, own_in_place.m, own_in_place.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return all_gather_loads.expected(inputs)
+
+
+@case()
+class gather_k:
+    """The columns of A are with other ranks, so each round of the pipelined loop waits."""
+
+    M, N, k, b = 16, 16, 32, 16
+
+    @staticmethod
+    def make(ranks):
+        M, N, k, b = (getattr(gather_k, n) for n in "MNkb")
+
+        @T.prim_func
+        def program(
+            A: T.Tensor((M, k), F32), B: T.Tensor((N, k * ranks), F32), C: T.Tensor((M, N), F32)
+        ):
+            with T.Kernel(1, threads=32) as _:
+                parts = W.alloc_symmetric((M, k), F32)
+                A_tile = T.alloc_shared((M, b), F32)
+                B_tile = T.alloc_shared((N, b), F32)
+                total = T.alloc_fragment((M, N), F32)
+                me = W.rank()
+                for step in T.serial(k // b):
+                    T.copy(A[0, step * b], A_tile)
+                    T.copy(A_tile, parts[me, 0, step * b])
+                T.clear(total)
+                for step in T.Pipelined(k // b * ranks, num_stages=2):
+                    source = (me + step // (k // b)) % ranks
+                    T.copy(parts[source, 0, step % (k // b) * b], A_tile)
+                    T.copy(B[0, source * k + step % (k // b) * b], B_tile)
+                    T.gemm(A_tile, B_tile, total, transpose_B=True)
+                T.copy(total, C)
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        M, N, k = gather_k.M, gather_k.N, gather_k.k
+        return [{"A": integers(rng, M, k), "B": integers(rng, N, k * ranks)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        A = np.concatenate([i["A"] for i in inputs], axis=1)
+        return [{"C": A @ i["B"].T} for i in inputs]
+
+
+@case()
+class elementwise:
+    """Each thread stores to the right neighbour and loads what the left one stored."""
+
+    M, N = 8, 32
+
+    @staticmethod
+    def make(ranks):
+        M, N = elementwise.M, elementwise.N
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
+        ):
+            with T.Kernel(M // 4, threads=32) as block:
+                right = (W.rank() + 1) % ranks
+                for i, j in T.Parallel(4, N):
+                    S[right, block * 4 + i, j] = X[block * 4 + i, j]
+                for i, j in T.Parallel(4, N):
+                    Y[block * 4 + i, j] = S[W.rank(), block * 4 + i, j]
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, elementwise.M, elementwise.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return ring_shift.expected(inputs)
+
+
+@case()
+class put_and_get:
+    """Rows go to the right neighbour by ``W.put_block``; the next one gets them from there."""
+
+    M, N = 4, 32
+
+    @staticmethod
+    def make(ranks):
+        M, N = put_and_get.M, put_and_get.N
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
+        ):
+            with T.Kernel(M, threads=32) as row:
+                W.put_block(X[row, 0], S[(W.rank() + 1) % ranks, row, 0], N)
+                W.get_block(S[(W.rank() + ranks - 1) % ranks, row, 0], Y[row, 0], N)
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, put_and_get.M, put_and_get.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return [{"Y": inputs[r - 2 if len(inputs) > 1 else 0]["X"]} for r in range(len(inputs))]
+
+
+@case()
+class bulk_transfers:
+    """Rows go to the right neighbour by ``W.bulk_store`` and come in by ``W.bulk_load``."""
+
+    M, N = 4, 32
+
+    @staticmethod
+    def make(ranks):
+        M, N = bulk_transfers.M, bulk_transfers.N
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
+        ):
+            with T.Kernel(M, threads=32) as row:
+                tile = T.alloc_shared((N,), F32)
+                full = T.alloc_barrier(32)
+                T.copy(X[row, 0:N], tile)
+                W.bulk_store(S[(W.rank() + 1) % ranks, row, 0], tile, N)
+                W.bulk_commit()
+                W.bulk_wait(0, read=True)
+                W.bulk_load(tile, S[W.rank(), row, 0], N, full[0])
+                T.mbarrier_arrive(full[0])
+                T.mbarrier_wait_parity(full[0], 0)
+                T.copy(tile, Y[row, 0:N])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, bulk_transfers.M, bulk_transfers.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return ring_shift.expected(inputs)
+
+
+@case()
+class two_kernels:
+    """A plan of two shifts through the same tensor, with a kernel of no rank between them."""
+
+    @staticmethod
+    def make(ranks):
+        M, N = ring_shift.M, ring_shift.N
+        shift, again = ring_shift.make(ranks), ring_shift.make(ranks)
+
+        @T.prim_func
+        def double(X: T.Tensor((M, N), F32), Y: T.Tensor((M, N), F32)):
+            with T.Kernel(M, threads=32) as row:
+                for i in T.Parallel(N):
+                    Y[row, i] = 2.0 * X[row, i]
+
+        @tw.plan
+        def plan(
+            p: tw.Steps,
+            X: T.Tensor((M, N), F32),
+            S: W.Symmetric((M, N), F32),
+            once: T.Tensor((M, N), F32),
+            doubled: T.Tensor((M, N), F32),
+            Y: T.Tensor((M, N), F32),
+        ):
+            p.launch(shift, X, S, once)
+            p.launch(double, once, doubled)
+            p.launch(again, doubled, S, Y)
+
+        return plan
+
+    inputs = ring_shift.inputs
+
+    @staticmethod
+    def expected(inputs):
+        return [{"Y": 2 * inputs[(r - 2) % len(inputs)]["X"]} for r in range(len(inputs))]
