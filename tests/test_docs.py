@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -40,13 +41,20 @@ def test_every_mutant_of_the_examples_is_accounted_for_as_the_page_says():
     ] == []
 
 
-def test_readme_program_compiles(tmp_path):
-    """The README's first two blocks are one file, and what it says of it holds."""
+@pytest.fixture
+def readme_program(tmp_path):
+    """The README's first two blocks, which are one file."""
     readme = (CHECKOUT / "README.md").read_text()
     imports, program = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[:2]
     file = tmp_path / "readme.py"
     file.write_text(f"{imports}\n{program}\nexample = gemm_reduce_scatter(1024, 512, 256, 4)\n")
-    cuda = tw.emit(_load(file).example)
+    return file
+
+
+def test_readme_program_compiles_and_says_nothing_of_synchronisation(readme_program):
+    text = readme_program.read_text()
+    assert not re.search(r"signal|wait|fence|barrier|epoch|W\.sync", text)
+    cuda = tw.emit(_load(readme_program).example)
     assert "tl::tma_store" in cuda and "tw::complete_bulk_stores" in cuda
     assert "tw::signal<" in cuda and "tw::wait_reached<" in cuda
 
@@ -128,3 +136,64 @@ def test_plan_of_the_page_about_plans(tmp_path, capsys):
     assert "tw::wait_reached<" in tw.emit(_load(file).add_up)
     steps = {name for name in vars(tw.Steps) if not name.startswith("_")} - {"peers"}
     assert steps == set(re.findall(r"^\| `p\.(\w+)\(", page, re.MULTILINE))
+
+
+SYNCHRONISATION = CHECKOUT / "docs" / "synchronisation.md"
+
+
+def test_synchronisation_page_shows_what_the_command_prints(readme_program, monkeypatch, capsys):
+    monkeypatch.chdir(readme_program.parent)
+    page = SYNCHRONISATION.read_text()
+    ((command, said),) = re.findall(r"```console\n\$ tileweave ([^\n]*)\n(.*?)```", page, re.S)
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == said
+    source = readme_program.read_text().splitlines()
+    for line in (35, 39):
+        assert f"- Line {line}: " in page and "parts[" in source[line - 1]
+    (shown,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert shown in readme_program.read_text()
+
+
+def _text_of(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(v.value if isinstance(v, ast.Constant) else "\u2026" for v in node.values)
+    return "\u2026"
+
+
+def _refusals(file: Path) -> list[str]:
+    """The messages with which a file refuses programs, with an ellipsis for each value."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        name = getattr(getattr(node, "func", None), "id", "")
+        if name in ("LanguageError", "TileWeaveError"):
+            found.append(_text_of(node.args[0]))
+        elif name == "_refused":
+            found.append(f"which {_text_of(node.args[1])}; expected {_text_of(node.args[2])}")
+    return found
+
+
+def test_synchronisation_page_has_every_refusal():
+    names = ("accesses", "boxes", "granules", "residency", "reuse", "traffic", "waits")
+    files = [CHECKOUT / "passes" / "inference" / f"{name}.py" for name in names]
+    files.append(CHECKOUT / "runtime" / "plan_sync.py")
+    every = [text for file in files for text in _refusals(file)]
+    assert len(every) > 15
+    rows = "\n".join(re.findall(r"^\| `(.*?)` \|", SYNCHRONISATION.read_text(), re.M))
+    for text in every:
+        # A value may be words of several kinds: what stands between values is said somewhere.
+        parts = [p.strip(" ;:,.") for p in text.split("\u2026")]
+        missing = [p for p in parts if len(p) > 3 and p not in rows]
+        assert not missing, (text, missing)
+
+
+def test_synchronisation_page_has_every_option_and_kind():
+    from tileweave.passes.inference.options import _LEGAL
+
+    page = SYNCHRONISATION.read_text()
+    rows = set(re.findall(r"^\| `tileweave\.(\w+)` \|", page, re.M))
+    assert rows == set(_LEGAL)
+    picture = CHECKOUT / "docs" / "synchronisation.svg"
+    words = " ".join(e.text or "" for e in ElementTree.parse(picture).iter())
+    assert "signal" in words and "wait" in words and picture.name in page

@@ -239,13 +239,16 @@ def test_plan_is_told_with_its_kernels_and_copies():
     found = explained("all_gather_gemm")
     assert [name for name, *_ in found.sources] == ["plan", "gemm"]
     sent = line_of("all_gather_gemm", "p.copy(gathered[peer")
-    (signal,) = of(found, line=sent)
-    assert (signal.kind, signal.tensor, signal.per_block) == ("signal", "gathered", 3)
+    first, signal = of(found, line=sent)
+    assert (first.kind, signal.kind, signal.tensor, signal.per_block) == (
+        "wait", "signal", "gathered", 3,
+    )  # fmt: skip
+    assert signal.reason == "the stream tells gemm that p.copy has ended"
+    assert (first.tensor, first.flag) == ("gathered", "finished")
+    assert first.reason.startswith("before p.copy overwrites it: a peer may still read")
     (wait,) = of(found, kernel="gemm", kind="wait")
     assert (wait.tensor, wait.line) == ("gathered", line_of("all_gather_gemm", "T.copy(gathered["))
     assert wait.reason == "T.copy reads what writes bring; moved out of the loop over k"
-    (first,) = of(found, kernel="plan", kind="wait")
-    assert "before the copies overwrite it" in first.reason
     assert of(found, kernel="gemm", kind="signal", tensor="finished")
 
 
@@ -287,6 +290,39 @@ def test_page_shows_the_source_from_its_decorator_on():
     assert not any("def inputs" in t for t in text)
 
 
+PLAN = """
+import tilelang.language as T
+import tileweave as tw
+from tileweave import language as W
+
+@T.prim_func
+def step(S: W.Symmetric((4, 8), "float32"), Y: T.Tensor((4, 8), "float32")):
+    with T.Kernel(4, threads=32) as row:
+        tile = T.alloc_shared((1, 8), "float32")
+        T.copy(S[W.rank(), row, 0], tile)
+        T.copy(tile, Y[row, 0])
+
+@tw.plan
+def gather(p, X: T.Tensor((1, 8), "float32"), S: W.Symmetric((4, 8), "float32"),
+           Y: T.Tensor((4, 8), "float32")):
+    for peer in p.peers():
+        p.copy(S[peer, p.rank : p.rank + 1], X, stream="copies")
+    p.copy(S[p.rank, p.rank : p.rank + 1], X)
+    p.launch(step, S, Y)
+"""
+
+
+def test_command_tells_a_kernel_with_its_plan_only(tmp_path, capsys):
+    """By itself it reads what nobody writes, and has nothing to order."""
+    file = tmp_path / "gather.py"
+    file.write_text(PLAN)
+    assert main(["explain", str(file), "--json"]) == 0
+    (found,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert found["name"] == "gather" and {o["kernel"] for o in found["ops"]} == {"gather", "step"}
+    assert main(["explain", f"{file}:step", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ops"] == []
+
+
 @pytest.fixture
 def twice(tmp_path):
     path = tmp_path / "twice.py"
@@ -314,6 +350,13 @@ def test_options_reach_the_compiler(twice, capsys):
     assert capsys.readouterr().out.startswith("twice: ")
     assert main(["simulate", str(twice), "--ranks", "2", "--schedules", "2"]) == 0
     assert "no fault" in capsys.readouterr().out
+
+
+def test_simulate_takes_options():
+    with pytest.raises(tw.SimulationError):
+        tw.simulate(
+            CASES["ring_shift"].make(2), 2, [{}, {}], pass_configs={"tileweave.verify": "off"}
+        )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tilelang import tvm
 from . import __version__
 from .builtins.errors import TileWeaveError
 from .emit import STAGES, emit
-from .explain import explain
+from .explain import explain, source_of
 from .runtime import Plan
 from .runtime.configured import configured
 
@@ -167,12 +167,16 @@ def _explain(options: argparse.Namespace) -> None:
         )
     if options.html and Path(options.html).suffix != ".html":
         raise TileWeaveError(f"explain: --html {options.html}; expected a name that ends in .html")
-    for number, (name, program) in enumerate(programs.items()):
+    told: set[tuple] = set()
+    for name, program in programs.items():
+        if isinstance(program, PrimFunc) and source_of(program) in told:
+            continue
         found = replace(explain(program, options.ranks, _configs(options)), name=name)
         if options.html:
             Path(options.html).write_text(found.html())
-        separator = "\n" if number and not options.json else ""
+        separator = "\n" if told and not options.json else ""
         print(separator + (found.as_json() if options.json else str(found)))
+        told.update(found.sources)
 
 
 def _simulate(options: argparse.Namespace) -> None:

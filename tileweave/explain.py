@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from .passes.walk import uses_tileweave
 from .runtime import Plan
 from .runtime.configured import configured
 from .runtime.parameters import shapes_of
-from .runtime.plans import CopyValue, Launch, Step, WriteValue
+from .runtime.plans import Copy, CopyValue, Launch, Step, WaitValue, WriteValue
 
 Kind = Literal["wait", "fence", "bulk_wait", "barrier", "signal", "unordered"]
 KINDS: dict[str, str] = {
@@ -59,8 +59,8 @@ class Operation:
         granule: elements along each axis that one counter stands for, or nothing.
         amount: what a signal adds, or has arrived in a launch when a wait ends.
         flag: the tensor of its counters, or nothing.
-        per_block: how often a block does it in a launch, at most; None where only the running
-            kernel knows.
+        per_block: how often a block does it in a launch, or a stream in a call of a plan, at most;
+            None where only the running kernel knows.
         kernel: the program in which it stands.
     """
 
@@ -154,7 +154,7 @@ def _of_kernel(
     func: tirx.PrimFunc, world_size: int, configs: Mapping[str, Any], arch: str
 ) -> Explanation:
     name = str(func.attrs["global_symbol"])
-    source = _source_of(func, name)
+    source = source_of(func)
     func, stock = passes.split_options(func, configs)
     mod = tvm.IRModule({name: func})
     mod = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE, passes.PREPARE_PASSES)
@@ -240,28 +240,27 @@ def _bytes(hidden: Any) -> int:
     return math.prod(hidden.shape) * (tvm.DataType(hidden.dtype).bits // 8)
 
 
-def _source_of(func: tirx.PrimFunc, name: str) -> tuple[str, str, int, int] | None:
+def source_of(func: tirx.PrimFunc) -> tuple[str, str, int, int] | None:
     """(name, file, first line, last line) of a program, where TileLang has noted them."""
     span = func.span
     if span is None or span.source_name is None:
         return None
     file, first = str(span.source_name.name), int(span.line)
     places = [leaf.place for leaf in leaves_of(func.body)]
+    name = str(func.attrs["global_symbol"])
     return name, file, first, max([first, *(line for path, line in places if path == file)])
 
 
 def _of_plan(plan: Plan, world_size: int, arch: str) -> Explanation:
     shapes = shapes_of(plan.parameters, {}, f"explain {plan.name}")
     scalars = {p.name: 0 for p in plan.parameters if p.shape is None}
-    traces = [plan.trace(r, world_size, shapes, scalars) for r in range(world_size)]
+    traces = [plan.trace(r, world_size, shapes, scalars, call=1) for r in range(world_size)]
     steps = list(itertools.chain(*traces))
-    ops = _most(_flag_steps(plan.name, trace) for trace in traces)
+    ops = _most(_flag_steps(trace) for trace in traces)
     lines = [int(s.site.rpartition(":")[2]) for s in steps] + [op.line for op in ops]
     file, _, first = plan.site.rpartition(":")
-    kernels = {id(s.program): s.program for s in steps if isinstance(s, Launch) and s.number > 0}
+    kernels = {id(s.program): s.program for s in steps if isinstance(s, Launch)}
     parts = [_of_kernel(k, world_size, {}, arch) for k in kernels.values()]
-    tensors = {op.flag: op.tensor for part in parts for op in part.ops if op.granule}
-    ops = [dataclasses.replace(op, tensor=tensors.get(op.tensor, op.tensor)) for op in ops]
     own = Explanation(
         plan.name, world_size, tuple(_in_kernel(ops, plan.name)),
         sources=((plan.name, file, int(first), max([int(first), *lines])),),
@@ -269,24 +268,25 @@ def _of_plan(plan: Plan, world_size: int, arch: str) -> Explanation:
     return _merged(plan.name, world_size, [own, *parts])
 
 
-def _flag_steps(plan: str, trace: Iterable[Step]) -> Iterator[Operation]:
-    """What the steps of one rank say to flags."""
+def _flag_steps(trace: Sequence[Step]) -> Iterator[Operation]:
+    """What the steps of one rank do to flags, by hand or for a copy whose number they have."""
+    copied = {s.number: s.dst.parameter.name for s in trace if isinstance(s, Copy)}
     for step in trace:
-        file, _, line = step.site.rpartition(":")
         if isinstance(step, (WriteValue, CopyValue)):
-            name = step.dst.parameter.name
-            kernel, inferred, flag = name.partition(".")
-            if inferred:
-                reason = f"the stream tells {kernel} that the copy before it has ended"
-                yield Operation("signal", flag, file, int(line), reason, amount="1", flag=flag)
-            else:
-                yield Operation("signal", name, file, int(line), BY_HAND, flag=name)
-        elif isinstance(step, Launch) and "finished" in step.arguments and step.number < 0:
-            reason = "before the copies overwrite it: every rank may still read until its last "
-            yield Operation(
-                "wait", "finished", file, int(line), f"{reason}launch has finished", amount="1",
-                flag="finished",
-            )  # fmt: skip
+            kind, word = "signal", step.dst
+            reason = "the stream tells {kernel} that p.copy has ended"
+        elif isinstance(step, WaitValue):
+            kind, word = "wait", step.src
+            reason = "before p.copy overwrites it: a peer may still read in its last {kernel}"
+        else:
+            continue
+        file, _, line = step.site.rpartition(":")
+        kernel, inferred, flag = word.parameter.name.partition(".")
+        if inferred:
+            reason, tensor = reason.format(kernel=kernel), copied[step.number]
+            yield Operation(kind, tensor, file, int(line), reason, "", "1", flag)
+        else:
+            yield Operation(kind, kernel, file, int(line), BY_HAND, flag=kernel)
 
 
 def _most(of_ranks: Iterable[Iterable[Operation]]) -> list[Operation]:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from ...builtins.errors import TileWeaveError
 from ...passes.hidden import Hidden
+from ..configured import configured
 from ..parameters import Parameter, dynamic_extents, shapes_of
 from .arrivals import refuse_surplus, unconsumed
 from .drawing import draw
@@ -39,6 +40,7 @@ def simulate(
     progress: bool = False,
     timeline: str | Path | None = None,
     captured: bool = False,
+    pass_configs: Mapping[str, Any] | None = None,
 ) -> list[dict[str, np.ndarray]]:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
@@ -60,6 +62,7 @@ def simulate(
         timeline: draw the schedule that fails, else the last one, to this file: ``.html``,
             ``.svg`` or, with matplotlib, ``.png``.
         captured: run a plan as replayed from a CUDA graph, which knows no number of its calls.
+        pass_configs: as for ``tw.compile``, of a ``T.prim_func``.
 
     Returns:
         One dict a rank, parameter name -> array, after the last epoch of the last schedule.
@@ -78,6 +81,7 @@ def simulate(
             raise TileWeaveError(f"simulate: {name}={value}; expected at least 1")
     executable = program
     if not isinstance(program, Executable):
+        program = configured("simulate", program, pass_configs)
         executable = Executable(program, world_size, captured=captured)
     case = Case(executable, _checked(executable, inputs), epochs)
     name, lost = executable.plan.name, {}
