@@ -11,6 +11,10 @@ class LanguageError(TileWeaveError, ValueError):
     """A builtin was given something it has no instruction for; raised while tracing."""
 
 
+class SyncWarning(UserWarning):
+    """What would be refused, had ``tileweave.verify`` not been ``warn``."""
+
+
 def source_location() -> str:
     """`` --> file:line`` of the statement being traced, or nothing outside a TileLang program."""
     from tilelang.language.eager.builder import Builder

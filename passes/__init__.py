@@ -1,11 +1,12 @@
 """IR-to-IR passes that make the order of memory between ranks right. One pass a file."""
 
-from .inference.options import split_options
+from .inference.options import is_chosen, split_options
 from .table import (
     DEVICE_PASSES,
     GROUP_PASSES,
     HOST_PASSES,
     PREPARE_PASSES,
+    SIMULATED_PASSES,
     SYNC_PASSES,
     TARGET_PASSES,
     TILE_PASSES,
@@ -19,10 +20,12 @@ __all__ = [
     "GROUP_PASSES",
     "HOST_PASSES",
     "PREPARE_PASSES",
+    "SIMULATED_PASSES",
     "SYNC_PASSES",
     "TARGET_PASSES",
     "TILE_PASSES",
     "Pass",
+    "is_chosen",
     "run",
     "run_group",
     "split_options",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from ..builtins.declare import builtin_of
+from ..builtins.errors import LanguageError, SyncWarning
 from ..builtins.symmetric import is_symmetric, itemsize
+from ..builtins.unordered import UNORDERED
 from .hidden import hidden_of, set_hidden, with_hidden
 from .inference.accesses import collect_accesses
 from .inference.copies import copies_of
@@ -28,7 +31,7 @@ from .inference.symbols import Symbols
 from .inference.traffic import traffic_of
 from .inference.waits import place_waits
 from .memory_order import releases
-from .walk import builtins_in, op_name
+from .walk import builtins_in, op_name, uses_op
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,14 @@ def infer_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.P
     Before: ``if owner != me: T.copy(tile, S[owner, ...]) else: T.copy(S[me, ...], tile)``
     After:  the same with signals and waits, and hidden parameters for their counters
     """
-    return explained(func, world_size, heap_stride)[0]
+    try:
+        return explained(func, world_size, heap_stride)[0]
+    except LanguageError as error:
+        if options_of(func).verify != "warn":
+            raise
+        message = f"{error}\n(the program stays as it is: nothing orders its accesses)"
+        warnings.warn(message, SyncWarning, stacklevel=2)
+        return func
 
 
 def explained(
@@ -72,13 +82,13 @@ def explained(
 ) -> tuple[tirx.PrimFunc, Explanation]:
     """``infer_sync`` of a program, and what it did."""
     hidden = {h.name: h for h in hidden_of(func)}
-    tensors = [b for b in func.buffer_map.values() if _is_of_heap(b, heap_stride)]
+    tensors = heap_tensors(func, heap_stride)
     exchange = None
     options = options_of(func)
     if tensors and options.verify != "off" and not is_explicit(func):
         exchange = _exchange(func, tensors, world_size, heap_stride, options)
     if exchange is None:
-        return func, Explanation()
+        return func, Explanation(_unordered(func, tensors))
     own = {t for t in tensors if t.name in hidden}
     for traffic in exchange.traffic:
         exchange.buffers[traffic.tensor] = choose_buffers(exchange, traffic, traffic.tensor in own)
@@ -95,7 +105,8 @@ def explained(
     flags = sum(4 * math.prod(h.shape) for h in exchange.hidden)
     func = with_hidden(func, exchange.hidden, exchange.hidden_buffers)
     copied = exchange.copied()
-    return func, Explanation(tuple(exchange.inserted), dict(exchange.reuse), flags, copied)
+    ops = (*exchange.inserted, *_unordered(func, tensors))
+    return func, Explanation(ops, dict(exchange.reuse), flags, copied)
 
 
 def is_explicit(func: tirx.PrimFunc) -> bool:
@@ -120,6 +131,19 @@ def _exchange(func, tensors, world_size, heap_stride, options) -> Exchange | Non
             if traffic.is_exchanged:
                 exchange.traffic.append(traffic)
     return exchange if exchange.traffic else None
+
+
+def heap_tensors(func: tirx.PrimFunc, heap_stride: int) -> list[tirx.Buffer]:
+    """The symmetric tensors of a program that was made one of a group."""
+    return [b for b in func.buffer_map.values() if _is_of_heap(b, heap_stride)]
+
+
+def _unordered(func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer]) -> tuple[Inserted, ...]:
+    """What ``W.unordered`` takes out."""
+    if not uses_op(func.body, UNORDERED):
+        return ()
+    left_out = collect_accesses(func, tensors).unordered
+    return tuple(Inserted("unordered", u.tensor, u.line, u.reason) for u in left_out)
 
 
 def _is_of_heap(buffer: tirx.Buffer, heap_stride: int) -> bool:

@@ -13,6 +13,7 @@ from . import (
     bind_runtime,
     complete_bulk_stores,
     drop_readonly,
+    drop_unordered,
     elect_leader,
     fence_after_wait,
     free_async_tiles,
@@ -28,6 +29,7 @@ from . import (
     stage_waits,
     verify_indices,
     verify_pipelined,
+    verify_sync,
 )
 from .walk import uses_tileweave
 
@@ -66,9 +68,15 @@ PREPARE_PASSES = (
 GROUP_PASSES = (
     *PREPARE_PASSES,
     Pass(infer_sync.infer_sync, "needs the number of ranks; adds builtins for all later passes"),
+    Pass(verify_sync.verify_sync, "judges what the program itself orders, before delays are added"),
+    Pass(drop_unordered.drop_unordered, "behind those that heed its marks"),
     Pass(insert_delays.insert_delays, "sees the signals and waits that were inferred"),
 )
 """Run by ``tw.compile`` and ``tw.emit``, with the group, before TileLang sees the program."""
+
+SIMULATED_PASSES = tuple(p for p in GROUP_PASSES if p.run is not verify_sync.verify_sync)
+"""The same for the simulator, which itself reports what a program does not order, unless
+``tileweave.verify`` is given."""
 
 TARGET_PASSES = (
     Pass(require_arch.require_arch, "first: names the program's own lines, before passes add any"),
@@ -76,7 +84,11 @@ TARGET_PASSES = (
 """Run with the target before the tile passes, for every kernel that uses a builtin."""
 
 SYNC_PASSES = (
-    Pass(verify_indices.verify_indices, "first: judges the program as it was written"),
+    Pass(
+        drop_unordered.drop_unordered,
+        "first: a program that was not compiled for a group has its marks still",
+    ),
+    Pass(verify_indices.verify_indices, "early: judges the program as it was written"),
     Pass(
         elect_leader.elect_leader,
         "decides who runs a builtin while the program still has its own shape",

@@ -119,6 +119,11 @@ def uses_tileweave(func: tirx.PrimFunc) -> bool:
     return bool(calls_in(func.body, lambda c: op_name(c).startswith("tileweave.")))
 
 
+def uses_op(node, name: str) -> bool:
+    """Whether an operator of this name is called inside a statement or expression."""
+    return bool(calls_in(node, lambda c: op_name(c) == name))
+
+
 def builtins_in(node) -> list[tirx.Call]:
     """Calls of builtins inside a statement or expression."""
     return calls_in(node, lambda c: builtin_of(c) is not None)

@@ -20,7 +20,7 @@ from .versions import require_supported_tilelang as _require_supported_tilelang 
 _require_supported_tilelang()
 
 from . import language  # noqa: E402
-from .builtins.errors import LanguageError, TileWeaveError  # noqa: E402
+from .builtins.errors import LanguageError, SyncWarning, TileWeaveError  # noqa: E402
 from .codegen.hook import activate as _activate  # noqa: E402
 from .emit import emit  # noqa: E402
 from .explain import Explanation, explain  # noqa: E402
@@ -51,6 +51,7 @@ __all__ = [
     "SimulationWarning",
     "Steps",
     "SymmetricTensor",
+    "SyncWarning",
     "TileWeaveError",
     "barrier",
     "compile",

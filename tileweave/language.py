@@ -37,4 +37,5 @@ from .builtins.signals import (
     wait_reached,
 )
 from .builtins.symmetric import Symmetric, alloc_symmetric
+from .builtins.unordered import unordered
 from .tile_order import own_last, swizzle_2d

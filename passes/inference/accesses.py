@@ -8,10 +8,12 @@ from typing import Literal
 
 from tilelang.ir import get_stmt_span
 from tvm import tirx
+from tvm.ir import structural_equal
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.declare import Pointer, builtin_of
 from ...builtins.errors import LanguageError
+from ..drop_unordered import is_mark
 from ..walk import calls_in, location, op_name, rewrite_children
 from .space import Loop
 
@@ -75,6 +77,15 @@ class Access:
         return f"{self.op} {verb} {self.tensor.name}[{', '.join(map(str, self.starts))}]"
 
 
+@dataclass(frozen=True)
+class Unordered:
+    """An access that ``W.unordered`` takes out."""
+
+    tensor: str
+    line: str
+    reason: str
+
+
 @dataclass
 class Program:
     """What the inference knows of a program.
@@ -85,9 +96,11 @@ class Program:
         kernel: its statement, with the source line of ``T.Kernel``.
         body: the kernel's body, before and behind which statements can be put.
         values: of the variables that it binds.
+        unordered: what is left out of ``accesses`` because the program says so.
     """
 
     accesses: list[Access] = field(default_factory=list)
+    unordered: list[Unordered] = field(default_factory=list)
     grid: list[Loop] = field(default_factory=list)
     threads: list[Loop] = field(default_factory=list)
     kernel: tirx.Stmt | None = None
@@ -120,6 +133,8 @@ class _Collector:
         self._unknown = ""
         self._registers: dict[tirx.Var, tirx.Var] = {}
         """The value a T.alloc_var holds here, as a variable of ``values``."""
+        self._marks: list[tuple[tirx.BufferLoad, str]] = []
+        """What ``W.unordered`` marked, until the statement that accesses it."""
 
     def walk(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt):
@@ -267,6 +282,10 @@ class _Collector:
         return done.value
 
     def _leaf(self, stmt: tirx.Stmt) -> None:
+        if is_mark(stmt):
+            element, reason = stmt.value.args
+            self._marks.append((element, reason.value))
+            return
         handled: list[tirx.BufferLoad] = []
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer.data in self._tensors:
             ones = [tirx.IntImm("int32", 1)] * len(stmt.indices)
@@ -326,6 +345,8 @@ class _Collector:
                 f"{op}: accesses {buffer.name} through {len(extents)} extents; expected "
                 f"{len(buffer.shape)}{location(self._anchor)}"
             )
+        if self._is_unordered(op, buffer, starts):
+            return
         used = self._threads_in([*starts, *self._conditions])
         self.program.accesses.append(Access(
             self._tensors[buffer.data], kind, op,
@@ -334,6 +355,19 @@ class _Collector:
             tuple(self._loops), (*self._inner, *used), tuple(self._conditions), self._anchor,
             tuple(self._around), tuple(self._guards), tuple(self._place), self._unknown,
         ))  # fmt: skip
+
+    def _is_unordered(self, op: str, buffer: tirx.Buffer, starts) -> bool:
+        axes = slice(op.startswith("W."), None)  # builtins may take the rank from ``peer``
+        for number, (element, reason) in enumerate(self._marks):
+            if element.buffer.data.same_as(buffer.data) and all(
+                structural_equal(_base(a), _base(b))
+                for a, b in list(zip(element.indices, starts, strict=True))[axes]
+            ):
+                del self._marks[number]
+                line = location(self._anchor).removeprefix("\n --> ")
+                self.program.unordered.append(Unordered(buffer.name, line, reason))
+                return True
+        return False
 
     def _threads_in(self, exprs) -> list[Loop]:
         return [t for t in self.program.threads if any(_uses(e, t.var, self) for e in exprs)]

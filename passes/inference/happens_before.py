@@ -1,0 +1,349 @@
+"""What surely comes before what, in several launches of a program on all ranks."""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from .events import DATA, Event
+from .launches import Rows
+
+_SCOPES = ("cta", "gpu", "sys")
+HOLDS: dict[str, Callable[[int, int], bool]] = {
+    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "ge": lambda a, b: a >= b,
+    "gt": lambda a, b: a > b, "le": lambda a, b: a <= b, "lt": lambda a, b: a < b,
+    "reached": lambda a, b: a >= b,
+}  # fmt: skip
+"""By the name of a wait, whether it ends when the flag has the first value."""
+_MANY = 16
+"""Arrivals from which on what comes before them all is computed once."""
+
+Place = tuple[int, int]
+"""A block of one launch, and the position of an operation in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One signal, wait, fence or barrier of one block.
+
+    Attributes:
+        block: number of the block among those of all ranks and launches.
+        position: in the order of the block.
+        word: of which flag.
+    """
+
+    event: Event
+    launch: int
+    rank: int
+    block: int
+    position: int
+    word: tuple
+    value: int | None
+
+
+class Timeline:
+    """All rows of all events, each with its block and its position in it."""
+
+    def __init__(self, rows: list[Rows]) -> None:
+        self.rows = [r for r in rows if r.launch.size]
+        depth = max((len(r.key) for r in self.rows), default=1)
+        columns = [
+            np.concatenate([self._column(r, c, depth) for r in self.rows] or [np.zeros(0, int)])
+            for c in range(depth + 4)
+        ]
+        order = np.lexsort(columns[::-1])
+        position = np.empty(len(order), np.int64)
+        position[order] = np.arange(len(order))
+        heads = np.stack(columns[:3], axis=1)
+        self.blocks, block = np.unique(heads, axis=0, return_inverse=True)
+        """(launch, rank, number) of each block."""
+        self.position: dict[Rows, np.ndarray] = {}
+        self.block: dict[Rows, np.ndarray] = {}
+        start = 0
+        for one in self.rows:
+            end = start + one.launch.size
+            self.position[one] = position[start:end]
+            self.block[one] = block.reshape(-1)[start:end]
+            start = end
+
+    @staticmethod
+    def _column(rows: Rows, number: int, depth: int) -> np.ndarray:
+        if number < 3:
+            return (rows.launch, rows.rank, rows.block)[number]
+        if number == depth + 3:
+            return np.full(rows.launch.shape, rows.event.kind not in DATA)
+        key = rows.key
+        return key[number - 3] if number - 3 < len(key) else np.full(rows.launch.shape, -1)
+
+    def operations(self) -> list[Operation]:
+        """Everything that orders, in order."""
+        found = []
+        for rows in self.rows:
+            event = rows.event
+            if event.kind in DATA:
+                continue
+            values = rows.value.tolist() if rows.value is not None else [None] * rows.rank.size
+            words = zip(*(a.tolist() for a in rows.low), strict=True) if rows.low else None
+            for launch, rank, block, position, value in zip(
+                rows.launch.tolist(), rows.rank.tolist(), self.block[rows].tolist(),
+                self.position[rows].tolist(), values, strict=True,
+            ):  # fmt: skip
+                word = (event.tensor.name, *next(words)) if words and event.tensor else ()
+                found.append(Operation(event, launch, rank, block, position, word, value))
+        return sorted(found, key=lambda o: o.position)
+
+
+class HappensBefore:
+    """Which places precede which: by the order of each block, of launches on a rank, and by
+    signals and the waits for them, barriers and fences.
+
+    A wait follows the signals without which the flag would not have the awaited value, if memory
+    starts at zero; where the values do not say which, all that are given in the same launch.
+
+    Args:
+        is_own: whether a flag's tensor has no copies at other ranks.
+        strengthened: events that are taken to have the ``sem`` or the ``scope`` that they need.
+        signalled: names of tensors of which the program signals flags.
+    """
+
+    def __init__(
+        self, timeline: Timeline, operations: list[Operation],
+        is_own: Callable[[str], bool], signalled: Collection[str],
+        strengthened: Mapping[Event, Collection[str]] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self._timeline, self._is_own = timeline, is_own
+        self._strong, self._signalled = strengthened, signalled
+        self._signals: dict[tuple, list[tuple[Operation, str]]] = defaultdict(list)
+        """By word: who signals it, and the scope in which that publishes."""
+        self._sources: dict[tuple, list[Place]] = {}
+        """By arrival, what it follows at once."""
+        self._acquired: dict[int, list[tuple[int, tuple]]] = defaultdict(list)
+        """By block: (position, arrival)."""
+        self._before: dict[tuple, dict[int, int]] = {}
+        self._waits: list[tuple[Operation, str, int]] = []
+        self._number = {tuple(b): n for n, b in enumerate(timeline.blocks.tolist())}
+        self._of_rank: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number, (launch, rank, _) in enumerate(timeline.blocks.tolist()):
+            self._of_rank[launch, rank].append(number)
+        self._read(operations)
+        self._match()
+        for arrivals in self._acquired.values():
+            arrivals.sort(key=lambda a: a[0])
+        self._start_launches()
+
+    def precedes(self, one: Place, other: Place) -> bool:
+        """Whether what ``one`` has written is visible at ``other``."""
+        if one[0] == other[0]:
+            return one[1] < other[1]
+        seen: set[tuple] = set()
+        stack = list(self._arrivals(*other))
+        while stack:
+            arrival = stack.pop()
+            if arrival in seen:
+                continue
+            seen.add(arrival)
+            known = self._before.get(arrival)
+            if known is None and len(self._sources[arrival]) >= _MANY:
+                known = self._all_before(arrival)
+            if known is not None:
+                if known.get(one[0], -1) > one[1]:
+                    return True
+                continue
+            for block, position in self._sources[arrival]:
+                if block == one[0] and position > one[1]:
+                    return True
+                stack += self._arrivals(block, position)
+        return False
+
+    def arrivals_before(self, place: Place) -> bool:
+        """Whether the block has waited for anything in this launch."""
+        return any(a[0] != "start" for a in self._arrivals(*place))
+
+    def _arrivals(self, block: int, position: int) -> list[tuple]:
+        """What the block has waited for before, the start of its launch included."""
+        acquired = self._acquired.get(block, ())
+        count = bisect.bisect_left(acquired, position, key=lambda a: a[0]) if acquired else 0
+        return [a for _, a in acquired[:count]]
+
+    def _all_before(self, arrival: tuple) -> dict[int, int]:
+        """By block, the last position that precedes ``arrival``."""
+        found: dict[int, int] = {}
+        stack, seen = [arrival], {arrival}
+        while stack:
+            at = stack.pop()
+            known = self._before.get(at)
+            places = known.items() if known is not None else self._sources[at]
+            for block, position in places:
+                if found.get(block, -1) >= position:
+                    continue
+                found[block] = position
+                if known is None:
+                    new = [a for a in self._arrivals(block, position) if a not in seen]
+                    seen.update(new)
+                    stack += new
+        self._before[arrival] = found
+        return found
+
+    def _start_launches(self) -> None:
+        """A rank's launch follows its launches before."""
+        end = len(self._timeline.blocks) and max(
+            (int(p.max()) for p in self._timeline.position.values()), default=0
+        )
+        for (launch, rank), blocks in sorted(self._of_rank.items()):
+            if launch == 0:
+                continue
+            arrival = ("start", launch, rank)
+            before = self._of_rank.get((launch - 1, rank), ())
+            self._sources[arrival] = [(b, end + 1) for b in before]
+            for block in blocks:
+                self._acquired[block].insert(0, (-1, arrival))
+        for launch, rank in sorted(self._of_rank):
+            if launch:
+                self._all_before(("start", launch, rank))
+
+    def _read(self, operations: list[Operation]) -> None:
+        """Sort out who publishes and who acquires what, and in which scope."""
+        fenced: dict[int, str] = {}
+        relaxed: dict[int, list[Operation]] = defaultdict(list)
+        met: dict[tuple, int] = defaultdict(int)
+        for o in operations:
+            event, strong = o.event, self._strong.get(o.event, ())
+            scope = "sys" if "scope" in strong else event.scope
+            if event.kind == "barrier":
+                self._barrier(o, met)
+            elif event.kind == "fence":
+                fenced[o.block] = scope
+                for wait in relaxed.pop(o.block, ()):
+                    least = min(scope, wait.event.scope, key=_SCOPES.index)
+                    self._waits.append((wait, least, o.position))
+            elif event.kind == "signal":
+                if event.sem in ("release", "acq_rel") or "sem" in strong:
+                    self._signals[o.word].append((o, scope))
+                elif o.block in fenced:
+                    least = min(scope, fenced[o.block], key=_SCOPES.index)
+                    self._signals[o.word].append((o, least))
+                else:
+                    self._signals[o.word].append((o, ""))
+            elif event.sem == "acquire" or "sem" in strong:
+                self._waits.append((o, scope, o.position))
+            else:
+                self._waits.append((o, "", o.position))
+                relaxed[o.block].append(o)
+
+    def _barrier(self, o: Operation, met: dict) -> None:
+        name = o.event.op
+        who = {"W.sync_ranks": ("rank", o.rank), "W.sync_grid": ("block", o.block)}
+        who = who.get(name, ("block", o.block))
+        count = met[name, o.launch, who]
+        met[name, o.launch, who] += 1
+        where = o.rank if name == "W.sync_grid" else -1
+        arrival = (name, o.launch, where, count)
+        self._sources.setdefault(arrival, []).append((o.block, o.position))
+        self._acquired[o.block].append((o.position, arrival))
+
+    def _match(self) -> None:
+        for wait, scope, position in self._waits:
+            if not wait.word:
+                continue
+            word = self._word(wait)
+            signals = self._of_word(word)
+            if not signals:
+                if wait.word[0] not in self._signalled:
+                    self._outside(wait, position)
+                continue
+            if not scope:
+                continue
+            arrival = ("flag", word, wait.launch, wait.value, wait.rank, scope, wait.event.relation)
+            if wait.value is None or arrival not in self._sources:
+                needed = self._needed(wait, signals)
+                if wait.value is None:
+                    arrival = (*arrival, wait.block, wait.position)
+                self._sources[arrival] = [
+                    (s.block, s.position)
+                    for s, published in needed
+                    if _reaches(s, published, wait, scope)
+                ]
+            self._acquired[wait.block].append((position, arrival))
+
+    def _word(self, o: Operation) -> tuple:
+        return (*o.word, "of", o.rank) if self._is_own(o.word[0]) else o.word
+
+    def _of_word(self, word: tuple) -> list[tuple[Operation, str]]:
+        if "of" in word:
+            rank = word[-1]
+            return [s for s in self._signals.get(word[:-2], ()) if s[0].rank == rank]
+        return self._signals.get(word, [])
+
+    def _outside(self, wait: Operation, position: int) -> None:
+        """A flag that only others than the kernel signal: what they order is not known, so all."""
+        arrival = ("outside", wait.launch)
+        if arrival not in self._sources:
+            end = 1 << 60
+            self._sources[arrival] = [
+                (n, end) for n, b in enumerate(self._timeline.blocks.tolist())
+                if b[0] <= wait.launch
+            ]  # fmt: skip
+        self._acquired[wait.block].append((position, arrival))
+
+    def _needed(
+        self, wait: Operation, signals: list[tuple[Operation, str]]
+    ) -> list[tuple[Operation, str]]:
+        """The signals without which ``wait`` would not end."""
+        signals = [s for s in signals if s[0].launch <= wait.launch]
+        now = [
+            s for s in signals
+            if s[0].launch == wait.launch
+            and not (s[0].block == wait.block and s[0].position > wait.position)
+        ]  # fmt: skip
+        if wait.value is None or any(s.value is None for s, _ in signals):
+            return now
+        if not all(s.event.adds for s, _ in signals):
+            return self._first_of(wait, signals) or now
+        if wait.event.relation not in ("reached", "ge", "eq"):
+            return now
+        return self._counted(wait, signals) if signals else now
+
+    def _first_of(self, wait, signals) -> list[tuple[Operation, str]]:
+        """The first of each block that stores a value for which ``wait`` stands."""
+        holds = HOLDS[wait.event.relation]
+        first: dict[tuple, tuple[Operation, str]] = {}
+        for s in signals:
+            if holds(s[0].value, wait.value):
+                number = tuple(self._timeline.blocks[s[0].block][1:].tolist())
+                first.setdefault(number, s)
+        return list(first.values())
+
+    def _counted(self, wait, signals) -> list[tuple[Operation, str]]:
+        """Of those that add: all of earlier launches that it needs, and of the last one those
+        without which, and without what comes later in their blocks, the sum stays too small."""
+        missing = wait.value
+        by_launch: dict[int, list] = defaultdict(list)
+        for s in signals:
+            by_launch[s[0].launch].append(s)
+        needed: list = []
+        for launch in sorted(by_launch):
+            if missing <= 0:
+                break
+            every = by_launch[launch]
+            total = sum(s.value for s, _ in every)
+            left: dict[int, int] = defaultdict(int)
+            for s, _ in every:
+                left[s.block] += s.value
+            for s in every:
+                if total - left[s[0].block] < missing:
+                    needed.append(s)
+                left[s[0].block] -= s[0].value
+            missing -= total
+        return needed
+
+
+def _reaches(signal: Operation, published: str, wait: Operation, scope: str) -> bool:
+    if signal.block == wait.block:
+        return True
+    least = min(published or "cta", scope, key=_SCOPES.index)
+    return least == "sys" or (least == "gpu" and signal.rank == wait.rank)

@@ -1,0 +1,241 @@
+"""What a program does in several launches in a row, on all ranks, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ...builtins.declare import builtin_of
+from ..walk import op_name
+from .accesses import Program
+from .events import DATA, Event
+from .space import Loop, NotEvaluable, Space
+
+_MOST = 1 << 21
+"""Iterations of one event that are looked at."""
+_SIZE = 512
+"""What stands for a symbolic extent."""
+
+
+class LaunchSpace(Space):
+    """All iterations of an event in one launch.
+
+    A value that only the running kernel knows, if it can differ from launch to launch only, is
+    taken to be the number of the launch, from 0: a scalar parameter, or an element of memory that
+    the kernel itself writes, such as an epoch.
+    """
+
+    def __init__(
+        self, world_size: int, loops: Sequence[Loop], program: Program, launch: int,
+        sizes: frozenset[tirx.Var], written: frozenset[tirx.Var],
+    ) -> None:  # fmt: skip
+        self._launch, self._written = launch, written
+        super().__init__(world_size, loops, program.values, {v: _SIZE for v in sizes})
+
+    def of(self, expr):
+        try:
+            return super().of(expr)
+        except NotEvaluable as error:
+            if error.node is not expr or not self._is_epoch(expr):
+                raise
+            return super().of(self._launch)
+
+    def holds(self, condition: tirx.PrimExpr):
+        """``condition``, or true where it is not known."""
+        if isinstance(condition, tirx.And):
+            return np.logical_and(self.holds(condition.a), self.holds(condition.b))
+        try:
+            return self.of(condition).astype(np.bool_)
+        except NotEvaluable:
+            return super().of(1).astype(np.bool_)
+
+    def _is_epoch(self, expr) -> bool:
+        if isinstance(expr, tirx.Var):
+            return not str(expr.dtype).startswith("handle")
+        spec = builtin_of(expr)
+        if spec is not None and spec.name == "ld" and op_name(expr.args[0]) == "tl.access_ptr":
+            expr = expr.args[0].args[0]
+        if not isinstance(expr, tirx.BufferLoad) or expr.buffer.scope() not in ("", "global"):
+            return False
+        return expr.buffer.data in self._written or not _varies(expr.indices)
+
+
+def _varies(indices) -> bool:
+    return any(not isinstance(i, tirx.IntImm) for i in indices)
+
+
+@dataclass(eq=False)
+class Rows:
+    """Every time that one event happens, in flat arrays.
+
+    Attributes:
+        launch, rank, block: who does it.
+        key: its place among the statements of its block; compared as tuples.
+        low, high: of the box on each axis, the rank first; of a flag, ``low`` is its index.
+        value: what is added or awaited; None where that is not known.
+    """
+
+    event: Event
+    launch: np.ndarray
+    rank: np.ndarray
+    block: np.ndarray
+    key: list[np.ndarray]
+    low: list[np.ndarray]
+    high: list[np.ndarray]
+    value: np.ndarray | None = None
+
+
+class Launches:
+    """Evaluates events for a number of launches.
+
+    Attributes:
+        unknown: events of which it is not known where or when they happen.
+    """
+
+    def __init__(
+        self, func: tirx.PrimFunc, program: Program, events: Sequence[Event], world_size: int
+    ) -> None:
+        self.events, self.world_size, self._program = events, world_size, program
+        self.unknown: list[Event] = []
+        self._written = frozenset(_written(func))
+        self._sizes = frozenset(
+            e for b in func.buffer_map.values() for e in b.shape if isinstance(e, tirx.Var)
+        )
+        self._ordering = {v for e in events if e.kind not in DATA for _, v in e.trail}
+        """Loops in which something is ordered; other loops are one step."""
+
+    def rows(self, launch: int) -> list[Rows]:
+        """All events of one launch, those that cannot be evaluated left out."""
+        found = []
+        for event in self.events:
+            rows = self._rows(event, launch)
+            if rows is not None:
+                found.append(rows)
+            elif event not in self.unknown:
+                self.unknown.append(event)
+        return found
+
+    def _rows(self, event: Event, launch: int) -> Rows | None:
+        try:
+            space = LaunchSpace(
+                self.world_size, event.loops, self._program, launch, self._sizes, self._written
+            )
+            mask = space.inside
+            for condition in event.conditions:
+                mask = mask & space.holds(condition)
+            starts = [space.of(s) for s in event.starts]
+            extents = [space.of(e) for e in event.extents]
+            block = space.of(0)
+            for loop in self._program.grid[::-1]:
+                block = block * int(space.of(loop.extent).max()) + space.of(loop.var)
+        except NotEvaluable:
+            return None
+        value = None
+        if event.value is not None:
+            try:
+                value = space.of(event.value)
+            except NotEvaluable:
+                value = None
+        for steps in self._mergers(event):
+            rows = self._flat(event, space, mask, block, starts, extents, value, steps, launch)
+            if rows is not None:
+                return rows
+        return None
+
+    def _mergers(self, event: Event) -> list[set]:
+        """Loops to be taken as one step, best first."""
+        if event.kind not in DATA:
+            return [set()]
+        serial = {v for _, v in event.trail}
+        grid = {g.var for g in self._program.grid}
+        parallel = {x.var for x in event.loops} - serial - grid
+        return [parallel | (serial - self._ordering), parallel, set()]
+
+    def _flat(
+        self, event, space, mask, block, starts, extents, value, steps, launch
+    ) -> Rows | None:
+        merged = tuple(a for a, x in enumerate(event.loops, 1) if x.var in steps)
+        box = _box(space, mask, starts, extents, merged)
+        if box is None:
+            return None
+        low, high = box
+        happens = mask.any(axis=merged, keepdims=True) if merged else mask
+        key, number = [], event.number
+        for at, var in event.trail:
+            if var in steps:
+                number = at
+                break
+            key += [space.of(at), space.of(var)]
+        key.append(space.of(number))
+        columns = [happens, space.rank, block, *key, *low, *high]
+        shape = np.broadcast_shapes(*(c.shape for c in columns))
+        if np.prod(shape, dtype=np.int64) > _MOST:
+            return None
+        if value is not None:
+            if any(value.shape[a] > 1 for a in merged):
+                value = None
+            else:
+                columns.append(value)
+        flat = np.broadcast_arrays(*columns)
+        where = flat[0]
+        taken = [c[where] for c in flat[1:]]
+        if event.kind not in DATA and taken[0].size:
+            taken = list(np.unique(np.stack(taken), axis=1))
+        rank, number_of_block, *rest = taken
+        if event.by_last and rank.size:
+            latest = np.zeros(self.world_size, np.int64)
+            np.maximum.at(latest, rank, number_of_block)
+            last = number_of_block == latest[rank]
+            rank, number_of_block, *rest = (c[last] for c in (rank, number_of_block, *rest))
+        key_flat, rest = rest[: len(key)], rest[len(key) :]
+        n = len(low)
+        return Rows(
+            event, np.full(rank.shape, launch), rank, number_of_block, key_flat, rest[:n],
+            rest[n : 2 * n], rest[2 * n] if value is not None else None,
+        )  # fmt: skip
+
+
+def _box(space, mask, starts, extents, merged):
+    """Low and high bounds over the merged axes, or None if the box has holes."""
+    if not merged:
+        return starts, [s + e for s, e in zip(starts, extents, strict=True)]
+    low, high, count = [], [], np.int64(1)
+    big = np.int64(1) << 60
+    for start, extent in zip(starts, extents, strict=True):
+        full = np.broadcast_shapes(mask.shape, start.shape, extent.shape)
+        inside = np.broadcast_to(mask, full)
+        first = np.where(inside, start, big).min(axis=merged, keepdims=True)
+        last = np.where(inside, start + extent, -big).max(axis=merged, keepdims=True)
+        low.append(first)
+        high.append(last)
+        count = count * (last - first)
+    happens = mask.any(axis=merged, keepdims=True)
+    touched = np.int64(1)
+    for extent in extents:
+        touched = touched * extent.max(axis=merged, keepdims=True)
+    varying = np.broadcast_shapes(*(s.shape for s in starts), mask.shape)
+    where = np.broadcast_to(mask, varying)
+    touched = touched * where.sum(axis=merged, keepdims=True)
+    if np.any((touched != count) & happens):
+        return None
+    return [np.where(happens, v, 0) for v in low], [np.where(happens, v, 0) for v in high]
+
+
+def _written(func: tirx.PrimFunc) -> set[tirx.Var]:
+    """Tensors that the program writes."""
+    found: set[tirx.Var] = set()
+
+    def visit(node) -> None:
+        if isinstance(node, tirx.BufferStore):
+            found.add(node.buffer.data)
+        elif op_name(node) in ("tl.region", "tl.access_ptr"):
+            mode = node.args[1] if op_name(node) == "tl.region" else node.args[-1]
+            if int(mode) & 2:
+                found.add(node.args[0].buffer.data)
+
+    post_order_visit(func.body, visit)
+    return found

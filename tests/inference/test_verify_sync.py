@@ -1,0 +1,207 @@
+"""Programs that order memory themselves: which faults are refused when they are compiled."""
+
+import re
+import warnings
+
+import pytest
+import tilelang.language as T
+from tilelang import tvm
+from tvm import tirx
+
+import tileweave as tw
+from tests.inference.programs import CASES as PROGRAMS
+from tests.simulator.faults import CASES as FAULTS
+from tileweave import language as W
+from tileweave import passes
+from tileweave.passes.verify_sync import find_fault
+
+STRIDE = 1 << 40
+N = 32
+
+REFUSED = {
+    # the data is not announced, or too weakly
+    "flag_before_data": "no signal follows it (the W.signal before it",
+    "relaxed_signal": "has sem='relaxed'; expected 'release'",
+    "gpu_scope_signal": "has scope='gpu'; expected 'sys'",
+    "cta_scope_signal": "has scope='cta'; expected 'sys'",
+    "signal_to_oneself": "does not wait for what the writer signals",
+    "signal_to_the_wrong_rank": "does not wait for what the writer signals",
+    "no_fence": "has sem='relaxed'; expected 'release'",
+    "fence_of_the_block": "has scope='cta'; expected 'sys'",
+    "fence_of_the_gpu": "has scope='gpu'; expected 'sys'",
+    "flag_stored_at_gpu_scope": "has scope='gpu'; expected 'sys'",
+    "bulk_store_only_read": "has sem='relaxed'; expected 'release'",
+    "tile_store_and_relaxed_flag": "has sem='relaxed'; expected 'release'",
+    "put_block_and_relaxed_flag": "has sem='relaxed'; expected 'release'",
+    "tail_not_counted": "does not wait for what the writer signals",
+    # the reader does not wait, or too weakly
+    "no_wait": "no wait comes before it (the W.sync_ranks behind it",
+    "load_before_the_wait": "no wait comes before it (the W.wait_reached behind it",
+    "get_block_before_the_signal": "no wait comes before it (the W.wait_reached behind it",
+    "relaxed_wait": "has sem='relaxed'; expected 'acquire'",
+    "gpu_scope_wait": "has scope='gpu'; expected 'sys'",
+    "spin_on_relaxed_loads": "has sem='relaxed'; expected 'acquire'",
+    "spin_at_gpu_scope": "has scope='gpu'; expected 'sys'",
+    "relaxed_relay": "has sem='relaxed'; expected 'acquire'",
+    "wait_by_some_blocks": "no wait comes before it",
+    "rank_missing_in_the_barrier": "does not wait for what the writer signals",
+    "count_too_low": "does not wait for what the writer signals",
+    "count_off_by_an_epoch": "does not wait for what the writer signals",
+    "barrier_of_the_grid_across_ranks": "W.sync_grid() before it does not wait",
+    "barrier_of_ranks_by_one_block": "no wait comes before it",
+    # nobody signals
+    "no_signal": "which nobody signals",
+    "signal_in_one_branch": "which nobody signals",
+    "wait_for_the_wrong_flag": "which nobody signals",
+    # the next launch
+    "single_buffer_without_credit": "may still be reading in the launch before",
+    "wrong_parity": "may still be reading in the launch before",
+    "two_buffers_in_a_ring_of_three": "may still be reading in the launch 2 before it",
+    "credit_before_the_read": "may still be reading in the launch 2 before it",
+    "relaxed_credit": "has sem='relaxed'; expected 'release'",
+    "own_memory_changed_under_a_get": "may still be reading in the launch before",
+}
+"""Of the faults that the simulator finds, those that need no run, and what is said of them."""
+
+
+def grouped(func, ranks, configs=None, through=passes.GROUP_PASSES):
+    func, _ = passes.split_options(func, configs or {})
+    mod = tvm.IRModule({"program": func})
+    (func,) = passes.run_group(mod, ranks, STRIDE, through).functions.values()
+    return func
+
+
+@pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS)
+def test_of_the_faults_these_are_refused(case):
+    if case.name not in REFUSED:
+        grouped(case.make(True), case.ranks)
+        return
+    with pytest.raises(tw.LanguageError) as error:
+        grouped(case.make(True), case.ranks)
+    message = str(error.value)
+    assert REFUSED[case.name] in message
+    named = {int(n) for n in re.findall(r"faults\.py:(\d+)", message)}
+    assert set(case.lines) & named, message
+
+
+@pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS)
+def test_twins_are_accepted(case):
+    grouped(case.make(False), case.ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_was_inferred_would_be_accepted_had_it_been_written(name, ranks):
+    program = PROGRAMS[name].make(ranks)
+    if isinstance(program, tirx.PrimFunc):
+        assert find_fault(grouped(program, ranks), ranks, STRIDE) == ""
+
+
+def racing():
+    return FAULTS["no_wait"].make(True)
+
+
+def test_warn():
+    with pytest.warns(tw.SyncWarning, match="no wait comes before it"):
+        grouped(racing(), 2, {"tileweave.verify": "warn"})
+
+
+def test_warn_where_nothing_can_be_inferred():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), "float32"), Y: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=N):
+            T.copy(S[(W.rank() + 1) % 2, 0], Y)
+
+    with pytest.warns(tw.SyncWarning, match=r"no rank writes it(.|\n)*nothing orders its accesses"):
+        func = grouped(program, 2, {"tileweave.verify": "warn"})
+    assert len(func.params) == 2
+
+
+def test_off():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        grouped(racing(), 2, {"tileweave.verify": "off"})
+
+
+def test_the_simulator_reports_what_would_be_refused():
+    with pytest.raises(tw.SimulationError, match="race"):
+        case = FAULTS["no_wait"]
+        program = case.make(True)
+        tw.simulate(program, 2, case.inputs(program), schedules=20)
+    with pytest.raises(tw.LanguageError, match="no wait comes before it"):
+        error = {"tileweave.verify": "error"}
+        tw.simulate(program, 2, case.inputs(program), pass_configs=error)
+
+
+def exchange(parity="data"):
+    """Two buffers in turn by an epoch that is ``parity``: in memory, a parameter, or constant."""
+    turns = 1 if parity == "constant" else 2
+
+    @T.prim_func
+    def program(
+        mail: W.Symmetric((2, N), "int32"),
+        flags: W.Symmetric((2,), "int32"),
+        state: T.Tensor((1,), "int32"),
+        out: T.Tensor((N,), "int32"),
+        given: T.int32,
+    ):
+        with T.Kernel(1, threads=N):
+            me = W.rank()
+            epoch = T.alloc_var("int32")
+            epoch = {"memory": state[0], "given": given, "constant": T.int32(0)}[parity]
+            half = epoch % 2
+            for i in T.Parallel(N):
+                mail[1 - me, half, i] = i
+            W.signal(flags[1 - me, half])
+            W.wait_reached(flags[me, half], given // turns + 1)
+            for i in T.Parallel(N):
+                out[i] = mail[me, half, i]
+            if T.get_thread_binding() == 0:
+                state[0] = state[0] + 1
+
+    return program
+
+
+@pytest.mark.parametrize("parity", ["memory", "given"])
+def test_an_epoch_may_come_from_memory_or_from_the_caller(parity):
+    grouped(exchange(parity), 2)
+
+
+def test_buffers_that_do_not_alternate():
+    with pytest.raises(tw.LanguageError, match="may still be reading"):
+        grouped(exchange("constant"), 2)
+
+
+def test_flags_that_the_caller_resets_are_judged_in_one_launch():
+    @T.prim_func
+    def program(
+        mail: W.Symmetric((N,), "int32"), flags: W.Symmetric((1,), "int32"),
+        out: T.Tensor((N,), "int32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=N):
+            me = W.rank()
+            for i in T.Parallel(N):
+                mail[1 - me, i] = i
+            W.signal(flags[1 - me, 0])
+            W.wait_reached(flags[me, 0], 1)
+            for i in T.Parallel(N):
+                out[i] = mail[me, i]
+
+    grouped(program, 2)
+
+
+def test_what_depends_on_data_is_left_out():
+    @T.prim_func
+    def program(
+        to: T.Tensor((4,), "int32"), mail: W.Symmetric((4, N), "int32"),
+        flags: W.Symmetric((1,), "int32"), out: T.Tensor((N,), "int32"),
+    ):  # fmt: skip
+        with T.Kernel(4, threads=N) as block:
+            for i in T.Parallel(N):
+                mail[to[block], block, i] = i
+            W.signal(flags[to[block], 0])
+            W.sync_ranks()
+            for i in T.Parallel(N):
+                out[i] = mail[W.rank(), block, i]
+
+    grouped(program, 2)
