@@ -41,16 +41,6 @@ def call(name: str, *args: Any, stream: int | None = None) -> Any:
     return result[0] if len(result) == 1 else tuple(result) or None
 
 
-def wait_value(stream: int, address: int, value: int) -> None:
-    """Let ``stream`` go on when the u32 at ``address``, in own memory, has reached ``value``: their
-    signed difference is not negative.
-
-    Takes no SM. Captured by CUDA graphs.
-    """
-    reached = driver().CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-    call("cuStreamWaitValue32", stream, address, value & 0xFFFFFFFF, int(reached), stream=stream)
-
-
 def write_value(stream: int, address: int, value: int) -> None:
     """Write a u32 to ``address`` when ``stream`` gets there: earlier work of the stream is visible
     first.

@@ -12,12 +12,11 @@ import torch
 from tvm import tirx
 
 from ..builtins.errors import TileWeaveError
-from .driver import call, driver, wait_value, write_value
+from .driver import call, driver, write_value
 from .heap import SymmetricTensor
 from .kernel import Kernel, compile
 from .parameters import Parameter, Shape, shapes_of
-from .plan_sync import PlanSync
-from .plans import Copy, CopyValue, Launch, Plan, Step, WaitStream, WaitValue, WriteValue
+from .plans import Copy, CopyValue, Launch, Plan, Step, WaitStream, WriteValue
 from .regions import Region, Rows
 from .session import Session, current
 
@@ -34,14 +33,11 @@ class Calls:
         self._session: Session | None = None
         self._kernels: dict[int, tuple[tirx.PrimFunc, Kernel]] = {}
         self._streams: dict[str, torch.cuda.Stream] = {}
-        self._counts: dict[int, int] = {}
-        self._captured = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         session = current()
         if session is not self._session:
             self._session, self._kernels, self._streams = session, {}, {}
-            self._counts, self._captured = {}, False
         session.watchdog.raise_if_deadlocked()
         try:
             given = self._signature.bind(*args, **kwargs).arguments
@@ -56,21 +52,11 @@ class Calls:
             else:
                 tensors[p.name] = self._tensor(p, given[p.name], session)
         shapes = self._shapes(tensors)
-        rank, world_size = session.group.rank, session.group.world_size
-        sync = self.plan.sync_of(world_size, shapes, scalars)
-        steps = self.plan.trace(rank, world_size, shapes, scalars, self._call_of(sync))
+        steps = self.plan.trace(session.group.rank, session.group.world_size, shapes, scalars)
         kernels = {s.number: self._kernel(s) for s in steps if isinstance(s, Launch)}
         for step in (s for s in steps if isinstance(s, Launch)):
             tensors |= _hidden(step, kernels[step.number])
         self._enqueue(steps, tensors, kernels)
-        if sync is not None:
-            self._counts[id(sync)] = self._counts.get(id(sync), 0) + 1
-
-    def _call_of(self, sync: PlanSync | None) -> int | None:
-        """The number of this call; None if a graph was captured, whose replays nobody counts."""
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            self._captured = True
-        return None if self._captured or sync is None else self._counts.get(id(sync), 0) + 1
 
     def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
         """Of the tensors, of one rank's part if symmetric."""
@@ -149,8 +135,6 @@ class Calls:
                     _copy(tensors, step.dst, step.src, step.rows, stream.cuda_stream)
                 case WriteValue():
                     write_value(stream.cuda_stream, _address(tensors, step.dst), step.value)
-                case WaitValue():
-                    wait_value(stream.cuda_stream, _address(tensors, step.src), step.value)
                 case CopyValue():
                     word = Rows(1, 1, 1, 1)
                     _copy(tensors, step.dst, step.src, word, stream.cuda_stream)

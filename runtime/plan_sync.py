@@ -2,9 +2,12 @@
 
 A plan that copies into a symmetric tensor which a kernel of it reads gets three things. The kernel
 knows the copies of all ranks and waits for them, as for writes of its own (``passes/infer_sync``).
-Each copy is followed by its flag, the number of the call. And before the first copy its stream
-waits until the peers have finished with what the copies overwrite. In a CUDA graph numbers are not
-known to the host: there a kernel of one block waits, and finds the number in device memory.
+Each copy is followed by its flag: the number of the call, copied from device memory, so that a CUDA
+graph finds the right one. And before the first copy a kernel of one block waits until the peers
+have finished with what the copies overwrite, and notes that number. Only then does the other
+kernel start: it might leave no SM. (A stream could wait without an SM, by cuStreamWaitValue32; on
+H200 such a wait on a word that a peer's kernel had added to stood for ever: benchmarks/LOG.md,
+2026-11-21.)
 """
 
 from __future__ import annotations
@@ -27,10 +30,15 @@ from ..passes.inference.copies import Copy as KnownCopy
 from ..passes.inference.copies import with_copies
 from ..passes.inference.epochs import EPOCH
 from .parameters import Parameter
-from .plans import Copy, CopyValue, Launch, Step, WaitValue, WriteValue
+from .plans import Copy, CopyValue, Launch, Step, WaitStream, WriteValue
 from .regions import Region
 
 _STRIDE = 1 << 40
+GUARD = "guard"
+"""The stream of the kernel that runs before the copies, if others make them: beside what the
+launching stream does first."""
+BEGIN = -1
+"""The number of its step."""
 CALL = 2
 """The word of the kernel's count of launches that holds the number of the call."""
 
@@ -53,14 +61,8 @@ class PlanSync:
     copies: tuple[KnownCopy, ...]
     flags: Mapping[tuple[int, int], list[tuple]]
 
-    def apply(
-        self, rank: int, world_size: int, steps: Sequence[Step], call: int | None
-    ) -> list[Step]:
+    def apply(self, rank: int, world_size: int, steps: Sequence[Step]) -> list[Step]:
         """The steps of one call on one rank, with what orders them.
-
-        Args:
-            call: its number, from 1; None in a CUDA graph, which is replayed with other numbers: a
-                kernel then finds the number in device memory.
 
         Raises:
             TileWeaveError: the copies are others than in the call that was looked at.
@@ -77,58 +79,53 @@ class PlanSync:
             )
         numbers = {id(step): c.number for c, step in made}
         before = {id(s) for s in itertools.takewhile(lambda s: s is not launch, steps)}
-        early = {id(s): s for _, s in made if s.stream == launch.stream and id(s) in before}
-        side = next((s.stream for _, s in made if s.stream != launch.stream), launch.stream)
-        out: list[Step] = []
-        if call is None:
-            out.append(self._begin(launch, regions, world_size))
+        own = {id(s): s for _, s in made if s.stream == launch.stream and id(s) in before}
+        side = next((s.stream for _, s in made if s.stream != launch.stream), None)
+        guard = launch.stream if side is None else GUARD
+        word = regions[EPOCH][CALL]
+
+        def announced(copy: Copy, stream: str | None) -> list[Step]:
+            return [
+                CopyValue(stream, copy.site, copy.number, dst=regions[name][index], src=word)
+                for name, index in self.flags[rank, numbers[id(copy)]]
+            ]
+
+        def after_guard(stream: str | None) -> list[Step]:
+            return [] if stream == guard else [WaitStream(stream, launch.site, 0, other=guard)]
+
+        out: list[Step] = [
+            *_fork(guard, launch),
+            self._begin(made[0][1].site, regions, world_size, guard),
+        ]
         guarded: set[str | None] = set()
-
-        def announce(copy: Copy, stream: str | None) -> None:
-            for name, index in self.flags[rank, numbers[id(copy)]]:
-                flag = regions[name][index]
-                what: dict = {"stream": stream, "site": copy.site, "number": copy.number}
-                if call is None:
-                    out.append(CopyValue(**what, dst=flag, src=regions[EPOCH][CALL]))
-                else:
-                    out.append(WriteValue(**what, dst=flag, value=call))
-
         for step in steps:
             if step is launch:
-                out.append(replace(launch, kernel=self.kernel, program=self.kernel))
-                continue
-            if id(step) in numbers and step.stream not in guarded and id(step) not in early:
+                out += after_guard(launch.stream)
+                step = replace(launch, kernel=self.kernel, program=self.kernel)
+            elif id(step) in numbers and id(step) not in own and step.stream not in guarded:
                 guarded.add(step.stream)
-                if call is not None:
-                    out += _guards(regions.get("finished"), rank, world_size, step, call)
+                out += after_guard(step.stream)
                 if step.stream == side:
-                    for copy in early.values():
-                        announce(copy, side)
+                    # The kernel follows these copies in its stream: their flags may come early.
+                    out += [s for copy in own.values() for s in announced(copy, side)]
             out.append(step)
-            if id(step) in numbers and (id(step) not in early or side == launch.stream):
-                announce(step, step.stream)
+            if id(step) in numbers and (id(step) not in own or side is None):
+                out += announced(step, step.stream)
         return out
 
-    def _begin(self, launch: Launch, regions: Mapping[str, Region], world_size: int) -> Launch:
+    def _begin(
+        self, site: str, regions: Mapping[str, Region], world_size: int, stream: str | None
+    ) -> Launch:
         waits = "finished" in regions
-        program = _begin(world_size if waits else 0)
-        arguments = {"launches": regions[EPOCH]}
+        kernel = _begin(world_size if waits else 0)
+        given = {"launches": regions[EPOCH]}
         if waits:
-            arguments = {"finished": regions["finished"], **arguments}
-        return Launch(None, launch.site, -1, kernel=program, program=program, arguments=arguments)
+            given = {"finished": regions["finished"], **given}
+        return Launch(stream, site, BEGIN, kernel=kernel, program=kernel, arguments=given)
 
 
-def _guards(
-    finished: Region | None, rank: int, world_size: int, copy: Copy, call: int
-) -> list[Step]:
-    """Waits for the peers to have finished what the copies of a stream overwrite."""
-    if finished is None:
-        return []
-    peers = [(rank + 1 + i) % world_size for i in range(world_size - 1)]
-    return [
-        WaitValue(copy.stream, copy.site, copy.number, src=finished[rank, peer], value=call - 1)
-        for peer in peers
-    ]
+def _fork(guard: str | None, launch: Launch) -> list[Step]:
+    return [] if guard is None else [WaitStream(guard, launch.site, 0, other=None)]
 
 
 def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
@@ -138,8 +135,7 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
     Raises:
         LanguageError: the kernel's reads of what is copied cannot be ordered.
     """
-    by_hand = WriteValue, CopyValue, WaitValue
-    if any(isinstance(s, by_hand) for s in itertools.chain(*traces)):
+    if any(isinstance(s, (WriteValue, CopyValue)) for s in itertools.chain(*traces)):
         return None
     found: dict[int, tirx.PrimFunc] = {}
     copies: list[KnownCopy] = []

@@ -68,16 +68,6 @@ class WriteValue(Step):
 
 
 @dataclass(frozen=True)
-class WaitValue(Step):
-    """What follows in the stream comes when the word ``src`` has reached ``value``, and sees what
-    was released with it."""
-
-    op = "p.wait_value"
-    src: Region
-    value: int
-
-
-@dataclass(frozen=True)
 class CopyValue(Step):
     """The word ``dst`` becomes the word ``src``, with the order of ``WriteValue``."""
 
@@ -178,26 +168,11 @@ class Steps:
         to the stream, comes before the write.
         """
         self._require_word("write_value", "dst", dst)
-        value = self._integer("write_value", value)
+        try:
+            value = value.__index__()
+        except AttributeError:
+            raise self._refused("write_value", f"value={value!r}", "an integer") from None
         self._add(WriteValue, stream, dst=dst, value=value)
-
-    def wait_value(self, src: Region, value: int, *, stream: str | None = None) -> None:
-        """Let the stream go on when a counter has reached ``value``, also across wrap-around: an
-        acquire at sys scope. It takes no SM.
-
-        It has no time-out: what it waits for must come, or be told of by a kernel that waits, too.
-        ``value`` is a constant in a CUDA graph.
-
-        Args:
-            src: one element of an int32 or uint32 tensor in own memory.
-            value: an integer, taken modulo 2**32.
-
-        Source: CUDA driver API, cuStreamWaitValue32 with CU_STREAM_WAIT_VALUE_GEQ.
-        """
-        self._require_word("wait_value", "src", src)
-        self._require_own("wait_value", src)
-        value = self._integer("wait_value", value)
-        self._add(WaitValue, stream, src=src, value=value)
 
     def copy_value(self, dst: Region, src: Region, *, stream: str | None = None) -> None:
         """Copy a word from own memory to a flag, own or a peer's: a release at sys scope, as
@@ -213,7 +188,8 @@ class Steps:
         """
         self._require_word("copy_value", "dst", dst)
         self._require_word("copy_value", "src", src)
-        self._require_own("copy_value", src)
+        if src.rank not in (None, self.rank):
+            raise self._refused("copy_value", f"src={src}", f"own memory, of rank {self.rank}")
         if dst.dtype != src.dtype:
             raise self._refused("copy_value", f"src={src} has dtype {src.dtype}", dst.dtype)
         self._add(CopyValue, stream, dst=dst, src=src)
@@ -278,16 +254,6 @@ class Steps:
                 op, f"{side}={region} of {region.dtype}", f"one element of {' or '.join(_WORDS)}"
             )
 
-    def _require_own(self, op: str, region: Region) -> None:
-        if region.rank not in (None, self.rank):
-            raise self._refused(op, f"src={region}", f"own memory, of rank {self.rank}")
-
-    def _integer(self, op: str, value: Any) -> int:
-        try:
-            return value.__index__()
-        except AttributeError:
-            raise self._refused(op, f"value={value!r}", "an integer") from None
-
     def _require_argument(self, op: str, p: Parameter, value: Any) -> None:
         if p.shape is None:
             if isinstance(value, Region) or not hasattr(value, "__float__"):
@@ -336,12 +302,7 @@ class Plan:
         return Plan(name, list(parameters_of(func)), body, name)
 
     def trace(
-        self,
-        rank: int,
-        world_size: int,
-        shapes: Mapping[str, Shape],
-        scalars: Mapping[str, Any],
-        call: int | None = None,
+        self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> list[Step]:
         """The steps of one call on one rank, in the order in which the host enqueues them: side
         streams forked first, joined last. What orders its copies and kernels is among them, where
@@ -350,20 +311,21 @@ class Plan:
         Args:
             shapes: of every tensor, of one rank's part if symmetric.
             scalars: the values of the others.
-            call: how many calls there have been, this one included; None if only the device knows.
         """
         key = rank, world_size, tuple(shapes.items()), tuple(scalars.items())
-        steps = self._traces.pop(key, None) or self._traced(rank, world_size, shapes, scalars)
+        steps = self._traces.pop(key, None)
+        if steps is None:
+            sync = self._sync_of(world_size, shapes, scalars)
+            steps = self._traced(rank, world_size, shapes, scalars)
+            steps = steps if sync is None else sync.apply(rank, world_size, steps)
         self._traces[key] = steps
         if len(self._traces) > _TRACES:
             del self._traces[next(iter(self._traces))]
-        sync = self.sync_of(world_size, shapes, scalars)
-        return steps if sync is None else sync.apply(rank, world_size, steps, call)
+        return steps
 
-    def sync_of(
+    def _sync_of(
         self, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> PlanSync | None:
-        """What its calls need that the plan leaves out, or None."""
         key = world_size, tuple(shapes.items())
         if key not in self._syncs:
             from .plan_sync import sync_of

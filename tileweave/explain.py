@@ -30,7 +30,8 @@ from .passes.walk import uses_tileweave
 from .runtime import Plan
 from .runtime.configured import configured
 from .runtime.parameters import shapes_of
-from .runtime.plans import Copy, CopyValue, Launch, Step, WaitValue, WriteValue
+from .runtime.plan_sync import BEGIN
+from .runtime.plans import Copy, CopyValue, Launch, Step, WriteValue
 
 Kind = Literal["wait", "fence", "bulk_wait", "barrier", "signal", "unordered"]
 KINDS: dict[str, str] = {
@@ -254,12 +255,13 @@ def source_of(func: tirx.PrimFunc) -> tuple[str, str, int, int] | None:
 def _of_plan(plan: Plan, world_size: int, arch: str) -> Explanation:
     shapes = shapes_of(plan.parameters, {}, f"explain {plan.name}")
     scalars = {p.name: 0 for p in plan.parameters if p.shape is None}
-    traces = [plan.trace(r, world_size, shapes, scalars, call=1) for r in range(world_size)]
+    traces = [plan.trace(r, world_size, shapes, scalars) for r in range(world_size)]
     steps = list(itertools.chain(*traces))
     ops = _most(_flag_steps(trace) for trace in traces)
     lines = [int(s.site.rpartition(":")[2]) for s in steps] + [op.line for op in ops]
     file, _, first = plan.site.rpartition(":")
-    kernels = {id(s.program): s.program for s in steps if isinstance(s, Launch)}
+    launches = [s for s in steps if isinstance(s, Launch) and s.number != BEGIN]
+    kernels = {id(s.program): s.program for s in launches}
     parts = [_of_kernel(k, world_size, {}, arch) for k in kernels.values()]
     own = Explanation(
         plan.name, world_size, tuple(_in_kernel(ops, plan.name)),
@@ -271,19 +273,20 @@ def _of_plan(plan: Plan, world_size: int, arch: str) -> Explanation:
 def _flag_steps(trace: Sequence[Step]) -> Iterator[Operation]:
     """What the steps of one rank do to flags, by hand or for a copy whose number they have."""
     copied = {s.number: s.dst.parameter.name for s in trace if isinstance(s, Copy)}
+    first = next(iter(copied.values()), "")
     for step in trace:
         if isinstance(step, (WriteValue, CopyValue)):
             kind, word = "signal", step.dst
             reason = "the stream tells {kernel} that p.copy has ended"
-        elif isinstance(step, WaitValue):
-            kind, word = "wait", step.src
+        elif isinstance(step, Launch) and step.number == BEGIN and "finished" in step.arguments:
+            kind, word = "wait", step.arguments["finished"]
             reason = "before p.copy overwrites it: a peer may still read in its last {kernel}"
         else:
             continue
         file, _, line = step.site.rpartition(":")
         kernel, inferred, flag = word.parameter.name.partition(".")
         if inferred:
-            reason, tensor = reason.format(kernel=kernel), copied[step.number]
+            reason, tensor = reason.format(kernel=kernel), copied.get(step.number, first)
             yield Operation(kind, tensor, file, int(line), reason, "", "1", flag)
         else:
             yield Operation(kind, kernel, file, int(line), BY_HAND, flag=kernel)

@@ -40,19 +40,13 @@ class Executable:
     """
 
     def __init__(
-        self,
-        what: Any,
-        world_size: int,
-        make: Callable[[tirx.PrimFunc, int], Program] = Program,
-        captured: bool = False,
+        self, what: Any, world_size: int, make: Callable[[tirx.PrimFunc, int], Program] = Program
     ) -> None:
         if isinstance(what, tirx.PrimFunc):
             what = plans.Plan.of_program(what)
         if not isinstance(what, plans.Plan):
             raise TileWeaveError(f"simulate: {what!r}; expected a T.prim_func or a tw.plan")
         self.plan, self.world_size, self._make = what, world_size, make
-        self.captured = captured
-        """Whether calls are replayed from a CUDA graph: the host does not know their number."""
         self._programs: dict[int, tuple[tirx.PrimFunc, Program]] = {}
 
     @property
@@ -87,8 +81,7 @@ class Executable:
             SimulationError: a region out of bounds, or a kernel uses what is not simulated.
         """
         try:
-            number = None if self.captured else epoch + 1
-            steps = self.plan.trace(rank, self.world_size, shapes, scalars, number)
+            steps = self.plan.trace(rank, self.world_size, shapes, scalars)
         except RegionError as error:
             where = f"rank {rank} in launch {epoch}"
             raise SimulationError(
@@ -103,7 +96,7 @@ class Executable:
             if isinstance(step, plans.Launch):
                 for name in self.program(step.program).written & step.arguments.keys():
                     found.add(step.arguments[name].parameter.name)
-            elif not isinstance(step, (plans.WaitStream, plans.WaitValue)):
+            elif not isinstance(step, plans.WaitStream):
                 found.add(step.dst.parameter.name)
         return found
 
@@ -173,10 +166,10 @@ class Executable:
             machine.add_stream(rank, name, items)
 
     def _transfer(self, machine: Machine, step: Any, rank: int, common: dict) -> Transfer:
-        dst, src = getattr(step, "dst", None), getattr(step, "src", None)
+        dst, src = step.dst, getattr(step, "src", None)
         return Transfer(
             step=step,
-            dst=None if dst is None else machine.named[dst.parameter.name][rank],
+            dst=machine.named[dst.parameter.name][rank],
             src=None if src is None else machine.named[src.parameter.name][rank],
             takes_room=isinstance(step, plans.Copy) and _owner(dst, rank) == _owner(src, rank),
             **common,

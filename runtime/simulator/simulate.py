@@ -39,7 +39,6 @@ def simulate(
     resident_blocks: int = 4,
     progress: bool = False,
     timeline: str | Path | None = None,
-    captured: bool = False,
     pass_configs: Mapping[str, Any] | None = None,
 ) -> list[dict[str, np.ndarray]]:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
@@ -61,7 +60,6 @@ def simulate(
         progress: show a bar on a terminal.
         timeline: draw the schedule that fails, else the last one, to this file: ``.html``,
             ``.svg`` or, with matplotlib, ``.png``.
-        captured: run a plan as replayed from a CUDA graph, which knows no number of its calls.
         pass_configs: as for ``tw.compile``, of a ``T.prim_func``.
 
     Returns:
@@ -82,7 +80,7 @@ def simulate(
     executable = program
     if not isinstance(program, Executable):
         program = configured("simulate", program, pass_configs)
-        executable = Executable(program, world_size, captured=captured)
+        executable = Executable(program, world_size)
     case = Case(executable, _checked(executable, inputs), epochs)
     name, lost = executable.plan.name, {}
     for number in _shown(range(seed, seed + schedules), name, progress):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import plans
-from .arrivals import story
 from .block import Block, Frame, Mask
 from .clock import Clock
 from .errors import SimulationError
@@ -225,20 +224,19 @@ def _to_the_end(kernel: Kernel, frame: Frame) -> Iterator[Any]:
 class Transfer(Work):
     """A copy, or a word written, by the stream itself."""
 
-    step: plans.Copy | plans.WriteValue | plans.CopyValue | plans.WaitValue
-    dst: Tensor | None
+    step: plans.Copy | plans.WriteValue | plans.CopyValue
+    dst: Tensor
     src: Tensor | None
 
     def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
         order = self._order(machine, 0)
-        kinds = {plans.Copy: self._copy, plans.WaitValue: self._wait}
-        steps = kinds.get(type(self.step), self._write)(machine, order)
+        steps = (self._copy if isinstance(self.step, plans.Copy) else self._write)(machine, order)
         name = f"{self.stream} of rank {self.stream.rank}"
         return Coroutine(name, self, order, _Nothing(), steps, pace)
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
-        signals = isinstance(self.step, (plans.WriteValue, plans.CopyValue))
-        return {self.site: self.step.op} if signals and self.dst is tensor else {}
+        copies = isinstance(self.step, plans.Copy)
+        return {} if copies or self.dst is not tensor else {self.site: self.step.op}
 
     def _access(self, order: BlockOrder, scope: int = 0) -> Access:
         agent, time, view = order.actor((0,))
@@ -257,31 +255,6 @@ class Transfer(Work):
                 raise self._unwritten(src)
             yield None
             self.dst.write(dst, values, access, poison)
-
-    def _wait(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
-        src, index, want = self.src, self.step.src.key, convert(self.step.value, self.src.dtype)
-
-        def ready() -> bool:
-            return (int(src.newest(index).value) - int(want)) % (1 << 32) < 1 << 31
-
-        def text() -> str:
-            flag = f"{src.name}[{', '.join(map(str, index))}]"
-            return (
-                f"{self.stream} of rank {self.stream.rank} in launch {self.epoch} stands at "
-                f"{self.title}: {flag}: value seen {src.newest(index).value}, value wanted reached "
-                f"{want} --> {self.site}\n"
-                + story(src, index, "reached", want, machine.signals(src))
-            )
-
-        yield None
-        if src.newest(index).poisoned:
-            raise self._unwritten(index)
-        if not ready():
-            yield Waiting(None, ready, text)
-        entry = src.load_word(index, self._access(order, SYS), newest=True, polls=True)
-        order.hear(entry.told)
-        order.acquire((0,), entry.sync, SYS)
-        src.note_wait(index, "reached", want)
 
     def _write(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
         step = self.step
