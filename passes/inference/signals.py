@@ -58,9 +58,13 @@ def _signal(exchange: Exchange, counter: Counter, boxes: Boxes) -> None:
     exchange.placement.put_after(anchor_of(access, kept), stmt, access)
     what = "adds to" if access.kind == "add" else "writes"
     whom = "the owner, who waits at the end" if counter.at_exit else "its owner"
+    everyone = (1 << exchange.world_size) - 1
+    if counter.pulled:
+        all_read = all(bits | 1 << home == everyone for home, bits in enumerate(counter.waiting))
+        whom = "every rank" if all_read else "those who read it"
     exchange.note_of(
         "signal", access, counter,
-        f"{access.op} {what} it for {'every rank' if counter.pulled else whom}{moved(left)}",
+        f"{access.op} {what} it for {whom}{moved(left)}",
         stmt, value,
     )  # fmt: skip
 
