@@ -3,6 +3,7 @@
 from .inference.options import is_chosen, split_options
 from .table import (
     DEVICE_PASSES,
+    FINISH_PASSES,
     GROUP_PASSES,
     HOST_PASSES,
     PREPARE_PASSES,
@@ -17,6 +18,7 @@ from .table import (
 
 __all__ = [
     "DEVICE_PASSES",
+    "FINISH_PASSES",
     "GROUP_PASSES",
     "HOST_PASSES",
     "PREPARE_PASSES",

@@ -67,20 +67,26 @@ def infer_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.P
     Before: ``if owner != me: T.copy(tile, S[owner, ...]) else: T.copy(S[me, ...], tile)``
     After:  the same with signals and waits, and hidden parameters for their counters
     """
-    try:
-        return explained(func, world_size, heap_stride)[0]
-    except LanguageError as error:
-        if options_of(func).verify != "warn":
-            raise
-        message = f"{error}\n(the program stays as it is: nothing orders its accesses)"
-        warnings.warn(message, SyncWarning, stacklevel=2)
-        return func
+    return explained(func, world_size, heap_stride)[0]
 
 
 def explained(
     func: tirx.PrimFunc, world_size: int, heap_stride: int
 ) -> tuple[tirx.PrimFunc, Explanation]:
     """``infer_sync`` of a program, and what it did."""
+    try:
+        return _inferred(func, world_size, heap_stride)
+    except LanguageError as error:
+        if options_of(func).verify != "warn":
+            raise
+        message = f"{error}\n(the program stays as it is: nothing orders its accesses)"
+        warnings.warn(message, SyncWarning, stacklevel=2)
+        return func, Explanation()
+
+
+def _inferred(
+    func: tirx.PrimFunc, world_size: int, heap_stride: int
+) -> tuple[tirx.PrimFunc, Explanation]:
     hidden = {h.name: h for h in hidden_of(func)}
     tensors = heap_tensors(func, heap_stride)
     exchange = None

@@ -65,12 +65,17 @@ PREPARE_PASSES = (
 )
 """Make a program that of one group."""
 
-GROUP_PASSES = (
-    *PREPARE_PASSES,
-    Pass(infer_sync.infer_sync, "needs the number of ranks; adds builtins for all later passes"),
+FINISH_PASSES = (
     Pass(verify_sync.verify_sync, "judges what the program itself orders, before delays are added"),
     Pass(drop_unordered.drop_unordered, "behind those that heed its marks"),
     Pass(insert_delays.insert_delays, "sees the signals and waits that were inferred"),
+)
+"""Follow the inference."""
+
+GROUP_PASSES = (
+    *PREPARE_PASSES,
+    Pass(infer_sync.infer_sync, "needs the number of ranks; adds builtins for all later passes"),
+    *FINISH_PASSES,
 )
 """Run by ``tw.compile`` and ``tw.emit``, with the group, before TileLang sees the program."""
 

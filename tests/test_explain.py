@@ -189,24 +189,24 @@ from tileweave import language as W
 
 @T.prim_func
 def ring(S: W.Symmetric((8, 32), "float32"), F: W.Symmetric((1,), "uint32"),
-         Y: T.Tensor((8, 32), "float32"), epoch: T.uint32):
+         B: W.Symmetric((4,), "uint32"), Y: T.Tensor((8, 32), "float32"), epoch: T.uint32):
     with T.Kernel(1, threads=32) as _:
         tile = T.alloc_shared((8, 32), "float32")
         T.clear(tile)
         T.copy(tile, S[(W.rank() + 1) % 2, 0, 0])
         W.signal(F[(W.rank() + 1) % 2, 0])  # signal
         for _ in T.serial(3):
-            W.wait_reached(F[W.rank(), 0], epoch)  # wait
+            W.wait_reached(F[W.rank(), 0], epoch + T.uint32(1))  # wait
         W.fence_proxy_async()  # fence
         T.copy(S[W.rank(), 0, 0], tile)
         T.copy(tile, Y)
-        W.sync_ranks(F[0, 0], epoch)  # barrier
+        W.sync_ranks(B[W.rank(), 0])  # barrier
 """
 
 
 def test_program_that_signals_by_hand(tmp_path, capsys):
     file, lines = tmp_path / "ring.py", lines_of(BY_HAND)
-    file.write_text(BY_HAND.replace("        W.sync_ranks(F[0, 0], epoch)  # barrier\n", ""))
+    file.write_text(BY_HAND)
     assert main(["explain", str(file), "--ranks", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     hand = [o for o in found["ops"] if o["reason"] == "written by hand"]
@@ -214,10 +214,12 @@ def test_program_that_signals_by_hand(tmp_path, capsys):
         ("signal", "F", lines["signal"], 1),
         ("wait", "F", lines["wait"], 3),
         ("fence", "", lines["fence"], 1),
+        ("barrier", "B", lines["barrier"], 1),
     ]
     added = [(o["kind"], o["line"]) for o in found["ops"] if o not in hand]
     assert added == [
         ("bulk_wait", lines["signal"]), ("barrier", lines["signal"]), ("fence", lines["wait"]),
+        ("bulk_wait", lines["barrier"]), *[("barrier", lines["barrier"])] * 2,
     ]  # fmt: skip
     assert found["flags"] == {} and found["reuse"] == {}
 
@@ -230,6 +232,43 @@ def test_verify_off_leaves_a_program_as_it_is():
 
 def test_one_rank_takes_the_same_way():
     assert {o.kind for o in explained("ring_shift", 1).ops} >= {"signal", "wait", "barrier"}
+
+
+UNORDERED = MERGED.replace(
+    "T.copy(S[W.rank(), 0, 0], tile)  # second",
+    'T.copy(W.unordered(S[W.rank(), 0, 0], reason="a copy is enough"), tile)  # second',
+)
+
+
+def test_unordered_accesses_are_listed_with_their_reasons(tmp_path, capsys):
+    file, lines = tmp_path / "twice.py", lines_of(UNORDERED)
+    file.write_text(UNORDERED)
+    assert main(["explain", str(file), "--ranks", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["merged"] == []
+    (told,) = found["unordered"]
+    assert (told["kind"], told["tensor"], told["line"], told["reason"]) == (
+        "unordered", "S", lines["second"], "a copy is enough",
+    )  # fmt: skip
+    assert main(["explain", str(file), "--ranks", "2"]) == 0
+    assert f"  twice.py:{lines['second']}  S: a copy is enough" in capsys.readouterr().out
+
+
+def test_what_the_compiler_refuses_is_refused_here(tmp_path, capsys):
+    file = tmp_path / "ring.py"
+    file.write_text(BY_HAND.replace("W.wait_reached(F[W.rank(), 0], epoch + T.uint32(1))", "pass"))
+    assert main(["explain", str(file), "--ranks", "2"]) == 1
+    emitted = capsys.readouterr().err
+    assert main(["emit", str(file), "--world-size", "2"]) == 1
+    assert capsys.readouterr().err == emitted and str(file) in emitted
+
+
+def test_warnings_instead_of_refusals():
+    program = CASES["ring_shift"].make(2)  # made for two ranks: of four, others are not written
+    with pytest.raises(tw.LanguageError):
+        tw.explain(program, 4)
+    with pytest.warns(tw.SyncWarning, match="nothing orders its accesses"):
+        assert tw.explain(program, 4, {"tileweave.verify": "warn"}).ops == ()
 
 
 # plans

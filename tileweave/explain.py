@@ -157,14 +157,13 @@ def _of_kernel(
     name = str(func.attrs["global_symbol"])
     source = source_of(func)
     func, stock = passes.split_options(func, configs)
-    mod = tvm.IRModule({name: func})
-    mod = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE, passes.PREPARE_PASSES)
-    (func,) = mod.functions.values()
+    func = _through(passes.PREPARE_PASSES, func, world_size)
     ops = [_by_hand(leaf, call) for leaf, call in _orders_in(func)]
     func, inferred = explained(func, world_size, EMIT_HEAP_STRIDE)
     tensors = {(i.line, i.flag): i.tensor for i in inferred.ops}
     times = {leaf.stmt: leaf.times for leaf in leaves_of(func.body)}
     ops += [_inferred(i, times) for i in inferred.ops if i.stmts]
+    func = _through(passes.FINISH_PASSES, func, world_size)
     if uses_tileweave(func):
         tile, added = add_by_table(func)
         device = _lowered(func, arch, stock)
@@ -179,6 +178,12 @@ def _of_kernel(
         {n: size for n, size, scratch in memory if scratch}, (source,) if source else (),
         tuple(_in_kernel(unordered, name)),
     )  # fmt: skip
+
+
+def _through(table: Iterable[passes.Pass], func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:
+    for one in table:
+        func = one.run(func, world_size, EMIT_HEAP_STRIDE)
+    return func
 
 
 def _in_kernel(ops: Iterable[Operation], kernel: str) -> Iterator[Operation]:
