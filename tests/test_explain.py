@@ -291,6 +291,14 @@ def test_plan_is_told_with_its_kernels_and_copies():
     assert of(found, kernel="gemm", kind="signal", tensor="finished")
 
 
+def test_kernels_of_one_name_are_told_apart():
+    found = explained("two_kernels")
+    assert [name for name, *_ in found.sources] == ["plan", "program", "double", "program (2)"]
+    both = [of(found, kernel=k, kind="signal") for k in ("program", "program (2)")]
+    assert both[0] and len(both[0]) == len(both[1])
+    assert found.flag_bytes == 2 * 36 and "program (2).S" in found.reuse
+
+
 # the table, the page and the command line
 
 

@@ -176,7 +176,7 @@ def _explain(options: argparse.Namespace) -> None:
             Path(options.html).write_text(found.html())
         separator = "\n" if told and not options.json else ""
         print(separator + (found.as_json() if options.json else str(found)))
-        told.update(found.sources)
+        told.update(tuple(place) for _, *place in found.sources)
 
 
 def _simulate(options: argparse.Namespace) -> None:

@@ -145,16 +145,15 @@ def explain(
     require_group("explain", world_size, arch)
     if isinstance(f, tirx.PrimFunc):
         name = str(f.attrs["global_symbol"])
-        return _merged(name, world_size, [_of_kernel(f, world_size, pass_configs or {}, arch)])
+        return _of_kernel(f, world_size, pass_configs or {}, arch, name)
     if isinstance(f, Plan):
         return _of_plan(configured("explain", f, pass_configs), world_size, arch)
     raise TileWeaveError(f"explain: {f!r}; expected a T.prim_func or a tw.plan")
 
 
 def _of_kernel(
-    func: tirx.PrimFunc, world_size: int, configs: Mapping[str, Any], arch: str
+    func: tirx.PrimFunc, world_size: int, configs: Mapping[str, Any], arch: str, name: str
 ) -> Explanation:
-    name = str(func.attrs["global_symbol"])
     source = source_of(func)
     func, stock = passes.split_options(func, configs)
     func = _through(passes.PREPARE_PASSES, func, world_size)
@@ -175,7 +174,7 @@ def _of_kernel(
     return Explanation(
         name, world_size, tuple(_in_kernel(ops, name)), tuple(_in_kernel(merged, name)),
         inferred.reuse, {n: size for n, size, scratch in memory if not scratch},
-        {n: size for n, size, scratch in memory if scratch}, (source,) if source else (),
+        {n: size for n, size, scratch in memory if scratch}, ((name, *source),) if source else (),
         tuple(_in_kernel(unordered, name)),
     )  # fmt: skip
 
@@ -246,15 +245,14 @@ def _bytes(hidden: Any) -> int:
     return math.prod(hidden.shape) * (tvm.DataType(hidden.dtype).bits // 8)
 
 
-def source_of(func: tirx.PrimFunc) -> tuple[str, str, int, int] | None:
-    """(name, file, first line, last line) of a program, where TileLang has noted them."""
+def source_of(func: tirx.PrimFunc) -> tuple[str, int, int] | None:
+    """(file, first line, last line) of a program, where TileLang has noted them."""
     span = func.span
     if span is None or span.source_name is None:
         return None
     file, first = str(span.source_name.name), int(span.line)
     places = [leaf.place for leaf in leaves_of(func.body)]
-    name = str(func.attrs["global_symbol"])
-    return name, file, first, max([first, *(line for path, line in places if path == file)])
+    return file, first, max([first, *(line for path, line in places if path == file)])
 
 
 def _of_plan(plan: Plan, world_size: int, arch: str) -> Explanation:
@@ -267,12 +265,26 @@ def _of_plan(plan: Plan, world_size: int, arch: str) -> Explanation:
     file, _, first = plan.site.rpartition(":")
     launches = [s for s in steps if isinstance(s, Launch) and s.number != BEGIN]
     kernels = {id(s.program): s.program for s in launches}
-    parts = [_of_kernel(k, world_size, {}, arch) for k in kernels.values()]
+    names = _apart(str(k.attrs["global_symbol"]) for k in kernels.values())
+    parts = [
+        _of_kernel(k, world_size, {}, arch, name)
+        for k, name in zip(kernels.values(), names, strict=True)
+    ]
     own = Explanation(
         plan.name, world_size, tuple(_in_kernel(ops, plan.name)),
         sources=((plan.name, file, int(first), max([int(first), *lines])),),
     )  # fmt: skip
     return _merged(plan.name, world_size, [own, *parts])
+
+
+def _apart(names: Iterable[str]) -> list[str]:
+    """``names`` with a number where one comes again."""
+    seen: dict[str, int] = {}
+    out = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return out
 
 
 def _flag_steps(trace: Sequence[Step]) -> Iterator[Operation]:
@@ -281,18 +293,19 @@ def _flag_steps(trace: Sequence[Step]) -> Iterator[Operation]:
     first = next(iter(copied.values()), "")
     for step in trace:
         if isinstance(step, (WriteValue, CopyValue)):
-            kind, word = "signal", step.dst
+            kind, word, times = "signal", step.dst, 1
             reason = "the stream tells {kernel} that p.copy has ended"
         elif isinstance(step, Launch) and step.number == BEGIN and "finished" in step.arguments:
             kind, word = "wait", step.arguments["finished"]
             reason = "before p.copy overwrites it: a peer may still read in its last {kernel}"
+            times = word.shape[-1] - 1
         else:
             continue
         file, _, line = step.site.rpartition(":")
         kernel, inferred, flag = word.parameter.name.partition(".")
         if inferred:
             reason, tensor = reason.format(kernel=kernel), copied.get(step.number, first)
-            yield Operation(kind, tensor, file, int(line), reason, "", "1", flag)
+            yield from [Operation(kind, tensor, file, int(line), reason, "", "1", flag)] * times
         else:
             yield Operation(kind, kernel, file, int(line), BY_HAND, flag=kernel)
 
