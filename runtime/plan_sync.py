@@ -78,39 +78,29 @@ class PlanSync:
                 "or flags and waits written by hand"
             )
         numbers = {id(step): c.number for c, step in made}
-        before = {id(s) for s in itertools.takewhile(lambda s: s is not launch, steps)}
-        own = {id(s): s for _, s in made if s.stream == launch.stream and id(s) in before}
-        side = next((s.stream for _, s in made if s.stream != launch.stream), None)
-        guard = launch.stream if side is None else GUARD
+        guarded = {c.number for c in expected if not c.before or (rank, c.number) in self.flags}
+        sides = {s.stream for c, s in made if c.number in guarded} - {launch.stream}
+        guard = GUARD if sides else launch.stream
         word = regions[EPOCH][CALL]
-
-        def announced(copy: Copy, stream: str | None) -> list[Step]:
-            return [
-                CopyValue(stream, copy.site, copy.number, dst=regions[name][index], src=word)
-                for name, index in self.flags[rank, numbers[id(copy)]]
-            ]
 
         def after_guard(stream: str | None) -> list[Step]:
             return [] if stream == guard else [WaitStream(stream, launch.site, 0, other=guard)]
 
-        out: list[Step] = [
-            *_fork(guard, launch),
-            self._begin(made[0][1].site, regions, world_size, guard),
-        ]
-        guarded: set[str | None] = set()
+        begin = self._begin(made[0][1].site, regions, world_size, guard)
+        out: list[Step] = [*_fork(guard, launch), begin]
+        waited: set[str | None] = set()
         for step in steps:
+            number = numbers.get(id(step), -1)
             if step is launch:
                 out += after_guard(launch.stream)
                 step = replace(launch, kernel=self.kernel, program=self.kernel)
-            elif id(step) in numbers and id(step) not in own and step.stream not in guarded:
-                guarded.add(step.stream)
+            elif number in guarded and step.stream not in waited:
+                waited.add(step.stream)
                 out += after_guard(step.stream)
-                if step.stream == side:
-                    # The kernel follows these copies in its stream: their flags may come early.
-                    out += [s for copy in own.values() for s in announced(copy, side)]
             out.append(step)
-            if id(step) in numbers and (id(step) not in own or side is None):
-                out += announced(step, step.stream)
+            for name, index in self.flags.get((rank, number), ()):
+                flag = regions[name][index]
+                out.append(CopyValue(step.stream, step.site, step.number, dst=flag, src=word))
         return out
 
     def _begin(
@@ -182,14 +172,18 @@ def _copies(rank: int, launch: Launch, steps: Sequence[Step]) -> list[tuple[Know
         for name, value in launch.arguments.items()
         if isinstance(value, Region) and value.parameter.symmetric
     }
+    before = {id(s) for s in itertools.takewhile(lambda s: s is not launch, steps)}
     made = [s for s in steps if isinstance(s, Copy) and s.dst.parameter.name in names]
     return [
         (
-            KnownCopy(rank, number, names[s.dst.parameter.name], s.dst.start, s.dst.extent, s.site),
+            KnownCopy(
+                rank, number, names[s.dst.parameter.name], s.dst.start, s.dst.extent, s.site,
+                before=s.stream == launch.stream and id(s) in before,
+            ),
             s,
         )
         for number, s in enumerate(made)
-    ]
+    ]  # fmt: skip
 
 
 def _place(copy: KnownCopy) -> tuple:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class Copy:
         tensor: name of the program's parameter it goes to.
         start, extent: of the region, the rank first.
         line: ``file:line`` of the plan.
+        before: whether the kernel of its rank starts after it.
     """
 
     rank: int
@@ -33,6 +35,7 @@ class Copy:
     start: tuple[int, ...]
     extent: tuple[int, ...]
     line: str
+    before: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +73,7 @@ class Copies:
 
 def with_copies(func: tirx.PrimFunc, copies: Sequence[Copy]) -> tirx.PrimFunc:
     """``func`` knowing that a plan copies into its tensors."""
-    listed = [[c.rank, c.number, c.tensor, c.start, c.extent, c.line] for c in copies]
+    listed = [dataclasses.asdict(c) for c in copies]
     return func.with_attr(COPIES, tirx.StringImm(json.dumps(listed)))
 
 
@@ -79,8 +82,8 @@ def copies_of(func: tirx.PrimFunc, tensor: tirx.Buffer) -> Copies | None:
     if not func.attrs or COPIES not in func.attrs:
         return None
     each = tuple(
-        Copy(rank, number, name, tuple(start), tuple(extent), line)
-        for rank, number, name, start, extent, line in json.loads(func.attrs[COPIES].value)
-        if name == tensor.name
+        Copy(**{**fields, "start": tuple(fields["start"]), "extent": tuple(fields["extent"])})
+        for fields in json.loads(func.attrs[COPIES].value)
+        if fields["tensor"] == tensor.name
     )
     return Copies(tensor, each) if each else None

@@ -161,6 +161,8 @@ class Exchange:
                 continue
             granules = counter.granules.of(boxes)
             for copy, home, granule in zip(boxes.access.each, boxes.home, granules, strict=True):
+                if counter.own and copy.before and copy.rank == home:
+                    continue
                 at = granule + home * counter.granules.total * counter.pulled
                 waiting = [r for r in range(self.world_size) if counter.waiting[home] >> r & 1]
                 out.setdefault((copy.rank, copy.number), []).extend(

@@ -127,6 +127,8 @@ class Counter:
         unit: elements that it counts as one.
         waiting: by owner of a copy, which ranks wait for it, a bit each.
         arrivals: units that arrive in a launch, by copy and granule.
+        own: granules of each copy that their owner's kernel finds there when it starts, for the
+            share of the rank: granules from ``rank * own`` on, as many; 0 for none.
         at_exit: whether the owner waits for it at the end of the launch, rather than a read.
     """
 
@@ -136,6 +138,7 @@ class Counter:
     unit: int
     waiting: list[int]
     arrivals: np.ndarray
+    own: int = 0
     at_exit: bool = False
     flags: tirx.Buffer | None = None
 
@@ -176,7 +179,23 @@ def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Box
     for boxes in users:
         for rank, home in boxes.ranks_and_homes():
             waiting[home] |= 1 << rank
-    return Counter(traffic, kind, granules, unit, waiting, arrivals // unit)
+    counter = Counter(traffic, kind, granules, unit, waiting, arrivals // unit)
+    if counter.is_of_copies and not counter.pulled:
+        counter.own = _own_share(traffic, granules)
+    return counter
+
+
+def _own_share(traffic: Traffic, granules: Granules) -> int:
+    """How many granules each rank copies for itself before its kernel starts, if they are its share
+    of the copy, in the order of the ranks; else 0."""
+    copies = traffic.copies
+    assert copies is not None
+    share, rest = divmod(granules.total, traffic.world_size)
+    if rest or not share:
+        return 0
+    before = np.array([c.before and c.rank == c.start[0] for c in copies.access.each])
+    mine = (granules.of(copies) // share == copies.home) & (copies.rank == copies.home)
+    return share if np.array_equal(before, mine) else 0
 
 
 def _copied_once(traffic: Traffic, granules: Granules, of: np.ndarray) -> np.ndarray:

@@ -53,6 +53,9 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
     flag = exchange.flag(counter, symbols.rank, home, granule)
     peer = tirx.IntImm("int32", -1)
     stmt = builtin_calls.wait_reached(flag, target, peer, access)
+    if counter.own:
+        others = tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank)
+        stmt = tirx.IfThenElse(symbols.simplified(others, access), stmt, None)
     exchange.placement.put_before(anchor_of(access, kept), stmt, access)
     needs = {
         "read": f"reads what {'additions' if counter.kind == 'add' else 'writes'} bring",
