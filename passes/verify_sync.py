@@ -79,7 +79,7 @@ class _Judge:
     def verdict(self) -> str:
         rows = [r for n in range(LAUNCHES) for r in self.launches.rows(n)]
         if self._resets(rows):
-            rows = [r for r in rows if not np.any(r.launch)]
+            rows = [r for r in rows if r.turn == 0]
         self.signalled = {e.tensor.name for e in self.launches.events
                           if e.kind == "signal" and e.tensor is not None}  # fmt: skip
         stuck = self._deadlock(rows)
@@ -100,7 +100,7 @@ class _Judge:
         awaited: dict[Event, dict[int, set]] = {}
         for r in rows:
             if r.event.kind == "wait" and r.value is not None and r.value.size:
-                awaited.setdefault(r.event, {})[int(r.launch[0])] = set(
+                awaited.setdefault(r.event, {})[r.turn] = set(
                     zip(r.value.tolist(), *(w.tolist() for w in r.low), strict=True)
                 )
         return any(

@@ -3,11 +3,12 @@ statement."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ..builtins.declare import builtin_of
 
@@ -144,3 +145,16 @@ def location(stmt: tirx.Stmt) -> str:
     """`` --> file:line`` of a statement, or nothing where TileLang kept no source position."""
     span = get_stmt_span(stmt)
     return f"\n --> {span.source_name.name}:{span.line}" if span is not None else ""
+
+
+def in_words(expr: tirx.PrimExpr) -> str:
+    """``expr`` as a program would say it, without its types."""
+
+    def register(node):
+        local = node.buffer.scope() == "local.var"
+        return tirx.Var(node.buffer.name, node.dtype) if local else None
+
+    expr = ir_transform(tirx.Evaluate(expr), None, register, ["tirx.BufferLoad"]).value
+    shown = re.sub(r"T\.u?int\d+\((-?\d+)\)", r"\1", str(expr))
+    shown = re.sub(r'T\.Cast\("u?int\d+", ', "(", shown)
+    return shown.replace("T.tileweave.", "W.").replace("T.min(", "min(")

@@ -14,7 +14,7 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 from ...builtins.declare import Pointer, builtin_of
 from ...builtins.errors import LanguageError
 from ..drop_unordered import is_mark
-from ..walk import calls_in, location, op_name, rewrite_children
+from ..walk import calls_in, in_words, location, op_name, rewrite_children
 from .space import Loop
 
 Kind = Literal["read", "write", "add"]
@@ -74,7 +74,7 @@ class Access:
     def text(self) -> str:
         """``T.copy writes S[dst, row, 0]``, for messages."""
         verb = {"read": "reads", "write": "writes", "add": "adds to"}[self.kind]
-        return f"{self.op} {verb} {self.tensor.name}[{', '.join(map(str, self.starts))}]"
+        return f"{self.op} {verb} {self.tensor.name}[{', '.join(map(in_words, self.starts))}]"
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,8 @@ class _Collector:
         if isinstance(stmt, tirx.IfThenElse):
             return self._branch(stmt)
         if isinstance(stmt, tirx.While):
-            before, self._unknown = self._unknown, f"the condition {stmt.condition} of its loop"
+            before = self._unknown
+            self._unknown = f"the condition {in_words(stmt.condition)} of its loop"
             self._forget(stmt)
             rewrite_children(stmt, self.walk)
             self._forget(stmt)
@@ -199,9 +200,11 @@ class _Collector:
 
     def _enter_kernel(self, stmt: tirx.For) -> None:
         if self.program.accesses:
+            first = self.program.accesses[0]
             raise LanguageError(
-                "symmetric tensors are accessed in two kernels of one program; expected one "
-                f"T.Kernel, or signals and waits written by hand{location(stmt)}"
+                f"{first.text}, and a second kernel of the program begins; expected one T.Kernel "
+                "in a program that accesses symmetric tensors, or signals and waits written by "
+                f"hand{first.location}{location(stmt)}"
             )
         self.program.grid, self.program.threads = [], []
         self.program.kernel = stmt
@@ -312,7 +315,7 @@ class _Collector:
                     continue
                 if load.buffer.data in self._tensors:
                     for kind in kinds:
-                        op = f"T.{name.split('.')[-1]}"
+                        op = f"T.{name.split('.')[-1].replace('atomicadd', 'atomic_add')}"
                         self._add(kind, op, load.buffer, load.indices, extents)
         self._element_loads(stmt, handled)
 

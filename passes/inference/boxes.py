@@ -9,6 +9,7 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
+from ..walk import in_words
 from .accesses import Access, Program
 from .space import NotEvaluable, Space
 
@@ -79,7 +80,7 @@ def boxes_of(
     except NotEvaluable as error:
         raise _refused(
             access,
-            f"depends on {error.node}, which only the running kernel knows",
+            f"depends on {in_words(error.node)}, which only the running kernel knows",
             "indices and conditions made of the rank, block indices and loops",
         ) from None
     inner = tuple(range(outer, len(space.shape)))

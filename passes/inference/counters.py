@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import tirx
 
+from ...builtins.errors import LanguageError
 from .accesses import Kind
 from .exchange import Exchange
 from .granules import Counter, Granules, choose_granules, counter_of
@@ -17,7 +18,17 @@ def make_counters(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
 
     Args:
         scratch: tensors that only the program sees.
+
+    Raises:
+        LanguageError: an option for a tensor that is none of them, or that does not fit.
     """
+    names = [t.tensor.name for t in exchange.traffic]
+    unknown = [name for name in exchange.options.granule if name not in names]
+    if unknown:
+        raise LanguageError(
+            f"tileweave.granule: {unknown[0]!r} is no tensor that ranks exchange; expected "
+            f"{' or '.join(map(repr, names))}"
+        )
     for traffic in exchange.traffic:
         name = traffic.tensor.name
         granules = choose_granules(traffic, exchange.options.granule.get(name))

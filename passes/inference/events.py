@@ -11,7 +11,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.declare import Builtin, Pointer, builtin_of
 from ..memory_order import acquires
-from ..walk import builtins_in, calls_in, location, op_name
+from ..walk import builtins_in, calls_in, in_words, location, op_name
 from .accesses import Program, _Collector
 from .space import Loop
 
@@ -35,6 +35,8 @@ class Event:
         value: what is added or awaited.
         adds: whether it adds the value to the flag rather than storing it.
         relation: between the flag and the value for which it waits.
+        grid: block axes of its kernel.
+        kernel: which of the program's kernels that is.
         by_last: whether it happens in the last block out only, which an atomic addition tells.
     """
 
@@ -48,6 +50,8 @@ class Event:
     trail: tuple[tuple[int, tirx.Var], ...]
     number: int
     location: str
+    grid: tuple[Loop, ...]
+    kernel: int
     scope: str = "sys"
     sem: str = ""
     value: tirx.PrimExpr | None = None
@@ -64,7 +68,7 @@ class Event:
         """``S[dst, row, 0]``, or the name of the operation."""
         if self.tensor is None:
             return self.op
-        return f"{self.tensor.name}[{', '.join(_shown(s) for s in self.starts)}]"
+        return f"{self.tensor.name}[{', '.join(map(in_words, self.starts))}]"
 
     @property
     def text(self) -> str:
@@ -81,25 +85,17 @@ class Event:
 def collect_events(
     func: tirx.PrimFunc, tensors: Iterable[tirx.Buffer]
 ) -> tuple[Program, list[Event]]:
-    """The program, and its events in the order of its statements.
-
-    Raises:
-        LanguageError: two kernels touch symmetric tensors.
-    """
+    """The program, and its events in the order of its statements."""
     collector = _Events({t.data: t for t in tensors})
     collector.walk(func.body)
     return collector.program, collector.events
-
-
-def _shown(expr: tirx.PrimExpr) -> str:
-    return str(expr).replace("T.tileweave.", "W.")
 
 
 class _Events(_Collector):
     def __init__(self, tensors: dict[tirx.Var, tirx.Buffer]) -> None:
         super().__init__(tensors)
         self.events: list[Event] = []
-        self._number = 0
+        self._number, self._kernel = 0, -1
         self._trail: list[tuple[int, tirx.Var]] = []
         self._leaf_stmt: tirx.Stmt | None = None
 
@@ -109,6 +105,10 @@ class _Events(_Collector):
         if isinstance(stmt, tirx.While):
             self._spin(stmt)
         return super()._statement(stmt)
+
+    def _enter_kernel(self, stmt: tirx.For) -> None:
+        self._kernel += 1
+        self.program.grid, self.program.threads = [], []
 
     def _loop(self, stmt: tirx.For) -> tirx.Stmt:
         parallel = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
@@ -157,6 +157,7 @@ class _Events(_Collector):
             self.events.append(Event(
                 a.kind, a.op, a.tensor, a.starts, a.extents, (*a.loops, *a.inner), a.conditions,
                 tuple(self._trail), self._number, self._place_of(self._leaf_stmt),
+                tuple(self.program.grid), self._kernel,
                 by_last=self._by_last(),
             ))  # fmt: skip
 
@@ -212,7 +213,8 @@ class _Events(_Collector):
             kind, op, load.buffer if load is not None else None,
             tuple(self._resolved(s) for s in starts), (tirx.IntImm("int32", 1),) * len(starts),
             (*self._loops, *self._inner, *used), tuple(self._conditions), tuple(self._trail),
-            self._number, self._place_of(stmt), by_last=self._by_last(), **more,
+            self._number, self._place_of(stmt),
+            tuple(self.program.grid), self._kernel, by_last=self._by_last(), **more,
         ))  # fmt: skip
 
     def _place_of(self, stmt: tirx.Stmt) -> str:

@@ -11,14 +11,14 @@ from tvm import tirx
 from ...builtins.symmetric import itemsize
 from ..hidden import Hidden
 from ..leaves import leaves_with_builtins
-from ..walk import location
+from ..walk import in_words, location
 from . import builtin_calls
 from .accesses import Access, Program
 from .boxes import Boxes
 from .granules import Counter
 from .options import Options
 from .placement import Placement
-from .symbols import Symbols, in_words
+from .symbols import Symbols
 from .traffic import Traffic
 
 

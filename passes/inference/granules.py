@@ -75,20 +75,26 @@ def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> 
         wanted: the user's choice, by axis.
 
     Raises:
-        LanguageError: ``wanted`` divides a box.
+        LanguageError: ``wanted`` divides a box, or has not as many axes as the tensor.
     """
     shape = traffic.grid.shape
+    if wanted is not None and len(wanted) != len(shape):
+        raise LanguageError(
+            f"tileweave.granule={wanted} of {traffic.tensor.name} has {len(wanted)} axes; expected "
+            f"{len(shape)}, those behind the rank's"
+        )
     every = list(traffic.boxes.values())
     size = []
     for axis, extent in enumerate(shape):
         bounds = [_bounds(b, axis) for b in every]
         if wanted is not None:
-            if not all(_whole(low, high, wanted[axis]) for low, high in bounds):
-                raise LanguageError(
-                    f"tileweave.granule={wanted} of {traffic.tensor.name}: axis {axis} divides a "
-                    f"box that is accessed as a whole; expected a multiple of "
-                    f"{_least(bounds, extent)}"
-                )
+            for boxes, (low, high) in zip(every, bounds, strict=True):
+                if not _whole(low, high, wanted[axis]):
+                    raise LanguageError(
+                        f"{boxes.access.text}: tileweave.granule={wanted} of "
+                        f"{traffic.tensor.name} divides what it accesses on axis {axis}; expected "
+                        f"a multiple of {_least(bounds, extent)} there{boxes.access.location}"
+                    )
             size.append(wanted[axis])
         else:
             size.append(_least(bounds, extent))

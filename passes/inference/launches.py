@@ -73,13 +73,15 @@ class Rows:
     """Every time that one event happens, in flat arrays.
 
     Attributes:
-        launch, rank, block: who does it.
+        turn: which launch of the program it is.
+        launch, rank, block: who does it; each kernel of the program counts as a launch.
         key: its place among the statements of its block; compared as tuples.
         low, high: of the box on each axis, the rank first; of a flag, ``low`` is its index.
         value: what is added or awaited; None where that is not known.
     """
 
     event: Event
+    turn: int
     launch: np.ndarray
     rank: np.ndarray
     block: np.ndarray
@@ -101,6 +103,7 @@ class Launches:
     ) -> None:
         self.events, self.world_size, self._program = events, world_size, program
         self.unknown: list[Event] = []
+        self._kernels = 1 + max((e.kernel for e in events), default=0)
         self._written = frozenset(_written(func))
         self._sizes = frozenset(
             e for b in func.buffer_map.values() for e in b.shape if isinstance(e, tirx.Var)
@@ -130,7 +133,7 @@ class Launches:
             starts = [space.of(s) for s in event.starts]
             extents = [space.of(e) for e in event.extents]
             block = space.of(0)
-            for loop in self._program.grid[::-1]:
+            for loop in event.grid[::-1]:
                 block = block * int(space.of(loop.extent).max()) + space.of(loop.var)
         except NotEvaluable:
             return None
@@ -151,7 +154,7 @@ class Launches:
         if event.kind not in DATA:
             return [set()]
         serial = {v for _, v in event.trail}
-        grid = {g.var for g in self._program.grid}
+        grid = {g.var for g in event.grid}
         parallel = {x.var for x in event.loops} - serial - grid
         return [parallel | (serial - self._ordering), parallel, set()]
 
@@ -193,8 +196,9 @@ class Launches:
             rank, number_of_block, *rest = (c[last] for c in (rank, number_of_block, *rest))
         key_flat, rest = rest[: len(key)], rest[len(key) :]
         n = len(low)
+        number_of_launch = np.full(rank.shape, launch * self._kernels + event.kernel)
         return Rows(
-            event, np.full(rank.shape, launch), rank, number_of_block, key_flat, rest[:n],
+            event, launch, number_of_launch, rank, number_of_block, key_flat, rest[:n],
             rest[n : 2 * n], rest[2 * n] if value is not None else None,
         )  # fmt: skip
 

@@ -29,10 +29,11 @@ def choose_buffers(exchange: Exchange, traffic: Traffic, scratch: bool) -> int:
         return 2
     if reuse == "double_buffer":
         writer, reader = far
+        access = traffic.of_kind("write", "add")[0].access
         raise LanguageError(
-            f"tileweave.reuse=double_buffer: rank {writer} writes {traffic.tensor.name} for rank "
-            f"{reader} and does not wait for anything from it in the same launch; expected auto, "
-            f"barrier or credit{traffic.of_kind('write', 'add')[0].access.location}"
+            f"{access.text}: tileweave.reuse=double_buffer does not suffice: rank {writer} writes "
+            f"it for rank {reader} and does not wait for anything from that rank in the same "
+            f"launch; expected auto, barrier or credit{access.location}"
         )
     return 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from tilelang import tvm
@@ -83,10 +82,3 @@ def _variables(expr: tirx.PrimExpr) -> list[tirx.Var]:
 
     post_order_visit(expr, visit)
     return list(found)
-
-
-def in_words(expr: tirx.PrimExpr) -> str:
-    """``expr`` as a program would say it, without its types."""
-    shown = re.sub(r"T\.u?int\d+\((-?\d+)\)", r"\1", str(expr))
-    shown = re.sub(r'T\.Cast\("u?int\d+", ', "(", shown)
-    return shown.replace("T.tileweave.", "W.").replace("T.min(", "min(")

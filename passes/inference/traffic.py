@@ -104,14 +104,14 @@ def _refuse_second_writes(traffic: Traffic) -> None:
     lines = "".join(a.location for a in dict.fromkeys(writers))
     raise LanguageError(
         f"{writers[0].text}: {_place(traffic, cell)} is written {int(times[cell])} times in one "
-        f"launch; expected once{_whoever(traffic, writers, cell)}{lines}"
+        f"launch, by {_whoever(traffic, cell)}; expected once{lines}"
     )
 
 
-def _whoever(traffic: Traffic, writers: list[Access], cell: int) -> str:
+def _whoever(traffic: Traffic, cell: int) -> str:
     ranks = traffic.painted["write"].ranks[cell]
     names = [str(r) for r in range(traffic.world_size) if ranks >> r & 1]
-    return f" (here by rank {' and '.join(names)})" if writers else ""
+    return f"rank {' and '.join(names)}"
 
 
 def _refuse_unwritten(traffic: Traffic) -> None:

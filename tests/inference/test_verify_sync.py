@@ -205,3 +205,47 @@ def test_what_depends_on_data_is_left_out():
                 out[i] = mail[W.rank(), block, i]
 
     grouped(program, 2)
+
+
+def in_two_kernels(ordered):
+    @T.prim_func
+    def program(mail: W.Symmetric((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N):
+            for i in T.Parallel(N):
+                mail[1 - W.rank(), i] = i
+            W.sync_ranks()
+        with T.Kernel(2, threads=N):
+            for i in T.Parallel(N):
+                out[i] = mail[W.rank(), i]
+        with T.Kernel(1, threads=N):
+            if ordered:
+                W.sync_ranks()
+
+    return program
+
+
+def test_kernels_of_one_program_follow_each_other():
+    grouped(in_two_kernels(True), 2)
+    with pytest.raises(tw.LanguageError, match="may still be reading in the launch before"):
+        grouped(in_two_kernels(False), 2)
+
+
+def test_large_grids():
+    """Many blocks: their accesses and flags are arrays, not lists."""
+
+    @T.prim_func
+    def program(
+        mail: W.Symmetric((512, N), "int32"), flags: W.Symmetric((512,), "int32"),
+        out: T.Tensor((512, N), "int32"), epoch: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(512, threads=N) as block:
+            me = W.rank()
+            for i in T.Parallel(N):
+                mail[(me + 1) % 4, block, i] = i
+            W.signal(flags[(me + 1) % 4, block])
+            W.wait_reached(flags[me, (block + 1) % 512], epoch + 1)
+            for i in T.Parallel(N):
+                out[block, i] = mail[me, block, i]
+
+    with pytest.raises(tw.LanguageError, match="does not wait for what the writer signals"):
+        grouped(program, 4)

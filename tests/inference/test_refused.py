@@ -1,0 +1,308 @@
+"""Programs for which nothing can be inferred: the access, its line and what is legal."""
+
+import inspect
+import re
+
+import pytest
+import tilelang.language as T
+from tilelang import tvm
+
+import tileweave as tw
+from tileweave import language as W
+from tileweave import passes
+
+F32 = "float32"
+N = 8
+
+
+def grouped(func, ranks=2, configs=None):
+    func, _ = passes.split_options(func, configs or {})
+    return passes.run_group(tvm.IRModule({"program": func}), ranks, 1 << 40)
+
+
+CASES = []
+
+
+def refused(message, ranks=2, **options):
+    """The program that the function below makes is refused with ``message``, which ends with the
+    lines marked ``# HERE``."""
+
+    def put(make):
+        configs = {f"tileweave.{name}": value for name, value in options.items()}
+        CASES.append(pytest.param(make, message, ranks, configs, id=make.__name__))
+        return make
+
+    return put
+
+
+def marked_lines(make) -> set[int]:
+    text, first = inspect.getsourcelines(make)
+    return {first + n for n, line in enumerate(text) if line.rstrip().endswith("# HERE")}
+
+
+@refused(
+    "T.copy reads S[1 - W.rank(), 0]: S[0, 0:8] is read, but no rank writes it in this launch; "
+    "expected a write of it in the same program, or W.unordered"
+)
+def nobody_writes():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            T.copy(S[1 - W.rank(), 0], Y)  # HERE
+
+    return program
+
+
+@refused("T.copy reads S[me, 0]: S[0, 4:8] is read, but no rank writes it in this launch")
+def half_is_written():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            me = W.rank()
+            for i in T.Parallel(N // 2):
+                S[1 - me, i] = Y[i]
+            T.copy(S[me, 0], Y)  # HERE
+
+    return program
+
+
+@refused("S[0, 0:8] is written 2 times in one launch, by rank 1; expected once")
+def two_blocks_write():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(2, threads=32):
+            other = 1 - W.rank()
+            T.copy(X, S[other, 0])  # HERE
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+@refused("S[0, 0:8] is written 2 times in one launch, by rank 0 and 1; expected once")
+def two_ranks_write():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            if W.rank() == 0:
+                T.copy(X, S[0, 0])  # HERE
+            else:
+                T.copy(X, S[0, 0])  # HERE
+            if W.rank() == 0:
+                T.copy(S[0, 0], Y)
+
+    return program
+
+
+def readers_first():
+    @T.prim_func
+    def program(X: T.Tensor((N, N), F32), S: W.Symmetric((N, N), F32), Y: T.Tensor((N, N), F32)):
+        with T.Kernel(2 * N, threads=32) as block:
+            tile = T.alloc_shared((1, N), F32)
+            if block < N:
+                T.copy(S[W.rank(), block, 0], tile)  # HERE
+                T.copy(tile, Y[block, 0])
+            else:
+                T.copy(X[block - N, 0], tile)
+                T.copy(tile, S[1 - W.rank(), block - N, 0])
+
+    return program
+
+
+refused(
+    "T.copy reads S[W.rank(), bx, 0]: block 0 of rank 0 waits for block 8 of rank 1, and with 8 "
+    "resident blocks a rank (tileweave.resident_blocks) nobody can go on; expected blocks to wait "
+    "for earlier blocks, or fewer of them to wait at a time",
+    resident_blocks=8,
+)(readers_first)
+
+
+def test_enough_resident_blocks():
+    grouped(readers_first(), configs={"tileweave.resident_blocks": 9})
+
+
+@refused(
+    "T.copy writes S[where, bx, 0], which depends on to[bx], which only the running kernel knows; "
+    "expected indices and conditions made of the rank, block indices and loops, signals and waits "
+    "written by hand, or W.unordered"
+)
+def destination_from_memory():
+    @T.prim_func
+    def program(to: T.Tensor((4,), "int32"), S: W.Symmetric((4, N), F32), Y: T.Tensor((4, N), F32)):
+        with T.Kernel(4, threads=32) as block:
+            tile = T.alloc_shared((1, N), F32)
+            where = to[block]
+            T.copy(Y[block, 0], tile)
+            T.copy(tile, S[where, block, 0])  # HERE
+            T.copy(S[W.rank(), block, 0], tile)
+
+    return program
+
+
+@refused("T.copy writes S[1 - W.rank(), 0], which depends on go[0], which only the running kernel")
+def writes_if_memory_says_so():
+    @T.prim_func
+    def program(go: T.Tensor((1,), "int32"), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            if go[0] > 0:
+                T.copy(Y, S[1 - W.rank(), 0])  # HERE
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+@refused(
+    "T.copy writes S[1 - W.rank(), 0], and a second kernel of the program begins; expected one "
+    "T.Kernel in a program that accesses symmetric tensors"
+)
+def two_kernels():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            T.copy(Y, S[1 - W.rank(), 0])  # HERE
+        with T.Kernel(1, threads=32):  # HERE
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+@refused(
+    "T.copy writes S[(W.rank() + 1) % 3, 0]: tileweave.reuse=double_buffer does not suffice: "
+    "rank 0 writes it for rank 1 and does not wait for anything from that rank in the same "
+    "launch; expected auto, barrier or credit",
+    ranks=3,
+    reuse="double_buffer",
+)
+def two_buffers_in_a_ring():
+    @T.prim_func
+    def program(Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            S = W.alloc_symmetric((N,), F32)
+            T.copy(Y, S[(W.rank() + 1) % 3, 0])  # HERE
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+def tiles():
+    @T.prim_func
+    def program(S: W.Symmetric((16, N), F32), Y: T.Tensor((16, N), F32)):
+        with T.Kernel(4, threads=32) as block:
+            tile = T.alloc_shared((4, N), F32)
+            T.copy(Y[block * 4, 0], tile)
+            T.copy(tile, S[1 - W.rank(), block * 4, 0])  # HERE
+            T.copy(S[W.rank(), block * 4, 0], tile)
+            T.copy(tile, Y[block * 4, 0])
+
+    return program
+
+
+refused(
+    "T.copy writes S[1 - W.rank(), bx * 4, 0]: tileweave.granule=(6, 8) of S divides what it "
+    "accesses on axis 0; expected a multiple of 4 there",
+    granule={"S": (6, 8)},
+)(tiles)
+
+
+@pytest.mark.parametrize(
+    ("granule", "message"),
+    [
+        ({"S": (4,)}, "tileweave.granule=(4,) of S has 1 axes; expected 2"),
+        ({"R": (4, 8)}, "tileweave.granule: 'R' is no tensor that ranks exchange; expected 'S'"),
+    ],
+)
+def test_granules_that_fit_nothing(granule, message):
+    with pytest.raises(tw.LanguageError, match=re.escape(message)):
+        grouped(tiles(), configs={"tileweave.granule": granule})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("reus", "auto", "tileweave.reus; expected tileweave.reuse, tileweave.granule"),
+        ("reuse", "fast", "tileweave.reuse='fast'; expected 'auto' or 'double_buffer'"),
+        ("verify", "no", "tileweave.verify='no'; expected 'error' or 'warn' or 'off'"),
+        ("resident_blocks", 0, "tileweave.resident_blocks=0; expected a positive integer"),
+        ("granule", [1], "tileweave.granule=[1]; expected a dict, tensor name -> elements"),
+        ("granule", {"S": (0,)}, "tileweave.granule={'S': (0,)}; expected a dict, tensor name"),
+        ("delays", -1, "tileweave.delays=-1; expected an integer, 0 or more"),
+    ],
+)
+def test_options(name, value, message):
+    with pytest.raises(tw.TileWeaveError, match=re.escape(f"pass_configs: {message}")):
+        grouped(tiles(), configs={f"tileweave.{name}": value})
+
+
+@refused("T.copy writes S[W.rank() + 1, 0], which has rank index 2; expected 0 to 1")
+def after_the_last_rank():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            T.copy(Y, S[W.rank() + 1, 0])  # HERE
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+@refused("T.atomic_add adds to S[0, 0]: S[0, 0:8] is added to, but no rank clears it first")
+def nobody_clears():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((N,), F32)
+            T.copy(Y, tile)
+            T.atomic_add(S[0, 0], tile)  # HERE
+
+    return program
+
+
+@refused(
+    "T.copy writes S[1 - W.rank(), 0], which happens as often as the condition i < n[0] of its "
+    "loop holds; expected a loop over a range"
+)
+def unknown_rounds():
+    @T.prim_func
+    def program(n: T.Tensor((1,), "int32"), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            i = T.alloc_var("int32")
+            i = 0
+            while i < n[0]:
+                T.copy(Y, S[1 - W.rank(), 0])  # HERE
+                i = i + 1
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+@refused("which depends on n, which only the running kernel knows")
+def rounds_from_the_caller():
+    @T.prim_func
+    def program(n: T.int32, S: W.Symmetric((4, N), F32), Y: T.Tensor((4, N), F32)):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((1, N), F32)
+            for i in T.serial(n):
+                T.copy(tile, S[1 - W.rank(), i, 0])  # HERE
+            T.copy(S[W.rank(), 0, 0], tile)
+
+    return program
+
+
+@refused("S[1 - W.rank(), i * 2], which touches elements that are no box without holes; expected")
+def every_second_element():
+    @T.prim_func
+    def program(S: W.Symmetric((2 * N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(N):  # HERE
+                S[1 - W.rank(), i * 2] = Y[i]
+            for i in T.Parallel(N):
+                Y[i] = S[W.rank(), i * 2]
+
+    return program
+
+
+@pytest.mark.parametrize(("make", "message", "ranks", "configs"), CASES)
+def test_refused(make, message, ranks, configs):
+    with pytest.raises(tw.LanguageError) as error:
+        grouped(make(), ranks, configs)
+    assert message in str(error.value)
+    named = {int(n) for n in re.findall(r"test_refused\.py:(\d+)", str(error.value))}
+    assert marked_lines(make) == named, str(error.value)
