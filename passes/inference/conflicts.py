@@ -93,14 +93,16 @@ class _Touches:
         reads = self.reads[row]
         readers = self._distinct(row[reads], cell[reads])
         writers = self._distinct(row[~reads], cell[~reads])
-        for w, r in self._meetings(writers, readers):
-            yield self._touch(w), self._touch(r)
-
-    def _touch(self, row: int) -> Touch:
-        return Touch(
-            self._rows[self.source[row]].event, int(self.launch[row]), int(self.rank[row]),
-            int(self.number[row]), int(self.block[row]), int(self.position[row]),
-        )  # fmt: skip
+        meetings = self._meetings(writers, readers)
+        met = sorted({row for pair in meetings for row in pair})
+        columns = (self.source, self.launch, self.rank, self.number, self.block, self.position)
+        each = zip(*(c[met].tolist() for c in columns), strict=True)
+        touches = {
+            row: Touch(self._rows[source].event, *values)
+            for row, (source, *values) in zip(met, each, strict=True)
+        }
+        for w, r in meetings:
+            yield touches[w], touches[r]
 
     def _cells(self) -> tuple[np.ndarray, np.ndarray] | None:
         """(row, number of a cell that no access divides), of all rows; None if there are many."""

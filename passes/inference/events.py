@@ -60,10 +60,6 @@ class Event:
     by_last: bool = False
 
     @property
-    def line(self) -> str:
-        return self.location.removeprefix("\n --> ")
-
-    @property
     def at(self) -> str:
         """``S[dst, row, 0]``, or the name of the operation."""
         if self.tensor is None:

@@ -160,10 +160,6 @@ class HappensBefore:
                 stack += self._arrivals(block, position)
         return False
 
-    def arrivals_before(self, place: Place) -> bool:
-        """Whether the block has waited for anything in this launch."""
-        return any(a[0] != "start" for a in self._arrivals(*place))
-
     def _arrivals(self, block: int, position: int) -> list[tuple]:
         """What the block has waited for before, the start of its launch included."""
         acquired = self._acquired.get(block, ())

@@ -92,17 +92,12 @@ class Rows:
 
 
 class Launches:
-    """Evaluates events for a number of launches.
-
-    Attributes:
-        unknown: events of which it is not known where or when they happen.
-    """
+    """Evaluates events for a number of launches."""
 
     def __init__(
         self, func: tirx.PrimFunc, program: Program, events: Sequence[Event], world_size: int
     ) -> None:
         self.events, self.world_size, self._program = events, world_size, program
-        self.unknown: list[Event] = []
         self._kernels = 1 + max((e.kernel for e in events), default=0)
         self._written = frozenset(_written(func))
         self._sizes = frozenset(
@@ -112,15 +107,9 @@ class Launches:
         """Loops in which something is ordered; other loops are one step."""
 
     def rows(self, launch: int) -> list[Rows]:
-        """All events of one launch, those that cannot be evaluated left out."""
-        found = []
-        for event in self.events:
-            rows = self._rows(event, launch)
-            if rows is not None:
-                found.append(rows)
-            elif event not in self.unknown:
-                self.unknown.append(event)
-        return found
+        """All events of one launch, those of which it is not known where they happen left out."""
+        every = (self._rows(event, launch) for event in self.events)
+        return [rows for rows in every if rows is not None]
 
     def _rows(self, event: Event, launch: int) -> Rows | None:
         try:
