@@ -1,12 +1,14 @@
-"""Writes ``docs/mutants.md``: what becomes of every mutant of the examples; ``make docs`` runs it.
+"""Writes ``docs/mutants.md`` and ``docs/mutants-inferred.md``: what becomes of every mutant of the
+examples, and of the programs whose synchronisation is inferred; ``make docs`` runs it.
 
-A test compares the verdicts.
+Tests compare the verdicts.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ import tileweave as tw
 from tileweave.runtime.simulator import Mutant
 
 PAGE = Path(__file__).resolve().with_name("mutants.md")
+INFERRED = PAGE.with_name("mutants-inferred.md")
 EXAMPLES = PAGE.parent.parent / "examples"
 SCHEDULES = 5
 
@@ -130,6 +133,40 @@ def _row(m: Mutant) -> str:
     return f"| `{m.op}` | {m.line} | `{m.change}` | {m.verdict} | {m.why} |"
 
 
+INFERRED_INTRODUCTION = f"""\
+# Mutants of inferred synchronisation
+
+<!-- Written by docs/mutants.py, which runs them: `make docs`. -->
+
+The programs of `tests/inference/programs.py` have no word of synchronisation; what the compiler put
+in is changed in one place at a time, as [mutants.md](mutants.md) says, in {SCHEDULES} schedules of
+3 launches, between which the caller reads its symmetric tensors. Only what survives is listed; the
+rest is killed. *Inferred* reasons hold for every program and stand beside the code that puts the
+operation in; *proven* ones are the simulator's; the others stand in the program.
+"""
+
+
+def inferred_page() -> str:
+    """The page of the programs without synchronisation."""
+    sys.path.insert(0, str(PAGE.parent.parent))
+    from tests.inference.programs import CASES
+    from tests.inference.test_mutants import mutants
+
+    parts = [INFERRED_INTRODUCTION]
+    for name, case in CASES.items():
+        found = mutants(name)
+        left = [m for m in found if m.verdict != "killed"]
+        lines = ", ".join(dict.fromkeys(f"`{m.op}`" for m in found if m.verdict == "killed"))
+        parts.append(
+            f"## {name}\n\n{case.mutated} ranks: {len(found) - len(left)} killed (of {lines}), "
+            f"{len(left)} not.\n"
+        )
+        rows = ["| operation | of | change | verdict | why |", "|---|---|---|---|---|"]
+        rows += [f"| `{m.op}` | `{m.flag}` | `{m.change}` | {m.verdict} | {m.why} |" for m in left]
+        parts.append("\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
 def verdicts(text: str) -> list[str]:
     """What of a page must not be out of date: all but by which fault a mutant is killed."""
     rows = re.findall(r"^(?:## .*|\| `.*\| \d+ \|.*)$", text, re.MULTILINE)
@@ -138,4 +175,5 @@ def verdicts(text: str) -> list[str]:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    INFERRED.write_text(inferred_page())
     print(f"{PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE} written")

@@ -280,13 +280,14 @@ class Plan:
     Attributes:
         name: of the function.
         parameters: what a call takes.
+        body: says the steps of one call.
     """
 
     def __init__(
         self, name: str, parameters: list[Parameter], body: Callable[..., None], site: str
     ) -> None:
         self.name, self.parameters, self.site = name, parameters, site
-        self._body = body
+        self.body = body
         self._syncs: dict[tuple, PlanSync | None] = {}
         self._traces: dict[tuple, list[Step]] = {}
 
@@ -349,7 +350,7 @@ class Plan:
             else Region.of(a, a.across(shapes[a.name], world_size))
             for a in self.parameters
         ]
-        self._body(p, *arguments)
+        self.body(p, *arguments)
         sides = list(dict.fromkeys(s.stream for s in p.steps if s.stream is not None))
         fork: list[Step] = [WaitStream(s, self.site, 0, other=None) for s in sides]
         join: list[Step] = [WaitStream(None, self.site, 0, other=s) for s in sides]

@@ -4,7 +4,7 @@ They serve the simulator's tests, those on GPUs and the mutation tests.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ class Case:
         expected: (the inputs) -> one dict a rank, of the tensors to be compared.
         ranks: world sizes for which it is meant.
         resident: blocks that must run at a time, since they wait for each other.
+        unread: symmetric parameters that the caller does not look at.
+        mutated: the least world size in which every operation orders something.
     """
 
     make: Callable[[int], Any]
@@ -34,6 +36,24 @@ class Case:
     ranks: tuple[int, ...] = (1, 2, 3, 4, 5)
     tolerance: float = 0.0
     resident: int = 1
+    unread: tuple[str, ...] = ()
+    mutated: int = 2
+
+    def called(self, ranks: int) -> tw.Plan:
+        """The program as part of its caller's stream, which after each call reads what it finds in
+        own symmetric memory."""
+        program = self.make(ranks)
+        plan = program if isinstance(program, tw.Plan) else tw.Plan.of_program(program)
+        symmetric = [p for p in plan.parameters if p.symmetric and p.name not in self.unread]
+        found = [replace(p, name=f"{p.name}_found", symmetric=False) for p in symmetric]
+
+        def body(p: tw.Steps, *args: Any) -> None:
+            plan.body(p, *args[: len(plan.parameters)])
+            given = dict(zip([*plan.parameters, *found], args, strict=True))
+            for mine, copy in zip(symmetric, found, strict=True):
+                p.copy(given[copy], given[mine][p.rank])
+
+        return tw.Plan(plan.name, [*plan.parameters, *found], body, plan.site)
 
 
 CASES: dict[str, Case] = {}
@@ -103,9 +123,11 @@ class all_gather_loads:
                 tile = T.alloc_shared((m, N // 2), F32)
                 me = W.rank()
                 T.copy(X[0, half * (N // 2)], tile)
+                # equivalent(signal rank+1): every rank is told, in another order
                 T.copy(tile, shared[me, 0, half * (N // 2)])
                 for step in T.serial(ranks):
                     source = (me + step) % ranks
+                    # equivalent(wait_reached rank+1): all counters say the same
                     T.copy(shared[source, 0, half * (N // 2)], tile)
                     T.copy(tile, Y[source * m, half * (N // 2)])
 
@@ -207,6 +229,7 @@ class gemm_reduce_add:
                 row, column = tile // (N // b), tile % (N // b)
                 if block < tiles:
                     T.clear(C_tile)
+                    # equivalent(signal rank+1): every rank is told, in another order
                     T.copy(C_tile, C[me, block // (N // b) * b, block % (N // b) * b])
                 T.clear(total)
                 for k in T.Pipelined(1, num_stages=1):
@@ -214,6 +237,7 @@ class gemm_reduce_add:
                     T.copy(B[column * b, k * K], B_tile)
                     T.gemm(A_tile, B_tile, total, transpose_B=True)
                 T.copy(total, C_tile)
+                # equivalent(wait_reached rank+1 of C_cleared): all counters say the same
                 T.atomic_add(C[owner, row * b, column * b], C_tile, use_tma=True)
 
         return program
@@ -267,6 +291,10 @@ class gemm_all_reduce:
                             total[i, j] += C_tile[i, j]
                     T.copy(total, C_tile)
                     for step in T.serial(ranks):
+                        # equivalent(wait_reached drop of started, wait_reached target-1 of started,
+                        # wait_reached sem=relaxed of started): all have sent parts in this launch
+                        # equivalent(wait_reached rank+1 of C_complete): the own rank is last
+                        # equivalent(signal rank+1): every rank is told, in another order
                         T.copy(C_tile, C[(me + 1 + step) % ranks, me * m + row * b, column * b])
 
         return program
@@ -322,7 +350,7 @@ class all_to_all_transposed:
         ]
 
 
-@case()
+@case(unread=("halo",))
 class halo_exchange:
     """A three-point stencil over rows that are split between ranks; the ends see zeros."""
 
@@ -388,9 +416,12 @@ class two_producers:
                 if block < 2:
                     for part in T.serial(m // 4):
                         T.copy(X[part * 4, block * (N // 2)], tile)
+                        # equivalent(signal axis 2 flipped): the first part comes first, and is
+                        # waited for first: both have come when the first is reached
                         T.copy(tile, S[right, part * 4, block * (N // 2)])
                 else:
                     for part in T.serial(m // 4):
+                        # equivalent(wait_reached axis 2 flipped): as for the signals
                         T.copy(S[W.rank(), part * 4, 0], whole)
                         T.copy(whole, Y[part * 4, 0])
 
@@ -478,7 +509,7 @@ class persistent:
         return ring_shift.expected(inputs)
 
 
-@case(ranks=(1, 2, 3, 4, 5))
+@case(unread=("gathered",))
 class all_gather_gemm:
     """Copy engines gather the rows of all ranks beside one kernel that multiplies them."""
 
@@ -507,6 +538,7 @@ class all_gather_gemm:
                     T.gemm(A_tile, B_tile, total, transpose_B=True)
                 T.copy(total, C[source * m, 0])
 
+        # equivalent(fork drop, join drop): nothing before or after the call writes A
         @tw.plan
         def plan(
             p: tw.Steps,
@@ -518,6 +550,8 @@ class all_gather_gemm:
             rows = slice(p.rank * m, (p.rank + 1) * m)
             for peer in p.peers():
                 p.copy(gathered[peer, rows], A, stream="copies")
+            # equivalent(write_value write after, write_value value+1): the kernel follows in the
+            # same stream
             p.copy(gathered[p.rank, rows], A)
             p.launch(gemm, B, gathered, C)
 
@@ -586,10 +620,14 @@ class reduce_scatter_tails:
             with T.Kernel(T.ceildiv(N, b), T.ceildiv(m, 8), threads=32) as (bx, by):
                 tile = T.alloc_shared((8, b), F32)
                 T.clear(tile)
+                # equivalent(signal rank+1): every rank is told, in another order
                 T.copy(tile, Y[W.rank(), by * 8, bx * b])
                 for step in T.serial(ranks):
                     owner = (W.rank() + 1 + step) % ranks
                     T.copy(X[owner, by * 8 : by * 8 + 8, bx * b : bx * b + b], tile)
+                    # equivalent(signal rank+1): the loop tells every rank, in another order
+                    # equivalent(wait_reached rank+1 of Y_cleared): all counters say the same
+                    # equivalent(wait_reached rank+1 of Y_complete): the own rank comes last
                     T.atomic_add(Y[owner, by * 8, bx * b], tile, use_tma=True)
 
         return program
@@ -619,12 +657,19 @@ class reduce_scatter_bulk:
             with T.Kernel(m, threads=32) as row:
                 tile = T.alloc_shared((N,), F32)
                 me = W.rank()
+                # equivalent(signal rank+1): every rank is told, in another order
                 for i in T.Parallel(N):
                     Y[me, row, i] = 0.0
+                # equivalent(sync_threads drop): the barrier of the signal does the same
                 for step in T.serial(ranks):
                     owner = (me + 1 + step) % ranks
                     T.copy(X[owner, row, 0:N], tile)
+                    # equivalent(signal rank+1): the loop tells every rank, in another order
+                    # equivalent(wait_reached rank+1 of Y_cleared): all counters say the same
+                    # equivalent(sync_threads drop): the copy met; one thread reduces and signals
+                    # equivalent(wait_reached rank+1 of Y_complete): the own rank comes last
                     W.bulk_reduce(Y[owner, row, 0], tile, N)
+                    # equivalent(bulk_commit drop): the signal has waited for the reduction
                     W.bulk_commit()
                     W.bulk_wait(0, read=True)
 
@@ -698,10 +743,12 @@ class gather_k:
                 me = W.rank()
                 for step in T.serial(k // b):
                     T.copy(A[0, step * b], A_tile)
+                    # equivalent(signal rank+1): every rank is told, in another order
                     T.copy(A_tile, parts[me, 0, step * b])
                 T.clear(total)
                 for step in T.Pipelined(k // b * ranks, num_stages=2):
                     source = (me + step // (k // b)) % ranks
+                    # equivalent(wait_reached rank+1): all counters say the same
                     T.copy(parts[source, 0, step % (k // b) * b], A_tile)
                     T.copy(B[0, source * k + step % (k // b) * b], B_tile)
                     T.gemm(A_tile, B_tile, total, transpose_B=True)
@@ -752,7 +799,7 @@ class elementwise:
         return ring_shift.expected(inputs)
 
 
-@case()
+@case(mutated=3)
 class put_and_get:
     """Rows go to the right neighbour by ``W.put_block``; the next one gets them from there."""
 
@@ -767,6 +814,7 @@ class put_and_get:
             X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
         ):
             with T.Kernel(M, threads=32) as row:
+                # equivalent(sync_threads drop of S_complete): the other signal's barrier serves
                 W.put_block(X[row, 0], S[(W.rank() + 1) % ranks, row, 0], N)
                 W.get_block(S[(W.rank() + ranks - 1) % ranks, row, 0], Y[row, 0], N)
 
@@ -799,9 +847,12 @@ class bulk_transfers:
                 tile = T.alloc_shared((N,), F32)
                 full = T.alloc_barrier(32)
                 T.copy(X[row, 0:N], tile)
+                # equivalent(sync_threads drop): the copy met, and one thread stores and signals
                 W.bulk_store(S[(W.rank() + 1) % ranks, row, 0], tile, N)
+                # equivalent(bulk_commit drop): the signal has waited for the store
                 W.bulk_commit()
                 W.bulk_wait(0, read=True)
+                # equivalent(sync_threads drop): the store is complete; the block met there
                 W.bulk_load(tile, S[W.rank(), row, 0], N, full[0])
                 T.mbarrier_arrive(full[0])
                 T.mbarrier_wait_parity(full[0], 0)

@@ -5,7 +5,8 @@
 
 The comment stands on the operation's line or in the comment lines above it, which may be several.
 In the parentheses are the mutants' names, as ``tileweave mutate`` prints them. What the compiler
-put in has the line of what it serves.
+put in has the line of what it serves; of several at one line ``signal drop of flags`` is the one of
+the tensor ``flags``.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class Explanation:
     lines: range
     """Of the statement it belongs to."""
 
-    def is_about(self, name: str, file: str, line: int) -> bool:
-        return name == self.name and file == self.file and line in self.lines
+    def is_about(self, name: str, file: str, line: int, flag: str = "") -> bool:
+        names = (name, f"{name} of {flag}")
+        return self.name in names and file == self.file and line in self.lines
 
 
 def explanations(places: Iterable[tuple[str, int]]) -> list[Explanation]:

@@ -18,6 +18,8 @@ from ....builtins.declare import register_op
 from ....builtins.errors import TileWeaveError
 from ....builtins.symmetric import is_symmetric
 from ....passes.hidden import hidden_of
+from ....passes.inference import credits, epochs
+from ....passes.inference.epochs import EPOCH
 from ....passes.walk import flatten, rewrite_children
 from ...plans import Plan
 from ...plans import Step as HostStep
@@ -53,6 +55,7 @@ class Mutant:
             explanation`` (of a mutant that is killed, or that does not exist).
         why: the fault, the reason, or the difference.
         seed: of the schedule that killed it.
+        flag: the tensor whose word it works on, or the operation that it stands before.
     """
 
     op: str
@@ -62,6 +65,7 @@ class Mutant:
     verdict: Verdict
     why: str
     seed: int | None = None
+    flag: str = ""
 
     @property
     def name(self) -> str:
@@ -116,15 +120,18 @@ def mutate(
     run.reference(Executable(watched, world_size, probed))
     todo = [*_of_host(plan, steps, world_size), *(c for k in kernels for c in k.changes(plan))]
     mutants = []
-    for op, change, proof, mutated in tqdm(
+    for op, flag, change, proof, known, mutated in tqdm(
         todo, "mutants", disable=None if progress else True, leave=False
     ):
-        mutant = Mutant(op.name, change, op.file, op.line, "survived", "")
+        mutant = Mutant(op.name, change, op.file, op.line, "survived", "", flag=flag)
         if proof:
             mutants.append(replace(mutant, verdict="explained", why=f"proven: {proof}"))
             continue
         try:
-            mutants.append(run.judge(mutant, mutated()))
+            judged = run.judge(mutant, mutated())
+            if known and judged.verdict == "survived":
+                judged = replace(judged, verdict="explained", why=f"inferred: {known}")
+            mutants.append(judged)
         except SimulationError as error:
             report = f"{error.report}\nin the mutant {mutant.name} of line {op.line}"
             raise SimulationError(error.kind, report, seed=error.seed) from None
@@ -141,22 +148,25 @@ def changed(program: tirx.PrimFunc, world_size: int, name: str) -> Executable:
     """
     names = []
     plan = Executable(program, world_size).plan
-    for op, change, _, mutated in _Kernel(program, world_size).changes(plan):
+    for op, _, change, *_, mutated in _Kernel(program, world_size).changes(plan):
         names.append(f"{op.name} {change}")
         if names[-1] == name:
             return mutated()
     raise TileWeaveError(f"mutate: {name!r}; expected {' or '.join(dict.fromkeys(names))}")
 
 
-Change = tuple[Any, str, str, Callable[[], Executable]]
-"""An operation, what changes, a proof that it cannot matter, and the mutant."""
+Change = tuple[Any, str, str, str, str, Callable[[], Executable]]
+"""An operation, its flag, what changes, a proof that it cannot matter, why it may not matter as the
+compiler knows that put it in, and the mutant."""
+
+_INFERRED = {EPOCH: epochs.EQUIVALENT, **credits.EQUIVALENT}
 
 
 def _of_host(plan: Plan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
     for op in host_operations(steps):
         for change, edit in host_changes(op, world_size):
             mutated = partial(Executable, ChangedPlan(plan, edit), world_size)
-            yield op, change, "", mutated
+            yield op, "", change, "", "", mutated
 
 
 class _Kernel:
@@ -176,15 +186,23 @@ class _Kernel:
     def changes(self, plan: Plan) -> Iterator[Change]:
         """The mutants of ``plan`` in which this kernel is another."""
         symmetric = {b.name for b in self.func.buffer_map.values() if is_symmetric(b)}
+        hidden = {h.name for h in hidden_of(self.lowered)}
         symmetric |= {h.name for h in hidden_of(self.lowered) if h.symmetric}
         written = written_tensors(self.lowered.body)
         accesses = Accesses(self.lowered, written)
         context = Context(self.lowered, self.world_size, frozenset(symmetric), accesses)
         for number, op in enumerate(self.operations):
-            proof = self.probes.proof(number, op)
+            proof, flag = self.probes.proof(number, op), self._flag(number)
+            known = _INFERRED.get(flag, {}) if flag in hidden else {}
             for change, edit in changes(op, context):
                 mutated = partial(self._mutated, plan, edit)
-                yield op, change, proof, mutated
+                reason = known.get(f"{op.name} {change}", "")
+                yield op, flag, change, proof, reason, mutated
+
+    def _flag(self, number: int) -> str:
+        """The tensor whose word an operation works on, or else the next one."""
+        words = (op.pointer() for op in self.operations[number:])
+        return next((w.buffer.name for w in words if w is not None), "")
 
     def _mutated(self, plan: Plan, edit: Edit) -> Executable:
         func = self.lowered.with_body(edit(self.lowered.body))
@@ -314,7 +332,7 @@ def _explained(mutants: list[Mutant], given: list[Explanation]) -> list[Mutant]:
     """The verdicts with the program's own explanations, and those that are wrong."""
     out, used = [], set()
     for mutant in mutants:
-        mine = [e for e in given if e.is_about(mutant.name, mutant.file, mutant.line)]
+        mine = [e for e in given if e.is_about(mutant.name, mutant.file, mutant.line, mutant.flag)]
         used.update(mine)
         if mine and mutant.verdict == "survived":
             mutant = replace(mutant, verdict="explained", why=mine[0].reason)

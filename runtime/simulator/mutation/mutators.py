@@ -156,8 +156,9 @@ def read_before(op: Operation, context: Context) -> Changes:
     if not acquires(op.call) and not (op.spec is not None and op.spec.waits):
         return
     for sequence, at in sequences_around(context.func.body, op.stmt):
-        if isinstance(sequence.seq[at], tirx.Bind):
-            return  # what follows uses its result
+        it, accesses = sequence.seq[at], context.accesses
+        if isinstance(it, tirx.Bind) or accesses.reads(it) or accesses.writes(it):
+            return  # what follows uses its result, or what it guards would move along
         for place in range(at + 1, len(sequence.seq)):
             if context.accesses.reads(sequence.seq[place]):
                 yield "read before", _moved(sequence, at, place)
