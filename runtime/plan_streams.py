@@ -152,8 +152,8 @@ class Calls:
         if name is None:
             return caller
         if name not in self._streams:
-            # What a kernel waits for must not stand behind other work.
-            self._streams[name] = torch.cuda.Stream(caller.device, priority=-1)
+            # No priority: with one, calls far ahead of the GPU stood still (benchmarks/LOG.md).
+            self._streams[name] = torch.cuda.Stream(caller.device)
         return self._streams[name]
 
 
