@@ -201,6 +201,7 @@ def _count() -> tirx.PrimFunc:
     def begin(launches: T.Tensor((CALL + 1,), "uint32")):
         with T.Kernel(1, threads=32) as _:
             if T.get_thread_binding() == 0:
+                # equivalent(ld scope=cta, st scope=cta): launches and copies follow in the stream
                 W.st(launches[CALL], W.ld(launches[0], sem="relaxed") + T.uint32(1))
 
     return begin
@@ -211,12 +212,14 @@ def _wait_and_count(ranks: int) -> tirx.PrimFunc:
     def begin(finished: W.Symmetric((ranks,), "uint32"), launches: T.Tensor((CALL + 1,), "uint32")):
         with T.Kernel(1, threads=32) as _:
             done = T.alloc_var("uint32")
+            # equivalent(ld scope=cta): the launch before wrote it
             done = W.ld(launches[0], sem="relaxed")
             me = W.rank()
             for step in T.serial(ranks - 1):
                 peer = (me + 1 + step) % ranks
                 W.wait_reached(finished[me, peer], done, peer=peer)
             if T.get_thread_binding() == 0:
+                # equivalent(st scope=cta): the copies that read it follow in the stream
                 W.st(launches[CALL], done + T.uint32(1))
 
     return begin

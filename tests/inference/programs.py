@@ -550,9 +550,8 @@ class all_gather_gemm:
             rows = slice(p.rank * m, (p.rank + 1) * m)
             for peer in p.peers():
                 p.copy(gathered[peer, rows], A, stream="copies")
-            # equivalent(write_value write after, write_value value+1): the kernel follows in the
-            # same stream
             p.copy(gathered[p.rank, rows], A)
+            # equivalent(join drop): only the kernel behind the own copy reads that
             p.launch(gemm, B, gathered, C)
 
         return plan
