@@ -2,8 +2,9 @@
 
     python benchmarks/infer_time.py [--runs 5] [--profile]
 
-The least of some runs, against 50 ms, for the operators of examples/inferred.py at real sizes and for
-a persistent kernel; only ``infer_sync``, after the group's constants are in.
+The least of some runs, against 50 ms, for the operators of examples/inferred.py at real sizes and
+for a persistent kernel; only ``infer_sync``, after the group's constants are in, and for a plan all
+that it adds.
 """
 
 import argparse
@@ -21,12 +22,13 @@ import tileweave as tw
 from tileweave import language as W
 from tileweave.passes.infer_sync import infer_sync
 from tileweave.passes.table import PREPARE_PASSES
+from tileweave.runtime.plan_sync import sync_of
 
 BAR = 50.0
 HEAP_STRIDE = 1 << 30
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
-import inferred
+import inferred  # noqa: E402
 
 
 def persistent(M: int, N: int, blocks: int = 132):
@@ -54,15 +56,6 @@ def persistent(M: int, N: int, blocks: int = 132):
     return program
 
 
-def kernel_of(plan: tw.Plan, ranks: int) -> tirx.PrimFunc:
-    """The one a plan launches, with the copies that the plan makes."""
-    from tileweave.runtime.plan_sync import sync_of
-
-    shapes = {p.name: p.shape for p in plan.parameters}
-    traces = [plan._traced(r, ranks, shapes, {}) for r in range(ranks)]
-    return sync_of(traces)
-
-
 def programs() -> Iterator[tuple[str, tirx.PrimFunc, int]]:
     """(what, the program, ranks)."""
     M = N = 8192
@@ -83,8 +76,6 @@ def once(program: tirx.PrimFunc, ranks: int) -> float:
 
 def once_plan(plan: tw.Plan, ranks: int) -> float:
     """All that ``sync_of`` does: it prepares and infers the kernel with the plan's copies."""
-    from tileweave.runtime.plan_sync import sync_of
-
     shapes = {p.name: p.shape for p in plan.parameters}
     traces = [plan._traced(r, ranks, shapes, {}) for r in range(ranks)]
     start = time.perf_counter()
@@ -102,7 +93,9 @@ def main() -> int:
     cases = [(what, ranks, once, program) for what, program, ranks in programs()]
     for ranks in (4, 8):
         plan = inferred.all_gather_gemm(M, N // ranks, K, ranks)
-        plan = next(p for p in (plan if isinstance(plan, tuple) else (plan,)) if isinstance(p, tw.Plan))
+        plan = next(
+            p for p in (plan if isinstance(plan, tuple) else (plan,)) if isinstance(p, tw.Plan)
+        )
         cases.append((f"all-gather + GEMM, {M} x {N} x {K}", ranks, once_plan, plan))
     for what, ranks, run, program in cases:
         ms = min(run(program, ranks) for _ in range(options.runs))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .boxes import Boxes
+from .accesses import Kind
+from .boxes import Boxes, distinct
 
 _PIECE = 1 << 20
 """Cells painted at a time: keeps temporary arrays small."""
@@ -19,23 +20,29 @@ class Grid:
     def __init__(self, shape: Sequence[int], boxes: Sequence[Boxes]) -> None:
         self.shape = tuple(shape)
         self.cell = tuple(
-            self._cut(n, [_used(b.mask, b.low[a]) for b in boxes],
-                      [_used(b.mask, b.high[a]) for b in boxes])
+            self._cut(n, [b.distinct[at] for b in boxes for at in (2 + a, 2 + len(self.shape) + a)])
             for a, n in enumerate(self.shape)
-        )  # fmt: skip
+        )
         self.cells = tuple(-(-n // c) for n, c in zip(self.shape, self.cell, strict=True))
 
     @staticmethod
-    def _cut(extent: int, low: list[np.ndarray], high: list[np.ndarray]) -> int:
-        bounds = np.concatenate([np.unique(v) for v in low + high] or [np.zeros(0, np.int64)])
-        step = int(np.gcd.reduce(bounds[bounds < extent], initial=0))
+    def _cut(extent: int, bounds_of: list[np.ndarray]) -> int:
+        step = 0
+        for bounds in bounds_of:
+            found = distinct((bounds,), lambda codes: (codes,))
+            values = bounds if found is None else found[0]
+            step = int(np.gcd.reduce(values[values < extent], initial=step))
         return step or extent
 
-    def cells_of(self, boxes: Boxes):
+    def cells_of(self, boxes: Boxes, *, each: bool = False):
         """The flat arrays ``rank, home`` of all boxes, and, in pieces, (box number, cell number)
-        of all their cells."""
+        of all their cells.
+
+        Args:
+            each: a box as often as a rank touches it, not once.
+        """
         axes = len(self.shape)
-        rank, home, *rest = boxes.flat()
+        rank, home, *rest = boxes.flat() if each else boxes.distinct
         low, high = rest[:axes], rest[axes:]
         first = [a // c for a, c in zip(low, self.cell, strict=True)]
         count = [-(-b // c) - f for b, c, f in zip(high, self.cell, first, strict=True)]
@@ -60,19 +67,12 @@ class Grid:
             yield box[inside], number[inside]
 
 
-def _used(mask: np.ndarray, values: np.ndarray) -> np.ndarray:
-    if mask.all():
-        return values
-    mask, values = np.broadcast_arrays(mask, values)
-    return values[mask]
-
-
 @dataclass(eq=False)
 class Painted:
     """What one kind of access does to each cell of every rank's copy, in flat arrays.
 
     Attributes:
-        times: how often it is touched.
+        times: how often it is touched; by reads, at least once.
         ranks: which ranks touch it, a bit each.
     """
 
@@ -80,11 +80,11 @@ class Painted:
     ranks: np.ndarray
 
     @classmethod
-    def by(cls, grid: Grid, world_size: int, boxes: Sequence[Boxes]) -> Painted:
+    def by(cls, grid: Grid, world_size: int, kind: Kind, boxes: Sequence[Boxes]) -> Painted:
         size = world_size * int(np.prod(grid.cells, dtype=np.int64))
         out = cls(np.zeros(size, np.int64), np.zeros(size, np.int64))
         for one in boxes:
-            rank, _, pieces = grid.cells_of(one)
+            rank, _, pieces = grid.cells_of(one, each=kind != "read")
             for box, cell in pieces:
                 out.times += one.repeats * np.bincount(cell, minlength=size)
                 for r in range(world_size):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from .accesses import Access, Kind
-from .boxes import Boxes
+from .boxes import Boxes, distinct
 from .symbols import Symbols
 from .traffic import Traffic
 
@@ -43,10 +44,15 @@ class Granules:
 
     def of(self, boxes: Boxes) -> np.ndarray:
         """The granule's number, for each iteration."""
+        number = self.at(boxes.low)
+        return number.reshape(np.shape(number) or (1,) * boxes.mask.ndim)
+
+    def at(self, low: Sequence[np.ndarray]) -> np.ndarray:
+        """The number of the granule in which boxes that begin at ``low`` lie."""
         number = np.int64(0)
-        for low, size, count in zip(boxes.low, self.size, self.counts, strict=True):
-            number = number * count + np.minimum(low // size, count - 1)
-        return np.asarray(number).reshape(np.shape(number) or (1,) * boxes.mask.ndim)
+        for start, size, count in zip(low, self.size, self.counts, strict=True):
+            number = number * count + np.minimum(start // size, count - 1)
+        return np.asarray(number)
 
     def index(self, access: Access, symbols: Symbols) -> tirx.PrimExpr:
         """The same as an expression that can stand at the access."""
@@ -102,11 +108,10 @@ def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> 
 
 
 def _bounds(boxes: Boxes, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    mask, low, high = boxes.mask, boxes.low[axis], boxes.high[axis]
-    if not mask.all():
-        mask, low, high = np.broadcast_arrays(mask, low, high)
-        low, high = low[mask], high[mask]
-    return np.unique(np.stack([a.ravel() for a in np.broadcast_arrays(low, high)]), axis=1)
+    _, _, *bounds = boxes.distinct
+    low, high = bounds[axis], bounds[len(boxes.low) + axis]
+    found = distinct((low, high - low), lambda codes: (codes,))
+    return (low, high) if found is None else (found[0], found[0] + found[1])
 
 
 def _whole(low: np.ndarray, high: np.ndarray, size: int) -> bool:
@@ -176,7 +181,7 @@ def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Box
     of = granules.of_cells(traffic)
     arrivals = np.stack([np.bincount(of, e, minlength=granules.total) for e in elements])
     arrivals = arrivals.astype(np.int64)
-    brought = [np.unique(_elements(b)) for b in traffic.of_kind(kind)]
+    brought = [np.unique(*b.where(elements_of(b))) for b in traffic.of_kind(kind)]
     if traffic.copies is not None and kind == "write":
         elements = arrivals = _copied_once(traffic, granules, of)
         brought = [np.ones(1, np.int64)]
@@ -218,16 +223,6 @@ def _copied_once(traffic: Traffic, granules: Granules, of: np.ndarray) -> np.nda
             f"{copies.access.text}: {others} parts of what is read at once; expected one copy for "
             f"it{copies.access.location}"
         )
-    return count
-
-
-def _elements(boxes: Boxes) -> np.ndarray:
-    """Elements in each box that is accessed."""
-    _, _, *bounds = boxes.flat()
-    axes = len(bounds) // 2
-    count = np.ones(1, np.int64)
-    for low, high in zip(bounds[:axes], bounds[axes:], strict=True):
-        count = count * (high - low)
     return count
 
 

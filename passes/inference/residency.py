@@ -37,11 +37,11 @@ def verify_residency(exchange: Exchange) -> None:
         last = np.full(counter.arrivals.shape, -1, np.int64)
         for boxes in counter.traffic.in_kernel(counter.kind):
             moment = moments.of(boxes, signal_depth(exchange, counter, boxes), after=True)
-            _, home, *_, granule, when = boxes.flat(counter.granules.of(boxes), moment)
+            home, granule, when = boxes.where(boxes.home, counter.granules.of(boxes), moment)
             np.maximum.at(last, (home, granule), when)
         for boxes in exchange.users_of(counter):
             moment = moments.of(boxes, wait_depth(counter, boxes))
-            _, home, *_, granule, when = boxes.flat(counter.granules.of(boxes), moment)
+            home, granule, when = boxes.where(boxes.home, counter.granules.of(boxes), moment)
             if np.any(last[home, granule] >= when):
                 _Play(exchange, moments).run(exchange.options.resident_blocks)
                 return

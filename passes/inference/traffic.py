@@ -80,7 +80,7 @@ def traffic_of(
         return traffic
     for kind in ("write", "add", "read"):
         of_kind = traffic.of_kind(kind)
-        traffic.painted[kind] = Painted.by(traffic.grid, world_size, of_kind)
+        traffic.painted[kind] = Painted.by(traffic.grid, world_size, kind, of_kind)
     _refuse_second_writes(traffic)
     _refuse_unwritten(traffic)
     return traffic

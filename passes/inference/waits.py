@@ -86,7 +86,8 @@ def _arrivals(
 ) -> tirx.PrimExpr:
     """Units that arrive in the granule in each launch, as an expression."""
     arrivals, granules = counter.arrivals, counter.granules
-    _, home, *_, number = boxes.flat(granules.of(boxes))
+    _, home, *bounds = boxes.distinct
+    number = granules.at(bounds[: len(boxes.low)])
     seen = arrivals[home, number]
     values = np.unique(seen)
     if len(values) == 1:
