@@ -231,7 +231,7 @@ class Ranks:
         ):
             monkeypatch.setattr(plan_streams, name, value)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.here.caller)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: self.new_stream())
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self.new_stream())
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
