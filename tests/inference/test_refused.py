@@ -78,6 +78,21 @@ def two_blocks_write():
     return program
 
 
+@refused("S[0, 0:8] is written 2 times in one launch, by rank 1; expected once")
+def two_rounds_through_one_tensor():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((N,), F32)
+            T.copy(X, tile)
+            for _ in T.serial(2):
+                T.copy(tile, S[1 - W.rank(), 0])  # HERE
+                T.copy(S[W.rank(), 0], tile)
+            T.copy(tile, Y)
+
+    return program
+
+
 @refused("S[0, 0:8] is written 2 times in one launch, by rank 0 and 1; expected once")
 def two_ranks_write():
     @T.prim_func
