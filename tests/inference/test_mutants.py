@@ -5,6 +5,7 @@ The programs that take the least time are tested; ``TILEWEAVE_MUTANTS=all`` test
 """
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from .programs import CASES
 FEW = ("ring_shift", "all_gather_loads", "gemm_reduce_scatter", "own_in_place", "two_producers")
 NAMES = tuple(CASES) if os.environ.get("TILEWEAVE_MUTANTS") == "all" else FEW
 SCHEDULES = 5
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "mutants-inferred.md"
 
 
 def mutants(name: str) -> list[Mutant]:
@@ -31,3 +33,6 @@ def test_every_mutant_is_accounted_for(name):
     found = mutants(name)
     assert {m.op for m in found if m.verdict == "killed"} >= {"signal", "wait_reached"}
     assert [(m.line, m.name, m.verdict, m.why) for m in found if not m.is_accounted_for] == []
+    killed = sum(m.verdict == "killed" for m in found)
+    listed = f"## {name}\n\n{CASES[name].mutated} ranks: {killed} killed"
+    assert listed in PAGE.read_text(), "run `make docs`"
