@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from .plans import Copy, CopyValue, Launch, Plan, Step, WaitStream, WriteValue
 from .regions import Region, Rows
 from .session import Session, current
 
+_AHEAD = 8
+
 
 class Calls:
     """Calls of one plan, with the kernels and side streams they share."""
@@ -33,6 +36,7 @@ class Calls:
         self._session: Session | None = None
         self._kernels: dict[int, tuple[tirx.PrimFunc, Kernel]] = {}
         self._streams: dict[str, torch.cuda.Stream] = {}
+        self._ended: deque[torch.cuda.Event] = deque()
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         session = current()
@@ -52,11 +56,27 @@ class Calls:
             else:
                 tensors[p.name] = self._tensor(p, given[p.name], session)
         shapes = self._shapes(tensors)
-        steps = self.plan.trace(session.group.rank, session.group.world_size, shapes, scalars)
+        world_size = session.group.world_size
+        steps = self.plan.trace(session.group.rank, world_size, shapes, scalars)
         kernels = {s.number: self._kernel(s) for s in steps if isinstance(s, Launch)}
         for step in (s for s in steps if isinstance(s, Launch)):
             tensors |= _hidden(step, kernels[step.number])
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if self.plan.is_synchronised(world_size) and not capturing:
+            self._keep_near()
         self._enqueue(steps, tensors, kernels)
+
+    def _keep_near(self) -> None:
+        """Let the host be at most ``_AHEAD`` calls ahead of the GPU.
+
+        With hundreds of small calls enqueued, one of four GPUs stopped between two calls in about
+        half of the runs; why is open (benchmarks/LOG.md, 2026-11-21).
+        """
+        if len(self._ended) == _AHEAD:
+            self._ended.popleft().synchronize()
+        before = torch.cuda.Event()
+        before.record(torch.cuda.current_stream(self._session.group.device))
+        self._ended.append(before)
 
     def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
         """Of the tensors, of one rank's part if symmetric."""
@@ -152,7 +172,6 @@ class Calls:
         if name is None:
             return caller
         if name not in self._streams:
-            # No priority: with one, calls far ahead of the GPU stood still (benchmarks/LOG.md).
             self._streams[name] = torch.cuda.Stream(caller.device)
         return self._streams[name]
 

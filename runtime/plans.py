@@ -356,6 +356,10 @@ class Plan:
         join: list[Step] = [WaitStream(None, self.site, 0, other=s) for s in sides]
         return [*fork, *p.steps, *join]
 
+    def is_synchronised(self, world_size: int) -> bool:
+        """Whether some call for ``world_size`` ranks was given what orders it."""
+        return any(s is not None for (ranks, _), s in self._syncs.items() if ranks == world_size)
+
     @cached_property
     def _calls(self) -> Any:
         from .plan_streams import Calls
