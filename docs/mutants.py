@@ -85,6 +85,9 @@ def instances() -> Iterator[Instance]:
     yield Instance(title, bulk.bulk_copy_with(4, 64, 2), 1, [{**copied, "blocks": 2}])
     title = "bulk_copy.py: `load_store_program`, 901 bytes"
     yield Instance(title, bulk.load_store_program, 1, [{**copied, "blocks": 2}])
+    sent = {"src": zeros(5, np.float32), "dst": zeros(5, np.float32), "blocks": 1}
+    title = "bulk_copy.py: `multicast_program`, 5 numbers"
+    yield Instance(title, bulk.multicast_program, 1, [sent])
     ranks, M, N, K = 3, 48, 64, 16
     inputs = [
         {
@@ -111,6 +114,18 @@ def instances() -> Iterator[Instance]:
     plan, _ = example("all_gather_gemm").all_gather_gemm(M, N, K, ranks, 16, 32, 16)
     title = f"all_gather_gemm.py: {M} x {N * ranks} x {K}, tiles of 16 x 32"
     yield Instance(title, plan, ranks, inputs)
+    inferred = example("inferred")
+    plan = inferred.all_gather_gemm(M, N, K, ranks, 16, 32, 16)
+    title = f"inferred.py: `all_gather_gemm`, {M} x {N * ranks} x {K}, tiles of 16 x 32"
+    yield Instance(title, plan, ranks, [{n: i[n] for n in "AB"} for i in inputs])
+    inputs = [
+        {n: rng.standard_normal((rows, K)).astype(ml_dtypes.bfloat16)
+         for n, rows in (("A", M), ("B", N))}
+        for _ in range(ranks)
+    ]  # fmt: skip
+    program = inferred.gemm_reduce_scatter(M, N, K, ranks, 16, 32, 16)
+    title = f"inferred.py: `gemm_reduce_scatter`, {M} x {N} x {K * ranks}, tiles of 16 x 32"
+    yield Instance(title, program, ranks, inputs)
 
 
 def page() -> str:

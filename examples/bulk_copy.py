@@ -90,9 +90,12 @@ def multicast_program(
         for turn in T.serial((m + stride - 1) // stride):
             at = turn * stride + block * 2048 + T.get_thread_binding() * 4
             if at + 4 <= m:
+                # equivalent(multimem_st scope=gpu, multimem_st scope=cta): nobody reads it before
+                # the launch has ended
                 W.multimem_st(dst[at], src[at : at + 4])
             else:
                 for rest in T.serial(m - at):
+                    # equivalent(multimem_st scope=gpu, multimem_st scope=cta): as above
                     W.multimem_st(dst[at + rest], src[at + rest])
 
 

@@ -34,6 +34,12 @@ from .plans import Copy, CopyValue, Launch, Step, WaitStream, WriteValue
 from .regions import Region
 
 _STRIDE = 1 << 40
+EQUIVALENT = {
+    "fork drop": "the copies wait for the guard, which follows the caller's stream",
+    "join drop": "the simulator does not model what the caller does behind the call, nor that the "
+    "kernel may leave no SM to the guard",
+}
+"""Changes to the streams of a plan that is given its order which nobody can see, and why."""
 GUARD = "guard"
 """The stream of the kernel that runs before the copies, if others make them: beside what the
 launching stream does first."""

@@ -96,6 +96,39 @@ def test_all_gather_gemm(ranks, schedules):
             assert_near(values["C"], everyones @ given["B"].astype(np.float32).T)
 
 
+@pytest.mark.parametrize(("ranks", "schedules"), [(1, 40), (2, 130), (3, 20), (4, 10)])
+def test_inferred_all_gather_gemm(ranks, schedules):
+    """200 schedules in all."""
+    rng, M, N, K = np.random.default_rng(ranks), 16 * ranks, 32, 16
+    inputs = [matrices(rng, A=(M // ranks, K), B=(N, K)) for _ in range(ranks)]
+    plan = example("inferred").all_gather_gemm(M, N, K, ranks, 16, 16, 16)
+    everyones = np.concatenate([i["A"] for i in inputs]).astype(np.float32)
+    for out in every_schedule(plan, ranks, inputs, schedules):
+        for given, values in zip(inputs, out, strict=True):
+            assert_near(values["C"], everyones @ given["B"].astype(np.float32).T)
+
+
+@pytest.mark.parametrize(("ranks", "schedules"), [(1, 40), (2, 130), (3, 20), (4, 10)])
+def test_inferred_gemm_reduce_scatter(ranks, schedules):
+    """200 schedules in all."""
+    rng, M, N, K = np.random.default_rng(ranks), 16 * ranks, 32, 16
+    inputs = [matrices(rng, A=(M, K), B=(N, K)) for _ in range(ranks)]
+    program = example("inferred").gemm_reduce_scatter(M, N, K, ranks, 16, 16, 16)
+    total = sum(i["A"].astype(np.float32) @ i["B"].astype(np.float32).T for i in inputs)
+    for out in every_schedule(program, ranks, inputs, schedules):
+        for rank, values in enumerate(out):
+            assert_near(values["C"], total[16 * rank :][:16])
+
+
+@pytest.mark.parametrize("size", [5, 4100])
+def test_multicast(size):
+    """One rank stores, all have it; 200 schedules in all."""
+    numbers = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    given = {"src": numbers, "dst": np.zeros(size, np.float32), "blocks": 2}
+    for (out,) in every_schedule(example("bulk_copy").multicast_program, 1, [given], 100):
+        assert (out["dst"] == numbers).all()
+
+
 def test_signal_ping_pong():
     inputs = [
         {"flags": np.zeros(1, np.uint32), "start": lambda e: e * 5, "rounds": 5} for _ in range(2)

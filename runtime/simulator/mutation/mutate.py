@@ -21,6 +21,7 @@ from ....passes.hidden import hidden_of
 from ....passes.inference import credits, epochs
 from ....passes.inference.epochs import EPOCH
 from ....passes.walk import flatten, rewrite_children
+from ... import plan_sync
 from ...plans import Plan
 from ...plans import Step as HostStep
 from ..block_ops import BlockStatements
@@ -163,10 +164,11 @@ _INFERRED = {EPOCH: epochs.EQUIVALENT, **credits.EQUIVALENT}
 
 
 def _of_host(plan: Plan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
+    known = plan_sync.EQUIVALENT if plan.is_synchronised(world_size) else {}
     for op in host_operations(steps):
         for change, edit in host_changes(op, world_size):
             mutated = partial(Executable, ChangedPlan(plan, edit), world_size)
-            yield op, "", change, "", "", mutated
+            yield op, "", change, "", known.get(f"{op.name} {change}", ""), mutated
 
 
 class _Kernel:
