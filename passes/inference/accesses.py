@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 from tvm.ir import structural_equal
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
@@ -61,6 +60,11 @@ class Access:
     guards: tuple[int, ...]
     place: tuple[int, ...]
     rounds_unknown: str = ""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it takes elements that follow each other in memory, and clips nothing."""
+        return self.op.startswith("W.")
 
     @property
     def location(self) -> str:
@@ -244,25 +248,11 @@ class _Collector:
             self._registers = before
             self._forget(stmt)
 
-        if self._mentions_thread(condition):
+        if self._threads_in([condition]):
             self._anchored(stmt, visit)
         else:
             visit()
         return stmt
-
-    def _mentions_thread(self, expr: tirx.PrimExpr) -> bool:
-        found = False
-
-        def visit(node) -> None:
-            nonlocal found
-            if isinstance(node, tirx.Var):
-                if any(node.same_as(t.var) for t in self.program.threads):
-                    found = True
-                elif node in self.program.values and not found:
-                    post_order_visit(self.program.values[node], visit)
-
-        post_order_visit(expr, visit)
-        return found
 
     def _forget(self, stmt: tirx.Stmt) -> None:
         """What ``stmt`` stores to registers is not known around it."""
@@ -372,23 +362,19 @@ class _Collector:
                 return True
         return False
 
-    def _threads_in(self, exprs) -> list[Loop]:
-        return [t for t in self.program.threads if any(_uses(e, t.var, self) for e in exprs)]
+    def _threads_in(self, exprs: Iterable[tirx.PrimExpr]) -> list[Loop]:
+        """The thread axes that the expressions depend on."""
+        found: set[tirx.Var] = set()
 
+        def visit(node) -> None:
+            if isinstance(node, tirx.Var) and node not in found:
+                found.add(node)
+                if node in self.program.values:
+                    post_order_visit(self.program.values[node], visit)
 
-def _uses(expr: tirx.PrimExpr, var: tirx.Var, collector: _Collector) -> bool:
-    found = False
-
-    def visit(node) -> None:
-        nonlocal found
-        if isinstance(node, tirx.Var):
-            if node.same_as(var):
-                found = True
-            elif not found and node in collector.program.values:
-                post_order_visit(collector.program.values[node], visit)
-
-    post_order_visit(expr, visit)
-    return found
+        for expr in exprs:
+            post_order_visit(expr, visit)
+        return [t for t in self.program.threads if t.var in found]
 
 
 def _kinds(op: str, mode: int) -> list[Kind]:
@@ -423,7 +409,3 @@ def _run(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx.PrimExpr]:
         if left == 1:
             return extents
     return extents
-
-
-def span_of(access: Access):
-    return get_stmt_span(access.anchor)

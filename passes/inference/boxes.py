@@ -142,6 +142,10 @@ def boxes_of(
         found = sorted(set(home[(home < 0) | (home >= world_size)].ravel().tolist()))
         raise _refused(access, f"has rank index {found[0]}", f"0 to {world_size - 1}")
     shape = [int(space.of(e).max()) for e in access.tensor.shape]
+    if access.is_run and any(
+        np.any((b > n) & happens) for b, n in zip(high[1:], shape[1:], strict=True)
+    ):
+        raise _refused(access, "runs over the end of a row", "part of a row, or whole rows")
     clipped = [
         (np.maximum(a, 0), np.minimum(b, n)) for a, b, n in zip(low, high, shape, strict=True)
     ]
@@ -175,8 +179,6 @@ def _merged(access, space, starts, extents, mask, inner):
         low.append(first)
         high.append(last)
         count = count * (last - first)
-        extents_product = extent
-    del extents_product
     touched = np.int64(1)
     for extent in extents:
         touched = touched * extent.max(axis=inner, keepdims=True)

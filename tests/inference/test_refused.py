@@ -314,6 +314,17 @@ def every_second_element():
     return program
 
 
+@refused("W.put_block writes S[1 - W.rank(), 0, 4], which runs over the end of a row; expected")
+def over_the_end_of_a_row():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
+        with T.Kernel(1, threads=32):
+            W.put_block(X[0], S[1 - W.rank(), 0, 4], N)  # HERE
+            T.copy(S[W.rank(), 0, 0], Y)
+
+    return program
+
+
 @pytest.mark.parametrize(("make", "message", "ranks", "configs"), CASES)
 def test_refused(make, message, ranks, configs):
     with pytest.raises(tw.LanguageError) as error:
