@@ -5,9 +5,7 @@ knows the copies of all ranks and waits for them, as for writes of its own (``pa
 Each copy is followed by its flag: the number of the call, copied from device memory, so that a CUDA
 graph finds the right one. And before the first copy a kernel of one block waits until the peers
 have finished with what the copies overwrite, and notes that number. Only then does the other
-kernel start: it might leave no SM. (A stream could wait without an SM, by cuStreamWaitValue32; on
-H200 such a wait on a word that a peer's kernel had added to stood for ever: benchmarks/LOG.md,
-2026-11-21.)
+kernel start: it might leave no SM.
 """
 
 from __future__ import annotations
