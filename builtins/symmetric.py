@@ -78,13 +78,13 @@ def alloc_symmetric(shape: Any, dtype: str = "float32") -> tirx.Buffer:
 
     Raises:
         LanguageError: the element type has no whole power-of-two number of bytes, or an extent is
-            not constant.
+            no positive constant.
     """
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if itemsize(dtype) not in _HEAP_STRIDES:
         raise reject("alloc_symmetric", f"dtype={dtype!r}", "elements of 1, 2, 4, 8 or 16 bytes")
-    if any(not isinstance(extent, (int, tirx.IntImm)) for extent in shape):
-        raise reject("alloc_symmetric", f"shape={shape}", "constants")
+    if any(not isinstance(extent, (int, tirx.IntImm)) or int(extent) < 1 for extent in shape):
+        raise reject("alloc_symmetric", f"shape={shape}", "positive constants")
     return T.alloc_buffer((WORLD_SIZE, *shape), dtype, scope=_SCRATCH)
 
 

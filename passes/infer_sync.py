@@ -133,7 +133,7 @@ def _exchange(func, tensors, world_size, heap_stride, options) -> Exchange | Non
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
         if accesses:
             copies = copies_of(func, tensor)
-            traffic = traffic_of(tensor, accesses, copies, program, world_size, {})
+            traffic = traffic_of(tensor, accesses, copies, program, world_size)
             if traffic.is_exchanged:
                 exchange.traffic.append(traffic)
     return exchange if exchange.traffic else None
@@ -153,7 +153,7 @@ def _unordered(func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer]) -> tuple[Ins
 
 
 def _is_of_heap(buffer: tirx.Buffer, heap_stride: int) -> bool:
-    if len(buffer.strides) < 2 or is_symmetric(buffer):
+    if not len(buffer.strides) or is_symmetric(buffer):
         return False
     stride = buffer.strides[0]
     size = itemsize(buffer.dtype)

@@ -83,6 +83,12 @@ def test_emit_refuses_in_one_line(file, capsys, programs, suffix, options, messa
     assert message in captured.err
 
 
+@pytest.mark.parametrize("command", ["emit", "explain", "simulate", "mutate"])
+def test_a_missing_file_is_told_by_the_command_that_was_given(command, capsys):
+    assert main([command, "missing.py"]) == 1
+    assert capsys.readouterr().err.startswith(f"tileweave: {command}: there is no file missing.py")
+
+
 def test_emit_names_the_line_of_a_wrong_program(file, capsys):
     path = file(
         "\n@T.prim_func\ndef f(F: W.Symmetric((4,), 'uint32')):\n"

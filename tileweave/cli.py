@@ -150,7 +150,7 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
 
 
 def _emit(options: argparse.Namespace) -> None:
-    programs = _programs(options.program)
+    programs = _programs(options)
     comment = "//" if options.stage in ("cuda", "ptx") else "#"
     for name, program in programs.items():
         if len(programs) > 1:
@@ -160,7 +160,7 @@ def _emit(options: argparse.Namespace) -> None:
 
 def _explain(options: argparse.Namespace) -> None:
     """Plans first, each with its kernels."""
-    programs = _programs(options.program, (Plan, PrimFunc))
+    programs = _programs(options, (Plan, PrimFunc))
     if options.html and len(programs) > 1:
         raise TileWeaveError(
             f"explain: --html of {', '.join(programs)}; expected one program, FILE:NAME"
@@ -181,7 +181,7 @@ def _explain(options: argparse.Namespace) -> None:
 
 def _simulate(options: argparse.Namespace) -> None:
     """Run with random inputs, zeroed integers, and everything else that is written unwritten."""
-    programs = _programs(options.program, (Plan, PrimFunc))
+    programs = _programs(options, (Plan, PrimFunc))
     if options.timeline and len(programs) > 1:
         raise TileWeaveError(
             f"simulate: --timeline of {', '.join(programs)}; expected one program, FILE:NAME"
@@ -261,7 +261,7 @@ def _value_of_scalar(pair: str, command: str) -> tuple[str, Any]:
 
 def _mutate(options: argparse.Namespace) -> None:
     """Run with the inputs of ``simulate``; a mutant that nobody accounts for is a failure."""
-    found = _of_each(_programs(options.program, (Plan, PrimFunc)), _mutated, options)
+    found = _of_each(_programs(options, (Plan, PrimFunc)), _mutated, options)
     for outcome in found:
         print(json.dumps(outcome) if options.json else _mutants_in_words(outcome))
     if any(outcome["fault"] or outcome["unaccounted"] for outcome in found):
@@ -317,32 +317,33 @@ def _doctor(options: argparse.Namespace) -> None:
 _KINDS = {PrimFunc: "T.prim_func", Plan: "tw.plan"}
 
 
-def _programs(where: str, kinds: tuple[type, ...] = (PrimFunc,)) -> dict[str, Any]:
+def _programs(options: argparse.Namespace, kinds: tuple[type, ...] = (PrimFunc,)) -> dict[str, Any]:
     """What of these kinds is at the top level of ``FILE``, or that of ``FILE:NAME``, by name; in
     the order of the kinds."""
+    op, where = options.command, options.program
     words = " or ".join(_KINDS[kind] for kind in kinds)
     file, _, name = (where, "", "") if Path(where).is_file() else where.rpartition(":")
     path = Path(file or where)
     if not path.is_file():
-        raise TileWeaveError(f"emit: there is no file {path}; expected FILE or FILE:NAME")
+        raise TileWeaveError(f"{op}: there is no file {path}; expected FILE or FILE:NAME")
     found: dict[str, Any] = {}
-    values = vars(_load(path))
+    values = vars(_load(op, path))
     for kind in kinds:
         for key, value in values.items():
             if isinstance(value, kind) and not any(value is f for f in found.values()):
                 found[key] = value
     if not found:
-        raise TileWeaveError(f"emit: {path} has no {words}; expected one at module level")
+        raise TileWeaveError(f"{op}: {path} has no {words}; expected one at module level")
     if name and name not in found:
-        raise TileWeaveError(f"emit: {path} has no {words} {name}; expected {' or '.join(found)}")
+        raise TileWeaveError(f"{op}: {path} has no {words} {name}; expected {' or '.join(found)}")
     return {name: found[name]} if name else found
 
 
-def _load(path: Path) -> ModuleType:
+def _load(op: str, path: Path) -> ModuleType:
     """The Python file ``path``, run as a module that finds its neighbours."""
     spec = importlib.util.spec_from_file_location(path.stem.replace("-", "_"), path)
     if spec is None or spec.loader is None:
-        raise TileWeaveError(f"emit: {path} is no Python file; expected a name that ends in .py")
+        raise TileWeaveError(f"{op}: {path} is no Python file; expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, module)
     sys.path.insert(0, str(path.resolve().parent))

@@ -52,9 +52,7 @@ class Grid:
     def _pieces(self, home, first, count, most):
         total = int(np.prod(most, dtype=np.int64))
         boxes_a_piece = max(1, _PIECE // max(1, total))
-        offsets = (
-            np.indices(most).reshape(len(most), -1) if total else np.zeros((len(most), 0), int)
-        )
+        offsets = np.indices(most).reshape(len(most), total)
         for start in range(0, len(home), boxes_a_piece):
             part = slice(start, start + boxes_a_piece)
             number = home[part, None]

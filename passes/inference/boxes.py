@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ..walk import in_words
@@ -102,9 +101,7 @@ def distinct(
     return out
 
 
-def boxes_of(
-    access: Access, program: Program, world_size: int, sizes: Mapping[tirx.Var, int]
-) -> Boxes:
+def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
     """The boxes of ``access`` on all ranks.
 
     Raises:
@@ -117,7 +114,7 @@ def boxes_of(
         )
     outer = len(access.loops) + 1
     try:
-        space = Space(world_size, [*access.loops, *access.inner], program.values, sizes)
+        space = Space(world_size, [*access.loops, *access.inner], program.values)
         mask = space.inside
         for condition in access.conditions:
             mask = mask & space.of(condition).astype(np.bool_)
@@ -126,6 +123,7 @@ def boxes_of(
         block = np.int64(0)
         for loop in program.grid[::-1]:
             block = block * int(space.of(loop.extent).max()) + space.of(loop.var)
+        shape = [int(space.of(e).max()) for e in access.tensor.shape]
     except NotEvaluable as error:
         raise _refused(
             access,
@@ -141,7 +139,6 @@ def boxes_of(
     if np.any((home < 0) | (home >= world_size)):
         found = sorted(set(home[(home < 0) | (home >= world_size)].ravel().tolist()))
         raise _refused(access, f"has rank index {found[0]}", f"0 to {world_size - 1}")
-    shape = [int(space.of(e).max()) for e in access.tensor.shape]
     if access.is_run and any(
         np.any((b > n) & happens) for b, n in zip(high[1:], shape[1:], strict=True)
     ):

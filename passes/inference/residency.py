@@ -30,7 +30,7 @@ def verify_residency(exchange: Exchange) -> None:
     """
     every = ("read", "write", "add")
     accesses = [b.access for t in exchange.traffic for b in t.in_kernel(*every)]
-    moments = Moments(accesses, exchange.program, exchange.world_size, {})
+    moments = Moments(accesses, exchange.program, exchange.world_size)
     for counter in exchange.counters:
         if counter.at_exit:
             continue
@@ -57,7 +57,6 @@ class _Play:
         for number, counter in enumerate(exchange.counters):
             if counter.at_exit:
                 continue
-            copied = counter.traffic.copies is not None and counter.kind == "write"
             for boxes in counter.traffic.in_kernel(counter.kind):
                 depth = signal_depth(exchange, counter, boxes)
                 self._note(number, counter, boxes, moments.of(boxes, depth, after=True), True)
@@ -65,7 +64,7 @@ class _Play:
                 depth = wait_depth(counter, boxes)
                 self._note(number, counter, boxes, moments.of(boxes, depth), False)
             for (home, granule), units in np.ndenumerate(counter.arrivals):
-                self._missing[number, home, granule] = 0 if copied else int(units)
+                self._missing[number, home, granule] = 0 if counter.is_of_copies else int(units)
         for events in self._events.values():
             events.sort(key=lambda e: e[0])
 

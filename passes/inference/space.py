@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class Space:
         world_size: int,
         loops: Sequence[Loop],
         values: Mapping[tirx.Var, tirx.PrimExpr],
-        sizes: Mapping[tirx.Var, int],
+        sizes: Mapping[tirx.Var, int] = MappingProxyType({}),
     ) -> None:
         self._axes = len(loops) + 1
         self._values = values

@@ -14,11 +14,7 @@ from .space import Loop
 
 
 class Symbols:
-    """Inlines and simplifies expressions of one program.
-
-    Args:
-        sizes: variables of symbolic extents; they may stand anywhere, too.
-    """
+    """Inlines and simplifies expressions of one program."""
 
     def __init__(self, program: Program, world_size: int) -> None:
         self._values = program.values
@@ -66,11 +62,6 @@ class Symbols:
             return self._rank if op_name(node) == "tileweave.rank" else None
 
         return ir_transform(tirx.Evaluate(expr), None, variable, ["tirx.Call"]).value
-
-
-def depends_on(expr: tirx.PrimExpr, var: tirx.Var) -> bool:
-    """Whether ``var`` stands in ``expr``."""
-    return any(v.same_as(var) for v in _variables(expr))
 
 
 def _variables(expr: tirx.PrimExpr) -> list[tirx.Var]:

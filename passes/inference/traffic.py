@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,7 +61,7 @@ class Traffic:
 
 def traffic_of(
     tensor: tirx.Buffer, accesses: Sequence[Access], copies: Copies | None, program: Program,
-    world_size: int, sizes: Mapping[tirx.Var, int],
+    world_size: int,
 ) -> Traffic:  # fmt: skip
     """Evaluate and check the accesses to ``tensor``.
 
@@ -70,11 +70,11 @@ def traffic_of(
             added to though nobody clears it; or an access cannot be evaluated.
     """
     boxes: dict[Access | Copies, Boxes]
-    boxes = {a: boxes_of(a, program, world_size, sizes) for a in accesses}
+    boxes = {a: boxes_of(a, program, world_size) for a in accesses}
     boxes = {a: b for a, b in boxes.items() if b.mask.any()}
     if copies is not None:
         boxes[copies] = copies.boxes()
-    shape = [_size(e, sizes) for e in tensor.shape[1:]]
+    shape = [int(e) for e in tensor.shape[1:]]
     traffic = Traffic(tensor, world_size, boxes, Grid(shape, list(boxes.values())))
     if not traffic.is_exchanged:
         return traffic
@@ -86,13 +86,8 @@ def traffic_of(
     return traffic
 
 
-def _size(extent: tirx.PrimExpr, sizes: Mapping[tirx.Var, int]) -> int:
-    return int(extent) if isinstance(extent, tirx.IntImm) else sizes[extent]
-
-
 def _foreign(boxes: Boxes) -> bool:
-    rank, home, *_ = boxes.flat()
-    return bool(np.any(rank != home))
+    return any(rank != home for rank, home in boxes.ranks_and_homes())
 
 
 def _refuse_second_writes(traffic: Traffic) -> None:

@@ -325,6 +325,35 @@ def over_the_end_of_a_row():
     return program
 
 
+@refused(
+    "T.copy writes S[1 - W.rank(), 0, 0], which depends on rows, which only the running kernel"
+)
+def an_extent_from_the_caller():
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def program(S: W.Symmetric((rows, N), F32), Y: T.Tensor((1, N), F32)):
+        with T.Kernel(1, threads=32):
+            T.copy(Y, S[1 - W.rank(), 0, 0])  # HERE
+            T.copy(S[W.rank(), 0, 0], Y)
+
+    return program
+
+
+@refused("S[W.rank()]: block 0 of rank 0 waits for block 0 of rank 1, and with 132 resident blocks")
+def one_number_by_one_thread():
+    """A tensor of one number a rank is no exception: what one thread does is ordered as a whole."""
+
+    @T.prim_func
+    def program(S: W.Symmetric((), F32), Y: T.Tensor((1,), F32)):
+        with T.Kernel(1, threads=32):
+            if T.get_thread_binding() == 0:  # HERE
+                S[1 - W.rank()] = Y[0]
+                Y[0] = S[W.rank()]
+
+    return program
+
+
 @pytest.mark.parametrize(("make", "message", "ranks", "configs"), CASES)
 def test_refused(make, message, ranks, configs):
     with pytest.raises(tw.LanguageError) as error:
@@ -332,3 +361,14 @@ def test_refused(make, message, ranks, configs):
     assert message in str(error.value)
     named = {int(n) for n in re.findall(r"test_refused\.py:(\d+)", str(error.value))}
     assert marked_lines(make) == named, str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(0,), (-3, N), ("n",)])
+def test_scratch_without_positive_extents(shape):
+    with pytest.raises(tw.LanguageError, match=r"alloc_symmetric: shape=.*expected positive const"):
+
+        @T.prim_func
+        def program(Y: T.Tensor((N,), F32)):
+            with T.Kernel(1, threads=32):
+                S = W.alloc_symmetric(shape, F32)
+                T.copy(Y, S[W.rank(), 0])
