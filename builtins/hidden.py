@@ -44,6 +44,13 @@ def _context(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.call_intrin("int64", tvm.ir.Op.get("tileweave.context"))
 
 
+def register_site(site: Site) -> tirx.IntImm:
+    """The number that device code reports for ``site``."""
+    number = zlib.crc32(str(site).encode()) & 0x7FFFFFFF
+    SITES[number] = site
+    return tirx.IntImm("int32", number)
+
+
 def _site(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     from tilelang.language.eager.builder import Builder
 
@@ -55,9 +62,7 @@ def _site(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
         int(getattr(builder, "current_line", 0)),
         ref_dtype(arguments["ref"]) if "ref" in arguments else "",
     )
-    number = zlib.crc32(str(site).encode()) & 0x7FFFFFFF
-    SITES[number] = site
-    return tirx.IntImm("int32", number)
+    return register_site(site)
 
 
 def _thread(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:

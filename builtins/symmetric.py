@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tilelang.language as T
@@ -28,6 +29,14 @@ def itemsize(dtype: str) -> int:
     return kind.bits * kind.lanes // 8
 
 
+def packed_strides(shape: Sequence[Any]) -> list[Any]:
+    """Strides of a tensor without gaps, in elements; of numbers or expressions."""
+    strides: list[Any] = [1] * len(shape)
+    for axis in reversed(range(len(shape) - 1)):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return strides
+
+
 class SymmetricProxy(StridedTensorProxy):
     """``W.Symmetric(shape, dtype)``: a tensor that every rank allocates, seen by all of them.
 
@@ -48,12 +57,8 @@ class SymmetricProxy(StridedTensorProxy):
         size = itemsize(dtype)
         if size not in _HEAP_STRIDES:
             raise reject("Symmetric", f"dtype={dtype!r}", "elements of 1, 2, 4, 8 or 16 bytes")
-        strides: list[Any] = [1]
-        for extent in reversed(shape[1:]):
-            strides.insert(0, strides[0] * extent)
-        if not shape:
-            strides = []
-        return super().__call__((WORLD_SIZE, *shape), (heap_stride(size), *strides), dtype)
+        strides = (heap_stride(size), *packed_strides(shape))
+        return super().__call__((WORLD_SIZE, *shape), strides, dtype)
 
     def __getitem__(self, keys: Any) -> tirx.Buffer:
         return self(*keys)

@@ -60,12 +60,13 @@ def _led(spec: Builtin, stmt: tirx.Stmt, threads: list[tirx.Var]) -> tirx.Stmt:
     return flatten(
         ([tirx.Evaluate(tirx.call_intrin("handle", fence))] if spec.proxy_fence else [])
         + ([sync_threads()] if spec.barrier_before else [])
-        + [tirx.IfThenElse(_first(threads), stmt, None)]
+        + [tirx.IfThenElse(first_thread(threads), stmt, None)]
         + ([sync_threads()] if spec.barrier_after else [])
     )
 
 
-def _first(threads: list[tirx.Var]) -> tirx.PrimExpr:
+def first_thread(threads: list[tirx.Var]) -> tirx.PrimExpr:
+    """Whether this is the thread with index 0 on every axis."""
     condition = threads[0] == 0
     for index in threads[1:]:
         condition = tirx.And(condition, index == 0)

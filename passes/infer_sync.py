@@ -160,15 +160,6 @@ def _is_of_heap(buffer: tirx.Buffer, heap_stride: int) -> bool:
     return isinstance(stride, tirx.IntImm) and size > 0 and int(stride) * size == heap_stride
 
 
-def _heap_buffer(old: tirx.Buffer, head: tuple, heap_stride: int) -> tirx.Buffer:
-    shape = [*head, *old.shape[1:]]
-    strides: list = [1]
-    for extent in reversed(shape[2:]):
-        strides.insert(0, strides[0] * extent)
-    stride = tirx.IntImm("int64", heap_stride // itemsize(old.dtype))
-    return tirx.decl_buffer(shape, old.dtype, old.name, strides=[stride, *strides])
-
-
 def _alternated(exchange: Exchange, func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``func`` with as many buffers of its scratch tensors as launches take in turn."""
     replaced: dict[tirx.Var, tuple] = {}
@@ -178,8 +169,7 @@ def _alternated(exchange: Exchange, func: tirx.PrimFunc) -> tirx.PrimFunc:
         if copies > 1:
             at = next(i for i, h in enumerate(hidden) if h.name == buffer.name)
             hidden[at] = dataclasses.replace(hidden[at], shape=(copies, *hidden[at].shape))
-            head = (exchange.world_size, copies)
-            new = _heap_buffer(buffer, head, exchange.heap_stride)
+            new = exchange.heap_buffer(buffer.name, hidden[at].shape, hidden[at].dtype)
             buffers[param], replaced[buffer.data] = new, (new, exchange.half(buffer))
     if not replaced:
         return func

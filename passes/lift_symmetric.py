@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
-from ..builtins.symmetric import WORLD_SIZE, heap_stride, is_scratch, itemsize
+from ..builtins.symmetric import WORLD_SIZE, heap_stride, is_scratch, itemsize, packed_strides
 from .hidden import Hidden, with_hidden
 
 
@@ -45,9 +45,6 @@ def lift_symmetric(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
 
 
 def _parameter(buffer: tirx.Buffer) -> tirx.Buffer:
-    strides: list = [1]
-    for extent in reversed(buffer.shape[2:]):
-        strides.insert(0, strides[0] * extent)
-    strides = [heap_stride(itemsize(buffer.dtype)), *strides]
-    shape = [WORLD_SIZE, *buffer.shape[1:]]
-    return tirx.decl_buffer(shape, buffer.dtype, buffer.name, strides=strides)
+    own = list(buffer.shape[1:])
+    strides = [heap_stride(itemsize(buffer.dtype)), *packed_strides(own)]
+    return tirx.decl_buffer([WORLD_SIZE, *own], buffer.dtype, buffer.name, strides=strides)

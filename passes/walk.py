@@ -141,10 +141,32 @@ def effects_in(node) -> list[tirx.Call]:
     ]
 
 
-def location(stmt: tirx.Stmt) -> str:
-    """`` --> file:line`` of a statement, or nothing where TileLang kept no source position."""
+def line_of(stmt: tirx.Stmt) -> str:
+    """``file:line`` of a statement, or nothing where TileLang kept no source position."""
     span = get_stmt_span(stmt)
-    return f"\n --> {span.source_name.name}:{span.line}" if span is not None else ""
+    return f"{span.source_name.name}:{span.line}" if span is not None else ""
+
+
+def location(stmt: tirx.Stmt) -> str:
+    """The same at the end of a message, `` --> file:line``."""
+    line = line_of(stmt)
+    return f"\n --> {line}" if line else ""
+
+
+def written_tensors(body: tirx.Stmt) -> set[tirx.Var]:
+    """Data pointers of the tensors that a program writes."""
+    found: set[tirx.Var] = set()
+
+    def visit(node) -> None:
+        if isinstance(node, tirx.BufferStore):
+            found.add(node.buffer.data)
+        elif op_name(node) in ("tl.region", "tl.access_ptr"):
+            mode = node.args[1] if op_name(node) == "tl.region" else node.args[-1]
+            if int(mode) & 2:
+                found.add(node.args[0].buffer.data)
+
+    post_order_visit(body, visit)
+    return found
 
 
 def in_words(expr: tirx.PrimExpr) -> str:

@@ -8,7 +8,7 @@ import math
 import torch
 
 from ..builtins.errors import TileWeaveError
-from ..builtins.symmetric import is_symmetric_dtype
+from ..builtins.symmetric import is_symmetric_dtype, packed_strides
 from .group import Group
 from .memory import Memory
 
@@ -114,15 +114,12 @@ class Heap:
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Torch tensor (world_size, *shape) over the bytes from ``offset`` of every rank's heap."""
         itemsize = dtype.itemsize
-        strides = [1] * len(shape)
-        for axis in reversed(range(len(shape) - 1)):
-            strides[axis] = strides[axis + 1] * shape[axis + 1]
         tensor = torch.empty(0, dtype=dtype, device=self.group.device)
         return tensor.set_(
             self._storage,
             offset // itemsize,
             (self.group.world_size, *shape),
-            (self.stride // itemsize, *strides),
+            (self.stride // itemsize, *packed_strides(shape)),
         )
 
     def multicast_view(

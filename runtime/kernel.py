@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import tilelang
+import tilelang.language as T
 import torch
 from tilelang import tvm
 from tilelang.jit import JITKernel
@@ -31,7 +32,8 @@ class Kernel:
 
     Attributes of the TileLang kernel inside (``get_kernel_source``, ``get_profiler``, ...) are its
     own too; ``program`` is the ``T.prim_func`` it was made of. ``hidden`` is the memory that the
-    compiler added, by name: counters, and what ``W.alloc_symmetric`` asks for.
+    compiler added, by name: counters, and what ``W.alloc_symmetric`` asks for; ``hidden_tensors``
+    the same as torch tensors, of all ranks where it is symmetric.
     """
 
     def __init__(
@@ -41,14 +43,14 @@ class Kernel:
         hidden: Mapping[str, torch.Tensor | SymmetricTensor] = MappingProxyType({}),
     ) -> None:
         self.kernel, self.program, self.hidden = kernel, program, hidden
-        self._hidden, _ = tensors_of(tuple(hidden.values()), {})
+        _, self.hidden_tensors = tensors_of((), dict(hidden))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         watchdog = current().watchdog
         watchdog.raise_if_deadlocked()
         try:
             positional, named = tensors_of(args, kwargs)
-            return self.kernel(*positional, *self._hidden, **named)
+            return self.kernel(*positional, *self.hidden_tensors.values(), **named)
         except Exception:
             watchdog.raise_if_deadlocked()
             raise
@@ -61,7 +63,7 @@ class Kernel:
         for memory in self.hidden.values():
             if isinstance(memory, SymmetricTensor):
                 memory.free()
-        self.hidden, self._hidden = {}, []
+        self.hidden, self.hidden_tensors = {}, {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.kernel, name)
@@ -116,7 +118,7 @@ def _own_outputs(out_idx: Any, parameters: int) -> Any:
 
 
 def _memory(hidden: Hidden, session: Session) -> torch.Tensor | SymmetricTensor:
-    dtype = getattr(torch, hidden.dtype)
+    dtype = T.dtype(hidden.dtype).as_torch()
     if hidden.symmetric:
         return session.heap.allocate(hidden.shape, dtype)
     return torch.zeros(hidden.shape, dtype=dtype, device=session.group.device)

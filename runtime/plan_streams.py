@@ -17,6 +17,7 @@ from .driver import call, driver, write_value
 from .heap import SymmetricTensor
 from .kernel import Kernel, compile
 from .parameters import Parameter, Shape, shapes_of
+from .plan_sync import BEGIN, hidden_name
 from .plans import Copy, CopyValue, Launch, Plan, Step, WaitStream, WriteValue
 from .regions import Region, Rows
 from .session import Session, current
@@ -42,6 +43,7 @@ class Calls:
         session = current()
         if session is not self._session:
             self._session, self._kernels, self._streams = session, {}, {}
+            self._ended.clear()
         session.watchdog.raise_if_deadlocked()
         try:
             given = self._signature.bind(*args, **kwargs).arguments
@@ -56,13 +58,12 @@ class Calls:
             else:
                 tensors[p.name] = self._tensor(p, given[p.name], session)
         shapes = self._shapes(tensors)
-        world_size = session.group.world_size
-        steps = self.plan.trace(session.group.rank, world_size, shapes, scalars)
+        steps = self.plan.trace(session.group.rank, session.group.world_size, shapes, scalars)
         kernels = {s.number: self._kernel(s) for s in steps if isinstance(s, Launch)}
         for step in (s for s in steps if isinstance(s, Launch)):
-            tensors |= _hidden(step, kernels[step.number])
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if self.plan.is_synchronised(world_size) and not capturing:
+            hidden = kernels[step.number].hidden_tensors
+            tensors |= {hidden_name(step.name, name): t for name, t in hidden.items()}
+        if BEGIN in kernels and not _capturing():
             self._keep_near()
         self._enqueue(steps, tensors, kernels)
 
@@ -136,7 +137,7 @@ class Calls:
             return step.kernel
         known = self._kernels.get(id(step.program))
         if known is None:
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            if _capturing():
                 raise TileWeaveError(
                     f"{self.plan.name}: {step.name} is not compiled yet; expected one call of the "
                     "plan before it is captured in a CUDA graph"
@@ -176,10 +177,8 @@ class Calls:
         return self._streams[name]
 
 
-def _hidden(step: Launch, kernel: Kernel) -> dict[str, torch.Tensor]:
-    """The kernel's hidden memory by the names by which steps mean it."""
-    memory = {f"{step.name}.{name}": value for name, value in kernel.hidden.items()}
-    return {n: v.all if isinstance(v, SymmetricTensor) else v for n, v in memory.items()}
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _address(tensors: Mapping[str, torch.Tensor], region: Region) -> int:

@@ -158,13 +158,13 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
     return PlanSync(original, kernel, tuple(hidden_of(program)), tuple(copies), explanation.copied)
 
 
-def hidden_name(program: tirx.PrimFunc, hidden: Hidden) -> str:
+def hidden_name(kernel: str, hidden: str) -> str:
     """By what name steps of a plan mean a hidden parameter of a kernel."""
-    return f"{program.attrs['global_symbol']}.{hidden.name}"
+    return f"{kernel}.{hidden}"
 
 
 def _region(program: tirx.PrimFunc, hidden: Hidden, world_size: int) -> Region:
-    name = hidden_name(program, hidden)
+    name = hidden_name(str(program.attrs["global_symbol"]), hidden.name)
     parameter = Parameter(name, hidden.dtype, hidden.shape, hidden.symmetric)
     return Region.of(parameter, parameter.across(hidden.shape, world_size))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import tilelang
@@ -54,15 +54,29 @@ def emit(
     if stage == "tile":
         return passes.run(passes.TILE_PASSES, mod).script()
     (program,) = mod.functions.values()
-    target = tvm.target.Target({"kind": "cuda", "arch": arch})
-    configured = tvm.transform.PassContext(config=stock) if stock else contextlib.nullcontext()
-    with target, configured:
-        artifact = tilelang.lower(program, target=target)
-        if stage == "device":
-            return artifact.device_mod.script()
-        if stage == "cuda":
-            return artifact.kernel_source
+    artifact = lowered(program, arch, stock)
+    if stage == "device":
+        return artifact.device_mod.script()
+    if stage == "cuda":
+        return artifact.kernel_source
+    with _target(arch):
         return nvcc.get_ptx_from_source(artifact.kernel_source)
+
+
+def lowered(func: tirx.PrimFunc, arch: str, configs: Mapping[str, Any]) -> Any:
+    """What TileLang and the device passes make of ``func``, without nvcc.
+
+    Args:
+        configs: TileLang's own ``pass_configs``.
+    """
+    target = _target(arch)
+    context = tvm.transform.PassContext(config=dict(configs)) if configs else nullcontext()
+    with target, context:
+        return tilelang.lower(func, target=target)
+
+
+def _target(arch: str) -> Any:
+    return tvm.target.Target({"kind": "cuda", "arch": arch})
 
 
 def require_group(op: str, world_size: int, arch: str) -> None:

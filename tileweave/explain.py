@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -12,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import tilelang
 from tilelang import tvm
 from tvm import tirx
 
 from . import passes
 from .builtins.declare import builtin_of
 from .builtins.errors import TileWeaveError
-from .emit import EMIT_HEAP_STRIDE, require_group
+from .emit import EMIT_HEAP_STRIDE, lowered, require_group
 from .passes.added import Added, add_by_table, added_on_device
 from .passes.hidden import hidden_of
 from .passes.infer_sync import explained
@@ -232,13 +230,8 @@ def _by_hand(leaf: Leaf, call: tirx.Call) -> Operation:
 
 def _lowered(func: tirx.PrimFunc, arch: str, configs: Mapping[str, Any]) -> list[tirx.PrimFunc]:
     """The kernels that TileLang and the device passes make of ``func``."""
-    target = tvm.target.Target({"kind": "cuda", "arch": arch})
-    configured = (
-        tvm.transform.PassContext(config=dict(configs)) if configs else contextlib.nullcontext()
-    )
-    with target, configured:
-        lowered = tilelang.lower(func, target=target).device_mod
-    return [f for f in lowered.functions.values() if isinstance(f, tirx.PrimFunc)]
+    functions = lowered(func, arch, configs).device_mod.functions.values()
+    return [f for f in functions if isinstance(f, tirx.PrimFunc)]
 
 
 def _bytes(hidden: Any) -> int:

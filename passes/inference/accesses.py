@@ -13,7 +13,7 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 from ...builtins.declare import Pointer, builtin_of
 from ...builtins.errors import LanguageError
 from ..drop_unordered import is_mark
-from ..walk import calls_in, in_words, location, op_name, rewrite_children
+from ..walk import calls_in, in_words, line_of, location, op_name, rewrite_children
 from .space import Loop
 
 Kind = Literal["read", "write", "add"]
@@ -72,7 +72,7 @@ class Access:
 
     @property
     def line(self) -> str:
-        return self.location.removeprefix("\n --> ")
+        return line_of(self.anchor)
 
     @property
     def text(self) -> str:
@@ -357,8 +357,8 @@ class _Collector:
                 for a, b in list(zip(element.indices, starts, strict=True))[axes]
             ):
                 del self._marks[number]
-                line = location(self._anchor).removeprefix("\n --> ")
-                self.program.unordered.append(Unordered(buffer.name, line, reason))
+                mark = Unordered(buffer.name, line_of(self._anchor), reason)
+                self.program.unordered.append(mark)
                 return True
         return False
 

@@ -14,6 +14,15 @@ _PIECE = 1 << 20
 """Cells painted at a time: keeps temporary arrays small."""
 
 
+def volumes(shape: Sequence[int], size: Sequence[int]) -> np.ndarray:
+    """Elements in each box of ``size`` that ``shape`` is cut into; the last of an axis may be
+    smaller."""
+    out = np.ones((), np.int64)
+    for extent, step in zip(shape, size, strict=True):
+        out = np.multiply.outer(out, np.minimum(step, extent - np.arange(0, extent, step)))
+    return out
+
+
 class Grid:
     """A tensor's axes behind the rank's, cut at every place where a box begins or ends."""
 

@@ -120,9 +120,7 @@ def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
             mask = mask & space.of(condition).astype(np.bool_)
         starts = [space.of(s) for s in access.starts]
         extents = [space.of(e) for e in access.extents]
-        block = np.int64(0)
-        for loop in program.grid[::-1]:
-            block = block * int(space.of(loop.extent).max()) + space.of(loop.var)
+        block = space.number_of(program.grid)
         shape = [int(space.of(e).max()) for e in access.tensor.shape]
     except NotEvaluable as error:
         raise _refused(
@@ -131,7 +129,10 @@ def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
             "indices and conditions made of the rank, block indices and loops",
         ) from None
     inner = tuple(range(outer, len(space.shape)))
-    low, high = _merged(access, space, starts, extents, mask, inner)
+    bounds = merged_bounds(space, starts, extents, mask, inner)
+    if bounds is None:
+        raise _refused(access, "touches elements that are no box without holes", "a box")
+    low, high = bounds
     if np.any((high[0] - low[0] != 1) & mask.any(axis=inner, keepdims=True)):
         raise _refused(access, "touches the copies of several ranks at once", "one rank a time")
     happens = mask.any(axis=inner, keepdims=True)
@@ -159,8 +160,9 @@ def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
     )  # fmt: skip
 
 
-def _merged(access, space, starts, extents, mask, inner):
-    """Low and high bounds over the inner axes, which must fill the box without holes."""
+def merged_bounds(space, starts, extents, mask, inner):
+    """Low and high bounds of boxes over the axes ``inner``, where the mask holds; None if some do
+    not fill theirs without holes."""
     if not inner:
         return starts, [s + e for s, e in zip(starts, extents, strict=True)]
     partial = any(mask.shape[a] > 1 for a in inner)
@@ -188,7 +190,7 @@ def _merged(access, space, starts, extents, mask, inner):
                 touched = touched * space.shape[axis]
     happens = mask.any(axis=inner, keepdims=True)
     if np.any((touched != count) & happens):
-        raise _refused(access, "touches elements that are no box without holes", "a box")
+        return None
     return low, high
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
-
 from tilelang import language as T
 from tilelang import tvm
 from tvm import tirx
 
 from ...builtins.declare import BUILTINS
-from ...builtins.hidden import SITES, Site
+from ...builtins.hidden import Site, register_site
 from .accesses import Access
 
 
@@ -19,7 +17,7 @@ def signal(flag: tirx.BufferLoad, value: tirx.PrimExpr) -> tirx.Stmt:
 
 
 def wait_reached(
-    flag: tirx.BufferLoad, target: tirx.PrimExpr, peer: tirx.PrimExpr, access: Access | None
+    flag: tirx.BufferLoad, target: tirx.PrimExpr, peer: tirx.PrimExpr, access: Access
 ) -> tirx.Stmt:
     """``W.wait_reached(flag, target, peer)``, put in for ``access``."""
     context = tirx.call_intrin("int64", tvm.ir.Op.get("tileweave.context"))
@@ -56,13 +54,8 @@ def _call(name: str, *operands, words) -> tirx.Stmt:
     return tirx.Evaluate(_expression("handle", name, *operands, words=words))
 
 
-def _site(flag: tirx.BufferLoad, access: Access | None) -> tirx.IntImm:
+def _site(flag: tirx.BufferLoad, access: Access) -> tirx.IntImm:
     """The number by which the device reports that this wait gave up."""
-    file, _, line = (access.line if access is not None else "the end of the kernel:0").rpartition(
-        ":"
-    )
-    reason = f" before {access.op}" if access is not None else ""
-    site = Site("wait_reached", f"{flag}{reason}, inferred", file, int(line or 0), "uint32")
-    number = zlib.crc32(str(site).encode()) & 0x7FFFFFFF
-    SITES[number] = site
-    return tirx.IntImm("int32", number)
+    file, _, line = access.line.rpartition(":")
+    text = f"{flag} before {access.op}, inferred"
+    return register_site(Site("wait_reached", text, file, int(line or 0), "uint32"))

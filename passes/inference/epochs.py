@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from ..block_barrier import sync_threads
+from ..elect_leader import first_thread
 from ..walk import flatten
 from . import builtin_calls
 from .exchange import Exchange
@@ -37,9 +38,7 @@ def count_epochs(exchange: Exchange) -> None:
     one = tirx.const(1, "uint32")
     epoch = tirx.Bind(exchange.epoch, builtin_calls.load(number) + one)
     exchange.placement.head.insert(0, epoch)
-    first: tirx.PrimExpr = tirx.IntImm("bool", 1)
-    for thread in exchange.program.threads:
-        first = tirx.And(first, tirx.EQ(thread.var, 0))
+    first = first_thread([thread.var for thread in exchange.program.threads])
     done = [*exchange.at_end, builtin_calls.store(number, exchange.epoch)]
     if isinstance(exchange.grid, tirx.IntImm) and int(exchange.grid) == 1:
         exchange.placement.tail += [sync_threads(), tirx.IfThenElse(first, flatten(done), None)]

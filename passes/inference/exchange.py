@@ -8,10 +8,10 @@ from typing import Any
 
 from tvm import tirx
 
-from ...builtins.symmetric import itemsize
+from ...builtins.symmetric import itemsize, packed_strides
 from ..hidden import Hidden
 from ..leaves import leaves_with_builtins
-from ..walk import in_words, location
+from ..walk import in_words, line_of
 from . import builtin_calls
 from .accesses import Access, Program
 from .boxes import Boxes
@@ -210,17 +210,19 @@ class Exchange:
 
     def add_hidden(self, name: str, shape: tuple[int, ...], dtype: str, *, symmetric: bool):
         """A new hidden parameter's buffer; a symmetric one has the rank axis in front."""
-        strides = [1]
-        for extent in reversed(shape[1:]):
-            strides.insert(0, strides[0] * extent)
-        full: list = [*shape]
         if symmetric:
-            stride = tirx.IntImm("int64", self.heap_stride // itemsize(dtype))
-            full, strides = [self.world_size, *shape], [stride, *strides]
-        buffer = tirx.decl_buffer(full, dtype, name, strides=strides)
+            buffer = self.heap_buffer(name, shape, dtype)
+        else:
+            buffer = tirx.decl_buffer(shape, dtype, name, strides=packed_strides(shape))
         self.hidden.append(Hidden(name, symmetric, shape, dtype))
         self.hidden_buffers.append(buffer)
         return buffer
+
+    def heap_buffer(self, name: str, shape: tuple[int, ...], dtype: str) -> tirx.Buffer:
+        """A symmetric tensor of the group, ``shape`` on each rank."""
+        stride = tirx.IntImm("int64", self.heap_stride // itemsize(dtype))
+        strides = [stride, *packed_strides(shape)]
+        return tirx.decl_buffer([self.world_size, *shape], dtype, name, strides=strides)
 
     def note(
         self, kind: str, access: Access | None, tensor: str, reason: str,
@@ -233,7 +235,7 @@ class Exchange:
         """
         line = access.line if access is not None else ""
         if not line and self.program.kernel is not None:
-            line = location(self.program.kernel).removeprefix("\n --> ")
+            line = line_of(self.program.kernel)
         stmts = () if stmt is None else tuple(leaves_with_builtins(stmt))
         self.inserted.append(Inserted(kind, tensor, line, reason, stmts=stmts, **more))
 

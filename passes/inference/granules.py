@@ -12,6 +12,7 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from .accesses import Access, Kind
+from .board import volumes
 from .boxes import Boxes, distinct
 from .symbols import Symbols
 from .traffic import Traffic
@@ -167,24 +168,11 @@ class Counter:
 
 def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Boxes]) -> Counter:
     """The counter of what accesses of ``kind`` bring, for the accesses ``users`` to wait for."""
-    grid = traffic.grid
-    times = traffic.painted[kind].times.reshape(traffic.world_size, -1)
-    volume = np.ones(grid.cells, np.int64)
-    for axis, (cells, cell, extent) in enumerate(
-        zip(grid.cells, grid.cell, grid.shape, strict=True)
-    ):
-        low = np.arange(cells) * cell
-        shape = [1] * len(grid.cells)
-        shape[axis] = -1
-        volume = volume * (np.minimum(low + cell, extent) - low).reshape(shape)
-    elements = times * volume.ravel()
-    of = granules.of_cells(traffic)
-    arrivals = np.stack([np.bincount(of, e, minlength=granules.total) for e in elements])
-    arrivals = arrivals.astype(np.int64)
-    brought = [np.unique(*b.where(elements_of(b))) for b in traffic.of_kind(kind)]
     if traffic.copies is not None and kind == "write":
-        elements = arrivals = _copied_once(traffic, granules, of)
-        brought = [np.ones(1, np.int64)]
+        arrivals, brought = _copied_once(traffic, granules), [np.ones(1, np.int64)]
+    else:
+        arrivals = _arriving(traffic, kind, granules)
+        brought = [np.unique(*b.where(elements_of(b))) for b in traffic.of_kind(kind)]
     unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *brought]), initial=0)) or 1
     waiting = [0] * traffic.world_size
     for boxes in users:
@@ -194,6 +182,15 @@ def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Box
     if counter.is_of_copies and not counter.pulled:
         counter.own = _own_share(traffic, granules)
     return counter
+
+
+def _arriving(traffic: Traffic, kind: Kind, granules: Granules) -> np.ndarray:
+    """Elements that arrive in each granule of each copy."""
+    grid = traffic.grid
+    times = traffic.painted[kind].times.reshape(traffic.world_size, -1)
+    elements = times * volumes(grid.shape, grid.cell).ravel()
+    of = granules.of_cells(traffic)
+    return np.stack([np.bincount(of, e, minlength=granules.total) for e in elements]).astype(int)
 
 
 def _own_share(traffic: Traffic, granules: Granules) -> int:
@@ -209,7 +206,7 @@ def _own_share(traffic: Traffic, granules: Granules) -> int:
     return share if np.array_equal(before, mine) else 0
 
 
-def _copied_once(traffic: Traffic, granules: Granules, of: np.ndarray) -> np.ndarray:
+def _copied_once(traffic: Traffic, granules: Granules) -> np.ndarray:
     """How many copies bring each granule: a stream writes a flag, it does not add to it, so there
     must be one that brings all of it, and no write of the kernel."""
     copies = traffic.copies

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.declare import builtin_of
-from ..walk import op_name
+from ..walk import op_name, written_tensors
 from .accesses import Program
+from .boxes import merged_bounds
 from .events import DATA, Event
 from .space import Loop, NotEvaluable, Space
 
@@ -99,7 +99,7 @@ class Launches:
     ) -> None:
         self.events, self.world_size, self._program = events, world_size, program
         self._kernels = 1 + max((e.kernel for e in events), default=0)
-        self._written = frozenset(_written(func))
+        self._written = frozenset(written_tensors(func.body))
         self._sizes = frozenset(
             e for b in func.buffer_map.values() for e in b.shape if isinstance(e, tirx.Var)
         )
@@ -121,9 +121,7 @@ class Launches:
                 mask = mask & space.holds(condition)
             starts = [space.of(s) for s in event.starts]
             extents = [space.of(e) for e in event.extents]
-            block = space.of(0)
-            for loop in event.grid[::-1]:
-                block = block * int(space.of(loop.extent).max()) + space.of(loop.var)
+            block = space.number_of(event.grid)
         except NotEvaluable:
             return None
         value = None
@@ -151,11 +149,11 @@ class Launches:
         self, event, space, mask, block, starts, extents, value, steps, launch
     ) -> Rows | None:
         merged = tuple(a for a, x in enumerate(event.loops, 1) if x.var in steps)
-        box = _box(space, mask, starts, extents, merged)
+        box = merged_bounds(space, starts, extents, mask, merged)
         if box is None:
             return None
-        low, high = box
         happens = mask.any(axis=merged, keepdims=True) if merged else mask
+        low, high = ([np.where(happens, v, 0) for v in bounds] for bounds in box)
         key, number = [], event.number
         for at, var in event.trail:
             if var in steps:
@@ -190,45 +188,3 @@ class Launches:
             event, launch, number_of_launch, rank, number_of_block, key_flat, rest[:n],
             rest[n : 2 * n], rest[2 * n] if value is not None else None,
         )  # fmt: skip
-
-
-def _box(space, mask, starts, extents, merged):
-    """Low and high bounds over the merged axes, or None if the box has holes."""
-    if not merged:
-        return starts, [s + e for s, e in zip(starts, extents, strict=True)]
-    low, high, count = [], [], np.int64(1)
-    big = np.int64(1) << 60
-    for start, extent in zip(starts, extents, strict=True):
-        full = np.broadcast_shapes(mask.shape, start.shape, extent.shape)
-        inside = np.broadcast_to(mask, full)
-        first = np.where(inside, start, big).min(axis=merged, keepdims=True)
-        last = np.where(inside, start + extent, -big).max(axis=merged, keepdims=True)
-        low.append(first)
-        high.append(last)
-        count = count * (last - first)
-    happens = mask.any(axis=merged, keepdims=True)
-    touched = np.int64(1)
-    for extent in extents:
-        touched = touched * extent.max(axis=merged, keepdims=True)
-    varying = np.broadcast_shapes(*(s.shape for s in starts), mask.shape)
-    where = np.broadcast_to(mask, varying)
-    touched = touched * where.sum(axis=merged, keepdims=True)
-    if np.any((touched != count) & happens):
-        return None
-    return [np.where(happens, v, 0) for v in low], [np.where(happens, v, 0) for v in high]
-
-
-def _written(func: tirx.PrimFunc) -> set[tirx.Var]:
-    """Tensors that the program writes."""
-    found: set[tirx.Var] = set()
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.BufferStore):
-            found.add(node.buffer.data)
-        elif op_name(node) in ("tl.region", "tl.access_ptr"):
-            mode = node.args[1] if op_name(node) == "tl.region" else node.args[-1]
-            if int(mode) & 2:
-                found.add(node.args[0].buffer.data)
-
-    post_order_visit(func.body, visit)
-    return found

@@ -142,6 +142,13 @@ class Space:
             return _CALLS[name](*(self.of(a) for a in expr.args))
         raise NotEvaluable(expr)
 
+    def number_of(self, grid: Sequence[Loop]) -> np.ndarray:
+        """The number of the block, in launch order."""
+        number = self.of(0)
+        for loop in reversed(grid):
+            number = number * int(self.of(loop.extent).max()) + self.of(loop.var)
+        return number
+
 
 def _divides(expr: tirx.PrimExpr) -> bool:
     return isinstance(expr, (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod))

@@ -8,6 +8,7 @@ from tvm import tirx
 from ...builtins.errors import LanguageError
 from . import builtin_calls
 from .accesses import Access
+from .board import volumes
 from .boxes import Boxes
 from .exchange import Exchange, by_rank
 from .granules import Counter
@@ -95,27 +96,16 @@ def _arrivals(
     by_home = [np.unique(seen[home == r]) for r in range(len(arrivals))]
     if all(len(v) <= 1 for v in by_home):
         return by_rank(at, [int(v[0]) if len(v) else 0 for v in by_home])
-    elements = _clipped_elements(counter)
+    elements = volumes(granules.shape, granules.size).ravel()
     times = np.unique(seen * counter.unit // np.maximum(elements[number], 1))
     if len(times) == 1 and np.array_equal(seen * counter.unit, elements[number] * times[0]):
         return _clipped(counter, granule, int(times[0]))
     raise LanguageError(
-        f"{boxes.access.text}: its granules of {' x '.join(map(str, granules.size))} elements get "
+        f"{boxes.access.text}: its granules of {granules.text} elements get "
         f"{int(values[0]) * counter.unit} to {int(values[-1]) * counter.unit} elements a launch; "
         "expected as many in each, or each written whole; choose tileweave.granule, or signals and "
         f"waits written by hand{boxes.access.location}"
     )
-
-
-def _clipped_elements(counter: Counter) -> np.ndarray:
-    """Elements of each granule."""
-    count = np.ones(counter.granules.counts, np.int64)
-    parts = zip(counter.granules.counts, counter.granules.size, counter.granules.shape, strict=True)
-    for axis, (granules, size, extent) in enumerate(parts):
-        shape = [1] * count.ndim
-        shape[axis] = -1
-        count = count * np.minimum(size, extent - np.arange(granules) * size).reshape(shape)
-    return count.ravel()
 
 
 def _clipped(counter: Counter, granule: tirx.PrimExpr, times: int) -> tirx.PrimExpr:

@@ -17,6 +17,7 @@ from ... import passes
 from ...builtins.declare import builtin_of
 from ...builtins.errors import TileWeaveError
 from ...passes.hidden import hidden_of
+from ...passes.walk import written_tensors
 from . import (
     block_ops,
     builtin_ops,
@@ -246,23 +247,6 @@ def _threads(stmt: tirx.Stmt) -> tuple[int, int, int]:
 
     post_order_visit(stmt, visit)
     return found[0] if found else (128, 1, 1)
-
-
-def written_tensors(body: tirx.Stmt) -> set:
-    """Data pointers of the tensors that the program writes."""
-    found = set()
-
-    def visit(node):
-        if isinstance(node, tirx.BufferStore):
-            found.add(node.buffer.data)
-        name = getattr(getattr(node, "op", None), "name", "")
-        if name in ("tl.region", "tl.access_ptr"):
-            mode = node.args[1] if name == "tl.region" else node.args[-1]
-            if int(mode) & 2:
-                found.add(node.args[0].buffer.data)
-
-    post_order_visit(body, visit)
-    return found
 
 
 def _multicast(body: tirx.Stmt) -> set:

@@ -20,14 +20,14 @@ from ....builtins.symmetric import is_symmetric
 from ....passes.hidden import hidden_of
 from ....passes.inference import credits, epochs
 from ....passes.inference.epochs import EPOCH
-from ....passes.walk import flatten, rewrite_children
+from ....passes.walk import flatten, rewrite_children, written_tensors
 from ... import plan_sync
 from ...plans import Plan
 from ...plans import Step as HostStep
 from ..block_ops import BlockStatements
 from ..errors import SimulationError, SimulationWarning
 from ..executable import Executable
-from ..program import OPERATIONS, Program, lowered, written_tensors
+from ..program import OPERATIONS, Program, lowered
 from ..simulate import simulate
 from ..steps import Step
 from ..values import is_float
