@@ -133,7 +133,7 @@ class Calls:
 
     def _kernel(self, step: Launch) -> Kernel:
         """The compiled kernel of a step. Collective the first time."""
-        if isinstance(step.kernel, Kernel):
+        if isinstance(step.kernel, Kernel) and step.kernel.program is step.program:
             return step.kernel
         known = self._kernels.get(id(step.program))
         if known is None:
@@ -142,7 +142,8 @@ class Calls:
                     f"{self.plan.name}: {step.name} is not compiled yet; expected one call of the "
                     "plan before it is captured in a CUDA graph"
                 )
-            known = self._kernels[id(step.program)] = step.program, compile(step.program)
+            kernel = compile(step.program, pass_configs=self.plan.pass_configs)
+            known = self._kernels[id(step.program)] = step.program, kernel
         return known[1]
 
     def _enqueue(

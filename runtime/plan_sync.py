@@ -97,7 +97,7 @@ class PlanSync:
             number = numbers.get(id(step), -1)
             if step is launch:
                 out += after_guard(launch.stream)
-                step = replace(launch, kernel=self.kernel, program=self.kernel)
+                step = replace(launch, program=self.kernel)
             elif number in guarded and step.stream not in waited:
                 waited.add(step.stream)
                 out += after_guard(step.stream)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
 from ..builtins.errors import TileWeaveError
+from ..passes.inference.options import own_options, split_options
 from .kernel import Kernel
 from .parameters import Parameter, Shape, parameters_of, shapes_of
 from .regions import Region, RegionError, Rows, at_site, site
@@ -78,7 +79,12 @@ class CopyValue(Step):
 
 @dataclass(frozen=True)
 class Launch(Step):
-    """A kernel."""
+    """A kernel.
+
+    Attributes:
+        kernel: what the plan says: a ``T.prim_func``, or what ``tw.compile`` made of it.
+        program: what runs: the ``T.prim_func`` with the plan's options and what orders it.
+    """
 
     op = "p.launch"
     kernel: Any
@@ -281,13 +287,17 @@ class Plan:
         name: of the function.
         parameters: what a call takes.
         body: says the steps of one call.
+        pass_configs: with which its kernels are compiled.
     """
 
     def __init__(
-        self, name: str, parameters: list[Parameter], body: Callable[..., None], site: str
-    ) -> None:
+        self, name: str, parameters: list[Parameter], body: Callable[..., None], site: str,
+        pass_configs: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.parameters, self.site = name, parameters, site
-        self.body = body
+        self.body, self.pass_configs = body, dict(pass_configs or {})
+        own_options(self.pass_configs)
+        self._programs: dict[int, tuple[tirx.PrimFunc, tirx.PrimFunc]] = {}
         self._syncs: dict[tuple, PlanSync | None] = {}
         self._traces: dict[tuple, list[Step]] = {}
 
@@ -301,6 +311,15 @@ class Plan:
             p.steps = [replace(step, site=name) for step in p.steps]
 
         return Plan(name, list(parameters_of(func)), body, name)
+
+    def with_configs(self, pass_configs: Mapping[str, Any]) -> Plan:
+        """The same operator, whose kernels are compiled with these ``pass_configs``, too.
+
+        Raises:
+            TileWeaveError: an option that there is not, or a value that it cannot have.
+        """
+        configs = {**self.pass_configs, **pass_configs}
+        return Plan(self.name, self.parameters, self.body, self.site, configs)
 
     def trace(
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
@@ -354,7 +373,17 @@ class Plan:
         sides = list(dict.fromkeys(s.stream for s in p.steps if s.stream is not None))
         fork: list[Step] = [WaitStream(s, self.site, 0, other=None) for s in sides]
         join: list[Step] = [WaitStream(None, self.site, 0, other=s) for s in sides]
-        return [*fork, *p.steps, *join]
+        return [*fork, *map(self._with_options, p.steps), *join]
+
+    def _with_options(self, step: Step) -> Step:
+        """``step`` with the plan's options, if it launches a program: the same for the same one."""
+        if not isinstance(step, Launch) or isinstance(step.kernel, Kernel):
+            return step
+        known = self._programs.get(id(step.program))
+        if known is None:
+            program, _ = split_options(step.program, self.pass_configs)
+            known = self._programs[id(step.program)] = step.program, program
+        return replace(step, program=known[1])
 
     def is_synchronised(self, world_size: int) -> bool:
         """Whether some call for ``world_size`` ranks was given what orders it."""
@@ -381,17 +410,25 @@ class Plan:
         return f"tw.plan {self.name}({', '.join(p.name for p in self.parameters)})"
 
 
-def plan(function: Callable[..., None]) -> Plan:
-    """Decorator: a function that says the steps of an operator becomes that operator.
+def plan(
+    function: Callable[..., None] | None = None, *, pass_configs: Mapping[str, Any] | None = None
+) -> Any:
+    """Decorator, ``@tw.plan`` or ``@tw.plan(pass_configs={...})``: a function that says the steps
+    of an operator becomes that operator, a ``tw.Plan``.
 
     The first parameter gets the ``tw.Steps`` to say them to; the others are annotated as those of a
     ``@T.prim_func``. The function gets numbers for scalars and regions for tensors, and may branch
     on ``p.rank``, ``p.world_size``, scalars and shapes; the last steps it said for equal ones serve
     again.
 
+    Args:
+        pass_configs: as for ``tw.compile``, of each kernel that the plan compiles.
+
     Raises:
-        TileWeaveError: a parameter without such an annotation.
+        TileWeaveError: a parameter without such an annotation, or an option that there is not.
     """
+    if function is None:
+        return partial(plan, pass_configs=pass_configs)
     first, *others = inspect.signature(function).parameters.values() or [None]
     code = function.__code__
     site = f"{code.co_filename}:{code.co_firstlineno}"
@@ -411,4 +448,4 @@ def plan(function: Callable[..., None]) -> Plan:
         raise TileWeaveError(
             f"plan {function.__name__}: no parameters; expected one for the steps\n --> {site}"
         )
-    return Plan(function.__name__, parameters, function, site)
+    return Plan(function.__name__, parameters, function, site, pass_configs)

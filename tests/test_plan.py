@@ -244,7 +244,7 @@ class Ranks:
         return stream
 
     def join(self, group: Group) -> None:
-        self.here.log, self.here.streams, self.here.compiled = [], {}, 0
+        self.here.log, self.here.streams, self.here.compiled = [], {}, []
         self.here.caller = self.new_stream("caller")
         heap = Heap(group, Memory(self._bytes.data_ptr(), 2 * PAGE, PAGE, self._bytes), 1 << 16)
         watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
@@ -268,12 +268,15 @@ class Ranks:
         self.here.log.append((self.here.streams[stream].name, "write", value))
         ctypes.c_uint32.from_address(address).value = value
 
-    def compile(self, program: Any) -> FakeKernel:
-        self.here.compiled += 1
+    def compile(self, program: Any, pass_configs: dict[str, Any]) -> FakeKernel:
+        self.here.compiled.append(pass_configs)
         return FakeKernel(program, self.here.log)
 
 
-@tw.plan
+CONFIGS = {"tileweave.delays": 3, "tl.disable_tma_lower": True}
+
+
+@tw.plan(pass_configs=CONFIGS)
 def exchange(
     p: tw.Steps,
     A: T.Tensor((m, 8), "int32"),
@@ -319,7 +322,7 @@ def test_calls(every_rank, monkeypatch):
         ]
         assert log[:7] == once
         assert len(log) == 14
-        assert compiled == 1
+        assert compiled == [CONFIGS]
         expected = torch.zeros(2, 4, 8, dtype=torch.int32)
         theirs = torch.arange(32, dtype=torch.int32).reshape(4, 8) + 100 * peer
         expected[:, peer] = theirs[me]
@@ -338,7 +341,7 @@ def test_kernels_compiled_before(every_rank, monkeypatch):
     def plan(p, inbox: W.Symmetric((2, 4, 8), "int32"), out: T.Tensor((m, 8), "int32")):
         p.launch(world.here.kernel, inbox, out, 0.5, 3, stream="side")
 
-    def rank(group: Group) -> tuple[list, int]:
+    def rank(group: Group) -> tuple[list, list]:
         world.join(group)
         world.here.kernel = FakeKernel(kernel, world.here.log)
         inbox = world.here.session.heap.allocate((2, 4, 8), torch.int32)
@@ -349,7 +352,7 @@ def test_kernels_compiled_before(every_rank, monkeypatch):
     assert log == [
         ("side 1", "wait", "caller 0"), ("kernel", 3, 0.5), ("caller 0", "wait", "side 1")
     ]  # fmt: skip
-    assert compiled == 0
+    assert compiled == []
 
 
 def test_kernels_are_compiled_before_a_graph_is_captured(every_rank, monkeypatch):

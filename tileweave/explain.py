@@ -132,8 +132,8 @@ def explain(
         f: a ``@T.prim_func``, or a ``@tw.plan``, whose kernels and copies are looked at in a call
             with 0 for every scalar.
         world_size: ranks of the group.
-        pass_configs: those of TileLang, and ours; see ``tw.compile``. Not for plans, which compile
-            their kernels without.
+        pass_configs: those of TileLang, and ours; see ``tw.compile``; of a plan, for each of its
+            kernels, with those that it has.
         arch: what the device passes see, as for ``tw.emit``.
 
     Raises:
@@ -260,7 +260,7 @@ def _of_plan(plan: Plan, world_size: int, arch: str) -> Explanation:
     kernels = {id(s.program): s.program for s in launches}
     names = _apart(str(k.attrs["global_symbol"]) for k in kernels.values())
     parts = [
-        _of_kernel(k, world_size, {}, arch, name)
+        _of_kernel(k, world_size, plan.pass_configs, arch, name)
         for k, name in zip(kernels.values(), names, strict=True)
     ]
     own = Explanation(

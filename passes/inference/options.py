@@ -48,6 +48,19 @@ def split_options(
     Raises:
         TileWeaveError: an option that there is not, or a value that it cannot have.
     """
+    ours = own_options(configs)
+    others = {n: v for n, v in configs.items() if not n.startswith(PREFIX)}
+    if not ours:
+        return func, others
+    return func.with_attr(OPTIONS, tirx.StringImm(json.dumps(ours, sort_keys=True))), others
+
+
+def own_options(configs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``pass_configs`` that are ours, by their names without the prefix.
+
+    Raises:
+        TileWeaveError: an option that there is not, or a value that it cannot have.
+    """
     ours = {n[len(PREFIX) :]: v for n, v in configs.items() if n.startswith(PREFIX)}
     for name, value in ours.items():
         legal = _LEGAL.get(name)
@@ -56,10 +69,7 @@ def split_options(
             raise TileWeaveError(f"pass_configs: {PREFIX}{name}; expected {names}")
         if not legal[0](value):
             raise TileWeaveError(f"pass_configs: {PREFIX}{name}={value!r}; expected {legal[1]}")
-    others = {n: v for n, v in configs.items() if not n.startswith(PREFIX)}
-    if not ours:
-        return func, others
-    return func.with_attr(OPTIONS, tirx.StringImm(json.dumps(ours, sort_keys=True))), others
+    return ours
 
 
 def options_of(func: tirx.PrimFunc) -> Options:

@@ -48,6 +48,8 @@ class Executable:
             raise TileWeaveError(f"simulate: {what!r}; expected a T.prim_func or a tw.plan")
         self.plan, self.world_size, self._make = what, world_size, make
         self._programs: dict[int, tuple[tirx.PrimFunc, Program]] = {}
+        self.launched: set[int] = set()
+        """``id`` of each ``T.prim_func`` that the plan says to launch."""
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -57,11 +59,6 @@ class Executable:
     def programs(self) -> list[Program]:
         """The kernels of the calls so far."""
         return [program for _, program in self._programs.values()]
-
-    @property
-    def launched(self) -> set[int]:
-        """``id`` of the ``T.prim_func`` of each."""
-        return set(self._programs)
 
     @property
     def hidden(self) -> dict[int, list[tuple[str, Hidden]]]:
@@ -178,6 +175,7 @@ class Executable:
     def _launches(self, step: plans.Step, rank: int) -> list[tuple]:
         if not isinstance(step, plans.Launch):
             return []
+        self.launched.add(id(step.kernel))
         values = step.arguments
         shapes = {n: v.shape for n, v in values.items() if isinstance(v, Region)}
         return list(self.program(step.program).launches(rank, shapes, values))

@@ -60,7 +60,7 @@ def simulate(
         progress: show a bar on a terminal.
         timeline: draw the schedule that fails, else the last one, to this file: ``.html``,
             ``.svg`` or, with matplotlib, ``.png``.
-        pass_configs: as for ``tw.compile``, of a ``T.prim_func``.
+        pass_configs: as for ``tw.compile``; of a plan, for each of its kernels.
 
     Returns:
         One dict a rank, parameter name -> array, after the last epoch of the last schedule.

@@ -4,7 +4,7 @@
 
 Each program of tests/inference/programs.py is launched back to back, without the host waiting, with
 inputs that differ from launch to launch; then in a CUDA graph; then once more with random sleeps
-before launches and, but for plans, at every signal and wait.
+before launches and at every signal and wait of its kernels.
 """
 
 import argparse
@@ -30,7 +30,9 @@ class Run:
         program = case.make(ranks)
         configs = {} if delays is None else {"tileweave.delays": delays}
         is_plan = isinstance(program, tw.Plan)
-        self.kernel = program if is_plan else tw.compile(program, pass_configs=configs)
+        self.kernel = (
+            program.with_configs(configs) if is_plan else tw.compile(program, pass_configs=configs)
+        )
         self.delays = delays is not None
         rng = np.random.default_rng(7 if delays is None else delays)
         rounds = [case.inputs(rng, ranks) for _ in range(launches)]

@@ -53,7 +53,8 @@ class Case:
             for mine, copy in zip(symmetric, found, strict=True):
                 p.copy(given[copy], given[mine][p.rank])
 
-        return tw.Plan(plan.name, [*plan.parameters, *found], body, plan.site)
+        parameters = [*plan.parameters, *found]
+        return tw.Plan(plan.name, parameters, body, plan.site, plan.pass_configs)
 
 
 CASES: dict[str, Case] = {}
