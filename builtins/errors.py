@@ -12,7 +12,8 @@ class LanguageError(TileWeaveError, ValueError):
 
 
 class SyncWarning(UserWarning):
-    """What would be refused, had ``tileweave.verify`` not been ``warn``."""
+    """What would be refused, had ``tileweave.verify`` not been ``warn``; or what is not verified,
+    because there is too much of it."""
 
 
 def source_location() -> str:

@@ -65,8 +65,12 @@ PREPARE_PASSES = (
 )
 """Make a program that of one group."""
 
-FINISH_PASSES = (
+VERIFY_PASSES = (
     Pass(verify_sync.verify_sync, "judges what the program itself orders, before delays are added"),
+)
+"""Change nothing; what is left out of the inference they judge."""
+
+FINISH_PASSES = (
     Pass(drop_unordered.drop_unordered, "behind those that heed its marks"),
     Pass(insert_delays.insert_delays, "sees the signals and waits that were inferred"),
 )
@@ -75,11 +79,12 @@ FINISH_PASSES = (
 GROUP_PASSES = (
     *PREPARE_PASSES,
     Pass(infer_sync.infer_sync, "needs the number of ranks; adds builtins for all later passes"),
+    *VERIFY_PASSES,
     *FINISH_PASSES,
 )
 """Run by ``tw.compile`` and ``tw.emit``, with the group, before TileLang sees the program."""
 
-SIMULATED_PASSES = tuple(p for p in GROUP_PASSES if p.run is not verify_sync.verify_sync)
+SIMULATED_PASSES = tuple(p for p in GROUP_PASSES if p not in VERIFY_PASSES)
 """The same for the simulator, which itself reports what a program does not order, unless
 ``tileweave.verify`` is given."""
 

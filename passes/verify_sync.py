@@ -13,9 +13,9 @@ from ..builtins.errors import LanguageError, SyncWarning
 from .hidden import hidden_of
 from .infer_sync import heap_tensors, is_explicit
 from .inference.conflicts import Conflict, Touch, conflicts
-from .inference.events import Event, collect_events
+from .inference.events import DATA, Event, collect_events
 from .inference.happens_before import HOLDS, HappensBefore, Operation, Timeline
-from .inference.launches import Launches, Rows
+from .inference.launches import Launches, LeftOut, Rows
 from .inference.options import options_of
 
 LAUNCHES = 4
@@ -33,31 +33,43 @@ def verify_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
     on data (such accesses are left out); single words that ``W.ld`` and ``W.st`` access; the order
     of the threads of a block; two writes of the same element; that awaited numbers are reached.
 
+    What there is too much of to look at is left out, too, with a ``SyncWarning``.
+
     Raises:
         LanguageError: names the accesses, their lines, and what would order them.
 
     Before and after: the same program
     """
-    options = options_of(func)
-    inferred = any(not h.scratch for h in hidden_of(func))
-    if options.verify == "off" or inferred or not is_explicit(func):
-        return func
-    message = find_fault(func, world_size, heap_stride)
-    if message and options.verify == "error":
-        raise LanguageError(message)
-    if message:
-        warnings.warn(message, SyncWarning, stacklevel=2)
+    name = func.attrs["global_symbol"]
+    for one in verified(func, world_size, heap_stride):
+        message = f"verify_sync of {name}: {one.event.text}: {one.reason}; it is not verified"
+        warnings.warn(f"{message}{one.event.location}", SyncWarning, stacklevel=2)
     return func
 
 
-def find_fault(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> str:
-    """What is wrong with the order of a program that was made one of a group, or ""."""
+def verified(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> list[LeftOut]:
+    """``verify_sync`` of a program; what it has left out, because there is too much of it."""
+    options = options_of(func)
+    inferred = any(not h.scratch for h in hidden_of(func))
+    if options.verify == "off" or inferred or not is_explicit(func):
+        return []
+    message, left_out = find_fault(func, world_size, heap_stride)
+    if message and options.verify == "error":
+        raise LanguageError(message)
+    if message:
+        warnings.warn(message, SyncWarning, stacklevel=3)
+    return left_out
+
+
+def find_fault(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tuple[str, list[LeftOut]]:
+    """What is wrong with the order of a program that was made one of a group, or ""; and what was
+    too much to be looked at."""
     tensors = heap_tensors(func, heap_stride)
     if not tensors:
-        return ""
+        return "", []
     program, events = collect_events(func, tensors)
     judge = _Judge(Launches(func, program, events, world_size), {t.name for t in tensors})
-    return judge.verdict()
+    return judge.verdict(), judge.left_out
 
 
 Stronger = dict[Event, tuple[str, ...]]
@@ -75,9 +87,13 @@ class _Judge:
     signalled: set[str] = field(init=False)
     timeline: Timeline = field(init=False)
     operations: list[Operation] = field(init=False)
+    left_out: list[LeftOut] = field(default_factory=list)
 
     def verdict(self) -> str:
         rows = [r for n in range(LAUNCHES) for r in self.launches.rows(n)]
+        self.left_out += self.launches.left_out.values()
+        if any(one.event.kind not in DATA for one in self.left_out):
+            return ""  # what it orders would seem unordered
         if self._resets(rows):
             rows = [r for r in rows if r.turn == 0]
         self.signalled = {e.tensor.name for e in self.launches.events
@@ -86,7 +102,8 @@ class _Judge:
         if stuck:
             return stuck
         self.timeline = Timeline(rows)
-        found = conflicts(self.timeline, self.launches.world_size)
+        found, left_out = conflicts(self.timeline, self.launches.world_size)
+        self.left_out += left_out
         if not found:
             return ""
         self.operations = self.timeline.operations()

@@ -22,8 +22,10 @@ from .passes.added import Added, add_by_table, added_on_device
 from .passes.hidden import hidden_of
 from .passes.infer_sync import explained
 from .passes.inference.exchange import Inserted
+from .passes.inference.launches import LeftOut
 from .passes.leaves import Leaf, leaves_of, tensor_of
 from .passes.memory_order import acquires, releases
+from .passes.verify_sync import verified
 from .passes.walk import uses_tileweave
 from .runtime import Plan
 from .runtime.configured import configured
@@ -31,7 +33,7 @@ from .runtime.parameters import shapes_of
 from .runtime.plan_sync import BEGIN
 from .runtime.plans import Copy, CopyValue, Launch, Step, WriteValue
 
-Kind = Literal["wait", "fence", "bulk_wait", "barrier", "signal", "unordered"]
+Kind = Literal["wait", "fence", "bulk_wait", "barrier", "signal", "unordered", "unverified"]
 KINDS: dict[str, str] = {
     "wait": "the block stands until a counter has reached a number",
     "fence": "what a wait made visible is visible to the TMA, too",
@@ -88,6 +90,7 @@ class Explanation:
         scratch: tensor of ``W.alloc_symmetric`` -> bytes on each rank, of all its buffers.
         sources: of each program (name, file, first line, last line).
         unordered: accesses that ``W.unordered`` takes out, with the program's reasons.
+        unverified: what of a program that orders itself was too much to be verified.
     """
 
     name: str
@@ -99,6 +102,7 @@ class Explanation:
     scratch: Mapping[str, int] = field(default_factory=dict)
     sources: tuple[tuple[str, str, int, int], ...] = ()
     unordered: tuple[Operation, ...] = ()
+    unverified: tuple[Operation, ...] = ()
 
     @property
     def flag_bytes(self) -> int:
@@ -160,6 +164,7 @@ def _of_kernel(
     tensors = {(i.line, i.flag): i.tensor for i in inferred.ops}
     times = {leaf.stmt: leaf.times for leaf in leaves_of(func.body)}
     ops += [_inferred(i, times) for i in inferred.ops if i.stmts]
+    unverified = [_left_out(one) for one in verified(func, world_size, EMIT_HEAP_STRIDE)]
     func = _through(passes.FINISH_PASSES, func, world_size)
     if uses_tileweave(func):
         tile, added = add_by_table(func)
@@ -173,8 +178,15 @@ def _of_kernel(
         name, world_size, tuple(_in_kernel(ops, name)), tuple(_in_kernel(merged, name)),
         inferred.reuse, {n: size for n, size, scratch in memory if not scratch},
         {n: size for n, size, scratch in memory if scratch}, ((name, *source),) if source else (),
-        tuple(_in_kernel(unordered, name)),
+        tuple(_in_kernel(unordered, name)), tuple(_in_kernel(unverified, name)),
     )  # fmt: skip
+
+
+def _left_out(one: LeftOut) -> Operation:
+    file, _, line = one.event.line.rpartition(":")
+    tensor = one.event.tensor.name if one.event.tensor is not None else one.event.op
+    reason = f"{one.event.text}: {one.reason}"
+    return Operation("unverified", tensor, file, int(line or 0), reason, per_block=None)
 
 
 def _through(table: Iterable[passes.Pass], func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:
@@ -184,7 +196,7 @@ def _through(table: Iterable[passes.Pass], func: tirx.PrimFunc, world_size: int)
 
 
 def _in_kernel(ops: Iterable[Operation], kernel: str) -> Iterator[Operation]:
-    order = [*KINDS, "unordered"]
+    order = [*KINDS, "unordered", "unverified"]
     for op in sorted(ops, key=lambda o: (o.file, o.line, order.index(o.kind))):
         yield dataclasses.replace(op, kernel=kernel)
 
@@ -328,6 +340,7 @@ def _merged(name: str, world_size: int, parts: list[Explanation]) -> Explanation
         union(lambda p: p.flags), union(lambda p: p.scratch),
         tuple(itertools.chain(*(p.sources for p in parts))),
         tuple(itertools.chain(*(p.unordered for p in parts))),
+        tuple(itertools.chain(*(p.unverified for p in parts))),
     )  # fmt: skip
 
 
@@ -339,7 +352,11 @@ def _table_of(e: Explanation) -> Iterator[str]:
     head = ("line", "kind", "tensor", "granule", "amount", "per block", "why")
     rows = [_row(op, len(kernels) > 1) for op in e.ops]
     yield from _aligned(head, rows)
-    for title, ops in (("not needed", e.merged), ("not ordered, by W.unordered", e.unordered)):
+    for title, ops in (
+        ("not needed", e.merged),
+        ("not ordered, by W.unordered", e.unordered),
+        ("not verified", e.unverified),
+    ):
         if ops:
             yield f"{title}:"
             yield from (f"  {Path(o.file).name}:{o.line}  {o.tensor}: {o.reason}" for o in ops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 
 from .events import DATA, Event
 from .happens_before import Place, Timeline
-from .launches import Rows
+from .launches import LeftOut, Rows
 
 _MOST = 1 << 22
 """Cells, and pairs of accesses, of one tensor that are looked at."""
@@ -40,9 +41,9 @@ class Conflict:
     read: Touch
 
 
-def conflicts(timeline: Timeline, world_size: int) -> list[Conflict]:
+def conflicts(timeline: Timeline, world_size: int) -> tuple[list[Conflict], list[LeftOut]]:
     """All pairs that need an order, those of one launch first; of those that have the same
-    operations before and behind them only one."""
+    operations before and behind them only one. And the tensors of which there is too much."""
     by_tensor: dict[str, list[Rows]] = defaultdict(list)
     synced = np.sort(np.concatenate(
         [timeline.position[r] for r in timeline.rows if r.event.kind not in DATA]
@@ -52,13 +53,15 @@ def conflicts(timeline: Timeline, world_size: int) -> list[Conflict]:
         if rows.event.kind in DATA:
             by_tensor[rows.event.tensor.name].append(rows)
     found: list[tuple[int, Conflict]] = []
+    left_out: list[LeftOut] = []
     for rows in by_tensor.values():
         touches = _Touches(timeline, rows, world_size, synced)
         for write, read in touches.pairs():
             later = abs(write.launch - read.launch)
             found.append((later, Conflict(write, read)))
+        left_out += touches.left_out
     found.sort(key=lambda c: c[0])
-    return [conflict for _, conflict in found]
+    return [conflict for _, conflict in found], left_out
 
 
 class _Touches:
@@ -68,6 +71,7 @@ class _Touches:
         self, timeline: Timeline, rows: list[Rows], world_size: int, synced: np.ndarray
     ) -> None:
         self._timeline, self._rows = timeline, rows
+        self.left_out: list[LeftOut] = []
         axes = len(rows[0].low)
 
         def joined(of) -> np.ndarray:
@@ -86,10 +90,7 @@ class _Touches:
         self._inside &= self.high[:, 0] <= world_size
 
     def pairs(self) -> Iterator[tuple[Touch, Touch]]:
-        cells = self._cells()
-        if cells is None:
-            return
-        row, cell = cells
+        row, cell = self._cells()
         reads = self.reads[row]
         readers = self._distinct(row[reads], cell[reads])
         writers = self._distinct(row[~reads], cell[~reads])
@@ -104,28 +105,26 @@ class _Touches:
         for w, r in meetings:
             yield touches[w], touches[r]
 
-    def _cells(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """(row, number of a cell that no access divides), of all rows; None if there are many."""
+    def _are_too_many(self, count: int, unit: str) -> bool:
+        if count > _MOST:
+            what = f"{unit} in the launches looked at"
+            self.left_out.append(LeftOut(self._rows[0].event, count, _MOST, what))
+        return count > _MOST
+
+    def _cells(self) -> tuple[np.ndarray, np.ndarray]:
+        """(row, number of a cell that no access divides), of all rows; none if there are many."""
         rows = np.flatnonzero(self._inside)
-        low, high = self.low[rows], self.high[rows]
-        if not rows.size:
-            return None
-        low = np.maximum(low, 0)
-        number = np.zeros(rows.size, np.int64)
-        total = 1
-        for axis in range(low.shape[1]):
-            bounds = np.unique(np.concatenate([low[:, axis], high[:, axis]]))
-            first = np.searchsorted(bounds, low[:, axis])
-            last = np.searchsorted(bounds, high[:, axis])
-            count = np.maximum(last - first, 0)
-            if int(count.sum()) > _MOST:
-                return None
-            rows = np.repeat(rows, count)
-            offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-            number = np.repeat(number, count) * len(bounds) + np.repeat(first, count) + offset
-            low, high = np.repeat(low, count, axis=0), np.repeat(high, count, axis=0)
-            total *= len(bounds)
-        return rows, number
+        low, high = np.maximum(self.low[rows], 0), self.high[rows]
+        axes = [_cut(low[:, axis], high[:, axis]) for axis in range(low.shape[1])]
+        total = math.prod(count for _, _, count in axes).sum()
+        if self._are_too_many(int(total), "cells that its accesses divide"):
+            return rows[:0], rows[:0]
+        at, number = np.arange(rows.size), np.zeros(rows.size, np.int64)
+        for bounds, first, count in axes:
+            first, count = first[at], count[at]
+            at, offset = np.repeat(at, count), _offsets(count)
+            number = np.repeat(number, count) * bounds + np.repeat(first, count) + offset
+        return rows[at], number
 
     def _distinct(self, row: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One row for all that touch a cell between the same operations of the same block."""
@@ -137,14 +136,25 @@ class _Touches:
         (w_row, w_cell), (r_row, r_cell) = writers, readers
         low, high = (np.searchsorted(w_cell, r_cell, side=s) for s in ("left", "right"))
         count = high - low
-        if int(count.sum()) > _MOST:
+        if self._are_too_many(int(count.sum()), "pairs of accesses that meet"):
             return []
         reader = np.repeat(np.arange(len(r_cell)), count)
-        offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        writer = np.repeat(low, count) + offset
+        writer = np.repeat(low, count) + _offsets(count)
         w, r = w_row[writer], r_row[reader]
         other = self.block[w] != self.block[r]
         w, r = w[other], r[other]
         key = np.stack([self.block[w], self.segment[w], self.block[r], self.segment[r]], axis=1)
         _, first = np.unique(key, axis=0, return_index=True)
         return list(zip(w[first].tolist(), r[first].tolist(), strict=True))
+
+
+def _cut(low: np.ndarray, high: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+    """How many places cut an axis, and of each box the first of its parts and their number."""
+    bounds = np.unique(np.concatenate([low, high]))
+    first, last = np.searchsorted(bounds, low), np.searchsorted(bounds, high)
+    return len(bounds), first, np.maximum(last - first, 0)
+
+
+def _offsets(count: np.ndarray) -> np.ndarray:
+    """0, 1, ... up to each number, one after another."""
+    return np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)

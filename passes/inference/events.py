@@ -11,7 +11,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.declare import Builtin, Pointer, builtin_of
 from ..memory_order import acquires
-from ..walk import builtins_in, calls_in, in_words, location, op_name
+from ..walk import builtins_in, calls_in, in_words, line_of, op_name
 from .accesses import Program, _Collector
 from .space import Loop
 
@@ -30,6 +30,7 @@ class Event:
         trail: of each serial loop around it, (number, variable); numbers count statements in the
             order of the program.
         number: its own.
+        line: ``file:line``, or nothing.
         op: the builtin, such as ``W.signal``, or TileLang's operator.
         scope, sem: what it orders.
         value: what is added or awaited.
@@ -49,7 +50,7 @@ class Event:
     conditions: tuple[tirx.PrimExpr, ...]
     trail: tuple[tuple[int, tirx.Var], ...]
     number: int
-    location: str
+    line: str
     grid: tuple[Loop, ...]
     kernel: int
     scope: str = "sys"
@@ -58,6 +59,10 @@ class Event:
     adds: bool = False
     relation: str = ""
     by_last: bool = False
+
+    @property
+    def location(self) -> str:
+        return f"\n --> {self.line}" if self.line else ""
 
     @property
     def at(self) -> str:
@@ -214,7 +219,7 @@ class _Events(_Collector):
         ))  # fmt: skip
 
     def _place_of(self, stmt: tirx.Stmt) -> str:
-        return location(stmt) or (location(self._anchor) if self._anchor is not None else "")
+        return line_of(stmt) or (line_of(self._anchor) if self._anchor is not None else "")
 
 
 def _writes(spec: Builtin) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,26 @@ def _varies(indices) -> bool:
     return any(not isinstance(i, tirx.IntImm) for i in indices)
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """What is not looked at, because there is too much of it.
+
+    Attributes:
+        event: the operation, or the first access to the tensor, that is left out.
+        count: how many there are, of which at most ``limit`` are looked at.
+        unit: of what.
+    """
+
+    event: Event
+    count: int
+    limit: int
+    unit: str
+
+    @property
+    def reason(self) -> str:
+        return f"{self.count} {self.unit}, of which at most {self.limit} are looked at"
+
+
 @dataclass(eq=False)
 class Rows:
     """Every time that one event happens, in flat arrays.
@@ -105,6 +126,8 @@ class Launches:
         )
         self._ordering = {v for e in events if e.kind not in DATA for _, v in e.trail}
         """Loops in which something is ordered; other loops are one step."""
+        self.left_out: dict[Event, LeftOut] = {}
+        """Events that happen too often."""
 
     def rows(self, launch: int) -> list[Rows]:
         """All events of one launch, those of which it is not known where they happen left out."""
@@ -163,8 +186,11 @@ class Launches:
         key.append(space.of(number))
         columns = [happens, space.rank, block, *key, *low, *high]
         shape = np.broadcast_shapes(*(c.shape for c in columns))
-        if np.prod(shape, dtype=np.int64) > _MOST:
+        count = math.prod(shape)
+        if count > _MOST:
+            self.left_out[event] = LeftOut(event, count, _MOST, "times on all ranks in one launch")
             return None
+        self.left_out.pop(event, None)
         if value is not None:
             if any(value.shape[a] > 1 for a in merged):
                 value = None

@@ -1,5 +1,6 @@
 """Programs that order memory themselves: which faults are refused when they are compiled."""
 
+import inspect
 import re
 import warnings
 
@@ -13,6 +14,7 @@ from tests.inference.programs import CASES as PROGRAMS
 from tests.simulator.faults import CASES as FAULTS
 from tileweave import language as W
 from tileweave import passes
+from tileweave.passes.inference import conflicts, launches
 from tileweave.passes.verify_sync import find_fault
 
 STRIDE = 1 << 40
@@ -94,7 +96,7 @@ def test_twins_are_accepted(case):
 def test_what_was_inferred_would_be_accepted_had_it_been_written(name, ranks):
     program = PROGRAMS[name].make(ranks)
     if isinstance(program, tirx.PrimFunc):
-        assert find_fault(grouped(program, ranks), ranks, STRIDE) == ""
+        assert find_fault(grouped(program, ranks), ranks, STRIDE) == ("", [])
 
 
 def racing():
@@ -249,3 +251,63 @@ def test_large_grids():
 
     with pytest.raises(tw.LanguageError, match="does not wait for what the writer signals"):
         grouped(program, 4)
+
+
+def rows_in_parts(unordered: bool):
+    """Each block sends a row in eight parts, with a signal for each, and waits for all."""
+
+    @T.prim_func
+    def program(
+        mail: W.Symmetric((16, N), "int32"), flags: W.Symmetric((16,), "int32"),
+        out: T.Tensor((16, N), "int32"), epoch: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(16, threads=N) as bx:
+            me = W.rank()
+            part = T.alloc_shared((N // 8,), "int32")
+            tile = T.alloc_shared((N,), "int32")
+            T.clear(part)
+            for turn in T.serial(8):
+                T.copy(part, mail[1 - me, bx, turn * 4])  # part
+                W.signal(flags[1 - me, bx])  # signal
+            if not unordered:
+                W.wait_reached(flags[me, bx], epoch * 8 + 8)
+            T.copy(mail[me, bx, 0], tile)
+            T.copy(tile, out[bx, 0])
+            W.sync_ranks()
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "line", "text"),
+    [
+        (launches, 255, "signal", "W.signal(flags[1 - me, bx]): 256 times on all ranks in one "
+         "launch, of which at most 255 are looked at"),
+        (conflicts, 2047, "part", "T.copy writes mail[1 - me, bx, turn * 4]: 2048 cells that its "
+         "accesses divide in the launches looked at, of which at most 2047 are looked at"),
+    ],
+)  # fmt: skip
+def test_what_is_too_much_is_told(monkeypatch, limit, most, line, text):
+    """And nothing is refused for want of what was left out."""
+    program = rows_in_parts(unordered=True)
+    with pytest.raises(tw.LanguageError, match="or another wait for a flag"):
+        grouped(program, 2)
+    monkeypatch.setattr(limit, "_MOST", most)
+    with pytest.warns(tw.SyncWarning) as caught:
+        grouped(program, 2)
+    lines, first = inspect.getsourcelines(rows_in_parts)
+    at = first + next(n for n, code in enumerate(lines) if code.endswith(f"# {line}\n"))
+    message = f"verify_sync of program: {text}; it is not verified\n --> {__file__}:{at}"
+    assert message in [str(one.message) for one in caught]
+    found = tw.explain(program, 2)
+    (told,) = (o for o in found.unverified if o.line == at)
+    assert (told.kind, told.reason) == ("unverified", text)
+    _, listed = str(found).split("not verified:\n")
+    assert f"  test_verify_sync.py:{at}  {told.tensor}: {text}\n" in f"{listed}\n"
+
+
+def test_what_is_little_enough_is_verified():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        grouped(rows_in_parts(unordered=False), 2)
+        assert tw.explain(rows_in_parts(unordered=False), 2).unverified == ()
