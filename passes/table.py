@@ -12,6 +12,7 @@ from tvm import IRModule, tirx
 from . import (
     bind_runtime,
     complete_bulk_stores,
+    dismiss_idle_warps,
     drop_readonly,
     drop_unordered,
     elect_leader,
@@ -127,6 +128,7 @@ TILE_PASSES = SYNC_PASSES + HOST_PASSES
 DEVICE_PASSES = (
     Pass(verify_pipelined.verify_pipelined, "first: reads what TileLang made of the loops"),
     Pass(keep_to_block.keep_to_block, "before those that follow conditions on the thread index"),
+    Pass(dismiss_idle_warps.dismiss_idle_warps, "sees what TileLang lets a producer do"),
     Pass(complete_bulk_stores.complete_bulk_stores, "sees which copies became bulk stores"),
     Pass(fence_after_wait.fence_after_wait, "sees which copies became bulk loads"),
     Pass(drop_readonly.drop_readonly, "last: only attributes, no code"),
