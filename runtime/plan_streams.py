@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,12 +16,10 @@ from .driver import call, driver, write_value
 from .heap import SymmetricTensor
 from .kernel import Kernel, compile
 from .parameters import Parameter, Shape, shapes_of
-from .plan_sync import BEGIN, hidden_name
+from .plan_sync import hidden_name
 from .plans import Copy, CopyValue, Launch, Plan, Step, WaitStream, WriteValue
 from .regions import Region, Rows
 from .session import Session, current
-
-_AHEAD = 8
 
 
 class Calls:
@@ -37,13 +34,11 @@ class Calls:
         self._session: Session | None = None
         self._kernels: dict[int, tuple[tirx.PrimFunc, Kernel]] = {}
         self._streams: dict[str, torch.cuda.Stream] = {}
-        self._ended: deque[torch.cuda.Event] = deque()
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         session = current()
         if session is not self._session:
             self._session, self._kernels, self._streams = session, {}, {}
-            self._ended.clear()
         session.watchdog.raise_if_deadlocked()
         try:
             given = self._signature.bind(*args, **kwargs).arguments
@@ -63,21 +58,7 @@ class Calls:
         for step in (s for s in steps if isinstance(s, Launch)):
             hidden = kernels[step.number].hidden_tensors
             tensors |= {hidden_name(step.name, name): t for name, t in hidden.items()}
-        if BEGIN in kernels and not _capturing():
-            self._keep_near()
         self._enqueue(steps, tensors, kernels)
-
-    def _keep_near(self) -> None:
-        """Let the host be at most ``_AHEAD`` calls ahead of the GPU.
-
-        With hundreds of small calls enqueued, one of four GPUs stopped between two calls in about
-        half of the runs; why is open (benchmarks/LOG.md, 2026-11-21).
-        """
-        if len(self._ended) == _AHEAD:
-            self._ended.popleft().synchronize()
-        before = torch.cuda.Event()
-        before.record(torch.cuda.current_stream(self._session.group.device))
-        self._ended.append(before)
 
     def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
         """Of the tensors, of one rank's part if symmetric."""

@@ -2,10 +2,11 @@
 
 A plan that copies into a symmetric tensor which a kernel of it reads gets three things. The kernel
 knows the copies of all ranks and waits for them, as for writes of its own (``passes/infer_sync``).
-Each copy is followed by its flag: the number of the call, copied from device memory, so that a CUDA
-graph finds the right one. And before the first copy a kernel of one block waits until the peers
-have finished with what the copies overwrite, and notes that number. Only then does the other
-kernel start: it might leave no SM.
+Each copy is followed by its flag: the number of the call, copied from device memory, so that a
+CUDA graph finds the right one. And before the first copy a kernel of one block counts the call,
+tells the peers that it has begun here, and waits until it has begun there: then nobody reads any
+more what the copies overwrite, be it the call before or what its caller did since. Only then does
+the other kernel start: it might leave no SM.
 """
 
 from __future__ import annotations
@@ -43,8 +44,6 @@ GUARD = "guard"
 launching stream does first."""
 BEGIN = -1
 """The number of its step."""
-CALL = 2
-"""The word of the kernel's count of launches that holds the number of the call."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class PlanSync:
         guarded = {c.number for c in expected if not c.before or (rank, c.number) in self.flags}
         sides = {s.stream for c, s in made if c.number in guarded} - {launch.stream}
         guard = GUARD if sides else launch.stream
-        word = regions[EPOCH][CALL]
+        word = regions[EPOCH][0]
 
         def after_guard(stream: str | None) -> list[Step]:
             return [] if stream == guard else [WaitStream(stream, launch.site, 0, other=guard)]
@@ -110,11 +109,11 @@ class PlanSync:
     def _begin(
         self, site: str, regions: Mapping[str, Region], world_size: int, stream: str | None
     ) -> Launch:
-        waits = "finished" in regions
+        waits = "started" in regions
         kernel = _begin(world_size if waits else 0)
         given = {"launches": regions[EPOCH]}
         if waits:
-            given = {"finished": regions["finished"], **given}
+            given = {"started": regions["started"], **given}
         return Launch(stream, site, BEGIN, kernel=kernel, program=kernel, arguments=given)
 
 
@@ -196,34 +195,36 @@ def _place(copy: KnownCopy) -> tuple:
 
 @cache
 def _begin(ranks: int) -> tirx.PrimFunc:
-    """The kernel that runs before the copies of a call: waits for ``ranks - 1`` peers, if any."""
-    return _wait_and_count(ranks) if ranks else _count()
+    """The kernel that runs before the copies of a call: meets ``ranks - 1`` peers, if any."""
+    return _meet_and_count(ranks) if ranks else _count()
 
 
 def _count() -> tirx.PrimFunc:
     @T.prim_func
-    def begin(launches: T.Tensor((CALL + 1,), "uint32")):
+    def begin(launches: T.Tensor((1,), "uint32")):
         with T.Kernel(1, threads=32) as _:
             if T.get_thread_binding() == 0:
                 # equivalent(ld scope=cta, st scope=cta): launches and copies follow in the stream
-                W.st(launches[CALL], W.ld(launches[0], sem="relaxed") + T.uint32(1))
+                W.st(launches[0], W.ld(launches[0], sem="relaxed") + T.uint32(1))
 
     return begin
 
 
-def _wait_and_count(ranks: int) -> tirx.PrimFunc:
+def _meet_and_count(ranks: int) -> tirx.PrimFunc:
     @T.prim_func
-    def begin(finished: W.Symmetric((ranks,), "uint32"), launches: T.Tensor((CALL + 1,), "uint32")):
+    def begin(started: W.Symmetric((ranks,), "uint32"), launches: T.Tensor((1,), "uint32")):
         with T.Kernel(1, threads=32) as _:
-            done = T.alloc_var("uint32")
-            # equivalent(ld scope=cta): the launch before wrote it
-            done = W.ld(launches[0], sem="relaxed")
+            call = T.alloc_var("uint32")
+            # equivalent(ld scope=cta): the call before wrote it
+            call = W.ld(launches[0], sem="relaxed") + T.uint32(1)
             me = W.rank()
             for step in T.serial(ranks - 1):
+                W.signal(started[(me + 1 + step) % ranks, me])
+            for step in T.serial(ranks - 1):
                 peer = (me + 1 + step) % ranks
-                W.wait_reached(finished[me, peer], done, peer=peer)
+                W.wait_reached(started[me, peer], call, peer=peer)
             if T.get_thread_binding() == 0:
-                # equivalent(st scope=cta): the copies that read it follow in the stream
-                W.st(launches[CALL], done + T.uint32(1))
+                # equivalent(st scope=cta): launches and copies follow in the stream
+                W.st(launches[0], call)
 
     return begin

@@ -159,8 +159,8 @@ def test_what_was_merged_is_told(tmp_path, capsys):
 
 def test_bytes_of_counters_and_scratch_memory():
     found = explained("gemm_reduce_scatter")
-    # two buffers of (64 x 32) / (16 x 16) granules; launches, blocks, call
-    assert found.flags == {"parts_arrived": 2 * 8 * 4, "launches": 3 * 4}
+    # two buffers of (64 x 32) / (16 x 16) granules; launches, blocks
+    assert found.flags == {"parts_arrived": 2 * 8 * 4, "launches": 2 * 4}
     assert found.flag_bytes == 76
     assert found.scratch == {"parts": 2 * 64 * 32 * 4}
 
@@ -310,7 +310,7 @@ def test_table_is_aligned():
     for column in ("kind", "tensor", "granule", "per block", "why"):
         at = head.index(column)
         assert all(row[at - 2 : at] == "  " and row[at] != " " for row in rows), column
-    assert "counters: 36 bytes on each rank (S_arrived 8, finished 16, launches 12)" in lines
+    assert "counters: 32 bytes on each rank (S_arrived 8, finished 16, launches 8)" in lines
 
 
 def page_of(found: tw.Explanation) -> ElementTree.Element:

@@ -300,9 +300,9 @@ def _flag_steps(trace: Sequence[Step]) -> Iterator[Operation]:
         if isinstance(step, (WriteValue, CopyValue)):
             kind, word, times = "signal", step.dst, 1
             reason = "the stream tells {kernel} that p.copy has ended"
-        elif isinstance(step, Launch) and step.number == BEGIN and "finished" in step.arguments:
-            kind, word = "wait", step.arguments["finished"]
-            reason = "before p.copy overwrites it: a peer may still read in its last {kernel}"
+        elif isinstance(step, Launch) and step.number == BEGIN and "started" in step.arguments:
+            kind, word = "wait", step.arguments["started"]
+            reason = "before p.copy overwrites it: a peer may read it until its call begins"
             times = word.shape[-1] - 1
         else:
             continue

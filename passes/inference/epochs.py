@@ -27,15 +27,19 @@ the words are stronger, and stand later, than this one use of them needs."""
 
 def count_epochs(exchange: Exchange) -> None:
     """Launches are counted from 1. The last block out notes that one more has finished, and resets
-    the count of blocks. A third word is for plans: the number of their call.
+    the count of blocks. In a plan with copies the kernel before them counts.
 
     After:  ``epoch = T.tileweave.ld(launches[0]) + 1; ...;
     if thread == 0: if T.tileweave.atom_add(launches[1], 1) == blocks - 1: launches[0] = epoch``;
     a launch of one block counts none
     """
-    state = exchange.add_hidden(EPOCH, (3,), "uint32", symmetric=False)
+    words = 1 if exchange.is_called else 2
+    state = exchange.add_hidden(EPOCH, (words,), "uint32", symmetric=False)
     number, left = (tirx.BufferLoad(state, [tirx.IntImm("int32", i)]) for i in range(2))
     one = tirx.const(1, "uint32")
+    if exchange.is_called:
+        exchange.placement.head.insert(0, tirx.Bind(exchange.epoch, builtin_calls.load(number)))
+        return
     epoch = tirx.Bind(exchange.epoch, builtin_calls.load(number) + one)
     exchange.placement.head.insert(0, epoch)
     first = first_thread([thread.var for thread in exchange.program.threads])

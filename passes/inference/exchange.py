@@ -90,6 +90,12 @@ class Exchange:
     """What the last block of a launch does, by one thread."""
 
     @property
+    def is_called(self) -> bool:
+        """Whether it is the kernel of a plan with copies, whose calls another kernel begins: that
+        one counts the call and waits until nobody reads what the calls before had brought."""
+        return any(t.copies is not None for t in self.traffic)
+
+    @property
     def grid(self) -> tirx.PrimExpr:
         """Blocks of a launch."""
         total: tirx.PrimExpr = tirx.IntImm("int32", 1)

@@ -54,6 +54,9 @@ def guard_reuse(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
             exchange.reuse[name] = "each rank reads only what it writes itself"
         elif exchange.buffers[traffic.tensor] > 1:
             exchange.reuse[name] = "two buffers in turn: every writer waits for its readers' data"
+        elif exchange.is_called:
+            exchange.credits(True, pairs)
+            exchange.reuse[name] = "a call begins on no rank before it begins on its readers' ranks"
         else:
             _guard(exchange, traffic, own)
 
@@ -64,10 +67,6 @@ def _guard(exchange: Exchange, traffic: Traffic, scratch: bool) -> None:
     started = by_caller or exchange.options.reuse == "barrier"
     done: list[tuple[str, Access, int]] = []
     guarded = False
-    if traffic.copies is not None:
-        exchange.credits(False, _pairs(traffic, scratch))
-        exchange.reuse[name] = "copies wait for credits: the readers' last launch has finished"
-        return
     for boxes in traffic.of_kind("write", "add"):
         readers = _readers_of(traffic, scratch)[boxes.home] & ~(1 << boxes.rank)
         if boxes.access.kind == "add" and _cleared_by_readers(traffic, boxes, readers):

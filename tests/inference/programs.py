@@ -510,7 +510,7 @@ class persistent:
         return ring_shift.expected(inputs)
 
 
-@case(unread=("gathered",))
+@case()
 class all_gather_gemm:
     """Copy engines gather the rows of all ranks beside one kernel that multiplies them."""
 
