@@ -27,6 +27,7 @@ from .inference.options import options_of
 from .inference.residency import verify_residency
 from .inference.reuse import choose_buffers, guard_reuse
 from .inference.signals import place_signals
+from .inference.sinks import choose_sinks
 from .inference.symbols import Symbols
 from .inference.traffic import traffic_of
 from .inference.waits import place_waits
@@ -99,6 +100,7 @@ def _inferred(
     for traffic in exchange.traffic:
         exchange.buffers[traffic.tensor] = choose_buffers(exchange, traffic, traffic.tensor in own)
     make_counters(exchange, own)
+    choose_sinks(exchange)
     place_signals(exchange)
     place_waits(exchange)
     place_exits(exchange)

@@ -48,6 +48,18 @@ def rewrite_children(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
     return new
 
 
+def children_of(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    """The statements directly inside ``stmt``, in order."""
+    found: list[tirx.Stmt] = []
+
+    def keep(inner: tirx.Stmt) -> tirx.Stmt:
+        found.append(inner)
+        return inner
+
+    _rebuild(stmt, keep)
+    return found
+
+
 def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
     if isinstance(stmt, tirx.SeqStmt):
         new = [f(s) for s in stmt.seq]

@@ -32,6 +32,20 @@ MOVERS = frozenset(
 
 
 @dataclass(frozen=True, eq=False)
+class Branch:
+    """An ``if`` of which the whole block takes one side.
+
+    Attributes:
+        loops: how many stand around it.
+        place: its position among the statements of the innermost of them.
+    """
+
+    stmt: tirx.Stmt
+    loops: int
+    place: int
+
+
+@dataclass(frozen=True, eq=False)
 class Access:
     """One place of the program that touches a box of a symmetric tensor.
 
@@ -44,6 +58,7 @@ class Access:
         around: the loops of ``loops`` as statements, by index; None for block axes.
         guards: how many of ``conditions`` stand around each of ``loops``.
         place: position of ``anchor``: among the statements of each loop around it.
+        branches: around ``anchor``, outermost first, one for each of the first ``conditions``.
         rounds_unknown: what keeps the number of its rounds from being known, or "".
     """
 
@@ -59,6 +74,7 @@ class Access:
     around: tuple[tirx.For | None, ...]
     guards: tuple[int, ...]
     place: tuple[int, ...]
+    branches: tuple[Branch, ...] = ()
     rounds_unknown: str = ""
 
     @property
@@ -134,6 +150,7 @@ class _Collector:
         self._conditions: list[tirx.PrimExpr] = []
         self._anchor: tirx.Stmt | None = None
         self._place: list[int] = [0]
+        self._branches: list[Branch] = []
         self._unknown = ""
         self._registers: dict[tirx.Var, tirx.Var] = {}
         """The value a T.alloc_var holds here, as a variable of ``values``."""
@@ -248,10 +265,12 @@ class _Collector:
             self._registers = before
             self._forget(stmt)
 
-        if self._threads_in([condition]):
+        if self._anchor is not None or self._threads_in([condition]):
             self._anchored(stmt, visit)
         else:
+            self._branches.append(Branch(stmt, len(self._loops), self._place[-1]))
             visit()
+            self._branches.pop()
         return stmt
 
     def _forget(self, stmt: tirx.Stmt) -> None:
@@ -346,7 +365,8 @@ class _Collector:
             tuple(self._resolved(_base(i)) for i in starts),
             tuple(_widened(i, e) for i, e in zip(starts, extents, strict=True)),
             tuple(self._loops), (*self._inner, *used), tuple(self._conditions), self._anchor,
-            tuple(self._around), tuple(self._guards), tuple(self._place), self._unknown,
+            tuple(self._around), tuple(self._guards), tuple(self._place), tuple(self._branches),
+            self._unknown,
         ))  # fmt: skip
 
     def _is_unordered(self, op: str, buffer: tirx.Buffer, starts) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
@@ -20,6 +20,9 @@ from .options import Options
 from .placement import Placement
 from .symbols import Symbols
 from .traffic import Traffic
+
+if TYPE_CHECKING:
+    from .sinks import Sink
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,9 @@ class Exchange:
     inserted: list[Inserted] = field(default_factory=list)
     reuse: dict[str, str] = field(default_factory=dict)
     placement: Placement = field(default_factory=Placement)
+    sinks: dict[tuple[Counter, Boxes], Sink] = field(default_factory=dict)
+    unsunk: dict[tuple[Counter, Boxes], str] = field(default_factory=dict)
+    """Why signals stay behind their stores, where they were to sink."""
     epoch: tirx.Var = field(default_factory=lambda: tirx.Var("epoch", "uint32"))
     credit_flags: dict[str, tuple[tirx.Buffer, set[tuple[int, int]]]] = field(default_factory=dict)
     """``started`` and ``finished``, if used: their flags, and (who waits, for whom)."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .accesses import Access, Program
 from .boxes import Boxes
 from .space import Space
+
+if TYPE_CHECKING:
+    from .sinks import Sink
 
 
 class Moments:
@@ -28,18 +32,34 @@ class Moments:
     def of(self, boxes: Boxes, depth: int, after: bool = False) -> np.ndarray:
         """Of each iteration of what stands inside the first ``depth`` loops around an access only,
         before them or ``after``."""
+        return self._of(boxes, depth, boxes.access.place, int(after), 0)
+
+    def of_signal(self, boxes: Boxes, depth: int, sink: Sink | None) -> np.ndarray:
+        """Of each iteration of the signal for an access: behind it, or where it sinks to."""
+        behind = self.of(boxes, depth, after=True)
+        if sink is None:
+            return behind
+        places = (*boxes.access.place[:depth], sink.place)
+        later = self._of(boxes, depth, places, 0, 1)
+        return np.where(sink.sinks, later, behind)
+
+    def _of(
+        self, boxes: Boxes, depth: int, places: tuple[int, ...], after: int, rounds: int
+    ) -> np.ndarray:
+        """The same, so many ``rounds`` of the innermost loop later."""
         access = boxes.access
-        places = access.place[self._grid :]
+        places = places[self._grid :]
         depth -= self._grid
         space = self._spaces[access]
         moment = space.of(0) + boxes.block.reshape(boxes.block.shape[: len(space.shape)])
         for level in range(len(self._rounds) + 1):
             moment = moment * self._places
             if level <= depth:
-                moment = moment + 2 * places[level] + (after and level == depth)
+                moment = moment + 2 * places[level] + after * (level == depth)
             if level < len(self._rounds):
                 moment = moment * self._rounds[level]
                 if level < depth:
                     loop = access.loops[self._grid + level]
                     moment = moment + space.of(loop.var) - space.of(loop.min)
+                    moment = moment + rounds * (level == depth - 1)
         return moment.reshape(moment.shape + (1,) * (boxes.mask.ndim - moment.ndim))

@@ -30,6 +30,8 @@ class Options:
         verify: ``error``, or ``warn``, where a program cannot be proven right; ``off`` leaves every
             program as it is, for those that something outside of the kernel orders.
         resident_blocks: blocks of a launch that surely run on a GPU at a time.
+        sink_signals: whether the signal of a tile may wait until the block has computed the next
+            one.
         delays: a seed for random sleeps before signals and after waits, for tests.
     """
 
@@ -37,6 +39,7 @@ class Options:
     granule: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     verify: str = "error"
     resident_blocks: int = 132
+    sink_signals: bool = False
     delays: int | None = None
 
 
@@ -105,5 +108,6 @@ _LEGAL: dict[str, tuple] = {
     "granule": (_is_granules, "a dict, tensor name -> elements along each axis, such as (64, 64)"),
     "verify": _one_of(VERIFY),
     "resident_blocks": (lambda value: type(value) is int and value > 0, "a positive integer"),
+    "sink_signals": (lambda value: type(value) is bool, "True or False"),
     "delays": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
 }

@@ -36,7 +36,7 @@ def verify_residency(exchange: Exchange) -> None:
             continue
         last = np.full(counter.arrivals.shape, -1, np.int64)
         for boxes in counter.traffic.in_kernel(counter.kind):
-            moment = moments.of(boxes, signal_depth(exchange, counter, boxes), after=True)
+            moment = _told(exchange, moments, counter, boxes)
             home, granule, when = boxes.where(boxes.home, counter.granules.of(boxes), moment)
             np.maximum.at(last, (home, granule), when)
         for boxes in exchange.users_of(counter):
@@ -45,6 +45,12 @@ def verify_residency(exchange: Exchange) -> None:
             if np.any(last[home, granule] >= when):
                 _Play(exchange, moments).run(exchange.options.resident_blocks)
                 return
+
+
+def _told(exchange: Exchange, moments: Moments, counter: Counter, boxes: Boxes) -> np.ndarray:
+    """When others are told of an access, in each iteration."""
+    depth = signal_depth(exchange, counter, boxes)
+    return moments.of_signal(boxes, depth, exchange.sinks.get((counter, boxes)))
 
 
 class _Play:
@@ -58,15 +64,14 @@ class _Play:
             if counter.at_exit:
                 continue
             for boxes in counter.traffic.in_kernel(counter.kind):
-                depth = signal_depth(exchange, counter, boxes)
-                self._note(number, counter, boxes, moments.of(boxes, depth, after=True), True)
+                self._note(number, counter, boxes, _told(exchange, moments, counter, boxes), True)
             for boxes in exchange.users_of(counter):
                 depth = wait_depth(counter, boxes)
                 self._note(number, counter, boxes, moments.of(boxes, depth), False)
             for (home, granule), units in np.ndenumerate(counter.arrivals):
                 self._missing[number, home, granule] = 0 if counter.is_of_copies else int(units)
         for events in self._events.values():
-            events.sort(key=lambda e: e[0])
+            events.sort(key=lambda e: (e[0], not e[2]))  # a signal stands before a wait
 
     def _note(self, number: int, counter: Counter, boxes: Boxes, moment, signals: bool) -> None:
         units = elements_of(boxes) // counter.unit

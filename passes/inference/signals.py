@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 from tvm import tirx
 
+from .accesses import Access
 from .boxes import Boxes
 from .exchange import Exchange
 from .granules import Counter, elements_of
 from .placement import anchor_of, loops_kept, moved
+from .space import Loop
+
+if TYPE_CHECKING:
+    from .sinks import Sink
 
 
 def place_signals(exchange: Exchange) -> None:
     """Put a signal after each access that brings data others wait for.
 
     It adds to the granule's counter how many elements the access has stored. It leaves the loops in
-    which it would tell of the same granule, unless they wait for others.
+    which it would tell of the same granule, unless they wait for others. Where it sinks, it stands
+    in the next round.
 
     Before: ``T.copy(tile, S[dst, row, 0])``
     After:  ``T.copy(tile, S[dst, row, 0]); T.tileweave.signal(S_arrived[dst, row // 128], 1)``
@@ -45,28 +54,54 @@ def _waits_in(exchange: Exchange, loop: tirx.For | None) -> bool:
 
 
 def _signal(exchange: Exchange, counter: Counter, boxes: Boxes) -> None:
-    access, symbols = boxes.access, exchange.symbols
+    access, placement = boxes.access, exchange.placement
     kept = signal_depth(exchange, counter, boxes)
-    left = access.loops[kept:]
-    home = symbols.simplified(symbols.at_start(access.starts[0], [*left, *access.inner]), access)
-    granule = symbols.at_start(counter.granules.index(access, symbols), left)
-    count = _count(counter, boxes, symbols)
-    for loop in left:
-        count = count * symbols.inlined(loop.extent)
-    value = symbols.simplified(tirx.Cast("uint32", count), access)
-    stmt = exchange.signal_to(counter, boxes, home, symbols.simplified(granule, access), value)
-    exchange.placement.put_after(anchor_of(access, kept), stmt, access)
+    anchor, left = anchor_of(access, kept), access.loops[kept:]
+    sink, stays = exchange.sinks.get((counter, boxes)), exchange.unsunk.get((counter, boxes))
+    reason = f"{_tells(exchange, counter, access)}{moved(left)}"
+    stmt, value = _signal_of(exchange, counter, boxes, left)
+    if sink is not None:
+        sunk, units = _signal_of(exchange, counter, boxes, left, sink)
+        placement.put_before(sink.stmt, tirx.IfThenElse(sink.due, sunk, None), access)
+        exchange.note_of("signal", access, counter, f"{reason}; {sink.text}", sunk, units)
+        if sink.always:
+            return
+        stmt = tirx.IfThenElse(tirx.Not(sink.reached), stmt, None)
+        reason += "; at once where it does not sink"
+    elif stays:
+        reason += f"; it does not sink: {stays}"
+    placement.put_after(anchor, stmt, access)
+    exchange.note_of("signal", access, counter, reason, stmt, value)
+
+
+def _tells(exchange: Exchange, counter: Counter, access: Access) -> str:
     what = "adds to" if access.kind == "add" else "writes"
     whom = "the owner, who waits at the end" if counter.at_exit else "its owner"
     everyone = (1 << exchange.world_size) - 1
     if counter.pulled:
         all_read = all(bits | 1 << home == everyone for home, bits in enumerate(counter.waiting))
         whom = "every rank" if all_read else "those who read it"
-    exchange.note_of(
-        "signal", access, counter,
-        f"{access.op} {what} it for {whom}{moved(left)}",
-        stmt, value,
-    )  # fmt: skip
+    return f"{access.op} {what} it for {whom}"
+
+
+def _signal_of(
+    exchange: Exchange, counter: Counter, boxes: Boxes, left: Sequence[Loop],
+    sink: Sink | None = None,
+) -> tuple[tirx.Stmt, tirx.PrimExpr]:  # fmt: skip
+    """The signal, and how many units it adds; of the round before, if it has sunk."""
+    access, symbols = boxes.access, exchange.symbols
+
+    def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        expr = sink.of_round_before(expr) if sink is not None else expr
+        return symbols.simplified(expr, access)
+
+    home = simple(symbols.at_start(access.starts[0], [*left, *access.inner]))
+    granule = simple(symbols.at_start(counter.granules.index(access, symbols), left))
+    count = _count(counter, boxes, symbols)
+    for loop in left:
+        count = count * symbols.inlined(loop.extent)
+    value = simple(tirx.Cast("uint32", count))
+    return exchange.signal_to(counter, boxes, home, granule, value), value
 
 
 def _count(counter: Counter, boxes: Boxes, symbols) -> tirx.PrimExpr:

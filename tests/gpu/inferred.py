@@ -28,7 +28,9 @@ class Run:
     def __init__(self, case: Case, launches: int, delays: int | None) -> None:
         ranks, me = tw.world_size(), tw.rank()
         program = case.make(ranks)
-        configs = {} if delays is None else {"tileweave.delays": delays}
+        configs = dict(case.options)
+        if delays is not None:
+            configs["tileweave.delays"] = delays
         is_plan = isinstance(program, tw.Plan)
         self.kernel = (
             program.with_configs(configs) if is_plan else tw.compile(program, pass_configs=configs)

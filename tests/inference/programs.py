@@ -3,8 +3,8 @@
 They serve the simulator's tests, those on GPUs and the mutation tests.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.runtime.configured import configured
 
 F32 = "float32"
 
@@ -28,6 +29,7 @@ class Case:
         resident: blocks that must run at a time, since they wait for each other.
         unread: symmetric parameters that the caller does not look at.
         mutated: the least world size in which every operation orders something.
+        options: ``pass_configs``.
     """
 
     make: Callable[[int], Any]
@@ -38,11 +40,12 @@ class Case:
     resident: int = 1
     unread: tuple[str, ...] = ()
     mutated: int = 2
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def called(self, ranks: int) -> tw.Plan:
         """The program as part of its caller's stream, which after each call reads what it finds in
         own symmetric memory."""
-        program = self.make(ranks)
+        program = configured("programs", self.make(ranks), self.options)
         plan = program if isinstance(program, tw.Plan) else tw.Plan.of_program(program)
         symmetric = [p for p in plan.parameters if p.symmetric and p.name not in self.unread]
         found = [replace(p, name=f"{p.name}_found", symmetric=False) for p in symmetric]
@@ -508,6 +511,65 @@ class persistent:
     @staticmethod
     def expected(inputs):
         return ring_shift.expected(inputs)
+
+
+@case(resident=4)
+class persistent_reduce_scatter:
+    """Four blocks walk over all tiles of a GEMM + reduce-scatter."""
+
+    m, N, K, b = 8, 24, 16, 8
+
+    @staticmethod
+    def make(ranks):
+        m, N, K, b = (getattr(persistent_reduce_scatter, n) for n in "mNKb")
+        tiles = m // b * (N // b)
+
+        @T.prim_func
+        def program(
+            A: T.Tensor((m * ranks, K), F32), B: T.Tensor((N, K), F32), C: T.Tensor((m, N), F32)
+        ):
+            with T.Kernel(4, threads=32) as block:
+                parts = W.alloc_symmetric((m * ranks, N), F32)
+                A_tile = T.alloc_shared((b, b), F32)
+                B_tile = T.alloc_shared((b, b), F32)
+                C_tile = T.alloc_shared((b, b), F32)
+                total = T.alloc_fragment((b, b), F32)
+                me = W.rank()
+                for turn in T.serial(T.ceildiv(tiles * ranks, 4)):
+                    number = turn * 4 + block
+                    if number < tiles * ranks:
+                        owner, tile = W.own_last(number, tiles, me, ranks)
+                        row, column = tile // (N // b), tile % (N // b)
+                        T.clear(total)
+                        for k in T.Pipelined(K // b, num_stages=2):
+                            T.copy(A[owner * m + row * b, k * b], A_tile)
+                            T.copy(B[column * b, k * b], B_tile)
+                            T.gemm(A_tile, B_tile, total, transpose_B=True)
+                        if owner != me:
+                            T.copy(total, C_tile)
+                            T.copy(C_tile, parts[owner, me * m + row * b, column * b])
+                        else:
+                            for step in T.serial(ranks - 1):
+                                source = (me + 1 + step) % ranks
+                                T.copy(parts[me, source * m + row * b, column * b], C_tile)
+                                for i, j in T.Parallel(b, b):
+                                    total[i, j] += C_tile[i, j]
+                            T.copy(total, C[row * b, column * b])
+
+        return program
+
+    inputs = staticmethod(gemm_inputs(8, 24, 16))
+
+    @staticmethod
+    def expected(inputs):
+        m = persistent_reduce_scatter.m
+        total = total_of(inputs)
+        return [{"C": total[r * m : (r + 1) * m]} for r in range(len(inputs))]
+
+
+@case(resident=4, options={"tileweave.sink_signals": True})
+class sunk_reduce_scatter(persistent_reduce_scatter):
+    """The same; each block tells of a tile when it has computed the next one."""
 
 
 @case()
