@@ -1,7 +1,7 @@
 """A persistent GEMM + reduce-scatter, whose signals sink past the next main loop or do not.
 
     torchrun --nproc-per-node=4 benchmarks/persistent_reduce_scatter.py [--shape M N K] [--runs 20]
-        [--stages 2 3] [--blocks 132]
+        [--blocks 132]
 
 Blocks walk over the tiles; no line of the program says a word of synchronisation. It is timed with
 ``tileweave.sink_signals`` off and on, beside the program of examples/inferred.py, which has a block
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import tilelang.language as T
 import torch
@@ -30,17 +31,54 @@ import inferred
 from gemm_reduce_scatter import reference
 
 SHAPES = [(2048, 8192, 28672), (4096, 8192, 28672), (8192, 8192, 28672)]
+BLOCK_M, BLOCK_N = 128, 256
 BAR = 1e-2
 """The relative error of a right result; bf16 partial sums make about 2e-3."""
 
 
+class Variant(NamedTuple):
+    """A way to run the persistent program.
+
+    Attributes:
+        stages: of the main loop. A power of two makes ring indices cheap; with 4 of 128 x 256 x 64
+            shared memory has room for half a tile of results.
+        store_rows: rows of a tile that are stored at a time.
+        sink: ``tileweave.sink_signals``.
+        tma_copy: whether the store leaves the wait for the read of shared memory to the signal.
+    """
+
+    stages: int
+    store_rows: int
+    sink: bool
+    tma_copy: bool = False
+
+    def __str__(self) -> str:
+        more = ", signals sink" * self.sink + ", T.tma_copy" * self.tma_copy
+        return f"persistent, {self.stages} stages{more}"
+
+    @property
+    def configs(self) -> dict:
+        granule = {"parts": (BLOCK_M, BLOCK_N)}  # of a whole tile, however many stores bring it
+        return {"tileweave.sink_signals": self.sink, "tileweave.granule": granule}
+
+
+VARIANTS = (
+    Variant(3, BLOCK_M, False),
+    Variant(3, BLOCK_M, True),
+    Variant(3, BLOCK_M, True, tma_copy=True),
+    Variant(4, BLOCK_M // 2, False),
+    Variant(4, BLOCK_M // 2, True),
+)
+
+
 def persistent_reduce_scatter(
-    M, N, K, ranks, blocks=132, block_M=128, block_N=256, block_K=64, stages=3
+    M, N, K, ranks, variant, blocks=132, block_M=BLOCK_M, block_N=BLOCK_N, block_K=64
 ):
     """C (M / ranks, N): this rank's rows of the sum over ranks of A B^T; K is a rank's share."""
     share = M // ranks
     rows, columns = share // block_M, N // block_N
-    tiles = rows * columns
+    tiles, store_M = rows * columns, variant.store_rows
+    put = T.tma_copy if variant.tma_copy else T.copy
 
     @T.prim_func
     def reduce_scatter(
@@ -52,7 +90,7 @@ def persistent_reduce_scatter(
             parts = W.alloc_symmetric((M, N), "bfloat16")
             A_tile = T.alloc_shared((block_M, block_K), "bfloat16")
             B_tile = T.alloc_shared((block_N, block_K), "bfloat16")
-            C_tile = T.alloc_shared((block_M, block_N), "bfloat16")
+            C_tile = T.alloc_shared((store_M, block_N), "bfloat16")
             total = T.alloc_fragment((block_M, block_N), "float32")
 
             me = W.rank()
@@ -63,30 +101,28 @@ def persistent_reduce_scatter(
                     row, column = W.swizzle_2d(tile, rows, columns)
 
                     T.clear(total)
-                    for k in T.Pipelined(K // block_K, num_stages=stages):
+                    for k in T.Pipelined(K // block_K, num_stages=variant.stages):
                         T.copy(A[owner * share + row * block_M, k * block_K], A_tile)
                         T.copy(B[column * block_N, k * block_K], B_tile)
                         T.gemm(A_tile, B_tile, total, transpose_B=True)
 
                     if owner != me:
-                        T.copy(total, C_tile)
-                        T.copy(C_tile, parts[owner, me * share + row * block_M, column * block_N])
+                        for part in T.unroll(block_M // store_M):
+                            first, at = part * store_M, row * block_M + part * store_M
+                            T.copy(total[first : first + store_M, :], C_tile)
+                            put(C_tile, parts[owner, me * share + at, column * block_N])
                     else:
-                        for step in T.serial(ranks - 1):
-                            source = (me + 1 + step) % ranks
-                            T.copy(
-                                parts[me, source * share + row * block_M, column * block_N], C_tile
-                            )
-                            for i, j in T.Parallel(block_M, block_N):
-                                total[i, j] += C_tile[i, j]
-                        T.copy(total, C_tile)
-                        T.copy(C_tile, C[row * block_M, column * block_N])
+                        for part in T.unroll(block_M // store_M):
+                            first, at = part * store_M, row * block_M + part * store_M
+                            for step in T.serial(ranks - 1):
+                                source = (me + 1 + step) % ranks
+                                T.copy(parts[me, source * share + at, column * block_N], C_tile)
+                                for i, j in T.Parallel(store_M, block_N):
+                                    total[first + i, j] += C_tile[i, j]
+                            T.copy(total[first : first + store_M, :], C_tile)
+                            T.copy(C_tile, C[at, column * block_N])
 
     return reduce_scatter
-
-
-def sinking(on: bool) -> dict:
-    return {"tileweave.sink_signals": on}
 
 
 def compare(M: int, N: int, K_total: int, options: argparse.Namespace) -> bool:
@@ -94,11 +130,9 @@ def compare(M: int, N: int, K_total: int, options: argparse.Namespace) -> bool:
     ranks = tw.world_size()
     K = K_total // ranks
     kernels = {"block a tile": tw.compile(inferred.gemm_reduce_scatter(M, N, K, ranks))}
-    for stages in options.stages:
-        for on in (False, True):
-            program = persistent_reduce_scatter(M, N, K, ranks, options.blocks, stages=stages)
-            name = f"persistent, {stages} stages{', signals sink' * on}"
-            kernels[name] = tw.compile(program, pass_configs=sinking(on))
+    for variant in VARIANTS:
+        program = persistent_reduce_scatter(M, N, K, ranks, variant, options.blocks)
+        kernels[str(variant)] = tw.compile(program, pass_configs=variant.configs)
     out = {name: torch.empty(M // ranks, N, device="cuda", dtype=torch.bfloat16)
            for name in [*kernels, "cuBLAS + NCCL"]}  # fmt: skip
 
@@ -144,29 +178,31 @@ def error_of(found: torch.Tensor, right: torch.Tensor) -> float:
     return error.item()
 
 
-def simulated(ranks: int, on: bool, schedules: int = 5) -> float:
+def simulated(ranks: int, variant: Variant, schedules: int = 5) -> float:
     """Relative error of a small one on simulated ranks; faults raise."""
     import ml_dtypes
     import numpy as np
 
     M, N, K, b = 64 * ranks, 96, 64, 32
-    program = persistent_reduce_scatter(M, N, K, ranks, 4, b, b, b, stages=2)
+    variant = variant._replace(store_rows=variant.store_rows * b // BLOCK_M)
+    configs = {**variant.configs, "tileweave.granule": {"parts": (b, b)}}
+    program = persistent_reduce_scatter(M, N, K, ranks, variant, 4, b, b, b)
     rng = np.random.default_rng(ranks)
     inputs = [
         {n: rng.standard_normal((rows, K)).astype(ml_dtypes.bfloat16)
          for n, rows in (("A", M), ("B", N))}
         for _ in range(ranks)
     ]  # fmt: skip
-    out = tw.simulate(program, ranks, inputs, schedules=schedules, pass_configs=sinking(on))
+    out = tw.simulate(program, ranks, inputs, schedules=schedules, pass_configs=configs)
     found = np.concatenate([o["C"].astype(np.float32) for o in out])
     right = sum(i["A"].astype(np.float32) @ i["B"].astype(np.float32).T for i in inputs)
     return float(np.linalg.norm(found - right) / np.linalg.norm(right))
 
 
-def assembled(M: int, N: int, K: int, ranks: int, stages: int, on: bool) -> str:
+def assembled(M: int, N: int, K: int, ranks: int, variant: Variant, blocks: int) -> str:
     """What ptxas says of a kernel for sm_90a: registers, spills, and serialised wgmma."""
-    program = persistent_reduce_scatter(M, N, K, ranks, stages=stages)
-    cuda = tw.emit(program, world_size=ranks, pass_configs=sinking(on))
+    program = persistent_reduce_scatter(M, N, K, ranks, variant, blocks)
+    cuda = tw.emit(program, world_size=ranks, pass_configs=variant.configs)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.cu"
         source.write_text(cuda)
@@ -181,24 +217,29 @@ def assembled(M: int, N: int, K: int, ranks: int, stages: int, on: bool) -> str:
     return "; ".join(lines)
 
 
+def sunk_in(M: int, N: int, K: int, ranks: int, variant: Variant) -> bool:
+    """Whether the inference lets a signal of the program sink."""
+    program = persistent_reduce_scatter(M, N, K, ranks, variant)
+    found = tw.explain(program, ranks, pass_configs=variant.configs)
+    return any("sunk past" in op.reason for op in found.ops)
+
+
 def without_gpu(options: argparse.Namespace) -> bool:
+    """Assemble and simulate the variants for 4 ranks."""
     print("no GPU: nothing was timed; the kernels are assembled and small ones simulated")
-    M, N, K = options.shape[0]
-    for stages in options.stages:
-        for on in (False, True):
-            said = assembled(M, N, K // 4, 4, stages, on)
-            print(f"{M} x {N} x {K}, {stages} stages, sink_signals={on}: {said}")
-    errors = {(ranks, on): simulated(ranks, on) for ranks in (1, 2, 4) for on in (False, True)}
-    for (ranks, on), error in errors.items():
-        print(f"{ranks} simulated ranks, sink_signals={on}: relative error {error:.1e}")
-    return all(error <= BAR for error in errors.values())
+    (M, N, K), errors = options.shape[0], []
+    for variant in VARIANTS:
+        assert sunk_in(M, N, K // 4, 4, variant) == variant.sink, variant
+        print(f"{variant}: {assembled(M, N, K // 4, 4, variant, options.blocks)}")
+        errors += [simulated(ranks, variant) for ranks in (1, 2, 4)]
+        print(f"{variant}: on 1, 2, 4 simulated ranks relative errors up to {max(errors):.1e}")
+    return all(error <= BAR for error in errors)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", type=int, nargs=3, action="append", metavar=("M", "N", "K"))
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--stages", type=int, nargs="+", default=[2, 3], help="of the main loop")
     parser.add_argument("--blocks", type=int, default=132)
     options = parser.parse_args()
     options.shape = options.shape or SHAPES

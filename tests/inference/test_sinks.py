@@ -260,6 +260,39 @@ def stores_of_some_threads_and_two_branches(ranks):
     return program
 
 
+def with_tma_copy(ranks, separate):
+    """A store that does not wait until its tile has been read; the main loop writes that tile, or a
+    ``separate`` one."""
+
+    @T.prim_func
+    def program(X: T.Tensor((ROWS, N), F32), Y: T.Tensor((ROWS, N), F32)):
+        with T.Kernel(2, threads=32) as block:
+            S = W.alloc_symmetric((ROWS, N), F32)
+            stored = T.alloc_shared((M, N), F32)
+            tile = T.alloc_shared((M, N), F32) if separate else stored
+            for turn in T.serial(ROUNDS):
+                row = (turn * 2 + block) * M
+                T.copy(X[row, 0], tile)
+                for _k in T.serial(3):
+                    for i, j in T.Parallel(M, N):
+                        tile[i, j] = 2.0 * tile[i, j]
+                if turn < ROUNDS:
+                    if separate:
+                        T.copy(tile, stored)
+                    T.tma_copy(stored, S[(W.rank() + 1) % ranks, row, 0])
+            for turn in T.serial(ROUNDS):
+                row = (turn * 2 + block) * M
+                T.copy(S[W.rank(), row, 0], tile)
+                T.copy(tile, Y[row, 0])
+
+    return program
+
+
+@signals([SUNK, "at once where it does not sink"])
+def tma_copy_waits_with_the_signal(ranks):
+    return with_tma_copy(ranks, True)
+
+
 def reasons(program, ranks=3, **configs) -> list[str]:
     """Where each signal of data stands, and why."""
     program, _ = passes.split_options(program, configs)
@@ -286,3 +319,13 @@ def test_every_schedule_is_right(name, ranks):
     )
     for rank, tensors in enumerate(out):
         assert np.array_equal(tensors["Y"], 8 * inputs[rank - 1]["X"])
+
+
+def test_a_tile_that_is_overwritten_ahead_of_the_sunk_wait():
+    """Nothing keeps the program from it, as without the option; the simulator reports it."""
+    inputs = [{"X": integers(np.random.default_rng(r), ROWS, N)} for r in range(2)]
+    with pytest.raises(tw.SimulationError, match="reuse: tile is overwritten"):
+        tw.simulate(
+            with_tma_copy(2, False), 2, inputs, schedules=4,
+            pass_configs={"tileweave.sink_signals": True},
+        )  # fmt: skip
