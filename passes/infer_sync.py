@@ -24,7 +24,7 @@ from .inference.epochs import count_epochs
 from .inference.exchange import Exchange, Inserted
 from .inference.exits import place_exits
 from .inference.options import options_of
-from .inference.residency import verify_residency
+from .inference.residency import leaves_room, verify_residency
 from .inference.reuse import choose_buffers, guard_reuse
 from .inference.signals import place_signals
 from .inference.sinks import choose_sinks
@@ -50,6 +50,8 @@ class Explanation:
     flag_bytes: int = 0
     copied: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     """By rank and number of a plan's copy: (flag tensor, index) of what it announces."""
+    leaves_room: bool = False
+    """Whether what lets a plan's copies begin may run beside it."""
 
 
 def infer_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
@@ -114,7 +116,8 @@ def _inferred(
     func = with_hidden(func, exchange.hidden, exchange.hidden_buffers)
     copied = exchange.copied()
     ops = (*exchange.inserted, *_unordered(func, tensors))
-    return func, Explanation(ops, dict(exchange.reuse), flags, copied)
+    room = exchange.is_called and leaves_room(exchange)
+    return func, Explanation(ops, dict(exchange.reuse), flags, copied, room)
 
 
 def is_explicit(func: tirx.PrimFunc) -> bool:

@@ -16,10 +16,13 @@ from .driver import call, driver, write_value
 from .heap import SymmetricTensor
 from .kernel import Kernel, compile
 from .parameters import Parameter, Shape, shapes_of
-from .plan_sync import hidden_name
+from .plan_sync import GUARD, hidden_name
 from .plans import Copy, CopyValue, Launch, Plan, Step, WaitStream, WriteValue
 from .regions import Region, Rows
 from .session import Session, current
+
+_FIRST = -1
+"""Priority of the stream whose kernel others wait for."""
 
 
 class Calls:
@@ -155,7 +158,8 @@ class Calls:
         if name is None:
             return caller
         if name not in self._streams:
-            self._streams[name] = torch.cuda.Stream(caller.device)
+            priority = _FIRST if name == GUARD else 0
+            self._streams[name] = torch.cuda.Stream(caller.device, priority=priority)
         return self._streams[name]
 
 

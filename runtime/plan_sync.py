@@ -5,8 +5,8 @@ knows the copies of all ranks and waits for them, as for writes of its own (``pa
 Each copy is followed by its flag: the number of the call, copied from device memory, so that a
 CUDA graph finds the right one. And before the first copy a kernel of one block counts the call,
 tells the peers that it has begun here, and waits until it has begun there: then nobody reads any
-more what the copies overwrite, be it the call before or what its caller did since. Only then does
-the other kernel start: it might leave no SM.
+more what the copies overwrite, be it the call before or what its caller did since. The other kernel
+starts beside it, if that is sure to leave it an SM.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ EQUIVALENT = {
 """Changes to the streams of a plan that is given its order which nobody can see, and why."""
 GUARD = "guard"
 """The stream of the kernel that runs before the copies, if others make them: beside what the
-launching stream does first."""
+launching stream does, and first where an SM becomes free."""
 BEGIN = -1
 """The number of its step."""
+CALL = 2
+"""The word of the kernel's count of launches that holds the number of the call."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class PlanSync:
         kernel: the same, knowing the copies.
         hidden: the memory that the kernel and the copies share.
         copies: those it knows.
+        leaves_room: whether the kernel is sure to leave the guard an SM.
         flags: by rank and number of a copy, the flags it sets.
     """
 
@@ -62,6 +65,7 @@ class PlanSync:
     kernel: tirx.PrimFunc
     hidden: tuple[Hidden, ...]
     copies: tuple[KnownCopy, ...]
+    leaves_room: bool
     flags: Mapping[tuple[int, int], list[tuple]]
 
     def apply(self, rank: int, world_size: int, steps: Sequence[Step]) -> list[Step]:
@@ -84,7 +88,7 @@ class PlanSync:
         guarded = {c.number for c in expected if not c.before or (rank, c.number) in self.flags}
         sides = {s.stream for c, s in made if c.number in guarded} - {launch.stream}
         guard = GUARD if sides else launch.stream
-        word = regions[EPOCH][0]
+        word = regions[EPOCH][CALL]
 
         def after_guard(stream: str | None) -> list[Step]:
             return [] if stream == guard else [WaitStream(stream, launch.site, 0, other=guard)]
@@ -95,7 +99,8 @@ class PlanSync:
         for step in steps:
             number = numbers.get(id(step), -1)
             if step is launch:
-                out += after_guard(launch.stream)
+                if not self.leaves_room:
+                    out += after_guard(launch.stream)
                 step = replace(launch, program=self.kernel)
             elif number in guarded and step.stream not in waited:
                 waited.add(step.stream)
@@ -154,7 +159,14 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
     program, explanation = explained(mod[name], len(traces), _STRIDE)
     if not explanation.copied:
         return None
-    return PlanSync(original, kernel, tuple(hidden_of(program)), tuple(copies), explanation.copied)
+    return PlanSync(
+        original,
+        kernel,
+        tuple(hidden_of(program)),
+        tuple(copies),
+        explanation.leaves_room,
+        explanation.copied,
+    )
 
 
 def hidden_name(kernel: str, hidden: str) -> str:
@@ -201,22 +213,22 @@ def _begin(ranks: int) -> tirx.PrimFunc:
 
 def _count() -> tirx.PrimFunc:
     @T.prim_func
-    def begin(launches: T.Tensor((1,), "uint32")):
+    def begin(launches: T.Tensor((CALL + 1,), "uint32")):
         with T.Kernel(1, threads=32) as _:
             if T.get_thread_binding() == 0:
-                # equivalent(ld scope=cta, st scope=cta): launches and copies follow in the stream
-                W.st(launches[0], W.ld(launches[0], sem="relaxed") + T.uint32(1))
+                # equivalent(ld scope=cta, st scope=cta): copies and the next call's kernel follow
+                W.st(launches[CALL], W.ld(launches[CALL], sem="relaxed") + T.uint32(1))
 
     return begin
 
 
 def _meet_and_count(ranks: int) -> tirx.PrimFunc:
     @T.prim_func
-    def begin(started: W.Symmetric((ranks,), "uint32"), launches: T.Tensor((1,), "uint32")):
+    def begin(started: W.Symmetric((ranks,), "uint32"), launches: T.Tensor((CALL + 1,), "uint32")):
         with T.Kernel(1, threads=32) as _:
             call = T.alloc_var("uint32")
             # equivalent(ld scope=cta): the call before wrote it
-            call = W.ld(launches[0], sem="relaxed") + T.uint32(1)
+            call = W.ld(launches[CALL], sem="relaxed") + T.uint32(1)
             me = W.rank()
             for step in T.serial(ranks - 1):
                 W.signal(started[(me + 1 + step) % ranks, me])
@@ -224,7 +236,7 @@ def _meet_and_count(ranks: int) -> tirx.PrimFunc:
                 peer = (me + 1 + step) % ranks
                 W.wait_reached(started[me, peer], call, peer=peer)
             if T.get_thread_binding() == 0:
-                # equivalent(st scope=cta): launches and copies follow in the stream
-                W.st(launches[0], call)
+                # equivalent(st scope=cta): copies and the next call's kernel follow
+                W.st(launches[CALL], call)
 
     return begin

@@ -19,14 +19,14 @@ EQUIVALENT = {
 
 def place_credits(exchange: Exchange) -> None:
     """The first block of a launch tells that it has started, the last one out that it finished. In
-    a plan with copies the kernel before them tells it.
+    a plan with copies the kernel before them tells that it has started.
 
     After:  ``if block == 0: for peer in ...: T.tileweave.signal(started[peer, me], 1)``
     """
-    if exchange.is_called:
-        return
     me, one = exchange.symbols.rank, tirx.const(1, "uint32")
     for name, (flags, pairs) in exchange.credit_flags.items():
+        if name == "started" and exchange.is_called:
+            continue
         told = [sum(1 << p for p, q in pairs if q == r) for r in range(exchange.world_size)]
 
         def signal(peer: tirx.PrimExpr, flags: tirx.Buffer = flags) -> tirx.Stmt:

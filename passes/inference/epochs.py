@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm import tirx
 
 from ..block_barrier import sync_threads
@@ -9,6 +11,7 @@ from ..elect_leader import first_thread
 from ..walk import flatten
 from . import builtin_calls
 from .exchange import Exchange
+from .space import Loop
 
 EPOCH = "launches"
 
@@ -26,36 +29,47 @@ the words are stronger, and stand later, than this one use of them needs."""
 
 
 def count_epochs(exchange: Exchange) -> None:
-    """Launches are counted from 1. The last block out notes that one more has finished, and resets
-    the count of blocks. In a plan with copies the kernel before them counts.
+    """Launches are counted from 1, by the last block that begins, or, if something is left for it
+    to do, by the last one out.
 
-    After:  ``epoch = T.tileweave.ld(launches[0]) + 1; ...;
-    if thread == 0: if T.tileweave.atom_add(launches[1], 1) == blocks - 1: launches[0] = epoch``;
-    a launch of one block counts none
+    An atomic at the end of a block waits for all it has stored, a microsecond in which the next
+    block cannot start. At the beginning it costs nothing: the last thread does it, which waits for
+    the first tiles in any case. A third word is the number of a plan's call.
+
+    After:  ``epoch = T.tileweave.ld(launches[0]) + 1;
+    if thread == last: if T.tileweave.atom_add(launches[1], 1) == blocks - 1: launches[0] = epoch;
+    ...``; a launch of one block counts no blocks
     """
-    words = 1 if exchange.is_called else 2
+    words = 3 if exchange.is_called else 2
     state = exchange.add_hidden(EPOCH, (words,), "uint32", symmetric=False)
-    number, left = (tirx.BufferLoad(state, [tirx.IntImm("int32", i)]) for i in range(2))
+    number, count = (tirx.BufferLoad(state, [tirx.IntImm("int32", i)]) for i in range(2))
     one = tirx.const(1, "uint32")
-    if exchange.is_called:
-        exchange.placement.head.insert(0, tirx.Bind(exchange.epoch, builtin_calls.load(number)))
-        return
     epoch = tirx.Bind(exchange.epoch, builtin_calls.load(number) + one)
     exchange.placement.head.insert(0, epoch)
-    first = first_thread([thread.var for thread in exchange.program.threads])
     done = [*exchange.at_end, builtin_calls.store(number, exchange.epoch)]
-    if isinstance(exchange.grid, tirx.IntImm) and int(exchange.grid) == 1:
-        exchange.placement.tail += [sync_threads(), tirx.IfThenElse(first, flatten(done), None)]
-        return
-    out = tirx.Var("finished", "uint32")
-    blocks = tirx.Cast("uint32", exchange.grid)
-    last = [builtin_calls.store(left, tirx.const(0, "uint32")), *done]
-    leave = [
-        tirx.Bind(out, builtin_calls.atomic_add(left, 1)),
-        tirx.IfThenElse(tirx.EQ(out, blocks - one), flatten(last), None),
-    ]
-    exchange.placement.tail.append(tirx.IfThenElse(first, flatten(leave), None))
-    exchange.note(
-        "signal", None, EPOCH, "the block counts itself out; the last one counts the launch",
-        leave[0], each="1", flag=state.name,
-    )  # fmt: skip
+    alone = isinstance(exchange.grid, tirx.IntImm) and int(exchange.grid) == 1
+    if not alone:
+        out = tirx.Var("counted", "uint32")
+        last = [builtin_calls.store(count, tirx.const(0, "uint32")), *done]
+        is_last = tirx.EQ(out, tirx.Cast("uint32", exchange.grid) - one)
+        bind = tirx.Bind(out, builtin_calls.atomic_add(count, 1))
+        done = [bind, tirx.IfThenElse(is_last, flatten(last), None)]
+        exchange.note(
+            "signal", None, EPOCH, "the block counts itself; the last one counts the launch", bind,
+            each="1", flag=state.name,
+        )  # fmt: skip
+    threads = exchange.program.threads
+    barrier = [sync_threads()] if alone else []
+    if exchange.at_end:
+        chosen = first_thread([thread.var for thread in threads])
+        exchange.placement.tail += [*barrier, tirx.IfThenElse(chosen, flatten(done), None)]
+    else:
+        chosen = _last_thread(threads)
+        exchange.placement.head[1:1] = [*barrier, tirx.IfThenElse(chosen, flatten(done), None)]
+
+
+def _last_thread(threads: Sequence[Loop]) -> tirx.PrimExpr:
+    condition = tirx.EQ(threads[0].var, threads[0].extent - 1)
+    for thread in threads[1:]:
+        condition = tirx.And(condition, tirx.EQ(thread.var, thread.extent - 1))
+    return condition

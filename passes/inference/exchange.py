@@ -98,7 +98,7 @@ class Exchange:
     @property
     def is_called(self) -> bool:
         """Whether it is the kernel of a plan with copies, whose calls another kernel begins: that
-        one counts the call and waits until nobody reads what the calls before had brought."""
+        one tells the peers, and lets the copies wait until nobody reads what they overwrite."""
         return any(t.copies is not None for t in self.traffic)
 
     @property

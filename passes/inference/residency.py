@@ -6,6 +6,7 @@ import heapq
 from collections import defaultdict
 
 import numpy as np
+from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from .boxes import Boxes
@@ -45,6 +46,26 @@ def verify_residency(exchange: Exchange) -> None:
             if np.any(last[home, granule] >= when):
                 _Play(exchange, moments).run(exchange.options.resident_blocks)
                 return
+
+
+def leaves_room(exchange: Exchange) -> bool:
+    """Whether, on every rank, one of the blocks that run first ends without waiting, or does not
+    come: then there is room for the kernel of a block that lets a plan's copies begin."""
+    resident = exchange.options.resident_blocks
+    grid = exchange.grid
+    if not isinstance(grid, tirx.IntImm) or int(grid) < resident:
+        return isinstance(grid, tirx.IntImm)
+    waits = np.zeros((exchange.world_size, int(grid)), np.bool_)
+    for counter in exchange.counters:
+        if counter.at_exit:
+            waits[:, -1] = True
+        for boxes in exchange.users_of(counter):
+            rank, granule, block = boxes.where(boxes.rank, counter.granules.of(boxes), boxes.block)
+            if counter.own:
+                foreign = granule // counter.own != rank
+                rank, block = rank[foreign], block[foreign]
+            waits[rank, block] = True
+    return bool(np.all(np.any(~waits[:, :resident], axis=1)))
 
 
 def _told(exchange: Exchange, moments: Moments, counter: Counter, boxes: Boxes) -> np.ndarray:

@@ -54,9 +54,9 @@ def guard_reuse(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
             exchange.reuse[name] = "each rank reads only what it writes itself"
         elif exchange.buffers[traffic.tensor] > 1:
             exchange.reuse[name] = "two buffers in turn: every writer waits for its readers' data"
-        elif exchange.is_called:
+        elif traffic.copies is not None:
             exchange.credits(True, pairs)
-            exchange.reuse[name] = "a call begins on no rank before it begins on its readers' ranks"
+            exchange.reuse[name] = "copies wait until the readers' ranks have begun the same call"
         else:
             _guard(exchange, traffic, own)
 
