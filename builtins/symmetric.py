@@ -78,17 +78,23 @@ def alloc_symmetric(shape: Any, dtype: str = "float32") -> tirx.Buffer:
     take two of them in turn instead of waiting.
 
     Args:
-        shape: of one rank's copy, in elements; constants.
+        shape: of one rank's copy, in elements; constants, or made of dynamic extents of the
+            program's parameters where its synchronisation is inferred.
         dtype: element type, of 1, 2, 4, 8 or 16 bytes.
 
     Raises:
         LanguageError: the element type has no whole power-of-two number of bytes, or an extent is
-            no positive constant.
+            not positive or not known when the program is compiled.
     """
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if itemsize(dtype) not in _HEAP_STRIDES:
         raise reject("alloc_symmetric", f"dtype={dtype!r}", "elements of 1, 2, 4, 8 or 16 bytes")
-    if any(not isinstance(extent, (int, tirx.IntImm)) or int(extent) < 1 for extent in shape):
+    if any(
+        not isinstance(e, (int, tirx.PrimExpr))
+        or (isinstance(e, (int, tirx.IntImm)) and int(e) < 1)
+        or (isinstance(e, tirx.PrimExpr) and not str(e.dtype).startswith(("int", "uint")))
+        for e in shape
+    ):
         raise reject("alloc_symmetric", f"shape={shape}", "positive constants")
     return T.alloc_buffer((WORLD_SIZE, *shape), dtype, scope=_SCRATCH)
 

@@ -1,6 +1,7 @@
 """IR-to-IR passes that make the order of memory between ranks right. One pass a file."""
 
 from .inference.options import is_chosen, split_options
+from .specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
 from .table import (
     DEVICE_PASSES,
     FINISH_PASSES,
@@ -27,8 +28,12 @@ __all__ = [
     "TARGET_PASSES",
     "TILE_PASSES",
     "Pass",
+    "dynamic_sizes",
     "is_chosen",
+    "needs_sizes",
     "run",
     "run_group",
+    "specialize_sizes",
     "split_options",
+    "with_sizes",
 ]

@@ -32,6 +32,7 @@ from .inference.symbols import Symbols
 from .inference.traffic import traffic_of
 from .inference.waits import place_waits
 from .memory_order import releases
+from .sizes import in_numbers, sizes_of
 from .walk import builtins_in, op_name, uses_op
 
 
@@ -80,8 +81,10 @@ def explained(
     try:
         return _inferred(func, world_size, heap_stride)
     except LanguageError as error:
+        if sizes := sizes_of(func):
+            error = LanguageError(f"with {in_numbers(sizes)}: {error}")
         if options_of(func).verify != "warn":
-            raise
+            raise error from None
         message = f"{error}\n(the program stays as it is: nothing orders its accesses)"
         warnings.warn(message, SyncWarning, stacklevel=2)
         return func, Explanation()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tilelang
 import tilelang.language as T
@@ -18,12 +18,16 @@ from .. import passes
 from ..builtins.declare import builtin_of
 from ..builtins.errors import TileWeaveError
 from ..passes.hidden import Hidden, hidden_of
+from ..passes.sizes import named
 from ..passes.walk import builtins_in
 from .compile_once import compile_once
 from .heap import SymmetricTensor
 from .host_functions import require_multicast
 from .session import Session, current, init
 from .warm import warm
+
+if TYPE_CHECKING:
+    from .dynamic_kernel import DynamicKernel
 
 
 class Kernel:
@@ -69,11 +73,12 @@ class Kernel:
         return getattr(self.kernel, name)
 
 
-def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
+def compile(func: tirx.PrimFunc, **options: Any) -> Kernel | DynamicKernel:
     """Compile ``func`` for the group, once a node, and load it onto this rank's GPU. Collective.
 
     The group's size and the heap's stride become constants of the program; the rank does not, so
-    the same kernel serves every rank.
+    the same kernel serves every rank. A program whose inferred synchronisation depends on dynamic
+    extents is compiled later, for each set of sizes; see ``DynamicKernel``.
 
     Args:
         func: a ``@T.prim_func``.
@@ -95,6 +100,20 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
         raise TileWeaveError(f"compile: {func!r}; expected a T.prim_func")
     session = init()
     func, options["pass_configs"] = passes.split_options(func, options.get("pass_configs") or {})
+    options["out_idx"] = _own_outputs(options.get("out_idx"), len(func.params))
+    if passes.needs_sizes(func):
+        from .dynamic_kernel import DynamicKernel
+
+        return DynamicKernel(func, options)
+    return compiled(func, options, session)
+
+
+def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) -> Kernel:
+    """``func``, which needs no sizes, compiled and loaded. Collective.
+
+    Args:
+        options: those of ``tilelang.compile``.
+    """
     name = str(func.attrs["global_symbol"])
     mod = passes.run_group(
         tvm.IRModule({name: func}), session.group.world_size, session.heap.stride
@@ -102,12 +121,16 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel:
     (program,) = mod.functions.values()
     if any(builtin_of(c).name.startswith("multimem") for c in builtins_in(program.body)):
         require_multicast(name)
-    what = f"{name} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
-    options["out_idx"] = _own_outputs(options.get("out_idx"), len(func.params))
+    what = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
     kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
     warm(kernel, session)
     hidden = {h.name: _memory(h, session) for h in hidden_of(program)}
     return Kernel(kernel, func, hidden)
+
+
+def capturing() -> bool:
+    """Whether torch's current stream is recorded into a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _own_outputs(out_idx: Any, parameters: int) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import substitute
+from tvm.tirx.stmt_functor import post_order_visit, substitute
 
 from ..builtins.errors import TileWeaveError
 from ..builtins.symmetric import is_symmetric
@@ -81,23 +81,40 @@ def shapes_of(
         TileWeaveError: an extent that nothing given shows.
     """
     tensors = [p for p in parameters if p.shape is not None]
-    dynamic = dynamic_extents(tensors)
-    sizes = {dynamic[name]: size for name, size in (extents or {}).items()}
-    for p in tensors:
-        if p.name in given and len(given[p.name]) == len(p.shape):
-            for extent, size in zip(p.shape, given[p.name], strict=True):
-                if isinstance(extent, tirx.Var):
-                    sizes.setdefault(extent, size)
+    sizes = shown_sizes(tensors, given, extents)
     return {p.name: tuple(_size(e, sizes, p, where) for e in p.shape) for p in tensors}
 
 
-def _size(extent: Any, sizes: dict, p: Parameter, where: str) -> int:
+def shown_sizes(
+    parameters: Iterable[Parameter], given: Mapping[str, Shape],
+    extents: Mapping[str, int] | None = None,
+) -> dict[str, int]:  # fmt: skip
+    """The dynamic extents that are told, or that the shapes given show, by name."""
+    sizes = dict(extents or {})
+    for p in parameters:
+        if p.shape is not None and len(given.get(p.name, ())) == len(p.shape):
+            for extent, size in zip(p.shape, given[p.name], strict=True):
+                if isinstance(extent, tirx.Var):
+                    sizes.setdefault(extent.name, int(size))
+    return sizes
+
+
+def _size(extent: Any, sizes: Mapping[str, int], p: Parameter, where: str) -> int:
     if isinstance(extent, int):
         return extent
-    known = {v: tirx.IntImm(v.dtype, size) for v, size in sizes.items()}
-    found = tvm.arith.Analyzer().simplify(substitute(extent, known))
-    if not isinstance(found, tirx.IntImm):
+    variables: dict[str, tirx.Var] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.Var):
+            variables[node.name] = node
+
+    post_order_visit(extent, visit)
+    missing = [name for name in variables if name not in sizes]
+    if missing:
         raise TileWeaveError(
-            f"{where}: {extent} of {p.name} is dynamic; expected an input that shows its size"
+            f"{where}: {extent} of {p.name} is dynamic; expected an input that shows its size, or "
+            f"its size: {', '.join(f'{n}=...' for n in missing)} "
+            f"({' '.join(f'--size {n}=...' for n in missing)} on the command line)"
         )
-    return int(found)
+    known = {v: tirx.IntImm(v.dtype, sizes[name]) for name, v in variables.items()}
+    return int(tvm.arith.Analyzer().simplify(substitute(extent, known)))

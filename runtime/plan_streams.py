@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tilelang.language as T
@@ -12,10 +12,12 @@ import torch
 from tvm import tirx
 
 from ..builtins.errors import TileWeaveError
+from ..passes.sizes import named
 from .driver import call, driver, write_value
+from .dynamic_kernel import DynamicKernel, Turns
 from .heap import SymmetricTensor
-from .kernel import Kernel, compile
-from .parameters import Parameter, Shape, shapes_of
+from .kernel import Kernel, capturing, compile
+from .parameters import Parameter, Shape, dynamic_extents, shapes_of
 from .plan_sync import GUARD, hidden_name
 from .plans import Copy, CopyValue, Launch, Plan, Step, WaitStream, WriteValue
 from .regions import Region, Rows
@@ -37,11 +39,13 @@ class Calls:
         self._session: Session | None = None
         self._kernels: dict[int, tuple[tirx.PrimFunc, Kernel]] = {}
         self._streams: dict[str, torch.cuda.Stream] = {}
+        self._turns = Turns()
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         session = current()
         if session is not self._session:
             self._session, self._kernels, self._streams = session, {}, {}
+            self._turns = Turns()
         session.watchdog.raise_if_deadlocked()
         try:
             given = self._signature.bind(*args, **kwargs).arguments
@@ -60,8 +64,15 @@ class Calls:
         kernels = {s.number: self._kernel(s) for s in steps if isinstance(s, Launch)}
         for step in (s for s in steps if isinstance(s, Launch)):
             hidden = kernels[step.number].hidden_tensors
-            tensors |= {hidden_name(step.name, name): t for name, t in hidden.items()}
+            tensors |= {hidden_name(step.program, name): t for name, t in hidden.items()}
+        self._take_turns(kernels.values())
         self._enqueue(steps, tensors, kernels)
+
+    def _take_turns(self, kernels: Iterable[Kernel]) -> None:
+        """Keep this call apart from one with other kernels, which dynamic sizes may bring."""
+        ordered = tuple(id(k) for k in kernels if k.hidden)
+        if ordered and dynamic_extents(self.plan.parameters):
+            self._turns.take(ordered)
 
     def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
         """Of the tensors, of one rank's part if symmetric."""
@@ -119,12 +130,14 @@ class Calls:
         """The compiled kernel of a step. Collective the first time."""
         if isinstance(step.kernel, Kernel) and step.kernel.program is step.program:
             return step.kernel
+        if isinstance(step.kernel, DynamicKernel) and step.kernel.runs(step.program):
+            return step.kernel.at(**step.sizes)
         known = self._kernels.get(id(step.program))
         if known is None:
-            if _capturing():
+            if capturing():
                 raise TileWeaveError(
-                    f"{self.plan.name}: {step.name} is not compiled yet; expected one call of the "
-                    "plan before it is captured in a CUDA graph"
+                    f"{self.plan.name}: {named(step.program)} is not compiled yet; expected one "
+                    "call of the plan before it is captured in a CUDA graph"
                 )
             kernel = compile(step.program, pass_configs=self.plan.pass_configs)
             known = self._kernels[id(step.program)] = step.program, kernel
@@ -161,10 +174,6 @@ class Calls:
             priority = _FIRST if name == GUARD else 0
             self._streams[name] = torch.cuda.Stream(caller.device, priority=priority)
         return self._streams[name]
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _address(tensors: Mapping[str, torch.Tensor], region: Region) -> int:

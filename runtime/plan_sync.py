@@ -28,6 +28,7 @@ from ..passes.infer_sync import explained, is_explicit
 from ..passes.inference.copies import Copy as KnownCopy
 from ..passes.inference.copies import with_copies
 from ..passes.inference.epochs import EPOCH
+from ..passes.sizes import named
 from .parameters import Parameter
 from .plans import Copy, CopyValue, Launch, Step, WaitStream, WriteValue
 from .regions import Region
@@ -169,14 +170,15 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
     )
 
 
-def hidden_name(kernel: str, hidden: str) -> str:
+def hidden_name(kernel: tirx.PrimFunc, hidden: str) -> str:
     """By what name steps of a plan mean a hidden parameter of a kernel."""
-    return f"{kernel}.{hidden}"
+    return f"{named(kernel)}.{hidden}"
 
 
 def _region(program: tirx.PrimFunc, hidden: Hidden, world_size: int) -> Region:
-    name = hidden_name(str(program.attrs["global_symbol"]), hidden.name)
-    parameter = Parameter(name, hidden.dtype, hidden.shape, hidden.symmetric)
+    parameter = Parameter(
+        hidden_name(program, hidden.name), hidden.dtype, hidden.shape, hidden.symmetric
+    )
     return Region.of(parameter, parameter.across(hidden.shape, world_size))
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
 from ..builtins.errors import TileWeaveError
+from ..passes import needs_sizes, specialize_sizes
 from ..passes.inference.options import own_options, split_options
+from .dynamic_kernel import DynamicKernel
 from .kernel import Kernel
-from .parameters import Parameter, Shape, parameters_of, shapes_of
+from .parameters import Parameter, Shape, parameters_of, shapes_of, shown_sizes
 from .regions import Region, RegionError, Rows, at_site, site
 
 if TYPE_CHECKING:
@@ -83,7 +85,8 @@ class Launch(Step):
 
     Attributes:
         kernel: what the plan says: a ``T.prim_func``, or what ``tw.compile`` made of it.
-        program: what runs: the ``T.prim_func`` with the plan's options and what orders it.
+        program: what runs: the ``T.prim_func`` with the plan's options, for the sizes of this call
+            where its synchronisation depends on them, and with what orders it.
     """
 
     op = "p.launch"
@@ -91,6 +94,8 @@ class Launch(Step):
     program: tirx.PrimFunc
     arguments: dict[str, Any]
     """Region or number by name of the kernel's parameter."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Of its dynamic extents, by name."""
 
     @property
     def name(self) -> str:
@@ -203,12 +208,16 @@ class Steps:
     def launch(self, kernel: Any, *args: Any, stream: str | None = None) -> None:
         """Launch a kernel on whole tensors of the plan.
 
+        A kernel whose synchronisation is inferred is compiled for each set of dynamic sizes; its
+        arguments show them.
+
         Args:
             kernel: a ``@T.prim_func``, compiled once for the group; or what ``tw.compile`` made of
                 it, for GPUs only.
             args: its arguments in order: parameters of the plan and numbers.
         """
-        program = kernel.program if isinstance(kernel, Kernel) else kernel
+        compiled = isinstance(kernel, (Kernel, DynamicKernel))
+        program = kernel.program if compiled else kernel
         if not isinstance(program, tirx.PrimFunc):
             raise self._refused("launch", f"kernel={kernel!r}", "a T.prim_func or a tw.compile()d")
         name = str(program.attrs["global_symbol"])
@@ -232,7 +241,10 @@ class Steps:
                     f"launch of {name}", f"{p_name} has shape {given[p_name]}", str(shape)
                 )
         arguments = {p.name: value for p, value in zip(parameters, args, strict=True)}
-        self._add(Launch, stream, kernel=kernel, program=program, arguments=arguments)
+        sizes = shown_sizes(parameters, given)
+        self._add(
+            Launch, stream, kernel=kernel, program=program, arguments=arguments, sizes=sizes
+        )  # fmt: skip
 
     def wait_stream(self, other: str | None, *, stream: str | None = None) -> None:
         """``stream`` goes on after all that was enqueued in ``other`` so far.
@@ -373,17 +385,26 @@ class Plan:
         sides = list(dict.fromkeys(s.stream for s in p.steps if s.stream is not None))
         fork: list[Step] = [WaitStream(s, self.site, 0, other=None) for s in sides]
         join: list[Step] = [WaitStream(None, self.site, 0, other=s) for s in sides]
-        return [*fork, *map(self._with_options, p.steps), *join]
+        return [*fork, *map(self._prepared, p.steps), *join]
 
-    def _with_options(self, step: Step) -> Step:
-        """``step`` with the plan's options, if it launches a program: the same for the same one."""
+    def _prepared(self, step: Step) -> Step:
+        """``step`` with the plan's options and for the sizes of its arguments, if it launches a
+        program: the same for the same ones."""
         if not isinstance(step, Launch) or isinstance(step.kernel, Kernel):
             return step
-        known = self._programs.get(id(step.program))
+        program = step.program
+        if not isinstance(step.kernel, DynamicKernel):
+            program = self._with_options(program)
+        if needs_sizes(program):
+            program = specialize_sizes(program, step.sizes)
+        return replace(step, program=program)
+
+    def _with_options(self, program: tirx.PrimFunc) -> tirx.PrimFunc:
+        known = self._programs.get(id(program))
         if known is None:
-            program, _ = split_options(step.program, self.pass_configs)
-            known = self._programs[id(step.program)] = step.program, program
-        return replace(step, program=known[1])
+            configured, _ = split_options(program, self.pass_configs)
+            known = self._programs[id(program)] = program, configured
+        return known[1]
 
     def is_synchronised(self, world_size: int) -> bool:
         """Whether some call for ``world_size`` ranks was given what orders it."""

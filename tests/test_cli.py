@@ -404,3 +404,80 @@ def test_simulate_says_where_a_plan_leaves_a_tensor(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "bounds: y[0:4]: slice 2:5 of axis 0; expected a part of 0:4" in shown
     assert f"{path}:7\nin plan beyond of rank 0 in launch 2" in shown
+
+
+DYNAMIC = """
+import tilelang.language as T
+import tileweave as tw
+from tileweave import language as W
+
+M = T.dynamic("M")
+
+@T.prim_func
+def gather(rows: W.Symmetric((2, M, 32), "float32"), out: T.Tensor((2, M, 32), "float32")):
+    with T.Kernel(T.ceildiv(M, 8), 2, threads=32) as (row, source):
+        tile = T.alloc_shared((8, 32), "float32")
+        T.copy(rows[W.rank(), source, row * 8, 0], tile)
+        T.copy(tile, out[source, row * 8, 0])
+
+@tw.plan
+def plan(p: tw.Steps, A: T.Tensor((M, 32), "float32"), rows: W.Symmetric((2, M, 32), "float32"),
+         out: T.Tensor((2, M, 32), "float32")):
+    for peer in range(2):
+        p.copy(rows[peer, p.rank], A)
+    p.launch(gather, rows, out)
+
+@T.prim_func
+def shift(S: W.Symmetric((M, 32), "float32"), X: T.Tensor((M, 32), "float32"),
+          Y: T.Tensor((M, 32), "float32")):
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as row:
+        tile = T.alloc_shared((8, 32), "float32")
+        T.copy(X[row * 8, 0], tile)
+        T.copy(tile, S[(W.rank() + 1) % 2, row * 8, 0])
+        T.copy(S[W.rank(), row * 8, 0], tile)
+        T.copy(tile, Y[row * 8, 0])
+"""
+
+
+@pytest.fixture
+def dynamic(tmp_path):
+    path = tmp_path / "dynamic.py"
+    path.write_text(DYNAMIC)
+    return str(path)
+
+
+def test_sizes_of_dynamic_extents(dynamic, capsys):
+    assert main(["simulate", dynamic, "--ranks", "2", "--schedules", "2", "--size", "M=11"]) == 0
+    assert capsys.readouterr().out == (
+        "plan: 2 schedules of 2 ranks, no fault\nshift: 2 schedules of 2 ranks, no fault\n"
+    )
+    assert main(["explain", dynamic, "--ranks", "2", "--size", "M=11"]) == 0
+    shown = capsys.readouterr().out
+    assert "plan, 2 ranks, M=11\n" in shown and "shift, 2 ranks, M=11\n" in shown
+    emit = ["emit", f"{dynamic}:shift", "--world-size", "2", "--stage", "tile", "--size", "M=11"]
+    assert main(emit) == 0
+    assert "S = T.match_buffer(S_handle, (2, 11, 32)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", ":shift"], "shift: no size of M, on which its synchronisation depends; "
+         "expected sizes={'M': ...} (--size M=... on the command line)"),
+        (["emit", ":shift"], "shift: no size of M"),
+        (["explain", ":plan"], "explain plan: M of A is dynamic; expected an input that shows its "
+         "size, or its size: M=... (--size M=... on the command line)"),
+        (["simulate", ":shift"], "simulate: M of S is dynamic; expected an input that shows its "
+         "size, or its size: M=... (--size M=... on the command line)"),
+        (["explain", ":shift", "--size", "K=3"], "explain: --size K=3 of shift; expected M"),
+        (["emit", ":shift", "--size", "M=0"], "emit: --size M=0; expected NAME=VALUE, a positive "
+         "integer"),
+        (["mutate", ":shift", "--size", "M"], "mutate: --size M; expected NAME=VALUE"),
+    ],
+)  # fmt: skip
+def test_sizes_that_are_refused(dynamic, capsys, arguments, message):
+    command, name, *options = arguments
+    assert main([command, dynamic + name, *options]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err and captured.err.count("\n") == 1

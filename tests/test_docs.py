@@ -150,8 +150,17 @@ def test_synchronisation_page_shows_what_the_command_prints(readme_program, monk
     source = readme_program.read_text().splitlines()
     for line in (35, 39):
         assert f"- Line {line}: " in page and "parts[" in source[line - 1]
-    (shown,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    shown, _ = re.findall(r"```python\n(.*?)```", page, re.S)
     assert shown in readme_program.read_text()
+
+
+def test_dynamic_program_of_the_synchronisation_page(readme_program, tmp_path):
+    imports = readme_program.read_text().split("\n\n", 1)[0]
+    _, shown = re.findall(r"```python\n(.*?)```", SYNCHRONISATION.read_text(), re.S)
+    file = tmp_path / "dynamic.py"
+    file.write_text(f"{imports}\n{shown}")
+    found = tw.explain(_load(file).shift, 4, sizes={"M": 20})
+    assert {"signal", "wait"} <= {op.kind for op in found.ops if op.tensor == "S"}
 
 
 def _text_of(node: ast.AST) -> str:
@@ -177,7 +186,9 @@ def _refusals(file: Path) -> list[str]:
 def test_synchronisation_page_has_every_refusal():
     names = ("accesses", "boxes", "granules", "residency", "reuse", "traffic", "waits")
     files = [CHECKOUT / "passes" / "inference" / f"{name}.py" for name in names]
-    files.append(CHECKOUT / "runtime" / "plan_sync.py")
+    others = ("passes/lift_symmetric", "passes/specialize_sizes", "runtime/dynamic_kernel",
+              "runtime/plan_sync")  # fmt: skip
+    files += [CHECKOUT / f"{name}.py" for name in others]
     every = [text for file in files for text in _refusals(file)]
     assert len(every) > 15
     rows = "\n".join(re.findall(r"^\| `(.*?)` \|", SYNCHRONISATION.read_text(), re.M))

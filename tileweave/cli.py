@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +18,13 @@ from typing import Any
 
 from tilelang import tvm
 
-from . import __version__
+from . import __version__, passes
 from .builtins.errors import TileWeaveError
 from .emit import STAGES, emit
 from .explain import explain, source_of
 from .runtime import Plan
 from .runtime.configured import configured
+from .runtime.parameters import dynamic_extents
 
 PrimFunc = tvm.tirx.PrimFunc
 
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--stage", choices=STAGES, default="cuda", help="default: %(default)s")
     show.add_argument("--arch", default="sm_90a", help="default: %(default)s")
     show.add_argument("--world-size", type=int, default=4, help="default: %(default)s")
+    _add_size(show)
     _add_config(show)
     show.set_defaults(run=_emit)
 
@@ -72,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     why.add_argument("--ranks", type=int, default=4, help="default: %(default)s")
     why.add_argument("--json", action="store_true", help="one JSON object for each program")
     why.add_argument("--html", metavar="OUT", help="write the source with what is put in: .html")
+    _add_size(why)
     _add_config(why)
     why.set_defaults(run=_explain)
 
@@ -99,6 +102,45 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="the same for programs")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_size(parser: argparse.ArgumentParser) -> None:
+    """What says for which sizes programs are compiled."""
+    parser.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="size of a dynamic extent, such as M=4096",
+    )
+
+
+def _sizes(options: argparse.Namespace, programs: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """The sizes of the command line that each of ``programs`` has, by its name."""
+    given: dict[str, int] = {}
+    for pair in options.size:
+        name, _, value = pair.partition("=")
+        if not name or not value.isdecimal() or int(value) < 1:
+            raise TileWeaveError(
+                f"{options.command}: --size {pair}; expected NAME=VALUE, a positive integer"
+            )
+        given[name] = int(value)
+    names = {key: _dynamic_sizes(program) for key, program in programs.items()}
+    every = dict.fromkeys(name for of_one in names.values() for name in of_one)
+    for name, value in given.items():
+        if name not in every:
+            legal = " or ".join(every) or "no size: there is no dynamic extent"
+            raise TileWeaveError(
+                f"{options.command}: --size {name}={value} of {', '.join(programs)}; expected "
+                f"{legal}"
+            )
+    return {key: {n: given[n] for n in names[key] if n in given} for key in programs}
+
+
+def _dynamic_sizes(program: Any) -> Iterable[str]:
+    if isinstance(program, Plan):
+        return dynamic_extents(program.parameters)
+    return passes.dynamic_sizes(program)
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -147,15 +189,20 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
         help="value of a scalar, a number or `epoch` (the number of the launch), or of a dynamic "
         "extent",
     )
+    _add_size(parser)
 
 
 def _emit(options: argparse.Namespace) -> None:
     programs = _programs(options)
+    sizes = _sizes(options, programs)
     comment = "//" if options.stage in ("cuda", "ptx") else "#"
     for name, program in programs.items():
         if len(programs) > 1:
             print(f"{comment} ==== {name}")
-        print(emit(program, options.stage, options.arch, options.world_size, _configs(options)))
+        configs = _configs(options)
+        print(emit(
+            program, options.stage, options.arch, options.world_size, configs, sizes[name]
+        ))  # fmt: skip
 
 
 def _explain(options: argparse.Namespace) -> None:
@@ -167,11 +214,13 @@ def _explain(options: argparse.Namespace) -> None:
         )
     if options.html and Path(options.html).suffix != ".html":
         raise TileWeaveError(f"explain: --html {options.html}; expected a name that ends in .html")
+    sizes = _sizes(options, programs)
     told: set[tuple] = set()
     for name, program in programs.items():
         if isinstance(program, PrimFunc) and source_of(program) in told:
             continue
-        found = replace(explain(program, options.ranks, _configs(options)), name=name)
+        found = explain(program, options.ranks, _configs(options), sizes=sizes[name])
+        found = replace(found, name=name)
         if options.html:
             Path(options.html).write_text(found.html())
         separator = "\n" if told and not options.json else ""
@@ -200,13 +249,14 @@ def _of_each(
     from .runtime.simulator import Executable
 
     scalars = dict(_value_of_scalar(pair, options.command) for pair in options.set)
+    sizes = _sizes(options, programs)
     found, launched = [], set()
     for name, program in programs.items():
         if id(program) not in launched:
             if options.command == "simulate":
                 program = configured("simulate", program, _configs(options))
             executable = Executable(program, options.ranks)
-            found.append(run(name, executable, scalars, options))
+            found.append(run(name, executable, scalars | sizes[name], options))
             launched |= executable.launched
     return found
 

@@ -27,6 +27,7 @@ def emit(
     arch: str = "sm_90a",
     world_size: int = 4,
     pass_configs: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> str:
     """What ``func`` is compiled to, as text. Needs no GPU; ``ptx`` needs nvcc.
 
@@ -37,9 +38,11 @@ def emit(
         arch: ``sm_80``, ``sm_90a``, ``sm_100a``, ...
         world_size: ranks of the group to compile for.
         pass_configs: those of TileLang, and ours; see ``tw.compile``.
+        sizes: of the dynamic extents by name, of a program that is compiled for each set of them.
 
     Raises:
-        TileWeaveError: an unknown stage or architecture, something other than a PrimFunc, no nvcc.
+        TileWeaveError: an unknown stage or architecture, something other than a PrimFunc, a size
+            that is missing or that there is not, no nvcc.
     """
     if stage not in STAGES:
         raise TileWeaveError(f"emit: stage={stage!r}; expected {' or '.join(map(repr, STAGES))}")
@@ -49,6 +52,7 @@ def emit(
     if stage == "ptx":
         _require_nvcc()
     func, stock = passes.split_options(func, pass_configs or {})
+    func = passes.with_sizes(func, sizes or {})
     mod = tvm.IRModule({func.attrs["global_symbol"]: func})
     mod = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE)
     if stage == "tile":

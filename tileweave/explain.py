@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from tilelang import tvm
@@ -25,11 +26,12 @@ from .passes.inference.exchange import Inserted
 from .passes.inference.launches import LeftOut
 from .passes.leaves import Leaf, leaves_of, tensor_of
 from .passes.memory_order import acquires, releases
+from .passes.sizes import in_numbers, named, sizes_of
 from .passes.verify_sync import verified
 from .passes.walk import uses_tileweave
 from .runtime import Plan
 from .runtime.configured import configured
-from .runtime.parameters import shapes_of
+from .runtime.parameters import dynamic_extents, shapes_of
 from .runtime.plan_sync import BEGIN
 from .runtime.plans import Copy, CopyValue, Launch, Step, WriteValue
 
@@ -91,6 +93,7 @@ class Explanation:
         sources: of each program (name, file, first line, last line).
         unordered: accesses that ``W.unordered`` takes out, with the program's reasons.
         unverified: what of a program that orders itself was too much to be verified.
+        sizes: dynamic extents by name, for which all this is.
     """
 
     name: str
@@ -103,6 +106,7 @@ class Explanation:
     sources: tuple[tuple[str, str, int, int], ...] = ()
     unordered: tuple[Operation, ...] = ()
     unverified: tuple[Operation, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def flag_bytes(self) -> int:
@@ -129,6 +133,7 @@ def explain(
     world_size: int,
     pass_configs: Mapping[str, Any] | None = None,
     arch: str = "sm_90a",
+    sizes: Mapping[str, int] | None = None,
 ) -> Explanation:
     """Which signals, waits, barriers and fences order the memory of ``f``, and why. Needs no GPU.
 
@@ -139,25 +144,30 @@ def explain(
         pass_configs: those of TileLang, and ours; see ``tw.compile``; of a plan, for each of its
             kernels, with those that it has.
         arch: what the device passes see, as for ``tw.emit``.
+        sizes: of the dynamic extents by name, of a plan, or of a program that is compiled for each
+            set of them.
 
     Raises:
         LanguageError: an access cannot be ordered; names it and its line.
-        TileWeaveError: neither a program nor a plan, or an option that there is not.
+        TileWeaveError: neither a program nor a plan, an option that there is not, or a size that is
+            missing or that there is not.
     """
     require_group("explain", world_size, arch)
     if isinstance(f, tirx.PrimFunc):
         name = str(f.attrs["global_symbol"])
-        return _of_kernel(f, world_size, pass_configs or {}, arch, name)
+        return _of_kernel(f, world_size, pass_configs or {}, arch, name, sizes or {})
     if isinstance(f, Plan):
-        return _of_plan(configured("explain", f, pass_configs), world_size, arch)
+        return _of_plan(configured("explain", f, pass_configs), world_size, arch, sizes or {})
     raise TileWeaveError(f"explain: {f!r}; expected a T.prim_func or a tw.plan")
 
 
 def _of_kernel(
-    func: tirx.PrimFunc, world_size: int, configs: Mapping[str, Any], arch: str, name: str
-) -> Explanation:
+    func: tirx.PrimFunc, world_size: int, configs: Mapping[str, Any], arch: str, name: str,
+    sizes: Mapping[str, int] = MappingProxyType({}),
+) -> Explanation:  # fmt: skip
     source = source_of(func)
     func, stock = passes.split_options(func, configs)
+    func = passes.with_sizes(func, sizes)
     func = _through(passes.PREPARE_PASSES, func, world_size)
     ops = [_by_hand(leaf, call) for leaf, call in _orders_in(func)]
     func, inferred = explained(func, world_size, EMIT_HEAP_STRIDE)
@@ -178,7 +188,7 @@ def _of_kernel(
         name, world_size, tuple(_in_kernel(ops, name)), tuple(_in_kernel(merged, name)),
         inferred.reuse, {n: size for n, size, scratch in memory if not scratch},
         {n: size for n, size, scratch in memory if scratch}, ((name, *source),) if source else (),
-        tuple(_in_kernel(unordered, name)), tuple(_in_kernel(unverified, name)),
+        tuple(_in_kernel(unordered, name)), tuple(_in_kernel(unverified, name)), sizes_of(func),
     )  # fmt: skip
 
 
@@ -260,8 +270,12 @@ def source_of(func: tirx.PrimFunc) -> tuple[str, int, int] | None:
     return file, first, max([first, *(line for path, line in places if path == file)])
 
 
-def _of_plan(plan: Plan, world_size: int, arch: str) -> Explanation:
-    shapes = shapes_of(plan.parameters, {}, f"explain {plan.name}")
+def _of_plan(plan: Plan, world_size: int, arch: str, sizes: Mapping[str, int]) -> Explanation:
+    legal = dynamic_extents(plan.parameters)
+    if unknown := [f"{n}={size}" for n, size in sizes.items() if n not in legal]:
+        expected = " or ".join(legal) or "no sizes: it has no dynamic extent"
+        raise TileWeaveError(f"{plan.name}: size {', '.join(unknown)}; expected {expected}")
+    shapes = shapes_of(plan.parameters, {}, f"explain {plan.name}", sizes)
     scalars = {p.name: 0 for p in plan.parameters if p.shape is None}
     traces = [plan.trace(r, world_size, shapes, scalars) for r in range(world_size)]
     steps = list(itertools.chain(*traces))
@@ -270,14 +284,14 @@ def _of_plan(plan: Plan, world_size: int, arch: str) -> Explanation:
     file, _, first = plan.site.rpartition(":")
     launches = [s for s in steps if isinstance(s, Launch) and s.number != BEGIN]
     kernels = {id(s.program): s.program for s in launches}
-    names = _apart(str(k.attrs["global_symbol"]) for k in kernels.values())
+    names = _apart(named(k) for k in kernels.values())
     parts = [
         _of_kernel(k, world_size, plan.pass_configs, arch, name)
         for k, name in zip(kernels.values(), names, strict=True)
     ]
     own = Explanation(
         plan.name, world_size, tuple(_in_kernel(ops, plan.name)),
-        sources=((plan.name, file, int(first), max([int(first), *lines])),),
+        sources=((plan.name, file, int(first), max([int(first), *lines])),), sizes=dict(sizes),
     )  # fmt: skip
     return _merged(plan.name, world_size, [own, *parts])
 
@@ -340,13 +354,14 @@ def _merged(name: str, world_size: int, parts: list[Explanation]) -> Explanation
         union(lambda p: p.flags), union(lambda p: p.scratch),
         tuple(itertools.chain(*(p.sources for p in parts))),
         tuple(itertools.chain(*(p.unordered for p in parts))),
-        tuple(itertools.chain(*(p.unverified for p in parts))),
+        tuple(itertools.chain(*(p.unverified for p in parts))), parts[0].sizes,
     )  # fmt: skip
 
 
 def _table_of(e: Explanation) -> Iterator[str]:
     kernels = {op.kernel for op in e.ops}
-    yield f"{e.name}, {e.world_size} rank{'s' * (e.world_size > 1)}"
+    sizes = f", {in_numbers(e.sizes)}" if e.sizes else ""
+    yield f"{e.name}, {e.world_size} rank{'s' * (e.world_size > 1)}{sizes}"
     if not e.ops:
         yield "  nothing is put in: no rank reads what another writes, or verify is off"
     head = ("line", "kind", "tensor", "granule", "amount", "per block", "why")

@@ -65,8 +65,8 @@ class Executable:
         """The hidden parameters of each kernel, each with the name by which steps mean it, by the
         identity of its ``T.prim_func``."""
         return {
-            key: [(hidden_name(program.name, h.name), h) for h in program.hidden]
-            for key, (_, program) in self._programs.items()
+            key: [(hidden_name(func, h.name), h) for h in program.hidden]
+            for key, (func, program) in self._programs.items()
         }
 
     def call(

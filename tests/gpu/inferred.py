@@ -3,11 +3,13 @@
     torchrun --nproc-per-node=2 tests/gpu/inferred.py [--launches 200] [NAME ...]
 
 Each program of tests/inference/programs.py is launched back to back, without the host waiting, with
-inputs that differ from launch to launch; then in a CUDA graph; then once more with random sleeps
-before launches and at every signal and wait of its kernels.
+inputs that differ from launch to launch, in their sizes, too, where these are dynamic; then in a
+CUDA graph; then once more with random sleeps before launches and at every signal and wait of its
+kernels.
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 
 import tileweave as tw
-from tileweave.runtime.parameters import parameters_of
+from tileweave.runtime.parameters import parameters_of, shapes_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -42,24 +44,35 @@ class Run:
         self.tolerance = case.tolerance
         self.arguments: dict[str, list] = {}
         self.symmetric: dict[str, tw.SymmetricTensor] = {}
-        self.copies: dict[str, torch.Tensor] = {}
-        for p in program.parameters if is_plan else parameters_of(program):
+        self.copies: dict[str, list[torch.Tensor]] = {}
+        """What the caller finds in its own symmetric memory behind each launch."""
+        parameters = list(program.parameters if is_plan else parameters_of(program))
+        self.shapes = [
+            shapes_of(parameters, {n: v.shape for n, v in inputs[me].items()}, "inputs")
+            for inputs in rounds
+        ]
+        for p in parameters:
             dtype = getattr(torch, p.dtype)
-            if p.symmetric:
-                self.symmetric[p.name] = tw.symmetric(p.shape, dtype)
-                self.arguments[p.name] = [self.symmetric[p.name]] * launches
-                self.copies[p.name] = torch.full((launches, *p.shape), torch.nan, device="cuda")
-            elif p.name in rounds[0][me]:
-                values = np.stack([inputs[me][p.name] for inputs in rounds])
-                self.arguments[p.name] = list(torch.from_numpy(values).cuda())
+            shapes = [of_launch[p.name] for of_launch in self.shapes]
+            if p.name in rounds[0][me]:
+                values = [torch.from_numpy(inputs[me][p.name]).cuda() for inputs in rounds]
             else:
-                out = torch.full((launches, *p.shape), torch.nan, dtype=dtype, device="cuda")
-                self.arguments[p.name] = list(out)
+                values = [torch.full(s, torch.nan, dtype=dtype, device="cuda") for s in shapes]
+            if p.symmetric:
+                self.copies[p.name] = values
+                values = self._views(p.name, shapes, dtype)
+            self.arguments[p.name] = values
+
+    def _views(self, name: str, shapes: list[tuple], dtype: torch.dtype) -> list[torch.Tensor]:
+        """A symmetric tensor for every launch, all in the same memory."""
+        memory = self.symmetric[name] = tw.symmetric((max(map(math.prod, shapes)),), dtype)
+        ranks = tw.world_size()
+        return [memory.all[:, : math.prod(s)].view(ranks, *s) for s in shapes]
 
     def launch(self, number: int) -> None:
         self.kernel(*(values[number] for values in self.arguments.values()))
-        for name, copy in self.copies.items():
-            copy[number].copy_(self.symmetric[name].local)
+        for name, copies in self.copies.items():
+            copies[number].copy_(self.arguments[name][number][tw.rank()])
 
     def wrong(self, numbers) -> list[int]:
         """The launches with another result than NumPy's."""

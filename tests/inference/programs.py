@@ -30,6 +30,7 @@ class Case:
         unread: symmetric parameters that the caller does not look at.
         mutated: the least world size in which every operation orders something.
         options: ``pass_configs``.
+        sizes: values of a dynamic extent; ``inputs`` takes one as ``size``, or chooses one.
     """
 
     make: Callable[[int], Any]
@@ -41,6 +42,7 @@ class Case:
     unread: tuple[str, ...] = ()
     mutated: int = 2
     options: Mapping[str, Any] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()
 
     def called(self, ranks: int) -> tw.Plan:
         """The program as part of its caller's stream, which after each call reads what it finds in
@@ -966,3 +968,115 @@ class two_kernels:
     @staticmethod
     def expected(inputs):
         return [{"Y": 2 * inputs[(r - 2) % len(inputs)]["X"]} for r in range(len(inputs))]
+
+
+SIZES = (20, 3, 32)
+
+
+def rows_for(rng, ranks, size=None):
+    """As many rows as ``size`` says, or a random number of them."""
+    size = int(rng.choice(SIZES)) if size is None else size
+    return [{"X": integers(rng, size, 32)} for _ in range(ranks)]
+
+
+@case(sizes=SIZES)
+class dynamic_shift:
+    """Put as many rows as there are to the right neighbour, then read what the left one put."""
+
+    N, b = 32, 8
+
+    @staticmethod
+    def make(ranks):
+        M, N, b = T.dynamic("M"), dynamic_shift.N, dynamic_shift.b
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
+        ):
+            with T.Kernel(T.ceildiv(M, b), threads=32) as row:
+                tile = T.alloc_shared((b, N), F32)
+                T.copy(X[row * b, 0], tile)
+                T.copy(tile, S[(W.rank() + 1) % ranks, row * b, 0])
+                T.copy(S[W.rank(), row * b, 0], tile)
+                T.copy(tile, Y[row * b, 0])
+
+        return program
+
+    inputs = staticmethod(rows_for)
+
+    @staticmethod
+    def expected(inputs):
+        return ring_shift.expected(inputs)
+
+
+@case(sizes=SIZES)
+class dynamic_gather:
+    """Everyone publishes as many rows as there are and loads the others', tile by tile."""
+
+    N, b = 32, 8
+
+    @staticmethod
+    def make(ranks):
+        m, N, b = T.dynamic("m"), dynamic_gather.N, dynamic_gather.b
+
+        @T.prim_func
+        def program(X: T.Tensor((m, N), F32), Y: T.Tensor((ranks, m, N), F32)):
+            with T.Kernel(T.ceildiv(m, b), threads=32) as row:
+                shared = W.alloc_symmetric((m, N), F32)
+                tile = T.alloc_shared((b, N), F32)
+                me = W.rank()
+                T.copy(X[row * b, 0], tile)
+                # equivalent(signal rank+1): every rank is told, in another order
+                T.copy(tile, shared[me, row * b, 0])
+                for step in T.serial(ranks):
+                    source = (me + step) % ranks
+                    # equivalent(wait_reached rank+1): all counters say the same
+                    T.copy(shared[source, row * b, 0], tile)
+                    T.copy(tile, Y[source, row * b, 0])
+
+        return program
+
+    inputs = staticmethod(rows_for)
+
+    @staticmethod
+    def expected(inputs):
+        return [{"Y": np.stack([i["X"] for i in inputs])} for _ in inputs]
+
+
+@case(sizes=SIZES)
+class dynamic_copies:
+    """A plan whose copy engines bring as many rows as there are; a kernel takes them from there."""
+
+    N, b = 32, 8
+
+    @staticmethod
+    def make(ranks):
+        m, N, b = T.dynamic("m"), dynamic_copies.N, dynamic_copies.b
+
+        @T.prim_func
+        def program(rows: W.Symmetric((ranks, m, N), F32), Y: T.Tensor((ranks, m, N), F32)):
+            with T.Kernel(T.ceildiv(m, b), ranks, threads=32) as (row, step):
+                tile = T.alloc_shared((b, N), F32)
+                source = (W.rank() + step) % ranks
+                T.copy(rows[W.rank(), source, row * b, 0], tile)
+                T.copy(tile, Y[source, row * b, 0])
+
+        @tw.plan
+        def plan(
+            p: tw.Steps,
+            X: T.Tensor((m, N), F32),
+            rows: W.Symmetric((ranks, m, N), F32),
+            Y: T.Tensor((ranks, m, N), F32),
+        ):
+            p.copy(rows[p.rank, p.rank], X)
+            for peer in p.peers():
+                p.copy(rows[peer, p.rank], X, stream="copies")
+            p.launch(program, rows, Y)
+
+        return plan
+
+    inputs = staticmethod(rows_for)
+
+    @staticmethod
+    def expected(inputs):
+        return dynamic_gather.expected(inputs)

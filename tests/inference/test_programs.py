@@ -11,7 +11,7 @@ import pytest
 import tileweave as tw
 from tileweave.runtime.simulator import Executable
 
-from .programs import CASES
+from .programs import CASES, Case
 
 SCHEDULES = int(os.environ.get("TILEWEAVE_SCHEDULES", 0))
 
@@ -20,7 +20,15 @@ def run(name: str, ranks: int, schedules: int, epochs: int = 3) -> None:
     """Every schedule ends with what NumPy computes; a fault raises."""
     case = CASES[name]
     program = Executable(case.called(ranks), ranks)
-    inputs = case.inputs(np.random.default_rng(ranks), ranks)
+    rng = np.random.default_rng(ranks)
+    for size in case.sizes or (None,):
+        inputs = case.inputs(rng, ranks) if size is None else case.inputs(rng, ranks, size)
+        run_with(case, program, inputs, -(-schedules // max(1, len(case.sizes))), epochs)
+
+
+def run_with(case: Case, program: Executable, inputs: list, schedules: int, epochs: int) -> None:
+    """The same with these inputs."""
+    ranks = program.world_size
     expected = case.expected(inputs)
     for seed in range(schedules):
         resident = case.resident if seed % 2 else 4

@@ -14,6 +14,7 @@ from tests.inference.programs import CASES as PROGRAMS
 from tests.simulator.faults import CASES as FAULTS
 from tileweave import language as W
 from tileweave import passes
+from tileweave.passes import dynamic_sizes, with_sizes
 from tileweave.passes.inference import conflicts, launches
 from tileweave.passes.verify_sync import find_fault
 
@@ -94,8 +95,9 @@ def test_twins_are_accepted(case):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_was_inferred_would_be_accepted_had_it_been_written(name, ranks):
-    program = PROGRAMS[name].make(ranks)
+    program, sizes = PROGRAMS[name].make(ranks), PROGRAMS[name].sizes[:1]
     if isinstance(program, tirx.PrimFunc):
+        program = with_sizes(program, dict(zip(dynamic_sizes(program), sizes, strict=True)))
         assert find_fault(grouped(program, ranks), ranks, STRIDE) == ("", [])
 
 
