@@ -231,7 +231,7 @@ class Ranks:
         ):
             monkeypatch.setattr(plan_streams, name, value)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.here.caller)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self.new_stream())
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: self.new_stream())
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
@@ -418,29 +418,3 @@ def test_refused_calls(every_rank, monkeypatch):
 def test_a_call_without_the_runtime():
     with pytest.raises(tw.TileWeaveError, match=r"expected tw.init\(\)"):
         exchange(1, 2, 3, 4, 5)
-
-
-def test_the_host_keeps_near_the_gpu(monkeypatch):
-    """A plan that is given its order waits for the call eight before."""
-    waited = []
-
-    class Event:
-        count = 0
-
-        def __init__(self):
-            Event.count += 1
-            self.number = Event.count
-
-        def record(self, stream):
-            pass
-
-        def synchronize(self):
-            waited.append(self.number)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    calls = plan_streams.Calls(types.SimpleNamespace(parameters=[]))
-    calls._session = types.SimpleNamespace(group=types.SimpleNamespace(device=None))
-    for _ in range(11):
-        calls._keep_near()
-    assert waited == [1, 2, 3]
