@@ -7,9 +7,11 @@ Tests compare the verdicts.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ import numpy as np
 import tileweave as tw
 from tileweave.runtime.simulator import Mutant
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 PAGE = Path(__file__).resolve().with_name("mutants.md")
 INFERRED = PAGE.with_name("mutants-inferred.md")
 EXAMPLES = PAGE.parent.parent / "examples"
@@ -128,20 +131,22 @@ def instances() -> Iterator[Instance]:
     yield Instance(title, program, ranks, inputs)
 
 
-def page() -> str:
-    """The whole page."""
-    parts = [INTRODUCTION]
-    for title, program, ranks, inputs in instances():
-        found = tw.mutate(program, ranks, inputs, SCHEDULES)
-        count = {v: sum(m.verdict == v for m in found) for v in sorted({m.verdict for m in found})}
-        each = ", ".join(f"{n} {verdict}" for verdict, n in count.items())
-        where = f"{ranks} rank{'s'[: ranks > 1]}, 3 launches"
-        parts.append(f"## {title}\n\n{where}: {each or 'it has no synchronisation operation'}.\n")
-        if not found:
-            continue
-        rows = ["| operation | line | change | verdict | why |", "|---|---|---|---|---|"]
-        parts.append("\n".join([*rows, *map(_row, found)]) + "\n")
-    return "\n".join(parts)
+def page(each: Callable = map) -> str:
+    """The whole page; ``each`` maps over the programs."""
+    return "\n".join([INTRODUCTION, *each(_of_example, range(len(list(instances()))))])
+
+
+def _of_example(number: int) -> str:
+    title, program, ranks, inputs = next(itertools.islice(instances(), number, None))
+    found = tw.mutate(program, ranks, inputs, SCHEDULES)
+    count = {v: sum(m.verdict == v for m in found) for v in sorted({m.verdict for m in found})}
+    each = ", ".join(f"{n} {verdict}" for verdict, n in count.items())
+    where = f"{ranks} rank{'s'[: ranks > 1]}, 3 launches"
+    head = f"## {title}\n\n{where}: {each or 'it has no synchronisation operation'}.\n"
+    if not found:
+        return head
+    rows = ["| operation | line | change | verdict | why |", "|---|---|---|---|---|"]
+    return f"{head}\n" + "\n".join([*rows, *map(_row, found)]) + "\n"
 
 
 def _row(m: Mutant) -> str:
@@ -161,25 +166,27 @@ operation in; *proven* ones are the simulator's; the others stand in the program
 """
 
 
-def inferred_page() -> str:
-    """The page of the programs without synchronisation."""
-    sys.path.insert(0, str(PAGE.parent.parent))
+def inferred_page(each: Callable = map) -> str:
+    """The page of the programs without synchronisation; ``each`` maps over them."""
+    from tests.inference.programs import CASES
+
+    return "\n".join([INFERRED_INTRODUCTION, *each(_of_inferred, CASES)])
+
+
+def _of_inferred(name: str) -> str:
     from tests.inference.programs import CASES
     from tests.inference.test_mutants import mutants
 
-    parts = [INFERRED_INTRODUCTION]
-    for name, case in CASES.items():
-        found = mutants(name)
-        left = [m for m in found if m.verdict != "killed"]
-        lines = ", ".join(dict.fromkeys(f"`{m.op}`" for m in found if m.verdict == "killed"))
-        parts.append(
-            f"## {name}\n\n{case.mutated} ranks: {len(found) - len(left)} killed (of {lines}), "
-            f"{len(left)} not.\n"
-        )
-        rows = ["| operation | of | change | verdict | why |", "|---|---|---|---|---|"]
-        rows += [f"| `{m.op}` | `{m.flag}` | `{m.change}` | {m.verdict} | {m.why} |" for m in left]
-        parts.append("\n".join(rows) + "\n")
-    return "\n".join(parts)
+    found = mutants(name)
+    left = [m for m in found if m.verdict != "killed"]
+    lines = ", ".join(dict.fromkeys(f"`{m.op}`" for m in found if m.verdict == "killed"))
+    head = (
+        f"## {name}\n\n{CASES[name].mutated} ranks: {len(found) - len(left)} killed (of {lines}), "
+        f"{len(left)} not.\n"
+    )
+    rows = ["| operation | of | change | verdict | why |", "|---|---|---|---|---|"]
+    rows += [f"| `{m.op}` | `{m.flag}` | `{m.change}` | {m.verdict} | {m.why} |" for m in left]
+    return f"{head}\n" + "\n".join(rows) + "\n"
 
 
 def verdicts(text: str) -> list[str]:
@@ -189,6 +196,7 @@ def verdicts(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
-    INFERRED.write_text(inferred_page())
+    with ProcessPoolExecutor() as pool:
+        PAGE.write_text(page(pool.map))
+        INFERRED.write_text(inferred_page(pool.map))
     print(f"{PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE} written")
