@@ -12,7 +12,7 @@ starts beside it, if that is sure to leave it an SM.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -69,8 +69,14 @@ class PlanSync:
     leaves_room: bool
     flags: Mapping[tuple[int, int], list[tuple]]
 
-    def apply(self, rank: int, world_size: int, steps: Sequence[Step]) -> list[Step]:
+    def apply(
+        self, rank: int, world_size: int, steps: Sequence[Step],
+        with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc],
+    ) -> list[Step]:  # fmt: skip
         """The steps of one call on one rank, with what orders them.
+
+        Args:
+            with_options: a program -> the same with the plan's options.
 
         Raises:
             TileWeaveError: the copies are others than in the call that was looked at.
@@ -95,6 +101,7 @@ class PlanSync:
             return [] if stream == guard else [WaitStream(stream, launch.site, 0, other=guard)]
 
         begin = self._begin(made[0][1].site, regions, world_size, guard)
+        begin = replace(begin, program=with_options(begin.program))
         out: list[Step] = [*_fork(guard, launch), begin]
         waited: set[str | None] = set()
         for step in steps:

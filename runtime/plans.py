@@ -349,7 +349,9 @@ class Plan:
         if steps is None:
             sync = self._sync_of(world_size, shapes, scalars)
             steps = self._traced(rank, world_size, shapes, scalars)
-            steps = steps if sync is None else sync.apply(rank, world_size, steps)
+            steps = (
+                steps if sync is None else sync.apply(rank, world_size, steps, self._with_options)
+            )
         self._traces[key] = steps
         if len(self._traces) > _TRACES:
             del self._traces[next(iter(self._traces))]
