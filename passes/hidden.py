@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from ..builtins.symmetric import itemsize, packed_strides
+
 HIDDEN = "tileweave.hidden"
 """Attribute of a program: its hidden parameters, which stand behind its own, as JSON."""
 
@@ -20,7 +22,8 @@ class Hidden:
     Attributes:
         symmetric: whether every rank's copy is visible to all.
         shape: of one rank's copy.
-        scratch: whether the program declares it, with ``W.alloc_symmetric``; else it counts.
+        scratch: whether it holds data: of a ``W.alloc_symmetric``, or of rounds of a tensor; else
+            it counts.
     """
 
     name: str
@@ -36,6 +39,15 @@ def hidden_of(func: tirx.PrimFunc) -> list[Hidden]:
         return []
     fields = json.loads(func.attrs[HIDDEN].value)
     return [Hidden(**{**f, "shape": tuple(f["shape"])}) for f in fields]
+
+
+def heap_buffer(
+    name: str, shape: Sequence[int], dtype: str, world_size: int, heap_stride: int
+) -> tirx.Buffer:
+    """A symmetric tensor of a group, ``shape`` on each rank."""
+    stride = tirx.IntImm("int64", heap_stride // itemsize(dtype))
+    strides = [stride, *packed_strides(shape)]
+    return tirx.decl_buffer([world_size, *shape], dtype, name, strides=strides)
 
 
 def with_hidden(

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform
 
 from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError, SyncWarning
 from ..builtins.symmetric import is_symmetric, itemsize
 from ..builtins.unordered import UNORDERED
 from .hidden import hidden_of, set_hidden, with_hidden
-from .inference.accesses import collect_accesses
+from .inference.accesses import Program, collect_accesses
 from .inference.copies import copies_of
 from .inference.counters import make_counters
 from .inference.credits import place_credits
@@ -24,16 +23,18 @@ from .inference.epochs import count_epochs
 from .inference.exchange import Exchange, Inserted
 from .inference.exits import place_exits
 from .inference.options import options_of
+from .inference.reindex import reindexed
 from .inference.residency import leaves_room, verify_residency
 from .inference.reuse import choose_buffers, guard_reuse
+from .inference.round_copies import give_rounds
 from .inference.signals import place_signals
 from .inference.sinks import choose_sinks
 from .inference.symbols import Symbols
-from .inference.traffic import traffic_of
+from .inference.traffic import Traffic, traffic_of, verify_traffic
 from .inference.waits import place_waits
 from .memory_order import releases
 from .sizes import in_numbers, sizes_of
-from .walk import builtins_in, op_name, uses_op
+from .walk import builtins_in, uses_op
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Explanation:
     ops: tuple[Inserted, ...] = ()
     reuse: Mapping[str, str] = field(default_factory=dict)
     flag_bytes: int = 0
+    rounds: Mapping[str, str] = field(default_factory=dict)
+    """tensor -> what keeps apart the rounds in which one launch writes it."""
     copied: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     """By rank and number of a plan's copy: (flag tensor, index) of what it announces."""
     leaves_room: bool = False
@@ -93,14 +96,24 @@ def explained(
 def _inferred(
     func: tirx.PrimFunc, world_size: int, heap_stride: int
 ) -> tuple[tirx.PrimFunc, Explanation]:
-    hidden = {h.name: h for h in hidden_of(func)}
     tensors = heap_tensors(func, heap_stride)
-    exchange = None
     options = options_of(func)
-    if tensors and options.verify != "off" and not is_explicit(func):
-        exchange = _exchange(func, tensors, world_size, heap_stride, options)
-    if exchange is None:
+    if not tensors or options.verify == "off" or is_explicit(func):
         return func, Explanation(_unordered(func, tensors))
+    rounds: dict[str, str] = {}
+    program, traffic = _traffic(func, tensors, world_size)
+    again = [t for t in traffic if t.is_written_again]
+    if again:
+        func, options, rounds = give_rounds(func, again, program, options, heap_stride)
+        tensors = heap_tensors(func, heap_stride)
+        program, traffic = _traffic(func, tensors, world_size)
+    for one in traffic:
+        verify_traffic(one)
+    if not traffic:
+        return func, Explanation(_unordered(func, tensors))
+    symbols = Symbols(program, world_size)
+    exchange = Exchange(program, world_size, heap_stride, options, symbols, traffic)
+    hidden = {h.name for h in hidden_of(func)}
     own = {t for t in tensors if t.name in hidden}
     for traffic in exchange.traffic:
         exchange.buffers[traffic.tensor] = choose_buffers(exchange, traffic, traffic.tensor in own)
@@ -120,7 +133,7 @@ def _inferred(
     copied = exchange.copied()
     ops = (*exchange.inserted, *_unordered(func, tensors))
     room = exchange.is_called and leaves_room(exchange)
-    return func, Explanation(ops, dict(exchange.reuse), flags, copied, room)
+    return func, Explanation(ops, dict(exchange.reuse), flags, rounds, copied, room)
 
 
 def is_explicit(func: tirx.PrimFunc) -> bool:
@@ -133,18 +146,20 @@ def is_explicit(func: tirx.PrimFunc) -> bool:
     return False
 
 
-def _exchange(func, tensors, world_size, heap_stride, options) -> Exchange | None:
+def _traffic(
+    func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer], world_size: int
+) -> tuple[Program, list[Traffic]]:
+    """The tensors that must be synchronised."""
     program = collect_accesses(func, tensors)
-    symbols = Symbols(program, world_size)
-    exchange = Exchange(program, world_size, heap_stride, options, symbols)
+    found = []
     for tensor in tensors:
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
         if accesses:
             copies = copies_of(func, tensor)
             traffic = traffic_of(tensor, accesses, copies, program, world_size)
             if traffic.is_exchanged:
-                exchange.traffic.append(traffic)
-    return exchange if exchange.traffic else None
+                found.append(traffic)
+    return program, found
 
 
 def heap_tensors(func: tirx.PrimFunc, heap_stride: int) -> list[tirx.Buffer]:
@@ -181,33 +196,6 @@ def _alternated(exchange: Exchange, func: tirx.PrimFunc) -> tirx.PrimFunc:
             buffers[param], replaced[buffer.data] = new, (new, exchange.half(buffer))
     if not replaced:
         return func
-    body = _replaced(func.body, replaced)
+    body = reindexed(func.body, lambda node: replaced.get(node.buffer.data))
     new = tirx.PrimFunc(func.params, body, func.ret_type, buffers, func.attrs, func.span)
     return set_hidden(new, hidden)
-
-
-def _replaced(body: tirx.Stmt, replaced: Mapping) -> tirx.Stmt:
-    """``body`` with other buffers, whose index behind the rank's begins with given ones."""
-
-    def indices(old) -> list:
-        return [old[0], *replaced_by[1], *old[1:]]
-
-    replaced_by: tuple = ()
-
-    def change(node):
-        nonlocal replaced_by
-        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
-            replaced_by = replaced.get(node.buffer.data)
-            if replaced_by is None:
-                return None
-            if isinstance(node, tirx.BufferLoad):
-                return tirx.BufferLoad(replaced_by[0], indices(node.indices))
-            return tirx.BufferStore(replaced_by[0], node.value, indices(node.indices))
-        if op_name(node) == "tl.region" and len(node.args) - 2 < len(node.args[0].indices):
-            load, mode, first, *rest = node.args
-            more = [tirx.IntImm("int32", 1)] * (len(load.indices) - len(node.args) + 2)
-            return tirx.Call(node.dtype, node.op, [load, mode, first, *more, *rest])
-        return None
-
-    kinds = ["tirx.BufferLoad", "tirx.BufferStore", "tirx.Call"]
-    return ir_transform(body, None, change, kinds)

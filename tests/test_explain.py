@@ -181,6 +181,27 @@ def test_reuse(case, configs, reason):
     assert reason in told and f"  {told}" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("ring_all_reduce", {"S": "6 rounds, each with its own copy, 3072 bytes"}),
+        (
+            "shift_again",
+            {
+                "S": "3 rounds, each with its own copy, 2048 bytes; what is written last is in "
+                "place, the rest in S_rounds"
+            },
+        ),
+        ("ring_shift", {}),
+    ],
+)
+def test_rounds(case, told):
+    found = explained(case)
+    assert found.rounds == told
+    assert ("again in the same launch because:" in str(found)) == bool(told)
+    assert all(f"  {reason}" in str(found) and reason in found.html() for reason in told.values())
+
+
 # programs that need nothing, or order themselves
 
 BY_HAND = """

@@ -89,11 +89,13 @@ class Explanation:
         merged: where none was put in because another serves, too, as its ``reason`` says.
         reuse: tensor -> why its memory may be written again in the next launch.
         flags: tensor of counters -> bytes on each rank.
-        scratch: tensor of ``W.alloc_symmetric`` -> bytes on each rank, of all its buffers.
+        scratch: tensor of ``W.alloc_symmetric``, or of rounds -> bytes on each rank, of all its
+            buffers.
         sources: of each program (name, file, first line, last line).
         unordered: accesses that ``W.unordered`` takes out, with the program's reasons.
         unverified: what of a program that orders itself was too much to be verified.
         sizes: dynamic extents by name, for which all this is.
+        rounds: tensor that a launch writes in several rounds -> what keeps them apart.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Explanation:
     unordered: tuple[Operation, ...] = ()
     unverified: tuple[Operation, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    rounds: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def flag_bytes(self) -> int:
@@ -189,6 +192,7 @@ def _of_kernel(
         inferred.reuse, {n: size for n, size, scratch in memory if not scratch},
         {n: size for n, size, scratch in memory if scratch}, ((name, *source),) if source else (),
         tuple(_in_kernel(unordered, name)), tuple(_in_kernel(unverified, name)), sizes_of(func),
+        inferred.rounds,
     )  # fmt: skip
 
 
@@ -355,6 +359,7 @@ def _merged(name: str, world_size: int, parts: list[Explanation]) -> Explanation
         tuple(itertools.chain(*(p.sources for p in parts))),
         tuple(itertools.chain(*(p.unordered for p in parts))),
         tuple(itertools.chain(*(p.unverified for p in parts))), parts[0].sizes,
+        union(lambda p: p.rounds),
     )  # fmt: skip
 
 
@@ -375,11 +380,11 @@ def _table_of(e: Explanation) -> Iterator[str]:
         if ops:
             yield f"{title}:"
             yield from (f"  {Path(o.file).name}:{o.line}  {o.tensor}: {o.reason}" for o in ops)
-    if e.reuse:
-        yield "memory is used again in the next launch because:"
-        width = max(map(len, e.reuse))
-        for name, reason in e.reuse.items():
-            yield f"  {name:{width}}  {reason}"
+    for when, reasons in (("the same", e.rounds), ("the next", e.reuse)):
+        if reasons:
+            yield f"memory is used again in {when} launch because:"
+            width = max(map(len, reasons))
+            yield from (f"  {name:{width}}  {reason}" for name, reason in reasons.items())
     if e.flags:
         each = ", ".join(f"{name} {size}" for name, size in e.flags.items())
         yield f"counters: {e.flag_bytes} bytes on each rank ({each})"

@@ -59,6 +59,7 @@ def _body(e: Explanation) -> Iterator[str]:
         ("Not needed", _by_line(e.merged)),
         ("Not ordered, by W.unordered", _by_line(e.unordered)),
         ("Not verified", _by_line(e.unverified)),
+        ("Memory is used again in the same launch because", e.rounds),
         ("Memory is used again in the next launch because", e.reuse),
         ("Bytes of counters on each rank", {**e.flags, "together": e.flag_bytes}),
         ("Bytes of scratch memory on each rank", e.scratch),

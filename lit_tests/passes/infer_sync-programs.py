@@ -200,6 +200,77 @@ show(hoisted)
 
 
 @T.prim_func
+def rounds(X: T.Tensor((B, N), "float32"), Y: T.Tensor((B, N), "float32")):
+    with T.Kernel(1, threads=32) as _:
+        S = W.alloc_symmetric((B, N), "float32")
+        tile = T.alloc_shared((B, N), "float32")
+        T.copy(X, tile)
+        T.copy(tile, S[(W.rank() + 1) % 4, 0, 0])
+        for step in T.serial(5):
+            T.copy(S[W.rank(), 0, 0], tile)
+            T.copy(tile, S[(W.rank() + 1) % 4, 0, 0])
+        T.copy(S[W.rank(), 0, 0], Y)
+
+
+# Six rounds: each has its own copy and its own counter, and is waited for in its iteration. A
+# read is of the round before.
+# CHECK-LABEL: TEST: rounds
+# CHECK: S = T.match_buffer({{.*}}, (4, 6, 16, 64)
+# CHECK: S_arrived = T.match_buffer({{.*}}, (4, 6), "uint32"
+# CHECK: T.copy({{.*}}T.region(S[(rank + 1) % 4, 0, 0, 0], 2, 1, 1, 16, 64)
+# CHECK: T.tileweave.signal(T.access_ptr(S_arrived[(rank + 1) % 4, 0]
+# CHECK: for step in range(5):
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, step]
+# CHECK-NEXT: T.copy(T.region(S[rank, step, 0, 0]
+# CHECK-NEXT: T.copy({{.*}}T.region(S[(rank + 1) % 4, 1 + step, 0, 0]
+# CHECK: T.tileweave.signal(T.access_ptr(S_arrived[(rank + 1) % 4, step + 1]
+# CHECK: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, 5]
+# CHECK-NEXT: T.copy(T.region(S[rank, 5, 0, 0]
+show(rounds)
+
+
+@T.prim_func
+def last_in_place(
+    X: T.Tensor((B, N), "float32"),
+    S: W.Symmetric((B, N), "float32"),
+    Y: T.Tensor((B, N), "float32"),
+):
+    with T.Kernel(1, threads=32) as _:
+        tile = T.alloc_shared((B, N), "float32")
+        T.copy(X, tile)
+        for step in T.serial(3):
+            T.copy(tile, S[(W.rank() + 1) % 4, 0, 0])
+            T.copy(S[W.rank(), 0, 0], tile)
+        T.copy(tile, Y)
+
+
+# The caller finds the last round in its own tensor.
+# CHECK-LABEL: TEST: last_in_place
+# CHECK: S = T.match_buffer({{.*}}, (4, 16, 64)
+# CHECK: S_rounds = T.match_buffer({{.*}}, (4, 2, 16, 64)
+# CHECK: T.copy(T.region(X[
+# CHECK: for step in range(3):
+# CHECK-NEXT: if step >= 2:
+# CHECK: T.copy({{.*}}T.region(S[(rank + 1) % 4, 0, 0]
+# CHECK: T.tileweave.signal(T.access_ptr(S_arrived[(rank + 1) % 4, 0]
+# CHECK: else:
+# CHECK: T.copy({{.*}}T.region(S_rounds[(rank + 1) % 4, step, 0, 0]
+# CHECK: T.tileweave.signal(T.access_ptr(S_rounds_arrived[(rank + 1) % 4, step]
+# CHECK: if step >= 2:
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, 0]
+# CHECK: else:
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_rounds_arrived[rank, step]
+show(last_in_place)
+
+# CHECK-LABEL: TEST: last_in_place
+# CHECK: if (step{{[_0-9]*}} == 2) {
+# CHECK: tl::tma_store(S_desc
+# CHECK: } else {
+# CHECK: tl::tma_store(S_rounds_desc
+show(last_in_place, "cuda")
+
+
+@T.prim_func
 def local(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
     with T.Kernel(M // B, threads=32) as row:
         tile = T.alloc_shared((B, N), "float32")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,6 +59,7 @@ class Access:
         guards: how many of ``conditions`` stand around each of ``loops``.
         place: position of ``anchor``: among the statements of each loop around it.
         branches: around ``anchor``, outermost first, one for each of the first ``conditions``.
+        node: the part of ``anchor`` that names the box's first element.
         rounds_unknown: what keeps the number of its rounds from being known, or "".
     """
 
@@ -74,6 +75,7 @@ class Access:
     around: tuple[tirx.For | None, ...]
     guards: tuple[int, ...]
     place: tuple[int, ...]
+    node: tirx.BufferLoad | tirx.BufferStore
     branches: tuple[Branch, ...] = ()
     rounds_unknown: str = ""
 
@@ -301,7 +303,7 @@ class _Collector:
         handled: list[tirx.BufferLoad] = []
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer.data in self._tensors:
             ones = [tirx.IntImm("int32", 1)] * len(stmt.indices)
-            self._add("write", "a store", stmt.buffer, stmt.indices, ones)
+            self._add("write", "a store", stmt, ones)
         for call in calls_in(stmt, lambda c: True):
             spec = builtin_of(call)
             name = spec.name if spec is not None else op_name(call)
@@ -325,7 +327,7 @@ class _Collector:
                 if load.buffer.data in self._tensors:
                     for kind in kinds:
                         op = f"T.{name.split('.')[-1].replace('atomicadd', 'atomic_add')}"
-                        self._add(kind, op, load.buffer, load.indices, extents)
+                        self._add(kind, op, load, extents)
         self._element_loads(stmt, handled)
 
     def _moved(self, call: tirx.Call, spec) -> None:
@@ -340,18 +342,21 @@ class _Collector:
                 continue
             written = "w" in kind.access
             effect: Kind = "add" if spec.name in ADDS else "write" if written else "read"
-            self._add(effect, f"W.{spec.name}", load.buffer, load.indices, _run(load, size))
+            self._add(effect, f"W.{spec.name}", load, _run(load, size))
 
     def _element_loads(self, stmt: tirx.Stmt, handled: list[tirx.BufferLoad]) -> None:
         def visit(node) -> None:
             if isinstance(node, tirx.BufferLoad) and node.buffer.data in self._tensors:
                 if not any(node.same_as(h) for h in handled):
                     ones = [tirx.IntImm("int32", 1)] * len(node.indices)
-                    self._add("read", "a load", node.buffer, node.indices, ones)
+                    self._add("read", "a load", node, ones)
 
         post_order_visit(stmt, visit)
 
-    def _add(self, kind: Kind, op: str, buffer: tirx.Buffer, starts, extents) -> None:
+    def _add(
+        self, kind: Kind, op: str, node: tirx.BufferLoad | tirx.BufferStore, extents: Sequence
+    ) -> None:
+        buffer, starts = node.buffer, node.indices
         if len(extents) != len(buffer.shape):
             raise LanguageError(
                 f"{op}: accesses {buffer.name} through {len(extents)} extents; expected "
@@ -365,8 +370,8 @@ class _Collector:
             tuple(self._resolved(_base(i)) for i in starts),
             tuple(_widened(i, e) for i, e in zip(starts, extents, strict=True)),
             tuple(self._loops), (*self._inner, *used), tuple(self._conditions), self._anchor,
-            tuple(self._around), tuple(self._guards), tuple(self._place), tuple(self._branches),
-            self._unknown,
+            tuple(self._around), tuple(self._guards), tuple(self._place), node,
+            tuple(self._branches), self._unknown,
         ))  # fmt: skip
 
     def _is_unordered(self, op: str, buffer: tirx.Buffer, starts) -> bool:

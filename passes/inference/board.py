@@ -52,13 +52,13 @@ class Grid:
         """
         axes = len(self.shape)
         rank, home, *rest = boxes.flat() if each else boxes.distinct
-        low, high = rest[:axes], rest[axes:]
+        return rank, home, self.cells_in(home, rest[:axes], rest[axes:])
+
+    def cells_in(self, home, low, high):
+        """In pieces, (box number, cell number) of all cells of boxes given as flat arrays."""
         first = [a // c for a, c in zip(low, self.cell, strict=True)]
         count = [-(-b // c) - f for b, c, f in zip(high, self.cell, first, strict=True)]
         most = [int(n.max(initial=0)) for n in count]
-        return rank, home, self._pieces(home, first, count, most)
-
-    def _pieces(self, home, first, count, most):
         total = int(np.prod(most, dtype=np.int64))
         boxes_a_piece = max(1, _PIECE // max(1, total))
         offsets = np.indices(most).reshape(len(most), total)

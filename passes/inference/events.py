@@ -151,9 +151,9 @@ class _Events(_Collector):
         post_order_visit(self._resolved(condition), visit)
         return found[0] if found else None
 
-    def _add(self, kind, op, buffer, starts, extents) -> None:
+    def _add(self, kind, op, node, extents) -> None:
         known = len(self.program.accesses)
-        super()._add(kind, op, buffer, starts, extents)
+        super()._add(kind, op, node, extents)
         for a in self.program.accesses[known:]:
             self.events.append(Event(
                 a.kind, a.op, a.tensor, a.starts, a.extents, (*a.loops, *a.inner), a.conditions,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
-from ...builtins.symmetric import itemsize, packed_strides
-from ..hidden import Hidden
+from ...builtins.symmetric import packed_strides
+from ..hidden import Hidden, heap_buffer
 from ..leaves import leaves_with_builtins
 from ..walk import in_words, line_of
 from . import builtin_calls
@@ -232,9 +232,7 @@ class Exchange:
 
     def heap_buffer(self, name: str, shape: tuple[int, ...], dtype: str) -> tirx.Buffer:
         """A symmetric tensor of the group, ``shape`` on each rank."""
-        stride = tirx.IntImm("int64", self.heap_stride // itemsize(dtype))
-        strides = [stride, *packed_strides(shape)]
-        return tirx.decl_buffer([self.world_size, *shape], dtype, name, strides=strides)
+        return heap_buffer(name, shape, dtype, self.world_size, self.heap_stride)
 
     def note(
         self, kind: str, access: Access | None, tensor: str, reason: str,

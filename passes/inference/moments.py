@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 
 
 class Moments:
-    """Numbers the points of a launch: greater means a later block, or later in the same block."""
+    """Numbers the points of a launch: greater means a later block, or later in the same block.
+
+    Attributes:
+        weights: of the digits of such a number without its block: the place of a statement, then
+            for each loop around it the round and the place therein.
+    """
 
     def __init__(self, accesses: Sequence[Access], program: Program, world_size: int) -> None:
         self._spaces = {a: Space(world_size, a.loops, program.values) for a in accesses}
@@ -28,6 +34,21 @@ class Moments:
             extents = self._spaces[access].shape[1 + self._grid :]
             for level, extent in enumerate(extents):
                 self._rounds[level] = max(self._rounds[level], extent)
+        digits = [self._places]
+        for rounds in self._rounds:
+            digits += [rounds, self._places]
+        self.weights = [math.prod(digits[n + 1 :]) for n in range(len(digits))]
+        self.span = math.prod(digits)
+        """Points of one block."""
+
+    def rounds(self, access: Access, level: int) -> int:
+        """How often the loop number ``level`` around the access goes round, at most."""
+        return self._spaces[access].shape[1 + self._grid + level]
+
+    def round_of(self, moment: np.ndarray, level: int) -> np.ndarray:
+        """In which round of that loop a point lies."""
+        digit = 2 * level + 1
+        return moment // self.weights[digit] % (self.weights[digit - 1] // self.weights[digit])
 
     def of(self, boxes: Boxes, depth: int, after: bool = False) -> np.ndarray:
         """Of each iteration of what stands inside the first ``depth`` loops around an access only,

@@ -28,15 +28,15 @@ class Placement:
 
     def put_before(self, anchor: tirx.Stmt, stmt: tirx.Stmt, access: Access) -> None:
         """Before ``anchor``, with the source line of the access it is for."""
-        self.before.setdefault(anchor, []).append(_at(access.anchor, stmt))
+        self.before.setdefault(anchor, []).append(at_line_of(access.anchor, stmt))
 
     def put_after(self, anchor: tirx.Stmt, stmt: tirx.Stmt, access: Access) -> None:
         """Behind ``anchor``, likewise."""
-        self.after.setdefault(anchor, []).append(_at(access.anchor, stmt))
+        self.after.setdefault(anchor, []).append(at_line_of(access.anchor, stmt))
 
     def put_last(self, stmt: tirx.Stmt, access: Access) -> None:
         """At the end of the kernel, likewise."""
-        self.tail.append(_at(access.anchor, stmt))
+        self.tail.append(at_line_of(access.anchor, stmt))
 
     def applied(self, body: tirx.Stmt, program: Program) -> tirx.Stmt:
         """``body`` with everything put in."""
@@ -45,14 +45,14 @@ class Placement:
             new = rewrite_children(stmt, place)
             around = [*self.before.get(stmt, ()), new, *self.after.get(stmt, ())]
             if program.body is not None and stmt.same_as(program.body):
-                head = [_at(program.kernel, s) for s in self.head]
-                around = [*head, *around, *(_at(program.kernel, s) for s in self.tail)]
+                head = [at_line_of(program.kernel, s) for s in self.head]
+                around = [*head, *around, *(at_line_of(program.kernel, s) for s in self.tail)]
             return flatten(around)
 
         return place(body)
 
 
-def _at(anchor: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt:
+def at_line_of(anchor: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt:
     """``stmt`` with the source line of the statement it is put in for, all through."""
     span = get_stmt_span(anchor)
     if span is None:

@@ -41,7 +41,7 @@ def verify_residency(exchange: Exchange) -> None:
             home, granule, when = boxes.where(boxes.home, counter.granules.of(boxes), moment)
             np.maximum.at(last, (home, granule), when)
         for boxes in exchange.users_of(counter):
-            moment = moments.of(boxes, wait_depth(counter, boxes))
+            moment = moments.of(boxes, wait_depth(exchange, counter, boxes))
             home, granule, when = boxes.where(boxes.home, counter.granules.of(boxes), moment)
             if np.any(last[home, granule] >= when):
                 _Play(exchange, moments).run(exchange.options.resident_blocks)
@@ -87,7 +87,7 @@ class _Play:
             for boxes in counter.traffic.in_kernel(counter.kind):
                 self._note(number, counter, boxes, _told(exchange, moments, counter, boxes), True)
             for boxes in exchange.users_of(counter):
-                depth = wait_depth(counter, boxes)
+                depth = wait_depth(exchange, counter, boxes)
                 self._note(number, counter, boxes, moments.of(boxes, depth), False)
             for (home, granule), units in np.ndenumerate(counter.arrivals):
                 self._missing[number, home, granule] = 0 if counter.is_of_copies else int(units)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 from tvm import tirx
@@ -54,6 +55,11 @@ class Traffic:
         return (made and self.has("read")) or any(_foreign(b) for b in self.boxes.values())
 
     @property
+    def is_written_again(self) -> bool:
+        """Whether some element is written more than once."""
+        return self.is_exchanged and bool(np.any(self.painted["write"].times > 1))
+
+    @property
     def last_producer(self) -> Kind:
         """After what kind of access the data is complete."""
         return "add" if self.has("add") else "write"
@@ -63,11 +69,10 @@ def traffic_of(
     tensor: tirx.Buffer, accesses: Sequence[Access], copies: Copies | None, program: Program,
     world_size: int,
 ) -> Traffic:  # fmt: skip
-    """Evaluate and check the accesses to ``tensor``.
+    """Evaluate the accesses to ``tensor``.
 
     Raises:
-        LanguageError: an element is written twice in a launch, read though nobody writes it, or
-            added to though nobody clears it; or an access cannot be evaluated.
+        LanguageError: one of them cannot be evaluated.
     """
     boxes: dict[Access | Copies, Boxes]
     boxes = {a: boxes_of(a, program, world_size) for a in accesses}
@@ -81,25 +86,33 @@ def traffic_of(
     for kind in ("write", "add", "read"):
         of_kind = traffic.of_kind(kind)
         traffic.painted[kind] = Painted.by(traffic.grid, world_size, kind, of_kind)
-    _refuse_second_writes(traffic)
-    _refuse_unwritten(traffic)
     return traffic
+
+
+def verify_traffic(traffic: Traffic) -> None:
+    """Refuse what has no meaning.
+
+    Raises:
+        LanguageError: an element is written twice, read though nobody writes it, or added to though
+            nobody clears it.
+    """
+    if traffic.is_written_again:
+        refuse_second_write(traffic, int(np.argmax(traffic.painted["write"].times > 1)))
+    refuse_unwritten(traffic)
 
 
 def _foreign(boxes: Boxes) -> bool:
     return any(rank != home for rank, home in boxes.ranks_and_homes())
 
 
-def _refuse_second_writes(traffic: Traffic) -> None:
-    times = traffic.painted["write"].times
-    if not np.any(times > 1):
-        return
-    cell = int(np.argmax(times > 1))
+def refuse_second_write(traffic: Traffic, cell: int) -> NoReturn:
+    """Refuse that ``cell`` is written again."""
+    times = int(traffic.painted["write"].times[cell])
     writers = [a for a in traffic.boxes if a.kind == "write" and _touches(traffic, a, cell)]
     lines = "".join(a.location for a in dict.fromkeys(writers))
     raise LanguageError(
-        f"{writers[0].text}: {_place(traffic, cell)} is written {int(times[cell])} times in one "
-        f"launch, by {_whoever(traffic, cell)}; expected once{lines}"
+        f"{writers[0].text}: {region_of(traffic, cell)} is written {times} times in one launch, by "
+        f"{_whoever(traffic, cell)}; expected once, or a read of each before the next{lines}"
     )
 
 
@@ -109,7 +122,8 @@ def _whoever(traffic: Traffic, cell: int) -> str:
     return f"rank {' and '.join(names)}"
 
 
-def _refuse_unwritten(traffic: Traffic) -> None:
+def refuse_unwritten(traffic: Traffic) -> None:
+    """Refuse reads of what nobody writes, and additions to what nobody clears."""
     for kind, needs, what in (
         ("read", traffic.last_producer, "is read, but no rank writes it"),
         ("add", "write", "is added to, but no rank clears it first"),
@@ -122,8 +136,8 @@ def _refuse_unwritten(traffic: Traffic) -> None:
             cell = int(np.argmax(missing))
             user = next(a for a in traffic.boxes if a.kind == kind and _touches(traffic, a, cell))
             raise LanguageError(
-                f"{user.text}: {_place(traffic, cell)} {what} in this launch; expected a write of "
-                f"it in the same program, or W.unordered{user.location}"
+                f"{user.text}: {region_of(traffic, cell)} {what} in this launch; expected a write "
+                f"of it in the same program, or W.unordered{user.location}"
             )
 
 
@@ -132,7 +146,7 @@ def _touches(traffic: Traffic, access: Access, cell: int) -> bool:
     return any(np.any(cells == cell) for _, cells in pieces)
 
 
-def _place(traffic: Traffic, cell: int) -> str:
+def region_of(traffic: Traffic, cell: int) -> str:
     """The region of one cell, in words."""
     index = []
     for cells, size, extent in zip(

@@ -13,12 +13,14 @@ from .boxes import Boxes
 from .exchange import Exchange, by_rank
 from .granules import Counter
 from .placement import anchor_of, loops_kept, moved
+from .space import Loop
 
 
 def place_waits(exchange: Exchange) -> None:
     """Put a wait before each access that needs what others bring.
 
-    It stands outside the loops in which it would wait for the same granule. Where an earlier wait
+    It stands outside the loops in which it would wait for the same granule, unless others wait for
+    what they write: this wait could be for those. Where an earlier wait
     of the same block for the same granule always comes first, there is none.
 
     Before: ``T.copy(S[me, row, 0], tile)``
@@ -31,14 +33,26 @@ def place_waits(exchange: Exchange) -> None:
             _wait(exchange, counter, boxes, done)
 
 
-def wait_depth(counter: Counter, boxes: Boxes) -> int:
+def wait_depth(exchange: Exchange, counter: Counter, boxes: Boxes) -> int:
     """How many loops around the access its wait stays in."""
-    return loops_kept(boxes.access, boxes, [boxes.home, counter.granules.of(boxes)])
+    access = boxes.access
+    kept = loops_kept(access, boxes, [boxes.home, counter.granules.of(boxes)])
+    while kept < len(access.loops) and _signals_in(exchange, access.loops[kept]):
+        kept += 1
+    return kept
+
+
+def _signals_in(exchange: Exchange, loop: Loop) -> bool:
+    return any(
+        loop in boxes.access.loops
+        for counter in exchange.counters
+        for boxes in counter.traffic.in_kernel(counter.kind)
+    )
 
 
 def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> None:
     access, symbols, name = boxes.access, exchange.symbols, counter.traffic.tensor.name
-    kept = wait_depth(counter, boxes)
+    kept = wait_depth(exchange, counter, boxes)
     left = access.loops[kept:]
     home = symbols.simplified(symbols.at_start(access.starts[0], [*left, *access.inner]), access)
     index = symbols.at_start(counter.granules.index(access, symbols), left)

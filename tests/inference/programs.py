@@ -1080,3 +1080,223 @@ class dynamic_copies:
     @staticmethod
     def expected(inputs):
         return dynamic_gather.expected(inputs)
+
+
+@case(mutated=4)
+class shift_again:
+    """Three shifts in one launch through the same memory, which the caller reads behind it."""
+
+    m, N = 8, 32
+
+    @staticmethod
+    def make(ranks):
+        m, N = shift_again.m, shift_again.N
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((m, N), F32), S: W.Symmetric((m, N), F32), Y: T.Tensor((m, N), F32)
+        ):
+            with T.Kernel(2, threads=32) as half:
+                tile = T.alloc_shared((m, N // 2), F32)
+                column = half * (N // 2)
+                me, right = W.rank(), (W.rank() + 1) % ranks
+                T.copy(X[0, column], tile)
+                T.copy(tile, S[right, 0, column])
+                T.copy(S[me, 0, column], tile)
+                for _ in T.serial(2):
+                    T.copy(tile, S[right, 0, column])
+                    T.copy(S[me, 0, column], tile)
+                T.copy(tile, Y[0, column])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, shift_again.m, shift_again.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        shifted = [inputs[(r - 3) % len(inputs)]["X"] for r in range(len(inputs))]
+        return [{"Y": x, "S": x} for x in shifted]
+
+
+@case()
+class ring_all_reduce:
+    """Reduce-scatter and all-gather around the ring through memory for one chunk."""
+
+    m, N = 4, 32
+
+    @staticmethod
+    def make(ranks):
+        m, N = ring_all_reduce.m, ring_all_reduce.N
+
+        @T.prim_func
+        def program(X: T.Tensor((ranks * m, N), F32), Y: T.Tensor((ranks * m, N), F32)):
+            with T.Kernel(2, threads=32) as half:
+                S = W.alloc_symmetric((m, N), F32)
+                got = T.alloc_shared((m, N // 2), F32)
+                own = T.alloc_shared((m, N // 2), F32)
+                column = half * (N // 2)
+                me, right = W.rank(), (W.rank() + 1) % ranks
+                T.copy(X[me * m, column], got)
+                for step in T.serial(ranks - 1):
+                    chunk = (me + 2 * ranks - 1 - step) % ranks
+                    T.copy(got, S[right, 0, column])
+                    T.copy(S[me, 0, column], got)
+                    T.copy(X[chunk * m, column], own)
+                    for i, j in T.Parallel(m, N // 2):
+                        got[i, j] += own[i, j]
+                T.copy(got, Y[right * m, column])
+                for step in T.serial(ranks - 1):
+                    chunk = (me + ranks - step) % ranks
+                    T.copy(got, S[right, 0, column])
+                    T.copy(S[me, 0, column], got)
+                    T.copy(got, Y[chunk * m, column])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        m, N = ring_all_reduce.m, ring_all_reduce.N
+        return [{"X": integers(rng, ranks * m, N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return [{"Y": sum(i["X"] for i in inputs)} for _ in inputs]
+
+
+@case()
+class ring_gemm_reduce_scatter:
+    """Each partial product is added to what comes from the left and goes on to the right."""
+
+    m, n, k, b = 16, 32, 16, 16
+
+    @staticmethod
+    def make(ranks):
+        m, n, k, b = (getattr(ring_gemm_reduce_scatter, name) for name in "mnkb")
+
+        @T.prim_func
+        def program(
+            A: T.Tensor((ranks * m, k), F32), B: T.Tensor((n, k), F32), C: T.Tensor((m, n), F32)
+        ):
+            with T.Kernel(n // b, threads=32) as block:
+                S = W.alloc_symmetric((m, n), F32)
+                A_tile = T.alloc_shared((m, k), F32)
+                B_tile = T.alloc_shared((b, k), F32)
+                tile = T.alloc_shared((m, b), F32)
+                total = T.alloc_fragment((m, b), F32)
+                me = W.rank()
+                T.copy(B[block * b, 0], B_tile)
+                for step in T.serial(ranks):
+                    owner = (me + 2 * ranks - 1 - step) % ranks
+                    T.copy(A[owner * m, 0], A_tile)
+                    T.clear(total)
+                    T.gemm(A_tile, B_tile, total, transpose_B=True)
+                    if step > 0:
+                        T.copy(S[me, 0, block * b], tile)
+                        for i, j in T.Parallel(m, b):
+                            total[i, j] += tile[i, j]
+                    if step < ranks - 1:
+                        T.copy(total, tile)
+                        T.copy(tile, S[(me + 1) % ranks, 0, block * b])
+                T.copy(total, C[0, block * b])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        m, n, k = (getattr(ring_gemm_reduce_scatter, name) for name in "mnk")
+        return [{"A": integers(rng, ranks * m, k), "B": integers(rng, n, k)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        m = ring_gemm_reduce_scatter.m
+        total = total_of(inputs)
+        return [{"C": total[r * m : (r + 1) * m]} for r in range(len(inputs))]
+
+
+@case(ranks=(2, 3, 4, 5))
+class ring_in_place:
+    """The same through all chunks of what the caller reads behind it: each but one is written by
+    both halves."""
+
+    N = 32
+
+    @staticmethod
+    def make(ranks):
+        N = ring_in_place.N
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((ranks, N), F32), S: W.Symmetric((ranks, N), F32),
+            Y: T.Tensor((ranks, N), F32),
+        ):  # fmt: skip
+            with T.Kernel(1, threads=32) as _:
+                got = T.alloc_shared((N,), F32)
+                own = T.alloc_shared((N,), F32)
+                me, right = W.rank(), (W.rank() + 1) % ranks
+                T.copy(X[me, 0:N], got)
+                for step in T.serial(ranks - 1):
+                    chunk = (me + ranks - step) % ranks
+                    T.copy(got, S[right, chunk, 0])
+                    T.copy(S[me, (chunk + ranks - 1) % ranks, 0], got)
+                    T.copy(X[(chunk + ranks - 1) % ranks, 0:N], own)
+                    for i in T.Parallel(N):
+                        got[i] += own[i]
+                T.copy(got, Y[right, 0:N])
+                for step in T.serial(ranks - 1):
+                    chunk = (right + ranks - step) % ranks
+                    T.copy(got, S[right, chunk, 0])
+                    T.copy(S[me, (chunk + ranks - 1) % ranks, 0], got)
+                    T.copy(got, Y[(chunk + ranks - 1) % ranks, 0:N])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, ranks, ring_in_place.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        ranks, total = len(inputs), sum(i["X"] for i in inputs)
+        once = [(r + 1) % ranks == np.arange(ranks)[:, None] for r in range(ranks)]
+        return [{"Y": total, "S": total - o * i["X"]} for o, i in zip(once, inputs, strict=True)]
+
+
+@case()
+class add_again:
+    """Sums at two owners in turn: cleared, added to by everyone and read, several times."""
+
+    N, turns = 32, 3
+
+    @staticmethod
+    def make(ranks):
+        N, turns = add_again.N, add_again.turns
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((turns, N), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((turns, N), F32)
+        ):
+            with T.Kernel(1, threads=32) as _:
+                tile = T.alloc_shared((N,), F32)
+                for turn in T.serial(turns):
+                    T.clear(tile)
+                    # equivalent(signal rank+1): every rank is told, in another order
+                    T.copy(tile, S[W.rank(), turn % 2, 0])
+                    T.copy(X[turn, 0:N], tile)
+                    for step in T.serial(ranks):
+                        # equivalent(wait_reached rank+1 of S_cleared): all counters say the same
+                        # equivalent(wait_reached rank+1 of S_rounds_cleared): here, too
+                        T.atomic_add(S[(W.rank() + step) % ranks, turn % 2, 0], tile)
+                    T.copy(S[W.rank(), turn % 2, 0], Y[turn, 0:N])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, add_again.turns, add_again.N)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        total = sum(i["X"] for i in inputs)
+        return [{"Y": total, "S": np.stack([total[2], total[1]])} for _ in inputs]

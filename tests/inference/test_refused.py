@@ -78,17 +78,161 @@ def two_blocks_write():
     return program
 
 
-@refused("S[0, 0:8] is written 2 times in one launch, by rank 1; expected once")
-def two_rounds_through_one_tensor():
+@refused(
+    "T.copy writes S[1 - W.rank(), 0]: S[0, 0:8] is written 4 times in one launch, by rank 1; "
+    "expected once, or a read of each before the next"
+)
+def written_again_unread():
+    @T.prim_func
+    def program(X: T.Tensor((4, N), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((4, N), F32)):
+        with T.Kernel(2, threads=32) as block:
+            for r in T.serial(4):
+                if block == 0:
+                    T.copy(X[r, 0:N], S[1 - W.rank(), 0])  # HERE
+            for r in T.serial(4):
+                if block == 1:
+                    T.copy(S[W.rank(), 0], Y[r, 0:N])
+
+    return program
+
+
+@refused(
+    "T.copy reads S[W.rank(), 0], which is in some iterations what T.copy writes S[1 - W.rank(), "
+    "0], in others what T.copy writes S[1 - W.rank(), 0], in rounds that no loop counts; expected "
+    "another tensor for it, or signals and waits written by hand"
+)
+def reads_of_either_round():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((4, N), F32)):
+        with T.Kernel(1, threads=32):
+            T.copy(X, S[1 - W.rank(), 0])  # HERE
+            for r in T.serial(4):
+                T.copy(S[W.rank(), 0], Y[r, 0:N])  # HERE
+                if r == 1:
+                    T.copy(X, S[1 - W.rank(), 0])  # HERE
+
+    return program
+
+
+@refused(
+    "T.copy reads S[W.rank(), 0]: S[0, 0:8] is written 4 times in one launch, all of them behind "
+    "this; expected a write before it"
+)
+def reads_before_all_rounds():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), F32)):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((N,), F32)
+            for _ in T.serial(4):
+                T.copy(S[W.rank(), 0], tile)  # HERE
+                T.copy(tile, S[1 - W.rank(), 0])  # HERE
+
+    return program
+
+
+@refused(
+    "a load reads S[W.rank(), i], and a store writes S[1 - W.rank(), i] in one statement of all "
+    "threads, and S[0, 0:8] is written 4 times in one launch: what is read may be of either round"
+)
+def two_rounds_in_one_statement():
     @T.prim_func
     def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
         with T.Kernel(1, threads=32):
+            T.copy(X, S[1 - W.rank(), 0])
+            for _ in T.serial(3):
+                for i in T.Parallel(N):  # HERE
+                    S[1 - W.rank(), i] = S[W.rank(), i] + 1.0
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+@refused(
+    "T.copy reads S[W.rank(), 0], and T.atomic_add adds to S[1 - W.rank(), 0] after that, and "
+    "S[0, 0:8] is written 4 times in one launch: what is read may be of either round"
+)
+def adds_to_what_is_read():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), F32), Y: T.Tensor((4, N), F32)):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((N,), F32)
+            for r in T.serial(4):
+                T.clear(tile)
+                T.copy(tile, S[W.rank(), 0])
+                T.copy(S[W.rank(), 0], Y[r, 0:N])  # HERE
+                T.atomic_add(S[1 - W.rank(), 0], tile)  # HERE
+
+    return program
+
+
+def rounds():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            S = W.alloc_symmetric((N,), F32)
             tile = T.alloc_shared((N,), F32)
             T.copy(X, tile)
-            for _ in T.serial(2):
+            for _ in T.serial(100):
                 T.copy(tile, S[1 - W.rank(), 0])  # HERE
                 T.copy(S[W.rank(), 0], tile)
             T.copy(tile, Y)
+
+    return program
+
+
+refused(
+    "T.copy writes S[1 - W.rank(), 0] in 100 rounds of a launch, for which copies take 3200 bytes; "
+    "expected at most 3199 (tileweave.round_bytes), fewer rounds, or a smaller tensor",
+    round_bytes=3199,
+)(rounds)
+
+
+def test_enough_memory_for_rounds():
+    grouped(rounds(), configs={"tileweave.round_bytes": 3200})
+
+
+@refused(
+    "T.copy writes S[1 - W.rank(), 0] again in the same launch, and it is not known what round is "
+    "meant where S[W.rank(), 0] is not synchronised; expected W.alloc_symmetric, another tensor"
+)
+def rounds_and_unordered():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            for _ in T.serial(2):
+                T.copy(X, S[1 - W.rank(), 0])  # HERE
+                T.copy(S[W.rank(), 0:N], Y)
+            W.unordered(S[W.rank(), 0], reason="the last round will do")
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+@refused(
+    "T.copy writes S[1 - W.rank(), r % 3, 0], of which the caller finds a part behind the launch, "
+    "and another part is written again; expected W.alloc_symmetric, another tensor for it"
+)
+def last_in_no_order():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((3, N), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            for r in T.serial(6):
+                if r != 4:
+                    T.copy(X, S[1 - W.rank(), r % 3, 0])  # HERE
+                    T.copy(S[W.rank(), r % 3, 0], Y)
+
+    return program
+
+
+@refused("T.call_extern writes S[1 - W.rank(), 0], and reads there what the round before brought")
+def two_rounds_of_one_region():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            T.copy(X, S[1 - W.rank(), 0])
+            for _ in T.serial(2):
+                T.call_extern("handle", "f", T.access_ptr(S[1 - W.rank(), 0], "rw", N))  # HERE
+            T.copy(S[W.rank(), 0], Y)
 
     return program
 
@@ -240,6 +384,7 @@ def test_granules_that_fit_nothing(granule, message):
         ("granule", [1], "tileweave.granule=[1]; expected a dict, tensor name -> elements"),
         ("granule", {"S": (0,)}, "tileweave.granule={'S': (0,)}; expected a dict, tensor name"),
         ("sink_signals", 1, "tileweave.sink_signals=1; expected True or False"),
+        ("round_bytes", -1, "tileweave.round_bytes=-1; expected bytes, 0 or more"),
         ("delays", -1, "tileweave.delays=-1; expected an integer, 0 or more"),
     ],
 )
