@@ -13,7 +13,7 @@ from .leaves import Leaf, leaves_of, tensor_of
 from .memory_order import acquires, releases
 from .order_releases import is_placeholder
 from .table import DEVICE_PASSES, SYNC_PASSES, Pass
-from .walk import op_name
+from .walk import effects_in, op_name
 
 _FENCES = ("tl.fence_proxy_async", "tileweave.fence_proxy_async")
 
@@ -52,7 +52,7 @@ def add_by_table(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[Added]]:
             kind = _kind(leaf)
             if kind and leaf.stmt not in before:
                 served = _neighbour(leaves, at)
-                found[leaf.stmt] = _added(kind, served, one)
+                found[leaf.stmt] = _added(kind, served, one, leaf.times)
     left = {leaf.stmt for leaf in leaves_of(func.body)}
     return func, [added for stmt, added in found.items() if stmt in left]
 
@@ -87,7 +87,7 @@ def added_on_device(func: tirx.PrimFunc, kernels: Iterable[tirx.PrimFunc]) -> li
                 continue
             if served is not None:
                 tile = known.get((served.place, _flag(served))) or _by_flag(known, served)
-                found[_added(kind, tile or served, passes[by])] = None
+                found[_added(kind, tile or served, passes[by], leaf.times)] = None
     return list(found)
 
 
@@ -97,8 +97,8 @@ def _by_flag(known: dict, leaf: Leaf) -> Leaf | None:
     return same[0] if same else None
 
 
-def _added(kind: str, served: Leaf, by: Pass) -> Added:
-    return Added(kind, served.place, _flag(served), by.words, served.times)
+def _added(kind: str, served: Leaf, by: Pass, times: int | None) -> Added:
+    return Added(kind, served.place, _flag(served), by.words, times)
 
 
 def _kind(leaf: Leaf) -> str:
@@ -122,7 +122,9 @@ def _neighbour(leaves: list[Leaf], at: int) -> Leaf:
 
 
 def _is_between(leaf: Leaf) -> bool:
-    return bool(_kind(leaf)) or is_placeholder(leaf.stmt)
+    """Whether nothing is to be served: what orders itself, and conditions."""
+    is_condition = leaf.node is not leaf.stmt and not effects_in(leaf.node)
+    return bool(_kind(leaf)) or is_placeholder(leaf.stmt) or is_condition
 
 
 def _does(what: Callable[[tirx.Call], bool], leaf: Leaf) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from tilelang import tvm
 from tvm import tirx
+from tvm.ir import structural_equal
 
 from ..builtins.declare import builtin_of, register_op
 from ..builtins.errors import LanguageError
 from .block_barrier import is_sync_threads, sync_threads
-from .memory_order import releases
+from .elect_leader import first_thread
+from .memory_order import acquires, releases
 from .thread_control import ThreadControl
-from .walk import calls_in, flatten, location, op_name, rewrite_children
+from .walk import calls_in, effects_in, flatten, location, op_name, rewrite_children
 
 COMPLETE = "tileweave.complete_bulk_stores"
 register_op(COMPLETE, "bulk stores issued before this point are complete", 0)
@@ -23,7 +25,8 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
     block's writes. The point is a placeholder; ``complete_bulk_stores`` keeps it where a bulk store
     reaches it. Both stand outside conditions on the thread index, where every thread passes; inside
     stands a second placeholder, for bulk stores of the releasing thread itself. A fence publishes
-    only what its own thread did and gets no barrier.
+    only what its own thread did and gets no barrier. A loop in which the first thread releases, and
+    nothing else happens, gets one barrier before all rounds.
 
     Before: ``if thread == 0: T.tileweave.red_add(..., "release")``
     After:  ``T.tileweave.complete_bulk_stores(); T.sync_threads(); if thread == 0: ...``
@@ -44,6 +47,9 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 f"{builtin_of(call).name}: releases in the condition of a loop; expected it in "
                 f"the body{location(stmt)}"
             )
+        if isinstance(stmt, tirx.For) and stmt.thread_binding is None and _releases_in(stmt):
+            if _only_leads(stmt, first_thread(control.threads)):
+                return [placeholder(), sync_threads(), _without_barriers(stmt)]
         guarded = bool(control.enter(stmt))
         if not guarded and not is_simple(stmt):
             return [rewrite_children(stmt, lambda s: flatten(order(s)))]
@@ -94,6 +100,32 @@ class _Guarded:
             elif name == "tirx.tvm_storage_sync":
                 self._unmet = ""
         return [placeholder()] if found and not self._at_start else []
+
+
+def _only_leads(stmt: tirx.Stmt, leader: tirx.PrimExpr) -> bool:
+    """Whether all that ``stmt`` does is to release by the first thread, after block barriers."""
+    if is_sync_threads(stmt):
+        return True
+    if isinstance(stmt, tirx.SeqStmt):
+        return all(_only_leads(s, leader) for s in stmt.seq)
+    if isinstance(stmt, tirx.For):
+        return stmt.thread_binding is None and _only_leads(stmt.body, leader)
+    if isinstance(stmt, tirx.Bind):
+        return not effects_in(stmt)
+    if not isinstance(stmt, tirx.IfThenElse) or effects_in(stmt.condition) or stmt.else_case:
+        return False
+    if not structural_equal(stmt.condition, leader):
+        return _only_leads(stmt.then_case, leader)
+    told = stmt.then_case
+    only = all(releases(c) and not acquires(c) for c in effects_in(told))
+    return isinstance(told, tirx.Evaluate) and only
+
+
+def _without_barriers(stmt: tirx.Stmt) -> tirx.Stmt:
+    """``stmt`` without the block barriers inside."""
+    if isinstance(stmt, tirx.SeqStmt):
+        return flatten([_without_barriers(s) for s in stmt.seq if not is_sync_threads(s)])
+    return rewrite_children(stmt, _without_barriers)
 
 
 def _append(out: list[tirx.Stmt], ordered: list[tirx.Stmt]) -> None:

@@ -171,7 +171,7 @@ def test_bytes_of_counters_and_scratch_memory():
         ("gemm_reduce_scatter", {}, "two buffers in turn: every writer waits for its readers"),
         ("gemm_reduce_scatter", {"tileweave.reuse": "credit"}, "writers wait for a credit"),
         ("gemm_reduce_scatter", {"tileweave.reuse": "barrier"}, "next launch has started"),
-        ("gemm_reduce_add", {}, "the owner clears it, and additions wait for that"),
+        ("gemm_reduce_add", {}, "writers first wait for what the readers write in the same launch"),
         ("ring_shift", {}, "writers wait until the owner's next launch has started"),
     ],
 )

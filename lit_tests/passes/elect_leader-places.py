@@ -22,9 +22,9 @@ def uniform(F: W.Symmetric((8,), "uint32"), n: T.int32):
 
 # CHECK-LABEL: TEST: uniform
 # CHECK: if bx > n:
-# CHECK-NEXT: for i in range(n):
 # CHECK-NEXT: complete_bulk_stores
 # CHECK-NEXT: tvm_storage_sync("shared")
+# CHECK-NEXT: for i in range(n):
 # CHECK-NEXT: if [[X:tx]] == 0 and [[Y:ty]] == 0 and [[Z:tz]] == 0:
 # CHECK-NEXT: tileweave.signal(
 show(uniform, stage="tile")

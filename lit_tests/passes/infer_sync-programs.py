@@ -33,8 +33,10 @@ def shift(
 # CHECK-LABEL: TEST: shift
 # CHECK: epoch: T.uint32 = T.tileweave.ld(T.access_ptr(launches[0]
 # CHECK-NEXT: if bx == 0:
+# CHECK-NEXT: T.tileweave.complete_bulk_stores()
+# CHECK-NEXT: T.tvm_storage_sync("shared")
 # CHECK-NEXT: for step in range(3):
-# CHECK: if T.bitwise_and(
+# CHECK-NEXT: if T.bitwise_and(
 # CHECK: T.tileweave.signal(T.access_ptr(started[(rank + 1 + step) % 4, rank]
 # CHECK: T.copy(T.region(X[
 # CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(started[rank, (rank + 1) % 4], 1, 1), epoch
@@ -108,6 +110,40 @@ show(staged)
 # CHECK: T.tileweave.atom_add(T.access_ptr(launches[1]
 # CHECK: T.tileweave.signal(T.access_ptr(finished[(rank + 1 + step) % 4, rank]
 show(staged, **{"tileweave.reuse": "credit"})
+
+
+def replied(whom):
+    """A tile to the left neighbour, then one to another rank, the same of all of them."""
+
+    @T.prim_func
+    def replied(X: T.Tensor((B, N), "float32"), S: W.Symmetric((B, N), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            asked = W.alloc_symmetric((B, N), "float32")
+            tile = T.alloc_shared((B, N), "float32")
+            T.copy(X, tile)
+            T.copy(tile, asked[(W.rank() + 3) % 4, 0, 0])
+            T.copy(asked[W.rank(), 0, 0], tile)
+            T.copy(tile, S[(W.rank() + whom) % 4, 0, 0])
+
+    return replied
+
+
+# Who has data of the right neighbour knows that its launch has started: S is free there.
+# CHECK-LABEL: TEST: replied
+# CHECK-NOT: started
+# CHECK: T.tileweave.wait_reached(T.access_ptr(asked_arrived[rank
+# CHECK-NEXT: T.copy({{.*}}T.region(asked[rank
+# CHECK-NEXT: T.copy({{.*}}T.region(S[(rank + 1) % 4
+show(replied(1))
+
+# Of the rank behind it that is not known.
+# CHECK-LABEL: TEST: replied
+# CHECK: started = T.match_buffer(
+# CHECK: T.tileweave.wait_reached(T.access_ptr(asked_arrived[rank
+# CHECK-NEXT: T.copy({{.*}}T.region(asked[rank
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(started[rank, (rank + 2) % 4]
+# CHECK-NEXT: T.copy({{.*}}T.region(S[(rank + 2) % 4
+show(replied(2))
 
 
 @T.prim_func

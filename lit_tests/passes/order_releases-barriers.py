@@ -83,6 +83,74 @@ show(in_loop, stage="tile")
 
 
 @T.prim_func
+def to_all(S: W.Symmetric((8, 128), "float32"), F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        S[1, 0, T.get_thread_binding()] = 1.0
+        for step in T.serial(7):
+            peer = (W.rank() + 1 + step) % 8
+            if peer != 3:
+                W.signal(F[peer, 0])
+
+
+# Nothing else happens in the loop: one barrier before it serves for all rounds.
+# CHECK-LABEL: TEST: to_all
+# CHECK: S[1, 0, tx]
+# CHECK-NEXT: complete_bulk_stores()
+# CHECK-NEXT: tvm_storage_sync("shared")
+# CHECK-NEXT: for step in range(7):
+# CHECK-NOT: tvm_storage_sync
+# CHECK: tileweave.signal(
+# CHECK-NOT: tvm_storage_sync
+show(to_all, stage="tile", world_size=8)
+
+
+@T.prim_func
+def stored_between(S: W.Symmetric((8, 128), "float32"), F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        for step in T.serial(7):
+            S[step, 0, T.get_thread_binding()] = 1.0
+            W.signal(F[step, 0])
+
+
+# CHECK-LABEL: TEST: stored_between
+# CHECK: for step in range(7):
+# CHECK: tvm_storage_sync("shared")
+# CHECK: tileweave.signal(
+show(stored_between, stage="tile", world_size=8)
+
+
+@T.prim_func
+def by_several(F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        for step in T.serial(7):
+            if T.get_thread_binding() == step:
+                W.signal(F[step, 0])
+
+
+# Another thread in each round: it publishes what those before it did.
+# CHECK-LABEL: TEST: by_several
+# CHECK: for step in range(7):
+# CHECK: tvm_storage_sync("shared")
+# CHECK: tileweave.signal(
+show(by_several, stage="tile", world_size=8)
+
+
+@T.prim_func
+def waits_between(F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        for step in T.serial(7):
+            W.signal(F[step, 0])
+            W.wait_reached(F[0, 0], step)
+
+
+# CHECK-LABEL: TEST: waits_between
+# CHECK: for step in range(7):
+# CHECK: tvm_storage_sync("shared")
+# CHECK: tileweave.signal(
+show(waits_between, stage="tile", world_size=8)
+
+
+@T.prim_func
 def fence(S: W.Symmetric((8,), "float32"), F: W.Symmetric((8,), "uint32")):
     with T.Kernel(1, threads=128):
         S[1, 0] = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -77,6 +78,12 @@ def loops_kept(access: Access, boxes: Boxes, values: list[np.ndarray]) -> int:
             break
         kept -= 1
     return kept
+
+
+def loops_shared(one: Access, other: Access) -> int:
+    """How many loops stand around both accesses."""
+    pairs = zip(one.loops, other.loops, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda p: p[0].var.same_as(p[1].var), pairs))
 
 
 def moved(left: Sequence[Loop]) -> str:

@@ -10,7 +10,8 @@ from . import builtin_calls
 from .accesses import Access
 from .boxes import Boxes
 from .exchange import Exchange
-from .placement import anchor_of, loops_kept, moved
+from .granules import Counter
+from .placement import anchor_of, loops_kept, loops_shared, moved
 from .traffic import Traffic
 from .waits import dominates
 
@@ -44,7 +45,8 @@ def guard_reuse(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
     Two buffers in turn suffice where every writer waits, in every launch, for something its readers
     write: it then begins the launch after next only when they have begun the next. A credit is a
     counter of launches that a reader has finished; what the caller reads between launches is free
-    when the next launch of its rank has begun.
+    when the next launch of its rank has begun. Neither is waited for where the block has already
+    waited for something that these ranks write in this launch.
     """
     for traffic in exchange.traffic:
         name = traffic.tensor.name
@@ -69,13 +71,11 @@ def _guard(exchange: Exchange, traffic: Traffic, scratch: bool) -> None:
     guarded = False
     for boxes in traffic.of_kind("write", "add"):
         readers = _readers_of(traffic, scratch)[boxes.home] & ~(1 << boxes.rank)
-        if boxes.access.kind == "add" and _cleared_by_readers(traffic, boxes, readers):
-            continue
-        if np.any(readers & -boxes.mask.astype(np.int64)):
+        if np.any(readers & ~_heard_from(exchange, boxes) & -boxes.mask.astype(np.int64)):
             guarded = True
             _wait(exchange, traffic, boxes, scratch, started, done)
     if not guarded:
-        exchange.reuse[name] = "the owner clears it, and additions wait for that"
+        exchange.reuse[name] = "writers first wait for what the readers write in the same launch"
     elif started:
         exchange.reuse[name] = "writers wait until the owner's next launch has started"
     else:
@@ -129,12 +129,31 @@ def _readers_of(traffic: Traffic, scratch: bool) -> np.ndarray:
     return by_home if scratch else by_home | 1 << np.arange(traffic.world_size)
 
 
-def _cleared_by_readers(traffic: Traffic, boxes: Boxes, readers: np.ndarray) -> bool:
-    """Whether an addition waits, in the same launch, for a clearing by each of the readers."""
-    size = int(np.prod(traffic.grid.cells))
-    clearing = traffic.painted["write"].ranks.reshape(traffic.world_size, size)
-    everywhere = np.bitwise_and.reduce(np.where(clearing == 0, -1, clearing), axis=1)
-    return bool(np.all((readers & ~everywhere[boxes.home] == 0) | ~boxes.mask))
+def _heard_from(exchange: Exchange, boxes: Boxes) -> np.ndarray:
+    """From which ranks the block has data of this launch, a bit each, in every iteration of an
+    access, because it has waited for it."""
+    heard = np.zeros((1,) * boxes.mask.ndim, np.int64)
+    for counter in exchange.counters:
+        if counter.is_of_copies:
+            continue
+        makers = _makers(counter)
+        for other in exchange.users_of(counter):
+            shared = loops_shared(other.access, boxes.access)
+            if other.access.place[shared] > boxes.access.place[shared] or not other.repeats:
+                continue
+            made = np.where(other.mask, makers[other.home, counter.granules.of(other)], 0)
+            once = np.bitwise_or.reduce(made, axis=tuple(range(1 + shared, made.ndim)))
+            heard = heard | once.reshape(once.shape + (1,) * (boxes.mask.ndim - once.ndim))
+    return heard
+
+
+def _makers(counter: Counter) -> np.ndarray:
+    """Which ranks bring something for each granule of each copy, a bit each."""
+    world_size, total = counter.arrivals.shape
+    ranks = counter.traffic.painted[counter.kind].ranks.reshape(world_size, -1)
+    out = np.zeros((world_size, total), np.int64)
+    np.bitwise_or.at(out, (slice(None), counter.granules.of_cells(counter.traffic)), ranks)
+    return out
 
 
 def _pairs(traffic: Traffic, scratch: bool) -> set[tuple[int, int]]:

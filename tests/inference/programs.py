@@ -297,8 +297,6 @@ class gemm_all_reduce:
                             total[i, j] += C_tile[i, j]
                     T.copy(total, C_tile)
                     for step in T.serial(ranks):
-                        # equivalent(wait_reached drop of started, wait_reached target-1 of started,
-                        # wait_reached sem=relaxed of started): all have sent parts in this launch
                         # equivalent(wait_reached rank+1 of C_complete): the own rank is last
                         # equivalent(signal rank+1): every rank is told, in another order
                         T.copy(C_tile, C[(me + 1 + step) % ranks, me * m + row * b, column * b])
