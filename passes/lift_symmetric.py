@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tilelang import tvm
+from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
@@ -56,7 +57,10 @@ def on_buffers(
             return make(node)
         if isinstance(node, tirx.BufferLoad):
             return tirx.BufferLoad(new, node.indices, node.predicate, node.span)
-        return tirx.BufferStore(new, node.value, node.indices, node.predicate, node.span)
+        store = tirx.BufferStore(new, node.value, node.indices, node.predicate)
+        if (span := get_stmt_span(node)) is not None:
+            set_stmt_span(store, span)
+        return store
 
     kinds = ["tirx.BufferLoad", "tirx.BufferStore", "tirx.AllocBuffer"]
     return ir_transform(body, None, change, kinds)
