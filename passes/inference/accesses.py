@@ -177,12 +177,15 @@ class _Collector:
         if isinstance(stmt, tirx.Bind):
             self.program.values[stmt.var] = self._resolved(stmt.value)
         if isinstance(stmt, tirx.For):
+            self._anchored(stmt, lambda: self._element_loads(stmt.min, stmt.extent))
             return self._loop(stmt)
         if isinstance(stmt, tirx.IfThenElse):
+            self._anchored(stmt, lambda: self._element_loads(stmt.condition))
             return self._branch(stmt)
         if isinstance(stmt, tirx.While):
             before = self._unknown
             self._unknown = f"the condition {in_words(stmt.condition)} of its loop"
+            self._anchored(stmt, lambda: self._element_loads(stmt.condition))
             self._forget(stmt)
             rewrite_children(stmt, self.walk)
             self._forget(stmt)
@@ -300,16 +303,12 @@ class _Collector:
             element, reason = stmt.value.args
             self._marks.append((element, reason.value))
             return
-        handled: list[tirx.BufferLoad] = []
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer.data in self._tensors:
             ones = [tirx.IntImm("int32", 1)] * len(stmt.indices)
             self._add("write", "a store", stmt, ones)
         for call in calls_in(stmt, lambda c: True):
             spec = builtin_of(call)
             name = spec.name if spec is not None else op_name(call)
-            for argument in call.args:
-                if op_name(argument) in ("tl.region", "tl.access_ptr"):
-                    handled.append(argument.args[0])
             if spec is not None:
                 if name in MOVERS:
                     self._moved(call, spec)
@@ -328,7 +327,7 @@ class _Collector:
                     for kind in kinds:
                         op = f"T.{name.split('.')[-1].replace('atomicadd', 'atomic_add')}"
                         self._add(kind, op, load, extents)
-        self._element_loads(stmt, handled)
+        self._element_loads(stmt)
 
     def _moved(self, call: tirx.Call, spec) -> None:
         size = next(
@@ -344,14 +343,23 @@ class _Collector:
             effect: Kind = "add" if spec.name in ADDS else "write" if written else "read"
             self._add(effect, f"W.{spec.name}", load, _run(load, size))
 
-    def _element_loads(self, stmt: tirx.Stmt, handled: list[tirx.BufferLoad]) -> None:
-        def visit(node) -> None:
-            if isinstance(node, tirx.BufferLoad) and node.buffer.data in self._tensors:
-                if not any(node.same_as(h) for h in handled):
-                    ones = [tirx.IntImm("int32", 1)] * len(node.indices)
-                    self._add("read", "a load", node, ones)
+    def _element_loads(self, *nodes: tirx.Stmt | tirx.PrimExpr) -> None:
+        """The elements that ``nodes`` load, but for those that only say where a region starts."""
+        starts: list[tirx.BufferLoad] = []
+        loads: list[tirx.BufferLoad] = []
 
-        post_order_visit(stmt, visit)
+        def visit(node) -> None:
+            if op_name(node) in ("tl.region", "tl.access_ptr"):
+                starts.append(node.args[0])
+            elif isinstance(node, tirx.BufferLoad) and node.buffer.data in self._tensors:
+                loads.append(node)
+
+        for node in nodes:
+            post_order_visit(node, visit)
+        for load in loads:
+            if not any(load.same_as(s) for s in starts):
+                ones = [tirx.IntImm("int32", 1)] * len(load.indices)
+                self._add("read", "a load", load, ones)
 
     def _add(
         self, kind: Kind, op: str, node: tirx.BufferLoad | tirx.BufferStore, extents: Sequence

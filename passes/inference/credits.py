@@ -10,7 +10,6 @@ from .exchange import Exchange
 EQUIVALENT = {
     "started": {
         "sync_threads drop": "nothing of this launch stands before the signal",
-        "signal write after": "nothing of this launch stands before the signal",
         "signal sem=relaxed": "who waits for the start of a launch waits for its data, too",
     },
     "finished": {"signal write after": "a credit tells of what was read, not of what was written"},

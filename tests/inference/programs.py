@@ -861,6 +861,42 @@ class elementwise:
         return ring_shift.expected(inputs)
 
 
+@case()
+class data_decides:
+    """Conditions and loops that depend on what the left neighbour has put."""
+
+    N = 8
+
+    @staticmethod
+    def make(ranks):
+        N = data_decides.N
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((N,), "int32"), S: W.Symmetric((N,), "int32"), Y: T.Tensor((N,), "int32")
+        ):
+            with T.Kernel(1, threads=32):
+                me, i = W.rank(), T.get_thread_binding()
+                T.copy(X, S[(me + 1) % ranks, 0])
+                if i < N:
+                    Y[i] = 0
+                    if S[me, i] % 2 == 0:
+                        Y[i] = -1
+                    for step in T.serial(S[me, N - 1 - i]):
+                        Y[i] += step
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": rng.integers(0, 5, data_decides.N).astype(np.int32)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        sent = [inputs[r - 1]["X"] for r in range(len(inputs))]
+        return [{"Y": s % 2 - 1 + s[::-1] * (s[::-1] - 1) // 2} for s in sent]
+
+
 @case(mutated=3)
 class put_and_get:
     """Rows go to the right neighbour by ``W.put_block``; the next one gets them from there."""

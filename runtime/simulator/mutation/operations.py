@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ....builtins.declare import Builtin, Pointer, builtin_of
+from ....passes.hidden import hidden_of
 from ....passes.memory_order import acquires, releases
 from ....passes.order_releases import COMPLETE
 from ....passes.walk import calls_in, flatten, op_name, rewrite_children
@@ -179,7 +180,8 @@ class Accesses:
     """Which statements access data in global memory: all but flags of synchronisation."""
 
     def __init__(self, func: tirx.PrimFunc, written: set[tirx.Var]) -> None:
-        self._tensors = {b.data for b in func.buffer_map.values()}
+        counts = {h.name for h in hidden_of(func) if not h.symmetric}  # nobody else looks at them
+        self._tensors = {b.data for b in func.buffer_map.values() if b.name not in counts}
         self._written = written
 
     def writes(self, stmt: tirx.Stmt) -> bool:
