@@ -89,8 +89,9 @@ class _Play:
             for boxes in exchange.users_of(counter):
                 depth = wait_depth(exchange, counter, boxes)
                 self._note(number, counter, boxes, moments.of(boxes, depth), False)
+            copied = counter.is_of_copies
             for (home, granule), units in np.ndenumerate(counter.arrivals):
-                self._missing[number, home, granule] = 0 if counter.is_of_copies else int(units)
+                self._missing[number, home, granule] = 0 if copied else int(units)
         for events in self._events.values():
             events.sort(key=lambda e: (e[0], not e[2]))  # a signal stands before a wait
 

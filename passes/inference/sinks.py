@@ -86,6 +86,7 @@ def choose_sinks(exchange: Exchange) -> None:
 
 
 def _choose(exchange: Exchange, counter: Counter, boxes: Boxes) -> None:
+    """Let one signal sink, beside those that do already, or raise why it stays."""
     exchange.sinks[counter, boxes] = _sink_of(exchange, counter, boxes)
     try:
         verify_residency(exchange)
