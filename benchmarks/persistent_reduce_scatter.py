@@ -1,7 +1,7 @@
 """A persistent GEMM + reduce-scatter, whose signals sink past the next main loop or do not.
 
     torchrun --nproc-per-node=4 benchmarks/persistent_reduce_scatter.py [--shape M N K] [--runs 20]
-        [--blocks 132]
+        [--blocks 132] [--variants 0 1 2 3 4 5 6 7]
 
 Blocks walk over the tiles; no line of the program says a word of synchronisation. It is timed with
 ``tileweave.sink_signals`` off and on, beside the program of examples/inferred.py, which has a block
@@ -33,7 +33,7 @@ from gemm_reduce_scatter import reference
 SHAPES = [(2048, 8192, 28672), (4096, 8192, 28672), (8192, 8192, 28672)]
 BLOCK_M, BLOCK_N = 128, 256
 HEAP_BYTES = 4 << 30
-"""Six programs hold two buffers of M x N each."""
+"""Nine programs hold two buffers of M x N each."""
 BAR = 1e-2
 """The relative error of a right result; bf16 partial sums make about 2e-3."""
 
@@ -47,15 +47,19 @@ class Variant(NamedTuple):
         store_rows: rows of a tile that are stored at a time.
         sink: ``tileweave.sink_signals``.
         tma_copy: whether the store leaves the wait for the read of shared memory to the signal.
+        registers: whether the warps that multiply take 240 registers each, at the start of every
+            tile; TileLang does that of its own accord only for a main loop that is in no loop.
     """
 
     stages: int
     store_rows: int
     sink: bool
     tma_copy: bool = False
+    registers: bool = False
 
     def __str__(self) -> str:
         more = ", signals sink" * self.sink + ", T.tma_copy" * self.tma_copy
+        more += ", 240 registers" * self.registers
         return f"persistent, {self.stages} stages{more}"
 
     @property
@@ -68,8 +72,11 @@ VARIANTS = (
     Variant(3, BLOCK_M, False),
     Variant(3, BLOCK_M, True),
     Variant(3, BLOCK_M, True, tma_copy=True),
-    Variant(4, BLOCK_M // 2, False),
-    Variant(4, BLOCK_M // 2, True),
+    Variant(3, BLOCK_M, False, registers=True),
+    Variant(3, BLOCK_M, True, registers=True),
+    Variant(3, BLOCK_M, True, tma_copy=True, registers=True),
+    Variant(4, BLOCK_M // 2, False, registers=True),
+    Variant(4, BLOCK_M // 2, True, registers=True),
 )
 
 
@@ -95,6 +102,9 @@ def persistent_reduce_scatter(
             C_tile = T.alloc_shared((store_M, block_N), "bfloat16")
             total = T.alloc_fragment((block_M, block_N), "float32")
 
+            if variant.registers:
+                T.annotate_producer_reg_dealloc(24)
+                T.annotate_consumer_reg_alloc(240)
             me = W.rank()
             for turn in T.serial(T.ceildiv(tiles * ranks, blocks)):
                 number = turn * blocks + block
@@ -132,7 +142,7 @@ def compare(M: int, N: int, K_total: int, options: argparse.Namespace) -> bool:
     ranks = tw.world_size()
     K = K_total // ranks
     kernels = {"block a tile": tw.compile(inferred.gemm_reduce_scatter(M, N, K, ranks))}
-    for variant in VARIANTS:
+    for variant in options.variants:
         program = persistent_reduce_scatter(M, N, K, ranks, variant, options.blocks)
         kernels[str(variant)] = tw.compile(program, pass_configs=variant.configs)
     out = {name: torch.empty(M // ranks, N, device="cuda", dtype=torch.bfloat16)
@@ -231,7 +241,7 @@ def without_gpu(options: argparse.Namespace) -> bool:
     """Assemble and simulate the variants for 4 ranks."""
     print("no GPU: nothing was timed; the kernels are assembled and small ones simulated")
     (M, N, K), errors = options.shape[0], []
-    for variant in VARIANTS:
+    for variant in options.variants:
         assert sunk_in(M, N, K // 4, 4, variant) == variant.sink, variant
         print(f"{variant}: {assembled(M, N, K // 4, 4, variant, options.blocks)}")
         errors += [simulated(ranks, variant) for ranks in (1, 2, 4)]
@@ -244,8 +254,11 @@ def main() -> int:
     parser.add_argument("--shape", type=int, nargs=3, action="append", metavar=("M", "N", "K"))
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--blocks", type=int, default=132)
+    every = range(len(VARIANTS))
+    parser.add_argument("--variants", type=int, nargs="+", default=[*every], choices=every)
     options = parser.parse_args()
     options.shape = options.shape or SHAPES
+    options.variants = [VARIANTS[n] for n in options.variants]
     if not torch.cuda.is_available():
         ok = without_gpu(options)
     else:
