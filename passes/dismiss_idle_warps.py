@@ -10,7 +10,9 @@ from .memory_order import writes
 from .walk import calls_in, flatten, op_name, rewrite_children
 
 _WARP = 32
-_FOLLOWED = frozenset({"tl.mbarrier_wait_parity", "tileweave.fence_proxy_async"})
+_FOLLOWED = frozenset(
+    {"tl.mbarrier_wait_parity", "tl.fence_proxy_async", "tileweave.fence_proxy_async"}
+)
 """What TileLang and our passes let every producer thread do."""
 
 
@@ -32,17 +34,24 @@ def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
-            return rewrite_children(stmt, specialised)
+            return rewrite_children(stmt, lambda s: specialised(s, int(stmt.node[0])))
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
             if stmt.node.thread_tag == "threadIdx.x":
                 thread[:] = [stmt.node.var]
         return rewrite_children(stmt, visit)
 
-    def specialised(stmt: tirx.Stmt) -> tirx.Stmt:
-        cases = iter([_dismissed(stmt.then_case, thread[0]), stmt.else_case])
-        return rewrite_children(stmt, lambda _: next(cases))
+    def specialised(stmt: tirx.Stmt, producers: int) -> tirx.Stmt:
+        if isinstance(stmt, tirx.IfThenElse) and _is_below(stmt.condition, thread[0], producers):
+            cases = iter([_dismissed(stmt.then_case, thread[0]), stmt.else_case])
+            return rewrite_children(stmt, lambda _: next(cases))
+        return rewrite_children(stmt, lambda s: specialised(s, producers))
 
     return func.with_body(visit(func.body))
+
+
+def _is_below(condition: tirx.PrimExpr, thread: tirx.Var, count: int) -> bool:
+    below = isinstance(condition, tirx.LT) and condition.a.same_as(thread)
+    return below and isinstance(condition.b, tirx.IntImm) and int(condition.b) == count
 
 
 def _dismissed(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:

@@ -23,6 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.inference.programs import CASES, Case
 
+SEED = 11
+"""Of the random sleeps."""
+
 
 class Run:
     """One program compiled, with inputs and outputs for every launch."""
@@ -121,10 +124,20 @@ def replayed(run: Run, launches: int, replays: int = 5) -> list[int]:
     return run.wrong(range(launches))
 
 
+def compile_only(case: Case) -> None:
+    """But for what is compiled at its first call: plans and dynamic sizes."""
+    program = case.make(tw.world_size())
+    for configs in (
+        () if case.sizes or isinstance(program, tw.Plan) else ({}, {"tileweave.delays": SEED})
+    ):
+        tw.compile(program, pass_configs={**case.options, **configs}).free()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--launches", type=int, default=200)
+    parser.add_argument("--compile", action="store_true", help="fill TileLang's cache, run nothing")
     options = parser.parse_args()
     tw.init()
     failed = 0
@@ -132,8 +145,14 @@ def main() -> int:
         case = CASES[name]
         if tw.world_size() not in case.ranks:
             continue
+        if case.simulated_only:
+            print(f"rank {tw.rank()}: {name}: not run: {case.simulated_only}", flush=True)
+            continue
+        if options.compile:
+            compile_only(case)
+            continue
         results = []
-        for delays in (None, 11):
+        for delays in (None, SEED):
             run = Run(case, options.launches, delays)
             results.append(back_to_back(run, options.launches))
             if delays is None:
