@@ -1,6 +1,6 @@
 """A thousand schedules of every program, in parts of a few, on all cores of a machine.
 
-    python -m tests.inference.many_schedules [--schedules 1000] [--seconds 600] [--workers 64]
+    python -m tests.inference.many_schedules [--schedules 1000] [--seconds 600]
 
 Says what ``--seconds`` cut off, how much of each program was run, and its first fault.
 """
@@ -37,13 +37,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--schedules", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first one")
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     options = parser.parse_args()
     deadline = time.time() + options.seconds
     tasks = [
         (name, ranks, first)
-        for first in range(0, options.schedules, PART)
+        for first in range(options.first, options.first + options.schedules, PART)
         for name in options.names or CASES
         for ranks in CASES[name].ranks
     ]
