@@ -68,6 +68,12 @@ class Calls:
         self._take_turns(kernels.values())
         self._enqueue(steps, tensors, kernels)
 
+    def free(self) -> None:
+        """See ``Plan.free``."""
+        for _, kernel in self._kernels.values():
+            kernel.free()
+        self._kernels.clear()
+
     def _take_turns(self, kernels: Iterable[Kernel]) -> None:
         """Keep this call apart from one with other kernels, which dynamic sizes may bring."""
         ordered = tuple(id(k) for k in kernels if k.hidden)

@@ -429,6 +429,11 @@ class Plan:
         """
         self._calls(*args, **kwargs)
 
+    def free(self) -> None:
+        """Give the hidden memory of the kernels that it compiled back. Collective, in the same
+        order everywhere; a later call compiles anew."""
+        self._calls.free()
+
     def __repr__(self) -> str:
         return f"tw.plan {self.name}({', '.join(p.name for p in self.parameters)})"
 

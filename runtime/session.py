@@ -108,6 +108,11 @@ def current() -> Session:
     return _session
 
 
+def joined() -> Session | None:
+    """The session, if the runtime is up."""
+    return _session
+
+
 def rank() -> int:
     """Rank of this process in the group."""
     return current().group.rank

@@ -1,0 +1,49 @@
+# RUN: %python %s | %filecheck %s
+"""The operators' tile programs say nothing of synchronisation; their kernels have it."""
+
+import inspect
+import re
+
+import tileweave as tw
+from tileweave.ops.all_gather_matmul import all_gather_matmul_plan, gathered_matmul
+from tileweave.ops.matmul_reduce_scatter import matmul_reduce_scatter_program
+from tileweave.ops.tiles import LARGE
+
+
+def show(program):
+    print("TEST:", program.attrs["global_symbol"])
+    print(tw.emit(program, world_size=4))
+
+
+WORDS = re.compile(r"signal|wait|fence|barrier|epoch|counter|flag")
+print("TEST: words of synchronisation")
+for make in (matmul_reduce_scatter_program, gathered_matmul, all_gather_matmul_plan):
+    print(make.__name__, WORDS.findall(inspect.getsource(make)))
+
+# CHECK-LABEL: TEST: words of synchronisation
+# CHECK-NEXT: matmul_reduce_scatter_program []
+# CHECK-NEXT: gathered_matmul []
+# CHECK-NEXT: all_gather_matmul_plan []
+
+# One wgmma loop fed by TMA; tiles leave by TMA and are complete before they are announced; own tiles
+# wait for the others' before they read them.
+# CHECK-LABEL: TEST: matmul_reduce_scatter
+# CHECK: __launch_bounds__(384, 1)
+# CHECK: tl::tma_load(A_desc
+# CHECK: tl::tma_load(B_desc
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
+# CHECK: tl::tma_store(parts_desc
+# CHECK: tw::complete_bulk_stores();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(parts_arrived[
+# CHECK: } else {
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: *(uint4*)(parts
+# CHECK: tl::tma_store(C_desc
+show(matmul_reduce_scatter_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
+
+# CHECK-LABEL: TEST: gathered_matmul
+# CHECK: tl::tma_load(gathered_desc
+# CHECK: tl::tma_load(B_desc
+# CHECK: tl::wgmma_ss<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32
+# CHECK: tl::tma_store(C_desc
+show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE))

@@ -1,0 +1,217 @@
+"""All-gather + GEMM: copy engines gather while one kernel multiplies what has arrived.
+
+The tile program, the plan around it, and the torch operator with its gradient.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from .. import language as W
+from ..runtime import Plan, Steps, plan, symmetric
+from . import collectives
+from .call import call, refuse_gradients
+from .groups import group_of, name_of
+from .library import define
+from .prepared import prepared
+from .problem import Problem, checked
+from .tiles import Tiles, tiles_for
+
+NAME = "all_gather_matmul"
+
+
+def gathered_matmul(
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles
+):
+    """The kernel: C (ranks, share, N) is the gathered A (ranks, share, K) times B.
+
+    Args:
+        transposed: whether B is given as (N, K), else (K, N).
+    """
+    rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
+
+    @T.prim_func
+    def gathered_matmul(
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        gathered: W.Symmetric((ranks, share, K), dtype),
+        C: T.Tensor((ranks, share, N), dtype),
+    ):
+        with T.Kernel(ranks * rows * columns, threads=tiles.threads) as block:
+            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
+            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), dtype)
+            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+
+            me = W.rank()
+            source = (me + ranks - block // (rows * columns)) % ranks  # as they arrive
+            row, column = W.swizzle_2d(block % (rows * columns), rows, columns)
+            m, n = row * tiles.M, column * tiles.N
+
+            T.clear(total)
+            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                k = step * tiles.K
+                T.copy(gathered[me, source, m, k], A_tile)
+                T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+            T.copy(total, C_tile)
+            T.copy(C_tile, C[source, m, n])
+
+    return gathered_matmul
+
+
+def all_gather_matmul_plan(
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles
+) -> Plan:
+    """The plan: every rank's A (share, K) goes to all, and each multiplies them by its own B."""
+    kernel = gathered_matmul(share, N, K, ranks, dtype, transposed, tiles)
+
+    @plan
+    def all_gather_matmul(
+        p: Steps,
+        A: T.Tensor((share, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        gathered: W.Symmetric((ranks, share, K), dtype),
+        C: T.Tensor((ranks, share, N), dtype),
+    ):
+        for peer in p.peers():
+            p.copy(gathered[peer, p.rank], A, stream="copies")
+        p.copy(gathered[p.rank, p.rank], A)
+        p.launch(kernel, B, gathered, C)
+
+    return all_gather_matmul
+
+
+class AllGatherMatmul:
+    """The plan for one problem and the memory in which it gathers."""
+
+    def __init__(self, problem: Problem) -> None:
+        share, N, K, ranks = problem.share, problem.N, problem.K, problem.ranks
+        self.problem = problem
+        self.gathered = symmetric((ranks, share, K), problem.dtype)
+        self.plan = all_gather_matmul_plan(
+            share, N, K, ranks, problem.tile_dtype, problem.transposed, tiles_for(share, N, ranks)
+        )
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        problem = self.problem
+        c = c.view(problem.ranks, problem.share, problem.N)
+        self.plan(a, b.t() if problem.transposed else b, self.gathered, c)
+
+    def free(self) -> None:
+        self.plan.free()
+        self.gathered.free()
+
+
+def all_gather_matmul(
+    a_shard: torch.Tensor,
+    b: torch.Tensor,
+    group: Any = None,
+    *,
+    out: torch.Tensor | None = None,
+    return_gathered: bool = False,
+    strategy: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The rows of all ranks times ``b``: what arrives is multiplied while the rest is on its way.
+
+    Every rank calls it with the same shapes; the first call with new ones compiles, collectively.
+
+    Args:
+        a_shard: (M / ranks, K), this rank's rows.
+        b: (K, N), each rank its own; row-major, or the transpose of a row-major (N, K).
+        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+            with one axis.
+        out: (M, N), contiguous; gets the result. Not differentiable.
+        return_gathered: whether the rows of all ranks, (M, K), are returned, too.
+        strategy: ``fused``, ``nccl`` (``torch.distributed`` and ``torch.mm``), or ``auto``: fused
+            where that can be; see ``strategy_of``.
+
+    Returns:
+        (M, N), in the type of ``a_shard``; with ``return_gathered`` that and the rows.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    if out is None:
+        c, gathered = torch.ops.tileweave.all_gather_matmul(
+            a_shard, b, name_of(group), return_gathered, strategy
+        )
+    else:
+        refuse_gradients(NAME, a_shard, b)
+        c = out
+        gathered = torch.ops.tileweave.all_gather_matmul_out(
+            a_shard, b, out, name_of(group), return_gathered, strategy
+        )
+    return (c, gathered) if return_gathered else c
+
+
+def _into(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, keep: bool, asked: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, in ``out`` if given, and the gathered rows, none unless ``keep``."""
+    problem, ranks, fused, a, b, c = call(NAME, a, b, out, group, asked)
+    if fused:
+        operator = prepared(ranks).operator(problem, AllGatherMatmul)
+        operator(a, b, c)
+        gathered = operator.gathered.local.view(problem.M, problem.K)
+    else:
+        gathered = collectives.all_gather(a, ranks)
+        torch.mm(gathered, b, out=c)
+    if not keep:
+        return c, a.new_empty(0, problem.K)
+    # Neither memory of the next call nor an argument.
+    return c, gathered.clone() if fused or gathered is a else gathered
+
+
+def _eager(a_shard, b, group, return_gathered, strategy):
+    return _into(a_shard, b, None, group, return_gathered, strategy)
+
+
+def _eager_out(a_shard, b, out, group, return_gathered, strategy):
+    return _into(a_shard, b, out, group, return_gathered, strategy)[1]
+
+
+def _fake(a_shard, b, group, return_gathered, strategy):
+    return _fakes(a_shard, b, None, group, return_gathered)
+
+
+def _fake_out(a_shard, b, out, group, return_gathered, strategy):
+    return _fakes(a_shard, b, out, group, return_gathered)[1]
+
+
+def _fakes(a, b, out, group, keep):
+    problem = checked(NAME, a, b, group_of(group).world_size, out)
+    return a.new_empty(problem.shape), a.new_empty(problem.M if keep else 0, problem.K)
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    a, b, ctx.group, ctx.kept, ctx.strategy = inputs
+    ctx.save_for_backward(output[1] if ctx.kept else a, b)
+
+
+def _gradients(ctx: Any, grad_c: torch.Tensor, grad_gathered: torch.Tensor) -> tuple:
+    """Without the gathered rows they are gathered again, which is cheaper than to keep them."""
+    rows, b = ctx.saved_tensors
+    group = group_of(ctx.group)
+    grad_c = grad_c.contiguous()
+    grad_a = grad_b = None
+    if ctx.needs_input_grad[0]:
+        grad_a = torch.ops.tileweave.matmul_reduce_scatter(grad_c, b.t(), ctx.group, ctx.strategy)
+        if ctx.kept:
+            grad_a = grad_a + collectives.traced_reduce_scatter(grad_gathered.contiguous(), group)
+    if ctx.needs_input_grad[1]:
+        rows = rows if ctx.kept else collectives.traced_all_gather(rows, group)
+        grad_b = rows.t() @ grad_c
+    return grad_a, grad_b, None, None, None
+
+
+_OPTIONS = "str group, bool return_gathered, str strategy"
+define(
+    f"{NAME}(Tensor a_shard, Tensor b, {_OPTIONS}) -> (Tensor, Tensor)",
+    _eager, _fake, (_save, _gradients),
+)  # fmt: skip
+define(
+    f"{NAME}_out(Tensor a_shard, Tensor b, Tensor(a!) out, {_OPTIONS}) -> Tensor",
+    _eager_out, _fake_out,
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""What every operator does before it multiplies."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..builtins.errors import TileWeaveError
+from ..runtime.group import Group
+from .groups import group_of, name_of
+from .problem import Problem, agree, check_layout, checked, laid_out
+from .strategy import Strategy, chosen
+
+
+class Call(NamedTuple):
+    """A checked call, ready to be computed: operands as kernels can read them, and memory for c."""
+
+    problem: Problem
+    group: Group
+    fused: bool
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
+
+
+def call(
+    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str
+) -> Call:
+    """Check everything. Collective for each new problem.
+
+    Args:
+        out: where the result shall be, if not in new memory.
+        group: its name.
+        asked: the strategy.
+    """
+    ranks = group_of(group)
+    problem = checked(op, a, b, ranks.world_size, out)
+    if out is not None:
+        check_layout(op, out)
+    strategy = chosen(asked, problem, a.device, ranks)
+    agree(ranks, problem)
+    a, b = laid_out(problem, a, b)
+    c = a.new_empty(problem.shape) if out is None else out
+    return Call(problem, ranks, strategy.name == "fused", a, b, c)
+
+
+def refuse_gradients(op: str, *tensors: torch.Tensor) -> None:
+    """``out`` is not differentiable, as in torch."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise TileWeaveError(
+            f"{op}: out is given and an argument requires a gradient; expected one of both, or "
+            "torch.no_grad()"
+        )
+
+
+def strategy_of(
+    op: Any, a: torch.Tensor, b: torch.Tensor, group: Any = None, strategy: str = "auto"
+) -> Strategy:
+    """How an operator would compute a call, and why; nothing is computed.
+
+    Args:
+        op: the operator, such as ``ops.matmul_reduce_scatter``.
+        a, b, group, strategy: as it would get them.
+    """
+    ranks = group_of(name_of(group))
+    return chosen(strategy, checked(op.__name__, a, b, ranks.world_size), a.device, ranks)

@@ -1,0 +1,46 @@
+"""Rows of all ranks by ``torch.distributed``, alike for a process that is alone."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from ..runtime.group import Group
+
+# Renamed in torch 2.13; the old names warn there.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
+    """The rows of all ranks, in their order."""
+    if group.process_group is None:
+        return share
+    rows = share.new_empty(group.world_size * share.shape[0], *share.shape[1:])
+    _gather(rows, share, group=group.process_group)
+    return rows
+
+
+def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
+    """This rank's rows of the sum over ranks, into ``out``."""
+    if group.process_group is None:
+        out.copy_(rows)
+    else:
+        _reduce(out, rows, group=group.process_group)
+
+
+def traced_all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
+    """``all_gather`` that ``torch.compile`` can trace."""
+    if group.process_group is None:
+        return share
+    return functional.wait_tensor(functional.all_gather_tensor(share, 0, group.process_group))
+
+
+def traced_reduce_scatter(rows: torch.Tensor, group: Group) -> torch.Tensor:
+    """``reduce_scatter`` that ``torch.compile`` can trace."""
+    if group.process_group is None:
+        return rows
+    return functional.wait_tensor(
+        functional.reduce_scatter_tensor(rows, "sum", 0, group.process_group)
+    )

@@ -1,0 +1,95 @@
+"""Which ranks an operator works with: what users pass as ``group``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..builtins.errors import TileWeaveError
+from ..runtime import session
+from ..runtime.group import Group
+
+_groups: dict[dist.ProcessGroup, Group] = {}
+"""Groups in which tileweave was not initialised: of CPU tensors, or parts of the world."""
+
+
+def name_of(group: Any) -> str:
+    """The name by which ``torch.ops.tileweave.*`` know a group; "" is the default one.
+
+    Args:
+        group: None, a ``ProcessGroup``, its name, or a ``DeviceMesh`` with one axis.
+
+    Raises:
+        TileWeaveError: anything else.
+    """
+    if group is None:
+        return ""
+    if isinstance(group, DeviceMesh) and group.ndim == 1:
+        group = group.get_group()
+    if isinstance(group, dist.ProcessGroup):
+        return group.group_name
+    if isinstance(group, str):
+        return group
+    raise TileWeaveError(
+        f"group={group!r}; expected None, a ProcessGroup, its name, or a DeviceMesh with one axis"
+    )
+
+
+def group_of(name: str) -> Group:
+    """The ranks behind a name, this process among them.
+
+    The default group is the one that ``tw.init`` joined, else torch's default group, else this
+    process alone.
+
+    Raises:
+        TileWeaveError: no such group, this process is not in it, or torchrun started several
+            processes that have not met yet.
+    """
+    joined = session.joined()
+    if joined is not None and name in ("", _name(joined.group.process_group)):
+        return joined.group
+    if name:
+        return _group(_resolved(name))
+    if dist.is_initialized():
+        return _group(dist.group.WORLD)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TileWeaveError(
+            "group=None: the processes have not met; expected tw.init() or "
+            "torch.distributed.init_process_group() before this"
+        )
+    return Group(0, 1, 0, torch.device("cpu"), None, None)
+
+
+def _name(group: dist.ProcessGroup | None) -> str | None:
+    return None if group is None else group.group_name
+
+
+def _resolved(name: str) -> dist.ProcessGroup:
+    try:
+        return dist.distributed_c10d._resolve_process_group(name)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise TileWeaveError(
+            f"group={name!r}: {' '.join(str(error).split())}; expected the name of a process group"
+        ) from None
+
+
+def _group(group: dist.ProcessGroup) -> Group:
+    if group not in _groups:
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise TileWeaveError(
+                f"group={group.group_name!r}: this process is not in it; expected only its ranks "
+                "to call"
+            )
+        store = dist.PrefixStore(
+            f"tileweave/ops/{group.group_name}", dist.distributed_c10d._get_default_store()
+        )
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        _groups[group] = Group(
+            rank, dist.get_world_size(group), local_rank, torch.device("cpu"), group, store
+        )
+    return _groups[group]

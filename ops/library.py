@@ -1,0 +1,34 @@
+"""``torch.ops.tileweave``: how operators are made known to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_LIBRARY = torch.library.Library("tileweave", "DEF")
+
+
+def define(
+    schema: str,
+    eager: Callable[..., Any],
+    fake: Callable[..., Any],
+    gradient: tuple[Callable[..., None], Callable[..., Any]] | None = None,
+) -> None:
+    """An operator of this schema.
+
+    Args:
+        eager: what it does, on tensors of any device.
+        fake: empty tensors as it would return them, for ``torch.compile``.
+        gradient: saves what the gradients need, and makes them, as ``torch.library`` wants it.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tileweave::{name}", fake, lib=_LIBRARY)
+    if gradient is not None:
+        save, gradients = gradient
+        torch.library.register_autograd(
+            f"tileweave::{name}", gradients, setup_context=save, lib=_LIBRARY
+        )

@@ -1,0 +1,185 @@
+"""GEMM + reduce-scatter in one kernel: tiles go to their owners over NVLink and are summed there.
+
+The tile program, and the torch operator with its gradient.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from .. import language as W
+from ..runtime import compile as compiled
+from . import collectives
+from .call import call, refuse_gradients
+from .groups import group_of, name_of
+from .library import define
+from .prepared import prepared
+from .problem import Problem, checked
+from .tiles import Tiles, tiles_for
+
+NAME = "matmul_reduce_scatter"
+
+
+def matmul_reduce_scatter_program(
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles
+):
+    """C (share, N): this rank's rows of the sum over ranks of A (ranks, share, K) times B.
+
+    A rank's own tile stays in fp32; those of the others come rounded to ``dtype`` and are added in
+    fp32, the right neighbour's first.
+
+    Args:
+        transposed: whether B is given as (N, K), else (K, N).
+    """
+    rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
+
+    @T.prim_func
+    def matmul_reduce_scatter(
+        A: T.Tensor((ranks, share, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        C: T.Tensor((share, N), dtype),
+    ):
+        with T.Kernel(ranks * rows * columns, threads=tiles.threads) as block:
+            parts = W.alloc_symmetric((ranks, share, N), dtype)  # what the others computed for us
+            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
+            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), dtype)
+            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+
+            me = W.rank()
+            owner, tile = W.own_last(block, rows * columns, me, ranks)
+            row, column = W.swizzle_2d(tile, rows, columns)
+            m, n = row * tiles.M, column * tiles.N
+
+            T.clear(total)
+            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                k = step * tiles.K
+                T.copy(A[owner, m, k], A_tile)
+                T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+
+            if owner != me:
+                T.copy(total, C_tile)
+                T.copy(C_tile, parts[owner, me, m, n])
+            else:
+                for step in T.serial(ranks - 1):
+                    source = (me + 1 + step) % ranks
+                    T.copy(parts[me, source, m, n], C_tile)
+                    for i, j in T.Parallel(tiles.M, tiles.N):
+                        total[i, j] += C_tile[i, j]
+                T.copy(total, C_tile)
+                T.copy(C_tile, C[m, n])
+
+    return matmul_reduce_scatter
+
+
+class MatmulReduceScatter:
+    """The kernel for one problem; the memory in which parts arrive is its own."""
+
+    def __init__(self, problem: Problem) -> None:
+        share, N, K, ranks = problem.share, problem.N, problem.K, problem.ranks
+        self.problem = problem
+        self.kernel = compiled(
+            matmul_reduce_scatter_program(
+                share, N, K, ranks, problem.tile_dtype, problem.transposed,
+                tiles_for(share, N, ranks),
+            )
+        )  # fmt: skip
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        problem = self.problem
+        a = a.view(problem.ranks, problem.share, problem.K)
+        self.kernel(a, b.t() if problem.transposed else b, c)
+
+    def free(self) -> None:
+        self.kernel.free()
+
+
+def matmul_reduce_scatter(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    group: Any = None,
+    *,
+    out: torch.Tensor | None = None,
+    strategy: str = "auto",
+) -> torch.Tensor:
+    """This rank's rows of the sum over ranks of ``a @ b``: tiles leave as soon as they are ready.
+
+    Fused, each rank's products are rounded to the type of ``a`` once, but for its own, and summed
+    in fp32: on each rank its own first, then the right neighbour's, and so on: equal inputs give
+    equal bits. ``nccl`` rounds and sums as NCCL does.
+
+    Every rank calls it with the same shapes; the first call with new ones compiles, collectively.
+
+    Args:
+        a: (M, K), M a multiple of the ranks, K this rank's part of the inner dimension.
+        b: (K, N); row-major, or the transpose of a row-major (N, K).
+        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+            with one axis.
+        out: (M / ranks, N), contiguous; gets the result. Not differentiable.
+        strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: fused
+            where that can be; see ``strategy_of``.
+
+    Returns:
+        (M / ranks, N), in the type of ``a``.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    if out is None:
+        return torch.ops.tileweave.matmul_reduce_scatter(a, b, name_of(group), strategy)
+    refuse_gradients(NAME, a, b)
+    torch.ops.tileweave.matmul_reduce_scatter_out(a, b, out, name_of(group), strategy)
+    return out
+
+
+def _into(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str
+) -> torch.Tensor:
+    """The result, in ``out`` if given."""
+    problem, ranks, fused, a, b, c = call(NAME, a, b, out, group, asked)
+    if fused:
+        prepared(ranks).operator(problem, MatmulReduceScatter)(a, b, c)
+    else:
+        collectives.reduce_scatter(a @ b, c, ranks)
+    return c
+
+
+def _eager(a, b, group, strategy):
+    return _into(a, b, None, group, strategy)
+
+
+def _eager_out(a, b, out, group, strategy):
+    _into(a, b, out, group, strategy)
+
+
+def _fake(a, b, group, strategy):
+    return a.new_empty(checked(NAME, a, b, group_of(group).world_size).shape)
+
+
+def _fake_out(a, b, out, group, strategy):
+    checked(NAME, a, b, group_of(group).world_size, out)
+
+
+def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    a, b, ctx.group, ctx.strategy = inputs
+    ctx.save_for_backward(a, b)
+
+
+def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
+    a, b = ctx.saved_tensors
+    grad_a, rows = torch.ops.tileweave.all_gather_matmul(
+        grad_c.contiguous(), b.t(), ctx.group, ctx.needs_input_grad[1], ctx.strategy
+    )
+    return grad_a, a.t() @ rows if ctx.needs_input_grad[1] else None, None, None
+
+
+_OPTIONS = "str group, str strategy"
+define(
+    f"{NAME}(Tensor a, Tensor b, {_OPTIONS}) -> Tensor", _eager, _fake, (_save, _gradients)
+)  # fmt: skip
+define(
+    f"{NAME}_out(Tensor a, Tensor b, Tensor(a!) out, {_OPTIONS}) -> ()", _eager_out, _fake_out
+)  # fmt: skip

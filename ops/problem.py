@@ -1,0 +1,171 @@
+"""What an operator is asked to multiply, checked."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from ..builtins.errors import TileWeaveError
+from ..runtime.group import Group
+
+_ALIGNMENT = 16
+"""Bytes to which the TMA wants the start of memory and every row of it."""
+ARGUMENTS = {"all_gather_matmul": ("a_shard", "b"), "matmul_reduce_scatter": ("a", "b")}
+"""How each operator calls its operands."""
+_warned: set[tuple[str, str]] = set()
+_agreed: dict[Group, set[Problem]] = {}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One product, cut into the shares of ``ranks`` ranks; for each a kernel and memory are kept.
+
+    Attributes:
+        op: ``all_gather_matmul`` or ``matmul_reduce_scatter``.
+        share: rows that each rank owns of what is gathered or scattered; M = share * ranks.
+        N, K: columns of the rank's result and its inner dimension.
+        transposed: whether b lies in memory as (N, K), else as (K, N).
+    """
+
+    op: str
+    share: int
+    N: int
+    K: int
+    ranks: int
+    dtype: torch.dtype
+    transposed: bool
+
+    @property
+    def gathers(self) -> bool:
+        """Whether operands are gathered, else results scattered."""
+        return self.op == "all_gather_matmul"
+
+    @property
+    def M(self) -> int:
+        """Rows of all ranks."""
+        return self.share * self.ranks
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the result."""
+        return (self.M if self.gathers else self.share), self.N
+
+    @property
+    def tile_dtype(self) -> str:
+        """TileLang's name of the type."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def __str__(self) -> str:
+        rows = self.share if self.gathers else self.M
+        order = "transposed " if self.transposed else ""
+        return f"{self.op} of ({rows}, {self.K}) x {order}({self.K}, {self.N}) {self.tile_dtype}"
+
+
+def checked(
+    op: str, a: torch.Tensor, b: torch.Tensor, ranks: int, out: torch.Tensor | None = None
+) -> Problem:
+    """The problem of a call.
+
+    Raises:
+        TileWeaveError: shapes, types or devices that do not fit.
+    """
+    first, second = ARGUMENTS[op]
+    for name, tensor in ((first, a), (second, b)):
+        if tensor.ndim != 2 or 0 in tensor.shape:
+            raise _refused(op, f"{name} has shape {_shape(tensor)}", "two positive extents")
+        if not tensor.is_floating_point():
+            raise _refused(op, f"{name} is of {tensor.dtype}", "a floating-point type")
+    (rows, K), N = a.shape, b.shape[1]
+    if b.shape[0] != K:
+        raise _refused(
+            op, f"{second} has shape {_shape(b)}", f"({K}, N) for {first} of shape {_shape(a)}"
+        )
+    _require_like(op, second, b, first, a)
+    gathers = op == "all_gather_matmul"
+    if not gathers and rows % ranks:
+        raise _refused(
+            op, f"{first} has shape {_shape(a)}", f"a multiple of {ranks} rows for {ranks} ranks"
+        )
+    transposed = not b.is_contiguous() and b.t().is_contiguous()
+    share = rows if gathers else rows // ranks
+    problem = Problem(op, share, N, K, ranks, a.dtype, transposed)
+    if out is not None:
+        if _shape(out) != problem.shape:
+            raise _refused(op, f"out has shape {_shape(out)}", f"{problem.shape}")
+        _require_like(op, "out", out, first, a)
+    return problem
+
+
+def _require_like(op: str, name: str, tensor: torch.Tensor, first: str, a: torch.Tensor) -> None:
+    if tensor.dtype != a.dtype:
+        raise _refused(op, f"{name} is of {tensor.dtype}", f"{a.dtype} as {first}")
+    if tensor.device != a.device:
+        raise _refused(op, f"{name} is on {tensor.device}", f"{a.device} as {first}")
+
+
+def check_layout(op: str, out: torch.Tensor) -> None:
+    """Refuse an ``out`` that kernels cannot write."""
+    if not _is_laid_out(out):
+        raise _refused(
+            op, f"out has strides {out.stride()} and begins at {out.data_ptr():#x}",
+            f"a contiguous tensor that begins at a multiple of {_ALIGNMENT} bytes",
+        )  # fmt: skip
+
+
+def laid_out(
+    problem: Problem, a: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operands as kernels can read them: copies, with one warning for each argument of an
+    operator, where these have gaps or begin at odd places."""
+    first, second = ARGUMENTS[problem.op]
+    a = _laid_out(problem.op, first, a)
+    if problem.transposed:
+        return a, _laid_out(problem.op, second, b.t()).t()
+    return a, _laid_out(problem.op, second, b)
+
+
+def _laid_out(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if _is_laid_out(tensor):
+        return tensor
+    if (op, name) not in _warned:
+        _warned.add((op, name))
+        warnings.warn(
+            f"{op}: {name} of shape {_shape(tensor)} has strides {tensor.stride()} and begins at "
+            f"{tensor.data_ptr():#x}; it is copied in each call, as it is not contiguous from a "
+            f"multiple of {_ALIGNMENT} bytes on",
+            stacklevel=2,
+        )
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def agree(group: Group, problem: Problem) -> None:
+    """Make sure that all ranks are asked the same. Collective for each new problem.
+
+    Raises:
+        TileWeaveError: they are not; it names what each of them was asked.
+    """
+    known = _agreed.setdefault(group, set())
+    if problem in known:
+        return
+    said = group.exchange("operators", str(problem))
+    if len(set(said)) > 1:
+        each = "; ".join(f"rank {rank}: {what}" for rank, what in enumerate(said))
+        raise TileWeaveError(
+            f"{problem.op}: the ranks disagree ({each}); expected the same shapes, types and "
+            "memory order on every rank"
+        )
+    known.add(problem)
+
+
+def _is_laid_out(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def _refused(op: str, what: str, expected: str) -> TileWeaveError:
+    return TileWeaveError(f"{op}: {what}; expected {expected}")

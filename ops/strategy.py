@@ -1,0 +1,74 @@
+"""Who multiplies: our kernel, or NCCL and cuBLAS one after the other."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..builtins.errors import TileWeaveError
+from ..runtime import session
+from ..runtime.group import Group
+from .problem import Problem
+
+STRATEGIES = ("auto", "fused", "nccl")
+_DTYPES = (torch.bfloat16, torch.float16)
+_ROW = 8
+"""Elements of 16 bytes, to a multiple of which the TMA wants every row."""
+_RANKS = 8
+
+
+class Strategy(NamedTuple):
+    """How a call is computed.
+
+    Attributes:
+        name: ``fused``: one kernel that communicates while it multiplies; ``nccl``: a collective of
+            ``torch.distributed`` and ``torch.mm``.
+        reason: why this one.
+    """
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+def chosen(asked: str, problem: Problem, device: torch.device, group: Group) -> Strategy:
+    """The strategy for a problem; it depends on nothing in which ranks could differ.
+
+    Raises:
+        TileWeaveError: ``asked`` is none, or is ``fused`` where that cannot be.
+    """
+    if asked not in STRATEGIES:
+        raise TileWeaveError(
+            f"{problem.op}: strategy={asked!r}; expected {', '.join(map(repr, STRATEGIES))}"
+        )
+    if asked == "nccl":
+        return Strategy("nccl", "asked for")
+    obstacle = _obstacle(problem, device, group)
+    if obstacle is None:
+        return Strategy("fused", "asked for" if asked == "fused" else "it can be")
+    if asked == "fused":
+        raise TileWeaveError(f"{problem.op}: strategy='fused', but {obstacle}")
+    return Strategy("nccl", obstacle)
+
+
+def _obstacle(problem: Problem, device: torch.device, group: Group) -> str | None:
+    """What keeps the fused kernel from a problem, and what it needs."""
+    if device.type != "cuda":
+        return f"the tensors are on {device}; expected cuda"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major != 9:
+        return f"{device} is sm_{major}{minor}; expected sm_90"
+    if problem.dtype not in _DTYPES:
+        return f"the tensors are of {problem.dtype}; expected {' or '.join(map(str, _DTYPES))}"
+    for name, extent in (("N", problem.N), ("K", problem.K)):
+        if extent % _ROW:
+            return f"{name}={extent}; expected a multiple of {_ROW}"
+    if problem.ranks > _RANKS:
+        return f"there are {problem.ranks} ranks; expected at most {_RANKS}"
+    joined = session.joined()
+    if joined is not None and joined.group != group:
+        return f"its {group.world_size} ranks are not the group that tw.init joined; expected that"
+    return None

@@ -1,0 +1,160 @@
+"""What each rank of tests/operators does, in a process of its own, on a CPU."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tileweave import ops
+
+SHARE, N, K = 6, 10, 8
+
+
+class Ranks:
+    """Processes that have met, each of which runs what it is told to."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._folder = tempfile.TemporaryDirectory()
+        place = f"file://{self._folder.name}/store"
+        self._processes = [
+            ProcessPoolExecutor(1, get_context("spawn"), _join, (place, rank, count))
+            for rank in range(count)
+        ]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What each rank returns from ``function(*args)``, or the error it raises."""
+        futures = [process.submit(_outcome, function, args) for process in self._processes]
+        return [future.result(timeout=120) for future in futures]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.shutdown()
+        self._folder.cleanup()
+
+
+def _join(place: str, rank: int, count: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", place, timedelta(seconds=60), count, rank)
+
+
+def _outcome(function: Callable[..., Any], args: tuple) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        return error
+
+
+def numbers(*shape: int, of: int, what: str) -> torch.Tensor:
+    """Of one rank; every rank can make those of all."""
+    generator = torch.Generator().manual_seed(1000 * of + sum(map(ord, what)))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def transposed(b: torch.Tensor) -> torch.Tensor:
+    """The same values, lying in memory column by column."""
+    return b.t().contiguous().t()
+
+
+def _gathered(count: int) -> torch.Tensor:
+    return torch.cat([numbers(SHARE, K, of=r, what="a") for r in range(count)])
+
+
+def part_of_the_world(form: str) -> Any:
+    """The group of the first two ranks, and how a user says it."""
+    part = dist.new_group([0, 1])
+    if dist.get_rank() > 1:
+        return part
+    said = {
+        "group": lambda: part,
+        "name": lambda: part.group_name,
+        "mesh": lambda: DeviceMesh.from_group(part, "cpu"),
+    }
+    return said[form]()
+
+
+def gather(order: str, where: str, form: str | None = None) -> dict[str, bool]:
+    """``all_gather_matmul`` on every rank of a group: what is right."""
+    group = part_of_the_world(form) if form else None
+    me, count = dist.get_rank(), 2 if form else dist.get_world_size()
+    a, b = numbers(SHARE, K, of=me, what="a"), numbers(K, N, of=me, what="b")
+    b = transposed(b) if order == "transposed" else b
+    out = torch.full((SHARE * count, N), torch.nan, dtype=a.dtype) if where == "out" else None
+    c, rows = ops.all_gather_matmul(a, b, group, out=out, return_gathered=True)
+    alone = ops.all_gather_matmul(a, b, group)
+    everyones = _gathered(count)
+    return {
+        "result": torch.allclose(c, everyones @ b),
+        "rows": torch.equal(rows, everyones),
+        "in out": out is None or c is out,
+        "without rows": isinstance(alone, torch.Tensor) and torch.equal(alone, c),
+    }
+
+
+def scatter(order: str, where: str, form: str | None = None) -> dict[str, bool]:
+    """``matmul_reduce_scatter`` on every rank of a group: what is right."""
+    group = part_of_the_world(form) if form else None
+    me, count = dist.get_rank(), 2 if form else dist.get_world_size()
+    a, b = numbers(SHARE * count, K, of=me, what="a"), numbers(K, N, of=me, what="b")
+    b = transposed(b) if order == "transposed" else b
+    out = torch.full((SHARE, N), torch.nan, dtype=a.dtype) if where == "out" else None
+    c = ops.matmul_reduce_scatter(a, b, group, out=out)
+    total = sum(
+        numbers(SHARE * count, K, of=r, what="a") @ numbers(K, N, of=r, what="b")
+        for r in range(count)
+    )
+    mine = total[me * SHARE : (me + 1) * SHARE]
+    return {"result": torch.allclose(c, mine), "in out": out is None or c is out}
+
+
+def two_layers(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, keep: bool) -> torch.Tensor:
+    """A block of a sequence-parallel transformer: gather, multiply, multiply, scatter."""
+    if keep:
+        h, rows = ops.all_gather_matmul(a, b, return_gathered=True)
+        h = h.relu() + rows.sum(1, keepdim=True)
+    else:
+        h = ops.all_gather_matmul(a, b).relu()
+    return ops.matmul_reduce_scatter(h, d)
+
+
+def gradients(keep: bool, compiled: bool) -> dict[str, bool]:
+    """Of ``two_layers``, weighted by numbers of each rank, against those of one process that has
+    the numbers of all ranks."""
+    me, count = dist.get_rank(), dist.get_world_size()
+    every = [
+        [
+            numbers(*shape, of=r, what=what).requires_grad_()
+            for shape, what in (((SHARE, K), "a"), ((K, N), "b"), ((N, K), "d"))
+        ]
+        for r in range(count)
+    ]
+    weights = [numbers(SHARE, K, of=r, what="weight") for r in range(count)]
+    rows = torch.cat([a for a, _, _ in every])
+    total = 0
+    for _, b, d in every:
+        h = (rows @ b).relu()
+        total = total + (h + rows.sum(1, keepdim=True) if keep else h) @ d
+    expected = torch.autograd.grad((total * torch.cat(weights)).sum(), every[me])
+
+    f = torch.compile(two_layers, backend="aot_eager", fullgraph=True) if compiled else two_layers
+    mine = [x.detach().clone().requires_grad_() for x in every[me]]
+    result = f(*mine, keep)
+    found = torch.autograd.grad((result * weights[me]).sum(), mine)
+    right = {"value": torch.allclose(result, total[me * SHARE : (me + 1) * SHARE])}
+    return right | {
+        name: torch.allclose(x, y) for name, x, y in zip("abd", found, expected, strict=True)
+    }
+
+
+def differ() -> None:
+    """Every rank asks for other columns."""
+    me = dist.get_rank()
+    ops.matmul_reduce_scatter(torch.ones(6 * dist.get_world_size(), K), torch.ones(K, 16 + me))

@@ -1,0 +1,249 @@
+"""What operators refuse, copy and keep, before anything is launched."""
+
+from __future__ import annotations
+
+import re
+import types
+import warnings
+
+import pytest
+import torch
+
+import tileweave as tw
+from tileweave import ops
+from tileweave.ops import groups, prepared, problem, strategy
+from tileweave.ops.all_gather_matmul import AllGatherMatmul
+from tileweave.ops.matmul_reduce_scatter import MatmulReduceScatter
+from tileweave.ops.prepared import Prepared
+from tileweave.ops.problem import Problem, checked
+from tileweave.runtime.group import Group
+from tileweave.runtime.heap import HeapExhausted
+
+BF16 = torch.bfloat16
+
+
+def ones(*shape, dtype=torch.float32, device="cpu"):
+    return torch.ones(shape, dtype=dtype, device=device)
+
+
+GATHER, SCATTER = ops.all_gather_matmul, ops.matmul_reduce_scatter
+REFUSED = [
+    (GATHER, (ones(4), ones(4, 4)), {}, "a_shard has shape (4,); expected two positive extents"),
+    (GATHER, (ones(4, 0), ones(0, 4)), {}, "a_shard has shape (4, 0); expected two positive"),
+    (SCATTER, (ones(4, 8), ones(4, 8)), {},
+     "b has shape (4, 8); expected (8, N) for a of shape (4, 8)"),
+    (SCATTER, (ones(4, 8), ones(8, 8, dtype=BF16)), {},
+     "b is of torch.bfloat16; expected torch.float32 as a"),
+    (GATHER, (ones(4, 8, dtype=torch.int32), ones(8, 8, dtype=torch.int32)), {},
+     "a_shard is of torch.int32; expected a floating-point type"),
+    (GATHER, (ones(4, 8), ones(8, 8, device="meta")), {},
+     "b is on meta; expected cpu as a_shard"),
+    (GATHER, (ones(4, 8), ones(8, 8)), {"out": ones(4, 6)},
+     "out has shape (4, 6); expected (4, 8)"),
+    (SCATTER, (ones(4, 8), ones(8, 8)), {"out": ones(4, 8, dtype=BF16)},
+     "out is of torch.bfloat16; expected torch.float32 as a"),
+    (SCATTER, (ones(4, 8), ones(8, 6)), {"out": ones(6, 4).t()},
+     "out has strides (1, 4) and begins at"),
+    (GATHER, (ones(4, 8), ones(8, 8)), {"strategy": "fast"},
+     "strategy='fast'; expected 'auto', 'fused', 'nccl'"),
+    (GATHER, (ones(4, 8), ones(8, 8)), {"strategy": "fused"},
+     "strategy='fused', but the tensors are on cpu; expected cuda"),
+    (GATHER, (ones(4, 8), ones(8, 8)), {"group": 3}, "group=3; expected None, a ProcessGroup"),
+    (GATHER, (ones(4, 8), ones(8, 8)), {"group": "tp"}, "group='tp': "),
+    (GATHER, (ones(4, 8).requires_grad_(), ones(8, 8)), {"out": ones(4, 8)},
+     "out is given and an argument requires a gradient"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operator", "args", "options", "message"), REFUSED)
+def test_refused(operator, args, options, message):
+    with pytest.raises(tw.TileWeaveError) as error:
+        operator(*args, **options)
+    assert message in str(error.value)
+    if "group" not in options:
+        assert str(error.value).startswith(operator.__name__)
+
+
+def test_rows_that_ranks_cannot_share():
+    with pytest.raises(tw.TileWeaveError, match=re.escape(
+        "a has shape (10, 8); expected a multiple of 4 rows for 4 ranks"
+    )):  # fmt: skip
+        checked("matmul_reduce_scatter", ones(10, 8), ones(8, 8), 4)
+
+
+def test_processes_that_have_not_met(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(tw.TileWeaveError, match=r"group=None: the processes have not met; expec"):
+        GATHER(ones(4, 8), ones(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "names"),
+    [
+        (ones(8, 4).t(), ones(8, 6), ["a"]),
+        (ones(4, 8), ones(8, 12)[:, ::2], ["b"]),
+        (ones(33)[1:].view(4, 8), ones(49)[1:].view(6, 8).t(), ["a", "b"]),
+        (ones(4, 8), ones(8, 6), []),
+        (ones(4, 8), ones(6, 8).t(), []),
+    ],
+)
+def test_gaps_are_copied_with_one_warning(a, b, names, monkeypatch):
+    monkeypatch.setattr(problem, "_warned", set())
+    for expected in (names, []):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            c = SCATTER(a, b)
+        assert torch.equal(c, a @ b)
+        said = [str(w.message) for w in caught if "is copied" in str(w.message)]
+        assert [re.match(r"matmul_reduce_scatter: (\w+) of shape", s)[1] for s in said] == expected
+
+
+def test_memory_order_of_b():
+    def transposed(b):
+        return checked("all_gather_matmul", ones(4, 8), b, 2).transposed
+
+    assert not transposed(ones(8, 6))
+    assert transposed(ones(6, 8).t())
+    assert not transposed(ones(8, 12)[:, ::2])
+
+
+def obstacle(monkeypatch, N=8, K=8, ranks=4, dtype=BF16, capability=(9, 0), group=None):
+    """Why a problem on a GPU is not fused."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    joined = Group(0, ranks, 0, torch.device("cuda", 0), None, None)
+    monkeypatch.setattr(strategy.session, "joined", lambda: types.SimpleNamespace(group=joined))
+    asked = Problem("matmul_reduce_scatter", 7, N, K, ranks, dtype, False)
+    return strategy.chosen("auto", asked, torch.device("cuda", 0), group or joined)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"N": 12}, "N=12; expected a multiple of 8"),
+        ({"K": 100}, "K=100; expected a multiple of 8"),
+        ({"ranks": 16}, "there are 16 ranks; expected at most 8"),
+        ({"dtype": torch.float32}, "the tensors are of torch.float32; expected torch.bfloat16 or"),
+        ({"capability": (8, 0)}, "cuda:0 is sm_80; expected sm_90"),
+        ({"group": Group(1, 2, 0, torch.device("cpu"), None, None)},
+         "its 2 ranks are not the group that tw.init joined"),
+    ],
+)  # fmt: skip
+def test_what_is_left_to_nccl(monkeypatch, options, reason):
+    found = obstacle(monkeypatch, **options)
+    assert found.name == "nccl" and found.reason.startswith(reason)
+    assert str(found) == f"nccl: {found.reason}"
+
+
+def test_what_is_fused(monkeypatch):
+    assert obstacle(monkeypatch).name == "fused"
+
+
+def test_strategy_that_was_asked_for():
+    assert ops.strategy_of(SCATTER, ones(4, 8), ones(8, 8), strategy="nccl") == (
+        "nccl", "asked for",
+    )  # fmt: skip
+
+
+class Memory:
+    """An operator that takes bytes of a heap of ten."""
+
+    def __init__(self, free, nbytes):
+        if nbytes > free[0]:
+            raise HeapExhausted(
+                f"symmetric: {nbytes} bytes; expected a larger TILEWEAVE_HEAP_BYTES"
+            )
+        self.heap, self.nbytes = free, nbytes
+        free[0] -= nbytes
+
+    def free(self):
+        self.heap[0] += self.nbytes
+
+
+def sized(nbytes):
+    return Problem("all_gather_matmul", nbytes, 8, 8, 2, BF16, False)
+
+
+@pytest.fixture
+def heap(monkeypatch):
+    """Takes the operator for a problem that needs so many bytes, from a heap of ten."""
+    free, kept = [10], Prepared()
+
+    def take(nbytes, captured=False):
+        monkeypatch.setattr(prepared, "capturing", lambda: captured)
+        return kept.operator(sized(nbytes), lambda p: Memory(free, p.share))
+
+    take.kept = lambda: [p.share for p in kept.operators]
+    return take
+
+
+def test_operators_are_made_once(heap):
+    assert heap(4) is heap(4) is not heap(5)
+
+
+def test_those_not_used_for_longest_make_room(heap):
+    for nbytes in (4, 5, 4, 2):
+        heap(nbytes)
+    assert heap.kept() == [4, 2]
+    heap(9)
+    assert heap.kept() == [9]
+
+
+def test_those_in_a_graph_stay(heap):
+    heap(6)
+    heap(6, captured=True)
+    with pytest.raises(HeapExhausted) as error:
+        heap(5)
+    assert str(error.value) == (
+        "all_gather_matmul of (5, 8) x (8, 8) bfloat16: symmetric: 5 bytes; expected a larger "
+        "TILEWEAVE_HEAP_BYTES"
+    )
+    assert heap.kept() == [6]
+
+
+def test_a_graph_knows_only_what_was_called_before(heap):
+    with pytest.raises(
+        tw.TileWeaveError, match=r"not compiled yet; expected one call before it is"
+    ):
+        heap(4, captured=True)
+    assert heap.kept() == []
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_the_kernels_get_fits_their_declaration(transposed):
+    """Shapes of tensors, in the order of the parameters; kernels and plans check the rest."""
+    ranks, share, N, K = 2, 16, 24, 8
+    seen = []
+    b = ones(N, K, dtype=BF16).t() if transposed else ones(K, N, dtype=BF16)
+    for op, make, rows, out in (
+        ("matmul_reduce_scatter", MatmulReduceScatter, share * ranks, share),
+        ("all_gather_matmul", AllGatherMatmul, share, share * ranks),
+    ):
+        asked = Problem(op, share, N, K, ranks, BF16, transposed)
+        operator = object.__new__(make)
+        operator.problem = asked
+        operator.kernel = operator.plan = lambda *args: seen.append([tuple(x.shape) for x in args])
+        operator.gathered = ones(ranks, ranks, share, K, dtype=BF16)
+        operator(ones(rows, K, dtype=BF16), b, ones(out, N, dtype=BF16))
+    B = (N, K) if transposed else (K, N)
+    assert seen == [
+        [(ranks, share, K), B, (share, N)],
+        [(share, K), B, (ranks, ranks, share, K), (ranks, share, N)],
+    ]
+
+
+def test_name_of_groups():
+    assert groups.name_of(None) == ""
+    assert groups.name_of("tp") == "tp"
+
+
+@pytest.mark.parametrize("name", ["all_gather_matmul", "matmul_reduce_scatter"])
+@pytest.mark.parametrize("out", [False, True])
+def test_registered_as_torch_wants_it(name, out):
+    options = ("", True, "auto") if name == "all_gather_matmul" else ("", "auto")
+    tensors = [torch.randn(6, 8), torch.randn(8, 4)]
+    if out:
+        op, args = f"{name}_out", (*tensors, torch.empty(6, 4), *options)
+    else:
+        op, args = name, (*(t.requires_grad_() for t in tensors), *options)
+    found = torch.library.opcheck(getattr(torch.ops.tileweave, op).default, args)
+    assert set(found.values()) == {"SUCCESS"}

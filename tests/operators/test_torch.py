@@ -1,0 +1,58 @@
+"""The torch operators on ranks that are processes: values, gradients, groups, ranks that differ.
+
+Tensors are on the CPU, so that the collectives are gloo's; the fused kernels have tests of their
+own (test_programs.py, tests/gpu/ops.py).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import tileweave as tw
+from tests.operators import on_ranks
+
+
+@pytest.fixture(scope="module")
+def three():
+    ranks = on_ranks.Ranks(3)
+    yield ranks
+    ranks.close()
+
+
+def assert_right(outcomes):
+    for rank, outcome in enumerate(outcomes):
+        if isinstance(outcome, Exception):
+            raise outcome
+        assert all(outcome.values()), (rank, outcome)
+
+
+@pytest.mark.parametrize("where", ["new", "out"])
+@pytest.mark.parametrize("order", ["row-major", "transposed"])
+@pytest.mark.parametrize("operator", [on_ranks.gather, on_ranks.scatter])
+def test_values(three, operator, order, where):
+    assert_right(three.run(operator, order, where))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("keep", [False, True], ids=["product", "product and rows"])
+def test_gradients(three, keep, compiled):
+    assert_right(three.run(on_ranks.gradients, keep, compiled))
+
+
+@pytest.mark.parametrize("form", ["group", "name", "mesh"])
+@pytest.mark.parametrize("operator", [on_ranks.gather, on_ranks.scatter])
+def test_part_of_the_world(three, operator, form):
+    *inside, outside = three.run(operator, "row-major", "new", form)
+    assert_right(inside)
+    assert isinstance(outside, tw.TileWeaveError) and "expected" in str(outside)
+
+
+def test_ranks_that_disagree_are_told(three):
+    for error in three.run(on_ranks.differ):
+        assert str(error) == (
+            "matmul_reduce_scatter: the ranks disagree ("
+            "rank 0: matmul_reduce_scatter of (18, 8) x (8, 16) float32; "
+            "rank 1: matmul_reduce_scatter of (18, 8) x (8, 17) float32; "
+            "rank 2: matmul_reduce_scatter of (18, 8) x (8, 18) float32); "
+            "expected the same shapes, types and memory order on every rank"
+        )
