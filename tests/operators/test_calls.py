@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -247,3 +248,13 @@ def test_registered_as_torch_wants_it(name, out):
         op, args = name, (*(t.requires_grad_() for t in tensors), *options)
     found = torch.library.opcheck(getattr(torch.ops.tileweave, op).default, args)
     assert set(found.values()) == {"SUCCESS"}
+
+
+def test_module_of_the_page():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "ops.md").read_text()
+    (text,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict = {}
+    exec(text, names)
+    mlp, x = names["MLP"](8, 6), torch.randn(4, 8)
+    expected = torch.nn.functional.silu(x @ mlp.up.t()) @ mlp.down.t()
+    assert torch.allclose(mlp(x), expected)
