@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .accesses import Kind
-from .boxes import Boxes, distinct
+from .boxes import Boxes
 
 _PIECE = 1 << 20
 """Cells painted at a time: keeps temporary arrays small."""
@@ -29,18 +29,16 @@ class Grid:
     def __init__(self, shape: Sequence[int], boxes: Sequence[Boxes]) -> None:
         self.shape = tuple(shape)
         self.cell = tuple(
-            self._cut(n, [b.distinct[at] for b in boxes for at in (2 + a, 2 + len(self.shape) + a)])
+            self._cut(n, [ends for b in boxes for ends in b.bounds[a]])
             for a, n in enumerate(self.shape)
         )
         self.cells = tuple(-(-n // c) for n, c in zip(self.shape, self.cell, strict=True))
 
     @staticmethod
-    def _cut(extent: int, bounds_of: list[np.ndarray]) -> int:
+    def _cut(extent: int, ends_of: list[np.ndarray]) -> int:
         step = 0
-        for bounds in bounds_of:
-            found = distinct((bounds,), lambda codes: (codes,))
-            values = bounds if found is None else found[0]
-            step = int(np.gcd.reduce(values[values < extent], initial=step))
+        for ends in ends_of:
+            step = int(np.gcd.reduce(ends[ends < extent], initial=step))
         return step or extent
 
     def cells_of(self, boxes: Boxes, *, each: bool = False):
@@ -51,7 +49,7 @@ class Grid:
             each: a box as often as a rank touches it, not once.
         """
         axes = len(self.shape)
-        rank, home, *rest = boxes.flat() if each else boxes.distinct
+        rank, home, *rest = boxes.flat() if each else boxes.each
         return rank, home, self.cells_in(home, rest[:axes], rest[axes:])
 
     def cells_in(self, home, low, high):

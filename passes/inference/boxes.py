@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from .accesses import Access, Program
 from .space import NotEvaluable, Space
 
 _TABLE = 1 << 25
+_TRUE = np.ones((), np.bool_)
 _EXPECTED = "signals and waits written by hand"
 
 
@@ -50,50 +51,93 @@ class Boxes:
     def where(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
         """``values``, flat, of the iterations in which it happens; once for those that differ in
         none of them."""
-        mask, *every = np.broadcast_arrays(self.mask, *values)
-        if mask.all():
-            return tuple(a.ravel() for a in every)
-        return tuple(a[mask] for a in every)
+        return _where(self.mask, values)
+
+    def distinct(self, *values: np.ndarray) -> list[np.ndarray]:
+        """The combinations of ``values``, flat, in the iterations in which it happens, each once
+        where they are few enough to be marked in a table."""
+        return combinations(values, self.mask)
 
     @cached_property
-    def distinct(self) -> tuple[np.ndarray, ...]:
-        """``rank, home, low..., high...``, flat, each box once for each rank where the combinations
-        of these are few enough to be marked in a table."""
-        sizes = [high - low for low, high in zip(self.low, self.high, strict=True)]
-        found = distinct((self.rank, self.home, *self.low, *sizes), self.where)
-        if found is None:
-            return self.flat()
+    def _sizes(self) -> list[np.ndarray]:
+        return [high - low for low, high in zip(self.low, self.high, strict=True)]
+
+    @cached_property
+    def each(self) -> tuple[np.ndarray, ...]:
+        """``rank, home, low..., high...``, flat, each box once for each rank."""
         axes = len(self.low)
-        rank, home, low, size = found[0], found[1], found[2 : 2 + axes], found[2 + axes :]
+        rank, home, *bounds = self.distinct(self.rank, self.home, *self.low, *self._sizes)
+        low, size = bounds[:axes], bounds[axes:]
         return rank, home, *low, *(a + n for a, n in zip(low, size, strict=True))
+
+    @cached_property
+    def bounds(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """``low, high`` of each axis behind the rank's, flat, those that occur."""
+        found = [self.distinct(*pair) for pair in zip(self.low, self._sizes, strict=True)]
+        return [(low, low + size) for low, size in found]
 
     def ranks_and_homes(self) -> set[tuple[int, int]]:
         """Which ranks touch whose copies."""
-        rank, home, *_ = self.distinct
-        codes = np.flatnonzero(np.bincount((rank << 8) + home))
-        return {divmod(int(code), 1 << 8) for code in codes}
+        rank, home = self.distinct(self.rank, self.home)
+        return set(zip(rank.tolist(), home.tolist(), strict=True))
 
 
-def distinct(
-    fields: Sequence[np.ndarray], pick: Callable[[np.ndarray], tuple[np.ndarray, ...]]
-) -> list[np.ndarray] | None:
-    """The combinations of ``fields`` that occur, once each: marked in a table, which takes a tenth
-    of the time of sorting them. None where they are negative, or too many could occur.
+def combinations(fields: Sequence[np.ndarray], mask: np.ndarray) -> list[np.ndarray]:
+    """The combinations of ``fields``, flat, where ``mask`` holds, each once where they are few
+    enough to be marked in a table.
 
-    Args:
-        pick: the code of each combination -> of those that count.
+    Fields that vary along no axis in common are looked at apart: of these all combinations occur.
     """
+    found: dict[int, np.ndarray] = {}
+    length = 1
+    for numbers in _apart([mask, *fields]):
+        with_mask = numbers[0] == 0
+        numbers = numbers[with_mask:]
+        if numbers:
+            columns = _marked([fields[n - 1] for n in numbers], mask if with_mask else _TRUE)
+            new = len(columns[0])
+        else:
+            columns, new = (), int(mask.any())
+        found = {n: np.repeat(column, new) for n, column in found.items()}
+        found |= {n: np.tile(c, length) for n, c in zip(numbers, columns, strict=True)}
+        length *= new
+    return [found[n] for n in sorted(found)]
+
+
+def _apart(arrays: Sequence[np.ndarray]) -> list[list[int]]:
+    """The numbers of those that, one by one, vary along an axis in common; axes are counted from
+    the last."""
+    sets: list[tuple[set[int], list[int]]] = []
+    for number, array in enumerate(arrays):
+        axes, numbers = {a - array.ndim for a, n in enumerate(array.shape) if n != 1}, [number]
+        for others, known in [s for s in sets if s[0] & axes]:
+            sets.remove((others, known))
+            axes, numbers = axes | others, known + numbers
+        sets.append((axes, sorted(numbers)))
+    return [numbers for _, numbers in sets]
+
+
+def _where(mask: np.ndarray, values: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    holds, *every = np.broadcast_arrays(mask, *values)
+    if holds.all():
+        return tuple(a.ravel() for a in every)
+    return tuple(a[holds] for a in every)
+
+
+def _marked(fields: Sequence[np.ndarray], mask: np.ndarray) -> Sequence[np.ndarray]:
+    """The combinations that occur, once each: marked in a table, which takes a tenth of the time of
+    sorting them. Every one of them where they are negative, or too many could occur."""
     if any(a.min(initial=0) < 0 for a in fields):
-        return None
+        return _where(mask, fields)
     units = [int(np.gcd.reduce(a, axis=None)) or 1 for a in fields]
     radix = [int(a.max(initial=0)) // u + 1 for a, u in zip(fields, units, strict=True)]
     if math.prod(radix) > _TABLE:
-        return None
+        return _where(mask, fields)
     code = np.int64(0)
     for field, unit, n in zip(fields, units, radix, strict=True):
         code = code * n + field // unit
     seen = np.zeros(math.prod(radix), np.bool_)
-    seen[pick(np.asarray(code))] = True
+    seen[_where(mask, [np.asarray(code)])] = True
     left, out = np.flatnonzero(seen), []
     for n, unit in zip(reversed(radix), reversed(units), strict=True):
         left, digit = np.divmod(left, n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +72,7 @@ class Copies:
 
 def with_copies(func: tirx.PrimFunc, copies: Sequence[Copy]) -> tirx.PrimFunc:
     """``func`` knowing that a plan copies into its tensors."""
-    listed = [dataclasses.asdict(c) for c in copies]
+    listed = [vars(c) for c in copies]
     return func.with_attr(COPIES, tirx.StringImm(json.dumps(listed)))
 
 

@@ -13,7 +13,7 @@ from tvm import tirx
 from ...builtins.errors import LanguageError
 from .accesses import Access, Kind
 from .board import volumes
-from .boxes import Boxes, distinct
+from .boxes import Boxes
 from .symbols import Symbols
 from .traffic import Traffic
 
@@ -52,7 +52,8 @@ class Granules:
         """The number of the granule in which boxes that begin at ``low`` lie."""
         number = np.int64(0)
         for start, size, count in zip(low, self.size, self.counts, strict=True):
-            number = number * count + np.minimum(start // size, count - 1)
+            if count > 1:
+                number = number * count + np.minimum(start // size, count - 1)
         return np.asarray(number)
 
     def index(self, access: Access, symbols: Symbols) -> tirx.PrimExpr:
@@ -93,7 +94,7 @@ def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> 
     every = list(traffic.boxes.values())
     size = []
     for axis, extent in enumerate(shape):
-        bounds = [_bounds(b, axis) for b in every]
+        bounds = [b.bounds[axis] for b in every]
         if wanted is not None:
             for boxes, (low, high) in zip(every, bounds, strict=True):
                 if not _whole(low, high, wanted[axis]):
@@ -106,13 +107,6 @@ def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> 
         else:
             size.append(_least(bounds, extent))
     return Granules(shape, tuple(size))
-
-
-def _bounds(boxes: Boxes, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    _, _, *bounds = boxes.distinct
-    low, high = bounds[axis], bounds[len(boxes.low) + axis]
-    found = distinct((low, high - low), lambda codes: (codes,))
-    return (low, high) if found is None else (found[0], found[0] + found[1])
 
 
 def _whole(low: np.ndarray, high: np.ndarray, size: int) -> bool:

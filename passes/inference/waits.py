@@ -101,8 +101,7 @@ def _arrivals(
 ) -> tirx.PrimExpr:
     """Units that arrive in the granule in each launch, as an expression."""
     arrivals, granules = counter.arrivals, counter.granules
-    _, home, *bounds = boxes.distinct
-    number = granules.at(bounds[: len(boxes.low)])
+    home, number = boxes.distinct(boxes.home, granules.of(boxes))
     seen = arrivals[home, number]
     values = np.unique(seen)
     if len(values) == 1:
