@@ -60,7 +60,9 @@ class Run:
             if p.name in rounds[0][me]:
                 values = [torch.from_numpy(inputs[me][p.name]).cuda() for inputs in rounds]
             else:
-                values = [torch.full(s, torch.nan, dtype=dtype, device="cuda") for s in shapes]
+                values = [
+                    torch.full(s, unwritten(dtype), dtype=dtype, device="cuda") for s in shapes
+                ]
             if p.symmetric:
                 self.copies[p.name] = values
                 values = self._views(p.name, shapes, dtype)
@@ -90,7 +92,7 @@ class Run:
     def clear(self) -> None:
         for name in self.expected[0]:
             for out in self.copies.get(name, self.arguments[name]):
-                out.fill_(torch.nan)
+                out.fill_(unwritten(out.dtype))
 
     def free(self) -> None:
         torch.cuda.synchronize()
@@ -98,6 +100,11 @@ class Run:
             self.kernel.free()
         for tensor in self.symmetric.values():
             tensor.free()
+
+
+def unwritten(dtype: torch.dtype) -> float:
+    """What no program computes."""
+    return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 def back_to_back(run: Run, launches: int) -> list[int]:
