@@ -11,6 +11,10 @@ from ..runtime.group import Group
 # Renamed in torch 2.13; the old names warn there.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_traced_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+_traced_reduce = (
+    getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
+)
 
 
 def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
@@ -34,13 +38,11 @@ def traced_all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
     """``all_gather`` that ``torch.compile`` can trace."""
     if group.process_group is None:
         return share
-    return functional.wait_tensor(functional.all_gather_tensor(share, 0, group.process_group))
+    return functional.wait_tensor(_traced_gather(share, 0, group.process_group))
 
 
 def traced_reduce_scatter(rows: torch.Tensor, group: Group) -> torch.Tensor:
     """``reduce_scatter`` that ``torch.compile`` can trace."""
     if group.process_group is None:
         return rows
-    return functional.wait_tensor(
-        functional.reduce_scatter_tensor(rows, "sum", 0, group.process_group)
-    )
+    return functional.wait_tensor(_traced_reduce(rows, "sum", 0, group.process_group))

@@ -1,4 +1,5 @@
-"""The command line: ``tileweave emit``, ``explain``, ``simulate``, ``mutate`` and ``doctor``."""
+"""The command line: ``tileweave emit``, ``explain``, ``simulate``, ``mutate``, ``bench`` and
+``doctor``."""
 
 from __future__ import annotations
 
@@ -98,10 +99,65 @@ def _parser() -> argparse.ArgumentParser:
     change.add_argument("--json", action="store_true", help="one JSON object for each program")
     change.set_defaults(run=_mutate)
 
+    _add_bench(commands)
+
     doctor = commands.add_parser("doctor", help="say what this machine has, and what will not work")
     doctor.add_argument("--json", action="store_true", help="the same for programs")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_bench(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="time the operators beside GEMM and NCCL: torchrun --nproc-per-node=4 -m tileweave "
+        "bench",
+    )
+    add = bench.add_argument
+    add("ops", nargs="*", metavar="OPERATOR", help="such as all_gather_matmul; default: all")
+    add(
+        "--shapes",
+        default="llama70b",
+        metavar="NAME,...",
+        help="llama8b, llama70b, llama405b, qwen72b or MxNxK; default: %(default)s",
+    )
+    add(
+        "--rows",
+        default="1024,2048,4096,8192,16384",
+        metavar="M,...",
+        help="rows of each model; default: %(default)s",
+    )
+    add("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    add("--warmups", type=_count, default=5, help="default: %(default)s")
+    add("--runs", type=_count, default=20, help="default: %(default)s")
+    add("--json", metavar="OUT", help="write the results there, too")
+    bench.set_defaults(run=_bench)  # fmt: skip
+
+
+def _count(text: str) -> int:
+    """A positive integer of the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}; expected a positive integer")
+    return int(text)
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from . import bench
+
+    try:
+        rows = [_count(text) for text in options.rows.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise TileWeaveError(f"bench: --rows {error}") from None
+    if not bench.run(
+        options.ops,
+        options.shapes.split(","),
+        rows,
+        options.dtype,
+        options.warmups,
+        options.runs,
+        options.json,
+    ):
+        raise SystemExit(1)  # fmt: skip
 
 
 def _add_size(parser: argparse.ArgumentParser) -> None:

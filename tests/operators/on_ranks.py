@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -13,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tileweave import ops
+from tileweave import bench, ops
 
 SHARE, N, K = 6, 10, 8
 
@@ -158,3 +160,21 @@ def differ() -> None:
     """Every rank asks for other columns."""
     me = dist.get_rank()
     ops.matmul_reduce_scatter(torch.ones(6 * dist.get_world_size(), K), torch.ones(K, 16 + me))
+
+
+def benchmark(file: str, broken: bool) -> tuple[bool, str]:
+    """Whether ``tileweave bench`` found both operators right, and what it printed."""
+    said = io.StringIO()
+    names = dict(bench.OPERATORS)
+    if broken:
+        bench.OPERATORS.update({name: _zeros for name in names})
+    try:
+        with contextlib.redirect_stdout(said):
+            right = bench.run([], ["66x48x36", "24x12x18"], [], "bfloat16", 1, 2, file)
+    finally:
+        bench.OPERATORS.update(names)
+    return right, said.getvalue()
+
+
+def _zeros(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, strategy: str = "auto") -> None:
+    out.zero_()

@@ -1,0 +1,262 @@
+"""The operators of tileweave.ops between real GPUs: values, gradients, graphs, refusals.
+
+    torchrun --nproc-per-node=4 tests/gpu/operators.py [CHECK ...]
+
+Results are compared with fp32 products of torch. Without a GPU the same checks, but for those of
+graphs and of the heap, run with gloo: that tries this file, not the kernels.
+"""
+
+import argparse
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import tileweave as tw
+from tileweave import ops
+from tileweave.ops import collectives
+from tileweave.ops.groups import group_of
+from tileweave.ops.prepared import prepared
+
+GPU = torch.cuda.is_available()
+FUSED = "fused" if GPU else "nccl"
+HEAP_BYTES = 512 << 20
+TOLERANCE = 1e-2
+SIZES = [(256, 512, 256), (1024, 2048, 1024), (200, 328, 136), (1000, 2056, 1800), (8, 8, 8)]
+"""share, N, K: whole tiles, tails along every axis, less than a tile."""
+
+
+class Product:
+    """One operator with inputs; what is right."""
+
+    def __init__(self, op, share, N, K, dtype=torch.bfloat16, transposed=True) -> None:
+        self.op, self.sizes, self.dtype = op, (share, N, K), dtype
+        self.gathers = op is ops.all_gather_matmul
+        self.ranks = group_of("").world_size
+        rows, out = (share, share * self.ranks)[:: 1 if self.gathers else -1]
+        self.name = f"{op.__name__} {self.sizes} {dtype} {'transposed' if transposed else 'as is'}"
+        self.a, self.b = self.new(rows, K), self.new(N, K).t() if transposed else self.new(K, N)
+        self.out = self.new(out, N)
+        self.refill()
+
+    def new(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self.dtype, device="cuda" if GPU else "cpu")
+
+    def refill(self) -> None:
+        for operand in (self.a, self.b):
+            operand.normal_().div_(8)
+        self.out.fill_(float("nan"))
+
+    def call(self) -> torch.Tensor:
+        return self.op(self.a, self.b, out=self.out, strategy=FUSED)
+
+    def right(self) -> torch.Tensor:
+        a, b, group = self.a.float(), self.b.float(), group_of("")
+        if self.gathers:
+            return collectives.all_gather(a, group) @ b
+        right = torch.empty(self.out.shape, device=a.device)
+        collectives.reduce_scatter(a @ b, right, group)
+        return right
+
+    def fault(self, found: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
+        """What is wrong with ``found``, by default ``out``, or ""."""
+        right = self.right() if right is None else right
+        found = self.out if found is None else found
+        error = error_of(found, right)
+        return "" if error <= TOLERANCE else f"{self.name}: relative error {error:.1e}"
+
+
+def error_of(found: torch.Tensor, right: torch.Tensor) -> float:
+    error = ((found.float() - right.float()).norm() / right.float().norm()).item()
+    return error if error == error else float("inf")
+
+
+def products(**options) -> list[Product]:
+    return [
+        Product(op, *sizes, **options)
+        for sizes in SIZES
+        for op in (ops.all_gather_matmul, ops.matmul_reduce_scatter)
+    ]
+
+
+def check_values() -> str:
+    for dtype in (torch.bfloat16, torch.float16):
+        for transposed in (True, False):
+            for product in products(dtype=dtype, transposed=transposed):
+                for _ in range(3):
+                    product.refill()
+                    product.call()
+                    if fault := product.fault():
+                        return fault
+    return ""
+
+
+def check_bits() -> str:
+    """Equal inputs give equal bits; the gathered rows are the rows."""
+    for product in products():
+        first = product.call().clone()
+        if any(not torch.equal(product.call(), first) for _ in range(10)):
+            return f"{product.name}: not the same in each call"
+        if product.gathers:
+            _, rows = ops.all_gather_matmul(
+                product.a, product.b, return_gathered=True, strategy=FUSED
+            )
+            if not torch.equal(rows, collectives.all_gather(product.a, group_of(""))):
+                return f"{product.name}: gathered rows are wrong"
+    return ""
+
+
+def check_back_to_back(calls: int = 200) -> str:
+    """Many calls of operators of all sizes without the host waiting, ranks late at random."""
+    torch.manual_seed(1)
+    choice = torch.randint(len(SIZES) * 2, (calls,)).tolist()
+    every = [products() for _ in range(3)]
+    rights = [[p.right() for p in given] for given in every]
+    torch.manual_seed(100 + group_of("").rank)
+    found = []
+    for number, which in enumerate(choice):
+        product = every[number % 3][which]
+        if GPU and torch.rand(()) < 0.3:
+            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
+        found.append((number % 3, which, product.call().clone()))
+    for given, which, result in found:
+        if fault := every[given][which].fault(result, rights[given][which]):
+            return fault
+    return ""
+
+
+def check_graph(replays: int = 100) -> str:
+    """Two calls of each in one graph, replayed with inputs that change."""
+    given = [p for p in products() for _ in range(2)]
+    for product in given:
+        product.call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for product in given:
+            product.call()
+    for number in range(replays):
+        for product in given:
+            product.refill()
+        graph.replay()
+        if number % 10 == 0:
+            for product in given:
+                if fault := product.fault():
+                    return f"replay {number}: {fault}"
+    new = Product(ops.all_gather_matmul, 16, 16, 24)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            new.call()
+    except tw.TileWeaveError as error:
+        return "" if "not compiled yet" in str(error) else str(error)
+    return "a new shape was captured"
+
+
+def two_layers(x, up, down, strategy):
+    h = ops.all_gather_matmul(x, up.t(), strategy=strategy)
+    return ops.matmul_reduce_scatter(h.relu(), down.t(), strategy=strategy)
+
+
+def check_gradients() -> str:
+    """Fused against torch's, and compiled against eager."""
+    new = Product(ops.all_gather_matmul, 8, 8, 8).new
+    tensors = [
+        new(*s).normal_().div_(8) for s in ((200, 512), (1032, 512), (512, 1032), (200, 512))
+    ]
+    compiled = torch.compile(two_layers, backend="aot_eager", fullgraph=True)
+    results = []
+    for f, strategy in ((two_layers, "nccl"), (two_layers, FUSED), (compiled, FUSED)):
+        *given, weight = (t.clone().requires_grad_() for t in tensors)
+        y = f(*given, strategy)
+        results.append([y, *torch.autograd.grad((y * weight).sum(), given)])
+    for of, result in zip(("fused", "compiled"), results[1:], strict=True):
+        for name, found, right in zip(("y", "x", "up", "down"), result, results[0], strict=True):
+            if (error := error_of(found, right)) > 2 * TOLERANCE:
+                return f"{of}: {name}: relative error {error:.1e}"
+    return ""
+
+
+def check_heap() -> str:
+    """Operators make room for each other; one that cannot fit is refused; a graph's stays."""
+    ranks = group_of("").world_size
+    share = HEAP_BYTES // 4 // (2 * 1024 * ranks)
+    given = [Product(ops.all_gather_matmul, share - 8 * i, 512, 1024) for i in range(5)]
+    for _ in range(2):
+        for product in given:
+            product.refill()
+            product.call()
+            if fault := product.fault():
+                return fault
+    shares = [p.share for p in prepared(group_of("")).operators]
+    if all(share - 8 * i in shares for i in range(5)):
+        return "five quarters of the heap are allocated"
+    try:
+        Product(ops.all_gather_matmul, 4 * share, 512, 1024).call()
+    except tw.TileWeaveError as error:
+        return "" if "TILEWEAVE_HEAP_BYTES" in str(error) else str(error)
+    return "more than the heap was allocated"
+
+
+def check_disagreement() -> str:
+    me = group_of("").rank
+    begin = time.perf_counter()
+    wrong = Product(ops.matmul_reduce_scatter, 64, 512 + 8 * me, 256)
+    try:
+        wrong.op(wrong.a, wrong.b, strategy=FUSED)
+    except tw.TileWeaveError as error:
+        if f"(256, {512 + 8 * me})" not in str(error):
+            return str(error)
+        if (seconds := time.perf_counter() - begin) > 10:
+            return f"told after {seconds:.0f} s"
+    else:
+        return "" if group_of("").world_size == 1 else "not told"
+    product = Product(ops.matmul_reduce_scatter, 64, 512, 256)
+    product.call()
+    return product.fault()
+
+
+CHECKS = {
+    "values": check_values,
+    "bits": check_bits,
+    "back to back": check_back_to_back,
+    "graph": check_graph,
+    "gradients": check_gradients,
+    "heap": check_heap,
+    "disagreement": check_disagreement,
+}
+NEED_GPU = ("graph", "heap")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
+    options = parser.parse_args()
+    if GPU:
+        tw.init(heap_bytes=HEAP_BYTES)
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    group = group_of("")
+    torch.manual_seed(group.rank)
+    failed = 0
+    for name in options.checks or CHECKS:
+        if not GPU and name in NEED_GPU:
+            print(f"rank {group.rank}: {name}: not run: no GPU", flush=True)
+            continue
+        fault = CHECKS[name]()
+        failed += bool(fault)
+        group.synchronize()
+        group.meet("check")
+        print(f"rank {group.rank}: {name}: {fault or 'right'}", flush=True)
+    if GPU:
+        tw.finalize()
+    elif dist.is_initialized():
+        dist.destroy_process_group()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
