@@ -39,7 +39,7 @@ def call(
     if out is not None:
         check_layout(op, out)
     strategy = chosen(asked, problem, a.device, ranks)
-    agree(ranks, problem)
+    agree(ranks, problem, strategy.name)
     a, b = laid_out(problem, a, b)
     c = a.new_empty(problem.shape) if out is None else out
     return Call(problem, ranks, strategy.name == "fused", a, b, c)

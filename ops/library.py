@@ -24,7 +24,8 @@ def define(
         gradient: saves what the gradients need, and makes them, as ``torch.library`` wants it.
     """
     name = schema.partition("(")[0]
-    _LIBRARY.define(schema)
+    # b stays transposed under torch.compile if it is: no copy, and the kernel for it.
+    _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
     _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tileweave::{name}", fake, lib=_LIBRARY)
     if gradient is not None:

@@ -15,7 +15,7 @@ _ALIGNMENT = 16
 ARGUMENTS = {"all_gather_matmul": ("a_shard", "b"), "matmul_reduce_scatter": ("a", "b")}
 """How each operator calls its operands."""
 _warned: set[tuple[str, str]] = set()
-_agreed: dict[Group, set[Problem]] = {}
+_agreed: dict[Group, set[str]] = {}
 
 
 @dataclass(frozen=True)
@@ -140,23 +140,27 @@ def _laid_out(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def agree(group: Group, problem: Problem) -> None:
-    """Make sure that all ranks are asked the same. Collective for each new problem.
+def agree(group: Group, problem: Problem, strategy: str) -> None:
+    """Make sure that all ranks do the same. Collective for each new problem.
+
+    Args:
+        strategy: its name.
 
     Raises:
-        TileWeaveError: they are not; it names what each of them was asked.
+        TileWeaveError: they do not; it names what each of them was asked.
     """
+    asked = f"{problem}, {strategy}"
     known = _agreed.setdefault(group, set())
-    if problem in known:
+    if asked in known:
         return
-    said = group.exchange("operators", str(problem))
+    said = group.exchange("operators", asked)
     if len(set(said)) > 1:
         each = "; ".join(f"rank {rank}: {what}" for rank, what in enumerate(said))
         raise TileWeaveError(
-            f"{problem.op}: the ranks disagree ({each}); expected the same shapes, types and "
-            "memory order on every rank"
+            f"{problem.op}: the ranks disagree ({each}); expected the same shapes, types, memory "
+            "order and strategy on every rank"
         )
-    known.add(problem)
+    known.add(asked)
 
 
 def _is_laid_out(tensor: torch.Tensor) -> bool:

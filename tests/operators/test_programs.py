@@ -21,6 +21,7 @@ CASES = [
     (2, TAILS, False, "float16"),
     (3, TAILS, True, "bfloat16"),
     (5, (8, 24, 8), False, "bfloat16"),
+    (8, (8, 8, 8), True, "bfloat16"),
 ]
 
 

@@ -53,10 +53,10 @@ def test_ranks_that_disagree_are_told(three):
     for error in three.run(on_ranks.differ):
         assert str(error) == (
             "matmul_reduce_scatter: the ranks disagree ("
-            "rank 0: matmul_reduce_scatter of (18, 8) x (8, 16) float32; "
-            "rank 1: matmul_reduce_scatter of (18, 8) x (8, 17) float32; "
-            "rank 2: matmul_reduce_scatter of (18, 8) x (8, 18) float32); "
-            "expected the same shapes, types and memory order on every rank"
+            "rank 0: matmul_reduce_scatter of (18, 8) x (8, 16) float32, nccl; "
+            "rank 1: matmul_reduce_scatter of (18, 8) x (8, 17) float32, nccl; "
+            "rank 2: matmul_reduce_scatter of (18, 8) x (8, 18) float32, nccl); "
+            "expected the same shapes, types, memory order and strategy on every rank"
         )
 
 

@@ -1,0 +1,111 @@
+"""The way of a fused call, from the user's tensors to the kernel's arguments and back, on one rank.
+
+The heap, the plan, its checks and its copies are real; a fake multiplies.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from tests.test_plan import FakeKernel, Ranks
+from tileweave import ops
+from tileweave.ops import prepared, strategy
+from tileweave.ops.groups import group_of
+from tileweave.ops.matmul_reduce_scatter import MatmulReduceScatter
+from tileweave.runtime import plan_streams, session
+from tileweave.runtime.heap import HeapExhausted
+from tileweave.runtime.parameters import parameters_of
+
+
+class Multiplier(FakeKernel):
+    """C is A, or what was gathered, times B; its arguments are as its program declares them."""
+
+    def __call__(self, *arguments):
+        given = dict(zip([p.name for p in parameters_of(self.program)], arguments, strict=True))
+        for p in parameters_of(self.program):
+            shape = tuple(given[p.name].shape)
+            assert (shape[1:] if p.symmetric else shape) == p.shape
+            assert given[p.name].is_contiguous() or p.symmetric
+        a = given["A"] if "A" in given else given["gathered"][0]
+        b = given["B"] if given["B"].shape[0] == a.shape[-1] else given["B"].t()
+        given["C"].copy_((a @ b).view(given["C"].shape))
+        self.log.append(str(self.program.attrs["global_symbol"]))
+
+
+@pytest.fixture
+def on_rank(every_rank, monkeypatch):
+    """Runs a function on a rank with a heap, where everything can be fused; gives what it returns
+    and what ran."""
+    world = Ranks(1, monkeypatch)
+
+    def compiled(program, **options):
+        return Multiplier(program, world.here.log)
+
+    monkeypatch.setattr(plan_streams, "compile", compiled)
+    monkeypatch.setattr(sys.modules[MatmulReduceScatter.__module__], "compiled", compiled)
+    monkeypatch.setattr(strategy, "_obstacle", lambda *_: None)
+
+    def run(function):
+        def rank(group):
+            world.join(group)
+            monkeypatch.setattr(session, "_session", world.here.session)
+            return function(), world.here.log
+
+        (found,) = every_rank(rank, 1)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("given_out", [False, True], ids=["new", "out"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["row-major", "transposed"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("operator", [ops.all_gather_matmul, ops.matmul_reduce_scatter])
+def test_value(on_rank, operator, dtype, transposed, given_out):
+    a, b = torch.randn(40, 16).to(dtype), torch.randn(16, 24).to(dtype)
+    b = b.t().contiguous().t() if transposed else b
+    out = torch.empty(40, 24, dtype=dtype) if given_out else None
+
+    def calls():
+        return [operator(a, b, out=out, strategy="fused") for _ in range(2)]
+
+    results, log = on_rank(calls)
+    assert all(torch.equal(c, a @ b) for c in results)
+    assert not given_out or all(c is out for c in results)
+    kernel = "gathered_matmul" if operator is ops.all_gather_matmul else operator.__name__
+    assert [entry for entry in log if isinstance(entry, str)] == [kernel] * 2
+
+
+def test_gathered_rows_are_a_copy(on_rank):
+    a, b = torch.randn(2, 40, 16).bfloat16(), torch.randn(16, 24).bfloat16()
+
+    def calls():
+        return [ops.all_gather_matmul(x, b, return_gathered=True) for x in a]
+
+    results, _ = on_rank(calls)
+    for x, (c, rows) in zip(a, results, strict=True):
+        assert torch.equal(rows, x) and torch.equal(c, x @ b)
+
+
+def test_each_problem_is_prepared_once_and_makes_room(on_rank):
+    """Of a heap of 2 MiB."""
+    b = torch.randn(512, 24).bfloat16()
+
+    def calls():
+        kept = []
+        for rows in (600, 600, 1200, 600, 800):
+            ops.all_gather_matmul(torch.randn(rows, 512).bfloat16(), b)
+            kept.append([p.M for p in prepared.prepared(group_of("")).operators])
+        with pytest.raises(
+            HeapExhausted, match=r"all_gather_matmul of \(4000, 512\) .* 4096000 by"
+        ):
+            ops.all_gather_matmul(torch.randn(4000, 512).bfloat16(), b)
+        return kept
+
+    kept, _ = on_rank(calls)
+    assert kept == [[600], [600], [600, 1200], [1200, 600], [600, 800]]
