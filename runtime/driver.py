@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from ..builtins.errors import TileWeaveError
@@ -24,27 +25,30 @@ def driver() -> Any:
     return bindings
 
 
+def function(name: str, stream: int | None = None) -> Callable[..., Any]:
+    """The driver function ``name``, looked up once, to be called as by ``call``."""
+    bindings = driver()
+    unchecked, success = getattr(bindings, name), bindings.CUresult.CUDA_SUCCESS
+
+    def checked(*args: Any) -> Any:
+        status, *result = unchecked(*args)
+        if status != success:
+            place = f"rank {os.environ.get('RANK', '0')}"
+            if stream is not None:
+                place += f", stream {stream:#x}"
+            shown = ", ".join(hex(a) if isinstance(a, int) else type(a).__name__ for a in args)
+            raise DriverError(f"{name}({shown}): {status.name} on {place}; expected CUDA_SUCCESS")
+        if not result:
+            return None
+        return result[0] if len(result) == 1 else tuple(result)
+
+    return checked
+
+
 def call(name: str, *args: Any, stream: int | None = None) -> Any:
     """Call the driver function ``name``; its result, without the status.
 
     Raises:
         DriverError: the call's status is not CUDA_SUCCESS.
     """
-    bindings = driver()
-    status, *result = getattr(bindings, name)(*args)
-    if status != bindings.CUresult.CUDA_SUCCESS:
-        place = f"rank {os.environ.get('RANK', '0')}"
-        if stream is not None:
-            place += f", stream {stream:#x}"
-        shown = ", ".join(hex(a) if isinstance(a, int) else type(a).__name__ for a in args)
-        raise DriverError(f"{name}({shown}): {status.name} on {place}; expected CUDA_SUCCESS")
-    return result[0] if len(result) == 1 else tuple(result) or None
-
-
-def write_value(stream: int, address: int, value: int) -> None:
-    """Write a u32 to ``address`` when ``stream`` gets there: earlier work of the stream is visible
-    first.
-
-    ``address`` may be in a peer's memory. Captured by CUDA graphs.
-    """
-    call("cuStreamWriteValue32", stream, address, value & 0xFFFFFFFF, 0, stream=stream)
+    return function(name, stream)(*args)

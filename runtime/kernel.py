@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ import tilelang.language as T
 import torch
 from tilelang import tvm
 from tilelang.jit import JITKernel
+from tilelang.jit.adapter.tvm_ffi import TVMFFIKernelAdapter
 from tvm import tirx
+from tvm.runtime import Executable
 
 from .. import passes
 from ..builtins.declare import builtin_of
@@ -58,6 +61,16 @@ class Kernel:
         except Exception:
             watchdog.raise_if_deadlocked()
             raise
+
+    @cached_property
+    def launch(self) -> Callable[..., Any]:
+        """Takes all tensors and numbers of the program, then the hidden ones, and launches on
+        torch's current stream: what TileLang compiled, without what stands before it."""
+        adapter = getattr(self.kernel, "adapter", None)
+        if not isinstance(adapter, TVMFFIKernelAdapter) or adapter.result_idx:
+            return self.kernel
+        compiled = adapter.get_exportable_executable()
+        return (compiled.jit() if isinstance(compiled, Executable) else compiled)["main"]
 
     def free(self) -> None:
         """Give hidden memory back; no launch may follow. Collective, in the same order everywhere.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tilelang.language as T
@@ -13,22 +13,23 @@ from tvm import tirx
 
 from ..builtins.errors import TileWeaveError
 from ..passes.sizes import named
-from .driver import call, driver, write_value
 from .dynamic_kernel import DynamicKernel, Turns
 from .heap import SymmetricTensor
 from .kernel import Kernel, capturing, compile
 from .parameters import Parameter, Shape, dynamic_extents, shapes_of
 from .plan_sync import GUARD, hidden_name
-from .plans import Copy, CopyValue, Launch, Plan, Step, WaitStream, WriteValue
-from .regions import Region, Rows
+from .plans import Launch, Plan
+from .ready_call import Operations, ReadyCall
 from .session import Session, current
 
 _FIRST = -1
 """Priority of the stream whose kernel others wait for."""
+_READY = 64
+"""Calls that are kept ready."""
 
 
 class Calls:
-    """Calls of one plan, with the kernels and side streams they share."""
+    """Calls of one plan, with the kernels, side streams and events they share."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -36,49 +37,112 @@ class Calls:
             inspect.Parameter(p.name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
             for p in plan.parameters
         ])  # fmt: skip
-        self._session: Session | None = None
+        self._dynamic = bool(dynamic_extents(plan.parameters))
+        self._begin(None)
+
+    def _begin(self, session: Session | None) -> None:
+        """Forget what belongs to another session."""
+        self._session = session
         self._kernels: dict[int, tuple[tirx.PrimFunc, Kernel]] = {}
         self._streams: dict[str, torch.cuda.Stream] = {}
+        self._events: list[torch.cuda.Event] = []
+        self._ready: dict[Hashable, ReadyCall] = {}
+        """What was checked and prepared, the least recently used first."""
         self._turns = Turns()
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         session = current()
         if session is not self._session:
-            self._session, self._kernels, self._streams = session, {}, {}
-            self._turns = Turns()
+            self._begin(session)
         session.watchdog.raise_if_deadlocked()
+        values = args
+        if kwargs or len(args) != len(self.plan.parameters):
+            values = self._bound(args, kwargs)
+        key, tensors, addresses = self._key(values)
+        ready = self._ready.pop(key, None)
+        if ready is None or not ready.is_valid:
+            ready = self._prepared(values)
+            if len(self._ready) >= _READY:
+                del self._ready[next(iter(self._ready))]
+        self._ready[key] = ready
+        if self._dynamic:
+            self._take_turns(ready.kernels)
+        try:
+            ready(tensors, addresses)
+        except Exception:
+            session.watchdog.raise_if_deadlocked()
+            raise
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments in the order of the parameters."""
         try:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             names = ", ".join(p.name for p in self.plan.parameters)
             raise TileWeaveError(f"{self.plan.name}: {error}; expected ({names})") from None
-        tensors: dict[str, torch.Tensor] = {}
-        scalars: dict[str, Any] = {}
-        for p in self.plan.parameters:
-            if p.shape is None:
-                scalars[p.name] = self._scalar(p, given[p.name])
-            else:
-                tensors[p.name] = self._tensor(p, given[p.name], session)
-        shapes = self._shapes(tensors)
-        steps = self.plan.trace(session.group.rank, session.group.world_size, shapes, scalars)
-        kernels = {s.number: self._kernel(s) for s in steps if isinstance(s, Launch)}
-        for step in (s for s in steps if isinstance(s, Launch)):
-            hidden = kernels[step.number].hidden_tensors
-            tensors |= {hidden_name(step.program, name): t for name, t in hidden.items()}
-        self._take_turns(kernels.values())
-        self._enqueue(steps, tensors, kernels)
+        return tuple(given.values())
 
-    def free(self) -> None:
-        """See ``Plan.free``."""
-        for _, kernel in self._kernels.values():
-            kernel.free()
-        self._kernels.clear()
+    def _key(self, values: Sequence[Any]) -> tuple[Hashable, list[torch.Tensor], list[int]]:
+        """All that decides whether a call is legal and what it does, but for the addresses of
+        tensors that are not symmetric; None if it cannot be legal. With it the tensors, and where
+        they lie."""
+        key: list[Hashable] = [current_stream(self._session.group.device)]
+        tensors, addresses = [], []
+        for p, value in zip(self.plan.parameters, values, strict=True):
+            if p.shape is None:
+                if not isinstance(value, numbers.Number):
+                    return None, [], []
+                key += type(value), value
+                continue
+            if p.symmetric and isinstance(value, SymmetricTensor):
+                value = value.all
+            if not isinstance(value, torch.Tensor):
+                return None, [], []
+            tensors.append(value)
+            addresses.append(value.data_ptr())
+            key += value.shape, value.stride(), value.dtype, value.device
+            if p.symmetric:
+                key.append(addresses[-1])
+        return tuple(key), tensors, addresses
 
     def _take_turns(self, kernels: Iterable[Kernel]) -> None:
         """Keep this call apart from one with other kernels, which dynamic sizes may bring."""
         ordered = tuple(id(k) for k in kernels if k.hidden)
         if ordered and dynamic_extents(self.plan.parameters):
             self._turns.take(ordered)
+
+    def _prepared(self, values: Sequence[Any]) -> ReadyCall:
+        """A call checked and its steps made ready; the first time also compiled, collectively."""
+        session = self._session
+        tensors: dict[str, torch.Tensor] = {}
+        scalars: dict[str, Any] = {}
+        for p, value in zip(self.plan.parameters, values, strict=True):
+            if p.shape is None:
+                scalars[p.name] = self._scalar(p, value)
+            else:
+                tensors[p.name] = self._tensor(p, value, session)
+        shapes = self._shapes(tensors)
+        steps = self.plan.trace(session.group.rank, session.group.world_size, shapes, scalars)
+        launches = [s for s in steps if isinstance(s, Launch)]
+        kernels = {s.number: self._kernel(s) for s in launches}
+        hidden: dict[str, torch.Tensor] = {}
+        for step in launches:
+            memory = kernels[step.number].hidden_tensors
+            hidden |= {hidden_name(step.program, name): t for name, t in memory.items()}
+        symmetric = [p.name for p in self.plan.parameters if p.symmetric]
+        caller = torch.cuda.current_stream(session.group.device)
+        streams = {None: caller} | {s.stream: self._stream(s.stream, caller) for s in steps}
+        operations = Operations(
+            tensors, symmetric, hidden, streams, lambda n: self._event(n, caller)
+        )  # fmt: skip
+        return ReadyCall(operations.of(steps, kernels), kernels.values())
+
+    def free(self) -> None:
+        """See ``Plan.free``."""
+        for _, kernel in self._kernels.values():
+            kernel.free()
+        self._kernels.clear()
+        self._ready.clear()
 
     def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
         """Of the tensors, of one rank's part if symmetric."""
@@ -149,30 +213,6 @@ class Calls:
             known = self._kernels[id(step.program)] = step.program, kernel
         return known[1]
 
-    def _enqueue(
-        self, steps: list[Step], tensors: Mapping[str, torch.Tensor], kernels: Mapping[int, Kernel]
-    ) -> None:
-        caller = torch.cuda.current_stream(self._session.group.device)
-        for step in steps:
-            stream = self._stream(step.stream, caller)
-            match step:
-                case Copy():
-                    _copy(tensors, step.dst, step.src, step.rows, stream.cuda_stream)
-                case WriteValue():
-                    write_value(stream.cuda_stream, _address(tensors, step.dst), step.value)
-                case CopyValue():
-                    word = Rows(1, 1, 1, 1)
-                    _copy(tensors, step.dst, step.src, word, stream.cuda_stream)
-                case WaitStream():
-                    stream.wait_stream(self._stream(step.other, caller))
-                case Launch():
-                    arguments = [
-                        tensors[value.parameter.name] if isinstance(value, Region) else value
-                        for value in step.arguments.values()
-                    ]
-                    with torch.cuda.stream(stream):
-                        kernels[step.number](*arguments)
-
     def _stream(self, name: str | None, caller: torch.cuda.Stream) -> torch.cuda.Stream:
         if name is None:
             return caller
@@ -181,28 +221,17 @@ class Calls:
             self._streams[name] = torch.cuda.Stream(caller.device, priority=priority)
         return self._streams[name]
 
+    def _event(self, n: int, caller: torch.cuda.Stream) -> int:
+        """The n-th event, which exists for the driver once it was recorded."""
+        if n == len(self._events):
+            self._events.append(torch.cuda.Event())
+            self._events[n].record(caller)
+        return self._events[n].cuda_event
 
-def _address(tensors: Mapping[str, torch.Tensor], region: Region) -> int:
-    tensor = tensors[region.parameter.name]
-    offset = sum(i * stride for i, stride in zip(region.start, tensor.stride(), strict=True))
-    return tensor.data_ptr() + offset * tensor.itemsize
 
-
-def _copy(
-    tensors: Mapping[str, torch.Tensor], dst: Region, src: Region, rows: Rows, stream: int
-) -> None:
-    to, of = _address(tensors, dst), _address(tensors, src)
-    size = tensors[dst.parameter.name].itemsize
-    if rows.count == 1:
-        call("cuMemcpyDtoDAsync", to, of, rows.width * size, stream, stream=stream)
-        return
-    bindings = driver()
-    what = bindings.CUDA_MEMCPY2D()
-    what.srcMemoryType = what.dstMemoryType = bindings.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    what.srcDevice, what.srcPitch = of, rows.src_pitch * size
-    what.dstDevice, what.dstPitch = to, rows.dst_pitch * size
-    what.WidthInBytes, what.Height = rows.width * size, rows.count
-    call("cuMemcpy2DAsync", what, stream, stream=stream)
+def current_stream(device: torch.device) -> Hashable:
+    """What tells torch's current stream from others, sooner than ``torch.cuda.current_stream``."""
+    return torch._C._cuda_getCurrentStream(device.index)
 
 
 def _shown(value: Any) -> str:

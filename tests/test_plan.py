@@ -1,7 +1,6 @@
 """What plans record and refuse, and what they enqueue. The driver, the streams and the kernels are
 fakes; memory is not: the ranks are threads whose heaps lie side by side, and copies copy."""
 
-import contextlib
 import ctypes
 import functools
 import threading
@@ -14,7 +13,7 @@ import torch
 
 import tileweave as tw
 from tileweave import language as W
-from tileweave.runtime import plan_streams, plans
+from tileweave.runtime import plan_streams, plans, ready_call
 from tileweave.runtime.group import Group
 from tileweave.runtime.heap import Heap
 from tileweave.runtime.kernel import Kernel
@@ -201,8 +200,14 @@ class FakeStream:
         self.cuda_stream = id(self)
         self.device = "cpu"
 
-    def wait_stream(self, other: "FakeStream") -> None:
-        self.log.append((self.name, "wait", other.name))
+
+class FakeEvent:
+    """Exists for the driver once it was recorded."""
+
+    cuda_event = 0
+
+    def record(self, stream: FakeStream) -> None:
+        self.cuda_event = id(self)
 
 
 class FakeKernel(Kernel):
@@ -212,7 +217,7 @@ class FakeKernel(Kernel):
         super().__init__(None, program)
         self.log = log
 
-    def __call__(self, inbox, out, scale, epoch) -> None:
+    def launch(self, inbox, out, scale, epoch) -> None:
         self.log.append(("kernel", epoch, scale))
 
 
@@ -224,15 +229,16 @@ class Ranks:
         self._bytes = torch.zeros(ranks * 2 * PAGE, dtype=torch.uint8)
         for name, value in (
             ("current", lambda: self.here.session),
-            ("call", self.call),
-            ("write_value", self.write_value),
-            ("driver", lambda: self),
+            ("current_stream", lambda device: self.here.caller.name),
             ("compile", self.compile),
         ):
             monkeypatch.setattr(plan_streams, name, value)
+        monkeypatch.setattr(ready_call, "function", self.function)
+        monkeypatch.setattr(ready_call, "driver", lambda: self)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.here.caller)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: self.new_stream())
-        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+        monkeypatch.setattr(torch.cuda, "set_stream", self.set_stream)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     CUmemorytype = types.SimpleNamespace(CU_MEMORYTYPE_DEVICE="device")
@@ -245,28 +251,45 @@ class Ranks:
 
     def join(self, group: Group) -> None:
         self.here.log, self.here.streams, self.here.compiled = [], {}, []
+        self.here.recorded, self.here.records = {}, []
         self.here.caller = self.new_stream("caller")
         heap = Heap(group, Memory(self._bytes.data_ptr(), 2 * PAGE, PAGE, self._bytes), 1 << 16)
         watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
         self.here.session = types.SimpleNamespace(group=group, heap=heap, watchdog=watchdog)
         group.meet("up")
 
-    def call(self, name: str, *args: Any, stream: int) -> None:
-        self.here.log.append((self.here.streams[stream].name, name))
-        if name == "cuMemcpyDtoDAsync":
-            dst, src, nbytes, given = args
-            ctypes.memmove(dst, src, nbytes)
-        else:
-            what, given = args
-            assert (what.srcMemoryType, what.dstMemoryType) == ("device", "device")
-            for row in range(what.Height):
-                dst = what.dstDevice + row * what.dstPitch
-                ctypes.memmove(dst, what.srcDevice + row * what.srcPitch, what.WidthInBytes)
-        assert given == stream
+    def set_stream(self, stream: FakeStream) -> None:
+        self.here.log.append(("current", stream.name))
 
-    def write_value(self, stream: int, address: int, value: int) -> None:
-        self.here.log.append((self.here.streams[stream].name, "write", value))
-        ctypes.c_uint32.from_address(address).value = value
+    def function(self, name: str, stream: int) -> Any:
+        return functools.partial(getattr(self, name), self.here.streams[stream].name)
+
+    def cuMemcpyDtoDAsync(self, on: str, dst: int, src: int, nbytes: int, stream: int) -> None:
+        self.here.log.append((on, "copy"))
+        assert self.here.streams[stream].name == on
+        ctypes.memmove(dst, src, nbytes)
+
+    def cuMemcpy2DAsync(self, on: str, what: Any, stream: int) -> None:
+        self.here.log.append((on, "copy of rows"))
+        assert self.here.streams[stream].name == on
+        assert (what.srcMemoryType, what.dstMemoryType) == ("device", "device")
+        for row in range(what.Height):
+            dst, src = what.dstDevice + row * what.dstPitch, what.srcDevice + row * what.srcPitch
+            ctypes.memmove(dst, src, what.WidthInBytes)
+
+    def cuStreamWriteValue32(self, on: str, stream: int, dst: int, value: int, flags: int) -> None:
+        self.here.log.append((on, "write", value))
+        assert (self.here.streams[stream].name, flags) == (on, 0)
+        ctypes.c_uint32.from_address(dst).value = value
+
+    def cuEventRecord(self, on: str, event: int, stream: int) -> None:
+        assert event and self.here.streams[stream].name == on
+        self.here.recorded[event] = on
+        self.here.records.append(event)
+
+    def cuStreamWaitEvent(self, on: str, stream: int, event: int, flags: int) -> None:
+        assert (self.here.streams[stream].name, flags) == (on, 0)
+        self.here.log.append((on, "wait", self.here.recorded[event]))
 
     def compile(self, program: Any, pass_configs: dict[str, Any]) -> FakeKernel:
         self.here.compiled.append(pass_configs)
@@ -313,10 +336,10 @@ def test_calls(every_rank, monkeypatch):
         peer = 1 - me
         once = [
             ("side 1", "wait", "caller 0"),
-            ("side 1", "cuMemcpyDtoDAsync"),
-            ("side 1", "cuMemcpy2DAsync"),
+            ("side 1", "copy"),
+            ("side 1", "copy of rows"),
             ("side 1", "write", 5),
-            ("side 1", "cuMemcpyDtoDAsync"),
+            ("side 1", "copy"),
             ("kernel", 4, 2.0),
             ("caller 0", "wait", "side 1"),
         ]
@@ -350,9 +373,133 @@ def test_kernels_compiled_before(every_rank, monkeypatch):
 
     ((log, compiled),) = every_rank(rank, 1)
     assert log == [
-        ("side 1", "wait", "caller 0"), ("kernel", 3, 0.5), ("caller 0", "wait", "side 1")
+        ("side 1", "wait", "caller 0"), ("current", "side 1"), ("kernel", 3, 0.5),
+        ("current", "caller 0"), ("caller 0", "wait", "side 1"),
     ]  # fmt: skip
     assert compiled == []
+
+
+@tw.plan
+def shared(
+    p: tw.Steps,
+    A: T.Tensor((m, 8), "int32"),
+    inbox: INBOX,
+    flags: FLAGS,
+    word: T.Tensor((1,), "uint32"),
+):
+    """Three streams start at the same point of the caller's."""
+    p.copy(inbox[p.rank, 0], A, stream="rows")
+    p.copy_value(flags[p.rank, 0], word[0], stream="words")
+    p.write_value(flags[p.rank, 1], -1, stream="values")
+    p.launch(kernel, inbox, A, 2.0, 1)
+
+
+def alone(monkeypatch, every_rank, function):
+    """What ``function(here, A, inbox, flags, word)`` returns on a group's only rank."""
+    world = Ranks(1, monkeypatch)
+
+    def rank(group: Group) -> Any:
+        world.join(group)
+        heap = world.here.session.heap
+        inbox, flags = heap.allocate((2, 4, 8), torch.int32), heap.allocate((2,), torch.uint32)
+        A = torch.arange(32, dtype=torch.int32).reshape(4, 8)
+        return function(world.here, A, inbox, flags, torch.tensor([7], dtype=torch.uint32))
+
+    (found,) = every_rank(rank, 1)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def test_what_is_known_of_a_call_is_not_found_again(every_rank, monkeypatch):
+    """Steps, kernels and events serve calls on other memory of the same kind, and only those."""
+    prepared = []
+    made = plan_streams.ReadyCall
+    monkeypatch.setattr(plan_streams, "ReadyCall", lambda *a: prepared.append(1) or made(*a))
+
+    def calls(here, A, inbox, flags, word):
+        call, counts = plan_streams.Calls(shared), []
+
+        def after(*args):
+            call(*args)
+            counts.append(len(prepared))
+            return inbox.local[0].clone(), flags.local.tolist()
+
+        assert torch.equal(after(A, inbox, flags, word)[0], A)
+        assert after(A, inbox, flags, word)[1] == [7, (1 << 32) - 1]
+        other, nine = A + 5, torch.tensor([9], dtype=torch.uint32)
+        rows, words = after(other, inbox.all, flags, nine)
+        assert torch.equal(rows, other)
+        assert words[0] == 9
+        assert counts == [1, 1, 1]
+        assert here.log[:10] == here.log[10:20] == here.log[20:]
+        assert len(here.records) == 3 * 4
+        assert len(set(here.records)) == 4
+
+        elsewhere = inbox._heap.allocate((2, 4, 8), torch.int32)
+        call(A, elsewhere, flags, word)
+        assert torch.equal(elsewhere.local[0], A)
+        here.caller = Ranks.new_stream(types.SimpleNamespace(here=here), "other")
+        here.log.clear()
+        after(A, inbox, flags, word)
+        assert here.log[0] == ("side 1", "wait", here.caller.name)
+        assert counts == [1, 1, 1, 3]
+        with pytest.raises(tw.TileWeaveError, match=r"A is of torch\.float32"):
+            call(A.float(), inbox, flags, word)
+        with pytest.raises(tw.TileWeaveError, match="expected a contiguous tensor"):
+            call(ints(8, 4).T, inbox, flags, word)
+        assert len(set(here.records)) == 4
+
+    alone(monkeypatch, every_rank, calls)
+
+
+def test_a_number_of_another_type_is_another_call(every_rank, monkeypatch):
+    def calls(here, A, inbox, flags, word):
+        call = plan_streams.Calls(exchange)
+        call(A, inbox, flags, word, 1)
+        length = len(here.log)
+        with pytest.raises(tw.TileWeaveError, match=r"epoch=1\.0; expected an integer"):
+            call(A, inbox, flags, word, 1.0)
+        assert len(here.log) == length
+        call(A, inbox, flags, word, 2)
+        assert here.log[-1] == ("kernel", 2, 2.0)
+
+    alone(monkeypatch, every_rank, calls)
+
+
+def test_a_freed_kernel_is_compiled_anew(every_rank, monkeypatch):
+    def calls(here, A, inbox, flags, word):
+        call = plan_streams.Calls(shared)
+        call(A, inbox, flags, word)
+        call.free()
+        call(A, inbox, flags, word)
+        assert len(here.compiled) == 2
+        for _, k in call._kernels.values():
+            k.free()
+        assert not any(ready.is_valid for ready in call._ready.values())
+
+    alone(monkeypatch, every_rank, calls)
+
+
+def test_a_failure_is_told_as_a_deadlock_if_it_is_one(every_rank, monkeypatch):
+    def calls(here, A, inbox, flags, word):
+        state = []
+
+        def raise_if_deadlocked():
+            if state:
+                raise tw.DeadlockError("rank 0 gave up")
+
+        def launch(*args):
+            state.append(1)
+            raise RuntimeError("unspecified launch failure")
+
+        here.session.watchdog.raise_if_deadlocked = raise_if_deadlocked
+        call = plan_streams.Calls(shared)
+        monkeypatch.setattr(FakeKernel, "launch", launch)
+        with pytest.raises(tw.DeadlockError, match="gave up"):
+            call(A, inbox, flags, word)
+
+    alone(monkeypatch, every_rank, calls)
 
 
 def test_kernels_are_compiled_before_a_graph_is_captured(every_rank, monkeypatch):

@@ -1,0 +1,155 @@
+"""Microseconds of host time that one call of a plan takes: the all-gather + GEMM of ``tw.ops``.
+
+    torchrun --nproc-per-node=4 benchmarks/plan_call_cost.py [--calls 1000] [--profile]
+    python benchmarks/plan_call_cost.py
+
+The median over calls that find the GPU idle, so that no full queue holds the host up. Without a GPU
+the driver, torch's streams and events, and the kernels are stand-ins that do nothing: what is left
+is what TileWeave itself does for rank 0 of 4. It says which of both it was.
+"""
+
+import argparse
+import cProfile
+import pstats
+import statistics
+import sys
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tilelang import tvm
+
+import tileweave as tw
+from tileweave import passes
+from tileweave.ops.all_gather_matmul import all_gather_matmul_plan
+from tileweave.ops.tiles import SMALL
+from tileweave.passes.hidden import hidden_of
+from tileweave.runtime import heap, kernel, memory, plan_streams, session
+
+SHARE, N, K = 128, 256, 256
+"""A small problem: the host does the same for a large one."""
+RANKS = 4
+"""Of the group that is made up where there is no GPU."""
+
+
+class Nothing:
+    """Stands in for a module, a function or a value: takes everything, does nothing."""
+
+    cuda_stream = cuda_event = stream_id = device_index = device_type = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return _nothing
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+class StandInDriver(types.ModuleType):
+    """``cuda.bindings.driver`` whose functions succeed and do nothing."""
+
+    class CUresult:
+        CUDA_SUCCESS = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: (0,)
+
+
+def make_up_a_session() -> None:
+    """A session of one rank of ``RANKS``, on the CPU."""
+    bindings = types.ModuleType("cuda.bindings")
+    bindings.driver = StandInDriver("cuda.bindings.driver")
+    sys.modules |= {
+        "cuda": types.ModuleType("cuda"),
+        "cuda.bindings": bindings,
+        "cuda.bindings.driver": bindings.driver,
+    }
+    for name in ("current_stream", "Stream", "stream", "Event"):
+        setattr(torch.cuda, name, lambda *_, **__: Nothing())
+    torch.cuda.set_stream = plan_streams.current_stream = _nothing
+
+    group = types.SimpleNamespace(
+        rank=0, world_size=RANKS, device=torch.device("cpu"),
+        exchange=lambda topic, value: [value] * RANKS, meet=_nothing, synchronize=_nothing,
+    )  # fmt: skip
+    block = 1 << 22
+    storage = torch.zeros(RANKS * block, dtype=torch.uint8)
+    memory_ = memory.Memory(storage.data_ptr(), block, block, storage)
+    watchdog = types.SimpleNamespace(raise_if_deadlocked=_nothing)
+    session._session = types.SimpleNamespace(
+        group=group, heap=heap.Heap(group, memory_, 1024), watchdog=watchdog
+    )
+    plan_streams.compile = compile_nothing
+
+
+def compile_nothing(program: Any, pass_configs: dict[str, Any]) -> kernel.Kernel:
+    """A kernel with the hidden memory of ``program`` that does nothing."""
+    up = session.current()
+    mod = tvm.IRModule({str(program.attrs["global_symbol"]): program})
+    mod = passes.run_group(mod, RANKS, up.heap.stride)
+    (prepared,) = mod.functions.values()
+    hidden = {h.name: kernel._memory(h, up) for h in hidden_of(prepared)}
+    return kernel.Kernel(_nothing, program, hidden)
+
+
+def a_call() -> Callable[[], None]:
+    """One call of the plan, with the same arguments each time."""
+    up = session.current()
+    ranks, device = up.group.world_size, up.group.device
+    plan = all_gather_matmul_plan(SHARE, N, K, ranks, "bfloat16", False, SMALL)
+    bf16 = {"dtype": torch.bfloat16, "device": device}
+    a, b = torch.zeros(SHARE, K, **bf16), torch.zeros(K, N, **bf16)
+    c = torch.zeros(ranks, SHARE, N, **bf16)
+    gathered = tw.symmetric((ranks, SHARE, K), torch.bfloat16)
+    return lambda: plan(a, b, gathered, c)
+
+
+def microseconds(call: Callable[[], None], calls: int, drain: Callable[[], None]) -> list[float]:
+    """Of each call."""
+    found = []
+    for _ in range(calls):
+        begin = time.perf_counter_ns()
+        call()
+        found.append((time.perf_counter_ns() - begin) / 1e3)
+        drain()
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
+    options = parser.parse_args()
+    real = torch.cuda.is_available()
+    if real:
+        tw.init()
+    else:
+        make_up_a_session()
+        print("no GPU: the driver, torch's streams and the kernels are stand-ins that do nothing")
+    call, drain = a_call(), torch.cuda.synchronize if real else _nothing
+    microseconds(call, 20, drain)
+    found = sorted(microseconds(call, options.calls, drain))
+    print(
+        f"rank {tw.rank()} of {tw.world_size()}: {statistics.median(found):.1f} us a call (median "
+        f"of {options.calls}; 10 % below {found[len(found) // 10]:.1f}, 10 % above "
+        f"{found[-len(found) // 10]:.1f})"
+    )
+    if options.profile and tw.rank() == 0:
+        profile = cProfile.Profile()
+        profile.runcall(microseconds, call, options.calls, drain)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+    elif options.profile:
+        microseconds(call, options.calls, drain)
+    if real:
+        tw.finalize()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
