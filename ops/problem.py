@@ -15,7 +15,7 @@ _ALIGNMENT = 16
 ARGUMENTS = {"all_gather_matmul": ("a_shard", "b"), "matmul_reduce_scatter": ("a", "b")}
 """How each operator calls its operands."""
 _warned: set[tuple[str, str]] = set()
-_agreed: dict[Group, set[str]] = {}
+_agreed: dict[Group, set[tuple[Problem, str]]] = {}
 
 
 @dataclass(frozen=True)
@@ -149,18 +149,17 @@ def agree(group: Group, problem: Problem, strategy: str) -> None:
     Raises:
         TileWeaveError: they do not; it names what each of them was asked.
     """
-    asked = f"{problem}, {strategy}"
     known = _agreed.setdefault(group, set())
-    if asked in known:
+    if (problem, strategy) in known:
         return
-    said = group.exchange("operators", asked)
+    said = group.exchange("operators", f"{problem}, {strategy}")
     if len(set(said)) > 1:
         each = "; ".join(f"rank {rank}: {what}" for rank, what in enumerate(said))
         raise TileWeaveError(
             f"{problem.op}: the ranks disagree ({each}); expected the same shapes, types, memory "
             "order and strategy on every rank"
         )
-    known.add(asked)
+    known.add((problem, strategy))
 
 
 def _is_laid_out(tensor: torch.Tensor) -> bool:

@@ -38,11 +38,17 @@ def chosen(asked: str, problem: Problem, device: torch.device, group: Group) -> 
     """The strategy for a problem; it depends on nothing in which ranks could differ.
 
     Raises:
-        TileWeaveError: ``asked`` is none, or is ``fused`` where that cannot be.
+        TileWeaveError: ``asked`` is none, or is ``fused`` where that cannot be; or the tensors are
+            on another rank's GPU.
     """
     if asked not in STRATEGIES:
         raise TileWeaveError(
             f"{problem.op}: strategy={asked!r}; expected {', '.join(map(repr, STRATEGIES))}"
+        )
+    if group.device.type == device.type and group.device != device:
+        raise TileWeaveError(
+            f"{problem.op}: the tensors are on {device}; expected {group.device}, which tw.init "
+            "gave to this rank"
         )
     if asked == "nccl":
         return Strategy("nccl", "asked for")

@@ -136,6 +136,13 @@ def test_what_is_left_to_nccl(monkeypatch, options, reason):
     assert str(found) == f"nccl: {found.reason}"
 
 
+def test_the_gpu_of_another_rank():
+    group = Group(0, 2, 0, torch.device("cuda", 0), None, None)
+    asked = Problem("matmul_reduce_scatter", 8, 8, 8, 2, BF16, False)
+    with pytest.raises(tw.TileWeaveError, match="the tensors are on cuda:1; expected cuda:0, whic"):
+        strategy.chosen("auto", asked, torch.device("cuda", 1), group)
+
+
 def test_what_is_fused(monkeypatch):
     assert obstacle(monkeypatch).name == "fused"
 
