@@ -61,8 +61,7 @@ def test_all_gather_matmul(ranks, sizes, transposed, dtype):
         assert np.array_equal(output["C"], exact(np.stack(a), b[rank]).astype(DTYPES[dtype])), rank
 
 
-@pytest.mark.parametrize("tiles", [LARGE, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("transposed", [False, True], ids=["row-major", "transposed"])
+@pytest.mark.parametrize(("tiles", "transposed"), [(LARGE, False), (SMALL, True)])
 @pytest.mark.parametrize("make", [matmul_reduce_scatter_program, gathered_matmul])
 def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles):
     """A size that is no multiple of a tile costs a part of a tile, not another kind of code."""
