@@ -7,7 +7,7 @@ SHELL := bash
 python := .venv/bin/python
 pip_install := $(python) -m pip install -q --disable-pip-version-check -c .venv/constraints.txt
 jobs := $(shell nproc 2>/dev/null || echo 2)
-headers := codegen/include/tileweave/*.cuh
+headers := codegen/include/tileweave/*.cuh runtime/src/*.cc tests/native/*.cc tests/native/*.c
 count_gpus := import torch; print(torch.cuda.device_count())
 find_cuda := from tilelang.contrib.nvcc import find_cuda_path; print(find_cuda_path())
 with_cuda = CUDA_HOME=$$($(python) -c '$(find_cuda)')

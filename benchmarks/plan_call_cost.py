@@ -3,22 +3,28 @@
     torchrun --nproc-per-node=4 benchmarks/plan_call_cost.py [--calls 1000] [--profile]
     python benchmarks/plan_call_cost.py
 
-The median over calls that find the GPU idle, so that no full queue holds the host up. Without a GPU
-the driver, torch's streams and events, and the kernels are stand-ins that do nothing: what is left
-is what TileWeave itself does for rank 0 of 4. It says which of both it was.
+The median over calls that find the GPU idle, so that no full queue holds the host up; and the same
+with TILEWEAVE_NATIVE=0, where Python enqueues. Without a GPU the driver, torch's streams and
+events, and the kernels are stand-ins that do nothing: what is left is what TileWeave itself does
+for rank 0 of 4. It says which of both it was.
 """
 
 import argparse
 import cProfile
+import os
 import pstats
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+import tvm_ffi
 from tilelang import tvm
 
 import tileweave as tw
@@ -26,7 +32,7 @@ from tileweave import passes
 from tileweave.ops.all_gather_matmul import all_gather_matmul_plan
 from tileweave.ops.tiles import SMALL
 from tileweave.passes.hidden import hidden_of
-from tileweave.runtime import heap, kernel, memory, plan_streams, session
+from tileweave.runtime import heap, kernel, memory, native, plan_streams, session
 
 SHARE, N, K = 128, 256, 256
 """A small problem: the host does the same for a large one."""
@@ -37,7 +43,8 @@ RANKS = 4
 class Nothing:
     """Stands in for a module, a function or a value: takes everything, does nothing."""
 
-    cuda_stream = cuda_event = stream_id = device_index = device_type = 0
+    cuda_stream = cuda_event = 0
+    device = torch.device("cuda", 0)
 
     def __getattr__(self, name: str) -> Any:
         return _nothing
@@ -61,8 +68,24 @@ class StandInDriver(types.ModuleType):
         return lambda *_: (0,)
 
 
+C_STAND_INS = """
+int cuMemcpyDtoDAsync_v2() { return 0; }
+int cuMemcpy2DAsync_v2() { return 0; }
+int cuStreamWriteValue32_v2() { return 0; }
+int cuEventRecord() { return 0; }
+int cuStreamWaitEvent() { return 0; }
+int __tvm_ffi_kernel(void* self, const void* args, int count, void* result) { return 0; }
+"""
+"""The driver as the native part finds it, and a kernel as TileLang compiles it."""
+
+
 def make_up_a_session() -> None:
     """A session of one rank of ``RANKS``, on the CPU."""
+    library = Path(tempfile.mkdtemp()) / "stand_ins.so"
+    command = ["cc", "-x", "c", "-shared", "-fPIC", "-", "-o", str(library)]
+    subprocess.run(command, input=C_STAND_INS, text=True, check=True)
+    native.DRIVER = str(library)
+    StandInKernel.launch = tvm_ffi.load_module(str(library))["kernel"]
     bindings = types.ModuleType("cuda.bindings")
     bindings.driver = StandInDriver("cuda.bindings.driver")
     sys.modules |= {
@@ -86,16 +109,23 @@ def make_up_a_session() -> None:
         group=group, heap=heap.Heap(group, memory_, 1024), watchdog=watchdog
     )
     plan_streams.compile = compile_nothing
+    plan_streams.has_driver = lambda device: True
+
+
+class StandInKernel(kernel.Kernel):
+    """Has the hidden memory of its program, and does nothing."""
+
+    launch: Any
 
 
 def compile_nothing(program: Any, pass_configs: dict[str, Any]) -> kernel.Kernel:
-    """A kernel with the hidden memory of ``program`` that does nothing."""
+    """A stand-in for ``program``."""
     up = session.current()
     mod = tvm.IRModule({str(program.attrs["global_symbol"]): program})
     mod = passes.run_group(mod, RANKS, up.heap.stride)
     (prepared,) = mod.functions.values()
     hidden = {h.name: kernel._memory(h, up) for h in hidden_of(prepared)}
-    return kernel.Kernel(_nothing, program, hidden)
+    return StandInKernel(None, program, hidden)
 
 
 def a_call() -> Callable[[], None]:
@@ -132,20 +162,22 @@ def main() -> int:
     else:
         make_up_a_session()
         print("no GPU: the driver, torch's streams and the kernels are stand-ins that do nothing")
-    call, drain = a_call(), torch.cuda.synchronize if real else _nothing
-    microseconds(call, 20, drain)
-    found = sorted(microseconds(call, options.calls, drain))
-    print(
-        f"rank {tw.rank()} of {tw.world_size()}: {statistics.median(found):.1f} us a call (median "
-        f"of {options.calls}; 10 % below {found[len(found) // 10]:.1f}, 10 % above "
-        f"{found[-len(found) // 10]:.1f})"
-    )
-    if options.profile and tw.rank() == 0:
-        profile = cProfile.Profile()
-        profile.runcall(microseconds, call, options.calls, drain)
-        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
-    elif options.profile:
-        microseconds(call, options.calls, drain)
+    drain = torch.cuda.synchronize if real else _nothing
+    for by, value in (("C++", "1"), ("Python", "0")):
+        os.environ["TILEWEAVE_NATIVE"] = value
+        call = a_call()
+        microseconds(call, 20, drain)
+        found = sorted(microseconds(call, options.calls, drain))
+        print(
+            f"rank {tw.rank()} of {tw.world_size()}, by {by}: {statistics.median(found):.1f} us a "
+            f"call (median of {options.calls}; 10 % below {found[len(found) // 10]:.1f}, 10 % "
+            f"above {found[-len(found) // 10]:.1f})"
+        )
+        if options.profile:
+            profile = cProfile.Profile()
+            profile.runcall(microseconds, call, options.calls, drain)
+            if tw.rank() == 0:
+                pstats.Stats(profile).sort_stats("tottime").print_stats(15)
     if real:
         tw.finalize()
     return 0

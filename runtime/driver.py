@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..builtins.errors import TileWeaveError
@@ -33,16 +33,21 @@ def function(name: str, stream: int | None = None) -> Callable[..., Any]:
     def checked(*args: Any) -> Any:
         status, *result = unchecked(*args)
         if status != success:
-            place = f"rank {os.environ.get('RANK', '0')}"
-            if stream is not None:
-                place += f", stream {stream:#x}"
-            shown = ", ".join(hex(a) if isinstance(a, int) else type(a).__name__ for a in args)
-            raise DriverError(f"{name}({shown}): {status.name} on {place}; expected CUDA_SUCCESS")
+            raise failure(name, args, status, stream)
         if not result:
             return None
         return result[0] if len(result) == 1 else tuple(result)
 
     return checked
+
+
+def failure(name: str, args: Sequence[Any], status: Any, stream: int | None) -> DriverError:
+    """What is raised where the driver function ``name`` gave ``status``, a ``CUresult``."""
+    place = f"rank {os.environ.get('RANK', '0')}"
+    if stream is not None:
+        place += f", stream {stream:#x}"
+    shown = ", ".join(hex(a) if isinstance(a, int) else type(a).__name__ for a in args)
+    return DriverError(f"{name}({shown}): {status.name} on {place}; expected CUDA_SUCCESS")
 
 
 def call(name: str, *args: Any, stream: int | None = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
+import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,10 +17,12 @@ from ..passes.sizes import named
 from .dynamic_kernel import DynamicKernel, Turns
 from .heap import SymmetricTensor
 from .kernel import Kernel, capturing, compile
+from .native import enqueuer
+from .operations import Operations
 from .parameters import Parameter, Shape, dynamic_extents, shapes_of
 from .plan_sync import GUARD, hidden_name
 from .plans import Launch, Plan
-from .ready_call import Operations, ReadyCall
+from .ready_call import ReadyCall
 from .session import Session, current
 
 _FIRST = -1
@@ -45,9 +48,7 @@ class Calls:
         self._session = session
         self._kernels: dict[int, tuple[tirx.PrimFunc, Kernel]] = {}
         self._streams: dict[str, torch.cuda.Stream] = {}
-        self._events: list[torch.cuda.Event] = []
-        self._ready: dict[Hashable, ReadyCall] = {}
-        """What was checked and prepared, the least recently used first."""
+        self._thread = _Thread()
         self._turns = Turns()
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,12 +60,13 @@ class Calls:
         if kwargs or len(args) != len(self.plan.parameters):
             values = self._bound(args, kwargs)
         key, tensors, addresses = self._key(values)
-        ready = self._ready.pop(key, None)
+        known = self._thread.ready
+        ready = known.pop(key, None)
         if ready is None or not ready.is_valid:
             ready = self._prepared(values)
-            if len(self._ready) >= _READY:
-                del self._ready[next(iter(self._ready))]
-        self._ready[key] = ready
+            if len(known) >= _READY:
+                del known[next(iter(known))]
+        known[key] = ready
         if self._dynamic:
             self._take_turns(ready.kernels)
         try:
@@ -131,18 +133,24 @@ class Calls:
             hidden |= {hidden_name(step.program, name): t for name, t in memory.items()}
         symmetric = [p.name for p in self.plan.parameters if p.symmetric]
         caller = torch.cuda.current_stream(session.group.device)
+        self._event(
+            0, caller
+        )  # torch makes the GPU's context this thread's, which the driver needs
         streams = {None: caller} | {s.stream: self._stream(s.stream, caller) for s in steps}
         operations = Operations(
             tensors, symmetric, hidden, streams, lambda n: self._event(n, caller)
-        )  # fmt: skip
-        return ReadyCall(operations.of(steps, kernels), kernels.values())
+        ).of(steps, kernels)  # fmt: skip
+        native = None
+        if has_driver(session.group.device):
+            native = enqueuer(operations, list(tensors.values()))
+        return ReadyCall(operations, kernels.values(), native)
 
     def free(self) -> None:
         """See ``Plan.free``."""
         for _, kernel in self._kernels.values():
             kernel.free()
         self._kernels.clear()
-        self._ready.clear()
+        self._thread.ready.clear()
 
     def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
         """Of the tensors, of one rank's part if symmetric."""
@@ -223,10 +231,29 @@ class Calls:
 
     def _event(self, n: int, caller: torch.cuda.Stream) -> int:
         """The n-th event, which exists for the driver once it was recorded."""
-        if n == len(self._events):
-            self._events.append(torch.cuda.Event())
-            self._events[n].record(caller)
-        return self._events[n].cuda_event
+        events = self._thread.events
+        if n == len(events):
+            events.append(torch.cuda.Event())
+            events[n].record(caller)
+        return events[n].cuda_event
+
+
+class _Thread(threading.local):
+    """What calls from one thread share.
+
+    Attributes:
+        ready: what was checked and prepared, the least recently used first.
+        events: recorded and waited for at once, by no other thread.
+    """
+
+    def __init__(self) -> None:
+        self.ready: dict[Hashable, ReadyCall] = {}
+        self.events: list[torch.cuda.Event] = []
+
+
+def has_driver(device: torch.device) -> bool:
+    """Whether what the driver does can be enqueued without Python."""
+    return device.type == "cuda"
 
 
 def current_stream(device: torch.device) -> Hashable:

@@ -1,4 +1,4 @@
-"""The steps of a call made ready: driver calls and launches in which only addresses are open.
+"""Calls made ready: what they do is known, and only where their tensors lie is open.
 
 Calls of a plan with the same shapes, types, scalars and symmetric tensors do the same to other
 memory. What that is is found once; then a call says where its tensors lie and hands all to CUDA.
@@ -6,107 +6,13 @@ memory. What that is is found once; then a call says where its tensors lie and h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from .driver import driver, function
+from .driver import driver, failure
 from .kernel import Kernel
-from .plans import Copy, CopyValue, Launch, Step, WaitStream, WriteValue
-from .regions import Region, Rows
-
-_WORD = Rows(1, 1, 1, 1)
-
-Action = Callable[[Sequence[torch.Tensor], Sequence[int]], Any]
-"""Enqueues an operation of a call, given its tensors and their addresses."""
-
-
-class Place(NamedTuple):
-    """``offset`` bytes behind the start of the ``index``-th tensor that a call brings."""
-
-    index: int
-    offset: int
-
-
-class DriverCall(NamedTuple):
-    """A function of the driver, whose last or first argument is the stream ``on``."""
-
-    name: str
-    on: int
-    args: tuple[int | Place, ...]
-
-    def action(self) -> Action:
-        """What does it."""
-        call, args = function(self.name, self.on), self.args
-        places = [(i, *a) for i, a in enumerate(args) if isinstance(a, Place)]
-        if not places:
-            return lambda tensors, addresses: call(*args)
-
-        def filled(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-            known = list(args)
-            for i, index, offset in places:
-                known[i] = addresses[index] + offset
-            call(*known)
-
-        return filled
-
-
-class RowsCopy(NamedTuple):
-    """A copy of rows that do not touch each other; ``rows`` in bytes."""
-
-    on: int
-    dst: int | Place
-    src: int | Place
-    rows: Rows
-
-    def action(self) -> Action:
-        """What does it."""
-        bindings = driver()
-        what = bindings.CUDA_MEMCPY2D()
-        what.srcMemoryType = what.dstMemoryType = bindings.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        what.dstPitch, what.srcPitch = self.rows.dst_pitch, self.rows.src_pitch
-        what.WidthInBytes, what.Height = self.rows.width, self.rows.count
-        call = function("cuMemcpy2DAsync", self.on)
-
-        def copy(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-            what.dstDevice = _address(self.dst, addresses)
-            what.srcDevice = _address(self.src, addresses)
-            call(what, self.on)
-
-        return copy
-
-
-class KernelLaunch(NamedTuple):
-    """A kernel on ``args``, its hidden ones too: numbers, tensors, places of tensors."""
-
-    on: torch.cuda.Stream
-    caller: torch.cuda.Stream
-    kernel: Kernel
-    args: tuple[Any, ...]
-
-    def action(self) -> Action:
-        """What does it."""
-        launch, args = self.kernel.launch, self.args
-        places = [(i, a.index) for i, a in enumerate(args) if isinstance(a, Place)]
-
-        def here(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-            known = list(args)
-            for i, index in places:
-                known[i] = tensors[index]
-            launch(*known)
-
-        def aside(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-            torch.cuda.set_stream(self.on)
-            try:
-                here(tensors, addresses)
-            finally:
-                torch.cuda.set_stream(self.caller)
-
-        return here if self.on is self.caller else aside
-
-
-Operation = DriverCall | RowsCopy | KernelLaunch
+from .operations import Operation
 
 
 class ReadyCall:
@@ -116,15 +22,28 @@ class ReadyCall:
         kernels: those it launches.
     """
 
-    def __init__(self, operations: Iterable[Operation], kernels: Iterable[Kernel]) -> None:
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        kernels: Iterable[Kernel],
+        native: Callable[..., int] | None = None,
+    ) -> None:
+        """
+        Args:
+            native: enqueues the operations at once; see ``native.enqueuer``.
+        """
         self.kernels = list(kernels)
-        self._hidden = [k.hidden for k in self.kernels]
-        self._actions = [o.action() for o in operations]
+        self._hidden = [(k, k.hidden) for k in self.kernels]
+        self._operations, self._native = operations, native
+        self._actions = [] if native else [o.action() for o in operations]
 
     @property
     def is_valid(self) -> bool:
         """Whether its kernels still have the memory that they had."""
-        return all(k.hidden is h for k, h in zip(self.kernels, self._hidden, strict=True))
+        for kernel, hidden in self._hidden:
+            if kernel.hidden is not hidden:
+                return False
+        return True
 
     def __call__(self, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
         """Enqueue all.
@@ -133,103 +52,11 @@ class ReadyCall:
             tensors: of this call, in the order of the plan's parameters.
             addresses: where they lie.
         """
-        for action in self._actions:
-            action(tensors, addresses)
-
-
-class Operations:
-    """The operations of the steps of a plan.
-
-    Args:
-        given: the tensors of such a call, by name.
-        fixed: those of them that lie at the same place in each.
-        hidden: what its kernels hide, by name.
-        streams: by name; None is the caller's.
-        event: n -> the n-th of events that calls share, as the driver knows it.
-    """
-
-    def __init__(
-        self,
-        given: Mapping[str, torch.Tensor],
-        fixed: Iterable[str],
-        hidden: Mapping[str, torch.Tensor],
-        streams: Mapping[str | None, torch.cuda.Stream],
-        event: Callable[[int], int],
-    ) -> None:
-        self._tensors, self._streams, self._event = {**given, **hidden}, streams, event
-        self._indices = {name: i for i, name in enumerate(given)}
-        self._fixed = {*fixed, *hidden}
-        self._events = 0
-        self._recorded: dict[str | None, int] = {}
-        """The event at which a stream still is, by the stream's name."""
-
-    def of(self, steps: Iterable[Step], kernels: Mapping[int, Kernel]) -> list[Operation]:
-        """
-        Args:
-            kernels: by the number of the step that launches them.
-        """
-        operations: list[Operation] = []
-        for step in steps:
-            match step:
-                case Copy():
-                    operations.append(self._copy(step, step.rows))
-                case CopyValue():
-                    operations.append(self._copy(step, _WORD))
-                case WriteValue():
-                    operations.append(self._write(step))
-                case WaitStream():
-                    operations += self._wait(step)
-                case Launch():
-                    operations.append(self._launch(step, kernels[step.number]))
-            self._recorded.pop(step.stream, None)
-        return operations
-
-    def _copy(self, step: Copy | CopyValue, rows: Rows) -> Operation:
-        on = self._handle(step.stream)
-        dst, src = self._place(step.dst), self._place(step.src)
-        size = self._tensors[step.dst.parameter.name].itemsize
-        if rows.count == 1:
-            return DriverCall("cuMemcpyDtoDAsync", on, (dst, src, rows.width * size, on))
-        rows = Rows(rows.count, rows.width * size, rows.dst_pitch * size, rows.src_pitch * size)
-        return RowsCopy(on, dst, src, rows)
-
-    def _write(self, step: WriteValue) -> Operation:
-        on, value = self._handle(step.stream), step.value & 0xFFFFFFFF
-        return DriverCall("cuStreamWriteValue32", on, (on, self._place(step.dst), value, 0))
-
-    def _wait(self, step: WaitStream) -> list[Operation]:
-        """One event serves all who wait for the same point of a stream."""
-        on, other, operations = self._handle(step.stream), self._handle(step.other), []
-        if step.other not in self._recorded:
-            event = self._recorded[step.other] = self._event(self._events)
-            self._events += 1
-            operations.append(DriverCall("cuEventRecord", other, (event, other)))
-        event = self._recorded[step.other]
-        return [*operations, DriverCall("cuStreamWaitEvent", on, (on, event, 0))]
-
-    def _launch(self, step: Launch, kernel: Kernel) -> Operation:
-        args = [
-            self._argument(v.parameter.name) if isinstance(v, Region) else v
-            for v in step.arguments.values()
-        ]
-        args += kernel.hidden_tensors.values()
-        return KernelLaunch(self._streams[step.stream], self._streams[None], kernel, tuple(args))
-
-    def _argument(self, name: str) -> torch.Tensor | Place:
-        return Place(self._indices[name], 0) if name in self._indices else self._tensors[name]
-
-    def _handle(self, stream: str | None) -> int:
-        return self._streams[stream].cuda_stream
-
-    def _place(self, region: Region) -> int | Place:
-        name = region.parameter.name
-        tensor = self._tensors[name]
-        elements = sum(i * stride for i, stride in zip(region.start, tensor.stride(), strict=True))
-        offset = elements * tensor.itemsize
-        if name in self._fixed:
-            return tensor.data_ptr() + offset
-        return Place(self._indices[name], offset)
-
-
-def _address(place: int | Place, addresses: Sequence[int]) -> int:
-    return addresses[place.index] + place.offset if isinstance(place, Place) else place
+        if self._native is None:
+            for action in self._actions:
+                action(tensors, addresses)
+        elif failed := self._native(*addresses):
+            number, status = divmod(failed, 1 << 32)
+            operation = self._operations[number - 1]
+            arguments = operation.arguments(addresses)
+            raise failure(operation.name, arguments, driver().CUresult(status), operation.on)

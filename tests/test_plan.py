@@ -13,7 +13,7 @@ import torch
 
 import tileweave as tw
 from tileweave import language as W
-from tileweave.runtime import plan_streams, plans, ready_call
+from tileweave.runtime import operations, plan_streams, plans
 from tileweave.runtime.group import Group
 from tileweave.runtime.heap import Heap
 from tileweave.runtime.kernel import Kernel
@@ -237,8 +237,8 @@ class Ranks:
             ("compile", self.compile),
         ):
             monkeypatch.setattr(plan_streams, name, value)
-        monkeypatch.setattr(ready_call, "function", self.function)
-        monkeypatch.setattr(ready_call, "driver", lambda: self)
+        monkeypatch.setattr(operations, "function", self.function)
+        monkeypatch.setattr(operations, "driver", lambda: self)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.here.caller)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: self.new_stream())
         monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
@@ -457,6 +457,26 @@ def test_what_is_known_of_a_call_is_not_found_again(every_rank, monkeypatch):
     alone(monkeypatch, every_rank, calls)
 
 
+def test_threads_share_no_events(every_rank, monkeypatch):
+    def calls(here, A, inbox, flags, word):
+        call, mine = plan_streams.Calls(shared), dict(vars(here))
+
+        def elsewhere():
+            vars(here).update(mine)
+            call(A, inbox, flags, word)
+
+        call(A, inbox, flags, word)
+        first = set(here.records)
+        here.records.clear()
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert len(here.records) == 4
+        assert not first & set(here.records)
+
+    alone(monkeypatch, every_rank, calls)
+
+
 def test_a_number_of_another_type_is_another_call(every_rank, monkeypatch):
     def calls(here, A, inbox, flags, word):
         call = plan_streams.Calls(exchange)
@@ -480,7 +500,7 @@ def test_a_freed_kernel_is_compiled_anew(every_rank, monkeypatch):
         assert len(here.compiled) == 2
         for _, k in call._kernels.values():
             k.free()
-        assert not any(ready.is_valid for ready in call._ready.values())
+        assert not any(ready.is_valid for ready in call._thread.ready.values())
 
     alone(monkeypatch, every_rank, calls)
 

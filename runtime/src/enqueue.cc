@@ -1,0 +1,269 @@
+/*!
+ * A call of a plan as one native call: driver calls, and kernels as TileLang compiled them.
+ *
+ * Only headers of apache-tvm-ffi; the driver's functions are found when a plan is made ready. Built
+ * and loaded by runtime/native.py.
+ */
+#include <dlfcn.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/tvm_ffi.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace tileweave {
+
+namespace ffi = tvm::ffi;
+
+/*! \brief Where the tensors of a call lie. */
+using Addresses = std::vector<uint64_t>;
+/*! \brief Enqueues one thing; gives the driver's status, 0 if all is well. */
+using Operation = std::function<int(const Addresses &)>;
+using Arguments = ffi::Array<ffi::Any>;
+
+/*! \brief An address, or bytes behind the start of the index-th tensor of a call. */
+struct Place {
+  explicit Place(const ffi::Any &given) {
+    if (auto pair = given.as<ffi::Array<int64_t>>()) {
+      index = (*pair)[0];
+      offset = (*pair)[1];
+    } else {
+      offset = given.cast<int64_t>();
+    }
+  }
+
+  uint64_t operator()(const Addresses &addresses) const {
+    return (index < 0 ? 0 : addresses[index]) + static_cast<uint64_t>(offset);
+  }
+
+  int64_t index = -1;
+  int64_t offset = 0;
+};
+
+/*! \brief CUDA_MEMCPY2D of cuda.h, version 2. */
+struct Rows {
+  size_t src_x, src_y;
+  int src_type;
+  const void *src_host;
+  uint64_t src;
+  void *src_array;
+  size_t src_pitch;
+  size_t dst_x, dst_y;
+  int dst_type;
+  void *dst_host;
+  uint64_t dst;
+  void *dst_array;
+  size_t dst_pitch;
+  size_t width, height;
+};
+constexpr int kMemoryTypeDevice = 2;
+
+/*! \brief The functions of the driver that plans use. */
+class Driver {
+public:
+  using Stream = void *;
+  using Event = void *;
+
+  explicit Driver(const std::string &library) : library_(dlopen(library.c_str(), RTLD_NOW)) {
+    if (library_ == nullptr)
+      TVM_FFI_THROW(RuntimeError) << dlerror();
+    Find(&copy, "cuMemcpyDtoDAsync_v2");
+    Find(&copy_rows, "cuMemcpy2DAsync_v2");
+    Find(&write_value, "cuStreamWriteValue32_v2");
+    Find(&record, "cuEventRecord");
+    Find(&wait, "cuStreamWaitEvent");
+  }
+
+  int (*copy)(uint64_t dst, uint64_t src, size_t bytes, Stream);
+  int (*copy_rows)(const Rows *, Stream);
+  int (*write_value)(Stream, uint64_t dst, uint32_t value, unsigned flags);
+  int (*record)(Event, Stream);
+  int (*wait)(Stream, Event, unsigned flags);
+
+private:
+  template <typename Function> void Find(Function **function, const char *name) {
+    *function = reinterpret_cast<Function *>(dlsym(library_, name));
+    if (*function == nullptr)
+      TVM_FFI_THROW(RuntimeError) << dlerror();
+  }
+
+  void *library_;
+};
+
+void *Handle(const ffi::Any &given) { return reinterpret_cast<void *>(given.cast<int64_t>()); }
+
+/*! \brief A stream that kernels are launched on, for as long as this lives. */
+class CurrentStream {
+public:
+  CurrentStream(int32_t device, void *stream) : device_(device) {
+    TVM_FFI_CHECK_SAFE_CALL(TVMFFIEnvSetStream(kDLCUDA, device, stream, &before_));
+  }
+  ~CurrentStream() { TVMFFIEnvSetStream(kDLCUDA, device_, before_, nullptr); }
+  CurrentStream(const CurrentStream &) = delete;
+  CurrentStream &operator=(const CurrentStream &) = delete;
+
+private:
+  int32_t device_;
+  void *before_ = nullptr;
+};
+
+/*! \brief A tensor argument of a kernel, whose memory may be another in each call. */
+class Tensor {
+public:
+  Tensor(const DLTensor &like, int64_t index)
+      : like_(like), shape_(like.shape, like.shape + like.ndim),
+        strides_(like.strides, like.strides + like.ndim), index_(index) {}
+
+  DLTensor operator()(const Addresses &addresses) {
+    DLTensor tensor = like_;
+    tensor.shape = shape_.data();
+    tensor.strides = strides_.data();
+    if (index_ >= 0)
+      tensor.data = reinterpret_cast<void *>(addresses[index_]);
+    return tensor;
+  }
+
+private:
+  DLTensor like_;
+  std::vector<int64_t> shape_, strides_;
+  int64_t index_;
+};
+
+/*! \brief A kernel on numbers and tensors. */
+class Launch {
+public:
+  /*!
+   * \param given kernel, stream, device, then its arguments: a number, or which of `tensors` it is
+   *  like and which tensor of a call it is, -1 for that one itself.
+   */
+  Launch(const Arguments &given, const std::vector<DLTensor> &tensors)
+      : kernel_(given[0].cast<ffi::Function>()), stream_(Handle(given[1])),
+        device_(given[2].cast<int32_t>()) {
+    for (size_t i = 3; i < given.size(); ++i) {
+      if (auto pair = given[i].as<ffi::Array<int64_t>>()) {
+        tensors_.emplace_back(tensors.at((*pair)[0]), (*pair)[1]);
+        arguments_.emplace_back(nullptr);
+      } else {
+        arguments_.push_back(given[i]);
+      }
+    }
+  }
+
+  int operator()(const Addresses &addresses) {
+    std::vector<DLTensor> tensors;
+    for (Tensor &tensor : tensors_)
+      tensors.push_back(tensor(addresses));
+    std::vector<ffi::AnyView> arguments(arguments_.begin(), arguments_.end());
+    auto tensor = tensors.begin();
+    for (ffi::AnyView &argument : arguments) {
+      if (argument == nullptr)
+        argument = &*tensor++;
+    }
+    CurrentStream stream(device_, stream_);
+    ffi::Any result;
+    kernel_.CallPacked(arguments.data(), static_cast<int32_t>(arguments.size()), &result);
+    return 0;
+  }
+
+private:
+  ffi::Function kernel_;
+  void *stream_;
+  int32_t device_;
+  std::vector<Tensor> tensors_;
+  std::vector<ffi::Any> arguments_;
+};
+
+/*! \brief What `name` does with `given`: the driver's function, or the launch of a kernel. */
+Operation Made(const std::string &name, const Arguments &given,
+               const std::shared_ptr<Driver> &driver, const std::vector<DLTensor> &tensors) {
+  if (name == "launch")
+    return Launch(given, tensors);
+  if (name == "cuMemcpyDtoDAsync") {
+    Place dst(given[0]), src(given[1]);
+    size_t bytes = given[2].cast<int64_t>();
+    void *stream = Handle(given[3]);
+    return [=](const Addresses &at) { return driver->copy(dst(at), src(at), bytes, stream); };
+  }
+  if (name == "cuMemcpy2DAsync") {
+    Place dst(given[0]), src(given[1]);
+    Rows rows{};
+    rows.src_type = rows.dst_type = kMemoryTypeDevice;
+    rows.height = given[2].cast<int64_t>();
+    rows.width = given[3].cast<int64_t>();
+    rows.dst_pitch = given[4].cast<int64_t>();
+    rows.src_pitch = given[5].cast<int64_t>();
+    void *stream = Handle(given[6]);
+    return [=](const Addresses &at) {
+      Rows copied = rows;
+      copied.dst = dst(at);
+      copied.src = src(at);
+      return driver->copy_rows(&copied, stream);
+    };
+  }
+  if (name == "cuStreamWriteValue32") {
+    void *stream = Handle(given[0]);
+    Place dst(given[1]);
+    uint32_t value = static_cast<uint32_t>(given[2].cast<int64_t>());
+    unsigned flags = given[3].cast<int64_t>();
+    return [=](const Addresses &at) { return driver->write_value(stream, dst(at), value, flags); };
+  }
+  void *first = Handle(given[0]);
+  void *second = Handle(given[1]);
+  if (name == "cuEventRecord") {
+    return [=](const Addresses &) { return driver->record(first, second); };
+  }
+  if (name == "cuStreamWaitEvent") {
+    unsigned flags = given[2].cast<int64_t>();
+    return [=](const Addresses &) { return driver->wait(first, second, flags); };
+  }
+  TVM_FFI_THROW(ValueError) << "enqueue: operation " << name;
+  TVM_FFI_UNREACHABLE();
+}
+
+/*!
+ * \brief Make operations ready.
+ *
+ * Arguments: the driver's library; the operations, each its name and arguments; tensors that
+ * launches refer to, which outlive what is made, or are only looked at for their type.
+ *
+ * Gives a function that takes the addresses of a call's tensors and enqueues all. It gives 0, or
+ * (which operation failed + 1) << 32 | the driver's status.
+ */
+void Ready(ffi::PackedArgs args, ffi::Any *result) {
+  auto driver = std::make_shared<Driver>(args[0].cast<std::string>());
+  std::vector<DLTensor> tensors;
+  for (int i = 2; i < args.size(); ++i)
+    tensors.push_back(*args[i].cast<DLTensor *>());
+  std::vector<Operation> operations;
+  for (const Arguments &given : args[1].cast<ffi::Array<Arguments>>()) {
+    Arguments rest(given.begin() + 1, given.end());
+    operations.push_back(Made(given[0].cast<std::string>(), rest, driver, tensors));
+  }
+  *result = ffi::Function::FromPacked([operations](ffi::PackedArgs args, ffi::Any *result) mutable {
+    Addresses addresses;
+    for (int i = 0; i < args.size(); ++i) {
+      addresses.push_back(static_cast<uint64_t>(args[i].cast<int64_t>()));
+    }
+    for (size_t i = 0; i < operations.size(); ++i) {
+      if (int status = operations[i](addresses)) {
+        *result = static_cast<int64_t>((i + 1) << 32 | static_cast<uint32_t>(status));
+        return;
+      }
+    }
+    *result = 0;
+  });
+}
+
+} // namespace tileweave
+
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_ready(void *, const TVMFFIAny *args, int32_t count,
+                                                  TVMFFIAny *result) {
+  TVM_FFI_SAFE_CALL_BEGIN();
+  tileweave::Ready({reinterpret_cast<const tvm::ffi::AnyView *>(args), count},
+                   reinterpret_cast<tvm::ffi::Any *>(result));
+  TVM_FFI_SAFE_CALL_END();
+}
