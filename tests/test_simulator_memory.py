@@ -228,12 +228,12 @@ def exchange(flag_first=False, sem="release", wait_sem="acquire", scope="sys", o
 EXCHANGES = [
     ({}, None),
     ({"one_waits": True}, None),
-    ({"flag_first": True}, {"race", "poison", "reuse"}),
-    ({"sem": "relaxed"}, {"race"}),
-    ({"wait_sem": "relaxed"}, {"race"}),
-    ({"scope": "gpu"}, {"race"}),
-    ({"one_waits": True, "barrier_after": False}, {"race"}),
-    ({"target": 2}, {"deadlock"}),
+    ({"flag_first": True}, ("poison", "race", "reuse")),
+    ({"sem": "relaxed"}, ("race",)),
+    ({"wait_sem": "relaxed"}, ("race",)),
+    ({"scope": "gpu"}, ("race",)),
+    ({"one_waits": True, "barrier_after": False}, ("race",)),
+    ({"target": 2}, ("deadlock",)),
 ]
 
 
