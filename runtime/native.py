@@ -110,15 +110,9 @@ def built() -> Path:
     lib = Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent
     includes = {tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path()}
     flags = ["-std=c++17", "-O2", "-shared", "-fPIC", *(f"-I{i}" for i in sorted(includes))]
-    command = [
-        *shlex.split(compiler),
-        *flags,
-        str(SOURCE),
-        f"-L{lib}",
-        f"-Wl,-rpath,{lib}",
-        "-ltvm_ffi",
-        "-ldl",
-    ]
+    # nodelete: what it made may outlive the module, as the end of Python has no order.
+    link = [f"-L{lib}", f"-Wl,-rpath,{lib},-z,nodelete", "-ltvm_ffi", "-ldl"]
+    command = [*shlex.split(compiler), *flags, str(SOURCE), *link]
     said = "\0".join([*command, tvm_ffi.__version__, SOURCE.read_text()])
     stamp = hashlib.sha256(said.encode()).hexdigest()[:16]
     library = Path(env.TILELANG_CACHE_DIR) / "tileweave" / f"enqueue-{stamp}.so"

@@ -2,10 +2,14 @@
 
     torchrun --nproc-per-node=2 tests/gpu/plan.py
 
-Also with more ranks, with one, and with several ranks on one GPU (in time slices).
+Enqueued by C++ and by Python. Also with more ranks, with one, and with several ranks on one GPU (in
+time slices).
 """
 
+import itertools
+import os
 import sys
+import threading
 
 import tilelang.language as T
 import torch
@@ -29,7 +33,7 @@ def exchange(ranks: int, by: str):
 
     Args:
         by: ``write_value`` announces the epoch that the host counts, ``copy_value`` the one that
-            the GPU counts. ``strided`` copies part of the columns, with the flags of the former.
+            the GPU counts. ``strided`` copies part of the columns, with the flags of the latter.
     """
     width = COLUMNS // 2 if by == "strided" else COLUMNS
 
@@ -63,10 +67,10 @@ def exchange(ranks: int, by: str):
         for peer in p.peers():
             p.copy(inbox[peer, half, p.rank, :, 0:width], A[:, COLUMNS - width :], stream="copies")
             flag = flags[peer, half, p.rank]
-            if by == "copy_value":
-                p.copy_value(flag, count[0], stream="copies")
-            else:
+            if by == "write_value":
                 p.write_value(flag, epoch + 1, stream="copies")
+            else:
+                p.copy_value(flag, count[0], stream="copies")
         p.launch(take, inbox, flags, count, out, half)
 
     return plan, width
@@ -86,7 +90,9 @@ class Exchange:
         self.epoch = 0
 
     def __call__(self, A: torch.Tensor) -> None:
-        self.plan(A, self.inbox, self.flags, self.count, self.out, self.epoch)
+        # Where the GPU counts, every second call is known already.
+        epoch = self.epoch if self.by == "write_value" else self.epoch % 2
+        self.plan(A, self.inbox, self.flags, self.count, self.out, epoch)
         self.epoch += 1
 
     def wrong(self, A: torch.Tensor) -> str:
@@ -127,7 +133,8 @@ def check_calls(by: str, calls: int = 200) -> str:
 
 
 def check_graph(replays: int = 100) -> str:
-    """Two calls, one of each half, captured once and replayed with other inputs and counts."""
+    """Two calls, one of each half, captured once and replayed with other inputs and counts; between
+    replays the same calls, by the same events and streams."""
     operator, A = Exchange("copy_value"), numbers(0)
     for _ in range(2):
         operator(A)
@@ -140,10 +147,37 @@ def check_graph(replays: int = 100) -> str:
     for replay in range(replays):
         A.copy_(numbers(replay))
         graph.replay()
+        if replay % 10 == 0:
+            operator(A)
+            operator(A)
         if replay % 20 == 0 or replay == replays - 1:
             problem = problem or operator.wrong(A)
     torch.cuda.synchronize()
     del graph
+    operator.free()
+    return problem
+
+
+def check_threads(calls: int = 20) -> str:
+    """Calls from a new thread, after those of this one."""
+    operator, A = Exchange("write_value"), numbers(0)
+    raised: list[Exception] = []
+
+    def elsewhere() -> None:
+        torch.cuda.set_device(A.device)
+        try:
+            for _ in range(calls):
+                operator(A)
+        except Exception as error:
+            raised.append(error)
+
+    for _ in range(calls):
+        operator(A)
+    torch.cuda.synchronize()
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    problem = repr(raised[0]) if raised else operator.wrong(A)
     operator.free()
     return problem
 
@@ -169,13 +203,17 @@ def check_refusals() -> str:
 def main() -> int:
     tw.init()
     failed = []
-    for name, check in (
+    checks = (
         ("calls, write_value", lambda: check_calls("write_value")),
         ("calls, copy_value", lambda: check_calls("copy_value")),
         ("calls, strided", lambda: check_calls("strided")),
         ("graph", check_graph),
+        ("threads", check_threads),
         ("refusals", check_refusals),
-    ):
+    )
+    for (by, native), (name, check) in itertools.product((("C++", "1"), ("Python", "0")), checks):
+        os.environ["TILEWEAVE_NATIVE"] = native
+        name = f"{name}, by {by}"
         problem = check()
         tw.barrier()
         torch.cuda.synchronize()
