@@ -82,6 +82,11 @@ class StandIn:
         return found
 
 
+@pytest.fixture(autouse=True)
+def wanted(monkeypatch):
+    monkeypatch.setenv("TILEWEAVE_NATIVE", "1")
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("driver") / "libcuda.so"
@@ -266,14 +271,13 @@ def test_a_missing_driver_is_named(monkeypatch):
 
 def test_python_remains(monkeypatch, tmp_path):
     """Where it is wanted, and, with a word, where nothing can be compiled."""
-    monkeypatch.setenv("TILEWEAVE_NATIVE", "0")
+    monkeypatch.delenv("TILEWEAVE_NATIVE")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert native.enqueuer([], []) is None
     monkeypatch.setenv("TILEWEAVE_NATIVE", "yes")
     with pytest.raises(tw.TileWeaveError, match="TILEWEAVE_NATIVE='yes'; expected 0 or 1"):
         native.enqueuer([], [])
-    monkeypatch.delenv("TILEWEAVE_NATIVE")
     for compiler, why in ((None, "no C.. compiler"), ("false", "false refuses enqueue")):
         if compiler is None:
             monkeypatch.delenv("CXX", raising=False)
@@ -281,6 +285,7 @@ def test_python_remains(monkeypatch, tmp_path):
         else:
             monkeypatch.undo()
             monkeypatch.setenv("CXX", compiler)
+        monkeypatch.setenv("TILEWEAVE_NATIVE", "1")
         native._library.cache_clear()
         with pytest.warns(UserWarning, match=f"enqueued from Python.*{why}"):
             assert native.enqueuer([], []) is None
