@@ -6,7 +6,14 @@ Each is a tile kernel without a word of synchronisation, its plan, and an operat
 
 from .all_gather_matmul import all_gather_matmul
 from .call import strategy_of
+from .matmul_all_reduce import matmul_all_reduce
 from .matmul_reduce_scatter import matmul_reduce_scatter
 from .strategy import Strategy
 
-__all__ = ["Strategy", "all_gather_matmul", "matmul_reduce_scatter", "strategy_of"]
+__all__ = [
+    "Strategy",
+    "all_gather_matmul",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
+    "strategy_of",
+]

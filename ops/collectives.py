@@ -34,6 +34,12 @@ def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
         _reduce(out, rows, group=group.process_group)
 
 
+def all_reduce(whole: torch.Tensor, group: Group) -> None:
+    """The sum over ranks, in place."""
+    if group.process_group is not None:
+        dist.all_reduce(whole, group=group.process_group)
+
+
 def traced_all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
     """``all_gather`` that ``torch.compile`` can trace."""
     if group.process_group is None:

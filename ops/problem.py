@@ -12,7 +12,11 @@ from ..runtime.group import Group
 
 _ALIGNMENT = 16
 """Bytes to which the TMA wants the start of memory and every row of it."""
-ARGUMENTS = {"all_gather_matmul": ("a_shard", "b"), "matmul_reduce_scatter": ("a", "b")}
+ARGUMENTS = {
+    "all_gather_matmul": ("a_shard", "b"),
+    "matmul_reduce_scatter": ("a", "b"),
+    "matmul_all_reduce": ("a", "b"),
+}
 """How each operator calls its operands."""
 _warned: set[tuple[str, str]] = set()
 _agreed: dict[Group, set[tuple[Problem, str]]] = {}
@@ -20,17 +24,17 @@ _agreed: dict[Group, set[tuple[Problem, str]]] = {}
 
 @dataclass(frozen=True)
 class Problem:
-    """One product, cut into the shares of ``ranks`` ranks; for each a kernel and memory are kept.
+    """One product of ``ranks`` ranks; for each a kernel and memory are kept.
 
     Attributes:
-        op: ``all_gather_matmul`` or ``matmul_reduce_scatter``.
-        share: rows that each rank owns of what is gathered or scattered; M = share * ranks.
+        op: the operator, one of ``ARGUMENTS``.
+        rows: of the rank's first operand.
         N, K: columns of the rank's result and its inner dimension.
         transposed: whether b lies in memory as (N, K), else as (K, N).
     """
 
     op: str
-    share: int
+    rows: int
     N: int
     K: int
     ranks: int
@@ -39,18 +43,28 @@ class Problem:
 
     @property
     def gathers(self) -> bool:
-        """Whether operands are gathered, else results scattered."""
+        """Whether the rows of all ranks are multiplied."""
         return self.op == "all_gather_matmul"
 
     @property
+    def scatters(self) -> bool:
+        """Whether the rows of the result are shared out among the ranks."""
+        return self.op == "matmul_reduce_scatter"
+
+    @property
     def M(self) -> int:
-        """Rows of all ranks."""
-        return self.share * self.ranks
+        """Rows of the product."""
+        return self.rows * self.ranks if self.gathers else self.rows
+
+    @property
+    def share(self) -> int:
+        """Rows that each rank owns of what is gathered or scattered."""
+        return self.M // self.ranks
 
     @property
     def shape(self) -> tuple[int, int]:
         """Of the result."""
-        return (self.M if self.gathers else self.share), self.N
+        return (self.share if self.scatters else self.M), self.N
 
     @property
     def tile_dtype(self) -> str:
@@ -58,9 +72,10 @@ class Problem:
         return str(self.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
-        rows = self.share if self.gathers else self.M
         order = "transposed " if self.transposed else ""
-        return f"{self.op} of ({rows}, {self.K}) x {order}({self.K}, {self.N}) {self.tile_dtype}"
+        return (
+            f"{self.op} of ({self.rows}, {self.K}) x {order}({self.K}, {self.N}) {self.tile_dtype}"
+        )
 
 
 def checked(
@@ -83,14 +98,12 @@ def checked(
             op, f"{second} has shape {_shape(b)}", f"({K}, N) for {first} of shape {_shape(a)}"
         )
     _require_like(op, second, b, first, a)
-    gathers = op == "all_gather_matmul"
-    if not gathers and rows % ranks:
+    transposed = not b.is_contiguous() and b.t().is_contiguous()
+    problem = Problem(op, rows, N, K, ranks, a.dtype, transposed)
+    if problem.scatters and rows % ranks:
         raise _refused(
             op, f"{first} has shape {_shape(a)}", f"a multiple of {ranks} rows for {ranks} ranks"
         )
-    transposed = not b.is_contiguous() and b.t().is_contiguous()
-    share = rows if gathers else rows // ranks
-    problem = Problem(op, share, N, K, ranks, a.dtype, transposed)
     if out is not None:
         if _shape(out) != problem.shape:
             raise _refused(op, f"out has shape {_shape(out)}", f"{problem.shape}")

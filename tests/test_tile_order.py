@@ -14,6 +14,12 @@ def test_swizzle_2d_is_a_permutation(rows, columns, group):
     assert sorted(tiles) == [(r, c) for r in range(rows) for c in range(columns)]
 
 
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 20))
+def test_swizzle_2d_leaves_the_grid_behind_the_last_tile(rows, columns, more):
+    row, column = W.swizzle_2d(rows * columns + more, rows, columns)
+    assert row >= rows or column >= columns
+
+
 def test_swizzle_2d_walks_bands_column_by_column():
     assert [W.swizzle_2d(i, 3, 2, 2) for i in range(6)] == [
         (0, 0),

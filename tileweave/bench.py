@@ -29,6 +29,7 @@ from .runtime.group import Group
 OPERATORS = {
     "all_gather_matmul": ops.all_gather_matmul,
     "matmul_reduce_scatter": ops.matmul_reduce_scatter,
+    "matmul_all_reduce": ops.matmul_all_reduce,
 }
 MODELS = {
     "llama8b": (4096, 14336),
@@ -36,15 +37,15 @@ MODELS = {
     "llama405b": (16384, 53248),
     "qwen72b": (8192, 29568),
 }
-"""Hidden and inner size of the MLP. All-gather goes before its first product, reduce-scatter behind
-its second."""
+"""Hidden and inner size of the MLP. All-gather goes before its first product, reduce-scatter and
+all-reduce behind its second."""
 ROWS = (1024, 2048, 4096, 8192, 16384)
 TOLERANCE = 1e-2
 """Largest relative error, in the Frobenius norm, of bf16 and fp16."""
 _SLEEP = 4_000_000
 """Cycles, about 2 ms, for which a GPU sleeps before each measurement, so that the host is ahead."""
 _SPARE_BYTES = 64 << 20
-"""Of the heap, for counters."""
+"""Of the heap, for counters and tails."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Shape:
     """A product of the whole group.
 
     Attributes:
-        M, N, K: rows, columns and inner dimension. For ``all_gather_matmul`` N, for
-            ``matmul_reduce_scatter`` K is shared out among the ranks; M is for both.
+        M, N, K: rows, columns and inner dimension. For ``all_gather_matmul`` N, else K is shared
+            out among the ranks; so is M, but for ``matmul_all_reduce``.
     """
 
     name: str
@@ -116,8 +117,9 @@ class Bench:
         self.op, self.shape, self.group, self.device = op, shape, group, device
         ranks, operator = group.world_size, OPERATORS[op]
         self.gathers = op == "all_gather_matmul"
-        shared = {"M": shape.M, "N" if self.gathers else "K": shape.N if self.gathers else shape.K}
-        for axis, extent in shared.items():
+        self.scatters = op == "matmul_reduce_scatter"
+        for axis in ("N" if self.gathers else "K", *("M" * (self.gathers or self.scatters))):
+            extent = getattr(shape, axis)
             if extent % ranks:
                 raise TileWeaveError(
                     f"bench: {axis}={extent} of {op}; expected a multiple of {ranks}, the ranks"
@@ -129,7 +131,8 @@ class Bench:
             self.a_shape, self.rows, self.c = (share, K), new(shape.M, K), new(shape.M, N)
         else:
             K //= ranks
-            self.a_shape, self.rows, self.c = (shape.M, K), new(shape.M, N), new(share, N)
+            self.a_shape, self.rows = (shape.M, K), new(shape.M, N)
+            self.c = new(share if self.scatters else shape.M, N)
         self.b_shape, self.new = (N, K), new
         self.whole = new(shape.M, K).normal_() if self.gathers else None
         """Rows of all ranks, for the product alone."""
@@ -154,17 +157,22 @@ class Bench:
     def _communicate(self, a: torch.Tensor) -> None:
         if self.gathers:
             collectives.all_gather(a, self.group)
-        else:
+        elif self.scatters:
             collectives.reduce_scatter(self.rows, self.c, self.group)
+        else:
+            collectives.all_reduce(self.rows, self.group)
 
     def error_of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
         """Relative error of the result ``c``, against fp32; infinite where it is no number."""
         a, b = a.float(), b.float()
         if self.gathers:
             right = collectives.all_gather(a, self.group) @ b
-        else:
+        elif self.scatters:
             right = torch.empty(c.shape, device=self.device)
             collectives.reduce_scatter(a @ b, right, self.group)
+        else:
+            right = a @ b
+            collectives.all_reduce(right, self.group)
         error = ((c.float() - right).norm() / right.norm()).item()
         return error if error == error else float("inf")
 
@@ -238,7 +246,7 @@ def run(
     """  # fmt: skip
     for name in names:
         if name not in OPERATORS:
-            raise TileWeaveError(f"bench: {name}; expected {' or '.join(OPERATORS)}")
+            raise TileWeaveError(f"bench: {name}; expected {', '.join(OPERATORS)}")
     wanted = [(op, s) for op in names or OPERATORS for s in shapes_of(op, shapes, rows)]
     device = _join(wanted)
     group = group_of("")
@@ -267,7 +275,7 @@ def run(
 def _join(wanted: list[tuple[str, Shape]]) -> torch.device:
     """Meet the other ranks, with a heap for the largest operator unless its size is given."""
     if torch.cuda.is_available():
-        most = max(2 * s.M * (s.K if op == "all_gather_matmul" else 2 * s.N) for op, s in wanted)
+        most = max(_symmetric_bytes(op, shape) for op, shape in wanted)
         given = "TILEWEAVE_HEAP_BYTES" in os.environ
         init(heap_bytes=None if given else most + _SPARE_BYTES)
         return torch.device("cuda", torch.cuda.current_device())
@@ -275,6 +283,16 @@ def _join(wanted: list[tuple[str, Shape]]) -> torch.device:
         dist.init_process_group("gloo")
         atexit.register(dist.destroy_process_group)
     return torch.device("cpu")
+
+
+def _symmetric_bytes(op: str, shape: Shape) -> int:
+    """What an operator takes on each rank, without counters and tails: of 2-byte numbers."""
+    taken = {
+        "all_gather_matmul": shape.M * shape.K,
+        "matmul_reduce_scatter": 2 * shape.M * shape.N,
+        "matmul_all_reduce": 3 * shape.M * shape.N,
+    }
+    return 2 * taken[op]
 
 
 _HEAD = (

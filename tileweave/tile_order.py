@@ -12,10 +12,10 @@ def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any
 
     A band is ``group`` rows high and is walked column by column, so that tiles worked on at the
     same time share rows and columns of the operands in L2 (group = 2, 2 x 3 tiles: 0 2 4 / 1 3 5).
-    The last band may be lower.
+    The last band may be lower. Indices behind the last tile give places outside of the grid.
 
     Args:
-        index: 0 to rows * columns - 1; an integer or an expression.
+        index: from 0 on; an integer or an expression.
         rows, columns: tiles in each direction.
         group: height of a band, in tiles.
 
@@ -25,7 +25,8 @@ def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any
     band = index // (group * columns)
     first = band * group
     left = rows - first
-    height = min(left, group) if isinstance(left, int) else T.min(left, group)
+    least, most = (min, max) if isinstance(left, int) else (T.min, T.max)
+    height = most(least(left, group), 1)
     within = index % (group * columns)
     return first + within % height, within // height
 

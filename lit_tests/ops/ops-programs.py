@@ -6,8 +6,9 @@ import re
 
 import tileweave as tw
 from tileweave.ops.all_gather_matmul import all_gather_matmul_plan, gathered_matmul
+from tileweave.ops.matmul_all_reduce import one_shot_program, two_phase_program
 from tileweave.ops.matmul_reduce_scatter import matmul_reduce_scatter_program
-from tileweave.ops.tiles import LARGE
+from tileweave.ops.tiles import LARGE, SMALL
 
 
 def show(program):
@@ -17,13 +18,21 @@ def show(program):
 
 WORDS = re.compile(r"signal|wait|fence|barrier|epoch|counter|flag")
 print("TEST: words of synchronisation")
-for make in (matmul_reduce_scatter_program, gathered_matmul, all_gather_matmul_plan):
+for make in (
+    matmul_reduce_scatter_program,
+    gathered_matmul,
+    all_gather_matmul_plan,
+    one_shot_program,
+    two_phase_program,
+):
     print(make.__name__, WORDS.findall(inspect.getsource(make)))
 
 # CHECK-LABEL: TEST: words of synchronisation
 # CHECK-NEXT: matmul_reduce_scatter_program []
 # CHECK-NEXT: gathered_matmul []
 # CHECK-NEXT: all_gather_matmul_plan []
+# CHECK-NEXT: one_shot_program []
+# CHECK-NEXT: two_phase_program []
 
 # One wgmma loop fed by TMA; tiles leave by TMA and are complete before they are announced; own tiles
 # wait for the others' before they read them.
@@ -47,3 +56,35 @@ show(matmul_reduce_scatter_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE)
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32
 # CHECK: tl::tma_store(C_desc
 show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE))
+
+# Tiles stay at home, are complete before all ranks are told, and are fetched when they are there.
+# CHECK-LABEL: TEST: matmul_all_reduce_one_shot
+# CHECK: __launch_bounds__(384, 1)
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
+# CHECK: tl::tma_store(parts_desc
+# CHECK: tw::complete_bulk_stores();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(parts_arrived[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: *(uint4*)(parts
+# CHECK: tl::tma_store(C_desc
+show(one_shot_program(72, 8200, 1800, 4, "bfloat16", True, SMALL))
+
+# Others' tiles leave at once; own ones are added up, told to all before C is written, and those of
+# the other owners are fetched.
+# CHECK-LABEL: TEST: matmul_all_reduce
+# CHECK: __launch_bounds__(384, 1)
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
+# CHECK: tl::tma_store(parts_desc
+# CHECK: tw::complete_bulk_stores();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(parts_arrived[
+# CHECK: } else {
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: *(uint4*)(parts
+# CHECK: tl::tma_store(sums_desc
+# CHECK: tw::complete_bulk_stores();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_arrived[
+# CHECK: tl::tma_store(C_desc
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_arrived[
+# CHECK: *(uint4*)(sums
+# CHECK: tl::tma_store(C_desc
+show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))

@@ -22,10 +22,12 @@ from tileweave.ops.prepared import prepared
 
 GPU = torch.cuda.is_available()
 FUSED = "fused" if GPU else "nccl"
-HEAP_BYTES = 512 << 20
+HEAP_BYTES = 1 << 30
 TOLERANCE = 1e-2
 SIZES = [(256, 512, 256), (1024, 2048, 1024), (200, 328, 136), (1000, 2056, 1800), (8, 8, 8)]
-"""share, N, K: whole tiles, tails along every axis, less than a tile."""
+"""share, N, K: whole tiles, tails along every axis, less than a tile. An all-reduce has a row less
+than the shares of the ranks."""
+OPERATORS = (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce)
 
 
 class Product:
@@ -33,9 +35,13 @@ class Product:
 
     def __init__(self, op, share, N, K, dtype=torch.bfloat16, transposed=True) -> None:
         self.op, self.sizes, self.dtype = op, (share, N, K), dtype
-        self.gathers = op is ops.all_gather_matmul
         self.ranks = group_of("").world_size
-        rows, out = (share, share * self.ranks)[:: 1 if self.gathers else -1]
+        whole = share * self.ranks
+        rows, out = {
+            ops.all_gather_matmul: (share, whole),
+            ops.matmul_reduce_scatter: (whole, share),
+            ops.matmul_all_reduce: (whole - 1, whole - 1),
+        }[op]
         self.name = f"{op.__name__} {self.sizes} {dtype} {'transposed' if transposed else 'as is'}"
         self.a, self.b = self.new(rows, K), self.new(N, K).t() if transposed else self.new(K, N)
         self.out = self.new(out, N)
@@ -54,8 +60,12 @@ class Product:
 
     def right(self) -> torch.Tensor:
         a, b, group = self.a.float(), self.b.float(), group_of("")
-        if self.gathers:
+        if self.op is ops.all_gather_matmul:
             return collectives.all_gather(a, group) @ b
+        if self.op is ops.matmul_all_reduce:
+            right = a @ b
+            collectives.all_reduce(right, group)
+            return right
         right = torch.empty(self.out.shape, device=a.device)
         collectives.reduce_scatter(a @ b, right, group)
         return right
@@ -74,11 +84,7 @@ def error_of(found: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def products(**options) -> list[Product]:
-    return [
-        Product(op, *sizes, **options)
-        for sizes in SIZES
-        for op in (ops.all_gather_matmul, ops.matmul_reduce_scatter)
-    ]
+    return [Product(op, *sizes, **options) for sizes in SIZES for op in OPERATORS]
 
 
 def check_values() -> str:
@@ -93,12 +99,16 @@ def check_values() -> str:
 
 
 def check_bits() -> str:
-    """Equal inputs give equal bits; the gathered rows are the rows."""
+    """Equal inputs give equal bits, an all-reduce the same on all ranks; gathered rows are rows."""
     for product in products():
         first = product.call().clone()
         if any(not torch.equal(product.call(), first) for _ in range(10)):
             return f"{product.name}: not the same in each call"
-        if product.gathers:
+        if product.op is ops.matmul_all_reduce:
+            every = collectives.all_gather(first, group_of("")).view(-1, *first.shape)
+            if any(not torch.equal(found, first) for found in every):
+                return f"{product.name}: not the same on all ranks"
+        if product.op is ops.all_gather_matmul:
             _, rows = ops.all_gather_matmul(
                 product.a, product.b, return_gathered=True, strategy=FUSED
             )
@@ -110,7 +120,7 @@ def check_bits() -> str:
 def check_back_to_back(calls: int = 200) -> str:
     """Many calls of operators of all sizes without the host waiting, ranks late at random."""
     torch.manual_seed(1)
-    choice = torch.randint(len(SIZES) * 2, (calls,)).tolist()
+    choice = torch.randint(len(SIZES) * len(OPERATORS), (calls,)).tolist()
     every = [products() for _ in range(3)]
     rights = [[p.right() for p in given] for given in every]
     torch.manual_seed(100 + group_of("").rank)

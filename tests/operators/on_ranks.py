@@ -117,6 +117,51 @@ def scatter(order: str, where: str, form: str | None = None) -> dict[str, bool]:
     return {"result": torch.allclose(c, mine), "in out": out is None or c is out}
 
 
+def reduce(order: str, where: str, form: str | None = None) -> dict[str, bool]:
+    """``matmul_all_reduce`` on every rank of a group: what is right."""
+    group = part_of_the_world(form) if form else None
+    me, count = dist.get_rank(), 2 if form else dist.get_world_size()
+    a, b = numbers(SHARE + 1, K, of=me, what="a"), numbers(K, N, of=me, what="b")
+    b = transposed(b) if order == "transposed" else b
+    out = torch.full((SHARE + 1, N), torch.nan, dtype=a.dtype) if where == "out" else None
+    c = ops.matmul_all_reduce(a, b, group, out=out)
+    total = sum(
+        numbers(SHARE + 1, K, of=r, what="a") @ numbers(K, N, of=r, what="b") for r in range(count)
+    )
+    return {"result": torch.allclose(c, total), "in out": out is None or c is out}
+
+
+def parallel_layer(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Of a tensor-parallel transformer: each rank has columns of a and rows of b."""
+    return ops.matmul_all_reduce(a.relu(), b).relu()
+
+
+def gradients_of_a_sum(compiled: bool) -> dict[str, bool]:
+    """Of ``parallel_layer``, weighted alike on all ranks, against those of one process that has the
+    numbers of all ranks."""
+    me, count = dist.get_rank(), dist.get_world_size()
+    every = [
+        [
+            numbers(*shape, of=r, what=what).requires_grad_()
+            for shape, what in (((SHARE, K), "a"), ((K, N), "b"))
+        ]
+        for r in range(count)
+    ]
+    weight = numbers(SHARE, N, of=0, what="weight")
+    total = sum(a.relu() @ b for a, b in every).relu()
+    expected = torch.autograd.grad((total * weight).sum(), every[me])
+    f = parallel_layer
+    if compiled:
+        f = torch.compile(f, backend="aot_eager", fullgraph=True)
+    mine = [x.detach().clone().requires_grad_() for x in every[me]]
+    result = f(*mine)
+    found = torch.autograd.grad((result * weight).sum(), mine)
+    right = {"value": torch.allclose(result, total)}
+    return right | {
+        name: torch.allclose(x, y) for name, x, y in zip("ab", found, expected, strict=True)
+    }
+
+
 def two_layers(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, keep: bool) -> torch.Tensor:
     """A block of a sequence-parallel transformer: gather, multiply, multiply, scatter."""
     if keep:
@@ -163,7 +208,7 @@ def differ() -> None:
 
 
 def benchmark(file: str, broken: bool) -> tuple[bool, str]:
-    """Whether ``tileweave bench`` found both operators right, and what it printed."""
+    """Whether ``tileweave bench`` found all operators right, and what it printed."""
     said = io.StringIO()
     names = dict(bench.OPERATORS)
     if broken:

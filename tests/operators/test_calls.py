@@ -15,6 +15,7 @@ from tileweave import bench, ops
 from tileweave.cli import main
 from tileweave.ops import groups, prepared, problem, strategy
 from tileweave.ops.all_gather_matmul import AllGatherMatmul
+from tileweave.ops.matmul_all_reduce import MatmulAllReduce
 from tileweave.ops.matmul_reduce_scatter import MatmulReduceScatter
 from tileweave.ops.prepared import Prepared
 from tileweave.ops.problem import Problem, checked
@@ -28,7 +29,7 @@ def ones(*shape, dtype=torch.float32, device="cpu"):
     return torch.ones(shape, dtype=dtype, device=device)
 
 
-GATHER, SCATTER = ops.all_gather_matmul, ops.matmul_reduce_scatter
+GATHER, SCATTER, REDUCE = ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce
 REFUSED = [
     (GATHER, (ones(4), ones(4, 4)), {}, "a_shard has shape (4,); expected two positive extents"),
     (GATHER, (ones(4, 0), ones(0, 4)), {}, "a_shard has shape (4, 0); expected two positive"),
@@ -50,6 +51,14 @@ REFUSED = [
      "strategy='fast'; expected 'auto', 'fused', 'nccl'"),
     (GATHER, (ones(4, 8), ones(8, 8)), {"strategy": "fused"},
      "strategy='fused', but the tensors are on cpu; expected cuda"),
+    (REDUCE, (ones(4, 8), ones(4, 8)), {},
+     "b has shape (4, 8); expected (8, N) for a of shape (4, 8)"),
+    (REDUCE, (ones(4, 8), ones(8, 6)), {"out": ones(4, 8)},
+     "out has shape (4, 8); expected (4, 6)"),
+    (REDUCE, (ones(4, 8), ones(8, 8)), {"strategy": "fused"},
+     "strategy='fused', but the tensors are on cpu; expected cuda"),
+    (REDUCE, (ones(4, 8).requires_grad_(), ones(8, 8)), {"out": ones(4, 8)},
+     "out is given and an argument requires a gradient"),
     (GATHER, (ones(4, 8), ones(8, 8)), {"group": 3}, "group=3; expected None, a ProcessGroup"),
     (GATHER, (ones(4, 8), ones(8, 8)), {"group": "tp"}, "group='tp': "),
     (GATHER, (ones(4, 8).requires_grad_(), ones(8, 8)), {"out": ones(4, 8)},
@@ -71,6 +80,10 @@ def test_rows_that_ranks_cannot_share():
         "a has shape (10, 8); expected a multiple of 4 rows for 4 ranks"
     )):  # fmt: skip
         checked("matmul_reduce_scatter", ones(10, 8), ones(8, 8), 4)
+
+
+def test_any_rows_are_reduced():
+    assert checked("matmul_all_reduce", ones(10, 8), ones(8, 6), 4).shape == (10, 6)
 
 
 def test_processes_that_have_not_met(monkeypatch):
@@ -226,8 +239,9 @@ def test_what_the_kernels_get_fits_their_declaration(transposed):
     for op, make, rows, out in (
         ("matmul_reduce_scatter", MatmulReduceScatter, share * ranks, share),
         ("all_gather_matmul", AllGatherMatmul, share, share * ranks),
+        ("matmul_all_reduce", MatmulAllReduce, share, share),
     ):
-        asked = Problem(op, share, N, K, ranks, BF16, transposed)
+        asked = Problem(op, rows, N, K, ranks, BF16, transposed)
         operator = object.__new__(make)
         operator.problem = asked
         operator.kernel = operator.plan = lambda *args: seen.append([tuple(x.shape) for x in args])
@@ -237,6 +251,7 @@ def test_what_the_kernels_get_fits_their_declaration(transposed):
     assert seen == [
         [(ranks, share, K), B, (share, N)],
         [(share, K), B, (ranks, ranks, share, K), (ranks, share, N)],
+        [(share, K), B, (share, N)],
     ]
 
 
@@ -245,7 +260,9 @@ def test_name_of_groups():
     assert groups.name_of("tp") == "tp"
 
 
-@pytest.mark.parametrize("name", ["all_gather_matmul", "matmul_reduce_scatter"])
+@pytest.mark.parametrize(
+    "name", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"]
+)
 @pytest.mark.parametrize("out", [False, True])
 def test_registered_as_torch_wants_it(name, out):
     options = ("", True, "auto") if name == "all_gather_matmul" else ("", "auto")
@@ -271,7 +288,7 @@ def test_module_of_the_page():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["all_reduce"], "bench: all_reduce; expected all_gather_matmul or matmul_reduce_scatter"),
+        (["all_reduce"], "bench: all_reduce; expected all_gather_matmul, matmul_reduce_s"),
         (["--shapes", "llama7b"], "bench: --shapes llama7b; expected llama8b, llama70b, llama405b"),
         (["--shapes", "12x0x4"], "bench: --shapes 12x0x4; expected"),
         (["--rows", "1024,many"], "bench: --rows many; expected a positive integer"),
@@ -283,6 +300,6 @@ def test_bench_refuses(arguments, message, capsys):
 
 
 def test_shapes_of_models():
-    gather, scatter = (bench.shapes_of(op, ["llama70b"], [1024]) for op in bench.OPERATORS)
+    gather, scatter, reduce = (bench.shapes_of(op, ["llama70b"], [1024]) for op in bench.OPERATORS)
     assert gather == [bench.Shape("llama70b", 1024, 28672, 8192)]
-    assert scatter == [bench.Shape("llama70b", 1024, 8192, 28672)]
+    assert scatter == reduce == [bench.Shape("llama70b", 1024, 8192, 28672)]

@@ -14,6 +14,7 @@ from tests.test_plan import FakeKernel, Ranks
 from tileweave import ops
 from tileweave.ops import prepared, strategy
 from tileweave.ops.groups import group_of
+from tileweave.ops.matmul_all_reduce import MatmulAllReduce
 from tileweave.ops.matmul_reduce_scatter import MatmulReduceScatter
 from tileweave.runtime import plan_streams, session
 from tileweave.runtime.heap import HeapExhausted
@@ -35,6 +36,14 @@ class Multiplier(FakeKernel):
         self.log.append(str(self.program.attrs["global_symbol"]))
 
 
+KERNELS = {
+    ops.all_gather_matmul: "gathered_matmul",
+    ops.matmul_reduce_scatter: "matmul_reduce_scatter",
+    ops.matmul_all_reduce: "matmul_all_reduce_one_shot",
+}
+"""The kernel of each operator on one rank."""
+
+
 @pytest.fixture
 def on_rank(every_rank, monkeypatch):
     """Runs a function on a rank with a heap, where everything can be fused; gives what it returns
@@ -45,7 +54,8 @@ def on_rank(every_rank, monkeypatch):
         return Multiplier(program, world.here.log)
 
     monkeypatch.setattr(plan_streams, "compile", compiled)
-    monkeypatch.setattr(sys.modules[MatmulReduceScatter.__module__], "compiled", compiled)
+    for made in (MatmulReduceScatter, MatmulAllReduce):
+        monkeypatch.setattr(sys.modules[made.__module__], "compiled", compiled)
     monkeypatch.setattr(strategy, "_obstacle", lambda *_: None)
 
     def run(function):
@@ -65,7 +75,7 @@ def on_rank(every_rank, monkeypatch):
 @pytest.mark.parametrize("given_out", [False, True], ids=["new", "out"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["row-major", "transposed"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("operator", [ops.all_gather_matmul, ops.matmul_reduce_scatter])
+@pytest.mark.parametrize("operator", KERNELS)
 def test_value(on_rank, operator, dtype, transposed, given_out):
     a, b = torch.randn(40, 16).to(dtype), torch.randn(16, 24).to(dtype)
     b = b.t().contiguous().t() if transposed else b
@@ -77,8 +87,7 @@ def test_value(on_rank, operator, dtype, transposed, given_out):
     results, log = on_rank(calls)
     assert all(torch.equal(c, a @ b) for c in results)
     assert not given_out or all(c is out for c in results)
-    kernel = "gathered_matmul" if operator is ops.all_gather_matmul else operator.__name__
-    assert [entry for entry in log if isinstance(entry, str)] == [kernel] * 2
+    assert [entry for entry in log if isinstance(entry, str)] == [KERNELS[operator]] * 2
 
 
 def test_gathered_rows_are_a_copy(on_rank):

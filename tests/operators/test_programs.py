@@ -5,10 +5,17 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import tileweave as tw
 from tileweave.ops.all_gather_matmul import all_gather_matmul_plan, gathered_matmul
+from tileweave.ops.matmul_all_reduce import (
+    is_one_shot,
+    one_shot_program,
+    two_phase_program,
+)
 from tileweave.ops.matmul_reduce_scatter import matmul_reduce_scatter_program
+from tileweave.ops.problem import Problem
 from tileweave.ops.tiles import LARGE, SMALL, Tiles, tiles_for
 
 TILES = Tiles(16, 16, 16, stages=2, threads=32)
@@ -23,6 +30,13 @@ CASES = [
     (5, (8, 24, 8), False, "bfloat16"),
     (8, (8, 8, 8), True, "bfloat16"),
 ]
+STORES = {
+    gathered_matmul: 1,
+    matmul_reduce_scatter_program: 2,
+    one_shot_program: 2,
+    two_phase_program: 4,
+}
+"""The kernels, and how often the text of each stores a tile."""
 
 
 def numbers(rng, dtype, *shape):
@@ -61,14 +75,68 @@ def test_all_gather_matmul(ranks, sizes, transposed, dtype):
         assert np.array_equal(output["C"], exact(np.stack(a), b[rank]).astype(DTYPES[dtype])), rank
 
 
+@pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "transposed", "dtype"),
+    [
+        (1, (24, 40, 24), False, "bfloat16"),
+        (2, (32, 32, 32), True, "float16"),
+        (3, (40, 56, 24), True, "bfloat16"),
+        (4, (8, 8, 8), False, "float16"),
+        (5, (128, 48, 8), False, "bfloat16"),
+    ],
+)
+def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
+    """M, N, K: whole tiles; tails; fewer tiles than ranks; tiles that ranks cannot share evenly."""
+    M, N, K = sizes
+    rng = np.random.default_rng(ranks)
+    a = [numbers(rng, dtype, M, K) for _ in range(ranks)]
+    b = [numbers(rng, dtype, K, N) for _ in range(ranks)]
+    program = make(M, N, K, ranks, dtype, transposed, TILES)
+    inputs = [{"A": x, "B": y.T.copy() if transposed else y} for x, y in zip(a, b, strict=True)]
+    outputs = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=2)
+    total = sum(exact(x, y) for x, y in zip(a, b, strict=True)).astype(DTYPES[dtype])
+    for rank, output in enumerate(outputs):
+        assert np.array_equal(output["C"], total), rank
+
+
+@pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
+def test_all_ranks_get_the_same_bits(make):
+    """Of numbers whose sum depends on the order."""
+    ranks, (M, N, K) = 4, (40, 48, 16)
+    rng = np.random.default_rng(0)
+    inputs = [
+        {
+            "A": rng.normal(size=(M, K)).astype(DTYPES["bfloat16"]),
+            "B": rng.normal(size=(K, N)).astype(DTYPES["bfloat16"]),
+        }
+        for _ in range(ranks)
+    ]
+    program = make(M, N, K, ranks, "bfloat16", False, TILES)
+    first, *others = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=1)
+    assert all(np.array_equal(first["C"], other["C"]) for other in others)
+    right = sum(exact(x["A"], x["B"]) for x in inputs)
+    assert np.linalg.norm(first["C"].astype(np.float32) - right) < 1e-2 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rows", "one_shot"),
+    [(1, 1 << 20, True), (2, 128, True), (2, 129, False), (5, 32, True), (5, 33, False)],
+)
+def test_small_results_are_exchanged_once(ranks, rows, one_shot):
+    """Of 8192 columns of 2 bytes."""
+    asked = Problem("matmul_all_reduce", rows, 8192, 1024, ranks, torch.bfloat16, False)
+    assert is_one_shot(asked) == one_shot
+
+
 @pytest.mark.parametrize(("tiles", "transposed"), [(LARGE, False), (SMALL, True)])
-@pytest.mark.parametrize("make", [matmul_reduce_scatter_program, gathered_matmul])
+@pytest.mark.parametrize("make", STORES)
 def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles):
     """A size that is no multiple of a tile costs a part of a tile, not another kind of code."""
     cuda = tw.emit(make(200, 328, 136, 4, "float16", transposed, tiles))
     assert cuda.count("tl::wgmma_ss<") == 1
     assert cuda.count("tl::tma_load(") == 2
-    assert cuda.count("tl::tma_store(") == (1 if make is gathered_matmul else 2)
+    assert cuda.count("tl::tma_store(") == STORES[make]
     assert "cp_async" not in cuda
 
 

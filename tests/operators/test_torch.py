@@ -13,6 +13,8 @@ import pytest
 import tileweave as tw
 from tests.operators import on_ranks
 
+OPERATORS = [on_ranks.gather, on_ranks.scatter, on_ranks.reduce]
+
 
 @pytest.fixture(scope="module")
 def three():
@@ -30,7 +32,7 @@ def assert_right(outcomes):
 
 @pytest.mark.parametrize("where", ["new", "out"])
 @pytest.mark.parametrize("order", ["row-major", "transposed"])
-@pytest.mark.parametrize("operator", [on_ranks.gather, on_ranks.scatter])
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_values(three, operator, order, where):
     assert_right(three.run(operator, order, where))
 
@@ -41,8 +43,13 @@ def test_gradients(three, keep, compiled):
     assert_right(three.run(on_ranks.gradients, keep, compiled))
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_gradients_of_a_sum(three, compiled):
+    assert_right(three.run(on_ranks.gradients_of_a_sum, compiled))
+
+
 @pytest.mark.parametrize("form", ["group", "name", "mesh"])
-@pytest.mark.parametrize("operator", [on_ranks.gather, on_ranks.scatter])
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_part_of_the_world(three, operator, form):
     *inside, outside = three.run(operator, "row-major", "new", form)
     assert_right(inside)
@@ -66,10 +73,10 @@ def test_bench(three, tmp_path):
     assert (right, others) == (True, [(True, "")] * 2)
     _, _head, *rows = table.splitlines()
     assert [row.split()[0] for row in rows] == [
-        *["all_gather_matmul"] * 2, *["matmul_reduce_scatter"] * 2
+        *["all_gather_matmul"] * 2, *["matmul_reduce_scatter"] * 2, *["matmul_all_reduce"] * 2
     ]  # fmt: skip
     found = json.loads(file.read_text())
-    assert (found["ranks"], found["dtype"], len(found["results"])) == (3, "bfloat16", 4)
+    assert (found["ranks"], found["dtype"], len(found["results"])) == (3, "bfloat16", 6)
     for result in found["results"]:
         assert result["strategy"] == "nccl" and "expected cuda" in result["reason"]
         assert 0 < result["error"] < 1e-2
@@ -81,4 +88,4 @@ def test_bench_notices_wrong_results(three, tmp_path):
         three.run(on_ranks.benchmark, str(tmp_path / "bench.json"), True)
     ):
         assert not right
-        assert table.count("WRONG") == (4 if rank == 0 else 0)
+        assert table.count("WRONG") == (6 if rank == 0 else 0)

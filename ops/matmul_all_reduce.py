@@ -1,0 +1,255 @@
+"""GEMM + all-reduce in one kernel: partial tiles go over NVLink, everyone gets their sum.
+
+Two tile programs, one for small results and one for large ones, and the torch operator with its
+gradient.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from .. import language as W
+from ..runtime import compile as compiled
+from . import collectives
+from .call import call, refuse_gradients
+from .groups import group_of, name_of
+from .library import define
+from .prepared import prepared
+from .problem import Problem, checked
+from .tiles import Tiles, tiles_for
+
+NAME = "matmul_all_reduce"
+ONE_SHOT_BYTES = 2 << 20
+"""What each rank fetches at most in the one-shot program. A guess until it is measured: over NVLink
+so much takes about as long as the second exchange of the two-phase program."""
+
+
+def one_shot_program(
+    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles
+):
+    """C (M, N), the sum over ranks of A (M, K) times B: all fetch all tiles and add them.
+
+    Every rank adds the same numbers, rounded to ``dtype``, in fp32 and in the same order: that of
+    the ranks, from another one on for each tile, so that not all fetch from one rank at a time.
+
+    Args:
+        transposed: whether B is given as (N, K), else (K, N).
+    """
+    rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
+
+    @T.prim_func
+    def matmul_all_reduce_one_shot(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        C: T.Tensor((M, N), dtype),
+    ):
+        with T.Kernel(rows * columns, threads=tiles.threads) as block:
+            parts = W.alloc_symmetric((M, N), dtype)  # what this rank computed
+            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
+            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), dtype)
+            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+
+            me = W.rank()
+            row, column = W.swizzle_2d(block, rows, columns)
+            m, n = row * tiles.M, column * tiles.N
+
+            T.clear(total)
+            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                k = step * tiles.K
+                T.copy(A[m, k], A_tile)
+                T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+
+            T.copy(total, C_tile)
+            T.copy(C_tile, parts[me, m, n])
+            T.clear(total)
+            for step in T.serial(ranks):
+                T.copy(parts[(block + step) % ranks, m, n], C_tile)
+                for i, j in T.Parallel(tiles.M, tiles.N):
+                    total[i, j] += C_tile[i, j]
+            T.copy(total, C_tile)
+            T.copy(C_tile, C[m, n])
+
+    return matmul_all_reduce_one_shot
+
+
+def two_phase_program(
+    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles
+):
+    """C (M, N), the sum over ranks of A (M, K) times B: each tile is added up by the rank that owns
+    it, from which the others fetch it.
+
+    Each rank owns as many tiles, in the order of ``W.swizzle_2d``; the last ones may lie behind the
+    end of C. An owner's own tile stays in fp32; those of the others come rounded to ``dtype`` and
+    are added in fp32, the right neighbour's first.
+
+    Args:
+        transposed: whether B is given as (N, K), else (K, N).
+    """
+    rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
+    share = T.ceildiv(rows * columns, ranks)
+
+    @T.prim_func
+    def matmul_all_reduce(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        C: T.Tensor((M, N), dtype),
+    ):
+        with T.Kernel(ranks * share, threads=tiles.threads) as block:
+            # What the others computed of our tiles, and what these add up to.
+            parts = W.alloc_symmetric((ranks, share * tiles.M, tiles.N), dtype)
+            sums = W.alloc_symmetric((share * tiles.M, tiles.N), dtype)
+            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
+            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), dtype)
+            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+
+            me = W.rank()
+            owner, tile = W.own_last(block, share, me, ranks)
+            row, column = W.swizzle_2d(owner * share + tile, rows, columns)
+            m, n = row * tiles.M, column * tiles.N
+
+            T.clear(total)
+            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                k = step * tiles.K
+                T.copy(A[m, k], A_tile)
+                T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+
+            if owner != me:
+                T.copy(total, C_tile)
+                T.copy(C_tile, parts[owner, me, tile * tiles.M, 0])
+            else:
+                for step in T.serial(ranks - 1):
+                    source = (me + 1 + step) % ranks
+                    T.copy(parts[me, source, tile * tiles.M, 0], C_tile)
+                    for i, j in T.Parallel(tiles.M, tiles.N):
+                        total[i, j] += C_tile[i, j]
+                T.copy(total, C_tile)
+                T.copy(C_tile, sums[me, tile * tiles.M, 0])
+                T.copy(C_tile, C[m, n])
+                for step in T.serial(ranks - 1):
+                    source = (me + 1 + step) % ranks
+                    row_there, column_there = W.swizzle_2d(source * share + tile, rows, columns)
+                    T.copy(sums[source, tile * tiles.M, 0], C_tile)
+                    T.copy(C_tile, C[row_there * tiles.M, column_there * tiles.N])
+
+    return matmul_all_reduce
+
+
+def is_one_shot(problem: Problem) -> bool:
+    """Whether the program for small results is the faster one: it exchanges once, but more."""
+    return (problem.ranks - 1) * problem.M * problem.N * problem.dtype.itemsize <= ONE_SHOT_BYTES
+
+
+class MatmulAllReduce:
+    """The kernel for one problem; the memory in which tiles are exchanged is its own."""
+
+    def __init__(self, problem: Problem) -> None:
+        M, N, K = problem.M, problem.N, problem.K
+        program = one_shot_program if is_one_shot(problem) else two_phase_program
+        self.problem = problem
+        self.kernel = compiled(
+            program(
+                M, N, K, problem.ranks, problem.tile_dtype, problem.transposed, tiles_for(M, N, 1)
+            )
+        )
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        self.kernel(a, b.t() if self.problem.transposed else b, c)
+
+    def free(self) -> None:
+        self.kernel.free()
+
+
+def matmul_all_reduce(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    group: Any = None,
+    *,
+    out: torch.Tensor | None = None,
+    strategy: str = "auto",
+) -> torch.Tensor:
+    """The sum over ranks of ``a @ b``, on every rank: tiles leave as soon as they are ready.
+
+    Fused, every rank gets the same bits, and equal inputs give equal bits. Products are rounded to
+    the type of ``a`` on their way and summed in fp32; docs/ops.md says in which order. ``nccl``
+    rounds and sums as NCCL does.
+
+    The gradient is that of a tensor-parallel layer: what follows is computed alike on all ranks, so
+    the gradient of the result is taken to be the same on all, and nothing is communicated.
+
+    Every rank calls it with the same shapes; the first call with new ones compiles, collectively.
+
+    Args:
+        a: (M, K), K this rank's part of the inner dimension.
+        b: (K, N); row-major, or the transpose of a row-major (N, K).
+        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+            with one axis.
+        out: (M, N), contiguous; gets the result. Not differentiable.
+        strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: fused
+            where that can be; see ``strategy_of``.
+
+    Returns:
+        (M, N), in the type of ``a``.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    if out is None:
+        return torch.ops.tileweave.matmul_all_reduce(a, b, name_of(group), strategy)
+    refuse_gradients(NAME, a, b)
+    torch.ops.tileweave.matmul_all_reduce_out(a, b, out, name_of(group), strategy)
+    return out
+
+
+def _into(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str
+) -> torch.Tensor:
+    """The result, in ``out`` if given."""
+    problem, ranks, fused, a, b, c = call(NAME, a, b, out, group, asked)
+    if fused:
+        prepared(ranks).operator(problem, MatmulAllReduce)(a, b, c)
+    else:
+        torch.mm(a, b, out=c)
+        collectives.all_reduce(c, ranks)
+    return c
+
+
+def _eager(a, b, group, strategy):
+    return _into(a, b, None, group, strategy)
+
+
+def _eager_out(a, b, out, group, strategy):
+    _into(a, b, out, group, strategy)
+
+
+def _fake(a, b, group, strategy):
+    return a.new_empty(checked(NAME, a, b, group_of(group).world_size).shape)
+
+
+def _fake_out(a, b, out, group, strategy):
+    checked(NAME, a, b, group_of(group).world_size, out)
+
+
+def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
+    a, b = ctx.saved_tensors
+    grad_a = grad_c @ b.t() if ctx.needs_input_grad[0] else None
+    grad_b = a.t() @ grad_c if ctx.needs_input_grad[1] else None
+    return grad_a, grad_b, None, None
+
+
+_OPTIONS = "str group, str strategy"
+define(
+    f"{NAME}(Tensor a, Tensor b, {_OPTIONS}) -> Tensor", _eager, _fake, (_save, _gradients)
+)  # fmt: skip
+define(
+    f"{NAME}_out(Tensor a, Tensor b, Tensor(a!) out, {_OPTIONS}) -> ()", _eager_out, _fake_out
+)  # fmt: skip
