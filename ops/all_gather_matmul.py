@@ -96,7 +96,7 @@ class AllGatherMatmul:
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         problem = self.problem
         c = c.view(problem.ranks, problem.share, problem.N)
-        self.plan(a, b.t() if problem.transposed else b, self.gathered, c)
+        self.plan(a, problem.stored(b), self.gathered, c)
 
     def free(self) -> None:
         self.plan.free()

@@ -11,12 +11,10 @@ import torch
 
 from .. import language as W
 from ..runtime import compile as compiled
+from ..runtime.group import Group
 from . import collectives
-from .call import call, refuse_gradients
-from .groups import group_of, name_of
-from .library import define
-from .prepared import prepared
-from .problem import Problem, checked
+from .problem import Problem
+from .product import define_product, product
 from .tiles import Tiles, tiles_for
 
 NAME = "matmul_all_reduce"
@@ -158,7 +156,7 @@ class MatmulAllReduce:
         )
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        self.kernel(a, b.t() if self.problem.transposed else b, c)
+        self.kernel(a, self.problem.stored(b), c)
 
     def free(self) -> None:
         self.kernel.free()
@@ -199,40 +197,12 @@ def matmul_all_reduce(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    if out is None:
-        return torch.ops.tileweave.matmul_all_reduce(a, b, name_of(group), strategy)
-    refuse_gradients(NAME, a, b)
-    torch.ops.tileweave.matmul_all_reduce_out(a, b, out, name_of(group), strategy)
-    return out
+    return product(NAME, a, b, group, out, strategy)
 
 
-def _into(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str
-) -> torch.Tensor:
-    """The result, in ``out`` if given."""
-    problem, ranks, fused, a, b, c = call(NAME, a, b, out, group, asked)
-    if fused:
-        prepared(ranks).operator(problem, MatmulAllReduce)(a, b, c)
-    else:
-        torch.mm(a, b, out=c)
-        collectives.all_reduce(c, ranks)
-    return c
-
-
-def _eager(a, b, group, strategy):
-    return _into(a, b, None, group, strategy)
-
-
-def _eager_out(a, b, out, group, strategy):
-    _into(a, b, out, group, strategy)
-
-
-def _fake(a, b, group, strategy):
-    return a.new_empty(checked(NAME, a, b, group_of(group).world_size).shape)
-
-
-def _fake_out(a, b, out, group, strategy):
-    checked(NAME, a, b, group_of(group).world_size, out)
+def _unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, ranks: Group) -> None:
+    torch.mm(a, b, out=c)
+    collectives.all_reduce(c, ranks)
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -246,10 +216,4 @@ def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     return grad_a, grad_b, None, None
 
 
-_OPTIONS = "str group, str strategy"
-define(
-    f"{NAME}(Tensor a, Tensor b, {_OPTIONS}) -> Tensor", _eager, _fake, (_save, _gradients)
-)  # fmt: skip
-define(
-    f"{NAME}_out(Tensor a, Tensor b, Tensor(a!) out, {_OPTIONS}) -> ()", _eager_out, _fake_out
-)  # fmt: skip
+define_product(NAME, MatmulAllReduce, _unfused, (_save, _gradients))

@@ -10,12 +10,10 @@ import torch
 
 from .. import language as W
 from ..runtime import compile as compiled
+from ..runtime.group import Group
 from . import collectives
-from .call import call, refuse_gradients
-from .groups import group_of, name_of
-from .library import define
-from .prepared import prepared
-from .problem import Problem, checked
+from .problem import Problem
+from .product import define_product, product
 from .tiles import Tiles, tiles_for
 
 NAME = "matmul_reduce_scatter"
@@ -90,7 +88,7 @@ class MatmulReduceScatter:
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         problem = self.problem
         a = a.view(problem.ranks, problem.share, problem.K)
-        self.kernel(a, b.t() if problem.transposed else b, c)
+        self.kernel(a, problem.stored(b), c)
 
     def free(self) -> None:
         self.kernel.free()
@@ -128,39 +126,11 @@ def matmul_reduce_scatter(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    if out is None:
-        return torch.ops.tileweave.matmul_reduce_scatter(a, b, name_of(group), strategy)
-    refuse_gradients(NAME, a, b)
-    torch.ops.tileweave.matmul_reduce_scatter_out(a, b, out, name_of(group), strategy)
-    return out
+    return product(NAME, a, b, group, out, strategy)
 
 
-def _into(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str
-) -> torch.Tensor:
-    """The result, in ``out`` if given."""
-    problem, ranks, fused, a, b, c = call(NAME, a, b, out, group, asked)
-    if fused:
-        prepared(ranks).operator(problem, MatmulReduceScatter)(a, b, c)
-    else:
-        collectives.reduce_scatter(a @ b, c, ranks)
-    return c
-
-
-def _eager(a, b, group, strategy):
-    return _into(a, b, None, group, strategy)
-
-
-def _eager_out(a, b, out, group, strategy):
-    _into(a, b, out, group, strategy)
-
-
-def _fake(a, b, group, strategy):
-    return a.new_empty(checked(NAME, a, b, group_of(group).world_size).shape)
-
-
-def _fake_out(a, b, out, group, strategy):
-    checked(NAME, a, b, group_of(group).world_size, out)
+def _unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, ranks: Group) -> None:
+    collectives.reduce_scatter(a @ b, c, ranks)
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -176,10 +146,4 @@ def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     return grad_a, a.t() @ rows if ctx.needs_input_grad[1] else None, None, None
 
 
-_OPTIONS = "str group, str strategy"
-define(
-    f"{NAME}(Tensor a, Tensor b, {_OPTIONS}) -> Tensor", _eager, _fake, (_save, _gradients)
-)  # fmt: skip
-define(
-    f"{NAME}_out(Tensor a, Tensor b, Tensor(a!) out, {_OPTIONS}) -> ()", _eager_out, _fake_out
-)  # fmt: skip
+define_product(NAME, MatmulReduceScatter, _unfused, (_save, _gradients))

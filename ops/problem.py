@@ -71,6 +71,10 @@ class Problem:
         """TileLang's name of the type."""
         return str(self.dtype).removeprefix("torch.")
 
+    def stored(self, b: torch.Tensor) -> torch.Tensor:
+        """b as it lies in memory, (N, K) or (K, N); the same twice gives b again."""
+        return b.t() if self.transposed else b
+
     def __str__(self) -> str:
         order = "transposed " if self.transposed else ""
         return (
@@ -134,9 +138,7 @@ def laid_out(
     operator, where these have gaps or begin at odd places."""
     first, second = ARGUMENTS[problem.op]
     a = _laid_out(problem.op, first, a)
-    if problem.transposed:
-        return a, _laid_out(problem.op, second, b.t()).t()
-    return a, _laid_out(problem.op, second, b)
+    return a, problem.stored(_laid_out(problem.op, second, problem.stored(b)))
 
 
 def _laid_out(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
