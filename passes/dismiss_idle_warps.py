@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
 
 from ..builtins.declare import builtin_of
 from .keep_to_block import SCOPE
 from .memory_order import writes
-from .walk import calls_in, flatten, op_name, rewrite_children
+from .walk import calls_in, flatten, has_effect, op_name, rewrite_children
 
 _WARP = 32
 _FOLLOWED = frozenset(
     {"tl.mbarrier_wait_parity", "tl.fence_proxy_async", "tileweave.fence_proxy_async"}
 )
 """What TileLang and our passes let every producer thread do."""
+_REGISTERS = frozenset({"tl.set_max_nreg", "tl.no_set_max_nreg"})
 
 
 def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -55,50 +59,40 @@ def _is_below(condition: tirx.PrimExpr, thread: tirx.Var, count: int) -> bool:
 
 
 def _dismissed(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:
-    groups = {int(c.args[0]) for c in _elections(producer)}
-    if len(groups) != 1 or not _is_followed(producer):
+    stmts = list(producer.seq) if isinstance(producer, tirx.SeqStmt) else [producer]
+    # A warp group gives registers away as a whole.
+    given = itertools.takewhile(lambda s: op_name(getattr(s, "value", None)) in _REGISTERS, stmts)
+    first = len(list(given))
+    groups = {int(c.args[0]) for s in stmts[first:] for c in _elections(s)}
+    if len(groups) != 1 or not all(_is_idle(_without_elected(s)) for s in stmts[first:]):
         return producer
     (group,) = groups
-    stmts = list(producer.seq) if isinstance(producer, tirx.SeqStmt) else [producer]
-    start = next(i for i, s in enumerate(stmts) if not _sets_registers(s))
-    busy = tirx.IfThenElse(thread % group < _WARP, flatten(stmts[start:]), None)
-    return flatten([*stmts[:start], busy])
+    busy = tirx.IfThenElse(thread % group < _WARP, flatten(stmts[first:]), None)
+    return flatten([*stmts[:first], busy])
 
 
-def _is_followed(stmt: tirx.Stmt) -> bool:
-    """Whether nothing but what one elected thread does needs any thread of the producer."""
-    if isinstance(stmt, tirx.IfThenElse) and _elections(stmt.condition):
-        return stmt.else_case is None
-    if isinstance(stmt, tirx.BufferStore):
-        return stmt.buffer.scope().startswith("local")
-    if isinstance(stmt, tirx.Evaluate):
-        return _sets_registers(stmt) or all(_follows(c) for c in calls_in(stmt, _has_effect))
-    followed = True
-
-    def check(inner: tirx.Stmt) -> tirx.Stmt:
-        nonlocal followed
-        followed = followed and _is_followed(inner)
-        return inner
-
-    rewrite_children(stmt, check)
-    return followed
+def _without_elected(stmt: tirx.Stmt) -> tirx.Stmt:
+    """``stmt`` without what one elected thread does."""
+    if isinstance(stmt, tirx.IfThenElse) and _elections(stmt.condition) and stmt.else_case is None:
+        return tirx.Evaluate(tirx.IntImm("int32", 0))
+    return rewrite_children(stmt, _without_elected)
 
 
-def _follows(call: tirx.Call) -> bool:
-    return op_name(call) in _FOLLOWED or (builtin_of(call) is not None and not writes(call))
+def _is_idle(stmt: tirx.Stmt) -> bool:
+    """Whether nobody needs what ``stmt`` does but the thread that does it."""
+    idle = True
+
+    def visit(node) -> None:
+        nonlocal idle
+        if isinstance(node, tirx.BufferStore):
+            idle = idle and node.buffer.scope().startswith("local")
+        elif isinstance(node, tirx.Call) and has_effect(node):
+            only_waits = builtin_of(node) is not None and not writes(node)
+            idle = idle and (only_waits or op_name(node) in _FOLLOWED)
+
+    post_order_visit(stmt, visit)
+    return idle
 
 
-def _has_effect(call: tirx.Call) -> bool:
-    effect = call.op.get_attr("TCallEffectKind") if hasattr(call.op, "get_attr") else None
-    return effect is None or effect.value >= tirx.CallEffectKind.UpdateState.value
-
-
-def _elections(node) -> list[tirx.Call]:
+def _elections(node: tirx.Stmt | tirx.PrimExpr) -> list[tirx.Call]:
     return calls_in(node, lambda c: op_name(c) == "tl.tl_shuffle_elect")
-
-
-def _sets_registers(stmt: tirx.Stmt) -> bool:
-    return isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) in (
-        "tl.set_max_nreg",
-        "tl.no_set_max_nreg",
-    )

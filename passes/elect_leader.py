@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 from tilelang import tvm
 from tvm import tirx
 
@@ -67,7 +70,12 @@ def _led(spec: Builtin, stmt: tirx.Stmt, threads: list[tirx.Var]) -> tirx.Stmt:
 
 def first_thread(threads: list[tirx.Var]) -> tirx.PrimExpr:
     """Whether this is the thread with index 0 on every axis."""
-    condition = threads[0] == 0
-    for index in threads[1:]:
-        condition = tirx.And(condition, index == 0)
-    return condition
+    return this_thread(threads, [0] * len(threads))
+
+
+def this_thread(
+    threads: Sequence[tirx.Var], indices: Sequence[int | tirx.PrimExpr]
+) -> tirx.PrimExpr:
+    """Whether this is the thread with these indices on the axes ``threads``."""
+    same = [thread == index for thread, index in zip(threads, indices, strict=True)]
+    return functools.reduce(tirx.And, same)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from .walk import calls_in, op_name, rewrite_children
+from .walk import calls_in, has_effect, op_name, rewrite_children
 
 _THREAD_OPS = frozenset(
     {
@@ -82,7 +81,7 @@ class ThreadControl:
             elif isinstance(node, tirx.Call):
                 if op_name(node) in _THREAD_OPS:
                     found = Divergence.CHOSEN
-                elif _answers_each(node):
+                elif op_name(node) not in _SAME_IN_BLOCK and has_effect(node):
                     found = max(found, Divergence.POSSIBLE)
             elif isinstance(node, tirx.BufferLoad) and _in_registers(node.buffer):
                 found = max(found, self._registers.get(node.buffer.data, Divergence.NONE))
@@ -117,10 +116,3 @@ class ThreadControl:
 
 def _in_registers(buffer: tirx.Buffer) -> bool:
     return buffer.scope().startswith("local")
-
-
-def _answers_each(call: tirx.Call) -> bool:
-    if op_name(call) in _SAME_IN_BLOCK:
-        return False
-    effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, tvm.ir.Op) else None
-    return effect is None or effect.value >= tirx.CallEffectKind.UpdateState.value

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from tilelang import tvm
 from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
@@ -125,6 +126,12 @@ def calls_in(node, match: Callable[[tirx.Call], bool]) -> list[tirx.Call]:
 def op_name(call) -> str:
     """Name of the operator an IR call calls, or an empty string."""
     return getattr(getattr(call, "op", None), "name", "")
+
+
+def has_effect(call: tirx.Call) -> bool:
+    """Whether ``call`` may do something, or answer otherwise each time."""
+    effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, tvm.ir.Op) else None
+    return effect is None or effect.value >= tirx.CallEffectKind.UpdateState.value
 
 
 def uses_tileweave(func: tirx.PrimFunc) -> bool:

@@ -67,8 +67,7 @@ class Calls:
             if len(known) >= _READY:
                 del known[next(iter(known))]
         known[key] = ready
-        if self._dynamic:
-            self._take_turns(ready.kernels)
+        self._take_turns(ready.kernels)
         try:
             ready(tensors, addresses)
         except Exception:
@@ -109,8 +108,7 @@ class Calls:
 
     def _take_turns(self, kernels: Iterable[Kernel]) -> None:
         """Keep this call apart from one with other kernels, which dynamic sizes may bring."""
-        ordered = tuple(id(k) for k in kernels if k.hidden)
-        if ordered and dynamic_extents(self.plan.parameters):
+        if self._dynamic and (ordered := tuple(id(k) for k in kernels if k.hidden)):
             self._turns.take(ordered)
 
     def _prepared(self, values: Sequence[Any]) -> ReadyCall:
@@ -133,9 +131,8 @@ class Calls:
             hidden |= {hidden_name(step.program, name): t for name, t in memory.items()}
         symmetric = [p.name for p in self.plan.parameters if p.symmetric]
         caller = torch.cuda.current_stream(session.group.device)
-        self._event(
-            0, caller
-        )  # torch makes the GPU's context this thread's, which the driver needs
+        # torch makes the GPU's context this thread's, which the driver needs.
+        self._event(0, caller)
         streams = {None: caller} | {s.stream: self._stream(s.stream, caller) for s in steps}
         operations = Operations(
             tensors, symmetric, hidden, streams, lambda n: self._event(n, caller)

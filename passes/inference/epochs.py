@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tvm import tirx
 
 from ..block_barrier import sync_threads
-from ..elect_leader import first_thread
+from ..elect_leader import first_thread, this_thread
 from ..walk import flatten
 from . import builtin_calls
 from .exchange import Exchange
-from .space import Loop
 
 EPOCH = "launches"
 
@@ -59,17 +56,11 @@ def count_epochs(exchange: Exchange) -> None:
             each="1", flag=state.name,
         )  # fmt: skip
     threads = exchange.program.threads
+    axes = [thread.var for thread in threads]
     barrier = [sync_threads()] if alone else []
     if exchange.at_end:
-        chosen = first_thread([thread.var for thread in threads])
+        chosen = first_thread(axes)
         exchange.placement.tail += [*barrier, tirx.IfThenElse(chosen, flatten(done), None)]
     else:
-        chosen = _last_thread(threads)
+        chosen = this_thread(axes, [thread.extent - 1 for thread in threads])
         exchange.placement.head[1:1] = [*barrier, tirx.IfThenElse(chosen, flatten(done), None)]
-
-
-def _last_thread(threads: Sequence[Loop]) -> tirx.PrimExpr:
-    condition = tirx.EQ(threads[0].var, threads[0].extent - 1)
-    for thread in threads[1:]:
-        condition = tirx.And(condition, tirx.EQ(thread.var, thread.extent - 1))
-    return condition

@@ -51,11 +51,12 @@ def verify_residency(exchange: Exchange) -> None:
 def leaves_room(exchange: Exchange) -> bool:
     """Whether, on every rank, one of the blocks that run first ends without waiting, or does not
     come: then there is room for the kernel of a block that lets a plan's copies begin."""
-    resident = exchange.options.resident_blocks
-    grid = exchange.grid
-    if not isinstance(grid, tirx.IntImm) or int(grid) < resident:
-        return isinstance(grid, tirx.IntImm)
-    waits = np.zeros((exchange.world_size, int(grid)), np.bool_)
+    if not isinstance(exchange.grid, tirx.IntImm):
+        return False
+    blocks, resident = int(exchange.grid), exchange.options.resident_blocks
+    if blocks < resident:
+        return True
+    waits = np.zeros((exchange.world_size, blocks), np.bool_)
     for counter in exchange.counters:
         if counter.at_exit:
             waits[:, -1] = True
