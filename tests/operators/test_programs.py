@@ -39,8 +39,16 @@ STORES = {
 """The kernels, and how often the text of each stores a tile."""
 
 
-def numbers(rng, dtype, *shape):
-    return rng.integers(-4, 5, shape).astype(DTYPES[dtype])
+def simulated(program, ranks, a_shape, b_shape, transposed, dtype):
+    """Each rank's A, B and C."""
+    rng = np.random.default_rng(ranks)
+    a, b = (
+        [rng.integers(-4, 5, shape).astype(DTYPES[dtype]) for _ in range(ranks)]
+        for shape in (a_shape, b_shape)
+    )
+    inputs = [{"A": x, "B": y.T.copy() if transposed else y} for x, y in zip(a, b, strict=True)]
+    outputs = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=2)
+    return a, b, [output["C"] for output in outputs]
 
 
 def exact(a, b):
@@ -50,29 +58,21 @@ def exact(a, b):
 @pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype"), CASES)
 def test_matmul_reduce_scatter(ranks, sizes, transposed, dtype):
     share, N, K = sizes
-    rng = np.random.default_rng(ranks)
-    a = [numbers(rng, dtype, ranks, share, K) for _ in range(ranks)]
-    b = [numbers(rng, dtype, K, N) for _ in range(ranks)]
     program = matmul_reduce_scatter_program(share, N, K, ranks, dtype, transposed, TILES)
-    inputs = [{"A": x, "B": y.T.copy() if transposed else y} for x, y in zip(a, b, strict=True)]
-    outputs = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=2)
+    a, b, c = simulated(program, ranks, (ranks, share, K), (K, N), transposed, dtype)
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
-    for rank, output in enumerate(outputs):
+    for rank, found in enumerate(c):
         # Parts of small integers are exact in either type.
-        assert np.array_equal(output["C"], total[rank].astype(DTYPES[dtype])), rank
+        assert np.array_equal(found, total[rank].astype(DTYPES[dtype])), rank
 
 
 @pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype"), CASES)
 def test_all_gather_matmul(ranks, sizes, transposed, dtype):
     share, N, K = sizes
-    rng = np.random.default_rng(ranks)
-    a = [numbers(rng, dtype, share, K) for _ in range(ranks)]
-    b = [numbers(rng, dtype, K, N) for _ in range(ranks)]
     plan = all_gather_matmul_plan(share, N, K, ranks, dtype, transposed, TILES)
-    inputs = [{"A": x, "B": y.T.copy() if transposed else y} for x, y in zip(a, b, strict=True)]
-    outputs = tw.simulate(plan, world_size=ranks, inputs=inputs, schedules=2)
-    for rank, output in enumerate(outputs):
-        assert np.array_equal(output["C"], exact(np.stack(a), b[rank]).astype(DTYPES[dtype])), rank
+    a, b, c = simulated(plan, ranks, (share, K), (K, N), transposed, dtype)
+    for rank, found in enumerate(c):
+        assert np.array_equal(found, exact(np.stack(a), b[rank]).astype(DTYPES[dtype])), rank
 
 
 @pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
@@ -89,15 +89,11 @@ def test_all_gather_matmul(ranks, sizes, transposed, dtype):
 def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
     """M, N, K: whole tiles; tails; fewer tiles than ranks; tiles that ranks cannot share evenly."""
     M, N, K = sizes
-    rng = np.random.default_rng(ranks)
-    a = [numbers(rng, dtype, M, K) for _ in range(ranks)]
-    b = [numbers(rng, dtype, K, N) for _ in range(ranks)]
     program = make(M, N, K, ranks, dtype, transposed, TILES)
-    inputs = [{"A": x, "B": y.T.copy() if transposed else y} for x, y in zip(a, b, strict=True)]
-    outputs = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=2)
+    a, b, c = simulated(program, ranks, (M, K), (K, N), transposed, dtype)
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True)).astype(DTYPES[dtype])
-    for rank, output in enumerate(outputs):
-        assert np.array_equal(output["C"], total), rank
+    for rank, found in enumerate(c):
+        assert np.array_equal(found, total), rank
 
 
 @pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
