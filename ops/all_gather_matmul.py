@@ -10,7 +10,7 @@ import torch
 
 from .. import language as W
 from ..runtime import Plan, Steps, plan, symmetric
-from . import collectives
+from . import nccl
 from .call import call, refuse_gradients
 from .groups import group_of, name_of
 from .library import define
@@ -156,7 +156,7 @@ def _into(
         operator(a, b, c)
         gathered = operator.gathered.local.view(problem.M, problem.K)
     else:
-        gathered = collectives.all_gather(a, ranks)
+        gathered = nccl.all_gather(a, ranks)
         torch.mm(gathered, b, out=c)
     if not keep:
         return c, a.new_empty(0, problem.K)
@@ -199,9 +199,9 @@ def _gradients(ctx: Any, grad_c: torch.Tensor, grad_gathered: torch.Tensor) -> t
     if ctx.needs_input_grad[0]:
         grad_a = torch.ops.tileweave.matmul_reduce_scatter(grad_c, b.t(), ctx.group, ctx.strategy)
         if ctx.kept:
-            grad_a = grad_a + collectives.traced_reduce_scatter(grad_gathered.contiguous(), group)
+            grad_a = grad_a + nccl.traced_reduce_scatter(grad_gathered.contiguous(), group)
     if ctx.needs_input_grad[1]:
-        rows = rows if ctx.kept else collectives.traced_all_gather(rows, group)
+        rows = rows if ctx.kept else nccl.traced_all_gather(rows, group)
         grad_b = rows.t() @ grad_c
     return grad_a, grad_b, None, None, None
 

@@ -12,7 +12,7 @@ import torch
 from .. import language as W
 from ..runtime import compile as compiled
 from ..runtime.group import Group
-from . import collectives
+from . import nccl
 from .problem import Problem
 from .product import define_product, product
 from .tiles import Tiles, tiles_for
@@ -202,7 +202,7 @@ def matmul_all_reduce(
 
 def _unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, ranks: Group) -> None:
     torch.mm(a, b, out=c)
-    collectives.all_reduce(c, ranks)
+    nccl.all_reduce(c, ranks)
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from .. import language as W
 from ..runtime import compile as compiled
 from ..runtime.group import Group
-from . import collectives
+from . import nccl
 from .problem import Problem
 from .product import define_product, product
 from .tiles import Tiles, tiles_for
@@ -130,7 +130,7 @@ def matmul_reduce_scatter(
 
 
 def _unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, ranks: Group) -> None:
-    collectives.reduce_scatter(a @ b, c, ranks)
+    nccl.reduce_scatter(a @ b, c, ranks)
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:

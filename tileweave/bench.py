@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from . import __version__, ops
 from .builtins.errors import TileWeaveError
-from .ops import collectives
+from .ops import nccl
 from .ops.groups import group_of
 from .runtime import barrier, finalize, init
 from .runtime.group import Group
@@ -156,23 +156,23 @@ class Bench:
 
     def _communicate(self, a: torch.Tensor) -> None:
         if self.gathers:
-            collectives.all_gather(a, self.group)
+            nccl.all_gather(a, self.group)
         elif self.scatters:
-            collectives.reduce_scatter(self.rows, self.c, self.group)
+            nccl.reduce_scatter(self.rows, self.c, self.group)
         else:
-            collectives.all_reduce(self.rows, self.group)
+            nccl.all_reduce(self.rows, self.group)
 
     def error_of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
         """Relative error of the result ``c``, against fp32; infinite where it is no number."""
         a, b = a.float(), b.float()
         if self.gathers:
-            right = collectives.all_gather(a, self.group) @ b
+            right = nccl.all_gather(a, self.group) @ b
         elif self.scatters:
             right = torch.empty(c.shape, device=self.device)
-            collectives.reduce_scatter(a @ b, right, self.group)
+            nccl.reduce_scatter(a @ b, right, self.group)
         else:
             right = a @ b
-            collectives.all_reduce(right, self.group)
+            nccl.all_reduce(right, self.group)
         error = ((c.float() - right).norm() / right.norm()).item()
         return error if error == error else float("inf")
 
@@ -225,7 +225,7 @@ class Bench:
     def _slowest(self, value: float) -> float:
         """The largest of all ranks."""
         every = torch.tensor([value], device=self.device, dtype=torch.float64)
-        return collectives.all_gather(every, self.group).max().item()
+        return nccl.all_gather(every, self.group).max().item()
 
 
 def run(

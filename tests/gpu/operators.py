@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops import collectives
+from tileweave.ops import nccl
 from tileweave.ops.groups import group_of
 from tileweave.ops.prepared import prepared
 
@@ -61,13 +61,13 @@ class Product:
     def right(self) -> torch.Tensor:
         a, b, group = self.a.float(), self.b.float(), group_of("")
         if self.op is ops.all_gather_matmul:
-            return collectives.all_gather(a, group) @ b
+            return nccl.all_gather(a, group) @ b
         if self.op is ops.matmul_all_reduce:
             right = a @ b
-            collectives.all_reduce(right, group)
+            nccl.all_reduce(right, group)
             return right
         right = torch.empty(self.out.shape, device=a.device)
-        collectives.reduce_scatter(a @ b, right, group)
+        nccl.reduce_scatter(a @ b, right, group)
         return right
 
     def fault(self, found: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
@@ -105,14 +105,14 @@ def check_bits() -> str:
         if any(not torch.equal(product.call(), first) for _ in range(10)):
             return f"{product.name}: not the same in each call"
         if product.op is ops.matmul_all_reduce:
-            every = collectives.all_gather(first, group_of("")).view(-1, *first.shape)
+            every = nccl.all_gather(first, group_of("")).view(-1, *first.shape)
             if any(not torch.equal(found, first) for found in every):
                 return f"{product.name}: not the same on all ranks"
         if product.op is ops.all_gather_matmul:
             _, rows = ops.all_gather_matmul(
                 product.a, product.b, return_gathered=True, strategy=FUSED
             )
-            if not torch.equal(rows, collectives.all_gather(product.a, group_of(""))):
+            if not torch.equal(rows, nccl.all_gather(product.a, group_of(""))):
                 return f"{product.name}: gathered rows are wrong"
     return ""
 
