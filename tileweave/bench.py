@@ -23,6 +23,7 @@ from . import __version__, ops
 from .builtins.errors import TileWeaveError
 from .ops import nccl
 from .ops.groups import group_of
+from .ops.trial import TOLERANCE, Trial, problem_of
 from .runtime import barrier, finalize, init
 from .runtime.group import Group
 
@@ -40,8 +41,6 @@ MODELS = {
 """Hidden and inner size of the MLP. All-gather goes before its first product, reduce-scatter and
 all-reduce behind its second."""
 ROWS = (1024, 2048, 4096, 8192, 16384)
-TOLERANCE = 1e-2
-"""Largest relative error, in the Frobenius norm, of bf16 and fp16."""
 _SLEEP = 4_000_000
 """Cycles, about 2 ms, for which a GPU sleeps before each measurement, so that the host is ahead."""
 _SPARE_BYTES = 64 << 20
@@ -115,38 +114,21 @@ class Bench:
         self, op: str, shape: Shape, group: Group, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.op, self.shape, self.group, self.device = op, shape, group, device
-        ranks, operator = group.world_size, OPERATORS[op]
-        self.gathers = op == "all_gather_matmul"
-        self.scatters = op == "matmul_reduce_scatter"
-        for axis in ("N" if self.gathers else "K", *("M" * (self.gathers or self.scatters))):
-            extent = getattr(shape, axis)
-            if extent % ranks:
-                raise TileWeaveError(
-                    f"bench: {axis}={extent} of {op}; expected a multiple of {ranks}, the ranks"
-                )
-        new = lambda *extents: torch.empty(extents, device=device, dtype=dtype)  # noqa: E731
-        share, N, K = shape.M // ranks, shape.N, shape.K
-        if self.gathers:
-            N //= ranks
-            self.a_shape, self.rows, self.c = (share, K), new(shape.M, K), new(shape.M, N)
-        else:
-            K //= ranks
-            self.a_shape, self.rows = (shape.M, K), new(shape.M, N)
-            self.c = new(share if self.scatters else shape.M, N)
-        self.b_shape, self.new = (N, K), new
-        self.whole = new(shape.M, K).normal_() if self.gathers else None
+        operator = OPERATORS[op]
+        problem = problem_of(op, shape.M, shape.N, shape.K, group.world_size, dtype)
+        self.gathers, self.scatters = problem.gathers, problem.scatters
+        self.trial = Trial(problem, group)
+        self.c = self.trial.c
+        self.whole = self.trial.new(problem.M, problem.K).normal_() if self.gathers else None
         """Rows of all ranks, for the product alone."""
+        self.rows = None if self.gathers else self.trial.new(problem.M, problem.N)
+        """The rank's product, for the product and the reduction alone."""
         self.contenders: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
             "ours": lambda a, b: operator(a, b, out=self.c),
             "gemm": self._multiply,
             "comm": lambda a, b: self._communicate(a),
             "nccl": lambda a, b: operator(a, b, out=self.c, strategy="nccl"),
         }
-
-    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Fresh random ones; b lies in memory as weights do, (N, K)."""
-        a, b = (self.new(*s).normal_().div_(8) for s in (self.a_shape, self.b_shape))
-        return a, b.t()
 
     def _multiply(self, a: torch.Tensor, b: torch.Tensor) -> None:
         if self.gathers:
@@ -162,20 +144,6 @@ class Bench:
         else:
             nccl.all_reduce(self.rows, self.group)
 
-    def error_of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
-        """Relative error of the result ``c``, against fp32; infinite where it is no number."""
-        a, b = a.float(), b.float()
-        if self.gathers:
-            right = nccl.all_gather(a, self.group) @ b
-        elif self.scatters:
-            right = torch.empty(c.shape, device=self.device)
-            nccl.reduce_scatter(a @ b, right, self.group)
-        else:
-            right = a @ b
-            nccl.all_reduce(right, self.group)
-        error = ((c.float() - right).norm() / right.norm()).item()
-        return error if error == error else float("inf")
-
     def run(self, warmups: int, runs: int, progress: bool) -> Result:
         """The medians of ``runs`` rounds. In each, every contender runs once, in another order
         than before, on inputs that none before it has read."""
@@ -185,15 +153,15 @@ class Bench:
         what = f"{self.op} {self.shape.M} x {self.shape.N} x {self.shape.K}"
         for turn in tqdm(range(warmups + runs), what, disable=not progress, leave=False):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                given = self.inputs()
+                given = self.trial.inputs()
                 self.c.fill_(float("nan"))
                 ms = self.milliseconds(name, given)
                 if turn >= warmups:
                     times[name].append(ms)
                 if name == "ours":
                     ours = *given, self.c.clone()
-            error = max(error, self.error_of(*ours))
-        strategy = ops.strategy_of(getattr(ops, self.op), *self.inputs())
+            error = max(error, self.trial.error_of(*ours))
+        strategy = ops.strategy_of(getattr(ops, self.op), *self.trial.inputs())
         medians = {name: self._slowest(statistics.median(t)) for name, t in times.items()}
         return Result(
             self.op,

@@ -1,0 +1,76 @@
+"""Problems to measure: of which shapes, with which inputs, and whether a result is right."""
+
+from __future__ import annotations
+
+import torch
+
+from ..builtins.errors import TileWeaveError
+from ..runtime.group import Group
+from . import nccl
+from .problem import Problem
+
+TOLERANCE = 1e-2
+"""Largest relative error, in the Frobenius norm, of bf16 and fp16."""
+
+
+def problem_of(
+    op: str, M: int, N: int, K: int, ranks: int, dtype: torch.dtype, transposed: bool = True
+) -> Problem:
+    """What each rank does of a product of the whole group.
+
+    Args:
+        M, N, K: of the whole group. For ``all_gather_matmul`` N, else K is shared out among the
+            ranks; so is M, but for ``matmul_all_reduce``.
+
+    Raises:
+        TileWeaveError: ranks cannot share them out.
+    """
+    gathers, scatters = op == "all_gather_matmul", op == "matmul_reduce_scatter"
+    for name, extent, is_shared in (
+        ("M", M, gathers or scatters), ("N", N, gathers), ("K", K, not gathers)
+    ):  # fmt: skip
+        if is_shared and extent % ranks:
+            raise TileWeaveError(
+                f"{op}: {name}={extent} of the whole group; expected a multiple of {ranks}, the "
+                "ranks"
+            )
+    if gathers:
+        return Problem(op, M // ranks, N // ranks, K, ranks, dtype, transposed)
+    return Problem(op, M, N, K // ranks, ranks, dtype, transposed)
+
+
+class Trial:
+    """Inputs for one problem, and the memory of its result.
+
+    Attributes:
+        c: memory for this rank's result.
+    """
+
+    def __init__(self, problem: Problem, group: Group) -> None:
+        self.problem, self.group = problem, group
+        self.c = self.new(*problem.shape)
+
+    def new(self, *extents: int) -> torch.Tensor:
+        """Memory of the problem's type, unwritten."""
+        return torch.empty(extents, device=self.group.device, dtype=self.problem.dtype)
+
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fresh random ones; b lies in memory as the problem says."""
+        p = self.problem
+        stored = (p.N, p.K) if p.transposed else (p.K, p.N)
+        a, b = (self.new(*s).normal_().div_(8) for s in ((p.rows, p.K), stored))
+        return a, p.stored(b)
+
+    def error_of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
+        """Relative error of the result ``c``, against fp32; infinite where it is no number."""
+        a, b = a.float(), b.float()
+        if self.problem.gathers:
+            right = nccl.all_gather(a, self.group) @ b
+        elif self.problem.scatters:
+            right = torch.empty(c.shape, device=self.group.device)
+            nccl.reduce_scatter(a @ b, right, self.group)
+        else:
+            right = a @ b
+            nccl.all_reduce(right, self.group)
+        error = ((c.float() - right).norm() / right.norm()).item()
+        return error if error == error else float("inf")
