@@ -3,17 +3,19 @@
 The tile program, the plan around it, and the torch operator with its gradient.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tilelang.language as T
 import torch
 
 from .. import language as W
 from ..runtime import Plan, Steps, plan, symmetric
+from ..runtime.group import Group
 from . import nccl
 from .call import call, refuse_gradients
 from .groups import group_of, name_of
 from .library import define
+from .operators import Choice, Operator
 from .prepared import prepared
 from .problem import Problem, checked
 from .tiles import Tiles, tiles_for
@@ -45,7 +47,7 @@ def gathered_matmul(
 
             me = W.rank()
             source = (me + ranks - block // (rows * columns)) % ranks  # as they arrive
-            row, column = W.swizzle_2d(block % (rows * columns), rows, columns)
+            row, column = W.swizzle_2d(block % (rows * columns), rows, columns, tiles.band)
             m, n = row * tiles.M, column * tiles.N
 
             T.clear(total)
@@ -82,15 +84,17 @@ def all_gather_matmul_plan(
     return all_gather_matmul
 
 
-class AllGatherMatmul:
+class AllGatherMatmul(Operator, op=NAME):
     """The plan for one problem and the memory in which it gathers."""
 
-    def __init__(self, problem: Problem) -> None:
+    programs: ClassVar = {"copy_engines": all_gather_matmul_plan}
+
+    def __init__(self, problem: Problem, choice: Choice) -> None:
         share, N, K, ranks = problem.share, problem.N, problem.K, problem.ranks
         self.problem = problem
         self.gathered = symmetric((ranks, share, K), problem.dtype)
-        self.plan = all_gather_matmul_plan(
-            share, N, K, ranks, problem.tile_dtype, problem.transposed, tiles_for(share, N, ranks)
+        self.plan = self.programs[choice.program](
+            share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles
         )
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
@@ -101,6 +105,17 @@ class AllGatherMatmul:
     def free(self) -> None:
         self.plan.free()
         self.gathered.free()
+
+    @staticmethod
+    def unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group) -> torch.Tensor:
+        """Returns the gathered rows."""
+        gathered = nccl.all_gather(a, group)
+        torch.mm(gathered, b, out=c)
+        return gathered
+
+    @staticmethod
+    def table(problem: Problem) -> Choice:
+        return Choice("copy_engines", tiles_for(problem.share, problem.N, problem.ranks))
 
 
 def all_gather_matmul(
@@ -150,18 +165,17 @@ def _into(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, keep: bool, asked: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result, in ``out`` if given, and the gathered rows, none unless ``keep``."""
-    problem, ranks, fused, a, b, c = call(NAME, a, b, out, group, asked)
-    if fused:
-        operator = prepared(ranks).operator(problem, AllGatherMatmul)
+    problem, ranks, choice, a, b, c = call(NAME, a, b, out, group, asked)
+    if choice:
+        operator = prepared(ranks).operator(problem, choice, AllGatherMatmul)
         operator(a, b, c)
         gathered = operator.gathered.local.view(problem.M, problem.K)
     else:
-        gathered = nccl.all_gather(a, ranks)
-        torch.mm(gathered, b, out=c)
+        gathered = AllGatherMatmul.unfused(a, b, c, ranks)
     if not keep:
         return c, a.new_empty(0, problem.K)
     # Neither memory of the next call nor an argument.
-    return c, gathered.clone() if fused or gathered is a else gathered
+    return c, gathered.clone() if choice or gathered is a else gathered
 
 
 def _eager(a_shard, b, group, return_gathered, strategy):

@@ -9,16 +9,21 @@ import torch
 from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
 from .groups import group_of, name_of
+from .operators import OPERATORS, Choice
 from .problem import Problem, agree, check_layout, checked, laid_out
 from .strategy import Strategy, chosen
 
 
 class Call(NamedTuple):
-    """A checked call, ready to be computed: operands as kernels can read them, and memory for c."""
+    """A checked call, ready to be computed: operands as kernels can read them, and memory for c.
+
+    Attributes:
+        choice: how it is fused; None for NCCL and cuBLAS.
+    """
 
     problem: Problem
     group: Group
-    fused: bool
+    choice: Choice | None
     a: torch.Tensor
     b: torch.Tensor
     c: torch.Tensor
@@ -42,7 +47,8 @@ def call(
     agree(ranks, problem, strategy.name)
     a, b = laid_out(problem, a, b)
     c = a.new_empty(problem.shape) if out is None else out
-    return Call(problem, ranks, strategy.name == "fused", a, b, c)
+    choice = OPERATORS[op].table(problem) if strategy.name == "fused" else None
+    return Call(problem, ranks, choice, a, b, c)
 
 
 def refuse_gradients(op: str, *tensors: torch.Tensor) -> None:

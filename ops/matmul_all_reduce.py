@@ -4,7 +4,8 @@ Two tile programs, one for small results and one for large ones, and the torch o
 gradient.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import tilelang.language as T
 import torch
@@ -13,6 +14,7 @@ from .. import language as W
 from ..runtime import compile as compiled
 from ..runtime.group import Group
 from . import nccl
+from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
 from .tiles import Tiles, tiles_for
@@ -50,7 +52,7 @@ def one_shot_program(
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
             me = W.rank()
-            row, column = W.swizzle_2d(block, rows, columns)
+            row, column = W.swizzle_2d(block, rows, columns, tiles.band)
             m, n = row * tiles.M, column * tiles.N
 
             T.clear(total)
@@ -106,7 +108,7 @@ def two_phase_program(
 
             me = W.rank()
             owner, tile = W.own_last(block, share, me, ranks)
-            row, column = W.swizzle_2d(owner * share + tile, rows, columns)
+            row, column = W.swizzle_2d(owner * share + tile, rows, columns, tiles.band)
             m, n = row * tiles.M, column * tiles.N
 
             T.clear(total)
@@ -130,28 +132,31 @@ def two_phase_program(
                 T.copy(C_tile, C[m, n])
                 for step in T.serial(ranks - 1):
                     source = (me + 1 + step) % ranks
-                    row_there, column_there = W.swizzle_2d(source * share + tile, rows, columns)
+                    row_there, column_there = W.swizzle_2d(
+                        source * share + tile, rows, columns, tiles.band
+                    )
                     T.copy(sums[source, tile * tiles.M, 0], C_tile)
                     T.copy(C_tile, C[row_there * tiles.M, column_there * tiles.N])
 
     return matmul_all_reduce
 
 
-def is_one_shot(problem: Problem) -> bool:
-    """Whether the program for small results is the faster one: it exchanges once, but more."""
-    return (problem.ranks - 1) * problem.M * problem.N * problem.dtype.itemsize <= ONE_SHOT_BYTES
+def fetched_bytes(problem: Problem) -> int:
+    """What each rank fetches in the one-shot program."""
+    return (problem.ranks - 1) * problem.M * problem.N * problem.dtype.itemsize
 
 
-class MatmulAllReduce:
+class MatmulAllReduce(Operator, op=NAME):
     """The kernel for one problem; the memory in which tiles are exchanged is its own."""
 
-    def __init__(self, problem: Problem) -> None:
+    programs: ClassVar = {"one_shot": one_shot_program, "two_phase": two_phase_program}
+
+    def __init__(self, problem: Problem, choice: Choice) -> None:
         M, N, K = problem.M, problem.N, problem.K
-        program = one_shot_program if is_one_shot(problem) else two_phase_program
         self.problem = problem
         self.kernel = compiled(
-            program(
-                M, N, K, problem.ranks, problem.tile_dtype, problem.transposed, tiles_for(M, N, 1)
+            self.programs[choice.program](
+                M, N, K, problem.ranks, problem.tile_dtype, problem.transposed, choice.tiles
             )
         )
 
@@ -160,6 +165,23 @@ class MatmulAllReduce:
 
     def free(self) -> None:
         self.kernel.free()
+
+    @staticmethod
+    def unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group) -> None:
+        torch.mm(a, b, out=c)
+        nccl.all_reduce(c, group)
+
+    @staticmethod
+    def table(problem: Problem) -> Choice:
+        one_shot = fetched_bytes(problem) <= ONE_SHOT_BYTES
+        return Choice("one_shot" if one_shot else "two_phase", tiles_for(problem.M, problem.N, 1))
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterable[Choice]:
+        """One-shot only for results that are not much too large for it."""
+        hopeless = fetched_bytes(problem) > 16 * ONE_SHOT_BYTES
+        every = super().candidates(problem)
+        return [c for c in every if not (hopeless and c.program == "one_shot")]
 
 
 def matmul_all_reduce(
@@ -200,11 +222,6 @@ def matmul_all_reduce(
     return product(NAME, a, b, group, out, strategy)
 
 
-def _unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, ranks: Group) -> None:
-    torch.mm(a, b, out=c)
-    nccl.all_reduce(c, ranks)
-
-
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs[:2])
 
@@ -216,4 +233,4 @@ def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     return grad_a, grad_b, None, None
 
 
-define_product(NAME, MatmulAllReduce, _unfused, (_save, _gradients))
+define_product(NAME, MatmulAllReduce, (_save, _gradients))

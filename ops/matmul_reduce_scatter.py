@@ -3,7 +3,7 @@
 The tile program, and the torch operator with its gradient.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tilelang.language as T
 import torch
@@ -12,6 +12,7 @@ from .. import language as W
 from ..runtime import compile as compiled
 from ..runtime.group import Group
 from . import nccl
+from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
 from .tiles import Tiles, tiles_for
@@ -47,7 +48,7 @@ def matmul_reduce_scatter_program(
 
             me = W.rank()
             owner, tile = W.own_last(block, rows * columns, me, ranks)
-            row, column = W.swizzle_2d(tile, rows, columns)
+            row, column = W.swizzle_2d(tile, rows, columns, tiles.band)
             m, n = row * tiles.M, column * tiles.N
 
             T.clear(total)
@@ -72,18 +73,19 @@ def matmul_reduce_scatter_program(
     return matmul_reduce_scatter
 
 
-class MatmulReduceScatter:
+class MatmulReduceScatter(Operator, op=NAME):
     """The kernel for one problem; the memory in which parts arrive is its own."""
 
-    def __init__(self, problem: Problem) -> None:
+    programs: ClassVar = {"own_last": matmul_reduce_scatter_program}
+
+    def __init__(self, problem: Problem, choice: Choice) -> None:
         share, N, K, ranks = problem.share, problem.N, problem.K, problem.ranks
         self.problem = problem
         self.kernel = compiled(
-            matmul_reduce_scatter_program(
-                share, N, K, ranks, problem.tile_dtype, problem.transposed,
-                tiles_for(share, N, ranks),
+            self.programs[choice.program](
+                share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles
             )
-        )  # fmt: skip
+        )
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         problem = self.problem
@@ -92,6 +94,14 @@ class MatmulReduceScatter:
 
     def free(self) -> None:
         self.kernel.free()
+
+    @staticmethod
+    def unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group) -> None:
+        nccl.reduce_scatter(a @ b, c, group)
+
+    @staticmethod
+    def table(problem: Problem) -> Choice:
+        return Choice("own_last", tiles_for(problem.share, problem.N, problem.ranks))
 
 
 def matmul_reduce_scatter(
@@ -129,10 +139,6 @@ def matmul_reduce_scatter(
     return product(NAME, a, b, group, out, strategy)
 
 
-def _unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, ranks: Group) -> None:
-    nccl.reduce_scatter(a @ b, c, ranks)
-
-
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
     a, b, ctx.group, ctx.strategy = inputs
     ctx.save_for_backward(a, b)
@@ -146,4 +152,4 @@ def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     return grad_a, a.t() @ rows if ctx.needs_input_grad[1] else None, None, None
 
 
-define_product(NAME, MatmulReduceScatter, _unfused, (_save, _gradients))
+define_product(NAME, MatmulReduceScatter, (_save, _gradients))

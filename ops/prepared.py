@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
-
-import torch
 
 from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
 from ..runtime.heap import HeapExhausted
 from ..runtime.kernel import capturing
 from ..runtime.session import Session, init
+from .operators import Choice, Operator
 from .problem import Problem
-
-
-class Operator(Protocol):
-    """A compiled operator for one problem."""
-
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None: ...
-
-    def free(self) -> None:
-        """Give its symmetric memory back. Collective."""
 
 
 class Prepared:
@@ -31,12 +20,14 @@ class Prepared:
     """
 
     def __init__(self) -> None:
-        self.operators: dict[Problem, Operator] = {}
-        self._captured: set[Problem] = set()
+        self.operators: dict[tuple[Problem, Choice], Operator] = {}
+        self._captured: set[tuple[Problem, Choice]] = set()
         """Those that a CUDA graph may replay at any time."""
 
-    def operator(self, problem: Problem, make: Callable[[Problem], Operator]) -> Operator:
-        """The operator for ``problem``, made if it is new. Collective then.
+    def operator(
+        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Operator]
+    ) -> Operator:
+        """The operator for ``problem`` as ``choice`` says, made if it is new. Collective then.
 
         Where the symmetric heap is full, those that were not used for longest are freed.
 
@@ -44,28 +35,43 @@ class Prepared:
             HeapExhausted: the heap is too small even so.
             TileWeaveError: it is new, and a CUDA graph is being captured.
         """
-        operator = self.operators.pop(problem, None)
+        key = problem, choice
+        operator = self.operators.pop(key, None)
         if operator is None:
             if capturing():
                 raise TileWeaveError(
                     f"{problem}: not compiled yet; expected one call before it is captured in a "
                     "CUDA graph"
                 )
-            operator = self._made(problem, make)
+            operator = self.made(problem, choice, make)
         elif capturing():
-            self._captured.add(problem)
-        self.operators[problem] = operator
+            self._captured.add(key)
+        self.operators[key] = operator
         return operator
 
-    def _made(self, problem: Problem, make: Callable[[Problem], Operator]) -> Operator:
+    def made(
+        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Operator]
+    ) -> Operator:
+        """A new operator, which the caller frees or gives to ``keep``; others make room for it."""
         while True:
             try:
-                return make(problem)
+                return make(problem, choice)
             except HeapExhausted as error:
-                old = next((p for p in self.operators if p not in self._captured), None)
+                old = next((key for key in self.operators if key not in self._captured), None)
                 if old is None:
                     raise HeapExhausted(f"{problem}: {error}") from None
             self.operators.pop(old).free()
+
+    def keep(self, problem: Problem, choice: Choice, operator: Operator) -> None:
+        """``operator`` serves ``problem`` from now on; of others that did, those remain which a
+        CUDA graph may replay. Collective."""
+        for old in [key for key in self.operators if key[0] == problem]:
+            if old not in self._captured:
+                self.operators.pop(old).free()
+        if (problem, choice) in self.operators:  # the graph's is as good
+            operator.free()
+        else:
+            self.operators[problem, choice] = operator
 
 
 _session: Session | None = None

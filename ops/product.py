@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ..runtime.group import Group
 from .call import call, refuse_gradients
 from .groups import group_of, name_of
 from .library import define
-from .prepared import Operator, prepared
-from .problem import Problem, checked
+from .operators import Operator
+from .prepared import prepared
+from .problem import checked
 
 
 def product(
@@ -29,26 +29,23 @@ def product(
 
 def define_product(
     name: str,
-    fused: Callable[[Problem], Operator],
-    unfused: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Group], None],
+    operator: type[Operator],
     gradient: tuple[Callable[..., None], Callable[..., Any]],
 ) -> None:
     """``torch.ops.tileweave.name``, and ``name_out``, which has no gradient.
 
     Args:
-        fused: what computes a problem while it communicates.
-        unfused: the same by ``torch.distributed``: (a, b, c, group), into c.
         gradient: as for ``define``.
     """
 
     def into(
         a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str
     ) -> torch.Tensor:
-        problem, ranks, is_fused, a, b, c = call(name, a, b, out, group, asked)
-        if is_fused:
-            prepared(ranks).operator(problem, fused)(a, b, c)
+        problem, ranks, choice, a, b, c = call(name, a, b, out, group, asked)
+        if choice:
+            prepared(ranks).operator(problem, choice, operator)(a, b, c)
         else:
-            unfused(a, b, c, ranks)
+            operator.unfused(a, b, c, ranks)
         return c
 
     def eager(a, b, group, strategy):

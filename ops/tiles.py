@@ -14,6 +14,7 @@ class Tiles:
         M, N, K: of one tile, in elements.
         stages: tiles of both operands in flight.
         threads: of a block, without the producer that TileLang adds.
+        band: rows of tiles that are walked together, column by column; see ``W.swizzle_2d``.
     """
 
     M: int
@@ -21,10 +22,37 @@ class Tiles:
     K: int
     stages: int
     threads: int = 256
+    band: int = 8
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """What a block takes of shared memory at least: the result lies where the operands lay."""
+        operands = (self.M + self.N) * self.K * self.stages
+        return max(operands, self.M * self.N) * itemsize
+
+    def __str__(self) -> str:
+        return (
+            f"tiles of {self.M} x {self.N} x {self.K}, {self.stages} stages, {self.threads} "
+            f"threads, bands of {self.band}"
+        )
 
 
 LARGE = Tiles(128, 256, 64, stages=3)
 SMALL = Tiles(128, 128, 64, stages=4)
+CANDIDATES = (
+    LARGE,
+    SMALL,
+    Tiles(128, 256, 64, stages=4),
+    Tiles(128, 256, 64, stages=3, band=4),
+    Tiles(128, 256, 64, stages=3, band=16),
+    Tiles(256, 128, 64, stages=3),
+    Tiles(256, 128, 64, stages=4),
+    Tiles(128, 192, 64, stages=4),
+    Tiles(128, 128, 64, stages=6),
+    Tiles(64, 256, 64, stages=4, threads=128),
+)
+"""What ``tw.tune`` tries unless an operator says otherwise."""
+SHARED_BYTES = 227 << 10
+"""What a block may take of shared memory on sm_90."""
 SMS = 132
 """Streaming multiprocessors of an H100 or H200, each of which computes one tile at a time."""
 

@@ -200,7 +200,7 @@ def check_heap() -> str:
             product.call()
             if fault := product.fault():
                 return fault
-    shares = [p.share for p in prepared(group_of("")).operators]
+    shares = [p.share for p, _ in prepared(group_of("")).operators]
     if all(product.sizes[0] in shares for product in given):
         return "three times two fifths of the heap are allocated"
     try:

@@ -17,12 +17,15 @@ from tileweave.ops import groups, prepared, problem, strategy
 from tileweave.ops.all_gather_matmul import AllGatherMatmul
 from tileweave.ops.matmul_all_reduce import MatmulAllReduce
 from tileweave.ops.matmul_reduce_scatter import MatmulReduceScatter
+from tileweave.ops.operators import Choice
 from tileweave.ops.prepared import Prepared
 from tileweave.ops.problem import Problem, checked
+from tileweave.ops.tiles import LARGE
 from tileweave.runtime.group import Group
 from tileweave.runtime.heap import HeapExhausted
 
 BF16 = torch.bfloat16
+WAY = Choice("own_last", LARGE)
 
 
 def ones(*shape, dtype=torch.float32, device="cpu"):
@@ -192,9 +195,9 @@ def heap(monkeypatch):
 
     def take(nbytes, captured=False):
         monkeypatch.setattr(prepared, "capturing", lambda: captured)
-        return kept.operator(sized(nbytes), lambda p: Memory(free, p.share))
+        return kept.operator(sized(nbytes), WAY, lambda p, _: Memory(free, p.share))
 
-    take.kept = lambda: [p.share for p in kept.operators]
+    take.kept = lambda: [p.share for p, _ in kept.operators]
     return take
 
 

@@ -109,7 +109,7 @@ def test_each_problem_is_prepared_once_and_makes_room(on_rank):
         kept = []
         for rows in (600, 600, 1200, 600, 800):
             ops.all_gather_matmul(torch.randn(rows, 512).bfloat16(), b)
-            kept.append([p.M for p in prepared.prepared(group_of("")).operators])
+            kept.append([p.M for p, _ in prepared.prepared(group_of("")).operators])
         with pytest.raises(
             HeapExhausted, match=r"all_gather_matmul of \(4000, 512\) .* 4096000 by"
         ):

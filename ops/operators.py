@@ -1,0 +1,76 @@
+"""What an operator's file declares: its programs, which of them serves a problem, and the call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..runtime.group import Group
+from .problem import Problem
+from .tiles import CANDIDATES, Tiles
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to compute a problem while communicating.
+
+    Attributes:
+        program: one of the names in ``Operator.programs``.
+        tiles: what it is made for.
+    """
+
+    program: str
+    tiles: Tiles
+
+    def __str__(self) -> str:
+        return f"{self.program}, {self.tiles}"
+
+
+class Operator(ABC):
+    """An operator compiled for one problem. A subclass is made known by the operator's name:
+    ``class MatmulReduceScatter(Operator, op="matmul_reduce_scatter")``.
+
+    Attributes:
+        programs: the tile programs, or plans, by the names of ``Choice.program``.
+    """
+
+    programs: ClassVar[Mapping[str, Callable[..., Any]]]
+
+    def __init_subclass__(cls, op: str, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        OPERATORS[op] = cls
+
+    @abstractmethod
+    def __init__(self, problem: Problem, choice: Choice) -> None:
+        """Compile, and take symmetric memory. Collective."""
+
+    @abstractmethod
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        """Compute ``c``. Every rank calls it."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give its symmetric memory back. Collective."""
+
+    @staticmethod
+    @abstractmethod
+    def unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group) -> Any:
+        """Compute ``c`` by ``torch.distributed`` and ``torch.mm``, on any device."""
+
+    @staticmethod
+    @abstractmethod
+    def table(problem: Problem) -> Choice:
+        """What is taken where nothing was measured. It depends on the problem alone."""
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterable[Choice]:
+        """What tuning measures beside ``table(problem)``: every program with all tiles."""
+        return [Choice(program, tiles) for program in cls.programs for tiles in CANDIDATES]
+
+
+OPERATORS: dict[str, type[Operator]] = {}
+"""By the operators' names."""
