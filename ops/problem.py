@@ -93,39 +93,40 @@ def checked(
     first, second = ARGUMENTS[op]
     for name, tensor in ((first, a), (second, b)):
         if tensor.ndim != 2 or 0 in tensor.shape:
-            raise _refused(op, f"{name} has shape {_shape(tensor)}", "two positive extents")
+            raise refused(op, f"{name} has shape {_shape(tensor)}", "two positive extents")
         if not tensor.is_floating_point():
-            raise _refused(op, f"{name} is of {tensor.dtype}", "a floating-point type")
+            raise refused(op, f"{name} is of {tensor.dtype}", "a floating-point type")
     (rows, K), N = a.shape, b.shape[1]
     if b.shape[0] != K:
-        raise _refused(
+        raise refused(
             op, f"{second} has shape {_shape(b)}", f"({K}, N) for {first} of shape {_shape(a)}"
         )
-    _require_like(op, second, b, first, a)
+    require_like(op, second, b, first, a)
     transposed = not b.is_contiguous() and b.t().is_contiguous()
     problem = Problem(op, rows, N, K, ranks, a.dtype, transposed)
     if problem.scatters and rows % ranks:
-        raise _refused(
+        raise refused(
             op, f"{first} has shape {_shape(a)}", f"a multiple of {ranks} rows for {ranks} ranks"
         )
     if out is not None:
         if _shape(out) != problem.shape:
-            raise _refused(op, f"out has shape {_shape(out)}", f"{problem.shape}")
-        _require_like(op, "out", out, first, a)
+            raise refused(op, f"out has shape {_shape(out)}", f"{problem.shape}")
+        require_like(op, "out", out, first, a)
     return problem
 
 
-def _require_like(op: str, name: str, tensor: torch.Tensor, first: str, a: torch.Tensor) -> None:
+def require_like(op: str, name: str, tensor: torch.Tensor, first: str, a: torch.Tensor) -> None:
+    """Refuse a tensor of another type or device than that of ``a``, which users call ``first``."""
     if tensor.dtype != a.dtype:
-        raise _refused(op, f"{name} is of {tensor.dtype}", f"{a.dtype} as {first}")
+        raise refused(op, f"{name} is of {tensor.dtype}", f"{a.dtype} as {first}")
     if tensor.device != a.device:
-        raise _refused(op, f"{name} is on {tensor.device}", f"{a.device} as {first}")
+        raise refused(op, f"{name} is on {tensor.device}", f"{a.device} as {first}")
 
 
 def check_layout(op: str, out: torch.Tensor) -> None:
     """Refuse an ``out`` that kernels cannot write."""
     if not _is_laid_out(out):
-        raise _refused(
+        raise refused(
             op, f"out has strides {out.stride()} and begins at {out.data_ptr():#x}",
             f"a contiguous tensor that begins at a multiple of {_ALIGNMENT} bytes",
         )  # fmt: skip
@@ -137,11 +138,12 @@ def laid_out(
     """The operands as kernels can read them: copies, with one warning for each argument of an
     operator, where these have gaps or begin at odd places."""
     first, second = ARGUMENTS[problem.op]
-    a = _laid_out(problem.op, first, a)
-    return a, problem.stored(_laid_out(problem.op, second, problem.stored(b)))
+    a = dense(problem.op, first, a)
+    return a, problem.stored(dense(problem.op, second, problem.stored(b)))
 
 
-def _laid_out(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """An argument as kernels can read it."""
     if _is_laid_out(tensor):
         return tensor
     if (op, name) not in _warned:
@@ -185,5 +187,6 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def _refused(op: str, what: str, expected: str) -> TileWeaveError:
+def refused(op: str, what: str, expected: str) -> TileWeaveError:
+    """The error of an operator."""
     return TileWeaveError(f"{op}: {what}; expected {expected}")

@@ -45,11 +45,7 @@ def chosen(asked: str, problem: Problem, device: torch.device, group: Group) -> 
         raise TileWeaveError(
             f"{problem.op}: strategy={asked!r}; expected {', '.join(map(repr, STRATEGIES))}"
         )
-    if group.device.type == device.type and group.device != device:
-        raise TileWeaveError(
-            f"{problem.op}: the tensors are on {device}; expected {group.device}, which tw.init "
-            "gave to this rank"
-        )
+    require_own_device(problem.op, device, group)
     if asked == "nccl":
         return Strategy("nccl", "asked for")
     obstacle = _obstacle(problem, device, group)
@@ -60,21 +56,38 @@ def chosen(asked: str, problem: Problem, device: torch.device, group: Group) -> 
     return Strategy("nccl", obstacle)
 
 
-def _obstacle(problem: Problem, device: torch.device, group: Group) -> str | None:
-    """What keeps the fused kernel from a problem, and what it needs."""
+def require_own_device(op: str, device: torch.device, group: Group) -> None:
+    """Refuse tensors on another rank's GPU."""
+    if group.device.type == device.type and group.device != device:
+        raise TileWeaveError(
+            f"{op}: the tensors are on {device}; expected {group.device}, which tw.init "
+            "gave to this rank"
+        )
+
+
+def obstacle_of_ranks(device: torch.device, group: Group) -> str | None:
+    """What keeps kernels from exchanging tensors on a device, and what they need."""
     if device.type != "cuda":
         return f"the tensors are on {device}; expected cuda"
     major, minor = torch.cuda.get_device_capability(device)
     if major != 9:
         return f"{device} is sm_{major}{minor}; expected sm_90"
+    if group.world_size > _RANKS:
+        return f"there are {group.world_size} ranks; expected at most {_RANKS}"
+    joined = session.joined()
+    if joined is not None and joined.group != group:
+        return f"its {group.world_size} ranks are not the group that tw.init joined; expected that"
+    return None
+
+
+def _obstacle(problem: Problem, device: torch.device, group: Group) -> str | None:
+    """What keeps the fused kernel from a problem, and what it needs."""
+    obstacle = obstacle_of_ranks(device, group)
+    if obstacle is not None:
+        return obstacle
     if problem.dtype not in _DTYPES:
         return f"the tensors are of {problem.dtype}; expected {' or '.join(map(str, _DTYPES))}"
     for name, extent in (("N", problem.N), ("K", problem.K)):
         if extent % _ROW:
             return f"{name}={extent}; expected a multiple of {_ROW}"
-    if problem.ranks > _RANKS:
-        return f"there are {problem.ranks} ranks; expected at most {_RANKS}"
-    joined = session.joined()
-    if joined is not None and joined.group != group:
-        return f"its {group.world_size} ranks are not the group that tw.init joined; expected that"
     return None
