@@ -110,28 +110,43 @@ def _parser() -> argparse.ArgumentParser:
 def _add_bench(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
-        help="time the operators beside GEMM and NCCL: torchrun --nproc-per-node=4 -m tileweave "
-        "bench",
+        help="time the operators beside GEMM, NCCL and async-TP: torchrun --nproc-per-node=4 -m "
+        "tileweave bench",
     )
     add = bench.add_argument
-    add("ops", nargs="*", metavar="OPERATOR", help="such as all_gather_matmul; default: all")
+    add(
+        "ops",
+        nargs="*",
+        metavar="OPERATOR",
+        help="such as all_gather_matmul; before the options; default: all",
+    )
     add(
         "--shapes",
-        default="llama70b",
-        metavar="NAME,...",
-        help="llama8b, llama70b, llama405b, qwen72b or MxNxK; default: %(default)s",
+        nargs="+",
+        default=["llama70b"],
+        metavar="NAME",
+        help="llama8b, llama70b, llama405b, qwen72b or MxNxK, with commas or spaces between them; "
+        "default: llama70b",
     )
     add(
         "--rows",
-        default="1024,2048,4096,8192,16384",
-        metavar="M,...",
-        help="rows of each model; default: %(default)s",
+        nargs="+",
+        default=["1024,2048,4096,8192,16384"],
+        metavar="M",
+        help="rows of each model, with commas or spaces; default: 1024,2048,4096,8192,16384",
     )
     add("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     add("--warmups", type=_count, default=5, help="default: %(default)s")
     add("--runs", type=_count, default=20, help="default: %(default)s")
     add("--json", metavar="OUT", help="write the results there, too")
-    bench.set_defaults(run=_bench)  # fmt: skip
+    add("--figure", metavar="OUT", help="draw how far from the ideal each is: .png")
+    add(
+        "--from",
+        dest="file",
+        metavar="IN",
+        help="measure nothing; print, and with --figure draw, what --json has written to this file",
+    )
+    bench.set_defaults(run=_bench)
 
 
 def _count(text: str) -> int:
@@ -141,23 +156,29 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _listed(given: list[str]) -> list[str]:
+    """What is between commas or spaces."""
+    return [word for text in given for word in text.split(",") if word]
+
+
 def _bench(options: argparse.Namespace) -> None:
     from . import bench
 
+    if options.file is not None:
+        bench.again(options.file, options.figure)
+        return
     try:
-        rows = [_count(text) for text in options.rows.split(",")]
+        rows = [_count(text) for text in _listed(options.rows)]
     except argparse.ArgumentTypeError as error:
-        raise TileWeaveError(f"bench: --rows {error}") from None
-    if not bench.run(
-        options.ops,
-        options.shapes.split(","),
-        rows,
-        options.dtype,
-        options.warmups,
-        options.runs,
-        options.json,
-    ):
-        raise SystemExit(1)  # fmt: skip
+        raise TileWeaveError(
+            f"bench: --rows {error} (operators stand before the options)"
+        ) from None
+    wanted = bench.Wanted(
+        options.ops, _listed(options.shapes), rows, options.dtype, options.warmups, options.runs,
+        options.json, options.figure,
+    )  # fmt: skip
+    if not bench.run(wanted):
+        raise SystemExit(1)
 
 
 def _add_size(parser: argparse.ArgumentParser) -> None:

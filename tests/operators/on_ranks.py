@@ -7,6 +7,7 @@ import io
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import get_context
 from typing import Any
@@ -16,6 +17,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tileweave import bench, ops
+from tileweave.bench_contenders import (
+    ASYNC_TP,
+    MAKERS,
+    Arena,
+    Contender,
+    Inputs,
+    Judge,
+    contenders_of,
+)
+from tileweave.ops.groups import group_of
+from tileweave.ops.trial import Trial, problem_of
 
 SHARE, N, K = 6, 10, 8
 
@@ -207,19 +219,77 @@ def differ() -> None:
     ops.matmul_reduce_scatter(torch.ones(6 * dist.get_world_size(), K), torch.ones(K, 16 + me))
 
 
-def benchmark(file: str, broken: bool) -> tuple[bool, str]:
-    """Whether ``tileweave bench`` found all operators right, and what it printed."""
+def benchmark(json: str, figure: str | None, wrong: tuple[str, ...] = ()) -> tuple[bool, str]:
+    """Whether ``tileweave bench`` found all operators right, and what it printed.
+
+    Args:
+        wrong: strategies with which operators return zeros.
+    """
     said = io.StringIO()
-    names = dict(bench.OPERATORS)
-    if broken:
-        bench.OPERATORS.update({name: _zeros for name in names})
+    operators = dict(bench.OPERATORS)
+    bench.OPERATORS.update(
+        {name: _zeros_if(wrong, operator) for name, operator in operators.items()}
+    )
+    wanted = bench.Wanted(
+        [], ["66x48x36", "24x12x18"], [], warmups=1, runs=2, json=json, figure=figure
+    )
     try:
         with contextlib.redirect_stdout(said):
-            right = bench.run([], ["66x48x36", "24x12x18"], [], "bfloat16", 1, 2, file)
+            right = bench.run(wanted)
     finally:
-        bench.OPERATORS.update(names)
+        bench.OPERATORS.update(operators)
     return right, said.getvalue()
 
 
-def _zeros(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, strategy: str = "auto") -> None:
-    out.zero_()
+def _zeros_if(wrong: tuple[str, ...], operator: Callable[..., Any]) -> Callable[..., Any]:
+    def call(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, strategy: str) -> None:
+        operator(a, b, out=out, strategy=strategy)
+        if strategy in wrong:
+            out.zero_()
+
+    return call
+
+
+def an_arena(op: str) -> tuple[Arena, Inputs]:
+    """A problem of the default group, and inputs."""
+    group = group_of("")
+    trial = Trial(problem_of(op, 66, 48, 36, group.world_size, torch.float32), group)
+    inputs = Inputs.random(trial)
+    return Arena(trial.problem, group, None, trial.c), inputs
+
+
+def who_takes_part(broken: int) -> tuple[list[str], dict[str, str]]:
+    """Contenders, and why others do not take part, where PyTorch's raises on rank ``broken``."""
+    arena, inputs = an_arena("all_gather_matmul")
+    makers = dict(MAKERS)
+
+    def fail(given: Any) -> torch.Tensor:
+        if dist.get_rank() == broken:
+            raise RuntimeError("no\nmemory")
+        return given.result
+
+    MAKERS[ASYNC_TP] = lambda arena: Contender(fail)
+    try:
+        found, why = contenders_of(arena, inputs, 2)
+    finally:
+        MAKERS.update(makers)
+    return list(found), why
+
+
+def async_tp() -> dict[str, float]:
+    """Errors of PyTorch's operators, whose CPU versions gather and multiply one after the other."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    with torch.library._scoped_library("symm_mem", "IMPL") as library:
+        for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
+            library.impl(name, getattr(symmetric_memory, f"_{name}_fallback"), "CPU")
+        return {op: _error_of_async_tp(op) for op in ("all_gather_matmul", "matmul_reduce_scatter")}
+
+
+def _error_of_async_tp(op: str) -> float:
+    arena, inputs = an_arena(op)
+    arena.group = replace(arena.group, device=torch.device("cuda"))
+    contender = MAKERS[ASYNC_TP](arena)
+    judge = Judge({"async_tp": contender})
+    judge("async_tp", inputs, contender.call(inputs))
+    return judge.errors["async_tp"]

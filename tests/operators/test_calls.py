@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import tileweave as tw
-from tileweave import bench, ops
-from tileweave.cli import main
+from tileweave import ops
 from tileweave.ops import groups, prepared, problem, strategy
 from tileweave.ops.all_gather_matmul import AllGatherMatmul
 from tileweave.ops.matmul_all_reduce import MatmulAllReduce
@@ -286,23 +285,3 @@ def test_module_of_the_page():
     mlp, x = names["MLP"](8, 6), torch.randn(4, 8)
     expected = torch.nn.functional.silu(x @ mlp.up.t()) @ mlp.down.t()
     assert torch.allclose(mlp(x), expected)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["all_reduce"], "bench: all_reduce; expected all_gather_matmul, matmul_reduce_s"),
-        (["--shapes", "llama7b"], "bench: --shapes llama7b; expected llama8b, llama70b, llama405b"),
-        (["--shapes", "12x0x4"], "bench: --shapes 12x0x4; expected"),
-        (["--rows", "1024,many"], "bench: --rows many; expected a positive integer"),
-    ],
-)
-def test_bench_refuses(arguments, message, capsys):
-    assert main(["bench", *arguments]) == 1
-    assert message in capsys.readouterr().err
-
-
-def test_shapes_of_models():
-    gather, scatter, reduce = (bench.shapes_of(op, ["llama70b"], [1024]) for op in bench.OPERATORS)
-    assert gather == [bench.Shape("llama70b", 1024, 28672, 8192)]
-    assert scatter == reduce == [bench.Shape("llama70b", 1024, 8192, 28672)]

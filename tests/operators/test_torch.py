@@ -6,21 +6,12 @@ own (test_programs.py, tests/gpu/ops.py).
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 import tileweave as tw
 from tests.operators import on_ranks
 
 OPERATORS = [on_ranks.gather, on_ranks.scatter, on_ranks.reduce]
-
-
-@pytest.fixture(scope="module")
-def three():
-    ranks = on_ranks.Ranks(3)
-    yield ranks
-    ranks.close()
 
 
 def assert_right(outcomes):
@@ -65,27 +56,3 @@ def test_ranks_that_disagree_are_told(three):
             "rank 2: matmul_reduce_scatter of (18, 8) x (8, 18) float32, nccl); "
             "expected the same shapes, types, memory order and strategy on every rank"
         )
-
-
-def test_bench(three, tmp_path):
-    file = tmp_path / "bench.json"
-    (right, table), *others = three.run(on_ranks.benchmark, str(file), False)
-    assert (right, others) == (True, [(True, "")] * 2)
-    _, _head, *rows = table.splitlines()
-    assert [row.split()[0] for row in rows] == [
-        *["all_gather_matmul"] * 2, *["matmul_reduce_scatter"] * 2, *["matmul_all_reduce"] * 2
-    ]  # fmt: skip
-    found = json.loads(file.read_text())
-    assert (found["ranks"], found["dtype"], len(found["results"])) == (3, "bfloat16", 6)
-    for result in found["results"]:
-        assert result["strategy"] == "nccl" and "expected cuda" in result["reason"]
-        assert 0 < result["error"] < 1e-2
-        assert all(result[name] > 0 for name in ("ours", "gemm", "comm", "nccl"))
-
-
-def test_bench_notices_wrong_results(three, tmp_path):
-    for rank, (right, table) in enumerate(
-        three.run(on_ranks.benchmark, str(tmp_path / "bench.json"), True)
-    ):
-        assert not right
-        assert table.count("WRONG") == (6 if rank == 0 else 0)

@@ -1,0 +1,197 @@
+"""``tileweave bench`` on ranks that are processes of a CPU: who is measured, checked and told."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import tileweave as tw
+from tests.operators import on_ranks
+from tileweave import bench, bench_results
+from tileweave.bench_contenders import Contender, Judge
+from tileweave.bench_programs import all_gather_plan, matmul_program
+from tileweave.bench_results import Result, Shape
+from tileweave.cli import main
+from tileweave.ops.tiles import LARGE, Tiles
+
+NAMES = ("ours", "product/cublas", "exchange/nccl", "nccl")
+PNG = b"\x89PNG"
+
+
+def test_all_operators(three, tmp_path):
+    file, figure = tmp_path / "bench.json", tmp_path / "bench.png"
+    (right, table), *others = three.run(on_ranks.benchmark, str(file), str(figure))
+    assert (right, others) == (True, [(True, "")] * 2)
+    rows = [line for line in table.splitlines() if line.endswith("expected cuda")]
+    assert [row.split()[0] for row in rows] == [
+        *["all_gather_matmul"] * 2, *["matmul_reduce_scatter"] * 2, *["matmul_all_reduce"] * 2
+    ]  # fmt: skip
+    assert table.count("async_tp: -: there is no GPU") == 1
+    found = json.loads(file.read_text())
+    assert (found["ranks"], found["dtype"], len(found["results"])) == (3, "bfloat16", 6)
+    for result in found["results"]:
+        assert result["strategy"] == "nccl" and "expected cuda" in result["reason"]
+        assert set(result["ms"]) == set(result["errors"]) == set(NAMES)
+        assert all(ms > 0 for ms in result["ms"].values())
+        exact = result["op"] == "all_gather_matmul"  # to copy, not to add
+        assert (result["errors"]["exchange/nccl"] == 0) == exact
+        assert all(0 < result["errors"][name] < 1e-2 for name in ("ours", "nccl"))
+    assert figure.read_bytes().startswith(PNG)
+
+
+def test_wrong_results_of_ours(three, tmp_path):
+    file = str(tmp_path / "bench.json")
+    for rank, (right, table) in enumerate(three.run(on_ranks.benchmark, file, None, ("auto",))):
+        assert not right
+        assert table.count("WRONG") == (6 if rank == 0 else 0)
+
+
+def test_nothing_is_compared_with_wrong_results(three, tmp_path):
+    file = str(tmp_path / "bench.json")
+    (right, table), *_ = three.run(on_ranks.benchmark, file, None, ("nccl",))
+    assert right
+    assert table.count("nccl: wrong for") == 6
+    assert "loses" not in table and "nccl / ours" not in table
+
+
+@pytest.mark.parametrize("broken", [0, 2])
+def test_who_raises_on_one_rank_is_left_out_on_all(three, broken):
+    for found, why in three.run(on_ranks.who_takes_part, broken):
+        assert found == list(NAMES)
+        assert why["async_tp"] == "RuntimeError: no memory"
+
+
+def test_async_tp_is_called_as_torch_wants_it(three):
+    for errors in three.run(on_ranks.async_tp):
+        assert len(errors) == 2 and all(0 <= error < 1e-5 for error in errors.values()), errors
+
+
+def test_the_worst_run_counts():
+    judge = Judge({"a": Contender(lambda x: x, right=lambda given: given)})
+    right = torch.tensor([3.0, 4.0])
+    for found in (right, torch.tensor([3.0, 3.0]), right):
+        judge("a", right, found)
+    assert judge.errors == {"a": pytest.approx(0.2)}
+    judge("a", right, torch.tensor([3.0, torch.nan]))
+    judge("a", right, right)
+    assert judge.errors == {"a": float("inf")}
+
+
+def result(ms, M=1024, op="matmul_reduce_scatter", **errors):
+    return Result(
+        op, Shape("", M, 8, 8), "fused", "it can be", ms, dict.fromkeys(ms, 0.0) | errors, 1
+    )
+
+
+def test_ideal_and_best_other():
+    ms = {
+        "ours": 3, "product/cublas": 5, "product/tilelang": 2, "exchange/nccl": 1,
+        "exchange/copies": 4, "nccl": 6, "async_tp": 4,
+    }  # fmt: skip
+    r = result(ms)
+    assert (r.product, r.exchange, r.ideal, r.best_other) == (2, 1, 2, 4)
+    r = result(ms, **{"product/tilelang": 1.0, "async_tp": float("inf")})
+    assert (r.product, r.ideal, r.best_other) == (5, 5, 6)
+    assert result({"ours": 3, "nccl": 6}).ideal is None
+
+
+def test_losing_shapes_are_told():
+    halves = {"product/cublas": 1.0, "exchange/nccl": 0.5}
+    found = [
+        result({"ours": 1.0, "nccl": 4.0, **halves}),
+        result({"ours": 2.0, "nccl": 4.0, "async_tp": 1.0, **halves}, M=2048),
+    ]
+    assert bench_results.summary(found) == [
+        "matmul_reduce_scatter, 2 shapes",
+        "  ours / ideal       geometric mean 1.414, worst 2.000 (2048 x 8 x 8)",
+        "  nccl / ours        geometric mean 2.828, worst 2.000 (2048 x 8 x 8)",
+        "  async-TP / ours    geometric mean 0.500, worst 0.500 (2048 x 8 x 8)",
+        "  best other / ours  geometric mean 1.414, worst 0.500 (2048 x 8 x 8)",
+        "  loses: 2048 x 8 x 8: ours 2.000, best other 1.000 ms",
+    ]
+
+
+def test_a_run_can_be_drawn_elsewhere(tmp_path, capsys):
+    file, figure = tmp_path / "bench.json", tmp_path / "bench.png"
+    ms = {"ours": 1.0, "product/cublas": 1.0, "exchange/nccl": 0.5, "nccl": 1.5}
+    machine = {"ranks": 2, "device": "a GPU", "dtype": "bfloat16"}
+    found = [result(ms), result(ms, M=2048, op="all_gather_matmul")]
+    bench_results.save(str(file), machine, found)
+    assert bench_results.load(str(file)) == (machine, found)
+    assert main(["bench", "--from", str(file), "--figure", str(figure)]) == 0
+    assert figure.read_bytes().startswith(PNG)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    times = "1.000 1.000 0.500 1.500 - 1.000 1.500 0.0e+00 1 s fused".split()
+    assert ["all_gather_matmul", *"2048 x 8 x 8".split(), *times] in rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["all_reduce"], "bench: all_reduce; expected all_gather_matmul, matmul_reduce_s"),
+        (["--shapes", "llama7b"], "bench: --shapes llama7b; expected llama8b, llama70b, llama405b"),
+        (["--shapes", "12x0x4"], "bench: --shapes 12x0x4; expected"),
+        (["--rows", "1024,many"], "bench: --rows many; expected a positive integer"),
+        (["--rows", "1024", "all_gather_matmul"], "integer (operators stand before the options)"),
+        (["--json", "no/where.json"], "bench: --json no/where.json; expected a name in a folder"),
+        (["--figure", "bench.svg"], "bench: --figure bench.svg; expected a name that ends in .png"),
+        (["--from", "no.json"], "no.json'; expected what tileweave bench --json has written"),
+        (["--from", __file__], "expected what tileweave bench --json has written"),
+    ],
+)
+def test_refused(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_figure_needs_matplotlib(monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert main(["bench", "--figure", "bench.png"]) == 1
+    assert (
+        'bench: --figure needs matplotlib, which is not installed; expected `pip install "til'
+        in (capsys.readouterr().err)
+    )
+
+
+@pytest.mark.parametrize("given", [["64,128"], ["64", "128"], ["64,", "128"]])
+def test_lists_have_commas_or_spaces(given, monkeypatch):
+    seen = []
+    monkeypatch.setattr(bench, "run", lambda wanted: seen.append(wanted) or True)
+    assert main(["bench", "all_gather_matmul", "--rows", *given, "--shapes", "llama8b"]) == 0
+    assert seen == [bench.Wanted(["all_gather_matmul"], ["llama8b"], [64, 128])]
+
+
+def test_shapes_of_models():
+    gather, scatter, reduce = (bench.shapes_of(op, ["llama70b"], [1024]) for op in bench.OPERATORS)
+    assert gather == [Shape("llama70b", 1024, 28672, 8192)]
+    assert scatter == reduce == [Shape("llama70b", 1024, 8192, 28672)]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_product_alone(transposed):
+    M, N, K = 40, 56, 24
+    program = matmul_program(M, N, K, "float16", transposed, Tiles(16, 16, 16, 2, threads=32))
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, shape).astype(np.float16) for shape in ((M, K), (K, N)))
+    inputs = [{"A": a, "B": b.T.copy() if transposed else b}]
+    (out,) = tw.simulate(program, world_size=1, inputs=inputs, schedules=1)
+    assert np.array_equal(out["C"], a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_the_product_alone_is_a_kernel_of_stock_tilelang():
+    source = tw.emit(matmul_program(1000, 2056, 1800, "bfloat16", True, LARGE))
+    assert "wgmma" in source and "tileweave" not in source and "tw::" not in source
+
+
+def test_the_all_gather_alone():
+    ranks, elements = 3, 32
+    rng = np.random.default_rng(0)
+    a = [rng.standard_normal(elements).astype(ml_dtypes.bfloat16) for _ in range(ranks)]
+    out = tw.simulate(
+        all_gather_plan(elements, ranks, "bfloat16"), ranks, [{"A": x} for x in a], schedules=3
+    )
+    assert all(np.array_equal(o["everyones"], np.stack(a)) for o in out)

@@ -1,0 +1,271 @@
+"""What ``tileweave bench`` measures: operators, what they are made of, and what else there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from textwrap import shorten
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .bench_programs import all_gather_plan, matmul_program
+from .ops import nccl
+from .ops.problem import Problem
+from .ops.tiles import tiles_for
+from .ops.trial import Trial
+from .runtime import SymmetricTensor, barrier, compile
+from .runtime.group import Group
+
+OPERATORS = {
+    "all_gather_matmul": ops.all_gather_matmul,
+    "matmul_reduce_scatter": ops.matmul_reduce_scatter,
+    "matmul_all_reduce": ops.matmul_all_reduce,
+}
+OURS, NCCL, ASYNC_TP = "ours", "nccl", "async_tp"
+PRODUCT, EXCHANGE = "product/", "exchange/"
+"""How the names of those begin that do one half alone."""
+
+
+class Missing(Exception):
+    """Why a contender does not take part."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One rank's operands of one problem, and what is right.
+
+    Attributes:
+        a, b: the operator's operands.
+        rows: what is multiplied by b, (M, K): the rows of all ranks, or a.
+        product: rows times b, (M, N), in fp32.
+        part: the same in the operands' type.
+        result: of the operator, in fp32.
+    """
+
+    a: Tensor
+    b: Tensor
+    rows: Tensor
+    product: Tensor
+    part: Tensor
+    result: Tensor
+
+    @staticmethod
+    def random(trial: Trial) -> Inputs:
+        """Fresh ones. Collective."""
+        problem, group = trial.problem, trial.group
+        a, b = trial.inputs()
+        rows = nccl.all_gather(a, group) if problem.gathers else a
+        product = rows.float() @ b.float()
+        result = product
+        if problem.scatters:
+            result = product.new_empty(problem.shape)
+            nccl.reduce_scatter(product, result, group)
+        elif not problem.gathers:
+            result = product.clone()
+            nccl.all_reduce(result, group)
+        return Inputs(a, b, rows, product, product.to(a.dtype), result)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do it, or half of it.
+
+    Attributes:
+        call: what is timed; on a GPU it enqueues on torch's current stream.
+        right: what should come out, of the inputs.
+        found: what came out, of what ``call`` returned.
+        prepare: comes before each call, untimed.
+    """
+
+    call: Callable[[Inputs], Any]
+    right: Callable[[Inputs], Tensor] = lambda given: given.result
+    found: Callable[[Any], Tensor] = lambda returned: returned
+    prepare: Callable[[Inputs], Any] = lambda given: None
+
+
+@dataclass
+class Arena:
+    """One problem, and the memory in which contenders compute it.
+
+    Attributes:
+        gathered: room for the rows of all ranks, on each; None if there is none.
+        result: of an operator.
+        product: of one rank.
+    """
+
+    problem: Problem
+    group: Group
+    gathered: SymmetricTensor | None
+    result: Tensor
+    product: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = self.problem.M, self.problem.N
+        self.product = self.result if self.problem.gathers else self.result.new_empty(shape)
+
+    def into(self, memory: Tensor, call: Callable[[Inputs], Any]) -> Contender:
+        """What writes its result there, which holds no number before."""
+        right = "product" if memory is self.product else "result"
+        return Contender(
+            call,
+            right=lambda given: getattr(given, right),
+            found=lambda _: memory,
+            prepare=lambda _: memory.fill_(torch.nan),
+        )
+
+
+def _operator(arena: Arena, strategy: str) -> Contender:
+    operator = OPERATORS[arena.problem.op]
+    return arena.into(
+        arena.result, lambda given: operator(given.a, given.b, out=arena.result, strategy=strategy)
+    )
+
+
+def _cublas(arena: Arena) -> Contender:
+    return arena.into(arena.product, lambda given: torch.mm(given.rows, given.b, out=arena.product))
+
+
+def _tilelang(arena: Arena) -> Contender:
+    if arena.group.device.type != "cuda":
+        raise Missing("there is no GPU")
+    kernel = compile(product_program(arena.problem))
+    stored = arena.problem.stored
+    return arena.into(
+        arena.product, lambda given: kernel(given.rows, stored(given.b), arena.product)
+    )
+
+
+def product_program(problem: Problem) -> Any:
+    """Of what one rank multiplies."""
+    M, N, K = problem.M, problem.N, problem.K
+    return matmul_program(M, N, K, problem.tile_dtype, problem.transposed, tiles_for(M, N, 1))
+
+
+def _nccl_exchange(arena: Arena) -> Contender:
+    problem, group, result = arena.problem, arena.group, arena.result
+    if problem.gathers:
+        return Contender(lambda given: nccl.all_gather(given.a, group), lambda given: given.rows)
+    if problem.scatters:
+        return arena.into(result, lambda given: nccl.reduce_scatter(given.part, result, group))
+    return Contender(
+        lambda given: nccl.all_reduce(result, group),
+        found=lambda _: result,
+        prepare=lambda given: result.copy_(given.part),
+    )
+
+
+def _copies(arena: Arena) -> Contender:
+    problem = arena.problem
+    if not problem.gathers:
+        raise Missing("copy engines do not add")
+    if arena.group.world_size == 1:
+        raise Missing("there is one rank")
+    if arena.gathered is None:
+        raise Missing("there is no symmetric heap, or it has no room")
+    ranks, elements = problem.ranks, problem.share * problem.K
+    plan = all_gather_plan(elements, ranks, problem.tile_dtype)
+    everyones = arena.gathered.all[:, : ranks * elements].unflatten(1, (ranks, elements))
+    own = everyones[arena.group.rank]
+
+    def found(_: Any) -> Tensor:
+        barrier()  # a rank's call is over when it has sent, not when it has got
+        return own.view(problem.M, problem.K)
+
+    return Contender(
+        lambda given: plan(given.a.view(elements), everyones),
+        lambda given: given.rows,
+        found,
+        lambda _: own.fill_(torch.nan),
+    )
+
+
+def _async_tp(arena: Arena) -> Contender:
+    """PyTorch's own overlap of copies and cuBLAS."""
+    problem, group = arena.problem, arena.group
+    if group.device.type != "cuda":
+        raise Missing("there is no GPU")
+    if group.process_group is None or group.world_size == 1:
+        raise Missing("there is one rank")
+    if not (problem.gathers or problem.scatters):
+        raise Missing("PyTorch has none for matmul_all_reduce")
+    import torch.distributed._symmetric_memory  # declares torch.ops.symm_mem
+
+    name = group.process_group.group_name
+    try:
+        gather = torch.ops.symm_mem.fused_all_gather_matmul
+        scatter = torch.ops.symm_mem.fused_matmul_reduce_scatter
+    except AttributeError as error:
+        raise Missing(str(error)) from None
+    if problem.gathers:
+        return Contender(
+            lambda given: gather(given.a, [given.b], 0, name, return_A=False),
+            found=lambda returned: returned[1][0],
+        )
+    return Contender(lambda given: scatter(given.a, given.b, "sum", 0, name))
+
+
+MAKERS: dict[str, Callable[[Arena], Contender]] = {
+    OURS: partial(_operator, strategy="auto"),
+    f"{PRODUCT}cublas": _cublas,
+    f"{PRODUCT}tilelang": _tilelang,
+    f"{EXCHANGE}nccl": _nccl_exchange,
+    f"{EXCHANGE}copies": _copies,
+    NCCL: partial(_operator, strategy="nccl"),
+    ASYNC_TP: _async_tp,
+}
+OPTIONAL = {f"{PRODUCT}tilelang", f"{EXCHANGE}copies", ASYNC_TP}
+"""Those that need not take part; the others raise what they raise."""
+
+
+def contenders_of(
+    arena: Arena, inputs: Inputs, tries: int
+) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Those that take part, each called ``tries`` times, and why the others do not, by name.
+    Collective; all ranks agree."""
+    found: dict[str, Contender] = {}
+    why: dict[str, str] = {}
+    for name, make in MAKERS.items():
+        reason = ""
+        try:
+            contender = make(arena)
+            for _ in range(tries):
+                contender.prepare(inputs)
+                contender.found(contender.call(inputs))
+            arena.group.synchronize()
+            found[name] = contender
+        except Missing as error:
+            reason = str(error)
+        except Exception as error:
+            if name not in OPTIONAL:
+                raise
+            reason = shorten(f"{type(error).__name__}: {error}", 300)
+        said = arena.group.exchange("bench", reason)
+        if any(said):
+            found.pop(name, None)
+            why[name] = next(reason for reason in said if reason)
+    return found, why
+
+
+class Judge:
+    """Compares what contenders return with what is right."""
+
+    def __init__(self, contenders: Mapping[str, Contender]) -> None:
+        self.contenders = contenders
+        self._errors: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, given: Inputs, returned: Any) -> None:
+        contender = self.contenders[name]
+        right = contender.right(given)
+        error = (contender.found(returned).float() - right).norm() / right.norm()
+        error = error.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        self._errors[name] = torch.maximum(self._errors.get(name, error), error)
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Of each contender the largest relative error, in the Frobenius norm; infinite where some
+        element was no number."""
+        return {name: error.item() for name, error in self._errors.items()}

@@ -1,0 +1,60 @@
+"""The two halves of an operator, alone: a product, and an all-gather by copy engines."""
+
+import tilelang.language as T
+
+from . import language as W
+from .ops.tiles import Tiles
+from .runtime import Plan, Steps, plan
+
+
+def matmul_program(M: int, N: int, K: int, dtype: str, transposed: bool, tiles: Tiles):
+    """C (M, N) is A (M, K) times B, in tiles and an order as the operators take them; stock
+    TileLang.
+
+    Args:
+        transposed: whether B is given as (N, K), else (K, N).
+    """
+    rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
+
+    @T.prim_func
+    def matmul(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        C: T.Tensor((M, N), dtype),
+    ):
+        with T.Kernel(rows * columns, threads=tiles.threads) as block:
+            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
+            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), dtype)
+            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+
+            row, column = W.swizzle_2d(block, rows, columns, tiles.band)
+            m, n = row * tiles.M, column * tiles.N
+
+            T.clear(total)
+            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                k = step * tiles.K
+                T.copy(A[m, k], A_tile)
+                T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+            T.copy(total, C_tile)
+            T.copy(C_tile, C[m, n])
+
+    return matmul
+
+
+def all_gather_plan(elements: int, ranks: int, dtype: str) -> Plan:
+    """Every rank's A (elements,) goes to all. A call ends when the rank has sent, whatever has
+    arrived."""
+
+    @plan
+    def all_gather(
+        p: Steps,
+        A: T.Tensor((elements,), dtype),
+        everyones: W.Symmetric((ranks, elements), dtype),
+    ):
+        for peer in p.peers():
+            p.copy(everyones[peer, p.rank], A, stream="copies")
+        p.copy(everyones[p.rank, p.rank], A)
+
+    return all_gather
