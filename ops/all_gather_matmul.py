@@ -13,6 +13,7 @@ from ..runtime import Plan, Steps, plan, symmetric
 from ..runtime.group import Group
 from . import nccl
 from .call import call, refuse_gradients
+from .epilogue import NOTHING, SCHEMA, Epilogue, add_bias
 from .groups import group_of, name_of
 from .library import define
 from .operators import Choice, Operator
@@ -24,18 +25,21 @@ NAME = "all_gather_matmul"
 
 
 def gathered_matmul(
-    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles
-):
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False,
+):  # fmt: skip
     """The kernel: C (ranks, share, N) is the gathered A (ranks, share, K) times B.
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
+        biased: whether bias is a parameter; else there is none.
     """
     rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
 
     @T.prim_func
     def gathered_matmul(
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), dtype) if biased else None,
         gathered: W.Symmetric((ranks, share, K), dtype),
         C: T.Tensor((ranks, share, N), dtype),
     ):
@@ -56,6 +60,8 @@ def gathered_matmul(
                 T.copy(gathered[me, source, m, k], A_tile)
                 T.copy(B[n, k] if transposed else B[k, n], B_tile)
                 T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+            if biased:
+                add_bias(total, bias, n)
             T.copy(total, C_tile)
             T.copy(C_tile, C[source, m, n])
 
@@ -63,23 +69,25 @@ def gathered_matmul(
 
 
 def all_gather_matmul_plan(
-    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles
-) -> Plan:
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False,
+) -> Plan:  # fmt: skip
     """The plan: every rank's A (share, K) goes to all, and each multiplies them by its own B."""
-    kernel = gathered_matmul(share, N, K, ranks, dtype, transposed, tiles)
+    kernel = gathered_matmul(share, N, K, ranks, dtype, transposed, tiles, biased)
 
     @plan
     def all_gather_matmul(
         p: Steps,
         A: T.Tensor((share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), dtype) if biased else None,
         gathered: W.Symmetric((ranks, share, K), dtype),
         C: T.Tensor((ranks, share, N), dtype),
     ):
         for peer in p.peers():
             p.copy(gathered[peer, p.rank], A, stream="copies")
         p.copy(gathered[p.rank, p.rank], A)
-        p.launch(kernel, B, gathered, C)
+        p.launch(kernel, B, bias, gathered, C)
 
     return all_gather_matmul
 
@@ -94,23 +102,27 @@ class AllGatherMatmul(Operator, op=NAME):
         self.problem = problem
         self.gathered = symmetric((ranks, share, K), problem.dtype)
         self.plan = self.programs[choice.program](
-            share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles
+            share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles, problem.biased
         )
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
+    ) -> None:
         problem = self.problem
         c = c.view(problem.ranks, problem.share, problem.N)
-        self.plan(a, problem.stored(b), self.gathered, c)
+        self.plan(a, problem.stored(b), *epilogue, self.gathered, c)
 
     def free(self) -> None:
         self.plan.free()
         self.gathered.free()
 
     @staticmethod
-    def unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group) -> torch.Tensor:
+    def unfused(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
+    ) -> torch.Tensor:
         """Returns the gathered rows."""
         gathered = nccl.all_gather(a, group)
-        torch.mm(gathered, b, out=c)
+        epilogue.multiply(gathered, b, out=c)
         return gathered
 
     @staticmethod
@@ -123,6 +135,7 @@ def all_gather_matmul(
     b: torch.Tensor,
     group: Any = None,
     *,
+    bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     return_gathered: bool = False,
     strategy: str = "auto",
@@ -136,6 +149,7 @@ def all_gather_matmul(
         b: (K, N), each rank its own; row-major, or the transpose of a row-major (N, K).
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
+        bias: (N,), added to every row in fp32; each rank its own, as ``b``.
         out: (M, N), contiguous; gets the result. Not differentiable.
         return_gathered: whether the rows of all ranks, (M, K), are returned, too.
         strategy: ``fused``, ``nccl`` (``torch.distributed`` and ``torch.mm``), or ``auto``: fused
@@ -148,59 +162,61 @@ def all_gather_matmul(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    epilogue = Epilogue(bias)
     if out is None:
         c, gathered = torch.ops.tileweave.all_gather_matmul(
-            a_shard, b, name_of(group), return_gathered, strategy
+            a_shard, b, name_of(group), return_gathered, strategy, *epilogue
         )
     else:
-        refuse_gradients(NAME, a_shard, b)
+        refuse_gradients(NAME, a_shard, b, *epilogue.tensors)
         c = out
         gathered = torch.ops.tileweave.all_gather_matmul_out(
-            a_shard, b, out, name_of(group), return_gathered, strategy
+            a_shard, b, out, name_of(group), return_gathered, strategy, *epilogue
         )
     return (c, gathered) if return_gathered else c
 
 
 def _into(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, keep: bool, asked: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, keep: bool, asked: str,
+    *epilogue: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The result, in ``out`` if given, and the gathered rows, none unless ``keep``."""
-    problem, ranks, choice, a, b, c = call(NAME, a, b, out, group, asked)
+    problem, ranks, choice, a, b, c, more = call(NAME, a, b, out, group, asked, Epilogue(*epilogue))
     if choice:
         operator = prepared(ranks).operator(problem, choice, AllGatherMatmul)
-        operator(a, b, c)
+        operator(a, b, c, *more.tensors)
         gathered = operator.gathered.local.view(problem.M, problem.K)
     else:
-        gathered = AllGatherMatmul.unfused(a, b, c, ranks)
+        gathered = AllGatherMatmul.unfused(a, b, c, ranks, more)
     if not keep:
         return c, a.new_empty(0, problem.K)
     # Neither memory of the next call nor an argument.
     return c, gathered.clone() if choice or gathered is a else gathered
 
 
-def _eager(a_shard, b, group, return_gathered, strategy):
-    return _into(a_shard, b, None, group, return_gathered, strategy)
+def _eager(a_shard, b, group, return_gathered, strategy, *epilogue):
+    return _into(a_shard, b, None, group, return_gathered, strategy, *epilogue)
 
 
-def _eager_out(a_shard, b, out, group, return_gathered, strategy):
-    return _into(a_shard, b, out, group, return_gathered, strategy)[1]
+def _eager_out(a_shard, b, out, group, return_gathered, strategy, *epilogue):
+    return _into(a_shard, b, out, group, return_gathered, strategy, *epilogue)[1]
 
 
-def _fake(a_shard, b, group, return_gathered, strategy):
-    return _fakes(a_shard, b, None, group, return_gathered)
+def _fake(a_shard, b, group, return_gathered, strategy, *epilogue):
+    return _fakes(a_shard, b, None, group, return_gathered, *epilogue)
 
 
-def _fake_out(a_shard, b, out, group, return_gathered, strategy):
-    return _fakes(a_shard, b, out, group, return_gathered)[1]
+def _fake_out(a_shard, b, out, group, return_gathered, strategy, *epilogue):
+    return _fakes(a_shard, b, out, group, return_gathered, *epilogue)[1]
 
 
-def _fakes(a, b, out, group, keep):
-    problem = checked(NAME, a, b, group_of(group).world_size, out)
+def _fakes(a, b, out, group, keep, *epilogue):
+    problem = checked(NAME, a, b, group_of(group).world_size, out, Epilogue(*epilogue))
     return a.new_empty(problem.shape), a.new_empty(problem.M if keep else 0, problem.K)
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    a, b, ctx.group, ctx.kept, ctx.strategy = inputs
+    a, b, ctx.group, ctx.kept, ctx.strategy, *_ = inputs
     ctx.save_for_backward(output[1] if ctx.kept else a, b)
 
 
@@ -211,16 +227,19 @@ def _gradients(ctx: Any, grad_c: torch.Tensor, grad_gathered: torch.Tensor) -> t
     grad_c = grad_c.contiguous()
     grad_a = grad_b = None
     if ctx.needs_input_grad[0]:
-        grad_a = torch.ops.tileweave.matmul_reduce_scatter(grad_c, b.t(), ctx.group, ctx.strategy)
+        grad_a = torch.ops.tileweave.matmul_reduce_scatter(
+            grad_c, b.t(), ctx.group, ctx.strategy, *NOTHING
+        )
         if ctx.kept:
             grad_a = grad_a + nccl.traced_reduce_scatter(grad_gathered.contiguous(), group)
     if ctx.needs_input_grad[1]:
         rows = rows if ctx.kept else nccl.traced_all_gather(rows, group)
         grad_b = rows.t() @ grad_c
-    return grad_a, grad_b, None, None, None
+    grad_bias = grad_c.sum(0) if ctx.needs_input_grad[5] else None
+    return grad_a, grad_b, None, None, None, grad_bias
 
 
-_OPTIONS = "str group, bool return_gathered, str strategy"
+_OPTIONS = f"str group, bool return_gathered, str strategy, {SCHEMA}"
 define(
     f"{NAME}(Tensor a_shard, Tensor b, {_OPTIONS}) -> (Tensor, Tensor)",
     _eager, _fake, (_save, _gradients),

@@ -8,6 +8,7 @@ import torch
 
 from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
+from .epilogue import NOTHING, Epilogue
 from .groups import group_of, name_of
 from .operators import OPERATORS, Choice
 from .problem import Problem, agree, check_layout, checked, laid_out
@@ -27,11 +28,13 @@ class Call(NamedTuple):
     a: torch.Tensor
     b: torch.Tensor
     c: torch.Tensor
+    epilogue: Epilogue
 
 
 def call(
-    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str
-) -> Call:
+    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    epilogue: Epilogue = NOTHING,
+) -> Call:  # fmt: skip
     """Check everything. Collective for each new problem.
 
     Args:
@@ -40,15 +43,15 @@ def call(
         asked: the strategy.
     """
     ranks = group_of(group)
-    problem = checked(op, a, b, ranks.world_size, out)
+    problem = checked(op, a, b, ranks.world_size, out, epilogue)
     if out is not None:
         check_layout(op, out)
     strategy = chosen(asked, problem, a.device, ranks)
     agree(ranks, problem, strategy.name)
-    a, b = laid_out(problem, a, b)
+    a, b, epilogue = laid_out(problem, a, b, epilogue)
     c = a.new_empty(problem.shape) if out is None else out
     choice = OPERATORS[op].table(problem) if strategy.name == "fused" else None
-    return Call(problem, ranks, choice, a, b, c)
+    return Call(problem, ranks, choice, a, b, c, epilogue)
 
 
 def refuse_gradients(op: str, *tensors: torch.Tensor) -> None:
@@ -61,13 +64,15 @@ def refuse_gradients(op: str, *tensors: torch.Tensor) -> None:
 
 
 def strategy_of(
-    op: Any, a: torch.Tensor, b: torch.Tensor, group: Any = None, strategy: str = "auto"
-) -> Strategy:
+    op: Any, a: torch.Tensor, b: torch.Tensor, group: Any = None, strategy: str = "auto",
+    *, bias: torch.Tensor | None = None,
+) -> Strategy:  # fmt: skip
     """How an operator would compute a call, and why; nothing is computed.
 
     Args:
         op: the operator, such as ``ops.matmul_reduce_scatter``.
-        a, b, group, strategy: as it would get them.
+        a, b, group, strategy, bias: as it would get them.
     """
     ranks = group_of(name_of(group))
-    return chosen(strategy, checked(op.__name__, a, b, ranks.world_size), a.device, ranks)
+    problem = checked(op.__name__, a, b, ranks.world_size, None, Epilogue(bias))
+    return chosen(strategy, problem, a.device, ranks)

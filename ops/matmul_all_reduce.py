@@ -14,6 +14,7 @@ from .. import language as W
 from ..runtime import compile as compiled
 from ..runtime.group import Group
 from . import nccl
+from .epilogue import Epilogue, add_bias
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
@@ -26,8 +27,9 @@ so much takes about as long as the second exchange of the two-phase program."""
 
 
 def one_shot_program(
-    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles
-):
+    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False,
+):  # fmt: skip
     """C (M, N), the sum over ranks of A (M, K) times B: all fetch all tiles and add them.
 
     Every rank adds the same numbers, rounded to ``dtype``, in fp32 and in the same order: that of
@@ -35,6 +37,7 @@ def one_shot_program(
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
+        biased: whether bias is a parameter; else there is none.
     """
     rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
 
@@ -42,6 +45,7 @@ def one_shot_program(
     def matmul_all_reduce_one_shot(
         A: T.Tensor((M, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), dtype) if biased else None,
         C: T.Tensor((M, N), dtype),
     ):
         with T.Kernel(rows * columns, threads=tiles.threads) as block:
@@ -69,6 +73,8 @@ def one_shot_program(
                 T.copy(parts[(block + step) % ranks, m, n], C_tile)
                 for i, j in T.Parallel(tiles.M, tiles.N):
                     total[i, j] += C_tile[i, j]
+            if biased:
+                add_bias(total, bias, n)
             T.copy(total, C_tile)
             T.copy(C_tile, C[m, n])
 
@@ -76,8 +82,9 @@ def one_shot_program(
 
 
 def two_phase_program(
-    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles
-):
+    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False,
+):  # fmt: skip
     """C (M, N), the sum over ranks of A (M, K) times B: each tile is added up by the rank that owns
     it, from which the others fetch it.
 
@@ -87,6 +94,7 @@ def two_phase_program(
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
+        biased: whether bias is a parameter; else there is none.
     """
     rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
     share = T.ceildiv(rows * columns, ranks)
@@ -95,6 +103,7 @@ def two_phase_program(
     def matmul_all_reduce(
         A: T.Tensor((M, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), dtype) if biased else None,
         C: T.Tensor((M, N), dtype),
     ):
         with T.Kernel(ranks * share, threads=tiles.threads) as block:
@@ -127,6 +136,8 @@ def two_phase_program(
                     T.copy(parts[me, source, tile * tiles.M, 0], C_tile)
                     for i, j in T.Parallel(tiles.M, tiles.N):
                         total[i, j] += C_tile[i, j]
+                if biased:
+                    add_bias(total, bias, n)
                 T.copy(total, C_tile)
                 T.copy(C_tile, sums[me, tile * tiles.M, 0])
                 T.copy(C_tile, C[m, n])
@@ -156,20 +167,26 @@ class MatmulAllReduce(Operator, op=NAME):
         self.problem = problem
         self.kernel = compiled(
             self.programs[choice.program](
-                M, N, K, problem.ranks, problem.tile_dtype, problem.transposed, choice.tiles
+                M, N, K, problem.ranks, problem.tile_dtype, problem.transposed, choice.tiles,
+                problem.biased,
             )
-        )
+        )  # fmt: skip
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        self.kernel(a, self.problem.stored(b), c)
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
+    ) -> None:
+        self.kernel(a, self.problem.stored(b), *epilogue, c)
 
     def free(self) -> None:
         self.kernel.free()
 
     @staticmethod
-    def unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group) -> None:
-        torch.mm(a, b, out=c)
+    def unfused(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
+    ) -> None:
+        epilogue.without_bias.multiply(a, b, out=c)
         nccl.all_reduce(c, group)
+        epilogue.add_to(c)
 
     @staticmethod
     def table(problem: Problem) -> Choice:
@@ -189,6 +206,7 @@ def matmul_all_reduce(
     b: torch.Tensor,
     group: Any = None,
     *,
+    bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     strategy: str = "auto",
 ) -> torch.Tensor:
@@ -208,6 +226,7 @@ def matmul_all_reduce(
         b: (K, N); row-major, or the transpose of a row-major (N, K).
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
+        bias: (N,), the same on every rank; is added in fp32 to the sum, once.
         out: (M, N), contiguous; gets the result. Not differentiable.
         strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: fused
             where that can be; see ``strategy_of``.
@@ -219,7 +238,7 @@ def matmul_all_reduce(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return product(NAME, a, b, group, out, strategy)
+    return product(NAME, a, b, group, out, strategy, Epilogue(bias))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -230,7 +249,8 @@ def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     a, b = ctx.saved_tensors
     grad_a = grad_c @ b.t() if ctx.needs_input_grad[0] else None
     grad_b = a.t() @ grad_c if ctx.needs_input_grad[1] else None
-    return grad_a, grad_b, None, None
+    grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
+    return grad_a, grad_b, None, None, grad_bias
 
 
 define_product(NAME, MatmulAllReduce, (_save, _gradients))

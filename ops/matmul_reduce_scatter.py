@@ -12,6 +12,7 @@ from .. import language as W
 from ..runtime import compile as compiled
 from ..runtime.group import Group
 from . import nccl
+from .epilogue import NOTHING, Epilogue, add_bias
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
@@ -21,8 +22,9 @@ NAME = "matmul_reduce_scatter"
 
 
 def matmul_reduce_scatter_program(
-    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles
-):
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False,
+):  # fmt: skip
     """C (share, N): this rank's rows of the sum over ranks of A (ranks, share, K) times B.
 
     A rank's own tile stays in fp32; those of the others come rounded to ``dtype`` and are added in
@@ -30,6 +32,7 @@ def matmul_reduce_scatter_program(
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
+        biased: whether bias is a parameter; else there is none.
     """
     rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
 
@@ -37,6 +40,7 @@ def matmul_reduce_scatter_program(
     def matmul_reduce_scatter(
         A: T.Tensor((ranks, share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), dtype) if biased else None,
         C: T.Tensor((share, N), dtype),
     ):
         with T.Kernel(ranks * rows * columns, threads=tiles.threads) as block:
@@ -67,6 +71,8 @@ def matmul_reduce_scatter_program(
                     T.copy(parts[me, source, m, n], C_tile)
                     for i, j in T.Parallel(tiles.M, tiles.N):
                         total[i, j] += C_tile[i, j]
+                if biased:
+                    add_bias(total, bias, n)
                 T.copy(total, C_tile)
                 T.copy(C_tile, C[m, n])
 
@@ -83,21 +89,33 @@ class MatmulReduceScatter(Operator, op=NAME):
         self.problem = problem
         self.kernel = compiled(
             self.programs[choice.program](
-                share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles
+                share,
+                N,
+                K,
+                ranks,
+                problem.tile_dtype,
+                problem.transposed,
+                choice.tiles,
+                problem.biased,
             )
         )
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
+    ) -> None:
         problem = self.problem
         a = a.view(problem.ranks, problem.share, problem.K)
-        self.kernel(a, problem.stored(b), c)
+        self.kernel(a, problem.stored(b), *epilogue, c)
 
     def free(self) -> None:
         self.kernel.free()
 
     @staticmethod
-    def unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group) -> None:
-        nccl.reduce_scatter(a @ b, c, group)
+    def unfused(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
+    ) -> None:
+        nccl.reduce_scatter(epilogue.without_bias.multiply(a, b), c, group)
+        epilogue.add_to(c)
 
     @staticmethod
     def table(problem: Problem) -> Choice:
@@ -109,6 +127,7 @@ def matmul_reduce_scatter(
     b: torch.Tensor,
     group: Any = None,
     *,
+    bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     strategy: str = "auto",
 ) -> torch.Tensor:
@@ -125,6 +144,7 @@ def matmul_reduce_scatter(
         b: (K, N); row-major, or the transpose of a row-major (N, K).
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
+        bias: (N,), the same on every rank: each adds it in fp32 to the sums that it owns.
         out: (M / ranks, N), contiguous; gets the result. Not differentiable.
         strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: fused
             where that can be; see ``strategy_of``.
@@ -136,20 +156,22 @@ def matmul_reduce_scatter(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return product(NAME, a, b, group, out, strategy)
+    return product(NAME, a, b, group, out, strategy, Epilogue(bias))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    a, b, ctx.group, ctx.strategy = inputs
+    a, b, ctx.group, ctx.strategy, *_ = inputs
     ctx.save_for_backward(a, b)
 
 
 def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     a, b = ctx.saved_tensors
     grad_a, rows = torch.ops.tileweave.all_gather_matmul(
-        grad_c.contiguous(), b.t(), ctx.group, ctx.needs_input_grad[1], ctx.strategy
+        grad_c.contiguous(), b.t(), ctx.group, ctx.needs_input_grad[1], ctx.strategy, *NOTHING
     )
-    return grad_a, a.t() @ rows if ctx.needs_input_grad[1] else None, None, None
+    grad_b = a.t() @ rows if ctx.needs_input_grad[1] else None
+    grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
+    return grad_a, grad_b, None, None, grad_bias
 
 
 define_product(NAME, MatmulReduceScatter, (_save, _gradients))

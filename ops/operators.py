@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..runtime.group import Group
+from .epilogue import Epilogue
 from .problem import Problem
 from .tiles import CANDIDATES, Tiles
 
@@ -49,8 +50,10 @@ class Operator(ABC):
         """Compile, and take symmetric memory. Collective."""
 
     @abstractmethod
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        """Compute ``c``. Every rank calls it."""
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
+    ) -> None:
+        """Compute ``c``. Every rank calls it, with ``Epilogue.tensors``."""
 
     @abstractmethod
     def free(self) -> None:
@@ -58,7 +61,9 @@ class Operator(ABC):
 
     @staticmethod
     @abstractmethod
-    def unfused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group) -> Any:
+    def unfused(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
+    ) -> Any:
         """Compute ``c`` by ``torch.distributed`` and ``torch.mm``, on any device."""
 
     @staticmethod

@@ -9,6 +9,7 @@ import torch
 
 from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
+from .epilogue import NOTHING, Epilogue
 
 _ALIGNMENT = 16
 """Bytes to which the TMA wants the start of memory and every row of it."""
@@ -31,6 +32,7 @@ class Problem:
         rows: of the rank's first operand.
         N, K: columns of the rank's result and its inner dimension.
         transposed: whether b lies in memory as (N, K), else as (K, N).
+        biased: whether a bias is added.
     """
 
     op: str
@@ -40,6 +42,7 @@ class Problem:
     ranks: int
     dtype: torch.dtype
     transposed: bool
+    biased: bool = False
 
     @property
     def gathers(self) -> bool:
@@ -79,12 +82,14 @@ class Problem:
         order = "transposed " if self.transposed else ""
         return (
             f"{self.op} of ({self.rows}, {self.K}) x {order}({self.K}, {self.N}) {self.tile_dtype}"
+            f"{' with bias' * self.biased}"
         )
 
 
 def checked(
-    op: str, a: torch.Tensor, b: torch.Tensor, ranks: int, out: torch.Tensor | None = None
-) -> Problem:
+    op: str, a: torch.Tensor, b: torch.Tensor, ranks: int, out: torch.Tensor | None = None,
+    epilogue: Epilogue = NOTHING,
+) -> Problem:  # fmt: skip
     """The problem of a call.
 
     Raises:
@@ -103,15 +108,18 @@ def checked(
         )
     require_like(op, second, b, first, a)
     transposed = not b.is_contiguous() and b.t().is_contiguous()
-    problem = Problem(op, rows, N, K, ranks, a.dtype, transposed)
+    problem = Problem(
+        op, rows, N, K, ranks, a.dtype, transposed, biased=epilogue.bias is not None
+    )  # fmt: skip
     if problem.scatters and rows % ranks:
         raise refused(
             op, f"{first} has shape {_shape(a)}", f"a multiple of {ranks} rows for {ranks} ranks"
         )
-    if out is not None:
-        if _shape(out) != problem.shape:
-            raise refused(op, f"out has shape {_shape(out)}", f"{problem.shape}")
-        require_like(op, "out", out, first, a)
+    for name, tensor, shape in (("bias", epilogue.bias, (N,)), ("out", out, problem.shape)):
+        if tensor is not None:
+            if _shape(tensor) != shape:
+                raise refused(op, f"{name} has shape {_shape(tensor)}", f"{shape}")
+            require_like(op, name, tensor, first, a)
     return problem
 
 
@@ -133,13 +141,16 @@ def check_layout(op: str, out: torch.Tensor) -> None:
 
 
 def laid_out(
-    problem: Problem, a: torch.Tensor, b: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    problem: Problem, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
+) -> tuple[torch.Tensor, torch.Tensor, Epilogue]:
     """The operands as kernels can read them: copies, with one warning for each argument of an
     operator, where these have gaps or begin at odd places."""
     first, second = ARGUMENTS[problem.op]
     a = dense(problem.op, first, a)
-    return a, problem.stored(dense(problem.op, second, problem.stored(b)))
+    b = problem.stored(dense(problem.op, second, problem.stored(b)))
+    if epilogue.bias is not None:
+        epilogue = epilogue._replace(bias=dense(problem.op, "bias", epilogue.bias))
+    return a, b, epilogue
 
 
 def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .call import call, refuse_gradients
+from .epilogue import SCHEMA, Epilogue
 from .groups import group_of, name_of
 from .library import define
 from .operators import Operator
@@ -16,14 +17,15 @@ from .problem import checked
 
 
 def product(
-    name: str, a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None, strategy: str
-) -> torch.Tensor:
+    name: str, a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None,
+    strategy: str, epilogue: Epilogue,
+) -> torch.Tensor:  # fmt: skip
     """Call an operator that ``define_product`` defined; its result, in ``out`` if given."""
     operators = torch.ops.tileweave
     if out is None:
-        return getattr(operators, name)(a, b, name_of(group), strategy)
-    refuse_gradients(name, a, b)
-    getattr(operators, f"{name}_out")(a, b, out, name_of(group), strategy)
+        return getattr(operators, name)(a, b, name_of(group), strategy, *epilogue)
+    refuse_gradients(name, a, b, *epilogue.tensors)
+    getattr(operators, f"{name}_out")(a, b, out, name_of(group), strategy, *epilogue)
     return out
 
 
@@ -39,27 +41,31 @@ def define_product(
     """
 
     def into(
-        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str
-    ) -> torch.Tensor:
-        problem, ranks, choice, a, b, c = call(name, a, b, out, group, asked)
+        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+        *epilogue: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        problem, ranks, choice, a, b, c, more = call(
+            name, a, b, out, group, asked, Epilogue(*epilogue)
+        )
         if choice:
-            prepared(ranks).operator(problem, choice, operator)(a, b, c)
+            prepared(ranks).operator(problem, choice, operator)(a, b, c, *more.tensors)
         else:
-            operator.unfused(a, b, c, ranks)
+            operator.unfused(a, b, c, ranks, more)
         return c
 
-    def eager(a, b, group, strategy):
-        return into(a, b, None, group, strategy)
+    def eager(a, b, group, strategy, *epilogue):
+        return into(a, b, None, group, strategy, *epilogue)
 
-    def eager_out(a, b, out, group, strategy):
-        into(a, b, out, group, strategy)
+    def eager_out(a, b, out, group, strategy, *epilogue):
+        into(a, b, out, group, strategy, *epilogue)
 
-    def fake(a, b, group, strategy):
-        return a.new_empty(checked(name, a, b, group_of(group).world_size).shape)
+    def fake(a, b, group, strategy, *epilogue):
+        ranks = group_of(group).world_size
+        return a.new_empty(checked(name, a, b, ranks, None, Epilogue(*epilogue)).shape)
 
-    def fake_out(a, b, out, group, strategy):
-        checked(name, a, b, group_of(group).world_size, out)
+    def fake_out(a, b, out, group, strategy, *epilogue):
+        checked(name, a, b, group_of(group).world_size, out, Epilogue(*epilogue))
 
-    options = "str group, str strategy"
+    options = f"str group, str strategy, {SCHEMA}"
     define(f"{name}(Tensor a, Tensor b, {options}) -> Tensor", eager, fake, gradient)
     define(f"{name}_out(Tensor a, Tensor b, Tensor(a!) out, {options}) -> ()", eager_out, fake_out)

@@ -214,8 +214,9 @@ class Steps:
         Args:
             kernel: a ``@T.prim_func``, compiled once for the group; or what ``tw.compile`` made of
                 it, for GPUs only.
-            args: its arguments in order: parameters of the plan and numbers.
+            args: its arguments in order: parameters of the plan and numbers. None is left out.
         """
+        args = tuple(value for value in args if value is not None)
         compiled = isinstance(kernel, (Kernel, DynamicKernel))
         program = kernel.program if compiled else kernel
         if not isinstance(program, tirx.PrimFunc):
@@ -447,7 +448,8 @@ def plan(
     The first parameter gets the ``tw.Steps`` to say them to; the others are annotated as those of a
     ``@T.prim_func``. The function gets numbers for scalars and regions for tensors, and may branch
     on ``p.rank``, ``p.world_size``, scalars and shapes; the last steps it said for equal ones serve
-    again.
+    again. A parameter annotated None is left out of calls, as of those of a ``@T.prim_func``; the
+    function gets None for it.
 
     Args:
         pass_configs: as for ``tw.compile``, of each kernel that the plan compiles.
@@ -461,7 +463,10 @@ def plan(
     code = function.__code__
     site = f"{code.co_filename}:{code.co_firstlineno}"
     parameters = []
+    absent = {given.name: None for given in others if given.annotation is None}
     for given in others:
+        if given.name in absent:
+            continue
         parameter = Parameter.of(given.name, given.annotation)
         if parameter is None or given.default is not given.empty:
             shown = "" if given.annotation is given.empty else f": {given.annotation!r}"
@@ -476,4 +481,8 @@ def plan(
         raise TileWeaveError(
             f"plan {function.__name__}: no parameters; expected one for the steps\n --> {site}"
         )
-    return Plan(function.__name__, parameters, function, site, pass_configs)
+
+    def body(p: Steps, *args: Any) -> None:
+        function(p, **absent, **{a.name: arg for a, arg in zip(parameters, args, strict=True)})
+
+    return Plan(function.__name__, parameters, body, site, pass_configs)

@@ -164,6 +164,33 @@ def test_kernels_get_tensors_of_their_shape():
         trace(lambda p, A, *_: p.launch(small, A))
 
 
+def test_what_is_left_out():
+    """Of a plan and of its kernel: what is annotated None."""
+    extra = T.Tensor((1,), "uint32")
+
+    def made(factor):
+        @T.prim_func
+        def scaled(A: T.Tensor((4, 8), "int32"), factor: factor, out: T.Tensor((4, 8), "int32")):
+            with T.Kernel(1, threads=32):
+                out[0, 0] = A[0, 0]
+
+        @tw.plan
+        def f(
+            p: tw.Steps,
+            A: T.Tensor((4, 8), "int32"),
+            factor: factor,
+            out: T.Tensor((4, 8), "int32"),
+        ):
+            p.launch(scaled, A, factor, out)
+
+        shapes = {"A": (4, 8), "factor": (1,), "out": (4, 8)}
+        (step,) = f.trace(0, 1, {q.name: shapes[q.name] for q in f.parameters}, {})
+        return [q.name for q in f.parameters], list(step.arguments)
+
+    assert made(extra) == (["A", "factor", "out"],) * 2
+    assert made(None) == (["A", "out"],) * 2
+
+
 def test_declarations():
     @tw.plan
     def fine(p: tw.Steps, A: T.Tensor((m, 8), "int32"), S: FLAGS, x: T.float32):

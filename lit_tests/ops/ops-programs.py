@@ -50,12 +50,30 @@ for make in (
 # CHECK: tl::tma_store(C_desc
 show(matmul_reduce_scatter_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 
+# A bias is no parameter where there is none; else it is loaded behind the last product.
 # CHECK-LABEL: TEST: gathered_matmul
+# CHECK-NOT: bias
 # CHECK: tl::tma_load(gathered_desc
 # CHECK: tl::tma_load(B_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32
+# CHECK-NOT: bias
 # CHECK: tl::tma_store(C_desc
 show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE))
+
+# CHECK-LABEL: TEST: gathered_matmul
+# CHECK: tl::wgmma_ss<
+# CHECK: *(uint1*)(bias + {{.*}} - 128))
+# CHECK: tl::tma_store(C_desc
+show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE, biased=True))
+
+# The owner adds it, behind what the others sent.
+# CHECK-LABEL: TEST: matmul_reduce_scatter
+# CHECK: tl::tma_store(parts_desc
+# CHECK-NOT: bias
+# CHECK: *(uint4*)(parts
+# CHECK: *(uint1*)(bias +
+# CHECK: tl::tma_store(C_desc
+show(matmul_reduce_scatter_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE, biased=True))
 
 # Tiles stay at home, are complete before all ranks are told, and are fetched when they are there.
 # CHECK-LABEL: TEST: matmul_all_reduce_one_shot

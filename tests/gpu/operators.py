@@ -27,13 +27,17 @@ TOLERANCE = 1e-2
 SIZES = [(256, 512, 256), (1024, 2048, 1024), (200, 328, 136), (1000, 2056, 1800), (8, 8, 8)]
 """share, N, K: whole tiles, tails along every axis, less than a tile. An all-reduce has a row less
 than the shares of the ranks."""
+ALIKE = torch.Generator().manual_seed(0)
+"""Gives every rank the same numbers."""
 OPERATORS = (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce)
 
 
 class Product:
     """One operator with inputs; what is right."""
 
-    def __init__(self, op, share, N, K, dtype=torch.bfloat16, transposed=True) -> None:
+    def __init__(
+        self, op, share, N, K, dtype=torch.bfloat16, transposed=True, biased=False
+    ) -> None:
         self.op, self.sizes, self.dtype = op, (share, N, K), dtype
         self.ranks = group_of("").world_size
         whole = share * self.ranks
@@ -43,6 +47,8 @@ class Product:
             ops.matmul_all_reduce: (whole - 1, whole - 1),
         }[op]
         self.name = f"{op.__name__} {self.sizes} {dtype} {'transposed' if transposed else 'as is'}"
+        self.name += " with bias" * biased
+        self.bias = self.new(N) if biased else None
         self.a, self.b = self.new(rows, K), self.new(N, K).t() if transposed else self.new(K, N)
         self.out = self.new(out, N)
         self.refill()
@@ -53,12 +59,18 @@ class Product:
     def refill(self) -> None:
         for operand in (self.a, self.b):
             operand.normal_().div_(8)
+        if self.bias is not None:  # the same on every rank
+            self.bias.copy_(torch.randn(self.bias.shape, generator=ALIKE))
         self.out.fill_(float("nan"))
 
     def call(self) -> torch.Tensor:
-        return self.op(self.a, self.b, out=self.out, strategy=FUSED)
+        return self.op(self.a, self.b, bias=self.bias, out=self.out, strategy=FUSED)
 
     def right(self) -> torch.Tensor:
+        right = self.product()
+        return right if self.bias is None else right + self.bias.float()
+
+    def product(self) -> torch.Tensor:
         a, b, group = self.a.float(), self.b.float(), group_of("")
         if self.op is ops.all_gather_matmul:
             return nccl.all_gather(a, group) @ b
@@ -88,8 +100,10 @@ def products(**options) -> list[Product]:
 
 
 def check_values() -> str:
-    for dtype, transposed in ((torch.bfloat16, True), (torch.float16, False)):
-        for product in products(dtype=dtype, transposed=transposed):
+    for dtype, transposed, biased in (
+        (torch.bfloat16, True, False), (torch.float16, False, False), (torch.bfloat16, False, True)
+    ):  # fmt: skip
+        for product in products(dtype=dtype, transposed=transposed, biased=biased):
             for _ in range(3):
                 product.refill()
                 product.call()
@@ -121,7 +135,7 @@ def check_back_to_back(calls: int = 200) -> str:
     """Many calls of operators of all sizes without the host waiting, ranks late at random."""
     torch.manual_seed(1)
     choice = torch.randint(len(SIZES) * len(OPERATORS), (calls,)).tolist()
-    every = [products() for _ in range(3)]
+    every = [products(biased=biased) for biased in (False, True, False)]
     rights = [[p.right() for p in given] for given in every]
     torch.manual_seed(100 + group_of("").rank)
     found = []
@@ -138,7 +152,7 @@ def check_back_to_back(calls: int = 200) -> str:
 
 def check_graph(replays: int = 100) -> str:
     """Two calls of each in one graph, replayed with inputs that change."""
-    given = [p for p in products() for _ in range(2)]
+    given = [p for biased in (False, True) for p in products(biased=biased) for _ in range(2)]
     for product in given:
         product.call()
     torch.cuda.synchronize()
@@ -165,17 +179,17 @@ def check_graph(replays: int = 100) -> str:
     return "a new shape was captured"
 
 
-def two_layers(x, up, down, strategy):
-    h = ops.all_gather_matmul(x, up.t(), strategy=strategy)
-    return ops.matmul_reduce_scatter(h.relu(), down.t(), strategy=strategy)
+def two_layers(x, up, down, before, behind, strategy):
+    h = ops.all_gather_matmul(x, up.t(), bias=before, strategy=strategy)
+    return ops.matmul_reduce_scatter(h.relu(), down.t(), bias=behind, strategy=strategy)
 
 
 def check_gradients() -> str:
     """Fused against torch's, and compiled against eager."""
     new = Product(ops.all_gather_matmul, 8, 8, 8).new
-    tensors = [
-        new(*s).normal_().div_(8) for s in ((200, 512), (1032, 512), (512, 1032), (200, 512))
-    ]
+    names = ("y", "x", "up", "down", "before", "behind")
+    shapes = ((200, 512), (1032, 512), (512, 1032), (1032,), (512,), (200, 512))
+    tensors = [new(*shape).normal_().div_(8) for shape in shapes]
     compiled = torch.compile(two_layers, backend="aot_eager", fullgraph=True)
     results = []
     for f, strategy in ((two_layers, "nccl"), (two_layers, FUSED), (compiled, FUSED)):
@@ -183,7 +197,7 @@ def check_gradients() -> str:
         y = f(*given, strategy)
         results.append([y, *torch.autograd.grad((y * weight).sum(), given)])
     for of, result in zip(("fused", "compiled"), results[1:], strict=True):
-        for name, found, right in zip(("y", "x", "up", "down"), result, results[0], strict=True):
+        for name, found, right in zip(names, result, results[0], strict=True):
             if (error := error_of(found, right)) > 2 * TOLERANCE:
                 return f"{of}: {name}: relative error {error:.1e}"
     return ""

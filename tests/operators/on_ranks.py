@@ -104,12 +104,16 @@ def gather(order: str, where: str, form: str | None = None) -> dict[str, bool]:
     out = torch.full((SHARE * count, N), torch.nan, dtype=a.dtype) if where == "out" else None
     c, rows = ops.all_gather_matmul(a, b, group, out=out, return_gathered=True)
     alone = ops.all_gather_matmul(a, b, group)
+    bias = numbers(N, of=me, what="bias")
     everyones = _gathered(count)
     return {
         "result": torch.allclose(c, everyones @ b),
         "rows": torch.equal(rows, everyones),
         "in out": out is None or c is out,
         "without rows": isinstance(alone, torch.Tensor) and torch.equal(alone, c),
+        "bias": torch.allclose(
+            ops.all_gather_matmul(a, b, group, bias=bias, out=out), alone + bias
+        ),
     }
 
 
@@ -125,8 +129,14 @@ def scatter(order: str, where: str, form: str | None = None) -> dict[str, bool]:
         numbers(SHARE * count, K, of=r, what="a") @ numbers(K, N, of=r, what="b")
         for r in range(count)
     )
-    mine = total[me * SHARE : (me + 1) * SHARE]
-    return {"result": torch.allclose(c, mine), "in out": out is None or c is out}
+    mine, bias = total[me * SHARE : (me + 1) * SHARE], numbers(N, of=me, what="bias")
+    return {
+        "result": torch.allclose(c, mine),
+        "in out": out is None or c is out,
+        "bias": torch.allclose(
+            ops.matmul_reduce_scatter(a, b, group, bias=bias, out=out), mine + bias
+        ),
+    }
 
 
 def reduce(order: str, where: str, form: str | None = None) -> dict[str, bool]:
@@ -140,12 +150,19 @@ def reduce(order: str, where: str, form: str | None = None) -> dict[str, bool]:
     total = sum(
         numbers(SHARE + 1, K, of=r, what="a") @ numbers(K, N, of=r, what="b") for r in range(count)
     )
-    return {"result": torch.allclose(c, total), "in out": out is None or c is out}
+    bias = numbers(N, of=0, what="bias")
+    return {
+        "result": torch.allclose(c, total),
+        "in out": out is None or c is out,
+        "bias": torch.allclose(
+            ops.matmul_all_reduce(a, b, group, bias=bias, out=out), total + bias
+        ),
+    }
 
 
-def parallel_layer(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def parallel_layer(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Of a tensor-parallel transformer: each rank has columns of a and rows of b."""
-    return ops.matmul_all_reduce(a.relu(), b).relu()
+    return ops.matmul_all_reduce(a.relu(), b, bias=bias).relu()
 
 
 def gradients_of_a_sum(compiled: bool) -> dict[str, bool]:
@@ -160,28 +177,32 @@ def gradients_of_a_sum(compiled: bool) -> dict[str, bool]:
         for r in range(count)
     ]
     weight = numbers(SHARE, N, of=0, what="weight")
-    total = sum(a.relu() @ b for a, b in every).relu()
-    expected = torch.autograd.grad((total * weight).sum(), every[me])
+    bias = numbers(N, of=0, what="bias").requires_grad_()
+    total = (sum(a.relu() @ b for a, b in every) + bias).relu()
+    expected = torch.autograd.grad((total * weight).sum(), [*every[me], bias])
     f = parallel_layer
     if compiled:
         f = torch.compile(f, backend="aot_eager", fullgraph=True)
-    mine = [x.detach().clone().requires_grad_() for x in every[me]]
+    mine = [x.detach().clone().requires_grad_() for x in [*every[me], bias]]
     result = f(*mine)
     found = torch.autograd.grad((result * weight).sum(), mine)
     right = {"value": torch.allclose(result, total)}
+    names = ("a", "b", "bias")
     return right | {
-        name: torch.allclose(x, y) for name, x, y in zip("ab", found, expected, strict=True)
+        name: torch.allclose(x, y) for name, x, y in zip(names, found, expected, strict=True)
     }
 
 
-def two_layers(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, keep: bool) -> torch.Tensor:
+def two_layers(
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, e: torch.Tensor, f: torch.Tensor, keep: bool
+) -> torch.Tensor:
     """A block of a sequence-parallel transformer: gather, multiply, multiply, scatter."""
     if keep:
-        h, rows = ops.all_gather_matmul(a, b, return_gathered=True)
+        h, rows = ops.all_gather_matmul(a, b, bias=e, return_gathered=True)
         h = h.relu() + rows.sum(1, keepdim=True)
     else:
-        h = ops.all_gather_matmul(a, b).relu()
-    return ops.matmul_reduce_scatter(h, d)
+        h = ops.all_gather_matmul(a, b, bias=e).relu()
+    return ops.matmul_reduce_scatter(h, d, bias=f)
 
 
 def gradients(keep: bool, compiled: bool) -> dict[str, bool]:
@@ -191,15 +212,15 @@ def gradients(keep: bool, compiled: bool) -> dict[str, bool]:
     every = [
         [
             numbers(*shape, of=r, what=what).requires_grad_()
-            for shape, what in (((SHARE, K), "a"), ((K, N), "b"), ((N, K), "d"))
+            for shape, what in zip(((SHARE, K), (K, N), (N, K), (N,), (K,)), "abdef", strict=True)
         ]
         for r in range(count)
     ]
     weights = [numbers(SHARE, K, of=r, what="weight") for r in range(count)]
-    rows = torch.cat([a for a, _, _ in every])
-    total = 0
-    for _, b, d in every:
-        h = (rows @ b).relu()
+    rows = torch.cat([a for a, *_ in every])
+    total = torch.cat([f.expand(SHARE, K) for *_, f in every])
+    for _, b, d, e, _ in every:
+        h = (rows @ b + e).relu()
         total = total + (h + rows.sum(1, keepdim=True) if keep else h) @ d
     expected = torch.autograd.grad((total * torch.cat(weights)).sum(), every[me])
 
@@ -209,7 +230,7 @@ def gradients(keep: bool, compiled: bool) -> dict[str, bool]:
     found = torch.autograd.grad((result * weights[me]).sum(), mine)
     right = {"value": torch.allclose(result, total[me * SHARE : (me + 1) * SHARE])}
     return right | {
-        name: torch.allclose(x, y) for name, x, y in zip("abd", found, expected, strict=True)
+        name: torch.allclose(x, y) for name, x, y in zip("abdef", found, expected, strict=True)
     }
 
 

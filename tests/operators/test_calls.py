@@ -47,6 +47,14 @@ REFUSED = [
      "out has shape (4, 6); expected (4, 8)"),
     (SCATTER, (ones(4, 8), ones(8, 8)), {"out": ones(4, 8, dtype=BF16)},
      "out is of torch.bfloat16; expected torch.float32 as a"),
+    (GATHER, (ones(4, 8), ones(8, 6)), {"bias": ones(1, 6)},
+     "bias has shape (1, 6); expected (6,)"),
+    (SCATTER, (ones(4, 8), ones(8, 6)), {"bias": ones(6, dtype=BF16)},
+     "bias is of torch.bfloat16; expected torch.float32 as a"),
+    (REDUCE, (ones(4, 8), ones(8, 6)), {"bias": ones(6, device="meta")},
+     "bias is on meta; expected cpu as a"),
+    (SCATTER, (ones(4, 8), ones(8, 6)), {"out": ones(4, 6), "bias": ones(6).requires_grad_()},
+     "out is given and an argument requires a gradient"),
     (SCATTER, (ones(4, 8), ones(8, 6)), {"out": ones(6, 4).t()},
      "out has strides (1, 4) and begins at"),
     (GATHER, (ones(4, 8), ones(8, 8)), {"strategy": "fast"},
@@ -104,13 +112,15 @@ def test_processes_that_have_not_met(monkeypatch):
         (ones(4, 8), ones(6, 8).t(), []),
     ],
 )
-def test_gaps_are_copied_with_one_warning(a, b, names, monkeypatch):
+@pytest.mark.parametrize("bias", [None, ones(6), ones(12)[::2]])
+def test_gaps_are_copied_with_one_warning(a, b, bias, names, monkeypatch):
+    names = names + ["bias"] * (bias is not None and not bias.is_contiguous())
     monkeypatch.setattr(problem, "_warned", set())
     for expected in (names, []):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            c = SCATTER(a, b)
-        assert torch.equal(c, a @ b)
+            c = SCATTER(a, b, bias=bias)
+        assert torch.equal(c, a @ b if bias is None else a @ b + bias)
         said = [str(w.message) for w in caught if "is copied" in str(w.message)]
         assert [re.match(r"matmul_reduce_scatter: (\w+) of shape", s)[1] for s in said] == expected
 
@@ -232,8 +242,9 @@ def test_a_graph_knows_only_what_was_called_before(heap):
     assert heap.kept() == []
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_what_the_kernels_get_fits_their_declaration(transposed):
+def test_what_the_kernels_get_fits_their_declaration(transposed, biased):
     """Shapes of tensors, in the order of the parameters; kernels and plans check the rest."""
     ranks, share, N, K = 2, 16, 24, 8
     seen = []
@@ -243,17 +254,18 @@ def test_what_the_kernels_get_fits_their_declaration(transposed):
         ("all_gather_matmul", AllGatherMatmul, share, share * ranks),
         ("matmul_all_reduce", MatmulAllReduce, share, share),
     ):
-        asked = Problem(op, rows, N, K, ranks, BF16, transposed)
+        asked = Problem(op, rows, N, K, ranks, BF16, transposed, biased)
         operator = object.__new__(make)
         operator.problem = asked
         operator.kernel = operator.plan = lambda *args: seen.append([tuple(x.shape) for x in args])
         operator.gathered = ones(ranks, ranks, share, K, dtype=BF16)
-        operator(ones(rows, K, dtype=BF16), b, ones(out, N, dtype=BF16))
-    B = (N, K) if transposed else (K, N)
+        bias = [ones(N, dtype=BF16)] * biased
+        operator(ones(rows, K, dtype=BF16), b, ones(out, N, dtype=BF16), *bias)
+    B = [(N, K) if transposed else (K, N), *[(N,)] * biased]
     assert seen == [
-        [(ranks, share, K), B, (share, N)],
-        [(share, K), B, (ranks, ranks, share, K), (ranks, share, N)],
-        [(share, K), B, (share, N)],
+        [(ranks, share, K), *B, (share, N)],
+        [(share, K), *B, (ranks, ranks, share, K), (ranks, share, N)],
+        [(share, K), *B, (share, N)],
     ]
 
 
@@ -266,8 +278,10 @@ def test_name_of_groups():
     "name", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"]
 )
 @pytest.mark.parametrize("out", [False, True])
-def test_registered_as_torch_wants_it(name, out):
+@pytest.mark.parametrize("biased", [False, True])
+def test_registered_as_torch_wants_it(name, out, biased):
     options = ("", True, "auto") if name == "all_gather_matmul" else ("", "auto")
+    options += (torch.randn(4, requires_grad=not out) if biased else None,)
     tensors = [torch.randn(6, 8), torch.randn(8, 4)]
     if out:
         op, args = f"{name}_out", (*tensors, torch.empty(6, 4), *options)

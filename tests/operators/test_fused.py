@@ -22,7 +22,8 @@ from tileweave.runtime.parameters import parameters_of
 
 
 class Multiplier(FakeKernel):
-    """C is A, or what was gathered, times B; its arguments are as its program declares them."""
+    """C is A, or what was gathered, times B, plus a bias, if there is one; its arguments are as its
+    program declares them."""
 
     def __call__(self, *arguments):
         given = dict(zip([p.name for p in parameters_of(self.program)], arguments, strict=True))
@@ -32,7 +33,7 @@ class Multiplier(FakeKernel):
             assert given[p.name].is_contiguous() or p.symmetric
         a = given["A"] if "A" in given else given["gathered"][0]
         b = given["B"] if given["B"].shape[0] == a.shape[-1] else given["B"].t()
-        given["C"].copy_((a @ b).view(given["C"].shape))
+        given["C"].copy_((a @ b + given.get("bias", 0)).view(given["C"].shape))
         self.log.append(str(self.program.attrs["global_symbol"]))
 
 
@@ -74,18 +75,22 @@ def on_rank(every_rank, monkeypatch):
 
 @pytest.mark.parametrize("given_out", [False, True], ids=["new", "out"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["row-major", "transposed"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "biased"), [(torch.bfloat16, False), (torch.float16, False), (torch.float16, True)]
+)
 @pytest.mark.parametrize("operator", KERNELS)
-def test_value(on_rank, operator, dtype, transposed, given_out):
+def test_value(on_rank, operator, dtype, biased, transposed, given_out):
     a, b = torch.randn(40, 16).to(dtype), torch.randn(16, 24).to(dtype)
+    bias = torch.randn(24).to(dtype) if biased else None
     b = b.t().contiguous().t() if transposed else b
     out = torch.empty(40, 24, dtype=dtype) if given_out else None
 
     def calls():
-        return [operator(a, b, out=out, strategy="fused") for _ in range(2)]
+        return [operator(a, b, bias=bias, out=out, strategy="fused") for _ in range(2)]
 
     results, log = on_rank(calls)
-    assert all(torch.equal(c, a @ b) for c in results)
+    expected = a @ b + bias if biased else a @ b
+    assert all(torch.equal(c, expected) for c in results)
     assert not given_out or all(c is out for c in results)
     assert [entry for entry in log if isinstance(entry, str)] == [KERNELS[operator]] * 2
 

@@ -23,13 +23,14 @@ EVEN, TAILS = (16, 32, 32), (24, 40, 24)
 """share, N, K: whole tiles, and tails along every axis."""
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 CASES = [
-    (1, TAILS, False, "bfloat16"),
-    (2, EVEN, True, "float16"),
-    (2, TAILS, False, "float16"),
-    (3, TAILS, True, "bfloat16"),
-    (5, (8, 24, 8), False, "bfloat16"),
-    (8, (8, 8, 8), True, "bfloat16"),
+    (1, TAILS, False, "bfloat16", True),
+    (2, EVEN, True, "float16", True),
+    (2, TAILS, False, "float16", False),
+    (3, TAILS, True, "bfloat16", True),
+    (5, (8, 24, 8), False, "bfloat16", False),
+    (8, (8, 8, 8), True, "bfloat16", True),
 ]
+"""ranks; sizes; whether B is (N, K); type; whether there is a bias."""
 STORES = {
     gathered_matmul: 1,
     matmul_reduce_scatter_program: 2,
@@ -39,40 +40,44 @@ STORES = {
 """The kernels, and how often the text of each stores a tile."""
 
 
-def simulated(program, ranks, a_shape, b_shape, transposed, dtype):
-    """Each rank's A, B and C."""
+def simulated(program, ranks, a_shape, b_shape, transposed, dtype, biased):
+    """Each rank's A, B, bias and C; without a bias it is 0."""
     rng = np.random.default_rng(ranks)
-    a, b = (
+    a, b, bias = (
         [rng.integers(-4, 5, shape).astype(DTYPES[dtype]) for _ in range(ranks)]
-        for shape in (a_shape, b_shape)
+        for shape in (a_shape, b_shape, b_shape[1])
     )
-    inputs = [{"A": x, "B": y.T.copy() if transposed else y} for x, y in zip(a, b, strict=True)]
+    inputs = [
+        {"A": x, "B": y.T.copy() if transposed else y} | ({"bias": z} if biased else {})
+        for x, y, z in zip(a, b, bias, strict=True)
+    ]
     outputs = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=2)
-    return a, b, [output["C"] for output in outputs]
+    return a, b, bias if biased else [0] * ranks, [output["C"] for output in outputs]
 
 
 def exact(a, b):
     return a.astype(np.float32) @ b.astype(np.float32)
 
 
-@pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype"), CASES)
-def test_matmul_reduce_scatter(ranks, sizes, transposed, dtype):
+@pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
+def test_matmul_reduce_scatter(ranks, sizes, transposed, dtype, biased):
     share, N, K = sizes
-    program = matmul_reduce_scatter_program(share, N, K, ranks, dtype, transposed, TILES)
-    a, b, c = simulated(program, ranks, (ranks, share, K), (K, N), transposed, dtype)
+    program = matmul_reduce_scatter_program(share, N, K, ranks, dtype, transposed, TILES, biased)
+    a, b, bias, c = simulated(program, ranks, (ranks, share, K), (K, N), transposed, dtype, biased)
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
     for rank, found in enumerate(c):
-        # Parts of small integers are exact in either type.
-        assert np.array_equal(found, total[rank].astype(DTYPES[dtype])), rank
+        # Parts of small integers are exact in either type. Each adds its own bias, once.
+        assert np.array_equal(found, (total[rank] + bias[rank]).astype(DTYPES[dtype])), rank
 
 
-@pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype"), CASES)
-def test_all_gather_matmul(ranks, sizes, transposed, dtype):
+@pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
+def test_all_gather_matmul(ranks, sizes, transposed, dtype, biased):
     share, N, K = sizes
-    plan = all_gather_matmul_plan(share, N, K, ranks, dtype, transposed, TILES)
-    a, b, c = simulated(plan, ranks, (share, K), (K, N), transposed, dtype)
+    plan = all_gather_matmul_plan(share, N, K, ranks, dtype, transposed, TILES, biased)
+    a, b, bias, c = simulated(plan, ranks, (share, K), (K, N), transposed, dtype, biased)
     for rank, found in enumerate(c):
-        assert np.array_equal(found, exact(np.stack(a), b[rank]).astype(DTYPES[dtype])), rank
+        right = exact(np.stack(a), b[rank]) + bias[rank]
+        assert np.array_equal(found, right.astype(DTYPES[dtype])), rank
 
 
 @pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
@@ -90,7 +95,7 @@ def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
     """M, N, K: whole tiles; tails; fewer tiles than ranks; tiles that ranks cannot share evenly."""
     M, N, K = sizes
     program = make(M, N, K, ranks, dtype, transposed, TILES)
-    a, b, c = simulated(program, ranks, (M, K), (K, N), transposed, dtype)
+    a, b, _, c = simulated(program, ranks, (M, K), (K, N), transposed, dtype, False)
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True)).astype(DTYPES[dtype])
     for rank, found in enumerate(c):
         assert np.array_equal(found, total), rank
@@ -98,20 +103,22 @@ def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
 
 @pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
 def test_all_ranks_get_the_same_bits(make):
-    """Of numbers whose sum depends on the order."""
+    """Of numbers whose sum depends on the order, and a bias that must be added once."""
     ranks, (M, N, K) = 4, (40, 48, 16)
     rng = np.random.default_rng(0)
+    bias = rng.normal(size=N).astype(DTYPES["bfloat16"])
     inputs = [
         {
             "A": rng.normal(size=(M, K)).astype(DTYPES["bfloat16"]),
             "B": rng.normal(size=(K, N)).astype(DTYPES["bfloat16"]),
+            "bias": bias,
         }
         for _ in range(ranks)
     ]
-    program = make(M, N, K, ranks, "bfloat16", False, TILES)
+    program = make(M, N, K, ranks, "bfloat16", False, TILES, biased=True)
     first, *others = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=1)
     assert all(np.array_equal(first["C"], other["C"]) for other in others)
-    right = sum(exact(x["A"], x["B"]) for x in inputs)
+    right = sum(exact(x["A"], x["B"]) for x in inputs) + bias.astype(np.float32)
     assert np.linalg.norm(first["C"].astype(np.float32) - right) < 1e-2 * np.linalg.norm(right)
 
 
@@ -126,15 +133,18 @@ def test_small_results_are_exchanged_once(ranks, rows, one_shot):
     assert program == ("one_shot" if one_shot else "two_phase")
 
 
-@pytest.mark.parametrize(("tiles", "transposed"), [(LARGE, False), (SMALL, True)])
+@pytest.mark.parametrize(
+    ("tiles", "transposed", "biased"), [(LARGE, False, True), (SMALL, True, False)]
+)
 @pytest.mark.parametrize("make", STORES)
-def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles):
+def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles, biased):
     """A size that is no multiple of a tile costs a part of a tile, not another kind of code."""
-    cuda = tw.emit(make(200, 328, 136, 4, "float16", transposed, tiles))
+    cuda = tw.emit(make(200, 328, 136, 4, "float16", transposed, tiles, biased))
     assert cuda.count("tl::wgmma_ss<") == 1
     assert cuda.count("tl::tma_load(") == 2
     assert cuda.count("tl::tma_store(") == STORES[make]
     assert "cp_async" not in cuda
+    assert ("bias" in cuda) == biased
 
 
 @pytest.mark.parametrize(
