@@ -20,6 +20,7 @@ from tvm.runtime import Executable
 from .. import passes
 from ..builtins.declare import builtin_of
 from ..builtins.errors import TileWeaveError
+from ..codegen.names import names_kept
 from ..passes.hidden import Hidden, hidden_of
 from ..passes.sizes import named
 from ..passes.walk import builtins_in
@@ -135,7 +136,8 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
     if any(builtin_of(c).name.startswith("multimem") for c in builtins_in(program.body)):
         require_multicast(name)
     what = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
-    kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
+    with names_kept(program):
+        kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
     warm(kernel, session)
     hidden = {h.name: _memory(h, session) for h in hidden_of(program)}
     return Kernel(kernel, func, hidden)

@@ -15,6 +15,7 @@ from tvm import tirx
 
 from . import passes
 from .builtins.errors import TileWeaveError
+from .codegen.names import names_kept
 
 Stage = Literal["tile", "device", "cuda", "ptx"]
 STAGES = ("tile", "device", "cuda", "ptx")
@@ -75,7 +76,7 @@ def lowered(func: tirx.PrimFunc, arch: str, configs: Mapping[str, Any]) -> Any:
     """
     target = _target(arch)
     context = tvm.transform.PassContext(config=dict(configs)) if configs else nullcontext()
-    with target, context:
+    with target, context, names_kept(func):
         return tilelang.lower(func, target=target)
 
 
