@@ -97,13 +97,17 @@ class AllGatherMatmul(Operator, op=NAME):
 
     programs: ClassVar = {"copy_engines": all_gather_matmul_plan}
 
-    def __init__(self, problem: Problem, choice: Choice) -> None:
+    @classmethod
+    def program(cls, problem: Problem, choice: Choice) -> Plan:
         share, N, K, ranks = problem.share, problem.N, problem.K, problem.ranks
-        self.problem = problem
-        self.gathered = symmetric((ranks, share, K), problem.dtype)
-        self.plan = self.programs[choice.program](
+        return cls.programs[choice.program](
             share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles, problem.biased
         )
+
+    def __init__(self, problem: Problem, choice: Choice) -> None:
+        self.problem = problem
+        self.gathered = symmetric((problem.ranks, problem.share, problem.K), problem.dtype)
+        self.plan = self.program(problem, choice)
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor

@@ -162,15 +162,16 @@ class MatmulAllReduce(Operator, op=NAME):
 
     programs: ClassVar = {"one_shot": one_shot_program, "two_phase": two_phase_program}
 
+    @classmethod
+    def program(cls, problem: Problem, choice: Choice) -> T.PrimFunc:
+        M, N, K, ranks = problem.M, problem.N, problem.K, problem.ranks
+        return cls.programs[choice.program](
+            M, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles, problem.biased
+        )
+
     def __init__(self, problem: Problem, choice: Choice) -> None:
-        M, N, K = problem.M, problem.N, problem.K
         self.problem = problem
-        self.kernel = compiled(
-            self.programs[choice.program](
-                M, N, K, problem.ranks, problem.tile_dtype, problem.transposed, choice.tiles,
-                problem.biased,
-            )
-        )  # fmt: skip
+        self.kernel = compiled(self.program(problem, choice))
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor

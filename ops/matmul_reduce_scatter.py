@@ -84,21 +84,16 @@ class MatmulReduceScatter(Operator, op=NAME):
 
     programs: ClassVar = {"own_last": matmul_reduce_scatter_program}
 
-    def __init__(self, problem: Problem, choice: Choice) -> None:
+    @classmethod
+    def program(cls, problem: Problem, choice: Choice) -> T.PrimFunc:
         share, N, K, ranks = problem.share, problem.N, problem.K, problem.ranks
-        self.problem = problem
-        self.kernel = compiled(
-            self.programs[choice.program](
-                share,
-                N,
-                K,
-                ranks,
-                problem.tile_dtype,
-                problem.transposed,
-                choice.tiles,
-                problem.biased,
-            )
+        return cls.programs[choice.program](
+            share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles, problem.biased
         )
+
+    def __init__(self, problem: Problem, choice: Choice) -> None:
+        self.problem = problem
+        self.kernel = compiled(self.program(problem, choice))
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor

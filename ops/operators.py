@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from tvm import tirx
 
+from ..runtime import Plan
 from ..runtime.group import Group
 from .epilogue import Epilogue
 from .problem import Problem
@@ -44,6 +46,11 @@ class Operator(ABC):
     def __init_subclass__(cls, op: str, **options: Any) -> None:
         super().__init_subclass__(**options)
         OPERATORS[op] = cls
+
+    @classmethod
+    @abstractmethod
+    def program(cls, problem: Problem, choice: Choice) -> tirx.PrimFunc | Plan:
+        """One of ``programs``, for a problem."""
 
     @abstractmethod
     def __init__(self, problem: Problem, choice: Choice) -> None:

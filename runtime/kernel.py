@@ -129,10 +129,7 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
         options: those of ``tilelang.compile``.
     """
     name = str(func.attrs["global_symbol"])
-    mod = passes.run_group(
-        tvm.IRModule({name: func}), session.group.world_size, session.heap.stride
-    )
-    (program,) = mod.functions.values()
+    program = for_group(func, session)
     if any(builtin_of(c).name.startswith("multimem") for c in builtins_in(program.body)):
         require_multicast(name)
     what = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
@@ -141,6 +138,15 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
     warm(kernel, session)
     hidden = {h.name: _memory(h, session) for h in hidden_of(program)}
     return Kernel(kernel, func, hidden)
+
+
+def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
+    """``func`` with the group's size, the heap's stride and all that is inferred: what TileLang
+    compiles."""
+    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    mod = passes.run_group(mod, session.group.world_size, session.heap.stride)
+    (program,) = mod.functions.values()
+    return program
 
 
 def capturing() -> bool:

@@ -409,6 +409,22 @@ class Plan:
             known = self._programs[id(program)] = program, configured
         return known[1]
 
+    def kernels(self, world_size: int) -> list[tirx.PrimFunc]:
+        """The programs that a call launches, with what orders them, as it compiles them.
+
+        Raises:
+            TileWeaveError: an extent is dynamic, or there are scalars: the call decides.
+        """
+        shapes = shapes_of(self.parameters, {}, self.name)
+        scalars = [p.name for p in self.parameters if p.shape is None]
+        if scalars:
+            raise TileWeaveError(
+                f"{self.name}: what it launches may depend on {', '.join(scalars)}; expected a "
+                "plan without scalars"
+            )
+        steps = self.trace(0, world_size, shapes, {})
+        return [step.program for step in steps if isinstance(step, Launch)]
+
     def is_synchronised(self, world_size: int) -> bool:
         """Whether some call for ``world_size`` ranks was given what orders it."""
         return any(s is not None for (ranks, _), s in self._syncs.items() if ranks == world_size)
