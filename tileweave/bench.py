@@ -6,7 +6,7 @@ import atexit
 import os
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from . import __version__, ops
-from .bench_contenders import OPERATORS, OURS, Arena, Inputs, Judge, contenders_of
+from .bench_contenders import OPERATORS, OURS, Arena, Inputs, Judge, contenders_of, product_program
 from .bench_figure import draw, require_matplotlib
 from .bench_results import (
     Result,
@@ -31,9 +31,12 @@ from .bench_results import (
 )
 from .builtins.errors import TileWeaveError
 from .ops.groups import group_of
+from .ops.operators import OPERATORS as FUSED
 from .ops.problem import Problem
+from .ops.strategy import chosen
 from .ops.trial import Trial, problem_of
 from .runtime import SymmetricTensor, finalize, init, symmetric
+from .runtime.compile_ahead import compile_ahead
 from .runtime.group import Group
 from .runtime.heap import HeapExhausted
 from .runtime.measure import interleaved, largest
@@ -130,21 +133,21 @@ def run(wanted: Wanted) -> bool:
     say = print if group.rank == 0 else _nothing
     if group.device.type == "cpu":
         say("no GPU: gloo and torch.mm on the CPU; these times say nothing of operators")
-    gathered = _room(problems, dtype) if group.device.type == "cuda" else None
+    gathered = None
+    if group.device.type == "cuda":
+        gathered = _room(problems, dtype)
+        _compile(problems, group, say)
     results: list[Result] = []
-    said: set[str] = set()
+    notes: set[str] = set()
     for (op, shape), problem in zip(cases, problems, strict=True):
         result, missing = measured(op, shape, problem, group, gathered, wanted)
         if not results:
             say(table_head())
         say(table_row(result), flush=True)
-        for line in [
-            *wrong_others(result),
-            *(f"{name}: -: {why}" for name, why in missing.items()),
-        ]:
-            if line not in said:
-                say(f"  {line}", flush=True)
-                said.add(line)
+        absent = [f"{name}: -: {why}" for name, why in missing.items()]
+        new = [note for note in wrong_others(result) + absent if note not in notes]
+        say(*(f"  {note}\n" for note in new), sep="", end="", flush=True)
+        notes.update(new)
         results.append(result)
     say("\n".join(summary(results)), flush=True)
     if group.rank == 0:
@@ -236,6 +239,23 @@ def _symmetric_bytes(op: str, shape: Shape) -> int:
         "matmul_all_reduce": 3 * shape.M * shape.N,
     }
     return 2 * taken[op]
+
+
+def _compile(problems: Iterable[Problem], group: Group, say: Callable[..., None]) -> None:
+    """All kernels, many at a time, before they are needed one after the other."""
+    begin = time.perf_counter()
+    count = compile_ahead(program for p in problems for program in _programs(p, group))
+    seconds = time.perf_counter() - begin
+    say(f"{count} kernels compiled, or found compiled, in {seconds:.0f} s", flush=True)
+
+
+def _programs(problem: Problem, group: Group) -> list[Any]:
+    """What our contenders for a problem launch."""
+    programs = [product_program(problem)]
+    if chosen("auto", problem, group.device, group).name == "fused":
+        operator = FUSED[problem.op]
+        programs.append(operator.program(problem, operator.table(problem)))
+    return programs
 
 
 def _room(problems: Iterable[Problem], dtype: torch.dtype) -> SymmetricTensor | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +18,10 @@ from tileweave.bench_contenders import Contender, Judge
 from tileweave.bench_programs import all_gather_plan, matmul_program
 from tileweave.bench_results import Result, Shape
 from tileweave.cli import main
+from tileweave.ops.strategy import Strategy
 from tileweave.ops.tiles import LARGE, Tiles
+from tileweave.ops.trial import problem_of
+from tileweave.runtime import compile_ahead
 
 NAMES = ("ours", "product/cublas", "exchange/nccl", "nccl")
 PNG = b"\x89PNG"
@@ -149,12 +154,10 @@ def test_refused(arguments, message, capsys):
 
 
 def test_a_figure_needs_matplotlib(monkeypatch, capsys):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["bench", "--figure", "bench.png"]) == 1
-    assert (
-        'bench: --figure needs matplotlib, which is not installed; expected `pip install "til'
-        in (capsys.readouterr().err)
-    )
+    message = "bench: --figure needs matplotlib, which is not installed; expected `pip install"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [["64,128"], ["64", "128"], ["64,", "128"]])
@@ -195,3 +198,22 @@ def test_the_all_gather_alone():
         all_gather_plan(elements, ranks, "bfloat16"), ranks, [{"A": x} for x in a], schedules=3
     )
     assert all(np.array_equal(o["everyones"], np.stack(a)) for o in out)
+
+
+@pytest.mark.parametrize(
+    ("op", "kernels"),
+    [("all_gather_matmul", 2), ("matmul_reduce_scatter", 1), ("matmul_all_reduce", 1)],
+)
+def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, kernels):
+    """The product alone, and the kernels of the operator that are made if there is a GPU."""
+    problem = problem_of(op, 256, 512, 256, 2, torch.bfloat16)
+    heap = types.SimpleNamespace(stride=1 << 30)
+
+    def rank(group):
+        session = types.SimpleNamespace(group=group, heap=heap)
+        programs = bench._programs(problem, group)
+        return len(compile_ahead._kernels(programs, session))
+
+    assert every_rank(rank) == [1, 1]
+    monkeypatch.setattr(bench, "chosen", lambda *_: Strategy("fused", "it can be"))
+    assert every_rank(rank) == [1 + kernels] * 2
