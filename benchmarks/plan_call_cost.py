@@ -4,7 +4,7 @@
     python benchmarks/plan_call_cost.py
 
 The median over calls that find the GPU idle, so that no full queue holds the host up; and the same
-with TILEWEAVE_NATIVE=0, the default, where Python enqueues. Without a GPU the driver, torch's
+with TILEWEAVE_NATIVE=0, where Python enqueues. Without a GPU the driver, torch's
 streams and events, and the kernels are stand-ins that do nothing: what is left is what TileWeave
 itself does for rank 0 of 4. It says which of both it was.
 """

@@ -1,7 +1,7 @@
 """The native part: all operations of a call enqueued by one call of C++, ``src/enqueue.cc``.
 
-It is used if ``TILEWEAVE_NATIVE`` is 1: it has not run on a GPU yet. It is compiled once a machine,
-beside TileLang's kernels. Where it cannot be, Python does the same, which takes the host longer.
+It is compiled once a machine, beside TileLang's kernels. Where it cannot be, which a warning says,
+or where ``TILEWEAVE_NATIVE`` is 0, Python does the same, which takes the host longer.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _encoded(
 
 
 def _wanted() -> bool:
-    value = os.environ.get(_VARIABLE, "0")
+    value = os.environ.get(_VARIABLE, "1")
     if value not in ("0", "1"):
         raise TileWeaveError(f"{_VARIABLE}={value!r}; expected 0 or 1")
     return value == "1"

@@ -83,8 +83,8 @@ class StandIn:
 
 
 @pytest.fixture(autouse=True)
-def wanted(monkeypatch):
-    monkeypatch.setenv("TILEWEAVE_NATIVE", "1")
+def by_default(monkeypatch):
+    monkeypatch.delenv("TILEWEAVE_NATIVE", raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +271,7 @@ def test_a_missing_driver_is_named(monkeypatch):
 
 def test_python_remains(monkeypatch, tmp_path):
     """Where it is wanted, and, with a word, where nothing can be compiled."""
-    monkeypatch.delenv("TILEWEAVE_NATIVE")
+    monkeypatch.setenv("TILEWEAVE_NATIVE", "0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert native.enqueuer([], []) is None
@@ -285,7 +285,7 @@ def test_python_remains(monkeypatch, tmp_path):
         else:
             monkeypatch.undo()
             monkeypatch.setenv("CXX", compiler)
-        monkeypatch.setenv("TILEWEAVE_NATIVE", "1")
+        monkeypatch.delenv("TILEWEAVE_NATIVE", raising=False)
         native._library.cache_clear()
         with pytest.warns(UserWarning, match=f"enqueued from Python.*{why}"):
             assert native.enqueuer([], []) is None

@@ -36,8 +36,8 @@ def test_a_program_compiled_before_is_called_the_same(monkeypatch):
     session = types.SimpleNamespace(group=group, heap=heap)
     monkeypatch.setattr(kernel, "warm", lambda *_: None)
     monkeypatch.setattr(kernel, "_memory", lambda *_: None)
-    for compile in (lower, load):
-        monkeypatch.setattr(kernel.tilelang, "compile", compile)
+    for prepare in (lower, load):
+        monkeypatch.setattr(kernel.tilelang, "compile", prepare)
         program = CASES["ring_gemm_reduce_scatter"].make(RANKS)
         for configs in ({}, {"tileweave.delays": 11}):
             kernel.compiled(passes.split_options(program, configs)[0], {}, session)
