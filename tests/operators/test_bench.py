@@ -13,7 +13,8 @@ import torch
 
 import tileweave as tw
 from tests.operators import on_ranks
-from tileweave import bench, bench_results
+from tests.test_plan import Ranks
+from tileweave import bench, bench_contenders, bench_results
 from tileweave.bench_contenders import Contender, Judge
 from tileweave.bench_programs import all_gather_plan, matmul_program
 from tileweave.bench_results import Result, Shape
@@ -217,3 +218,28 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, kernels):
     assert every_rank(rank) == [1, 1]
     monkeypatch.setattr(bench, "chosen", lambda *_: Strategy("fused", "it can be"))
     assert every_rank(rank) == [1 + kernels] * 2
+
+
+def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
+    """In memory that is larger than it must be; copies are real, streams are not."""
+    world = Ranks(2, monkeypatch)
+    a = torch.randn(2, 24, 16).bfloat16()
+    rows = a.view(48, 16)
+
+    def rank(group):
+        world.join(group)
+        monkeypatch.setattr(bench_contenders, "barrier", lambda: world.here.session.group.meet("b"))
+        problem = problem_of("all_gather_matmul", 48, 32, 16, 2, torch.bfloat16)
+        room = world.here.session.heap.allocate((rows.numel() + 24,), torch.bfloat16)
+        room.local.fill_(7)
+        result = torch.empty(problem.shape, dtype=torch.bfloat16)
+        arena = bench_contenders.Arena(problem, group, room, result)
+        contender = bench_contenders.MAKERS["exchange/copies"](arena)
+        given = types.SimpleNamespace(a=a[group.rank], rows=rows)
+        contender.prepare(given)
+        unwritten = room.local[: rows.numel()].isnan().all() and (room.local[-24:] == 7).all()
+        group.meet("prepared")
+        found = contender.found(contender.call(given))
+        return bool(unwritten), torch.equal(found, contender.right(given))
+
+    assert every_rank(rank, 2) == [(True, True)] * 2
