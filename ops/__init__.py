@@ -9,11 +9,14 @@ from .call import strategy_of
 from .matmul_all_reduce import matmul_all_reduce
 from .matmul_reduce_scatter import matmul_reduce_scatter
 from .strategy import Strategy
+from .tuner import Tuned, tune
 
 __all__ = [
     "Strategy",
+    "Tuned",
     "all_gather_matmul",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "strategy_of",
+    "tune",
 ]

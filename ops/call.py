@@ -10,9 +10,11 @@ from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
 from .epilogue import NOTHING, Epilogue
 from .groups import group_of, name_of
-from .operators import OPERATORS, Choice
+from .measured import looked_up
+from .operators import Choice
 from .problem import Problem, agree, check_layout, checked, laid_out
 from .strategy import Strategy, chosen
+from .tuner import choice_of
 
 
 class Call(NamedTuple):
@@ -46,11 +48,11 @@ def call(
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
     if out is not None:
         check_layout(op, out)
-    strategy = chosen(asked, problem, a.device, ranks)
-    agree(ranks, problem, strategy.name)
+    strategy = chosen(asked, problem, a.device, ranks).name
+    agree(ranks, problem, strategy if strategy == "nccl" else asked)
+    choice = choice_of(asked, problem, ranks) if strategy == "fused" else None
     a, b, epilogue = laid_out(problem, a, b, epilogue)
     c = a.new_empty(problem.shape) if out is None else out
-    choice = OPERATORS[op].table(problem) if strategy.name == "fused" else None
     return Call(problem, ranks, choice, a, b, c, epilogue)
 
 
@@ -75,4 +77,4 @@ def strategy_of(
     """
     ranks = group_of(name_of(group))
     problem = checked(op.__name__, a, b, ranks.world_size, None, Epilogue(bias))
-    return chosen(strategy, problem, a.device, ranks)
+    return chosen(strategy, problem, a.device, ranks, looked_up(problem, ranks))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -10,6 +10,9 @@ from ..builtins.errors import TileWeaveError
 from ..runtime import session
 from ..runtime.group import Group
 from .problem import Problem
+
+if TYPE_CHECKING:
+    from .measured import Measured
 
 STRATEGIES = ("auto", "fused", "nccl")
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -34,8 +37,17 @@ class Strategy(NamedTuple):
         return f"{self.name}: {self.reason}"
 
 
-def chosen(asked: str, problem: Problem, device: torch.device, group: Group) -> Strategy:
+def chosen(
+    asked: str,
+    problem: Problem,
+    device: torch.device,
+    group: Group,
+    measured: Measured | None = None,
+) -> Strategy:
     """The strategy for a problem; it depends on nothing in which ranks could differ.
+
+    Args:
+        measured: what tuning found out about the problem, if anything.
 
     Raises:
         TileWeaveError: ``asked`` is none, or is ``fused`` where that cannot be; or the tensors are
@@ -48,12 +60,32 @@ def chosen(asked: str, problem: Problem, device: torch.device, group: Group) -> 
     require_own_device(problem.op, device, group)
     if asked == "nccl":
         return Strategy("nccl", "asked for")
-    obstacle = _obstacle(problem, device, group)
-    if obstacle is None:
-        return Strategy("fused", "asked for" if asked == "fused" else "it can be")
+    found = obstacle(problem, device, group)
+    if found is None:
+        return preferred(asked, problem, measured)
     if asked == "fused":
-        raise TileWeaveError(f"{problem.op}: strategy='fused', but {obstacle}")
-    return Strategy("nccl", obstacle)
+        raise TileWeaveError(f"{problem.op}: strategy='fused', but {found}")
+    return Strategy("nccl", found)
+
+
+def preferred(asked: str, problem: Problem, measured: Measured | None) -> Strategy:
+    """The strategy for a problem that can be fused.
+
+    Args:
+        asked: ``fused`` or ``auto``.
+        measured: what tuning found out, if anything.
+
+    Raises:
+        TileWeaveError: ``fused`` was never right.
+    """
+    if asked == "auto":
+        return Strategy("fused", "it can be") if measured is None else measured.strategy
+    if measured is not None and measured.choice is None:
+        raise TileWeaveError(
+            f"{problem.op}: strategy='fused', but {measured.strategy.reason}; expected 'auto' or "
+            "'nccl'"
+        )
+    return Strategy("fused", "asked for")
 
 
 def require_own_device(op: str, device: torch.device, group: Group) -> None:
@@ -80,11 +112,11 @@ def obstacle_of_ranks(device: torch.device, group: Group) -> str | None:
     return None
 
 
-def _obstacle(problem: Problem, device: torch.device, group: Group) -> str | None:
+def obstacle(problem: Problem, device: torch.device, group: Group) -> str | None:
     """What keeps the fused kernel from a problem, and what it needs."""
-    obstacle = obstacle_of_ranks(device, group)
-    if obstacle is not None:
-        return obstacle
+    found = obstacle_of_ranks(device, group)
+    if found is not None:
+        return found
     if problem.dtype not in _DTYPES:
         return f"the tensors are of {problem.dtype}; expected {' or '.join(map(str, _DTYPES))}"
     for name, extent in (("N", problem.N), ("K", problem.K)):

@@ -49,6 +49,8 @@ class Trial:
     def __init__(self, problem: Problem, group: Group) -> None:
         self.problem, self.group = problem, group
         self.c = self.new(*problem.shape)
+        # Not torch's own, which belongs to the user; and every rank has other numbers.
+        self._random = torch.Generator(group.device).manual_seed(group.rank)
 
     def new(self, *extents: int) -> torch.Tensor:
         """Memory of the problem's type, unwritten."""
@@ -58,19 +60,30 @@ class Trial:
         """Fresh random ones; b lies in memory as the problem says."""
         p = self.problem
         stored = (p.N, p.K) if p.transposed else (p.K, p.N)
-        a, b = (self.new(*s).normal_().div_(8) for s in ((p.rows, p.K), stored))
+        a, b = (
+            self.new(*s).normal_(generator=self._random).div_(8) for s in ((p.rows, p.K), stored)
+        )
         return a, p.stored(b)
 
-    def error_of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
-        """Relative error of the result ``c``, against fp32; infinite where it is no number."""
+    def right_of(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The right result, in fp32. Collective."""
         a, b = a.float(), b.float()
         if self.problem.gathers:
-            right = nccl.all_gather(a, self.group) @ b
-        elif self.problem.scatters:
-            right = torch.empty(c.shape, device=self.group.device)
+            return nccl.all_gather(a, self.group) @ b
+        if self.problem.scatters:
+            right = torch.empty(self.c.shape, device=self.group.device)
             nccl.reduce_scatter(a @ b, right, self.group)
-        else:
-            right = a @ b
-            nccl.all_reduce(right, self.group)
-        error = ((c.float() - right).norm() / right.norm()).item()
-        return error if error == error else float("inf")
+            return right
+        right = a @ b
+        nccl.all_reduce(right, self.group)
+        return right
+
+    def error_of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
+        """Relative error of the result ``c`` for these inputs. Collective."""
+        return relative_error(c, self.right_of(a, b))
+
+
+def relative_error(found: torch.Tensor, right: torch.Tensor) -> float:
+    """In the Frobenius norm; infinite where ``found`` holds what is no number."""
+    error = ((found.float() - right).norm() / right.norm()).item()
+    return error if error == error else float("inf")

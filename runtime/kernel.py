@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from ..passes.hidden import Hidden, hidden_of
 from ..passes.sizes import named
 from ..passes.walk import builtins_in
 from .compile_once import compile_once
-from .heap import SymmetricTensor
+from .heap import HeapExhausted, SymmetricTensor
 from .host_functions import require_multicast
 from .session import Session, current, init
 from .warm import warm
@@ -136,8 +136,7 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
     with names_kept(program):
         kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
     warm(kernel, session)
-    hidden = {h.name: _memory(h, session) for h in hidden_of(program)}
-    return Kernel(kernel, func, hidden)
+    return Kernel(kernel, func, _memories(hidden_of(program), session))
 
 
 def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
@@ -159,6 +158,22 @@ def _own_outputs(out_idx: Any, parameters: int) -> Any:
     if isinstance(out_idx, (list, tuple)):
         return [_own_outputs(i, parameters) for i in out_idx]
     return out_idx + parameters if isinstance(out_idx, int) and out_idx < 0 else out_idx
+
+
+def _memories(
+    hidden: Iterable[Hidden], session: Session
+) -> dict[str, torch.Tensor | SymmetricTensor]:
+    """All of them, by name, or none."""
+    made: dict[str, torch.Tensor | SymmetricTensor] = {}
+    try:
+        for each in hidden:
+            made[each.name] = _memory(each, session)
+    except HeapExhausted:
+        for memory in made.values():
+            if isinstance(memory, SymmetricTensor):
+                memory.free()
+        raise
+    return made
 
 
 def _memory(hidden: Hidden, session: Session) -> torch.Tensor | SymmetricTensor:

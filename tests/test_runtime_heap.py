@@ -4,6 +4,7 @@ and their heaps lie side by side in one buffer, as they do on GPUs."""
 from __future__ import annotations
 
 import ctypes
+import types
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tileweave import TileWeaveError
+from tileweave.passes.hidden import Hidden
 from tileweave.runtime.group import Group
 from tileweave.runtime.heap import ALIGNMENT, FreeList, Heap, HeapExhausted, SymmetricTensor
+from tileweave.runtime.kernel import _memories
 from tileweave.runtime.memory import PAGE, Memory, memory_of
 
 RESERVED = 1 << 16
@@ -225,3 +228,15 @@ def test_ranks_that_disagree(every_rank, call, said):
             f"`{said[1 - rank]}`; expected the same calls in the same order on every rank"
         )
         assert offset == RESERVED + 2 * ALIGNMENT
+
+
+def test_a_kernel_gets_all_its_memory_or_none():
+    heap = alone()
+    session = types.SimpleNamespace(heap=heap, group=heap.group)
+    small = Hidden("counters", True, (PAGE // 8,), "uint32")
+    large = Hidden("parts", True, (PAGE,), "float32")
+    local = Hidden("launches", False, (1,), "uint32")
+    for _ in range(3):
+        with pytest.raises(HeapExhausted):
+            _memories([small, local, large], session)
+    assert list(_memories([small, local], session)) == ["counters", "launches"]

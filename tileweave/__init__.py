@@ -66,14 +66,19 @@ __all__ = [
     "rank",
     "simulate",
     "symmetric",
+    "tune",
     "world_size",
 ]
 
 
 def __getattr__(name: str):
-    """The simulator is imported when it is asked for."""
-    if name not in ("SimulationError", "SimulationWarning", "mutate", "simulate"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .runtime import simulator
+    """The simulator and the operators are imported when they are asked for."""
+    if name in ("SimulationError", "SimulationWarning", "mutate", "simulate"):
+        from .runtime import simulator
 
-    return getattr(simulator, name)
+        return getattr(simulator, name)
+    if name == "tune":
+        from .ops import tune
+
+        return tune
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

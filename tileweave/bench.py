@@ -67,6 +67,7 @@ class Wanted:
         dtype: torch's name of it.
         warmups, runs: rounds that do not count, and that do.
         json, figure: files to be written.
+        command: what refuses it.
     """
 
     operators: Sequence[str]
@@ -77,6 +78,7 @@ class Wanted:
     runs: int = 20
     json: str | None = None
     figure: str | None = None
+    command: str = "bench"
 
     def cases(self) -> list[tuple[str, Shape]]:
         """Operators and shapes.
@@ -86,15 +88,18 @@ class Wanted:
         """
         for name in self.operators:
             if name not in OPERATORS:
-                raise TileWeaveError(f"bench: {name}; expected {', '.join(OPERATORS)}")
+                legal = ", ".join(OPERATORS)
+                raise TileWeaveError(f"{self.command}: {name}; expected {legal}")
         return [
             (op, shape)
             for op in self.operators or OPERATORS
-            for shape in shapes_of(op, self.shapes, self.rows)
+            for shape in shapes_of(op, self.shapes, self.rows, self.command)
         ]
 
 
-def shapes_of(op: str, names: Iterable[str], rows: Iterable[int]) -> list[Shape]:
+def shapes_of(
+    op: str, names: Iterable[str], rows: Iterable[int], command: str = "bench"
+) -> list[Shape]:
     """The shapes of the command line: names of models, each with all ``rows``, or ``MxNxK``.
 
     Raises:
@@ -111,8 +116,8 @@ def shapes_of(op: str, names: Iterable[str], rows: Iterable[int]) -> list[Shape]
             found.append(Shape("", *map(int, sizes)))
         else:
             raise TileWeaveError(
-                f"bench: --shapes {name}; expected {', '.join(MODELS)} or MxNxK (operators stand "
-                "before the options)"
+                f"{command}: --shapes {name}; expected {', '.join(MODELS)} or MxNxK (operators "
+                "stand before the options)"
             )
     return found
 
@@ -127,7 +132,7 @@ def run(wanted: Wanted) -> bool:
     """
     cases = wanted.cases()
     _require_files(wanted.json, wanted.figure)
-    group = _join(cases)
+    group = join(cases)
     dtype = getattr(torch, wanted.dtype)
     problems = [problem_of(op, s.M, s.N, s.K, group.world_size, dtype) for op, s in cases]
     say = print if group.rank == 0 else _nothing
@@ -214,13 +219,14 @@ def _require_files(json: str | None, figure: str | None) -> None:
         require_matplotlib()
 
 
-def _join(cases: list[tuple[str, Shape]]) -> Group:
-    """Meet the other ranks, with a heap for the largest operator unless its size is given."""
+def join(cases: list[tuple[str, Shape]], at_once: int = 1) -> Group:
+    """Meet the other ranks, with a heap for so many of the largest operator, and the gathered rows,
+    unless its size is given."""
     if torch.cuda.is_available():
         most = max(_symmetric_bytes(op, shape) for op, shape in cases)
         gathered = max((s.M * s.K * 2 for op, s in cases if _gathers(op)), default=0)
         given = "TILEWEAVE_HEAP_BYTES" in os.environ
-        init(heap_bytes=None if given else most + gathered + _SPARE_BYTES)
+        init(heap_bytes=None if given else at_once * most + gathered + _SPARE_BYTES)
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
         atexit.register(dist.destroy_process_group)

@@ -1,5 +1,5 @@
-"""The command line: ``tileweave emit``, ``explain``, ``simulate``, ``mutate``, ``bench`` and
-``doctor``."""
+"""The command line: ``tileweave emit``, ``explain``, ``simulate``, ``mutate``, ``bench``,
+``tune`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     change.set_defaults(run=_mutate)
 
     _add_bench(commands)
+    _add_tune(commands)
 
     doctor = commands.add_parser("doctor", help="say what this machine has, and what will not work")
     doctor.add_argument("--json", action="store_true", help="the same for programs")
@@ -113,7 +114,37 @@ def _add_bench(commands: Any) -> None:
         help="time the operators beside GEMM, NCCL and async-TP: torchrun --nproc-per-node=4 -m "
         "tileweave bench",
     )
+    _add_products(bench)
     add = bench.add_argument
+    add("--warmups", type=_count, default=5, help="default: %(default)s")
+    add("--runs", type=_count, default=20, help="default: %(default)s")
+    add("--json", metavar="OUT", help="write the results there, too")
+    add("--figure", metavar="OUT", help="draw how far from the ideal each is: .png")
+    add(
+        "--from",
+        dest="file",
+        metavar="IN",
+        help="measure nothing; print, and with --figure draw, what --json has written to this file",
+    )
+    bench.set_defaults(run=_bench)
+
+
+def _add_tune(commands: Any) -> None:
+    tune = commands.add_parser(
+        "tune",
+        help="find the fastest tiles and strategy, and keep them on disk: torchrun "
+        "--nproc-per-node=4 -m tileweave tune",
+    )
+    _add_products(tune)
+    tune.add_argument(
+        "--row-major", action="store_true", help="b is a row-major (K, N), not a transposed (N, K)"
+    )
+    tune.set_defaults(run=_tune)
+
+
+def _add_products(parser: argparse.ArgumentParser) -> None:
+    """What says which products are computed."""
+    add = parser.add_argument
     add(
         "ops",
         nargs="*",
@@ -136,17 +167,6 @@ def _add_bench(commands: Any) -> None:
         help="rows of each model, with commas or spaces; default: 1024,2048,4096,8192,16384",
     )
     add("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
-    add("--warmups", type=_count, default=5, help="default: %(default)s")
-    add("--runs", type=_count, default=20, help="default: %(default)s")
-    add("--json", metavar="OUT", help="write the results there, too")
-    add("--figure", metavar="OUT", help="draw how far from the ideal each is: .png")
-    add(
-        "--from",
-        dest="file",
-        metavar="IN",
-        help="measure nothing; print, and with --figure draw, what --json has written to this file",
-    )
-    bench.set_defaults(run=_bench)
 
 
 def _count(text: str) -> int:
@@ -167,18 +187,29 @@ def _bench(options: argparse.Namespace) -> None:
     if options.file is not None:
         bench.again(options.file, options.figure)
         return
-    try:
-        rows = [_count(text) for text in _listed(options.rows)]
-    except argparse.ArgumentTypeError as error:
-        raise TileWeaveError(
-            f"bench: --rows {error} (operators stand before the options)"
-        ) from None
     wanted = bench.Wanted(
-        options.ops, _listed(options.shapes), rows, options.dtype, options.warmups, options.runs,
-        options.json, options.figure,
+        options.ops, _listed(options.shapes), _rows(options), options.dtype, options.warmups,
+        options.runs, options.json, options.figure,
     )  # fmt: skip
     if not bench.run(wanted):
         raise SystemExit(1)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    from . import tuning
+
+    tuning.run(
+        options.ops, _listed(options.shapes), _rows(options), options.dtype, options.row_major
+    )
+
+
+def _rows(options: argparse.Namespace) -> list[int]:
+    try:
+        return [_count(text) for text in _listed(options.rows)]
+    except argparse.ArgumentTypeError as error:
+        raise TileWeaveError(
+            f"{options.command}: --rows {error} (operators stand before the options)"
+        ) from None
 
 
 def _add_size(parser: argparse.ArgumentParser) -> None:

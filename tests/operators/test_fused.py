@@ -57,7 +57,7 @@ def on_rank(every_rank, monkeypatch):
     monkeypatch.setattr(plan_streams, "compile", compiled)
     for made in (MatmulReduceScatter, MatmulAllReduce):
         monkeypatch.setattr(sys.modules[made.__module__], "compiled", compiled)
-    monkeypatch.setattr(strategy, "_obstacle", lambda *_: None)
+    monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
 
     def run(function):
         def rank(group):

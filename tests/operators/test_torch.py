@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 import tileweave as tw
-from tests.operators import on_ranks
+from tests.operators import on_ranks, tuned_on_ranks
 
 OPERATORS = [on_ranks.gather, on_ranks.scatter, on_ranks.reduce]
 
@@ -56,3 +56,16 @@ def test_ranks_that_disagree_are_told(three):
             "rank 2: matmul_reduce_scatter of (18, 8) x (8, 18) float32, nccl); "
             "expected the same shapes, types, memory order and strategy on every rank"
         )
+
+
+@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
+def test_tune(three, op):
+    """Inputs, results and times are real; what is tuned is torch's product, right or wrong."""
+    first, *others = three.run(tuned_on_ranks.tune, op)
+    if isinstance(first, Exception):
+        raise first
+    assert others == [first] * 2
+    assert first["winner"] in ("right", "as right") and first["result is right"]
+    assert first["reasons"] == {
+        "right": "", "as right": "", "wrong": "relative error inf; expected at most 0.01",
+    }  # fmt: skip

@@ -1,0 +1,166 @@
+"""What tuning found out: kept on disk for the machine, and the same on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tilelang
+import torch
+from tilelang import env
+
+from .. import __version__
+from ..runtime.group import Group
+from .operators import OPERATORS, Choice
+from .problem import Problem
+from .strategy import Strategy
+from .tiles import Tiles
+
+_TUNE = "tune"
+_known: dict[Group, dict[Problem, Measured | None]] = {}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How long a problem takes; of each rank the median, of these the largest, in ms.
+
+    Attributes:
+        choice: the fastest that gave right results while communicating; None if none did.
+        fused: its time; None if there is none.
+        nccl: the time of NCCL and cuBLAS.
+    """
+
+    choice: Choice | None
+    fused: float | None
+    nccl: float
+
+    @property
+    def strategy(self) -> Strategy:
+        """The faster one."""
+        if self.fused is None:
+            return Strategy("nccl", f"measured: nccl {self.nccl:.3f} ms, fused never right")
+        name = "fused" if self.fused <= self.nccl else "nccl"
+        return Strategy(name, f"measured: fused {self.fused:.3f} ms, nccl {self.nccl:.3f} ms")
+
+    def __str__(self) -> str:
+        """As ``json``."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, said: Any, problem: Problem) -> Measured:
+        """From what ``json`` made of it.
+
+        Raises:
+            ValueError: it is none, or is of a program that there is not.
+        """
+        programs = OPERATORS[problem.op].programs
+        try:
+            choice, fused, nccl = said["choice"], said["fused"], said["nccl"]
+            numbers = [nccl]
+            if choice is not None:
+                choice = Choice(choice["program"], Tiles(**choice["tiles"]))
+                numbers += [fused, *astuple(choice.tiles)]
+            is_legal = all(n > 0 for n in numbers) and (
+                fused is None if choice is None else choice.program in programs
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{error!r} in {said!r}") from None
+        if not is_legal:
+            raise ValueError(f"{said!r}")
+        return cls(choice, fused, nccl)
+
+
+def known_to(group: Group) -> dict[Problem, Measured | None]:
+    """What the ranks of a group have agreed on; None is that nothing was measured. Who changes it
+    does so on every rank."""
+    return _known.setdefault(group, {})
+
+
+def agreed(
+    problem: Problem, group: Group, tune: Callable[[], Measured] | None = None
+) -> Measured | None:
+    """What rank 0 has on disk; if it has nothing and ``tune``, what that measures. Collective."""
+    mine = saved(problem, group) if group.rank == 0 else None
+    said = group.exchange("tuned", _TUNE if mine is None and tune else str(mine or ""))[0]
+    if said == _TUNE:
+        return tune()
+    return Measured.of(json.loads(said), problem) if said else None
+
+
+def looked_up(problem: Problem, group: Group) -> Measured | None:
+    """What is agreed on, before the first call what this machine has on disk. Not collective."""
+    known = known_to(group)
+    return known[problem] if problem in known else saved(problem, group)
+
+
+def saved(problem: Problem, group: Group) -> Measured | None:
+    """What was measured on such a machine; None, with a warning if that cannot be read, if nothing
+    was."""
+    file = file_of(group)
+    try:
+        said = _read(file).get(str(problem))
+        return None if said is None else Measured.of(said, problem)
+    except ValueError as error:
+        _warn(f"{file} is not what tw.tune writes ({error}); {problem} is computed as if untuned")
+        return None
+
+
+def save(problem: Problem, group: Group, measured: Measured) -> None:
+    """Put it on disk, for one rank; a warning if that cannot be."""
+    file = file_of(group)
+    try:
+        results = _read(file)
+    except ValueError:
+        results = {}
+    results[str(problem)] = asdict(measured)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            made = Path(folder) / file.name
+            made.write_text(json.dumps(machine(group) | {"results": results}, indent=1))
+            made.replace(file)
+    except OSError as error:
+        _warn(f"what was tuned is forgotten when the process ends: {error}")
+
+
+def file_of(group: Group) -> Path:
+    """Where results of such machines are kept, beside TileLang's kernels."""
+    stamp = hashlib.sha256(json.dumps(machine(group)).encode()).hexdigest()[:16]
+    return Path(env.TILELANG_CACHE_DIR) / "tileweave" / f"tuned-{stamp}.json"
+
+
+def machine(group: Group) -> dict[str, Any]:
+    """All that a result depends on beside its problem."""
+    return {"gpu": _gpu(), "ranks": group.world_size} | {
+        "tileweave": __version__, "tilelang": tilelang.__version__, "torch": torch.__version__
+    }  # fmt: skip
+
+
+@cache
+def _gpu() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Results by problem."""
+    try:
+        said = json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ValueError(str(error)) from None
+    results = said.get("results") if isinstance(said, dict) else None
+    if not isinstance(results, dict):
+        raise ValueError("it holds no results")
+    return results
+
+
+def _warn(what: str) -> None:
+    warnings.warn(f"tileweave: {what}", stacklevel=2)
