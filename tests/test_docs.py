@@ -60,7 +60,9 @@ def test_readme_program_compiles_and_says_nothing_of_synchronisation(readme_prog
 
 
 def test_readme_names_every_environment_variable():
-    sources = [p for d in ("runtime", "tileweave", "codegen") for p in (CHECKOUT / d).glob("*.py")]
+    sources = [
+        p for d in ("runtime", "ops", "tileweave", "codegen") for p in (CHECKOUT / d).glob("*.py")
+    ]
     words = " ".join(p.read_text() for p in sources).replace('"', " ").replace("`", " ").split()
     used = {w.strip(".,;:()'") for w in words if w.startswith("TILEWEAVE_")}
     readme = (CHECKOUT / "README.md").read_text()

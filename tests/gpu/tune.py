@@ -1,0 +1,178 @@
+"""Tuning between real GPUs: the same on all ranks, never what is wrong, kept, and right afterwards.
+
+    torchrun --nproc-per-node=2 tests/gpu/tune.py [OPERATOR ...]
+
+Two small shapes of each operator, of few candidates: among them one that is made wrong here, one
+that does not fit into shared memory, and one that does not compile.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+import tileweave as tw
+from tileweave import ops
+from tileweave.ops import measured, tuner
+from tileweave.ops.groups import group_of
+from tileweave.ops.measured import known_to
+from tileweave.ops.operators import OPERATORS, Choice
+from tileweave.ops.prepared import prepared
+from tileweave.ops.tiles import LARGE, SMALL, Tiles
+from tileweave.ops.trial import TOLERANCE, Trial, problem_of
+from tileweave.runtime.session import current
+
+SHAPES = [(512, 1024, 1024), (2048, 2048, 4096)]
+NEW = (1024, 1024, 2048)
+"""What a first call tunes."""
+TOO_LARGE, ODD = Tiles(256, 256, 128, stages=4), Tiles(100, 100, 60, stages=2)
+
+
+def tamper(name: str) -> None:
+    """Give an operator a program "wrong", which spoils one number, on the last rank only."""
+    operator = OPERATORS[name]
+
+    class Tampered(operator, op=name):
+        programs: ClassVar = {**operator.programs, "wrong": None}
+
+        def __init__(self, problem, choice):
+            self.is_wrong = choice.program == "wrong"
+            if self.is_wrong:
+                choice = replace(choice, program=operator.table(problem).program)
+            super().__init__(problem, choice)
+
+        def __call__(self, a, b, c):
+            super().__call__(a, b, c)
+            if self.is_wrong and group_of("").rank == self.problem.ranks - 1:
+                c[-1, -1] += 1000 * c.abs().max()
+
+        @classmethod
+        def candidates(cls, problem):
+            few = [Choice(p, t) for p in operator.programs for t in (LARGE, SMALL)]
+            program = operator.table(problem).program
+            return [Choice("wrong", SMALL), Choice(program, TOO_LARGE), Choice(program, ODD), *few]
+
+
+def check_tuned(name: str, shape: tuple[int, int, int]) -> str:
+    """Tune one shape."""
+    group, heap = group_of(""), current().heap
+    free = heap._free.largest
+    (found,) = ops.tune(name, [shape])
+    if group.rank == 0:
+        print(found, flush=True)
+    if len(set(group.exchange("check", str(found.measured)))) > 1:
+        return f"the ranks chose differently: {found.measured}"
+    reasons = {(a.choice.program, a.choice.tiles): a.reason for a in found.attempts}
+    table = OPERATORS[name].table(found.problem)
+    if "relative error" not in reasons["wrong", SMALL]:
+        return f"what is wrong was not left out: {reasons['wrong', SMALL]!r}"
+    if "shared memory" not in reasons[table.program, TOO_LARGE]:
+        return f"what is too large was not left out: {reasons[table.program, TOO_LARGE]!r}"
+    if not reasons[table.program, ODD]:
+        return "what does not compile was not left out"
+    right = [key for key, reason in reasons.items() if not reason]
+    if len(right) < 2 or (found.measured.choice.program == "wrong"):
+        return f"{found.measured.choice} won of {right}"
+    choice = found.measured.choice
+    operator = prepared(group).operators[found.problem, choice]
+    trial = Trial(found.problem, group)
+    a, b = trial.inputs()
+    for strategy in ("fused", "auto"):
+        trial.c.fill_(float("nan"))
+        getattr(ops, name)(a, b, out=trial.c, strategy=strategy)
+        if (error := trial.error_of(a, b, trial.c)) > TOLERANCE:
+            return f"{strategy} after tuning: relative error {error:.1e}"
+    if prepared(group).operators[found.problem, choice] is not operator:
+        return "the winner was compiled again"
+    said = ops.strategy_of(getattr(ops, name), a, b)
+    if said != found.measured.strategy:
+        return f"strategy_of says {said}"
+    del prepared(group).operators[found.problem, choice]
+    operator.free()
+    if heap._free.largest != free:
+        return f"{free - heap._free.largest} bytes of the heap are lost"
+    return check_kept(name, found)
+
+
+def check_kept(name: str, found: ops.Tuned) -> str:
+    """A process that comes later does not tune, though it may."""
+    group = group_of("")
+    del known_to(group)[found.problem]
+    os.environ["TILEWEAVE_TUNE"] = "1"
+    tune_problem, tuner.tune_problem = tuner.tune_problem, None
+    try:
+        trial = Trial(found.problem, group)
+        a, b = trial.inputs()
+        getattr(ops, name)(a, b, out=trial.c)
+    finally:
+        tuner.tune_problem = tune_problem
+        del os.environ["TILEWEAVE_TUNE"]
+    if known_to(group)[found.problem] != found.measured:
+        return f"{known_to(group)[found.problem]} is on disk; expected {found.measured}"
+    error = trial.error_of(a, b, trial.c)
+    return "" if error <= TOLERANCE else f"as kept on disk: relative error {error:.1e}"
+
+
+def check_first_call(name: str) -> str:
+    """A call with ``TILEWEAVE_TUNE=1`` of what is new; its result is right, and so is a graph's."""
+    group = group_of("")
+    problem = problem_of(name, *NEW, group.world_size, torch.bfloat16)
+    trial = Trial(problem, group)
+    a, b = trial.inputs()
+    os.environ["TILEWEAVE_TUNE"] = "1"
+    try:
+        getattr(ops, name)(a, b, out=trial.c)
+    finally:
+        del os.environ["TILEWEAVE_TUNE"]
+    if known_to(group).get(problem) is None:
+        return "the first call did not tune"
+    if (error := trial.error_of(a, b, trial.c)) > TOLERANCE:
+        return f"the call that tuned: relative error {error:.1e}"
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    getattr(ops, name)(a, b, out=trial.c, strategy="fused")
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        getattr(ops, name)(a, b, out=trial.c, strategy="fused")
+    a.normal_().div_(8)
+    graph.replay()
+    torch.cuda.synchronize()
+    error = trial.error_of(a, b, trial.c)
+    return "" if error <= TOLERANCE else f"a graph of it: relative error {error:.1e}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=", ".join(OPERATORS))
+    names = parser.parse_args().operators or list(OPERATORS)
+    if not torch.cuda.is_available():
+        print("tune: not run: no GPU")
+        return 1
+    tw.init(heap_bytes=1 << 28)
+    group = group_of("")
+    # Not the user's file.
+    folder = group.exchange("folder", tempfile.mkdtemp() if group.rank == 0 else "")[0]
+    measured.file_of = lambda group: Path(folder) / "tuned.json"
+    failed = 0
+    for name in names:
+        tamper(name)
+        for what, check, given in (
+            *((f"tuned {s}", check_tuned, (name, s)) for s in SHAPES),
+            ("first call", check_first_call, (name,)),
+        ):
+            fault = check(*given)
+            failed += bool(fault)
+            group.synchronize()
+            group.meet("check")
+            print(f"rank {group.rank}: {name}: {what}: {fault or 'right'}", flush=True)
+    tw.finalize()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
