@@ -7,7 +7,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,11 @@ class Measured:
         return cls(choice, fused, nccl)
 
 
+def measured_as(problem: Problem) -> Problem:
+    """The one whose measurement serves: a bias makes no difference worth measuring."""
+    return replace(problem, biased=False) if problem.biased else problem
+
+
 def known_to(group: Group) -> dict[Problem, Measured | None]:
     """What the ranks of a group have agreed on; None is that nothing was measured. Who changes it
     does so on every rank."""
@@ -96,7 +101,7 @@ def agreed(
 
 def looked_up(problem: Problem, group: Group) -> Measured | None:
     """What is agreed on, before the first call what this machine has on disk. Not collective."""
-    known = known_to(group)
+    problem, known = measured_as(problem), known_to(group)
     return known[problem] if problem in known else saved(problem, group)
 
 

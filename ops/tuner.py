@@ -23,8 +23,9 @@ from ..runtime.group import Group
 from ..runtime.kernel import capturing
 from ..runtime.measure import interleaved, largest
 from ..runtime.watchdog import DeadlockError
+from .epilogue import NOTHING
 from .groups import group_of, name_of
-from .measured import Measured, agreed, known_to, save
+from .measured import Measured, agreed, known_to, measured_as, save
 from .operators import OPERATORS, Choice, Operator
 from .prepared import Prepared, prepared
 from .problem import Problem
@@ -118,7 +119,7 @@ def choice_of(asked: str, problem: Problem, group: Group) -> Choice | None:
     Args:
         asked: ``fused`` or ``auto``.
     """
-    known = known_to(group)
+    problem, known = measured_as(problem), known_to(group)
     if problem not in known and not capturing():  # then nothing is compiled, either
         tune = partial(tune_problem, problem, group)
         known[problem] = agreed(problem, group, (lambda: tune().measured) if _wanted() else None)
@@ -261,7 +262,7 @@ class Contest:
         return errors
 
     def _nccl(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        self.operator.unfused(a, b, c, self.group)
+        self.operator.unfused(a, b, c, self.group, NOTHING)
 
     def _times(
         self, contenders: Mapping[str, Callable[..., Any]]

@@ -55,11 +55,11 @@ class StandIn(Operator, op="stand-in"):
             raise tw.runtime.HeapExhausted("symmetric: full")
         self.alive.append(self.program)
 
-    def __call__(self, a, b, c):
+    def __call__(self, a, b, c, *epilogue):
         self.calls += 1
         if self.program == "fails":
             raise RuntimeError("cannot be launched")
-        self.unfused(a, b, c, self.here.group)
+        self.unfused(a, b, c, self.here.group, None)
         wrong = self.program in ("wrong", f"wrong on rank {self.here.group.rank}")
         if wrong or (self.program == "drifts" and self.calls > 4):
             c[0, 0] = float("nan")
@@ -68,7 +68,7 @@ class StandIn(Operator, op="stand-in"):
         self.alive.remove(self.program)
 
     @staticmethod
-    def unfused(a, b, c, group):
+    def unfused(a, b, c, group, epilogue):
         torch.mm(a, b, out=c)
 
     @staticmethod
@@ -245,6 +245,9 @@ def test_calls_take_what_was_measured(contest):
     assert alike(contest("quick", function=tune_and_call)) == Choice("quick", LARGE)
     # A process that comes later: another group, the same disk.
     assert alike(contest("slow", function=choices())) == Choice("quick", LARGE)
+    biased = replace(ASKED, biased=True)
+    choose = lambda group: tuner.choice_of("auto", biased, group)  # noqa: E731
+    assert alike(contest("slow", function=choose)) == Choice("quick", LARGE)
 
 
 def test_auto_takes_nccl_where_that_was_faster(contest):

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import torch
 
 from tileweave.ops import tuner
+from tileweave.ops.epilogue import NOTHING
 from tileweave.ops.groups import group_of
 from tileweave.ops.operators import OPERATORS, Choice
 from tileweave.ops.prepared import Prepared
@@ -27,8 +28,8 @@ def tune(op: str) -> dict[str, Any]:
         def __init__(self, problem: Problem, choice: Choice) -> None:
             self.wrong = choice.program == "wrong"
 
-        def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-            self.unfused(a, b, c, group)
+        def __call__(self, a, b, c, *epilogue: torch.Tensor) -> None:
+            self.unfused(a, b, c, group, NOTHING)
             if self.wrong and group.rank == 1:
                 c[0, 0] = torch.nan
 
