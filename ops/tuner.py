@@ -6,6 +6,7 @@ symmetric memory at a time, and what they meet is the machine of the same second
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
@@ -19,6 +20,7 @@ from tqdm import tqdm
 
 from ..builtins.errors import TileWeaveError
 from ..runtime import session
+from ..runtime.compile_ahead import compile_ahead
 from ..runtime.group import Group
 from ..runtime.kernel import capturing
 from ..runtime.measure import interleaved, largest
@@ -161,6 +163,9 @@ class Contest:
     def __init__(self, problem: Problem, group: Group, kept: Prepared) -> None:
         self.problem, self.group, self.kept = problem, group, kept
         self.operator = OPERATORS[problem.op]
+        # The table's first: what is as fast does not replace it.
+        every = [self.operator.table(problem), *self.operator.candidates(problem)]
+        self.choices = list(dict.fromkeys(every))
         self.trial = Trial(problem, group)
         self.inputs = [self.trial.inputs() for _ in range(_INPUTS)]
         self.rights = [self.trial.right_of(*given) for given in self.inputs]
@@ -169,7 +174,8 @@ class Contest:
     def run(self) -> Tuned:
         """Everything; the winner is kept for the calls to come, the others are freed."""
         best: Entrant | None = None
-        for choice in self._candidates():
+        self._compile_ahead()
+        for choice in self._progress(self.choices):
             entrant = self._made(choice)
             if isinstance(entrant, str):
                 self.attempts.append(Attempt(choice, None, entrant))
@@ -189,13 +195,20 @@ class Contest:
     def _tuned(self, measured: Measured) -> Tuned:
         return Tuned(self.problem, measured, tuple(self.attempts))
 
-    def _candidates(self) -> Iterable[Choice]:
-        """What the table says first: what is as fast does not replace it."""
-        every = dict.fromkeys(
-            [self.operator.table(self.problem), *self.operator.candidates(self.problem)]
-        )
+    def _compile_ahead(self) -> None:
+        """Many at a time. Those that do not compile are told of when their turn comes."""
+        programs = []
+        for choice in self.choices:
+            if self._shared_bytes(choice) > SHARED_BYTES:
+                continue
+            with contextlib.suppress(Exception):
+                programs.append(self.operator.program(self.problem, choice))
+        compile_ahead(programs)
+
+    def _progress(self, choices: Iterable[Choice]) -> Iterable[Choice]:
+        """The same, with a bar on rank 0."""
         return tqdm(
-            every, f"tuning {self.problem}", leave=False,
+            choices, f"tuning {self.problem}", leave=False,
             disable=None if self.group.rank == 0 else True,  # None: in a terminal only
         )  # fmt: skip
 
@@ -223,7 +236,7 @@ class Contest:
 
     def _made(self, choice: Choice) -> Entrant | str:
         """One that was called and was right, or why there is none; the same on all ranks."""
-        taken = choice.tiles.shared_bytes(self.problem.dtype.itemsize)
+        taken = self._shared_bytes(choice)
         if taken > SHARED_BYTES:
             return f"{taken} bytes of shared memory; expected at most {SHARED_BYTES}"
         made: list[Operator] = []
@@ -238,6 +251,9 @@ class Contest:
         if reason:
             operator.free()
         return reason or Entrant(choice, operator)
+
+    def _shared_bytes(self, choice: Choice) -> int:
+        return choice.tiles.shared_bytes(self.problem.dtype.itemsize)
 
     def _failure(self, attempt: Callable[[], Any]) -> str:
         """What goes wrong in ``attempt`` on any rank, or "". Collective."""

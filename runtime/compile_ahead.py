@@ -59,7 +59,10 @@ def _kernels(
         )
         for func in funcs:
             func, theirs = passes.split_options(func, configs)
-            kernel = for_group(func, session)
+            try:
+                kernel = for_group(func, session)
+            except Exception:
+                continue
             options = {"pass_configs": theirs, "out_idx": None}
             found.setdefault(f"{kernel.script()}{theirs}", (kernel, options))
     return list(found.values())

@@ -108,6 +108,19 @@ def test_what_does_not_compile_is_left_to_those_who_need_it(compilers, monkeypat
         tw.compile(shift(64, ranks=1))
 
 
+def test_what_cannot_be_ordered_is_left_to_those_who_need_it(compilers, monkeypatch):
+    bad, good, ordered = shift(32, ranks=1), shift(64, ranks=1), compile_ahead.for_group
+
+    def for_group(func, session):
+        if func is bad:
+            raise tw.TileWeaveError("cannot be ordered")
+        return ordered(func, session)
+
+    compilers.join(Group(0, 1, 0, torch.device("cpu"), None, None))
+    monkeypatch.setattr(compile_ahead, "for_group", for_group)
+    assert compile_ahead.compile_ahead([bad, good]) == 1
+
+
 def test_a_plan_whose_call_decides_is_refused():
     @tw.plan
     def some(p: tw.Steps, S: W.Symmetric((64,), "float32"), n: T.int32):

@@ -35,6 +35,7 @@ from .ops.operators import OPERATORS as FUSED
 from .ops.problem import Problem
 from .ops.strategy import chosen
 from .ops.trial import Trial, problem_of
+from .ops.tuner import choice_of
 from .runtime import SymmetricTensor, finalize, init, symmetric
 from .runtime.compile_ahead import compile_ahead
 from .runtime.group import Group
@@ -259,8 +260,9 @@ def _programs(problem: Problem, group: Group) -> list[Any]:
     """What our contenders for a problem launch."""
     programs = [product_program(problem)]
     if chosen("auto", problem, group.device, group).name == "fused":
-        operator = FUSED[problem.op]
-        programs.append(operator.program(problem, operator.table(problem)))
+        choice = choice_of("auto", problem, group)
+        if choice is not None:
+            programs.append(FUSED[problem.op].program(problem, choice))
     return programs
 
 

@@ -40,11 +40,15 @@ def tamper(name: str) -> None:
     class Tampered(operator, op=name):
         programs: ClassVar = {**operator.programs, "wrong": None}
 
-        def __init__(self, problem, choice):
-            self.is_wrong = choice.program == "wrong"
-            if self.is_wrong:
+        @classmethod
+        def program(cls, problem, choice):
+            if choice.program == "wrong":
                 choice = replace(choice, program=operator.table(problem).program)
+            return super().program(problem, choice)
+
+        def __init__(self, problem, choice):
             super().__init__(problem, choice)
+            self.is_wrong = choice.program == "wrong"
 
         def __call__(self, a, b, c, *epilogue):
             super().__call__(a, b, c, *epilogue)

@@ -45,27 +45,33 @@ class StandIn(Operator, op="stand-in"):
     here: threading.local
     tried: tuple[str, ...]
 
+    @classmethod
+    def program(cls, problem, choice):
+        if choice.program == "refused":
+            raise RuntimeError("no program")
+        return choice
+
     def __init__(self, problem, choice):
-        self.program, self.calls = choice.program, 0
+        self.name, self.calls = choice.program, 0
         if choice.tiles == HUGE:
             raise AssertionError("compiled")
-        if self.program == "refused" or self.program == f"refused on rank {self.here.group.rank}":
+        if self.name == "refused" or self.name == f"refused on rank {self.here.group.rank}":
             raise RuntimeError("nvcc:\n no")
-        if self.program == "no room":
+        if self.name == "no room":
             raise tw.runtime.HeapExhausted("symmetric: full")
-        self.alive.append(self.program)
+        self.alive.append(self.name)
 
     def __call__(self, a, b, c, *epilogue):
         self.calls += 1
-        if self.program == "fails":
+        if self.name == "fails":
             raise RuntimeError("cannot be launched")
         self.unfused(a, b, c, self.here.group, None)
-        wrong = self.program in ("wrong", f"wrong on rank {self.here.group.rank}")
-        if wrong or (self.program == "drifts" and self.calls > 4):
+        wrong = self.name in ("wrong", f"wrong on rank {self.here.group.rank}")
+        if wrong or (self.name == "drifts" and self.calls > 4):
             c[0, 0] = float("nan")
 
     def free(self):
-        self.alive.remove(self.program)
+        self.alive.remove(self.name)
 
     @staticmethod
     def unfused(a, b, c, group, epilogue):
@@ -99,6 +105,7 @@ def contest(every_rank, monkeypatch, tmp_path):
     monkeypatch.setattr(tuner, "prepared", lambda group: here.kept)
     session = types.SimpleNamespace(current=lambda: types.SimpleNamespace(group=here.group))
     monkeypatch.setattr(tuner, "session", session)
+    monkeypatch.setattr(tuner, "compile_ahead", lambda programs: run.ahead.append(list(programs)))
 
     def interleaved(contenders, inputs, group, *, warmups, runs, before, after):
         for turn in range(6):
@@ -106,7 +113,7 @@ def contest(every_rank, monkeypatch, tmp_path):
                 before(name, turn % len(inputs))
                 after(name, turn % len(inputs), call(turn % len(inputs)))
         return {
-            name: TIMES[getattr(call.args[0], "program", "nccl")] + run.later * group.rank
+            name: TIMES[getattr(call.args[0], "name", "nccl")] + run.later * group.rank
             for name, call in contenders.items()
         }
 
@@ -122,7 +129,7 @@ def contest(every_rank, monkeypatch, tmp_path):
 
         return every_rank(rank)
 
-    run.later, run.kept = 0.0, []
+    run.later, run.kept, run.ahead = 0.0, [], []
     return run
 
 
@@ -197,6 +204,8 @@ def test_what_is_left_out_on_all_ranks(contest, program, reason):
     assert [(a.ms, a.reason) for a in left_out] == [(None, reason)]
     assert tuned.measured.choice.program == "two_phase"
     assert f"left out: {left_out[0].choice}: {reason}" in str(tuned)
+    ahead = {"two_phase", "slow", program} - {"refused", "huge"}
+    assert [{c.program for c in programs} for programs in contest.ahead] == [ahead] * 2
 
 
 def test_nothing_fused_is_right(contest, monkeypatch):

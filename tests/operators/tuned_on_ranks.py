@@ -51,6 +51,7 @@ def tune(op: str) -> dict[str, Any]:
         patch.object(tuner, "prepared", lambda _: kept),
         patch.object(tuner, "session", types.SimpleNamespace(current=lambda: session)),
         patch.object(tuner, "obstacle", lambda *_: None),
+        patch.object(tuner, "compile_ahead", lambda programs: None),
     ]
     try:
         with contextlib.ExitStack() as stack:
