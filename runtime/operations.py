@@ -10,10 +10,12 @@ import torch
 
 from .driver import driver, function
 from .kernel import Kernel
-from .plans import Copy, CopyValue, Launch, Step, WaitStream, WriteValue
+from .plans import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .regions import Region, Rows
 
 _WORD = Rows(1, 1, 1, 1)
+_REACHED = 0
+"""CU_STREAM_WAIT_VALUE_GEQ: the difference is not negative as a signed number."""
 
 Action = Callable[[Sequence[torch.Tensor], Sequence[int]], Any]
 """Enqueues an operation of a call, given its tensors and their addresses."""
@@ -149,7 +151,9 @@ class Operations:
                 case CopyValue():
                     operations.append(self._copy(step, _WORD))
                 case WriteValue():
-                    operations.append(self._write(step))
+                    operations.append(self._word("Write", step, step.dst, 0))
+                case WaitValue():
+                    operations.append(self._word("Wait", step, step.flag, _REACHED))
                 case WaitStream():
                     operations += self._wait(step)
                 case Launch():
@@ -166,9 +170,9 @@ class Operations:
         rows = Rows(rows.count, rows.width * size, rows.dst_pitch * size, rows.src_pitch * size)
         return RowsCopy(on, dst, src, rows)
 
-    def _write(self, step: WriteValue) -> Operation:
+    def _word(self, what: str, step: WriteValue | WaitValue, word: Region, flags: int) -> Operation:
         on, value = self._handle(step.stream), step.value & 0xFFFFFFFF
-        return DriverCall("cuStreamWriteValue32", on, (on, self._place(step.dst), value, 0))
+        return DriverCall(f"cuStream{what}Value32", on, (on, self._place(word), value, flags))
 
     def _wait(self, step: WaitStream) -> list[Operation]:
         """One event serves all who wait for the same point of a stream."""

@@ -30,7 +30,7 @@ from ..passes.inference.copies import with_copies
 from ..passes.inference.epochs import EPOCH
 from ..passes.sizes import named
 from .parameters import Parameter
-from .plans import Copy, CopyValue, Launch, Step, WaitStream, WriteValue
+from .plans import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .regions import Region
 
 _STRIDE = 1 << 40
@@ -141,7 +141,7 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
     Raises:
         LanguageError: the kernel's reads of what is copied cannot be ordered.
     """
-    if any(isinstance(s, (WriteValue, CopyValue)) for s in itertools.chain(*traces)):
+    if any(isinstance(s, (WriteValue, CopyValue, WaitValue)) for s in itertools.chain(*traces)):
         return None
     found: dict[int, tirx.PrimFunc] = {}
     copies: list[KnownCopy] = []

@@ -80,6 +80,15 @@ class CopyValue(Step):
 
 
 @dataclass(frozen=True)
+class WaitValue(Step):
+    """What follows in the stream comes after the word ``flag`` has reached ``value``."""
+
+    op = "p.wait_value"
+    flag: Region
+    value: int
+
+
+@dataclass(frozen=True)
 class Launch(Step):
     """A kernel.
 
@@ -179,10 +188,7 @@ class Steps:
         to the stream, comes before the write.
         """
         self._require_word("write_value", "dst", dst)
-        try:
-            value = value.__index__()
-        except AttributeError:
-            raise self._refused("write_value", f"value={value!r}", "an integer") from None
+        value = self._integer("write_value", value)
         self._add(WriteValue, stream, dst=dst, value=value)
 
     def copy_value(self, dst: Region, src: Region, *, stream: str | None = None) -> None:
@@ -198,12 +204,29 @@ class Steps:
         wait; CUDA promises nothing to a kernel that polls the word.
         """
         self._require_word("copy_value", "dst", dst)
-        self._require_word("copy_value", "src", src)
-        if src.rank not in (None, self.rank):
-            raise self._refused("copy_value", f"src={src}", f"own memory, of rank {self.rank}")
+        self._require_own_word("copy_value", "src", src)
         if dst.dtype != src.dtype:
             raise self._refused("copy_value", f"src={src} has dtype {src.dtype}", dst.dtype)
         self._add(CopyValue, stream, dst=dst, src=src)
+
+    def wait_value(self, flag: Region, value: int, *, stream: str | None = None) -> None:
+        """What follows in the stream comes after a word in own memory has reached ``value``: an
+        acquire at sys scope of what a kernel, also one that goes on, or a peer has released.
+
+        It takes no SM. Say what signals the word before it, in another stream. ``write_value``
+        behind the wait resets the word, for the next call or replay of a CUDA graph.
+
+        Args:
+            flag: one element of an int32 or uint32 tensor.
+            value: an integer, taken modulo 2**32. The word has reached it while it is at most
+                2**31 - 1 above, across wrap-around.
+
+        Source: CUDA driver API, cuStreamWaitValue32 with CU_STREAM_WAIT_VALUE_GEQ; CUDA itself does
+        not know of this order, so the host enqueues what signals before what waits.
+        """
+        self._require_own_word("wait_value", "flag", flag)
+        value = self._integer("wait_value", value)
+        self._add(WaitValue, stream, flag=flag, value=value)
 
     def launch(self, kernel: Any, *args: Any, stream: str | None = None) -> None:
         """Launch a kernel on whole tensors of the plan.
@@ -272,6 +295,17 @@ class Steps:
             raise self._refused(
                 op, f"{side}={region} of {region.dtype}", f"one element of {' or '.join(_WORDS)}"
             )
+
+    def _require_own_word(self, op: str, side: str, region: Any) -> None:
+        self._require_word(op, side, region)
+        if region.rank not in (None, self.rank):
+            raise self._refused(op, f"{side}={region}", f"own memory, of rank {self.rank}")
+
+    def _integer(self, op: str, value: Any) -> int:
+        try:
+            return value.__index__()
+        except AttributeError:
+            raise self._refused(op, f"value={value!r}", "an integer") from None
 
     def _require_argument(self, op: str, p: Parameter, value: Any) -> None:
         if p.shape is None:

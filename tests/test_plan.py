@@ -18,7 +18,7 @@ from tileweave.runtime.group import Group
 from tileweave.runtime.heap import Heap
 from tileweave.runtime.kernel import Kernel
 from tileweave.runtime.memory import PAGE, Memory
-from tileweave.runtime.plans import Copy, CopyValue, Launch, WaitStream, WriteValue
+from tileweave.runtime.plans import Copy, CopyValue, Launch, WaitStream, WaitValue, WriteValue
 from tileweave.runtime.regions import Region, Rows
 
 INBOX, FLAGS = W.Symmetric((2, 4, 8), "int32"), W.Symmetric((2,), "uint32")
@@ -56,6 +56,8 @@ def test_steps_in_their_order_forked_and_joined():
             p.write_value(flags[peer, 1], epoch + 1, stream="copies")
         p.copy_value(flags[0, 0], word[0], stream="words")
         p.wait_stream("words", stream="copies")
+        p.wait_value(flags[p.rank, 0], epoch, stream="copies")
+        p.wait_value(word[0], -1)
         p.launch(kernel, inbox, A, 2.0, epoch)
 
     steps = trace(body, rank=2)
@@ -65,12 +67,13 @@ def test_steps_in_their_order_forked_and_joined():
     ]  # fmt: skip
     middle = steps[2:-2]
     assert [type(s) for s in middle] == [
-        *[Copy, WriteValue] * 3, CopyValue, WaitStream, Launch
+        *[Copy, WriteValue] * 3, CopyValue, WaitStream, WaitValue, WaitValue, Launch
     ]  # fmt: skip
     assert [s.dst.rank for s in middle[:6:2]] == [3, 0, 1]
-    assert [s.number for s in middle] == list(range(1, 10))
+    assert [s.number for s in middle] == list(range(1, 12))
     assert middle[0].dst.key == (3, 1, slice(0, 4), slice(0, 8))
     assert middle[1].value == 6
+    assert [(s.flag.key, s.value) for s in middle[-3:-1]] == [((2, 0), 5), ((0,), -1)]
     assert str(middle[0].dst) == "inbox[3, 1, 0:4, 0:8]"
     assert middle[-1].arguments["scale"] == 2.0
     assert middle[0].site.startswith(f"{__file__}:")
@@ -126,6 +129,14 @@ REFUSED = [
      "integer"),
     (lambda p, A, inbox, flags, *_: p.copy_value(flags[1, 0], flags[2, 0]), "src=flags[2, 0]; "
      "expected own memory, of rank 0"),
+    (lambda p, A, inbox, flags, *_: p.wait_value(flags[0], 3), "wait_value: flag=flags[0, 0:2] of "
+     "uint32; expected one element of int32 or uint32"),
+    (lambda p, A, inbox, flags, *_: p.wait_value(3, 3), "wait_value: flag=3; expected a tensor of "
+     "the plan"),
+    (lambda p, A, inbox, flags, *_: p.wait_value(flags[2, 0], 3), "wait_value: flag=flags[2, 0]; "
+     "expected own memory, of rank 0"),
+    (lambda p, A, inbox, flags, *_: p.wait_value(flags[0, 0], "3"), "wait_value: value='3'; "
+     "expected an integer"),
     (lambda p, A, inbox, flags, *_: p.copy_value(flags[1, 0], A[0, 0]), "src=A[0, 0] has dtype "
      "int32; expected uint32"),
     (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, 2.0), "3 arguments; expected 4: inbox, "
@@ -313,6 +324,11 @@ class Ranks:
         assert (self.here.streams[stream].name, flags) == (on, 0)
         ctypes.c_uint32.from_address(dst).value = value
 
+    def cuStreamWaitValue32(self, on: str, stream: int, word: int, value: int, flags: int) -> None:
+        seen = ctypes.c_uint32.from_address(word).value
+        self.here.log.append((on, "wait for value", seen, value))
+        assert (self.here.streams[stream].name, flags) == (on, 0)
+
     def cuEventRecord(self, on: str, event: int, stream: int) -> None:
         assert event and self.here.streams[stream].name == on
         self.here.recorded[event] = on
@@ -440,6 +456,32 @@ def alone(monkeypatch, every_rank, function):
     if isinstance(found, Exception):
         raise found
     return found
+
+
+def test_streams_that_wait_for_words(every_rank, monkeypatch):
+    @tw.plan
+    def plan(p, flags: FLAGS, word: T.Tensor((1,), "uint32")):
+        p.wait_value(flags[p.rank, 1], -2, stream="side")
+        p.wait_value(word[0], 3)
+
+    def calls(here, A, inbox, flags, word):
+        call = plan_streams.Calls(plan)
+        flags.local[1] = 5
+        call(flags, word)
+        call(flags, torch.tensor([9], dtype=torch.uint32))
+        return here.log
+
+    log = alone(monkeypatch, every_rank, calls)
+    assert log == [
+        step
+        for seen in (7, 9)
+        for step in (
+            ("side 1", "wait", "caller 0"),
+            ("side 1", "wait for value", 5, (1 << 32) - 2),
+            ("caller 0", "wait for value", seen, 3),
+            ("caller 0", "wait", "side 1"),
+        )
+    ]
 
 
 def test_what_is_known_of_a_call_is_not_found_again(every_rank, monkeypatch):

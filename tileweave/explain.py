@@ -33,7 +33,7 @@ from .runtime import Plan
 from .runtime.configured import configured
 from .runtime.parameters import dynamic_extents, shapes_of
 from .runtime.plan_sync import BEGIN
-from .runtime.plans import Copy, CopyValue, Launch, Step, WriteValue
+from .runtime.plans import Copy, CopyValue, Launch, Step, WaitValue, WriteValue
 
 Kind = Literal["wait", "fence", "bulk_wait", "barrier", "signal", "unordered", "unverified"]
 KINDS: dict[str, str] = {
@@ -318,6 +318,9 @@ def _flag_steps(trace: Sequence[Step]) -> Iterator[Operation]:
         if isinstance(step, (WriteValue, CopyValue)):
             kind, word, times = "signal", step.dst, 1
             reason = "the stream tells {kernel} that p.copy has ended"
+        elif isinstance(step, WaitValue):
+            kind, word, times = "wait", step.flag, 1
+            reason = "the stream waits until {kernel} has written what p.copy reads"
         elif isinstance(step, Launch) and step.number == BEGIN and "started" in step.arguments:
             kind, word = "wait", step.arguments["started"]
             reason = "before p.copy overwrites it: a peer may read it until its call begins"

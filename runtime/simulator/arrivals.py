@@ -80,6 +80,11 @@ def _surplus(tensor: Tensor, flat: int, found: dict[int, tuple[int, int]]) -> Si
     )  # fmt: skip
 
 
+def has_reached(tensor: Tensor, seen: Any, want: Any) -> bool:
+    """Whether a word is at ``want`` or above it, across wrap-around."""
+    return _difference(tensor, seen, want) >= 0
+
+
 def is_passed(tensor: Tensor, index: tuple, relation: str, want: Any) -> bool:
     """Whether a counter went beyond the one value that is waited for."""
     changes = tensor.changes.get(_flat(tensor, index), [])

@@ -117,7 +117,7 @@ def wait_parity(c: BlockStatements, call: tirx.Call, site: str) -> Step:
             )
 
         while not ready():
-            yield Waiting(frame.block, ready, text)
+            yield Waiting(ready, text)
         found.land()
         if found.clock is not None:
             frame.block.order.see(frame.mask.classes, found.clock)

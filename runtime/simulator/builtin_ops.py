@@ -10,7 +10,7 @@ from tvm import tirx
 
 from ...builtins.declare import BUILTINS, ElementOf
 from .accesses import GlobalRef, store_tile
-from .arrivals import is_passed, story
+from .arrivals import has_reached, is_passed, story
 from .errors import SimulationError, unsupported
 from .expressions import Expr
 from .functions import REDUCTIONS
@@ -152,12 +152,11 @@ def _wait(name: str):
         pointer, expr = Pointer(c, call.args[0], f"W.{name}", site), c.compile(call.args[1], site)
         peer = c.compile(call.args[2], site).value
         word = Word(pointer.ref, call.args[-1].value, call.args[-2].value)
-        bits = pointer.dtype.itemsize * 8
 
-        def holds(seen: Any, value: Any) -> bool:
+        def holds(tensor: Any, seen: Any, value: Any) -> bool:
             if relation != "reached":
                 return bool(_HOLDS[relation](seen, value))
-            return (int(seen) - int(value)) % (1 << bits) < 1 << (bits - 1)
+            return has_reached(tensor, seen, value)
 
         def run(frame):
             yield None
@@ -173,7 +172,7 @@ def _wait(name: str):
                     entry = tensor.newest(index)
                     if entry.poisoned:
                         raise unwritten_word(frame, word.ref, index)
-                    return holds(entry.value, want)
+                    return holds(tensor, entry.value, want)
 
                 def text(index=index, want=want):
                     asked = int(np.asarray(peer(frame)).flat[0])
@@ -192,7 +191,7 @@ def _wait(name: str):
 
                 if not ready():
                     word.look(frame, tensor, index, classes)
-                    yield Waiting(frame.block, ready, text, passed)
+                    yield Waiting(ready, text, passed)
                 word.load(frame, tensor, index, classes, newest=True)
                 tensor.note_wait(index, relation, want)
 

@@ -18,7 +18,7 @@ from .errors import SimulationError
 from .machine import Machine
 from .order import Layout
 from .program import Program
-from .streams import Event, Launch, Record, Transfer, WaitEvent
+from .streams import Await, Event, Launch, Record, Transfer, WaitEvent
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Executable:
             if isinstance(step, plans.Launch):
                 for name in self.program(step.program).written & step.arguments.keys():
                     found.add(step.arguments[name].parameter.name)
-            elif not isinstance(step, plans.WaitStream):
+            elif isinstance(step, (plans.Copy, plans.WriteValue, plans.CopyValue)):
                 found.add(step.dst.parameter.name)
         return found
 
@@ -158,7 +158,8 @@ class Executable:
                         for k, env, extents in launches
                     ]
                     continue
-                queues[step.stream].append(self._transfer(machine, step, rank, common))
+                make = self._await if isinstance(step, plans.WaitValue) else self._transfer
+                queues[step.stream].append(make(machine, step, rank, common))
         for name, items in queues.items():
             machine.add_stream(rank, name, items)
 
@@ -171,6 +172,10 @@ class Executable:
             takes_room=isinstance(step, plans.Copy) and _owner(dst, rank) == _owner(src, rank),
             **common,
         )
+
+    def _await(self, machine: Machine, step: Any, rank: int, common: dict) -> Await:
+        flag = machine.named[step.flag.parameter.name][rank]
+        return Await(step=step, flag=flag, takes_room=False, **common)
 
     def _launches(self, step: plans.Step, rank: int) -> list[tuple]:
         if not isinstance(step, plans.Launch):

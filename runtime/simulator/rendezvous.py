@@ -61,7 +61,7 @@ class Rendezvous:
             )
 
         if turn.missing:
-            yield Waiting(block, lambda: not turn.missing, text)
+            yield Waiting(lambda: not turn.missing, text)
         assert turn.clock is not None
         block.order.see(frame.mask.classes, turn.clock)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .block import Block, Frame
+from .block import Frame
 
 SPIN = "spin"
 
@@ -24,9 +24,8 @@ class Step(NamedTuple):
 
 @dataclass
 class Waiting:
-    """What a block cannot go on without."""
+    """What a block or a stream cannot go on without."""
 
-    block: Block
     ready: Callable[[], bool]
     text: Callable[[], str]
     passed: Callable[[], bool] = lambda: False
@@ -67,7 +66,6 @@ def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
             if len(standing) == len(running):
                 held = list(standing.values())
                 yield Waiting(
-                    held[0].block,
                     lambda held=held: any(w.ready() for w in held),
                     lambda held=held: "\n".join(w.text() for w in held),
                     lambda held=held: any(w.passed() for w in held),

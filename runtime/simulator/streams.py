@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import plans
+from .arrivals import has_reached, story
 from .block import Block, Frame, Mask
 from .clock import Clock
 from .errors import SimulationError
@@ -221,26 +222,80 @@ def _to_the_end(kernel: Kernel, frame: Frame) -> Iterator[Any]:
 
 
 @dataclass(eq=False, kw_only=True)
-class Transfer(Work):
-    """A copy, or a word written, by the stream itself."""
+class ByStream(Work):
+    """What the stream does itself."""
+
+    def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
+        order = self._order(machine, 0)
+        return Coroutine(self.doer, self, order, _Nothing(), self._steps(machine, order), pace)
+
+    @property
+    def doer(self) -> str:
+        return f"{self.stream} of rank {self.stream.rank}"
+
+    def _steps(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def _access(self, order: BlockOrder, scope: int = 0) -> Access:
+        agent, time, view = order.actor((0,))
+        return Access(agent, time, view, scope, self.title, self.site, self.epoch)
+
+
+@dataclass(eq=False, kw_only=True)
+class Await(ByStream):
+    """A word that must reach a value: an acquire for what follows in the stream."""
+
+    step: plans.WaitValue
+    flag: Tensor
+
+    def _steps(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
+        yield None
+        flag, index = self.flag, self.step.flag.key
+        want = convert(self.step.value, flag.dtype)
+
+        def ready() -> bool:
+            entry = flag.newest(index)
+            if entry.poisoned:
+                raise self._unwritten()
+            return has_reached(flag, entry.value, want)
+
+        def text() -> str:
+            return (
+                f"{self.doer} in launch {self.epoch} stands at {self.step.op}({self.step.flag}): "
+                f"value seen {flag.newest(index).value}, value wanted >= {want} --> {self.site}\n"
+                + story(flag, index, "reached", want, machine.signals(flag))
+            )
+
+        if not ready():
+            flag.look(index, self._access(order, SYS))
+            yield Waiting(ready, text)
+        entry = flag.load_word(index, self._access(order, SYS), newest=True, polls=True)
+        order.acquire((0,), entry.sync, SYS)
+        flag.note_wait(index, "reached", want)
+
+    def _unwritten(self) -> SimulationError:
+        return SimulationError(
+            "poison",
+            f"{self.title} in {self.doer} in launch {self.epoch} waits for {self.step.flag}, "
+            f"which nobody has written; expected an input, such as zeros --> {self.site}",
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class Transfer(ByStream):
+    """A copy, or a word written."""
 
     step: plans.Copy | plans.WriteValue | plans.CopyValue
     dst: Tensor
     src: Tensor | None
 
-    def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
-        order = self._order(machine, 0)
-        steps = (self._copy if isinstance(self.step, plans.Copy) else self._write)(machine, order)
-        name = f"{self.stream} of rank {self.stream.rank}"
-        return Coroutine(name, self, order, _Nothing(), steps, pace)
+    def _steps(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
+        copies = isinstance(self.step, plans.Copy)
+        return (self._copy if copies else self._write)(machine, order)
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
         copies = isinstance(self.step, plans.Copy)
         return {} if copies or self.dst is not tensor else {self.site: self.step.op}
-
-    def _access(self, order: BlockOrder, scope: int = 0) -> Access:
-        agent, time, view = order.actor((0,))
-        return Access(agent, time, view, scope, self.title, self.site, self.epoch)
 
     def _copy(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
         step, access = self.step, self._access(order)
@@ -272,7 +327,7 @@ class Transfer(Work):
     def _unwritten(self, key: tuple) -> SimulationError:
         return SimulationError(
             "poison",
-            f"{self.title} in {self.stream} of rank {self.stream.rank} in launch {self.epoch} "
+            f"{self.title} in {self.doer} in launch {self.epoch} "
             f"reads {self.step.src}, of which nobody has written all --> {self.site}",
         )
 

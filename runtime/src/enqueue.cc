@@ -74,13 +74,15 @@ public:
     Find(&copy, "cuMemcpyDtoDAsync_v2");
     Find(&copy_rows, "cuMemcpy2DAsync_v2");
     Find(&write_value, "cuStreamWriteValue32_v2");
+    Find(&wait_value, "cuStreamWaitValue32_v2");
     Find(&record, "cuEventRecord");
     Find(&wait, "cuStreamWaitEvent");
   }
 
   int (*copy)(uint64_t dst, uint64_t src, size_t bytes, Stream);
   int (*copy_rows)(const Rows *, Stream);
-  int (*write_value)(Stream, uint64_t dst, uint32_t value, unsigned flags);
+  int (*write_value)(Stream, uint64_t word, uint32_t value, unsigned flags);
+  int (*wait_value)(Stream, uint64_t word, uint32_t value, unsigned flags);
   int (*record)(Event, Stream);
   int (*wait)(Stream, Event, unsigned flags);
 
@@ -204,12 +206,13 @@ Operation Made(const std::string &name, const Arguments &given,
       return driver->copy_rows(&copied, stream);
     };
   }
-  if (name == "cuStreamWriteValue32") {
+  if (name == "cuStreamWriteValue32" || name == "cuStreamWaitValue32") {
+    auto function = name == "cuStreamWaitValue32" ? driver->wait_value : driver->write_value;
     void *stream = Handle(given[0]);
-    Place dst(given[1]);
+    Place word(given[1]);
     uint32_t value = static_cast<uint32_t>(given[2].cast<int64_t>());
     unsigned flags = given[3].cast<int64_t>();
-    return [=](const Addresses &at) { return driver->write_value(stream, dst(at), value, flags); };
+    return [=](const Addresses &at) { return function(stream, word(at), value, flags); };
   }
   void *first = Handle(given[0]);
   void *second = Handle(given[1]);

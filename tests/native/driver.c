@@ -25,7 +25,7 @@ typedef struct {
   uint64_t arguments[4];
 } Asked;
 
-enum { COPY, ROWS, WRITE, RECORD, WAIT, KERNEL };
+enum { COPY, ROWS, WRITE, RECORD, WAIT, KERNEL, WAIT_VALUE };
 
 Asked asked[256];
 int64_t count;
@@ -58,6 +58,10 @@ int cuStreamWriteValue32_v2(void *stream, uint64_t dst, uint32_t value, unsigned
   if (!status)
     *(uint32_t *)dst = value;
   return status;
+}
+
+int cuStreamWaitValue32_v2(void *stream, uint64_t word, uint32_t value, unsigned flags) {
+  return note(WAIT_VALUE, (uint64_t)stream, word, value, flags);
 }
 
 int cuEventRecord(void *event, void *stream) {

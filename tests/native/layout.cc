@@ -28,6 +28,7 @@ using Stream = CUstream;
 TAKES(cuMemcpyDtoDAsync_v2, Address, Address, size_t, Stream);
 TAKES(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D *, Stream);
 TAKES(cuStreamWriteValue32_v2, Stream, Address, cuuint32_t, unsigned);
+TAKES(cuStreamWaitValue32_v2, Stream, Address, cuuint32_t, unsigned);
 TAKES(cuEventRecord, CUevent, Stream);
 TAKES(cuStreamWaitEvent, Stream, CUevent, unsigned);
 static_assert(sizeof(Address) == sizeof(uint64_t) && sizeof(CUresult) == sizeof(int));

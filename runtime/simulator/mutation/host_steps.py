@@ -1,5 +1,6 @@
 """What can be wrong about the synchronisation that a plan's host enqueues: words that streams write
-and streams that wait for others. One change applies to every step of one line of the plan."""
+or wait for, and streams that wait for others. One change applies to every step of one line of the
+plan."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...plans import Copy, CopyValue, Plan, Step, WaitStream, WriteValue
+from ...plans import Copy, CopyValue, Plan, Step, WaitStream, WaitValue, WriteValue
 
 StepEdit = Callable[[list[Step]], list[Step]]
 """Of the steps of one call on one rank."""
@@ -35,7 +36,7 @@ class HostOperation:
 
 def host_operations(steps: Iterable[Step]) -> list[HostOperation]:
     """Those of a plan that synchronise, given all steps of all its calls."""
-    kinds = (WriteValue, CopyValue, WaitStream)
+    kinds = (WriteValue, CopyValue, WaitValue, WaitStream)
     return list(
         dict.fromkeys(
             HostOperation(type(s), s.site, _name(s)) for s in steps if isinstance(s, kinds)
@@ -53,13 +54,13 @@ def _name(step: Step) -> str:
 def host_changes(op: HostOperation, world_size: int) -> Iterator[tuple[str, StepEdit]]:
     """(what it changes, the edit) of each mutant of one operation."""
     yield "drop", lambda steps: [s for s in steps if not op.has(s)]
-    if op.kind is WaitStream:
-        return
-    yield "write after", lambda steps: _before_copies(op, steps)
-    if op.kind is WriteValue:
+    writes = op.kind in (WriteValue, CopyValue)
+    if writes:
+        yield "write after", lambda steps: _before_copies(op, steps)
+    if op.kind in (WriteValue, WaitValue):
         yield "value+1", _each(op, lambda s: replace(s, value=s.value + 1))
         yield "value-1", _each(op, lambda s: replace(s, value=s.value - 1))
-    if world_size > 1:
+    if writes and world_size > 1:
         yield "rank+1", _each(op, lambda s: replace(s, dst=_next_rank(s.dst)))
 
 
