@@ -156,8 +156,8 @@ def all_gather_matmul(
         bias: (N,), added to every row in fp32; each rank its own, as ``b``.
         out: (M, N), contiguous; gets the result. Not differentiable.
         return_gathered: whether the rows of all ranks, (M, K), are returned, too.
-        strategy: ``fused``, ``nccl`` (``torch.distributed`` and ``torch.mm``), or ``auto``: fused
-            where that can be; see ``strategy_of``.
+        strategy: ``fused``, ``nccl`` (``torch.distributed`` and ``torch.mm``), or ``auto``: the
+            faster one if ``tw.tune`` measured it, else fused where that can be; ``strategy_of``.
 
     Returns:
         (M, N), in the type of ``a_shard``; with ``return_gathered`` that and the rows.

@@ -229,8 +229,8 @@ def matmul_all_reduce(
             with one axis.
         bias: (N,), the same on every rank; is added in fp32 to the sum, once.
         out: (M, N), contiguous; gets the result. Not differentiable.
-        strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: fused
-            where that can be; see ``strategy_of``.
+        strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: the
+            faster one if ``tw.tune`` measured it, else fused where that can be; ``strategy_of``.
 
     Returns:
         (M, N), in the type of ``a``.

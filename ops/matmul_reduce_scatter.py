@@ -141,8 +141,8 @@ def matmul_reduce_scatter(
             with one axis.
         bias: (N,), the same on every rank: each adds it in fp32 to the sums that it owns.
         out: (M / ranks, N), contiguous; gets the result. Not differentiable.
-        strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: fused
-            where that can be; see ``strategy_of``.
+        strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: the
+            faster one if ``tw.tune`` measured it, else fused where that can be; ``strategy_of``.
 
     Returns:
         (M / ranks, N), in the type of ``a``.

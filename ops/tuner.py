@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -125,10 +125,17 @@ def choice_of(asked: str, problem: Problem, group: Group) -> Choice | None:
     if problem not in known and not capturing():  # then nothing is compiled, either
         tune = partial(tune_problem, problem, group)
         known[problem] = agreed(problem, group, (lambda: tune().measured) if _wanted() else None)
-    measured = known.get(problem)
+    return _decided(asked, problem, known.get(problem), OPERATORS[problem.op])
+
+
+@lru_cache(maxsize=1024)
+def _decided(
+    asked: str, problem: Problem, measured: Measured | None, operator: type[Operator]
+) -> Choice | None:
+    """What ``choice_of`` answers, which every call asks for."""
     if preferred(asked, problem, measured).name == "nccl":
         return None
-    return OPERATORS[problem.op].table(problem) if measured is None else measured.choice
+    return operator.table(problem) if measured is None else measured.choice
 
 
 def tune_problem(problem: Problem, group: Group) -> Tuned:

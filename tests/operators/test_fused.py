@@ -12,10 +12,11 @@ import torch
 
 from tests.test_plan import FakeKernel, Ranks
 from tileweave import ops
-from tileweave.ops import prepared, strategy
+from tileweave.ops import operators, prepared, strategy, tuner
 from tileweave.ops.groups import group_of
 from tileweave.ops.matmul_all_reduce import MatmulAllReduce
 from tileweave.ops.matmul_reduce_scatter import MatmulReduceScatter
+from tileweave.ops.tiles import LARGE, SMALL
 from tileweave.runtime import plan_streams, session
 from tileweave.runtime.heap import HeapExhausted
 from tileweave.runtime.parameters import parameters_of
@@ -57,7 +58,8 @@ def on_rank(every_rank, monkeypatch):
     monkeypatch.setattr(plan_streams, "compile", compiled)
     for made in (MatmulReduceScatter, MatmulAllReduce):
         monkeypatch.setattr(sys.modules[made.__module__], "compiled", compiled)
-    monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
+    for module in (strategy, tuner):
+        monkeypatch.setattr(module, "obstacle", lambda *_: None)
 
     def run(function):
         def rank(group):
@@ -104,6 +106,33 @@ def test_gathered_rows_are_a_copy(on_rank):
     results, _ = on_rank(calls)
     for x, (c, rows) in zip(a, results, strict=True):
         assert torch.equal(rows, x) and torch.equal(c, x @ b)
+
+
+@pytest.mark.parametrize("operator", KERNELS)
+def test_tuning_keeps_the_winner_alone(on_rank, monkeypatch, operator):
+    """Of kernels that are made of real programs, in a real heap, and multiply by a fake."""
+    monkeypatch.setattr(operators, "CANDIDATES", (LARGE, SMALL))
+    monkeypatch.setattr(tuner, "compile_ahead", lambda programs: None)
+    monkeypatch.setattr(tuner, "save", lambda *_: None)
+    a, b = torch.randn(40, 16).bfloat16(), torch.randn(24, 16).bfloat16().t()
+
+    def calls():
+        heap, group = session.current().heap, group_of("")
+        free = heap._free.largest
+        (found,) = ops.tune(operator, [(40, 24, 16)])
+        ((_, choice), kept), *others = prepared.prepared(group).operators.items()
+        c = operator(a, b, strategy="fused")
+        assert list(prepared.prepared(group).operators.values()) == [kept]
+        taken = free - heap._free.largest
+        kept.free()
+        return found, choice, others, c, taken, free - heap._free.largest
+
+    (found, choice, others, c, taken, left), _ = on_rank(calls)
+    assert found.measured.choice == choice and others == [] and left == 0
+    assert (taken > 0) == (operator is ops.all_gather_matmul)  # the fake has no hidden memory
+    assert [a.reason for a in found.attempts] == [""] * len(found.attempts) != [""]
+    assert {a.choice.tiles for a in found.attempts} == {LARGE, SMALL}
+    assert torch.equal(c, a @ b)
 
 
 def test_each_problem_is_prepared_once_and_makes_room(on_rank):
