@@ -7,6 +7,7 @@ import torch
 from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
 from . import nccl
+from .epilogue import NOTHING
 from .problem import Problem
 
 TOLERANCE = 1e-2
@@ -44,11 +45,13 @@ class Trial:
 
     Attributes:
         c: memory for this rank's result.
+        epilogue: what the sums go through; nothing that changes them.
     """
 
     def __init__(self, problem: Problem, group: Group) -> None:
         self.problem, self.group = problem, group
         self.c = self.new(*problem.shape)
+        self.epilogue = NOTHING
         # Not torch's own, which belongs to the user; and every rank has other numbers.
         self._random = torch.Generator(group.device).manual_seed(group.rank)
 

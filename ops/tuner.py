@@ -22,10 +22,10 @@ from ..builtins.errors import TileWeaveError
 from ..runtime import session
 from ..runtime.compile_ahead import compile_ahead
 from ..runtime.group import Group
+from ..runtime.heap import HeapExhausted
 from ..runtime.kernel import capturing
 from ..runtime.measure import interleaved, largest
 from ..runtime.watchdog import DeadlockError
-from .epilogue import NOTHING
 from .groups import group_of, name_of
 from .measured import Measured, agreed, known_to, measured_as, save
 from .operators import OPERATORS, Choice, Operator
@@ -152,9 +152,22 @@ def tune_problem(problem: Problem, group: Group) -> Tuned:
     tuned = Contest(problem, of_session, kept).run()
     for each in (group, of_session):
         known_to(each)[problem] = tuned.measured
-    if group.rank == 0:
-        save(problem, group, tuned.measured)
+    if of_session.rank == 0:
+        _keep(tuned, of_session)
     return tuned
+
+
+def _keep(tuned: Tuned, group: Group) -> None:
+    """On disk, unless a larger heap might have had another outcome."""
+    homeless = [a for a in tuned.attempts if a.reason.startswith(HeapExhausted.__name__)]
+    if not homeless:
+        save(tuned.problem, group, tuned.measured)
+        return
+    warnings.warn(
+        f"tileweave: {len(homeless)} of {len(tuned.attempts)} ways to compute {tuned.problem} were "
+        f"not measured, so nothing is kept on disk: {homeless[0].reason}",
+        stacklevel=2,
+    )
 
 
 class Entrant(NamedTuple):
@@ -266,9 +279,7 @@ class Contest:
         """What goes wrong in ``attempt`` on any rank, or "". Collective."""
         said = ""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that it cannot be loaded is told by its call
-                attempt()
+            attempt()
         except DeadlockError:
             raise
         except Exception as error:
@@ -280,12 +291,12 @@ class Contest:
         errors = []
         for number in range(_INPUTS):
             self.trial.c.fill_(float("nan"))
-            operator(*self.inputs[number], self.trial.c)
+            operator(*self.inputs[number], self.trial.c, *self.trial.epilogue.tensors)
             errors.append(relative_error(self.trial.c, self.rights[number]))
         return errors
 
-    def _nccl(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        self.operator.unfused(a, b, c, self.group, NOTHING)
+    def _nccl(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: torch.Tensor) -> None:
+        self.operator.unfused(a, b, c, self.group, self.trial.epilogue)
 
     def _times(
         self, contenders: Mapping[str, Callable[..., Any]]
@@ -294,7 +305,7 @@ class Contest:
         c, found = self.trial.c, dict.fromkeys(contenders, 0.0)
 
         def call(operator: Callable[..., Any], number: int) -> None:
-            operator(*self.inputs[number], c)
+            operator(*self.inputs[number], c, *self.trial.epilogue.tensors)
 
         def after(name: str, number: int, _: None) -> None:
             found[name] = max(found[name], relative_error(c, self.rights[number]))
