@@ -84,7 +84,7 @@ def measured_as(problem: Problem) -> Problem:
 
 def known_to(group: Group) -> dict[Problem, Measured | None]:
     """What the ranks of a group have agreed on; None is that nothing was measured. Who changes it
-    does so on every rank."""
+    does so on every rank, and forgets what was decided by it (``remembered.forget``)."""
     return _known.setdefault(group, {})
 
 

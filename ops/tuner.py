@@ -31,6 +31,7 @@ from .measured import Measured, agreed, known_to, measured_as, save
 from .operators import OPERATORS, Choice, Operator
 from .prepared import Prepared, prepared
 from .problem import Problem
+from .remembered import forget
 from .strategy import obstacle, preferred
 from .tiles import SHARED_BYTES
 from .trial import TOLERANCE, Trial, problem_of, relative_error
@@ -152,6 +153,7 @@ def tune_problem(problem: Problem, group: Group) -> Tuned:
     tuned = Contest(problem, of_session, kept).run()
     for each in (group, of_session):
         known_to(each)[problem] = tuned.measured
+    forget()
     if of_session.rank == 0:
         _keep(tuned, of_session)
     return tuned

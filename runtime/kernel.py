@@ -58,7 +58,8 @@ class Kernel:
         watchdog.raise_if_deadlocked()
         try:
             positional, named = tensors_of(args, kwargs)
-            return self.kernel(*positional, *self.hidden_tensors.values(), **named)
+            call = self.kernel if named else self.launch
+            return call(*positional, *self.hidden_tensors.values(), **named)
         except Exception:
             watchdog.raise_if_deadlocked()
             raise

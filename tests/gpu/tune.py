@@ -23,6 +23,7 @@ from tileweave.ops.groups import group_of
 from tileweave.ops.measured import known_to
 from tileweave.ops.operators import OPERATORS, Choice
 from tileweave.ops.prepared import prepared
+from tileweave.ops.remembered import forget
 from tileweave.ops.tiles import LARGE, SMALL, Tiles
 from tileweave.ops.trial import TOLERANCE, Trial, problem_of
 from tileweave.runtime.session import current
@@ -107,6 +108,7 @@ def check_kept(name: str, found: ops.Tuned) -> str:
     """A process that comes later does not tune, though it may."""
     group = group_of("")
     del known_to(group)[found.problem]
+    forget()
     os.environ["TILEWEAVE_TUNE"] = "1"
     tune_problem, tuner.tune_problem = tuner.tune_problem, _never
     try:

@@ -266,6 +266,13 @@ def test_calls_take_what_was_measured(contest):
     assert alike(contest("slow", function=choose)) == Choice("quick", LARGE)
 
 
+def test_what_was_decided_before_is_decided_anew(contest, monkeypatch):
+    forgot = []
+    monkeypatch.setattr(tuner, "forget", lambda: forgot.append(True))
+    alike(contest("quick"))
+    assert len(forgot) == 2
+
+
 def test_auto_takes_nccl_where_that_was_faster(contest):
     alike(contest("slow"))
     assert alike(contest(function=choices("auto"))) is None
