@@ -484,6 +484,28 @@ def test_streams_that_wait_for_words(every_rank, monkeypatch):
     ]
 
 
+def test_words_that_streams_wait_for_are_told():
+    @tw.plan
+    def plan(p, word: T.Tensor((2,), "uint32")):
+        p.wait_value(word[1], 3)
+        p.write_value(word[1], 0)
+
+    assert [(o.kind, o.flag, o.per_block, o.reason) for o in tw.explain(plan, 2).ops] == [
+        ("wait", "word", 1, "written by hand"),
+        ("signal", "word", 1, "written by hand"),
+    ]
+
+
+def test_a_plan_whose_streams_wait_for_words_orders_itself():
+    def body(p, A, inbox, flags, word, epoch):
+        for peer in p.peers():
+            p.copy(inbox[peer, 0], A, stream="copies")
+        p.wait_value(word[0], 1, stream="copies")
+        p.launch(kernel, inbox, A, 2.0, epoch)
+
+    assert not [s for s in trace(body) if isinstance(s, CopyValue)]
+
+
 def test_what_is_known_of_a_call_is_not_found_again(every_rank, monkeypatch):
     """Steps, kernels and events serve calls on other memory of the same kind, and only those."""
     prepared = []

@@ -570,12 +570,37 @@ def test_flags_that_nobody_waits_for():
     assert f"p.write_value --> {line}" in str(warned[0].message)
 
 
-@pytest.mark.parametrize("by", ["write_value", "copy_value", "strided"])
-def test_the_plans_of_the_gpu_tests(by):
+def gpu_tests():
     path = Path(__file__).parent / "gpu" / "plan.py"
     spec = importlib.util.spec_from_file_location("gpu_plan", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("kernels", [1, 2])
+def test_the_plan_of_the_gpu_tests_that_sends_parts(kernels):
+    module = gpu_tests()
+    shape = (module.ROWS, module.COLUMNS)
+    inputs = [
+        {
+            "A": np.arange(np.prod(shape), dtype=np.int32).reshape(shape) + rank,
+            "flags": np.zeros((2, 2, module.PARTS), np.uint32),
+            "done": np.zeros(module.PARTS, np.uint32),
+            "count": np.zeros(1, np.uint32),
+            "half": lambda epoch: epoch % 2,
+        }
+        for rank in range(2)
+    ]
+    out = tw.simulate(module.overlapped(2, kernels), 2, inputs, schedules=3, epochs=3)
+    for rank in range(2):
+        assert (out[rank]["out"][1 - rank] == inputs[1 - rank]["A"] + 1).all()
+        assert not out[rank]["done"].any()
+
+
+@pytest.mark.parametrize("by", ["write_value", "copy_value", "strided"])
+def test_the_plans_of_the_gpu_tests(by):
+    module = gpu_tests()
     plan, width = module.exchange(3, by)
     shape = (module.ROWS, module.COLUMNS)
     inputs = [

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import tileweave as tw
 from tileweave import language as W
 
-ROWS, COLUMNS = 48, 512
+ROWS, COLUMNS, PARTS = 48, 512, 4
 
 
 @T.prim_func
@@ -76,6 +76,74 @@ def exchange(ranks: int, by: str):
     return plan, width
 
 
+def overlapped(ranks: int, kernels: int):
+    """A kernel adds 1 to a rank's tensor; each part of it goes to all others when it is there.
+
+    Args:
+        kernels: 2, another one takes what comes; or 1, the blocks behind do, so that it ends only
+            if copies go beside it.
+    """
+    rows = ROWS // PARTS
+
+    def blocks(low: int, high: int):
+        @T.prim_func
+        def work(
+            A: T.Tensor((ROWS, COLUMNS), "int32"),
+            sums: T.Tensor((ROWS, COLUMNS), "int32"),
+            done: T.Tensor((PARTS,), "uint32"),
+            inbox: W.Symmetric((2, ranks, ROWS, COLUMNS), "int32"),
+            flags: W.Symmetric((2, ranks, PARTS), "uint32"),
+            count: T.Tensor((1,), "uint32"),
+            out: T.Tensor((ranks, ROWS, COLUMNS), "int32"),
+            half: T.int32,
+        ):
+            with T.Kernel(high - low, threads=128) as block:
+                if block + low < ROWS:
+                    for i in T.Parallel(COLUMNS):
+                        sums[block + low, i] = A[block + low, i] + 1
+                    W.signal(done[(block + low) // rows])
+                else:
+                    source, part = (block + low - ROWS) % ranks, (block + low - ROWS) // ranks
+                    if source != W.rank():
+                        W.wait_reached(flags[W.rank(), half, source, part], count[0], peer=source)
+                        for row, i in T.Parallel(rows, COLUMNS):
+                            out[source, part * rows + row, i] = inbox[
+                                W.rank(), half, source, part * rows + row, i
+                            ]
+
+        return work
+
+    last = ROWS + ranks * PARTS
+    parts = [blocks(0, last)] if kernels == 1 else [blocks(0, ROWS), blocks(ROWS, last)]
+
+    @tw.plan
+    def plan(
+        p: tw.Steps,
+        A: T.Tensor((ROWS, COLUMNS), "int32"),
+        sums: T.Tensor((ROWS, COLUMNS), "int32"),
+        done: T.Tensor((PARTS,), "uint32"),
+        inbox: W.Symmetric((2, ranks, ROWS, COLUMNS), "int32"),
+        flags: W.Symmetric((2, ranks, PARTS), "uint32"),
+        count: T.Tensor((1,), "uint32"),
+        out: T.Tensor((ranks, ROWS, COLUMNS), "int32"),
+        half: T.int32,
+    ):
+        p.launch(count_up, count)
+        p.wait_stream(None, stream="copies")
+        p.launch(parts[0], A, sums, done, inbox, flags, count, out, half)
+        for part in range(PARTS):
+            p.wait_value(done[part], rows, stream="copies")
+            p.write_value(done[part], 0, stream="copies")
+            of_part = slice(part * rows, (part + 1) * rows)
+            for peer in p.peers():
+                p.copy(inbox[peer, half, p.rank, of_part], sums[of_part], stream="copies")
+                p.copy_value(flags[peer, half, p.rank, part], count[0], stream="copies")
+        for kernel in parts[1:]:
+            p.launch(kernel, A, sums, done, inbox, flags, count, out, half)
+
+    return plan
+
+
 class Exchange:
     """A plan with its memory."""
 
@@ -83,8 +151,11 @@ class Exchange:
         ranks = tw.world_size()
         self.by = by
         self.plan, self.width = exchange(ranks, by)
+        self._allocate(tw.symmetric((2, ranks), torch.uint32))
+
+    def _allocate(self, flags: tw.SymmetricTensor) -> None:
+        ranks, self.flags = tw.world_size(), flags
         self.inbox = tw.symmetric((2, ranks, ROWS, COLUMNS), torch.int32)
-        self.flags = tw.symmetric((2, ranks), torch.uint32)
         self.count = torch.zeros(1, dtype=torch.uint32, device="cuda")
         self.out = torch.full((ranks, ROWS, COLUMNS), -1, dtype=torch.int32, device="cuda")
         self.epoch = 0
@@ -116,14 +187,29 @@ class Exchange:
         self.inbox.free()
 
 
+class Overlapped(Exchange):
+    """The same of ``overlapped``."""
+
+    def __init__(self, kernels: int) -> None:
+        ranks = tw.world_size()
+        self.plan, self.width = overlapped(ranks, kernels), COLUMNS
+        self._allocate(tw.symmetric((2, ranks, PARTS), torch.uint32))
+        self.sums = torch.zeros((ROWS, COLUMNS), dtype=torch.int32, device="cuda")
+        self.done = torch.zeros(PARTS, dtype=torch.uint32, device="cuda")
+
+    def __call__(self, A: torch.Tensor) -> None:
+        half = self.epoch % 2
+        self.plan(A, self.sums, self.done, self.inbox, self.flags, self.count, self.out, half)
+        self.epoch += 1
+
+
 def numbers(turn: int) -> torch.Tensor:
     start = 1000 * turn + 7 * tw.rank()
     return torch.arange(ROWS * COLUMNS, dtype=torch.int32, device="cuda").view(ROWS, -1) + start
 
 
-def check_calls(by: str, calls: int = 200) -> str:
+def check_calls(operator: Exchange, calls: int = 200) -> str:
     """Back to back, neither host nor barrier in between."""
-    operator = Exchange(by)
     inputs = [numbers(turn) for turn in range(3)]
     for call in range(calls):
         operator(inputs[call % 3])
@@ -132,10 +218,10 @@ def check_calls(by: str, calls: int = 200) -> str:
     return problem
 
 
-def check_graph(replays: int = 100) -> str:
+def check_graph(operator: Exchange, replays: int = 100) -> str:
     """Two calls, one of each half, captured once and replayed with other inputs and counts; between
     replays the same calls, by the same events and streams."""
-    operator, A = Exchange("copy_value"), numbers(0)
+    A = numbers(0)
     for _ in range(2):
         operator(A)
     torch.cuda.synchronize()
@@ -204,10 +290,14 @@ def main() -> int:
     tw.init()
     failed = []
     checks = (
-        ("calls, write_value", lambda: check_calls("write_value")),
-        ("calls, copy_value", lambda: check_calls("copy_value")),
-        ("calls, strided", lambda: check_calls("strided")),
-        ("graph", check_graph),
+        ("calls, write_value", lambda: check_calls(Exchange("write_value"))),
+        ("calls, copy_value", lambda: check_calls(Exchange("copy_value"))),
+        ("calls, strided", lambda: check_calls(Exchange("strided"))),
+        ("graph", lambda: check_graph(Exchange("copy_value"))),
+        ("calls, wait_value", lambda: check_calls(Overlapped(2))),
+        ("calls, wait_value in one kernel", lambda: check_calls(Overlapped(1))),
+        ("graph, wait_value", lambda: check_graph(Overlapped(2))),
+        ("graph, wait_value in one kernel", lambda: check_graph(Overlapped(1))),
         ("threads", check_threads),
         ("refusals", check_refusals),
     )

@@ -364,6 +364,41 @@ def test_steps_of_a_plan():
     assert {"fork drop", "join drop"} <= found.keys()
 
 
+def test_streams_that_wait_for_words():
+    """A stream copies what two blocks have written, and makes their counter ready again."""
+
+    @T.prim_func
+    def fill(data: T.Tensor((2, N), "int32"), done: T.Tensor((1,), "uint32"), epoch: T.int32):
+        with T.Kernel(2, threads=32) as block:
+            for i in T.Parallel(N):
+                data[block, i] = epoch * 100 + block + i
+            W.signal(done[0])
+
+    @tw.plan
+    def send(
+        p: tw.Steps,
+        data: T.Tensor((2, N), "int32"),
+        done: T.Tensor((1,), "uint32"),
+        mail: W.Symmetric((2, N), "int32"),
+        epoch: T.int32,
+    ):
+        p.launch(fill, data, done, epoch)
+        p.wait_value(done[0], 2, stream="away")
+        p.write_value(done[0], 0, stream="away")
+        p.copy(mail[p.rank], data, stream="away")
+
+    inputs = [{"done": np.zeros(1, np.uint32), "epoch": lambda e: e}]
+    found = {m.name: m for m in tw.mutate(send, 1, inputs, schedules=5)}
+    kinds = {name: m.why.partition(":")[0] for name, m in found.items() if m.verdict == "killed"}
+    assert kinds.items() >= {
+        ("wait_value drop", "race"),
+        ("wait_value value+1", "deadlock"),
+        ("wait_value value-1", "race"),
+        ("write_value drop", "race"),
+    }
+    assert not {"wait_value write after", "wait_value rank+1"} & found.keys()
+
+
 def command(tmp_path, *arguments):
     file = tmp_path / "ping.py"
     file.write_text(PROGRAM.format(above="pass", beside=""))
