@@ -1,12 +1,14 @@
-"""Microseconds of host time that one call of a plan takes: the all-gather + GEMM of ``tw.ops``.
+"""Microseconds of host time that one call takes: of a plan, the all-gather + GEMM of ``tw.ops``,
+and of the operators, with which come torch's dispatch and the checks of the arguments.
 
     torchrun --nproc-per-node=4 benchmarks/plan_call_cost.py [--calls 1000] [--profile]
     python benchmarks/plan_call_cost.py
 
-The median over calls that find the GPU idle, so that no full queue holds the host up; and the same
-with TILEWEAVE_NATIVE=0, where Python enqueues. Without a GPU the driver, torch's
-streams and events, and the kernels are stand-ins that do nothing: what is left is what TileWeave
-itself does for rank 0 of 4. It says which of both it was.
+The median over calls that find the GPU idle, so that no full queue holds the host up; operators
+also in ``torch.inference_mode()``, where torch does not look for gradients; and the same with
+TILEWEAVE_NATIVE=0, where Python enqueues. Without a GPU the driver, torch's streams and events, and
+the kernels are stand-ins that do nothing: what is left is what torch, TVM-FFI and TileWeave do for
+rank 0 of 4. It says which of both it was.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +31,16 @@ import tvm_ffi
 from tilelang import tvm
 
 import tileweave as tw
-from tileweave import passes
+from tileweave import ops, passes
+from tileweave.ops import strategy
 from tileweave.ops.all_gather_matmul import all_gather_matmul_plan
+from tileweave.ops.prepared import prepared
 from tileweave.ops.tiles import SMALL
 from tileweave.passes.hidden import hidden_of
 from tileweave.runtime import heap, kernel, memory, native, plan_streams, session
+from tileweave.runtime.group import Group
 
+OPERATORS = (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce)
 SHARE, N, K = 128, 256, 256
 """A small problem: the host does the same for a large one."""
 RANKS = 4
@@ -98,10 +105,7 @@ def make_up_a_session() -> None:
         setattr(torch.cuda, name, lambda *_, **__: Nothing())
     torch.cuda.set_stream = plan_streams.current_stream = _nothing
 
-    group = types.SimpleNamespace(
-        rank=0, world_size=RANKS, device=torch.device("cpu"),
-        exchange=lambda topic, value: [value] * RANKS, meet=_nothing, synchronize=_nothing,
-    )  # fmt: skip
+    group = Group(0, RANKS, 0, torch.device("cpu"), None, None)
     block = 1 << 22
     storage = torch.zeros(RANKS * block, dtype=torch.uint8)
     memory_ = memory.Memory(storage.data_ptr(), block, block, storage)
@@ -110,6 +114,9 @@ def make_up_a_session() -> None:
         group=group, heap=heap.Heap(group, memory_, 1024), watchdog=watchdog
     )
     plan_streams.compile = compile_nothing
+    for op in OPERATORS[1:]:
+        sys.modules[op.__module__].compiled = compile_nothing
+    strategy.obstacle = _nothing
     plan_streams.has_driver = lambda device: True
 
 
@@ -119,7 +126,7 @@ class StandInKernel(kernel.Kernel):
     launch: Any
 
 
-def compile_nothing(program: Any, pass_configs: dict[str, Any]) -> kernel.Kernel:
+def compile_nothing(program: Any, **options: Any) -> kernel.Kernel:
     """A stand-in for ``program``."""
     up = session.current()
     mod = tvm.IRModule({str(program.attrs["global_symbol"]): program})
@@ -129,7 +136,7 @@ def compile_nothing(program: Any, pass_configs: dict[str, Any]) -> kernel.Kernel
     return StandInKernel(None, program, hidden)
 
 
-def a_call() -> Callable[[], None]:
+def plan_call() -> Callable[[], None]:
     """One call of the plan, with the same arguments each time."""
     up = session.current()
     ranks, device = up.group.world_size, up.group.device
@@ -141,6 +148,27 @@ def a_call() -> Callable[[], None]:
     return lambda: plan(a, b, gathered, c)
 
 
+def operator_calls() -> dict[str, Callable[[], torch.Tensor]]:
+    """One call of each operator, by its name."""
+    group = session.current().group
+    bf16 = {"dtype": torch.bfloat16, "device": group.device}
+    shard, b = torch.zeros(SHARE, K, **bf16), torch.zeros(K, N, **bf16)
+    a = torch.zeros(group.world_size * SHARE, K, **bf16)
+    operands = (shard, a, a)
+    return {
+        op.__name__: partial(op, x, b, strategy="fused")
+        for op, x in zip(OPERATORS, operands, strict=True)
+    }
+
+
+def calls() -> dict[str, Callable[[], Any]]:
+    """All that is measured, by name; of nothing that was called before."""
+    kept = prepared(session.current().group).operators
+    while kept:
+        kept.popitem()[1].free()
+    return {"plan": plan_call(), **operator_calls()}
+
+
 def microseconds(call: Callable[[], None], calls: int, drain: Callable[[], None]) -> list[float]:
     """Of each call."""
     found = []
@@ -150,6 +178,26 @@ def microseconds(call: Callable[[], None], calls: int, drain: Callable[[], None]
         found.append((time.perf_counter_ns() - begin) / 1e3)
         drain()
     return found
+
+
+def report(
+    name: str, how: str, call: Callable[[], Any], drain: Callable[[], None],
+    options: argparse.Namespace,
+) -> None:  # fmt: skip
+    """Measure ``call`` and say what was found."""
+    microseconds(call, 20, drain)
+    found = sorted(microseconds(call, options.calls, drain))
+    tenth = len(found) // 10
+    print(
+        f"rank {tw.rank()} of {tw.world_size()}, {name}, by {how}: "
+        f"{statistics.median(found):.1f} us a call (median of {options.calls}; 10 % below "
+        f"{found[tenth]:.1f}, 10 % above {found[-tenth]:.1f})"
+    )
+    if options.profile:
+        profile = cProfile.Profile()
+        profile.runcall(microseconds, call, options.calls, drain)
+        if tw.rank() == 0:
+            pstats.Stats(profile).sort_stats("tottime").print_stats(15)
 
 
 def main() -> int:
@@ -166,19 +214,11 @@ def main() -> int:
     drain = torch.cuda.synchronize if real else _nothing
     for by, value in (("C++", "1"), ("Python", "0")):
         os.environ["TILEWEAVE_NATIVE"] = value
-        call = a_call()
-        microseconds(call, 20, drain)
-        found = sorted(microseconds(call, options.calls, drain))
-        print(
-            f"rank {tw.rank()} of {tw.world_size()}, by {by}: {statistics.median(found):.1f} us a "
-            f"call (median of {options.calls}; 10 % below {found[len(found) // 10]:.1f}, 10 % "
-            f"above {found[-len(found) // 10]:.1f})"
-        )
-        if options.profile:
-            profile = cProfile.Profile()
-            profile.runcall(microseconds, call, options.calls, drain)
-            if tw.rank() == 0:
-                pstats.Stats(profile).sort_stats("tottime").print_stats(15)
+        for name, call in calls().items():
+            report(name, by, call, drain, options)
+            if name != "plan":
+                with torch.inference_mode():
+                    report(name, f"{by}, inference mode", call, drain, options)
     if real:
         tw.finalize()
     return 0
