@@ -13,7 +13,7 @@ from ..runtime import Plan, Steps, plan, symmetric
 from ..runtime.group import Group
 from . import nccl
 from .call import call, refuse_gradients
-from .epilogue import NOTHING, SCHEMA, Epilogue, add_bias
+from .epilogue import NOTHING, SCHEMA, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
 from .groups import group_of, name_of
 from .library import define
 from .operators import Choice, Operator
@@ -26,27 +26,31 @@ NAME = "all_gather_matmul"
 
 def gathered_matmul(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False,
+    biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
     """The kernel: C (ranks, share, N) is the gathered A (ranks, share, K) times B.
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
         biased: whether bias is a parameter; else there is none.
+        out_dtype: of bias and C; else that of A.
     """
+    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
 
     @T.prim_func
     def gathered_matmul(
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), dtype) if biased else None,
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
         gathered: W.Symmetric((ranks, share, K), dtype),
-        C: T.Tensor((ranks, share, N), dtype),
+        C: T.Tensor((ranks, share, N), out_dtype),
     ):
         with T.Kernel(ranks * rows * columns, threads=tiles.threads) as block:
             A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
             B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
             me = W.rank()
@@ -59,7 +63,9 @@ def gathered_matmul(
                 k = step * tiles.K
                 T.copy(gathered[me, source, m, k], A_tile)
                 T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+                accumulate(A_tile, B_tile, total, transposed)
+            if scaled:
+                scale(total, scale_a, scale_b)
             if biased:
                 add_bias(total, bias, n)
             T.copy(total, C_tile)
@@ -70,24 +76,27 @@ def gathered_matmul(
 
 def all_gather_matmul_plan(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False,
+    biased: bool = False, out_dtype: str | None = None,
 ) -> Plan:  # fmt: skip
     """The plan: every rank's A (share, K) goes to all, and each multiplies them by its own B."""
-    kernel = gathered_matmul(share, N, K, ranks, dtype, transposed, tiles, biased)
+    out_dtype = out_dtype or dtype
+    kernel = gathered_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype)
 
     @plan
     def all_gather_matmul(
         p: Steps,
         A: T.Tensor((share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), dtype) if biased else None,
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
         gathered: W.Symmetric((ranks, share, K), dtype),
-        C: T.Tensor((ranks, share, N), dtype),
+        C: T.Tensor((ranks, share, N), out_dtype),
     ):
         for peer in p.peers():
             p.copy(gathered[peer, p.rank], A, stream="copies")
         p.copy(gathered[p.rank, p.rank], A)
-        p.launch(kernel, B, bias, gathered, C)
+        p.launch(kernel, B, bias, scale_a, scale_b, gathered, C)
 
     return all_gather_matmul
 
@@ -101,8 +110,9 @@ class AllGatherMatmul(Operator, op=NAME):
     def program(cls, problem: Problem, choice: Choice) -> Plan:
         share, N, K, ranks = problem.share, problem.N, problem.K, problem.ranks
         return cls.programs[choice.program](
-            share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles, problem.biased
-        )
+            share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles,
+            problem.biased, problem.tile_out_dtype,
+        )  # fmt: skip
 
     def __init__(self, problem: Problem, choice: Choice) -> None:
         self.problem = problem
@@ -131,7 +141,8 @@ class AllGatherMatmul(Operator, op=NAME):
 
     @staticmethod
     def table(problem: Problem) -> Choice:
-        return Choice("copy_engines", tiles_for(problem.share, problem.N, problem.ranks))
+        tiles = tiles_for(problem.share, problem.N, problem.ranks, problem.dtype.itemsize)
+        return Choice("copy_engines", tiles)
 
 
 def all_gather_matmul(
@@ -140,6 +151,9 @@ def all_gather_matmul(
     group: Any = None,
     *,
     bias: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     return_gathered: bool = False,
     strategy: str = "auto",
@@ -154,6 +168,10 @@ def all_gather_matmul(
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
         bias: (N,), added to every row in fp32; each rank its own, as ``b``.
+        scale_a, scale_b: one float32 on the device, for fp8 operands, as for
+            ``torch._scaled_mm``. ``scale_a`` is that of all rows, the same on every rank.
+        out_dtype: of the result, bfloat16 or float16 for fp8 operands; None is bfloat16 for these,
+            else the type of the operands.
         out: (M, N), contiguous; gets the result. Not differentiable.
         return_gathered: whether the rows of all ranks, (M, K), are returned, too.
         strategy: ``fused``, ``nccl`` (``torch.distributed`` and ``torch.mm``), or ``auto``: the
@@ -166,13 +184,13 @@ def all_gather_matmul(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    epilogue = Epilogue(bias)
+    epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
+    refuse_gradients(NAME, out, a_shard, b, *epilogue.tensors)
     if out is None:
         c, gathered = torch.ops.tileweave.all_gather_matmul(
             a_shard, b, name_of(group), return_gathered, strategy, *epilogue
         )
     else:
-        refuse_gradients(NAME, a_shard, b, *epilogue.tensors)
         c = out
         gathered = torch.ops.tileweave.all_gather_matmul_out(
             a_shard, b, out, name_of(group), return_gathered, strategy, *epilogue
@@ -216,7 +234,9 @@ def _fake_out(a_shard, b, out, group, return_gathered, strategy, *epilogue):
 
 def _fakes(a, b, out, group, keep, *epilogue):
     problem = checked(NAME, a, b, group_of(group).world_size, out, Epilogue(*epilogue))
-    return a.new_empty(problem.shape), a.new_empty(problem.M if keep else 0, problem.K)
+    return a.new_empty(problem.shape, dtype=problem.out_dtype), a.new_empty(
+        problem.M if keep else 0, problem.K
+    )
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -240,7 +260,7 @@ def _gradients(ctx: Any, grad_c: torch.Tensor, grad_gathered: torch.Tensor) -> t
         rows = rows if ctx.kept else nccl.traced_all_gather(rows, group)
         grad_b = rows.t() @ grad_c
     grad_bias = grad_c.sum(0) if ctx.needs_input_grad[5] else None
-    return grad_a, grad_b, None, None, None, grad_bias
+    return grad_a, grad_b, None, None, None, grad_bias, None, None, None
 
 
 _OPTIONS = f"str group, bool return_gathered, str strategy, {SCHEMA}"

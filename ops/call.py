@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
 from ..runtime.kernel import capturing
-from .epilogue import NOTHING, Epilogue
+from .epilogue import FP8, NOTHING, Epilogue
 from .groups import group_of, name_of
 from .measured import looked_up
 from .operators import Choice
-from .problem import Problem, agree, check_layout, checked, laid_out
+from .problem import Problem, agree, check_layout, checked, laid_out, refused
 from .remembered import recalled, remember, signature
 from .strategy import Strategy, chosen
 from .tuner import choice_of
@@ -56,14 +55,16 @@ def call(
     """
     if out is not None:
         check_layout(op, out)
-    key = (op, group, asked, *(signature(tensor) for tensor in (a, b, out, *epilogue)))
+    *tensors, out_dtype = epilogue
+    key = (op, group, asked, out_dtype, *(signature(t) for t in (a, b, out, *tensors)))
     decision = recalled(key)
     if decision is None:
         decision = _decided(op, a, b, out, group, asked, epilogue)
         if decision.choice is not None and not capturing():
             remember(key, decision)
-    a, b, epilogue = laid_out(decision.problem, a, b, epilogue)
-    c = a.new_empty(decision.problem.shape) if out is None else out
+    problem = decision.problem
+    a, b, epilogue = laid_out(problem, a, b, epilogue)
+    c = a.new_empty(problem.shape, dtype=problem.out_dtype) if out is None else out
     return Call(*decision, a, b, c, epilogue)
 
 
@@ -79,25 +80,31 @@ def _decided(
     return Decision(problem, ranks, choice)
 
 
-def refuse_gradients(op: str, *tensors: torch.Tensor) -> None:
-    """``out`` is not differentiable, as in torch."""
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        raise TileWeaveError(
-            f"{op}: out is given and an argument requires a gradient; expected one of both, or "
-            "torch.no_grad()"
-        )
+def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:
+    """``out`` is not differentiable, as in torch; nor are products of fp8."""
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return
+    whys = {"out is given": out is not None, f"the operands are of {FP8}": tensors[0].dtype == FP8}
+    for why, holds in whys.items():
+        if holds:
+            raise refused(
+                op, f"{why} and an argument requires a gradient", "one of both, or torch.no_grad()"
+            )
 
 
 def strategy_of(
     op: Any, a: torch.Tensor, b: torch.Tensor, group: Any = None, strategy: str = "auto",
-    *, bias: torch.Tensor | None = None,
+    *, bias: torch.Tensor | None = None, scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
 ) -> Strategy:  # fmt: skip
     """How an operator would compute a call, and why; nothing is computed.
 
     Args:
         op: the operator, such as ``ops.matmul_reduce_scatter``.
-        a, b, group, strategy, bias: as it would get them.
+        a, b, group, strategy, bias, scale_a, scale_b, out_dtype: as it would get them.
     """
     ranks = group_of(name_of(group))
-    problem = checked(op.__name__, a, b, ranks.world_size, None, Epilogue(bias))
+    problem = checked(
+        op.__name__, a, b, ranks.world_size, None, Epilogue(bias, scale_a, scale_b, out_dtype)
+    )
     return chosen(strategy, problem, a.device, ranks, looked_up(problem, ranks))

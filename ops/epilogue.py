@@ -3,12 +3,13 @@
 As arguments of an operator, as steps of a tile program, and by torch.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tilelang.language as T
 import torch
 
-SCHEMA = "Tensor? bias"
+FP8 = torch.float8_e4m3fn
+SCHEMA = "Tensor? bias, Tensor? scale_a, Tensor? scale_b, ScalarType? out_dtype"
 """The arguments as ``torch.ops.tileweave.*`` declare them, behind all others. None has a
 default: torch does not show arguments with defaults to gradients."""
 
@@ -18,14 +19,19 @@ class Epilogue(NamedTuple):
 
     Attributes:
         bias: (N,), in the type of the result; is added to every row.
+        scale_a, scale_b: one float32 each, by which fp8 operands are multiplied.
+        out_dtype: of the result.
     """
 
     bias: torch.Tensor | None = None
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """What a kernel gets."""
-        return tuple(t for t in self if t is not None)
+        return tuple(t for t in self[:3] if t is not None)
 
     @property
     def without_bias(self) -> "Epilogue":
@@ -36,6 +42,10 @@ class Epilogue(NamedTuple):
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """``a @ b`` and what is asked for, by torch; in ``out`` if given."""
+        if self.scale_a is not None:
+            return torch._scaled_mm(
+                a, b, self.scale_a, self.scale_b, self.bias, out_dtype=self.out_dtype, out=out
+            )
         if self.bias is None:
             return torch.mm(a, b, out=out)
         return torch.addmm(self.bias, a, b, out=out)
@@ -47,6 +57,40 @@ class Epilogue(NamedTuple):
 
 
 NOTHING = Epilogue()
+
+
+def is_fp8(dtype: str) -> bool:
+    """Whether operands of a type, in TileLang's words, are multiplied by scales."""
+    return dtype == "float8_e4m3fn"
+
+
+def scale_of(dtype: str) -> Any:
+    """The parameter for the scale of an operand; None, which is none, where it has no scale."""
+    return T.Tensor((1,), "float32") if is_fp8(dtype) else None
+
+
+@T.macro
+def accumulate(A_tile, B_tile, total, transposed):
+    """``total += A_tile @ B_tile`` in fp32; ``transposed`` is whether B is (N, K).
+
+    Tensor cores of sm_90 keep sums of fp8 products in fewer bits than fp32. So each tile's are
+    added by the other cores, as CUTLASS does without fast accumulation.
+    """
+    if is_fp8(str(A_tile.dtype)):
+        part = T.alloc_fragment(total.shape, "float32")
+        T.gemm(A_tile, B_tile, part, transpose_B=transposed, clear_accum=True)
+        for i, j in T.Parallel(*total.shape):
+            total[i, j] += part[i, j]
+    else:
+        T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+
+
+@T.macro
+def scale(total, scale_a, scale_b):
+    """``total *= scale_a[0] * scale_b[0]``."""
+    factor = scale_a[0] * scale_b[0]
+    for i, j in T.Parallel(*total.shape):
+        total[i, j] *= factor
 
 
 @T.macro

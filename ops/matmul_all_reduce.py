@@ -14,7 +14,7 @@ from .. import language as W
 from ..runtime import compile as compiled
 from ..runtime.group import Group
 from . import nccl
-from .epilogue import Epilogue, add_bias
+from .epilogue import Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
@@ -28,31 +28,35 @@ so much takes about as long as the second exchange of the two-phase program."""
 
 def one_shot_program(
     M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False,
+    biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
     """C (M, N), the sum over ranks of A (M, K) times B: all fetch all tiles and add them.
 
-    Every rank adds the same numbers, rounded to ``dtype``, in fp32 and in the same order: that of
-    the ranks, from another one on for each tile, so that not all fetch from one rank at a time.
+    Every rank adds the same numbers, rounded to ``out_dtype``, in fp32 and in the same order: that
+    of the ranks, from another one on for each tile, so that not all fetch from one rank at a time.
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
         biased: whether bias is a parameter; else there is none.
+        out_dtype: of bias and C; else that of A.
     """
+    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
 
     @T.prim_func
     def matmul_all_reduce_one_shot(
         A: T.Tensor((M, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), dtype) if biased else None,
-        C: T.Tensor((M, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        C: T.Tensor((M, N), out_dtype),
     ):
         with T.Kernel(rows * columns, threads=tiles.threads) as block:
-            parts = W.alloc_symmetric((M, N), dtype)  # what this rank computed
+            parts = W.alloc_symmetric((M, N), out_dtype)  # what this rank computed
             A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
             B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
             me = W.rank()
@@ -64,7 +68,9 @@ def one_shot_program(
                 k = step * tiles.K
                 T.copy(A[m, k], A_tile)
                 T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+                accumulate(A_tile, B_tile, total, transposed)
+            if scaled:
+                scale(total, scale_a, scale_b)
 
             T.copy(total, C_tile)
             T.copy(C_tile, parts[me, m, n])
@@ -83,19 +89,21 @@ def one_shot_program(
 
 def two_phase_program(
     M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False,
+    biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
     """C (M, N), the sum over ranks of A (M, K) times B: each tile is added up by the rank that owns
     it, from which the others fetch it.
 
     Each rank owns as many tiles, in the order of ``W.swizzle_2d``; the last ones may lie behind the
-    end of C. An owner's own tile stays in fp32; those of the others come rounded to ``dtype`` and
-    are added in fp32, the right neighbour's first.
+    end of C. An owner's own tile stays in fp32; those of the others come rounded to ``out_dtype``
+    and are added in fp32, the right neighbour's first.
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
         biased: whether bias is a parameter; else there is none.
+        out_dtype: of bias and C; else that of A.
     """
+    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
     share = T.ceildiv(rows * columns, ranks)
 
@@ -103,16 +111,18 @@ def two_phase_program(
     def matmul_all_reduce(
         A: T.Tensor((M, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), dtype) if biased else None,
-        C: T.Tensor((M, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        C: T.Tensor((M, N), out_dtype),
     ):
         with T.Kernel(ranks * share, threads=tiles.threads) as block:
             # What the others computed of our tiles, and what these add up to.
-            parts = W.alloc_symmetric((ranks, share * tiles.M, tiles.N), dtype)
-            sums = W.alloc_symmetric((share * tiles.M, tiles.N), dtype)
+            parts = W.alloc_symmetric((ranks, share * tiles.M, tiles.N), out_dtype)
+            sums = W.alloc_symmetric((share * tiles.M, tiles.N), out_dtype)
             A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
             B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
             me = W.rank()
@@ -125,7 +135,9 @@ def two_phase_program(
                 k = step * tiles.K
                 T.copy(A[m, k], A_tile)
                 T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+                accumulate(A_tile, B_tile, total, transposed)
+            if scaled:
+                scale(total, scale_a, scale_b)
 
             if owner != me:
                 T.copy(total, C_tile)
@@ -154,7 +166,7 @@ def two_phase_program(
 
 def fetched_bytes(problem: Problem) -> int:
     """What each rank fetches in the one-shot program."""
-    return (problem.ranks - 1) * problem.M * problem.N * problem.dtype.itemsize
+    return (problem.ranks - 1) * problem.M * problem.N * problem.out_dtype.itemsize
 
 
 class MatmulAllReduce(Operator, op=NAME):
@@ -166,8 +178,9 @@ class MatmulAllReduce(Operator, op=NAME):
     def program(cls, problem: Problem, choice: Choice) -> T.PrimFunc:
         M, N, K, ranks = problem.M, problem.N, problem.K, problem.ranks
         return cls.programs[choice.program](
-            M, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles, problem.biased
-        )
+            M, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles,
+            problem.biased, problem.tile_out_dtype,
+        )  # fmt: skip
 
     def __init__(self, problem: Problem, choice: Choice) -> None:
         self.problem = problem
@@ -192,7 +205,8 @@ class MatmulAllReduce(Operator, op=NAME):
     @staticmethod
     def table(problem: Problem) -> Choice:
         one_shot = fetched_bytes(problem) <= ONE_SHOT_BYTES
-        return Choice("one_shot" if one_shot else "two_phase", tiles_for(problem.M, problem.N, 1))
+        tiles = tiles_for(problem.M, problem.N, 1, problem.dtype.itemsize)
+        return Choice("one_shot" if one_shot else "two_phase", tiles)
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterable[Choice]:
@@ -208,6 +222,9 @@ def matmul_all_reduce(
     group: Any = None,
     *,
     bias: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     strategy: str = "auto",
 ) -> torch.Tensor:
@@ -228,6 +245,10 @@ def matmul_all_reduce(
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
         bias: (N,), the same on every rank; is added in fp32 to the sum, once.
+        scale_a, scale_b: one float32 on the device, for fp8 operands, as for
+            ``torch._scaled_mm``; each rank its own.
+        out_dtype: of the result, bfloat16 or float16 for fp8 operands; None is bfloat16 for these,
+            else the type of the operands.
         out: (M, N), contiguous; gets the result. Not differentiable.
         strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: the
             faster one if ``tw.tune`` measured it, else fused where that can be; ``strategy_of``.
@@ -239,7 +260,7 @@ def matmul_all_reduce(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return product(NAME, a, b, group, out, strategy, Epilogue(bias))
+    return product(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -251,7 +272,7 @@ def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     grad_a = grad_c @ b.t() if ctx.needs_input_grad[0] else None
     grad_b = a.t() @ grad_c if ctx.needs_input_grad[1] else None
     grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
-    return grad_a, grad_b, None, None, grad_bias
+    return grad_a, grad_b, None, None, grad_bias, None, None, None
 
 
 define_product(NAME, MatmulAllReduce, (_save, _gradients))

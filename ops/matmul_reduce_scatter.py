@@ -12,7 +12,7 @@ from .. import language as W
 from ..runtime import compile as compiled
 from ..runtime.group import Group
 from . import nccl
-from .epilogue import NOTHING, Epilogue, add_bias
+from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
@@ -23,31 +23,37 @@ NAME = "matmul_reduce_scatter"
 
 def matmul_reduce_scatter_program(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False,
+    biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
     """C (share, N): this rank's rows of the sum over ranks of A (ranks, share, K) times B.
 
-    A rank's own tile stays in fp32; those of the others come rounded to ``dtype`` and are added in
-    fp32, the right neighbour's first.
+    A rank's own tile stays in fp32; those of the others come rounded to ``out_dtype`` and are added
+    in fp32, the right neighbour's first.
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
         biased: whether bias is a parameter; else there is none.
+        out_dtype: of bias and C; else that of A.
     """
+    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
 
     @T.prim_func
     def matmul_reduce_scatter(
         A: T.Tensor((ranks, share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), dtype) if biased else None,
-        C: T.Tensor((share, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        C: T.Tensor((share, N), out_dtype),
     ):
         with T.Kernel(ranks * rows * columns, threads=tiles.threads) as block:
-            parts = W.alloc_symmetric((ranks, share, N), dtype)  # what the others computed for us
+            parts = W.alloc_symmetric(
+                (ranks, share, N), out_dtype
+            )  # what the others computed for us
             A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
             B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
             me = W.rank()
@@ -60,7 +66,9 @@ def matmul_reduce_scatter_program(
                 k = step * tiles.K
                 T.copy(A[owner, m, k], A_tile)
                 T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+                accumulate(A_tile, B_tile, total, transposed)
+            if scaled:
+                scale(total, scale_a, scale_b)
 
             if owner != me:
                 T.copy(total, C_tile)
@@ -88,8 +96,9 @@ class MatmulReduceScatter(Operator, op=NAME):
     def program(cls, problem: Problem, choice: Choice) -> T.PrimFunc:
         share, N, K, ranks = problem.share, problem.N, problem.K, problem.ranks
         return cls.programs[choice.program](
-            share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles, problem.biased
-        )
+            share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles,
+            problem.biased, problem.tile_out_dtype,
+        )  # fmt: skip
 
     def __init__(self, problem: Problem, choice: Choice) -> None:
         self.problem = problem
@@ -114,7 +123,8 @@ class MatmulReduceScatter(Operator, op=NAME):
 
     @staticmethod
     def table(problem: Problem) -> Choice:
-        return Choice("own_last", tiles_for(problem.share, problem.N, problem.ranks))
+        tiles = tiles_for(problem.share, problem.N, problem.ranks, problem.dtype.itemsize)
+        return Choice("own_last", tiles)
 
 
 def matmul_reduce_scatter(
@@ -123,6 +133,9 @@ def matmul_reduce_scatter(
     group: Any = None,
     *,
     bias: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     strategy: str = "auto",
 ) -> torch.Tensor:
@@ -140,6 +153,10 @@ def matmul_reduce_scatter(
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
         bias: (N,), the same on every rank: each adds it in fp32 to the sums that it owns.
+        scale_a, scale_b: one float32 on the device, for fp8 operands, as for
+            ``torch._scaled_mm``; each rank its own.
+        out_dtype: of the result, bfloat16 or float16 for fp8 operands; None is bfloat16 for these,
+            else the type of the operands.
         out: (M / ranks, N), contiguous; gets the result. Not differentiable.
         strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: the
             faster one if ``tw.tune`` measured it, else fused where that can be; ``strategy_of``.
@@ -151,7 +168,7 @@ def matmul_reduce_scatter(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return product(NAME, a, b, group, out, strategy, Epilogue(bias))
+    return product(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -166,7 +183,7 @@ def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     )
     grad_b = a.t() @ rows if ctx.needs_input_grad[1] else None
     grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
-    return grad_a, grad_b, None, None, grad_bias
+    return grad_a, grad_b, None, None, grad_bias, None, None, None
 
 
 define_product(NAME, MatmulReduceScatter, (_save, _gradients))

@@ -22,7 +22,8 @@ def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
     if group.process_group is None:
         return share
     rows = share.new_empty(group.world_size * share.shape[0], *share.shape[1:])
-    _gather(rows, share, group=group.process_group)
+    # As bytes: gloo knows no fp8.
+    _gather(rows.view(torch.uint8), share.view(torch.uint8), group=group.process_group)
     return rows
 
 

@@ -14,7 +14,7 @@ from ..runtime import Plan
 from ..runtime.group import Group
 from .epilogue import Epilogue
 from .problem import Problem
-from .tiles import CANDIDATES, Tiles
+from .tiles import CANDIDATES, FP8_CANDIDATES, Tiles
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class Operator(ABC):
     @classmethod
     def candidates(cls, problem: Problem) -> Iterable[Choice]:
         """What tuning measures beside ``table(problem)``: every program with all tiles."""
-        return [Choice(program, tiles) for program in cls.programs for tiles in CANDIDATES]
+        every = FP8_CANDIDATES if problem.scaled else CANDIDATES
+        return [Choice(program, tiles) for program in cls.programs for tiles in every]
 
 
 OPERATORS: dict[str, type[Operator]] = {}

@@ -9,7 +9,7 @@ import torch
 
 from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
-from .epilogue import NOTHING, Epilogue
+from .epilogue import FP8, NOTHING, Epilogue
 
 _ALIGNMENT = 16
 """Bytes to which the TMA wants the start of memory and every row of it."""
@@ -19,6 +19,8 @@ ARGUMENTS = {
     "matmul_all_reduce": ("a", "b"),
 }
 """How each operator calls its operands."""
+_FP8_RESULTS = (torch.bfloat16, torch.float16)
+"""What products of fp8 operands may be rounded to; the first is the default."""
 _warned: set[tuple[str, str]] = set()
 _agreed: dict[Group, set[tuple[Problem, str]]] = {}
 
@@ -33,6 +35,7 @@ class Problem:
         N, K: columns of the rank's result and its inner dimension.
         transposed: whether b lies in memory as (N, K), else as (K, N).
         biased: whether a bias is added.
+        result: the type of the result, if not that of the operands.
     """
 
     op: str
@@ -43,6 +46,7 @@ class Problem:
     dtype: torch.dtype
     transposed: bool
     biased: bool = False
+    result: torch.dtype | None = None
 
     @property
     def gathers(self) -> bool:
@@ -71,8 +75,23 @@ class Problem:
 
     @property
     def tile_dtype(self) -> str:
-        """TileLang's name of the type."""
+        """TileLang's name of the operands' type."""
         return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def scaled(self) -> bool:
+        """Whether operands are fp8, with scales."""
+        return self.dtype == FP8
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """Of the result, the bias and what ranks send of their sums."""
+        return self.result or self.dtype
+
+    @property
+    def tile_out_dtype(self) -> str:
+        """TileLang's name of it."""
+        return str(self.out_dtype).removeprefix("torch.")
 
     def stored(self, b: torch.Tensor) -> torch.Tensor:
         """b as it lies in memory, (N, K) or (K, N); the same twice gives b again."""
@@ -82,7 +101,7 @@ class Problem:
         order = "transposed " if self.transposed else ""
         return (
             f"{self.op} of ({self.rows}, {self.K}) x {order}({self.K}, {self.N}) {self.tile_dtype}"
-            f"{' with bias' * self.biased}"
+            f"{f' to {self.tile_out_dtype}' if self.result else ''}{' with bias' * self.biased}"
         )
 
 
@@ -108,9 +127,12 @@ def checked(
         )
     require_like(op, second, b, first, a)
     transposed = not b.is_contiguous() and b.t().is_contiguous()
-    problem = Problem(
-        op, rows, N, K, ranks, a.dtype, transposed, biased=epilogue.bias is not None
-    )  # fmt: skip
+    result = result_of(op, a.dtype, epilogue.out_dtype)
+    biased = epilogue.bias is not None
+    problem = Problem(op, rows, N, K, ranks, a.dtype, transposed, biased, result)
+    _check_scales(problem, a, epilogue)
+    if problem.scaled and (obstacle := fp8_obstacle(problem)):
+        raise TileWeaveError(f"{op}: {obstacle}")
     if problem.scatters and rows % ranks:
         raise refused(
             op, f"{first} has shape {_shape(a)}", f"a multiple of {ranks} rows for {ranks} ranks"
@@ -119,14 +141,73 @@ def checked(
         if tensor is not None:
             if _shape(tensor) != shape:
                 raise refused(op, f"{name} has shape {_shape(tensor)}", f"{shape}")
-            require_like(op, name, tensor, first, a)
+            require_like(op, name, tensor, first, a, problem.out_dtype)
     return problem
 
 
-def require_like(op: str, name: str, tensor: torch.Tensor, first: str, a: torch.Tensor) -> None:
-    """Refuse a tensor of another type or device than that of ``a``, which users call ``first``."""
-    if tensor.dtype != a.dtype:
-        raise refused(op, f"{name} is of {tensor.dtype}", f"{a.dtype} as {first}")
+def result_of(
+    op: str, dtype: torch.dtype, out_dtype: torch.dtype | None = None
+) -> torch.dtype | None:
+    """``Problem.result`` for operands of ``dtype``, if ``out_dtype`` is asked for.
+
+    Raises:
+        TileWeaveError: there is no such product.
+    """
+    first = ARGUMENTS[op][0]
+    if dtype == FP8:
+        if out_dtype not in (None, *_FP8_RESULTS):
+            legal = " or ".join(map(str, _FP8_RESULTS))
+            raise refused(op, f"out_dtype={out_dtype}", f"{legal} for {first} of {dtype}")
+        return out_dtype or _FP8_RESULTS[0]
+    if dtype.itemsize == 1:
+        raise refused(op, f"{first} is of {dtype}", f"{FP8}, or a type of 16 bits or more")
+    if out_dtype not in (None, dtype):
+        raise refused(op, f"out_dtype={out_dtype}", f"{dtype} as {first}")
+    return None
+
+
+def _check_scales(problem: Problem, a: torch.Tensor, epilogue: Epilogue) -> None:
+    """Refuse scales without fp8 operands, and the other way round."""
+    op, first = problem.op, ARGUMENTS[problem.op][0]
+    for name, scale in (("scale_a", epilogue.scale_a), ("scale_b", epilogue.scale_b)):
+        if not problem.scaled:
+            if scale is not None:
+                raise refused(op, f"{name} is given", f"none for {first} of {problem.dtype}")
+        elif scale is None:
+            raise refused(op, f"{name} is None", f"one float32 for {first} of {problem.dtype}")
+        elif scale.numel() != 1:
+            raise refused(op, f"{name} has shape {_shape(scale)}", "one element")
+        else:
+            require_like(op, name, scale, first, a, torch.float32)
+
+
+def fp8_obstacle(problem: Problem) -> str | None:
+    """Why tensor cores do not take fp8 operands, and what they take, as ``torch._scaled_mm``."""
+    second = ARGUMENTS[problem.op][1]
+    if not problem.transposed:
+        return (
+            f"{second} is of {problem.dtype} and (K, N) in memory; expected the transpose of a "
+            "row-major (N, K)"
+        )
+    for name, extent in (("N", problem.N), ("K", problem.K)):
+        if extent % _ALIGNMENT:
+            return f"{name}={extent}; expected a multiple of {_ALIGNMENT} for {problem.dtype}"
+    return None
+
+
+def require_like(
+    op: str, name: str, tensor: torch.Tensor, first: str, a: torch.Tensor,
+    dtype: torch.dtype | None = None,
+) -> None:  # fmt: skip
+    """Refuse a tensor of another type or device than that of ``a``, which users call ``first``.
+
+    Args:
+        dtype: the type, if not that of ``a``.
+    """
+    wanted = dtype or a.dtype
+    if tensor.dtype != wanted:
+        legal = f"{wanted} as {first}" if wanted == a.dtype else f"{wanted}"
+        raise refused(op, f"{name} is of {tensor.dtype}", legal)
     if tensor.device != a.device:
         raise refused(op, f"{name} is on {tensor.device}", f"{a.device} as {first}")
 
@@ -148,9 +229,12 @@ def laid_out(
     first, second = ARGUMENTS[problem.op]
     a = dense(problem.op, first, a)
     b = problem.stored(dense(problem.op, second, problem.stored(b)))
-    if epilogue.bias is not None:
-        epilogue = epilogue._replace(bias=dense(problem.op, "bias", epilogue.bias))
-    return a, b, epilogue
+    bias, scale_a, scale_b, _ = epilogue
+    if bias is not None:
+        bias = dense(problem.op, "bias", bias)
+    if scale_a is not None:
+        scale_a, scale_b = scale_a.reshape(1), scale_b.reshape(1)
+    return a, b, Epilogue(bias, scale_a, scale_b, problem.out_dtype)
 
 
 def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,9 @@ def product(
 ) -> torch.Tensor:  # fmt: skip
     """Call an operator that ``define_product`` defined; its result, in ``out`` if given."""
     operators = torch.ops.tileweave
+    refuse_gradients(name, out, a, b, *epilogue.tensors)
     if out is None:
         return getattr(operators, name)(a, b, name_of(group), strategy, *epilogue)
-    refuse_gradients(name, a, b, *epilogue.tensors)
     getattr(operators, f"{name}_out")(a, b, out, name_of(group), strategy, *epilogue)
     return out
 
@@ -61,7 +61,8 @@ def define_product(
 
     def fake(a, b, group, strategy, *epilogue):
         ranks = group_of(group).world_size
-        return a.new_empty(checked(name, a, b, ranks, None, Epilogue(*epilogue)).shape)
+        problem = checked(name, a, b, ranks, None, Epilogue(*epilogue))
+        return a.new_empty(problem.shape, dtype=problem.out_dtype)
 
     def fake_out(a, b, out, group, strategy, *epilogue):
         checked(name, a, b, group_of(group).world_size, out, Epilogue(*epilogue))

@@ -9,15 +9,16 @@ import torch
 from ..builtins.errors import TileWeaveError
 from ..runtime import session
 from ..runtime.group import Group
-from .problem import Problem
+from .epilogue import FP8
+from .problem import Problem, fp8_obstacle
 
 if TYPE_CHECKING:
     from .measured import Measured
 
 STRATEGIES = ("auto", "fused", "nccl")
-_DTYPES = (torch.bfloat16, torch.float16)
+_DTYPES = (torch.bfloat16, torch.float16, FP8)
 _ROW = 8
-"""Elements of 16 bytes, to a multiple of which the TMA wants every row."""
+"""Elements of 16 bytes, to a multiple of which the TMA wants every row; fp8 has twice as many."""
 _RANKS = 8
 
 
@@ -122,4 +123,4 @@ def obstacle(problem: Problem, device: torch.device, group: Group) -> str | None
     for name, extent in (("N", problem.N), ("K", problem.K)):
         if extent % _ROW:
             return f"{name}={extent}; expected a multiple of {_ROW}"
-    return None
+    return fp8_obstacle(problem) if problem.scaled else None

@@ -38,6 +38,8 @@ class Tiles:
 
 LARGE = Tiles(128, 256, 64, stages=3)
 SMALL = Tiles(128, 128, 64, stages=4)
+FP8 = Tiles(128, 128, 128, stages=4)
+"""Two sums of a tile are in registers, see ``accumulate``: those of a larger one do not fit."""
 CANDIDATES = (
     LARGE,
     SMALL,
@@ -51,18 +53,30 @@ CANDIDATES = (
     Tiles(64, 256, 64, stages=4, threads=128),
 )
 """What ``tw.tune`` tries unless an operator says otherwise."""
+FP8_CANDIDATES = (
+    FP8,
+    Tiles(128, 128, 128, stages=6),
+    Tiles(128, 128, 128, stages=4, band=4),
+    Tiles(128, 128, 128, stages=4, band=16),
+    Tiles(128, 192, 128, stages=4),
+    Tiles(64, 128, 128, stages=6, threads=128),
+)
+"""The same for fp8."""
 SHARED_BYTES = 227 << 10
 """What a block may take of shared memory on sm_90."""
 SMS = 132
 """Streaming multiprocessors of an H100 or H200, each of which computes one tile at a time."""
 
 
-def tiles_for(rows: int, columns: int, shards: int) -> Tiles:
-    """Large tiles where they fill the GPU once, else small ones.
+def tiles_for(rows: int, columns: int, shards: int, itemsize: int = 2) -> Tiles:
+    """Large tiles where they fill the GPU once, else small ones; of fp8 always the same.
 
     Args:
         rows, columns: of what one shard of the GEMM computes, in elements.
         shards: of the GEMM, whose rows no tile crosses.
+        itemsize: bytes of an operand's element.
     """
+    if itemsize == 1:
+        return FP8
     large = shards * ceil(rows / LARGE.M) * ceil(columns / LARGE.N)
     return LARGE if large >= SMS else SMALL

@@ -7,8 +7,8 @@ import torch
 from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
 from . import nccl
-from .epilogue import NOTHING
-from .problem import Problem
+from .epilogue import Epilogue
+from .problem import Problem, result_of
 
 TOLERANCE = 1e-2
 """Largest relative error, in the Frobenius norm, of bf16 and fp16."""
@@ -35,9 +35,8 @@ def problem_of(
                 f"{op}: {name}={extent} of the whole group; expected a multiple of {ranks}, the "
                 "ranks"
             )
-    if gathers:
-        return Problem(op, M // ranks, N // ranks, K, ranks, dtype, transposed)
-    return Problem(op, M, N, K // ranks, ranks, dtype, transposed)
+    rows, N, K = (M // ranks, N // ranks, K) if gathers else (M, N, K // ranks)
+    return Problem(op, rows, N, K, ranks, dtype, transposed, result=result_of(op, dtype))
 
 
 class Trial:
@@ -45,19 +44,22 @@ class Trial:
 
     Attributes:
         c: memory for this rank's result.
-        epilogue: what the sums go through; nothing that changes them.
+        epilogue: what fp8 operands are scaled by.
     """
 
     def __init__(self, problem: Problem, group: Group) -> None:
         self.problem, self.group = problem, group
         self.c = self.new(*problem.shape)
-        self.epilogue = NOTHING
+        self.epilogue = Epilogue(out_dtype=problem.out_dtype)
+        if problem.scaled:
+            scales = torch.tensor([[0.5], [2.0 + group.rank]], device=group.device)
+            self.epilogue = self.epilogue._replace(scale_a=scales[0], scale_b=scales[1])
         # Not torch's own, which belongs to the user; and every rank has other numbers.
         self._random = torch.Generator(group.device).manual_seed(group.rank)
 
     def new(self, *extents: int) -> torch.Tensor:
-        """Memory of the problem's type, unwritten."""
-        return torch.empty(extents, device=self.group.device, dtype=self.problem.dtype)
+        """Memory of the result's type, unwritten."""
+        return torch.empty(extents, device=self.group.device, dtype=self.problem.out_dtype)
 
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Fresh random ones; b lies in memory as the problem says."""
@@ -66,11 +68,13 @@ class Trial:
         a, b = (
             self.new(*s).normal_(generator=self._random).div_(8) for s in ((p.rows, p.K), stored)
         )
-        return a, p.stored(b)
+        return a.to(p.dtype), p.stored(b.to(p.dtype))
 
     def right_of(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """The right result, in fp32. Collective."""
         a, b = a.float(), b.float()
+        if self.problem.scaled:
+            b = b * (self.epilogue.scale_a * self.epilogue.scale_b)
         if self.problem.gathers:
             return nccl.all_gather(a, self.group) @ b
         if self.problem.scatters:

@@ -1,9 +1,12 @@
-"""Ranks without GPUs."""
+"""Ranks without GPUs, and the compiler."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,3 +41,18 @@ def every_rank() -> Callable[..., list[Any]]:
             return list(ranks.map(one, range(world_size)))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def nvcc() -> str:
+    """Where it is."""
+    if os.environ.get("TILEWEAVE_NO_NVCC") == "1":
+        pytest.skip("TILEWEAVE_NO_NVCC=1: nothing was assembled")
+    toolkit = Path(os.environ.get("CUDA_HOME", ""), "bin")
+    found = shutil.which("nvcc") or shutil.which("nvcc", path=toolkit)
+    if found is None:
+        pytest.fail(
+            "nvcc is neither on PATH nor in CUDA_HOME; install CUDA, or set TILEWEAVE_NO_NVCC=1 to "
+            "go without"
+        )
+    return found

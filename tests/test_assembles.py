@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -214,20 +212,6 @@ def instruction(row: Row) -> str | None:
 ROWS = [
     row for spec in BUILTINS.values() if spec.op_name not in HOST_VALUES for row in rows_of(spec)
 ]
-
-
-@pytest.fixture(scope="module")
-def nvcc() -> str:
-    if os.environ.get("TILEWEAVE_NO_NVCC") == "1":
-        pytest.skip("TILEWEAVE_NO_NVCC=1: nothing was assembled")
-    toolkit = Path(os.environ.get("CUDA_HOME", ""), "bin")
-    found = shutil.which("nvcc") or shutil.which("nvcc", path=toolkit)
-    if found is None:
-        pytest.fail(
-            "nvcc is neither on PATH nor in CUDA_HOME; install CUDA, or set TILEWEAVE_NO_NVCC=1 to "
-            "go without"
-        )
-    return found
 
 
 def assemble(nvcc: str, arch: str, rows: list[Row], folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ import tileweave as tw
 from tileweave.ops.all_gather_matmul import all_gather_matmul_plan, gathered_matmul
 from tileweave.ops.matmul_all_reduce import one_shot_program, two_phase_program
 from tileweave.ops.matmul_reduce_scatter import matmul_reduce_scatter_program
-from tileweave.ops.tiles import LARGE, SMALL
+from tileweave.ops.tiles import FP8, LARGE, SMALL
 
 
 def show(program):
@@ -74,6 +74,22 @@ show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE, biased=True))
 # CHECK: *(uint1*)(bias +
 # CHECK: tl::tma_store(C_desc
 show(matmul_reduce_scatter_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE, biased=True))
+
+# The sums of a tile of fp8 are added in fp32; all are scaled before they are rounded.
+# CHECK-LABEL: TEST: matmul_reduce_scatter
+# CHECK: tl::tma_load(A_desc
+# CHECK: tl::wgmma_ss<tl::DataType::kFloat8_e4m3, tl::DataType::kFloat8_e4m3, tl::DataType::kFloat32
+# CHECK-SAME: (part +
+# CHECK: mbarrier[{{.*}}].arrive();
+# CHECK: *(float4*)(part +
+# CHECK: (scale_a[0] * scale_b[0])
+# CHECK: tl::tma_store(parts_desc
+# CHECK: tl::tma_store(C_desc
+show(
+    matmul_reduce_scatter_program(
+        1000, 8208, 1808, 4, "float8_e4m3fn", True, FP8, out_dtype="bfloat16"
+    )
+)
 
 # Tiles stay at home, are complete before all ranks are told, and are fetched when they are there.
 # CHECK-LABEL: TEST: matmul_all_reduce_one_shot

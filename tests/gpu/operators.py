@@ -29,6 +29,7 @@ SIZES = [(256, 512, 256), (1024, 2048, 1024), (200, 328, 136), (1000, 2056, 1800
 than the shares of the ranks."""
 ALIKE = torch.Generator().manual_seed(0)
 """Gives every rank the same numbers."""
+FP8 = torch.float8_e4m3fn
 OPERATORS = (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce)
 
 
@@ -38,9 +39,12 @@ class Product:
     def __init__(
         self, op, share, N, K, dtype=torch.bfloat16, transposed=True, biased=False
     ) -> None:
+        if dtype == FP8:
+            N, K = (-(-extent // 16) * 16 for extent in (N, K))
         self.op, self.sizes, self.dtype = op, (share, N, K), dtype
         self.ranks = group_of("").world_size
         whole = share * self.ranks
+        wanted = torch.float16 if dtype == FP8 else dtype
         rows, out = {
             ops.all_gather_matmul: (share, whole),
             ops.matmul_reduce_scatter: (whole, share),
@@ -48,30 +52,38 @@ class Product:
         }[op]
         self.name = f"{op.__name__} {self.sizes} {dtype} {'transposed' if transposed else 'as is'}"
         self.name += " with bias" * biased
-        self.bias = self.new(N) if biased else None
+        self.more = {"bias": self.new(N, dtype=wanted)} if biased else {}
+        if dtype == FP8:
+            rank = group_of("").rank
+            self.more |= {
+                "scale_a": self.new(1, dtype=torch.float32).fill_(0.75),
+                "scale_b": self.new(2, dtype=torch.float32).fill_(0.5 + rank)[1:],
+                "out_dtype": wanted,
+            }
         self.a, self.b = self.new(rows, K), self.new(N, K).t() if transposed else self.new(K, N)
-        self.out = self.new(out, N)
+        self.out = self.new(out, N, dtype=wanted)
         self.refill()
 
-    def new(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self.dtype, device="cuda" if GPU else "cpu")
+    def new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or self.dtype, device="cuda" if GPU else "cpu")
 
     def refill(self) -> None:
         for operand in (self.a, self.b):
-            operand.normal_().div_(8)
-        if self.bias is not None:  # the same on every rank
-            self.bias.copy_(torch.randn(self.bias.shape, generator=ALIKE))
+            operand.copy_(torch.randn(operand.shape, device=operand.device).div_(8))
+        if "bias" in self.more:  # the same on every rank
+            self.more["bias"].copy_(torch.randn(self.more["bias"].shape, generator=ALIKE))
         self.out.fill_(float("nan"))
 
     def call(self) -> torch.Tensor:
-        return self.op(self.a, self.b, bias=self.bias, out=self.out, strategy=FUSED)
+        return self.op(self.a, self.b, **self.more, out=self.out, strategy=FUSED)
 
     def right(self) -> torch.Tensor:
-        right = self.product()
-        return right if self.bias is None else right + self.bias.float()
+        return self.product() + self.more.get("bias", torch.zeros(())).float()
 
     def product(self) -> torch.Tensor:
         a, b, group = self.a.float(), self.b.float(), group_of("")
+        if self.dtype == FP8:
+            b *= self.more["scale_a"] * self.more["scale_b"]
         if self.op is ops.all_gather_matmul:
             return nccl.all_gather(a, group) @ b
         if self.op is ops.matmul_all_reduce:
@@ -101,7 +113,8 @@ def products(**options) -> list[Product]:
 
 def check_values() -> str:
     for dtype, transposed, biased in (
-        (torch.bfloat16, True, False), (torch.float16, False, False), (torch.bfloat16, False, True)
+        (torch.bfloat16, True, False), (torch.float16, False, False), (torch.bfloat16, False, True),
+        (FP8, True, False), (FP8, True, True),
     ):  # fmt: skip
         for product in products(dtype=dtype, transposed=transposed, biased=biased):
             for _ in range(3):
@@ -114,7 +127,7 @@ def check_values() -> str:
 
 def check_bits() -> str:
     """Equal inputs give equal bits, an all-reduce the same on all ranks; gathered rows are rows."""
-    for product in products():
+    for product in [*products(), *products(dtype=FP8, biased=True)]:
         first = product.call().clone()
         if any(not torch.equal(product.call(), first) for _ in range(10)):
             return f"{product.name}: not the same in each call"
@@ -124,7 +137,7 @@ def check_bits() -> str:
                 return f"{product.name}: not the same on all ranks"
         if product.op is ops.all_gather_matmul:
             _, rows = ops.all_gather_matmul(
-                product.a, product.b, return_gathered=True, strategy=FUSED
+                product.a, product.b, **product.more, return_gathered=True, strategy=FUSED
             )
             if not torch.equal(rows, nccl.all_gather(product.a, group_of(""))):
                 return f"{product.name}: gathered rows are wrong"
@@ -135,7 +148,7 @@ def check_back_to_back(calls: int = 200) -> str:
     """Many calls of operators of all sizes without the host waiting, ranks late at random."""
     torch.manual_seed(1)
     choice = torch.randint(len(SIZES) * len(OPERATORS), (calls,)).tolist()
-    every = [products(biased=biased) for biased in (False, True, False)]
+    every = [products(biased=True), products(), products(dtype=FP8)]
     rights = [[p.right() for p in given] for given in every]
     torch.manual_seed(100 + group_of("").rank)
     found = []
@@ -152,7 +165,8 @@ def check_back_to_back(calls: int = 200) -> str:
 
 def check_graph(replays: int = 100) -> str:
     """Two calls of each in one graph, replayed with inputs that change."""
-    given = [p for biased in (False, True) for p in products(biased=biased) for _ in range(2)]
+    every = [*products(), *products(biased=True), *products(dtype=FP8)]
+    given = [p for p in every for _ in range(2)]
     for product in given:
         product.call()
     torch.cuda.synchronize()

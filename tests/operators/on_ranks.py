@@ -30,6 +30,7 @@ from tileweave.ops.groups import group_of
 from tileweave.ops.trial import Trial, problem_of
 
 SHARE, N, K = 6, 10, 8
+FP8 = torch.float8_e4m3fn
 
 
 class Ranks:
@@ -158,6 +159,47 @@ def reduce(order: str, where: str, form: str | None = None) -> dict[str, bool]:
             ops.matmul_all_reduce(a, b, group, bias=bias, out=out), total + bias
         ),
     }
+
+
+def fp8(out_dtype: torch.dtype | None, biased: bool) -> dict[str, bool]:
+    """All operators on fp8 operands: what is right. Numbers are small integers, scales powers of
+    two, so that every sum is exact."""
+    me, count, wanted = dist.get_rank(), dist.get_world_size(), out_dtype or torch.bfloat16
+
+    def integers(*shape: int, of: int, what: str, dtype: torch.dtype = FP8) -> torch.Tensor:
+        return (numbers(*shape, of=of, what=what) * 2).round().to(dtype)
+
+    def operands(rows: int, of: int) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = integers(rows, 16, of=of, what="a"), integers(32, 16, of=of, what="b").t()
+        return a, b
+
+    def product(a: torch.Tensor, of: int) -> torch.Tensor:
+        return a.double() @ operands(1, of)[1].double() * 0.25 * 2**of
+
+    scales = {
+        "scale_a": torch.tensor(0.25), "scale_b": torch.tensor([2.0**me]), "out_dtype": out_dtype
+    }  # fmt: skip
+    bias = integers(32, of=0, what="bias", dtype=wanted) if biased else None
+    given = scales | {"bias": bias}
+    rows = torch.cat([operands(SHARE, r)[0].double() for r in range(count)])
+    whole = SHARE * count
+    total = sum(product(operands(whole, r)[0], r) for r in range(count))
+    a, b = operands(SHARE, me)
+    gathered = ops.all_gather_matmul(a, b, return_gathered=True, **given)
+    out = torch.empty(SHARE, 32, dtype=wanted)
+    found = {
+        "gather": (gathered[0], product(rows, me)),
+        "scatter": (ops.matmul_reduce_scatter(*operands(whole, me), **given),
+                    total[me * SHARE : (me + 1) * SHARE]),
+        "out": (ops.matmul_reduce_scatter(*operands(whole, me), out=out, **given),
+                total[me * SHARE : (me + 1) * SHARE]),
+        "reduce": (ops.matmul_all_reduce(*operands(whole, me), **given), total),
+    }  # fmt: skip
+    right = {"rows": torch.equal(gathered[1].double(), rows)}
+    for name, (result, expected) in found.items():
+        expected = expected if bias is None else expected + bias.double()
+        right[name] = result.dtype == wanted and torch.equal(result.double(), expected)
+    return right
 
 
 def parallel_layer(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,14 @@ import tileweave as tw
 from tileweave import ops
 from tileweave.ops import groups, prepared, problem, strategy
 from tileweave.ops.all_gather_matmul import AllGatherMatmul
+from tileweave.ops.epilogue import Epilogue
 from tileweave.ops.matmul_all_reduce import MatmulAllReduce
 from tileweave.ops.matmul_reduce_scatter import MatmulReduceScatter
-from tileweave.ops.operators import Choice
+from tileweave.ops.operators import OPERATORS, Choice
 from tileweave.ops.prepared import Prepared
 from tileweave.ops.problem import Problem, checked
 from tileweave.ops.tiles import LARGE
+from tileweave.ops.trial import Trial, problem_of
 from tileweave.runtime.group import Group
 from tileweave.runtime.heap import HeapExhausted
 
@@ -31,6 +33,10 @@ def ones(*shape, dtype=torch.float32, device="cpu"):
     return torch.ones(shape, dtype=dtype, device=device)
 
 
+FP8 = torch.float8_e4m3fn
+HALVES = ones(16, 32).to(FP8), ones(48, 32).to(FP8).t()
+"""Operands of fp8, with what they need below."""
+SCALES = {"scale_a": ones(1), "scale_b": ones(1)}
 GATHER, SCATTER, REDUCE = ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce
 REFUSED = [
     (GATHER, (ones(4), ones(4, 4)), {}, "a_shard has shape (4,); expected two positive extents"),
@@ -69,6 +75,32 @@ REFUSED = [
      "strategy='fused', but the tensors are on cpu; expected cuda"),
     (REDUCE, (ones(4, 8).requires_grad_(), ones(8, 8)), {"out": ones(4, 8)},
      "out is given and an argument requires a gradient"),
+    (GATHER, HALVES, {"scale_a": ones(1)},
+     "scale_b is None; expected one float32 for a_shard of torch.float8_e4m3fn"),
+    (SCATTER, HALVES, SCALES | {"scale_a": ones(16)}, "scale_a has shape (16,); expected one elem"),
+    (REDUCE, HALVES, SCALES | {"scale_b": ones(1, dtype=torch.float64)},
+     "scale_b is of torch.float64; expected torch.float32"),
+    (GATHER, HALVES, SCALES | {"scale_a": ones(1, device="meta")},
+     "scale_a is on meta; expected cpu as a_shard"),
+    (SCATTER, (ones(4, 8), ones(8, 8)), SCALES, "scale_a is given; expected none for a of torch.f"),
+    (SCATTER, (HALVES[0], ones(32, 48).to(FP8)), SCALES,
+     "b is of torch.float8_e4m3fn and (K, N) in memory; expected the transpose of a row-major (N,"),
+    (GATHER, (HALVES[0][:, :24].contiguous(), ones(48, 24).to(FP8).t()), SCALES,
+     "K=24; expected a multiple of 16 for torch.float8_e4m3fn"),
+    (REDUCE, (HALVES[0], ones(40, 32).to(FP8).t()), SCALES,
+     "N=40; expected a multiple of 16 for torch.float8_e4m3fn"),
+    (SCATTER, HALVES, SCALES | {"out_dtype": torch.float32},
+     "out_dtype=torch.float32; expected torch.bfloat16 or torch.float16 for a of torch.float8_e4m"),
+    (GATHER, (ones(4, 8), ones(8, 8)), {"out_dtype": BF16},
+     "out_dtype=torch.bfloat16; expected torch.float32 as a_shard"),
+    (SCATTER, HALVES, SCALES | {"bias": ones(48, dtype=torch.float16)},
+     "bias is of torch.float16; expected torch.bfloat16"),
+    (SCATTER, HALVES, SCALES | {"out": ones(16, 48, dtype=torch.float16)},
+     "out is of torch.float16; expected torch.bfloat16"),
+    (GATHER, tuple(x.to(torch.float8_e5m2) for x in HALVES), SCALES,
+     "a_shard is of torch.float8_e5m2; expected torch.float8_e4m3fn, or a type of 16 bits or more"),
+    (REDUCE, HALVES, SCALES | {"bias": ones(48, dtype=BF16).requires_grad_()},
+     "the operands are of torch.float8_e4m3fn and an argument requires a gradient; expected one"),
     (GATHER, (ones(4, 8), ones(8, 8)), {"group": 3}, "group=3; expected None, a ProcessGroup"),
     (GATHER, (ones(4, 8), ones(8, 8)), {"group": "tp"}, "group='tp': "),
     (GATHER, (ones(4, 8).requires_grad_(), ones(8, 8)), {"out": ones(4, 8)},
@@ -139,7 +171,7 @@ def obstacle(monkeypatch, N=8, K=8, ranks=4, dtype=BF16, capability=(9, 0), grou
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     joined = Group(0, ranks, 0, torch.device("cuda", 0), None, None)
     monkeypatch.setattr(strategy.session, "joined", lambda: types.SimpleNamespace(group=joined))
-    asked = Problem("matmul_reduce_scatter", 7, N, K, ranks, dtype, False)
+    asked = Problem("matmul_reduce_scatter", 7, N, K, ranks, dtype, dtype == FP8)
     return strategy.chosen("auto", asked, torch.device("cuda", 0), group or joined)
 
 
@@ -148,6 +180,7 @@ def obstacle(monkeypatch, N=8, K=8, ranks=4, dtype=BF16, capability=(9, 0), grou
     [
         ({"N": 12}, "N=12; expected a multiple of 8"),
         ({"K": 100}, "K=100; expected a multiple of 8"),
+        ({"dtype": FP8, "K": 24}, "N=8; expected a multiple of 16 for torch.float8_e4m3fn"),
         ({"ranks": 16}, "there are 16 ranks; expected at most 8"),
         ({"dtype": torch.float32}, "the tensors are of torch.float32; expected torch.bfloat16 or"),
         ({"capability": (8, 0)}, "cuda:0 is sm_80; expected sm_90"),
@@ -168,8 +201,9 @@ def test_the_gpu_of_another_rank():
         strategy.chosen("auto", asked, torch.device("cuda", 1), group)
 
 
-def test_what_is_fused(monkeypatch):
-    assert obstacle(monkeypatch).name == "fused"
+@pytest.mark.parametrize("dtype", [BF16, FP8])
+def test_what_is_fused(monkeypatch, dtype):
+    assert obstacle(monkeypatch, N=16, K=16, dtype=dtype).name == "fused"
 
 
 def test_strategy_that_was_asked_for():
@@ -281,7 +315,7 @@ def test_name_of_groups():
 @pytest.mark.parametrize("biased", [False, True])
 def test_registered_as_torch_wants_it(name, out, biased):
     options = ("", True, "auto") if name == "all_gather_matmul" else ("", "auto")
-    options += (torch.randn(4, requires_grad=not out) if biased else None,)
+    options += (torch.randn(4, requires_grad=not out) if biased else None, None, None, None)
     tensors = [torch.randn(6, 8), torch.randn(8, 4)]
     if out:
         op, args = f"{name}_out", (*tensors, torch.empty(6, 4), *options)
@@ -289,6 +323,36 @@ def test_registered_as_torch_wants_it(name, out, biased):
         op, args = name, (*(t.requires_grad_() for t in tensors), *options)
     found = torch.library.opcheck(getattr(torch.ops.tileweave, op).default, args)
     assert set(found.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("name", ["all_gather_matmul", "matmul_reduce_scatter"])
+def test_fp8_is_registered_as_torch_wants_it(name):
+    options = ("", True, "auto") if name == "all_gather_matmul" else ("", "auto")
+    args = *HALVES, *options, ones(48, dtype=BF16), *SCALES.values(), None
+    found = torch.library.opcheck(
+        getattr(torch.ops.tileweave, name).default, args,
+        test_utils=("test_faketensor", "test_aot_dispatch_dynamic"),  # others multiply fp8 on CPUs
+    )  # fmt: skip
+    assert set(found.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
+def test_fp8_is_measured_with_scales(op):
+    group = groups.group_of("")
+    trial = Trial(problem_of(op, 64, 48, 32, 1, FP8), group)
+    a, b = trial.inputs()
+    OPERATORS[op].unfused(a, b, trial.c, group, trial.epilogue)
+    assert a.dtype == b.dtype == FP8 and trial.c.dtype == BF16
+    assert 0 < trial.error_of(a, b, trial.c) < 1e-2
+
+
+def test_what_ranks_compare_of_a_problem():
+    asked = checked("matmul_reduce_scatter", *HALVES, 2, None, Epilogue(
+        ones(48, dtype=torch.float16), *SCALES.values(), torch.float16
+    ))  # fmt: skip
+    assert str(asked) == (
+        "matmul_reduce_scatter of (16, 32) x transposed (32, 48) float8_e4m3fn to float16 with bias"
+    )
 
 
 def test_module_of_the_page():

@@ -23,8 +23,8 @@ from tileweave.runtime.parameters import parameters_of
 
 
 class Multiplier(FakeKernel):
-    """C is A, or what was gathered, times B, plus a bias, if there is one; its arguments are as its
-    program declares them."""
+    """C is A, or what was gathered, times B, scaled and with a bias where it has these; its
+    arguments are as its program declares them."""
 
     def __call__(self, *arguments):
         given = dict(zip([p.name for p in parameters_of(self.program)], arguments, strict=True))
@@ -34,10 +34,13 @@ class Multiplier(FakeKernel):
             assert given[p.name].is_contiguous() or p.symmetric
         a = given["A"] if "A" in given else given["gathered"][0]
         b = given["B"] if given["B"].shape[0] == a.shape[-1] else given["B"].t()
+        if "scale_a" in given:
+            a, b = a.float() * given["scale_a"], b.float() * given["scale_b"]
         given["C"].copy_((a @ b + given.get("bias", 0)).view(given["C"].shape))
         self.log.append(str(self.program.attrs["global_symbol"]))
 
 
+FP8 = torch.float8_e4m3fn
 KERNELS = {
     ops.all_gather_matmul: "gathered_matmul",
     ops.matmul_reduce_scatter: "matmul_reduce_scatter",
@@ -95,6 +98,24 @@ def test_value(on_rank, operator, dtype, biased, transposed, given_out):
     assert all(torch.equal(c, expected) for c in results)
     assert not given_out or all(c is out for c in results)
     assert [entry for entry in log if isinstance(entry, str)] == [KERNELS[operator]] * 2
+
+
+@pytest.mark.parametrize("out_dtype", [None, torch.float16])
+@pytest.mark.parametrize("operator", KERNELS)
+def test_fp8(on_rank, operator, out_dtype):
+    a, b = (torch.randint(-4, 5, shape).to(FP8) for shape in ((40, 16), (32, 16)))
+    wanted = out_dtype or torch.bfloat16
+    given = {"bias": torch.randint(-4, 5, (32,)).to(wanted), "out_dtype": out_dtype}
+    given |= {"scale_a": torch.tensor(0.5), "scale_b": torch.tensor([[0.25]])}
+    (result, *rows), log = on_rank(
+        lambda: [operator(a, b.t(), strategy="fused", **given)]
+        + ([ops.all_gather_matmul(a, b.t(), return_gathered=True, **given)[1]]
+           if operator is ops.all_gather_matmul else [])
+    )  # fmt: skip
+    assert result.dtype == wanted
+    assert torch.equal(result.float(), a.float() @ b.float().t() / 8 + given["bias"].float())
+    assert all(torch.equal(found.float(), a.float()) for found in rows)
+    assert KERNELS[operator] in log
 
 
 def test_gathered_rows_are_a_copy(on_rank):

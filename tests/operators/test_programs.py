@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,12 +20,16 @@ from tileweave.ops.matmul_all_reduce import (
 )
 from tileweave.ops.matmul_reduce_scatter import matmul_reduce_scatter_program
 from tileweave.ops.problem import Problem
+from tileweave.ops.tiles import FP8 as FP8_TILES
 from tileweave.ops.tiles import LARGE, SMALL, Tiles, tiles_for
 
 TILES = Tiles(16, 16, 16, stages=2, threads=32)
 EVEN, TAILS = (16, 32, 32), (24, 40, 24)
 """share, N, K: whole tiles, and tails along every axis."""
-DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+FP8 = "float8_e4m3fn"
+DTYPES = {
+    "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, FP8: ml_dtypes.float8_e4m3fn
+}  # fmt: skip
 CASES = [
     (1, TAILS, False, "bfloat16", True),
     (2, EVEN, True, "float16", True),
@@ -29,6 +37,7 @@ CASES = [
     (3, TAILS, True, "bfloat16", True),
     (5, (8, 24, 8), False, "bfloat16", False),
     (8, (8, 8, 8), True, "bfloat16", True),
+    (3, (24, 48, 48), True, FP8, True),
 ]
 """ranks; sizes; whether B is (N, K); type; whether there is a bias."""
 STORES = {
@@ -40,19 +49,38 @@ STORES = {
 """The kernels, and how often the text of each stores a tile."""
 
 
+def rounded_to(dtype):
+    """The type of the result, in TileLang's words."""
+    return "float16" if dtype == FP8 else dtype
+
+
 def simulated(program, ranks, a_shape, b_shape, transposed, dtype, biased):
-    """Each rank's A, B, bias and C; without a bias it is 0."""
+    """Each rank's A, B, bias and C; without a bias it is 0. B is with the scales of fp8.
+
+    Numbers are small integers, and all sums of them exact in every type.
+    """
     rng = np.random.default_rng(ranks)
-    a, b, bias = (
-        [rng.integers(-4, 5, shape).astype(DTYPES[dtype]) for _ in range(ranks)]
-        for shape in (a_shape, b_shape, b_shape[1])
-    )
-    inputs = [
-        {"A": x, "B": y.T.copy() if transposed else y} | ({"bias": z} if biased else {})
-        for x, y, z in zip(a, b, bias, strict=True)
-    ]
+    inputs, scaled = [], []
+    for rank in range(ranks):
+        a, b, bias = (
+            rng.integers(-4, 5, shape).astype(DTYPES[kind])
+            for shape, kind in ((a_shape, dtype), (b_shape, dtype), (b_shape[1], rounded_to(dtype)))
+        )
+        inputs.append({"A": a, "B": b.T.copy() if transposed else b})
+        scaled.append(b.astype(np.float32))
+        if biased:
+            inputs[-1]["bias"] = bias
+        if dtype == FP8:
+            scales = np.float32([0.25]), np.float32([2 * (rank + 1)])
+            inputs[-1] |= dict(zip(("scale_a", "scale_b"), scales, strict=True))
+            scaled[-1] *= scales[0] * scales[1]
     outputs = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=2)
-    return a, b, bias if biased else [0] * ranks, [output["C"] for output in outputs]
+    return (
+        [given["A"] for given in inputs],
+        scaled,
+        [given.get("bias", 0) for given in inputs],
+        [output["C"] for output in outputs],
+    )
 
 
 def exact(a, b):
@@ -62,22 +90,27 @@ def exact(a, b):
 @pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
 def test_matmul_reduce_scatter(ranks, sizes, transposed, dtype, biased):
     share, N, K = sizes
-    program = matmul_reduce_scatter_program(share, N, K, ranks, dtype, transposed, TILES, biased)
+    program = matmul_reduce_scatter_program(
+        share, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype)
+    )
     a, b, bias, c = simulated(program, ranks, (ranks, share, K), (K, N), transposed, dtype, biased)
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
     for rank, found in enumerate(c):
-        # Parts of small integers are exact in either type. Each adds its own bias, once.
-        assert np.array_equal(found, (total[rank] + bias[rank]).astype(DTYPES[dtype])), rank
+        # Each adds its own bias, once.
+        right = total[rank] + bias[rank]
+        assert np.array_equal(found, right.astype(DTYPES[rounded_to(dtype)])), rank
 
 
 @pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
 def test_all_gather_matmul(ranks, sizes, transposed, dtype, biased):
     share, N, K = sizes
-    plan = all_gather_matmul_plan(share, N, K, ranks, dtype, transposed, TILES, biased)
+    plan = all_gather_matmul_plan(
+        share, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype)
+    )
     a, b, bias, c = simulated(plan, ranks, (share, K), (K, N), transposed, dtype, biased)
     for rank, found in enumerate(c):
         right = exact(np.stack(a), b[rank]) + bias[rank]
-        assert np.array_equal(found, right.astype(DTYPES[dtype])), rank
+        assert np.array_equal(found, right.astype(DTYPES[rounded_to(dtype)])), rank
 
 
 @pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
@@ -89,16 +122,17 @@ def test_all_gather_matmul(ranks, sizes, transposed, dtype, biased):
         (3, (40, 56, 24), True, "bfloat16"),
         (4, (8, 8, 8), False, "float16"),
         (5, (128, 48, 8), False, "bfloat16"),
+        (2, (24, 48, 16), True, FP8),
     ],
 )
 def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
     """M, N, K: whole tiles; tails; fewer tiles than ranks; tiles that ranks cannot share evenly."""
     M, N, K = sizes
-    program = make(M, N, K, ranks, dtype, transposed, TILES)
+    program = make(M, N, K, ranks, dtype, transposed, TILES, out_dtype=rounded_to(dtype))
     a, b, _, c = simulated(program, ranks, (M, K), (K, N), transposed, dtype, False)
-    total = sum(exact(x, y) for x, y in zip(a, b, strict=True)).astype(DTYPES[dtype])
+    total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
     for rank, found in enumerate(c):
-        assert np.array_equal(found, total), rank
+        assert np.array_equal(found, total.astype(DTYPES[rounded_to(dtype)])), rank
 
 
 @pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
@@ -147,9 +181,37 @@ def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles, biased
     assert ("bias" in cuda) == biased
 
 
+@pytest.mark.parametrize("make", STORES)
+def test_fp8_goes_to_the_tensor_cores(make):
+    """With tails along every axis; a tile's sums are added in fp32, and scaled once."""
+    cuda = tw.emit(make(200, 336, 144, 4, FP8, True, FP8_TILES, True, "bfloat16"))
+    fp8 = "tl::DataType::kFloat8_e4m3"
+    assert cuda.count("tl::wgmma_ss<") == cuda.count(f"<{fp8}, {fp8}, tl::DataType::kFloat32") == 1
+    assert cuda.count("tl::tma_load(") == 2
+    assert cuda.count("tl::tma_store(") == STORES[make]
+    assert cuda.count("(scale_a[0] * scale_b[0])") == 1
+    assert "float part[64]" in cuda and "cp_async" not in cuda
+
+
+def test_registers_of_fp8_suffice(tmp_path, nvcc):
+    """Two sums of a tile, for ptxas and what it says of a kernel that adds all there is."""
+    program = matmul_reduce_scatter_program(
+        200, 336, 144, 4, FP8, True, FP8_TILES, True, "bfloat16"
+    )
+    file = tmp_path / "kernel.ptx"
+    file.write_text(tw.emit(program, stage="ptx"))
+    assert re.search(r"wgmma\.mma_async\S*m64n64k32\.f32\.e4m3\.e4m3", file.read_text())
+    ptxas = Path(nvcc).with_name("ptxas")
+    command = [ptxas, "-arch=sm_90a", "-v", "-o", tmp_path / "kernel.cubin", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert " 0 bytes spill stores" in done.stderr and "serialized" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "shards", "tiles"),
     [(1024, 8192, 4, LARGE), (256, 2048, 4, SMALL), (128, 256, 132, LARGE), (128, 256, 131, SMALL)],
 )
 def test_tiles(rows, columns, shards, tiles):
     assert tiles_for(rows, columns, shards) == tiles
+    assert tiles_for(rows, columns, shards, itemsize=1) == FP8_TILES

@@ -7,6 +7,7 @@ own (test_programs.py, tests/gpu/ops.py).
 from __future__ import annotations
 
 import pytest
+import torch
 
 import tileweave as tw
 from tests.operators import on_ranks, tuned_on_ranks
@@ -26,6 +27,11 @@ def assert_right(outcomes):
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_values(three, operator, order, where):
     assert_right(three.run(operator, order, where))
+
+
+@pytest.mark.parametrize(("out_dtype", "biased"), [(None, True), (torch.float16, False)])
+def test_fp8(three, out_dtype, biased):
+    assert_right(three.run(on_ranks.fp8, out_dtype, biased))
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
