@@ -70,20 +70,26 @@ class Trial:
         )
         return a.to(p.dtype), p.stored(b.to(p.dtype))
 
+    def rows_of(self, a: torch.Tensor) -> torch.Tensor:
+        """What is multiplied by b: the rows of all ranks, or ``a``. Collective."""
+        return nccl.all_gather(a, self.group) if self.problem.gathers else a
+
+    def sum_of(self, product: torch.Tensor) -> torch.Tensor:
+        """The result, of each rank's product, in whose place it may be. Collective."""
+        if self.problem.scatters:
+            total = product.new_empty(self.problem.shape)
+            nccl.reduce_scatter(product, total, self.group)
+            return total
+        if not self.problem.gathers:
+            nccl.all_reduce(product, self.group)
+        return product
+
     def right_of(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """The right result, in fp32. Collective."""
         a, b = a.float(), b.float()
         if self.problem.scaled:
             b = b * (self.epilogue.scale_a * self.epilogue.scale_b)
-        if self.problem.gathers:
-            return nccl.all_gather(a, self.group) @ b
-        if self.problem.scatters:
-            right = torch.empty(self.c.shape, device=self.group.device)
-            nccl.reduce_scatter(a @ b, right, self.group)
-            return right
-        right = a @ b
-        nccl.all_reduce(right, self.group)
-        return right
+        return self.sum_of(self.rows_of(a) @ b)
 
     def error_of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
         """Relative error of the result ``c`` for these inputs. Collective."""

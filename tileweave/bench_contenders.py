@@ -56,18 +56,12 @@ class Inputs:
     @staticmethod
     def random(trial: Trial) -> Inputs:
         """Fresh ones. Collective."""
-        problem, group = trial.problem, trial.group
         a, b = trial.inputs()
-        rows = nccl.all_gather(a, group) if problem.gathers else a
+        rows = trial.rows_of(a)
         product = rows.float() @ b.float()
-        result = product
-        if problem.scatters:
-            result = product.new_empty(problem.shape)
-            nccl.reduce_scatter(product, result, group)
-        elif not problem.gathers:
-            result = product.clone()
-            nccl.all_reduce(result, group)
-        return Inputs(a, b, rows, product, product.to(a.dtype), result)
+        part = product.to(a.dtype)
+        result = product if trial.problem.gathers else trial.sum_of(product.clone())
+        return Inputs(a, b, rows, product, part, result)
 
 
 @dataclass(frozen=True)
