@@ -64,10 +64,11 @@ def test_ranks_that_disagree_are_told(three):
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
-def test_tune(three, op):
+def test_tune(three, op, dtype):
     """Inputs, results and times are real; what is tuned is torch's product, right or wrong."""
-    first, *others = three.run(tuned_on_ranks.tune, op)
+    first, *others = three.run(tuned_on_ranks.tune, op, dtype)
     if isinstance(first, Exception):
         raise first
     assert others == [first] * 2

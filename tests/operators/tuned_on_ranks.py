@@ -10,16 +10,15 @@ from unittest.mock import patch
 import torch
 
 from tileweave.ops import tuner
-from tileweave.ops.epilogue import NOTHING
 from tileweave.ops.groups import group_of
 from tileweave.ops.operators import OPERATORS, Choice
 from tileweave.ops.prepared import Prepared
 from tileweave.ops.problem import Problem
 from tileweave.ops.tiles import LARGE
-from tileweave.ops.trial import Trial
+from tileweave.ops.trial import Trial, problem_of
 
 
-def tune(op: str) -> dict[str, Any]:
+def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
     """What tuning finds out where three stand-ins for kernels are all there is."""
 
     class StandIn(OPERATORS[op], op=op):
@@ -29,7 +28,7 @@ def tune(op: str) -> dict[str, Any]:
             self.wrong = choice.program == "wrong"
 
         def __call__(self, a, b, c, *epilogue: torch.Tensor) -> None:
-            self.unfused(a, b, c, group, NOTHING)
+            self.unfused(a, b, c, group, trial.epilogue)
             if self.wrong and group.rank == 1:
                 c[0, 0] = torch.nan
 
@@ -45,6 +44,7 @@ def tune(op: str) -> dict[str, Any]:
             return [Choice(program, LARGE) for program in cls.programs]
 
     group, real = group_of(""), StandIn.__mro__[1]
+    trial = Trial(problem_of(op, 66, 48, 48, group.world_size, dtype), group)
     kept, session = Prepared(), types.SimpleNamespace(group=group)
     patches = [
         patch.object(tuner, "save", lambda *_: None),
@@ -57,11 +57,10 @@ def tune(op: str) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             for each in patches:
                 stack.enter_context(each)
-            (tuned,) = tuner.tune(op, [(66, 48, 36)])
-            choice = tuner.choice_of("fused", tuned.problem, group)
-        trial = Trial(tuned.problem, group)
+            (tuned,) = tuner.tune(op, [(66, 48, 48)], dtype)
+            choice = tuner.choice_of("fused", trial.problem, group)
         a, b = trial.inputs()
-        kept.operators[tuned.problem, choice](a, b, trial.c)
+        kept.operators[trial.problem, choice](a, b, trial.c)
         return {
             "winner": choice.program,
             "reasons": {a.choice.program: a.reason for a in tuned.attempts},
