@@ -81,7 +81,7 @@ class PlanSync:
         Raises:
             TileWeaveError: the copies are others than in the call that was looked at.
         """
-        regions = {h.name: _region(self.kernel, h, world_size) for h in self.hidden}
+        regions = {h.name: region_of(self.kernel, h, world_size) for h in self.hidden}
         launch = next(s for s in steps if isinstance(s, Launch) and s.program is self.original)
         made = _copies(rank, launch, steps)
         expected = [c for c in self.copies if c.rank == rank]
@@ -182,7 +182,8 @@ def hidden_name(kernel: tirx.PrimFunc, hidden: str) -> str:
     return f"{named(kernel)}.{hidden}"
 
 
-def _region(program: tirx.PrimFunc, hidden: Hidden, world_size: int) -> Region:
+def region_of(program: tirx.PrimFunc, hidden: Hidden, world_size: int) -> Region:
+    """A hidden parameter of a kernel, as steps of a plan mean it."""
     parameter = Parameter(
         hidden_name(program, hidden.name), hidden.dtype, hidden.shape, hidden.symmetric
     )
@@ -217,7 +218,7 @@ def _place(copy: KnownCopy) -> tuple:
 @cache
 def _begin(ranks: int) -> tirx.PrimFunc:
     """The kernel that runs before the copies of a call: meets ``ranks - 1`` peers, if any."""
-    return _meet_and_count(ranks) if ranks else _count()
+    return meet_and_count(ranks) if ranks else _count()
 
 
 def _count() -> tirx.PrimFunc:
@@ -231,7 +232,9 @@ def _count() -> tirx.PrimFunc:
     return begin
 
 
-def _meet_and_count(ranks: int) -> tirx.PrimFunc:
+def meet_and_count(ranks: int) -> tirx.PrimFunc:
+    """The kernel that counts a call and returns when ``ranks - 1`` peers have begun it, too."""
+
     @T.prim_func
     def begin(started: W.Symmetric((ranks,), "uint32"), launches: T.Tensor((CALL + 1,), "uint32")):
         with T.Kernel(1, threads=32) as _:

@@ -23,6 +23,7 @@ from .parameters import Parameter, Shape, parameters_of, shapes_of, shown_sizes
 from .regions import Region, RegionError, Rows, at_site, site
 
 if TYPE_CHECKING:
+    from .plan_pulls import PullSync
     from .plan_sync import PlanSync
 
 _WORDS = ("int32", "uint32")
@@ -345,7 +346,7 @@ class Plan:
         self.body, self.pass_configs = body, dict(pass_configs or {})
         own_options(self.pass_configs)
         self._programs: dict[int, tuple[tirx.PrimFunc, tirx.PrimFunc]] = {}
-        self._syncs: dict[tuple, PlanSync | None] = {}
+        self._syncs: dict[tuple, PlanSync | PullSync | None] = {}
         self._traces: dict[tuple, list[Step]] = {}
 
     @staticmethod
@@ -394,9 +395,10 @@ class Plan:
 
     def _sync_of(
         self, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
-    ) -> PlanSync | None:
+    ) -> PlanSync | PullSync | None:
         key = world_size, tuple(shapes.items())
         if key not in self._syncs:
+            from .plan_pulls import pulls_of
             from .plan_sync import sync_of
 
             ranks = range(world_size)
@@ -404,7 +406,7 @@ class Plan:
                 traces = [self._traced(r, world_size, shapes, scalars) for r in ranks]
             except RegionError:
                 return None  # the rank whose region it is says so
-            self._syncs[key] = sync_of(traces)
+            self._syncs[key] = pulls_of(traces) or sync_of(traces)
         return self._syncs[key]
 
     def _traced(

@@ -190,7 +190,7 @@ def test_synchronisation_page_has_every_refusal():
              "traffic", "waits")  # fmt: skip
     files = [CHECKOUT / "passes" / "inference" / f"{name}.py" for name in names]
     others = ("passes/lift_symmetric", "passes/specialize_sizes", "runtime/dynamic_kernel",
-              "runtime/plan_sync")  # fmt: skip
+              "runtime/plan_sync", "runtime/plan_pulls")  # fmt: skip
     files += [CHECKOUT / f"{name}.py" for name in others]
     every = [text for file in files for text in _refusals(file)]
     assert len(every) > 15

@@ -32,8 +32,10 @@ from .passes.walk import uses_tileweave
 from .runtime import Plan
 from .runtime.configured import configured
 from .runtime.parameters import dynamic_extents, shapes_of
+from .runtime.plan_pulls import REUSE, WAIT
 from .runtime.plan_sync import BEGIN
 from .runtime.plans import Copy, CopyValue, Launch, Step, WaitValue, WriteValue
+from .runtime.regions import Region
 
 Kind = Literal["wait", "fence", "bulk_wait", "barrier", "signal", "unordered", "unverified"]
 KINDS: dict[str, str] = {
@@ -286,7 +288,10 @@ def _of_plan(plan: Plan, world_size: int, arch: str, sizes: Mapping[str, int]) -
     ops = _most(_flag_steps(trace) for trace in traces)
     lines = [int(s.site.rpartition(":")[2]) for s in steps] + [op.line for op in ops]
     file, _, first = plan.site.rpartition(":")
-    launches = [s for s in steps if isinstance(s, Launch) and s.number != BEGIN]
+    launches = [s for s in steps if isinstance(s, Launch) and s.number > BEGIN]
+    added = {s.name: s.program for s in steps if isinstance(s, Launch) and s.number <= BEGIN}
+    counters = {h.name: _bytes(h) for f in added.values() for h in hidden_of(f)}
+    reuse = {op.tensor: REUSE for op in ops if op.kind == "signal"} if counters else {}
     kernels = {id(s.program): s.program for s in launches}
     names = _apart(named(k) for k in kernels.values())
     parts = [
@@ -294,7 +299,7 @@ def _of_plan(plan: Plan, world_size: int, arch: str, sizes: Mapping[str, int]) -
         for k, name in zip(kernels.values(), names, strict=True)
     ]
     own = Explanation(
-        plan.name, world_size, tuple(_in_kernel(ops, plan.name)),
+        plan.name, world_size, tuple(_in_kernel(ops, plan.name)), reuse=reuse, flags=counters,
         sources=((plan.name, file, int(first), max([int(first), *lines])),), sizes=dict(sizes),
     )  # fmt: skip
     return _merged(plan.name, world_size, [own, *parts])
@@ -313,27 +318,38 @@ def _apart(names: Iterable[str]) -> list[str]:
 def _flag_steps(trace: Sequence[Step]) -> Iterator[Operation]:
     """What the steps of one rank do to flags, by hand or for a copy whose number they have."""
     copied = {s.number: s.dst.parameter.name for s in trace if isinstance(s, Copy)}
+    read = {s.site: s.src.parameter.name for s in trace if isinstance(s, Copy)}
     first = next(iter(copied.values()), "")
     for step in trace:
-        if isinstance(step, (WriteValue, CopyValue)):
-            kind, word, times = "signal", step.dst, 1
-            reason = "the stream tells {kernel} that p.copy has ended"
-        elif isinstance(step, WaitValue):
-            kind, word, times = "wait", step.flag, 1
-            reason = "the stream waits until {kernel} has written what p.copy reads"
-        elif isinstance(step, Launch) and step.number == BEGIN and "started" in step.arguments:
-            kind, word = "wait", step.arguments["started"]
-            reason = "before p.copy overwrites it: a peer may read it until its call begins"
-            times = word.shape[-1] - 1
-        else:
-            continue
         file, _, line = step.site.rpartition(":")
-        kernel, inferred, flag = word.parameter.name.partition(".")
-        if inferred:
-            reason, tensor = reason.format(kernel=kernel), copied.get(step.number, first)
-            yield from [Operation(kind, tensor, file, int(line), reason, "", "1", flag)] * times
-        else:
-            yield Operation(kind, kernel, file, int(line), BY_HAND, flag=kernel)
+        place = file, int(line or 0)
+        if isinstance(step, (WriteValue, CopyValue)):
+            kernel, inferred, flag = step.dst.parameter.name.partition(".")
+            if not inferred:
+                yield Operation("signal", kernel, *place, BY_HAND, flag=kernel)
+                continue
+            reason = f"the stream tells {kernel} that p.copy has ended"
+            yield Operation("signal", copied[step.number], *place, reason, "", "1", flag)
+        elif isinstance(step, WaitValue):
+            kernel, inferred, flag = step.flag.parameter.name.partition(".")
+            reason = f"the stream waits until {kernel} has written what p.copy reads"
+            if inferred:
+                yield Operation("wait", first, *place, reason, "", "1", flag)
+            else:
+                yield Operation("wait", kernel, *place, BY_HAND, flag=kernel)
+        elif isinstance(step, Launch) and step.number == BEGIN and (peers := _met(step)):
+            reason = "before p.copy overwrites it: a peer may read it until its call begins"
+            yield from [Operation("wait", first, *place, reason, "", "1", "started")] * peers
+        elif isinstance(step, Launch) and step.number == WAIT:
+            reason = "p.copy reads what another stream brings"
+            yield Operation("wait", read[step.site], *place, reason, "", "1", "arrived")
+
+
+def _met(begin: Launch) -> int:
+    """For how many peers the kernel waits that begins a call."""
+    words = {n: v.shape for n, v in begin.arguments.items() if isinstance(v, Region)}
+    words |= {h.name: h.shape for h in hidden_of(begin.program)}
+    return words["started"][-1] - 1 if "started" in words else 0
 
 
 def _most(of_ranks: Iterable[Iterable[Operation]]) -> list[Operation]:
