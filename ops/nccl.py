@@ -22,9 +22,17 @@ def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
     if group.process_group is None:
         return share
     rows = share.new_empty(group.world_size * share.shape[0], *share.shape[1:])
-    # As bytes: gloo knows no fp8.
-    _gather(rows.view(torch.uint8), share.view(torch.uint8), group=group.process_group)
+    all_gather_into(share, rows, group)
     return rows
+
+
+def all_gather_into(share: torch.Tensor, rows: torch.Tensor, group: Group) -> None:
+    """The rows of all ranks, in their order, into ``rows``."""
+    if group.process_group is None:
+        rows.copy_(share)
+    else:
+        # As bytes: gloo knows no fp8.
+        _gather(rows.view(torch.uint8), share.view(torch.uint8), group=group.process_group)
 
 
 def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
@@ -39,6 +47,15 @@ def all_reduce(whole: torch.Tensor, group: Group) -> None:
     """The sum over ranks, in place."""
     if group.process_group is not None:
         dist.all_reduce(whole, group=group.process_group)
+
+
+def all_to_all(given: torch.Tensor, got: torch.Tensor, group: Group) -> None:
+    """Row ``r`` of ``given`` goes to rank ``r``; what this rank gets lies in ``got`` by rank."""
+    if group.process_group is None:
+        got.copy_(given)
+    else:
+        got, given = got.view(torch.uint8), given.view(torch.uint8)  # gloo knows no fp8
+        dist.all_to_all_single(got, given, group=group.process_group)
 
 
 def traced_all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:

@@ -5,10 +5,17 @@ import inspect
 import re
 
 import tileweave as tw
+from tileweave.ops.all_gather import all_gather_plan, all_gather_program
 from tileweave.ops.all_gather_matmul import all_gather_matmul_plan, gathered_matmul
+from tileweave.ops.all_reduce import add_and_share, all_reduce_plan
+from tileweave.ops.all_reduce import one_shot_program as all_reduce_one_shot
+from tileweave.ops.all_reduce import two_phase_program as all_reduce_two_phase
+from tileweave.ops.all_to_all import all_to_all_plan, all_to_all_program
 from tileweave.ops.matmul_all_reduce import one_shot_program, two_phase_program
 from tileweave.ops.matmul_reduce_scatter import matmul_reduce_scatter_program
+from tileweave.ops.reduce_scatter import add_parts, reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.tiles import FP8, LARGE, SMALL
+from tileweave.ops.words import Lines
 
 
 def show(program):
@@ -24,6 +31,17 @@ for make in (
     all_gather_matmul_plan,
     one_shot_program,
     two_phase_program,
+    all_gather_plan,
+    all_gather_program,
+    reduce_scatter_program,
+    add_parts,
+    reduce_scatter_plan,
+    all_reduce_one_shot,
+    all_reduce_two_phase,
+    add_and_share,
+    all_reduce_plan,
+    all_to_all_plan,
+    all_to_all_program,
 ):
     print(make.__name__, WORDS.findall(inspect.getsource(make)))
 
@@ -33,6 +51,17 @@ for make in (
 # CHECK-NEXT: all_gather_matmul_plan []
 # CHECK-NEXT: one_shot_program []
 # CHECK-NEXT: two_phase_program []
+# CHECK-NEXT: all_gather_plan []
+# CHECK-NEXT: all_gather_program []
+# CHECK-NEXT: reduce_scatter_program []
+# CHECK-NEXT: add_parts []
+# CHECK-NEXT: reduce_scatter_plan []
+# CHECK-NEXT: one_shot_program []
+# CHECK-NEXT: two_phase_program []
+# CHECK-NEXT: add_and_share []
+# CHECK-NEXT: all_reduce_plan []
+# CHECK-NEXT: all_to_all_plan []
+# CHECK-NEXT: all_to_all_program []
 
 # One wgmma loop fed by TMA; tiles leave by TMA and are complete before they are announced; own tiles
 # wait for the others' before they read them.
@@ -122,3 +151,23 @@ show(one_shot_program(72, 8200, 1800, 4, "bfloat16", True, SMALL))
 # CHECK: *(uint4*)(sums
 # CHECK: tl::tma_store(C_desc
 show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
+
+# Tiles go to the peers as boxes of the TMA, which are complete before they are announced.
+# CHECK-LABEL: TEST: reduce_scatter
+# CHECK: tl::tma_store(parts_desc
+# CHECK: tw::complete_bulk_stores();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(parts_arrived[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: tl::tma_store(out_desc
+show(reduce_scatter_program(Lines.of(100 * 256, "bfloat16"), 4, "tma"))
+
+# Threads move 16 bytes at a time, by way of registers.
+# CHECK-LABEL: TEST: all_gather
+# CHECK-NOT: extern __shared__
+# CHECK-NOT: tma_store
+# CHECK: *(int4*)(arrived{{.*}} = *(int4*)(held
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(arrived_arrived[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(arrived_arrived[
+# CHECK: *(int4*)(held{{.*}} = *(int4*)(arrived
+# CHECK: *(int4*)(out{{.*}} = *(int4*)(held
+show(all_gather_program(Lines.of(96 * 256, "int32"), 4, "ldst"))

@@ -356,3 +356,73 @@ def _error_of_async_tp(op: str) -> float:
     judge = Judge({"async_tp": contender})
     judge("async_tp", inputs, contender.call(inputs))
     return judge.errors["async_tp"]
+
+
+EXCHANGES = {
+    "all_gather": (),
+    "reduce_scatter": (),
+    "all_reduce": (),
+    "all_to_all": (1, 0),
+    "all_to_all back": (0, 1),
+    "all_to_all in place": (0, 0),
+}
+"""The collectives, each with axes."""
+
+
+def exchange_by_one(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
+    """What each rank gets, computed by one process from what all of them give."""
+    op, axes = what.split()[0], EXCHANGES[what]
+    if op == "all_gather":
+        return [torch.cat(x)] * len(x)
+    if op == "all_to_all":
+        parts = [given.chunk(len(x), axes[0]) for given in x]
+        return [torch.cat([p[r] for p in parts], axes[1]) for r in range(len(x))]
+    total = sum(x)
+    return [total] * len(x) if op == "all_reduce" else list(total.chunk(len(x)))
+
+
+def exchange(what: str, where: str, form: str | None = None) -> dict[str, bool]:
+    """A collective on every rank of a group: what is right."""
+    group = part_of_the_world(form) if form else None
+    me, count = dist.get_rank(), 2 if form else dist.get_world_size()
+    shape = (2 * count, 3 * count, 5)
+    x = [numbers(*shape, of=r, what="x") for r in range(count)]
+    results = exchange_by_one(x, what)
+    out = torch.full_like(results[me], torch.nan) if where == "out" else None
+    given = numbers(*shape, of=me, what="x")
+    found = getattr(ops, what.split()[0])(given, *EXCHANGES[what], group, out=out)
+    right = results[me]
+    return {"result": torch.allclose(found, right), "in out": out is None or found is out}
+
+
+def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
+    """Of a collective, against those of one process that has the numbers of all ranks; weighted by
+    numbers of each rank, or alike on all for an all-reduce."""
+    me, count = dist.get_rank(), dist.get_world_size()
+    op, axes = getattr(ops, what.split()[0]), EXCHANGES[what]
+    shape = (2 * count, 3 * count, 5)
+    x = [numbers(*shape, of=r, what="x").requires_grad_() for r in range(count)]
+    results = exchange_by_one([given.relu() for given in x], what)
+    alike = what == "all_reduce"
+    weights = [
+        numbers(*y.shape, of=0 if alike else r, what="weight") for r, y in enumerate(results)
+    ]
+    loss = sum((y * w).sum() for y, w in zip(results, weights, strict=True))
+    (right,) = torch.autograd.grad(loss / count if alike else loss, x[me])
+
+    def f(given):
+        return op(given.relu(), *axes) * weights[me]
+
+    f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
+    mine = x[me].detach().clone().requires_grad_()
+    found = f(mine)
+    (gradient,) = torch.autograd.grad(found.sum(), mine)
+    return {
+        "value": torch.allclose(found, results[me] * weights[me]),
+        "gradient": torch.allclose(gradient, right),
+    }
+
+
+def exchange_differs() -> None:
+    """Every rank gives another shape."""
+    ops.all_gather(torch.ones(2, 3 + dist.get_rank()))

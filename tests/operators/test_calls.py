@@ -12,7 +12,7 @@ import torch
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops import groups, prepared, problem, strategy
+from tileweave.ops import exchange, groups, prepared, problem, strategy, transport
 from tileweave.ops.all_gather_matmul import AllGatherMatmul
 from tileweave.ops.epilogue import Epilogue
 from tileweave.ops.matmul_all_reduce import MatmulAllReduce
@@ -108,7 +108,26 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("operator", "args", "options", "message"), REFUSED)
+EXCHANGES_REFUSED = [
+    (ops.all_gather, (ones(),), {}, "x has shape (); expected at least 1 positive extents"),
+    (ops.all_reduce, (ones(4, 0),), {}, "x has shape (4, 0); expected positive extents"),
+    (ops.all_gather, (ones(4, 8),), {"out": ones(4, 6)}, "out has shape (4, 6); expected (4, 8)"),
+    (ops.all_to_all, (ones(4, 8),), {"out": ones(4, 8, dtype=BF16)},
+     "out is of torch.bfloat16; expected torch.float32 as x"),
+    (ops.all_to_all, (ones(4, 8), 2, 0), {},
+     "scatter_dim=2; expected an axis of x of shape (4, 8)"),
+    (ops.all_to_all, (ones(4, 8), 0, -3), {},
+     "gather_dim=-3; expected an axis of x of shape (4, 8)"),
+    (ops.all_reduce, (ones(4, 8),), {"transport": "fast"},
+     "transport='fast'; expected 'auto', 'copy_engine', 'tma', 'ldst', 'nccl'"),
+    (ops.reduce_scatter, (ones(4, 8),), {"transport": "tma"},
+     "transport='tma', but the tensors are on cpu; expected cuda"),
+    (ops.reduce_scatter, (ones(4, 8).requires_grad_(),), {"out": ones(4, 8)},
+     "out is given and an argument requires a gradient"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operator", "args", "options", "message"), [*REFUSED, *EXCHANGES_REFUSED])
 def test_refused(operator, args, options, message):
     with pytest.raises(tw.TileWeaveError) as error:
         operator(*args, **options)
@@ -122,6 +141,49 @@ def test_rows_that_ranks_cannot_share():
         "a has shape (10, 8); expected a multiple of 4 rows for 4 ranks"
     )):  # fmt: skip
         checked("matmul_reduce_scatter", ones(10, 8), ones(8, 8), 4)
+
+
+def test_axes_that_ranks_cannot_share():
+    with pytest.raises(tw.TileWeaveError, match=re.escape(
+        "all_to_all: x has shape (8, 6); expected a multiple of 4 along axis 1 for 4 ranks"
+    )):  # fmt: skip
+        exchange.checked("all_to_all", ones(8, 6), None, 4, (-1, 0))
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "dtype", "asked", "name", "reason"),
+    [
+        ("all_gather", (1 << 19,), BF16, "auto", "copy_engine", "1048576 bytes"),
+        ("all_gather", (1 << 18,), BF16, "auto", "ldst", "524288 bytes"),
+        ("all_gather", (3,), torch.int32, "tma", None,
+         "transport='tma', but a part has 12 bytes without a gap; expected a multiple of 16"),
+        ("reduce_scatter", (8,), torch.int32, "auto", "nccl", "x is of torch.int32; expected torc"),
+        ("reduce_scatter", (8,), torch.int32, "ldst", None, "but x is of torch.int32; expected"),
+        ("all_reduce", (6,), BF16, "copy_engine", None,
+         "but x has 6 elements; expected a multiple of 4"),
+        ("all_reduce", ((8 << 20) + 2,), BF16, "auto", "ldst", "16777220 bytes"),
+    ],
+)  # fmt: skip
+def test_transports(monkeypatch, op, shape, dtype, asked, name, reason):
+    monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
+    group = Group(0, 4, 0, torch.device("cpu"), None, None)
+    problem = exchange.checked(op, torch.empty(shape, dtype=dtype, device="meta"), None, 4, ())
+
+    def found():
+        return transport.chosen(
+            asked, problem, torch.device("cuda", 0), group, exchange.EXCHANGES[op]
+        )
+
+    if name:
+        assert (found().name, found().reason[: len(reason)]) == (name, reason)
+    else:
+        with pytest.raises(tw.TileWeaveError, match=re.escape(reason)):
+            found()
+
+
+def test_transport_of():
+    found = ops.transport_of(ops.all_to_all, ones(4, 8), 1, 0)
+    assert str(found) == "nccl: the tensors are on cpu; expected cuda"
 
 
 def test_any_rows_are_reduced():
@@ -353,6 +415,18 @@ def test_what_ranks_compare_of_a_problem():
     assert str(asked) == (
         "matmul_reduce_scatter of (16, 32) x transposed (32, 48) float8_e4m3fn to float16 with bias"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [("all_gather", ()), ("reduce_scatter", ()), ("all_reduce", ()), ("all_to_all", (1, 0))],
+)
+@pytest.mark.parametrize("out", [False, True])
+def test_collectives_registered_as_torch_wants_it(name, axes, out):
+    x = torch.randn(6, 8, requires_grad=not out)
+    op, given = (f"{name}_out", (x, torch.empty(6, 8))) if out else (name, (x,))
+    op = getattr(torch.ops.tileweave, op).default
+    assert set(torch.library.opcheck(op, (*given, *axes, "", "auto")).values()) == {"SUCCESS"}
 
 
 def test_module_of_the_page():

@@ -12,7 +12,7 @@ import torch
 
 from tests.test_plan import FakeKernel, Ranks
 from tileweave import ops
-from tileweave.ops import operators, prepared, strategy, tuner
+from tileweave.ops import exchange, operators, prepared, strategy, transport, tuner
 from tileweave.ops.groups import group_of
 from tileweave.ops.matmul_all_reduce import MatmulAllReduce
 from tileweave.ops.matmul_reduce_scatter import MatmulReduceScatter
@@ -23,8 +23,9 @@ from tileweave.runtime.parameters import parameters_of
 
 
 class Multiplier(FakeKernel):
-    """C is A, or what was gathered, times B, scaled and with a bias where it has these; its
-    arguments are as its program declares them."""
+    """C is A, or what was gathered, times B, scaled and with a bias where it has these; of a
+    collective, which has one rank, ``out`` is ``x``. Its arguments are as its program declares
+    them."""
 
     def __call__(self, *arguments):
         given = dict(zip([p.name for p in parameters_of(self.program)], arguments, strict=True))
@@ -32,12 +33,15 @@ class Multiplier(FakeKernel):
             shape = tuple(given[p.name].shape)
             assert (shape[1:] if p.symmetric else shape) == p.shape
             assert given[p.name].is_contiguous() or p.symmetric
+        self.log.append(str(self.program.attrs["global_symbol"]))
+        if "x" in given:
+            given["out"].copy_(given["x"].view(given["out"].shape))
+            return
         a = given["A"] if "A" in given else given["gathered"][0]
         b = given["B"] if given["B"].shape[0] == a.shape[-1] else given["B"].t()
         if "scale_a" in given:
             a, b = a.float() * given["scale_a"], b.float() * given["scale_b"]
         given["C"].copy_((a @ b + given.get("bias", 0)).view(given["C"].shape))
-        self.log.append(str(self.program.attrs["global_symbol"]))
 
 
 FP8 = torch.float8_e4m3fn
@@ -61,6 +65,8 @@ def on_rank(every_rank, monkeypatch):
     monkeypatch.setattr(plan_streams, "compile", compiled)
     for made in (MatmulReduceScatter, MatmulAllReduce):
         monkeypatch.setattr(sys.modules[made.__module__], "compiled", compiled)
+    monkeypatch.setattr(exchange, "compiled", compiled)
+    monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     for module in (strategy, tuner):
         monkeypatch.setattr(module, "obstacle", lambda *_: None)
 
@@ -173,3 +179,42 @@ def test_each_problem_is_prepared_once_and_makes_room(on_rank):
 
     kept, _ = on_rank(calls)
     assert kept == [[600], [600], [600, 1200], [1200, 600], [600, 800]]
+
+
+@pytest.mark.parametrize(
+    ("op", "axes", "by", "dtype", "ran"),
+    [
+        (ops.all_gather, (), "copy_engine", torch.float64, []),
+        (ops.all_gather, (), "ldst", torch.uint8, ["all_gather"]),
+        (ops.reduce_scatter, (), "copy_engine", torch.bfloat16, ["add_parts"]),
+        (ops.reduce_scatter, (), "tma", torch.float16, ["reduce_scatter"]),
+        (ops.all_reduce, (), "copy_engine", torch.float32, ["add_and_share"]),
+        (ops.all_reduce, (), "ldst", torch.bfloat16, ["all_reduce_one_shot"]),
+        (ops.all_to_all, (1, 0), "copy_engine", torch.int64, []),
+        (ops.all_to_all, (0, 1), "tma", torch.bool, ["all_to_all"]),
+    ],
+)
+def test_exchange(on_rank, op, axes, by, dtype, ran):
+    """One rank gets what it gives, by way of symmetric memory where copy engines move it."""
+    x = torch.randint(0, 2, (16, 8, 32)).to(dtype)
+
+    def calls():
+        out = torch.zeros_like(x)
+        return [op(x, *axes, transport=by), op(x, *axes, out=out, transport=by)]
+
+    results, log = on_rank(calls)
+    assert all(torch.equal(found, x) for found in results)
+    assert [entry for entry in log if isinstance(entry, str)] == ran * 2
+
+
+def test_an_exchange_that_does_not_fit_leaves_nothing(on_rank):
+    """Of a heap of 2 MiB: two tensors of 1.5 MB are one too many."""
+    x = torch.ones(3 << 17)
+
+    def calls():
+        with pytest.raises(HeapExhausted, match=r"all_reduce of \(393216,\) float32: "):
+            ops.all_reduce(x, transport="copy_engine")
+        return ops.all_gather(x, transport="copy_engine")
+
+    found, _ = on_rank(calls)
+    assert torch.equal(found, x)

@@ -45,6 +45,32 @@ def test_gradients_of_a_sum(three, compiled):
     assert_right(three.run(on_ranks.gradients_of_a_sum, compiled))
 
 
+@pytest.mark.parametrize("where", ["new", "out"])
+@pytest.mark.parametrize("what", on_ranks.EXCHANGES)
+def test_exchanges(three, what, where):
+    assert_right(three.run(on_ranks.exchange, what, where))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("what", on_ranks.EXCHANGES)
+def test_gradients_of_exchanges(three, what, compiled):
+    assert_right(three.run(on_ranks.gradients_of_exchange, what, compiled))
+
+
+@pytest.mark.parametrize(
+    ("what", "form"), [("all_gather", "group"), ("reduce_scatter", "name"), ("all_to_all", "mesh")]
+)
+def test_exchanges_in_a_part_of_the_world(three, what, form):
+    *inside, outside = three.run(on_ranks.exchange, what, "new", form)
+    assert_right(inside)
+    assert isinstance(outside, tw.TileWeaveError) and "expected" in str(outside)
+
+
+def test_ranks_that_exchange_other_shapes_are_told(three):
+    for error in three.run(on_ranks.exchange_differs):
+        assert "all_gather: the ranks disagree (rank 0: all_gather of (2, 3) float32" in str(error)
+
+
 @pytest.mark.parametrize("form", ["group", "name", "mesh"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_part_of_the_world(three, operator, form):

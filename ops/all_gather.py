@@ -1,0 +1,122 @@
+"""All-gather: every rank gets what all ranks give.
+
+The plan for copy engines, the tile program for SMs, and the torch operator with its gradient.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from .. import language as W
+from ..runtime import Plan, Steps, plan
+from . import nccl
+from .collective import Collective, require_exchangeable
+from .exchange import Exchange, define_exchange, exchange
+from .words import Lines, alloc_of, pieces_of, words_of
+
+NAME = "all_gather"
+ENGINE_BYTES = 1 << 20
+"""From how many bytes of a rank on copy engines move them. A guess until it is measured."""
+
+
+def all_gather_plan(count: int, ranks: int, dtype: str, pieces: list[slice]) -> Plan:
+    """Copy engines: each rank lays x (count) out where the peers can read it, and fetches theirs
+    into out (ranks, count).
+
+    A peer's memory is read and not written: so what arrives is in its place, and only what a rank
+    gives is copied once more, a piece of it before the first one is fetched.
+    """
+
+    @plan
+    def all_gather(
+        p: Steps,
+        x: T.Tensor((count,), dtype),
+        given: W.Symmetric((count,), dtype),
+        out: T.Tensor((ranks, count), dtype),
+    ):
+        for piece in pieces:
+            p.copy(given[p.rank, piece], x[piece])
+        p.copy(out[p.rank], x)
+        fetched = [(piece, peer) for piece in pieces for peer in p.peers()]
+        for number, (piece, peer) in enumerate(fetched):
+            p.copy(out[peer, piece], given[peer, piece], stream=f"fetch {number % 2}")
+
+    return all_gather
+
+
+def all_gather_program(lines: Lines, ranks: int, transport: str):
+    """SMs: each rank stores x (rows, columns) for all others, which copy it to out (ranks, rows,
+    columns)."""
+    alloc, dtype = alloc_of(transport), lines.dtype
+
+    @T.prim_func
+    def all_gather(x: T.Tensor(lines.shape, dtype), out: T.Tensor((ranks, *lines.shape), dtype)):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
+            held = alloc(lines.tile, dtype)
+            me, first = W.rank(), block * lines.height
+            T.copy(x[first, 0], held)
+            for step in T.serial(ranks - 1):
+                T.copy(held, arrived[(me + 1 + step) % ranks, me, first, 0])
+            T.copy(held, out[me, first, 0])
+            for step in T.serial(ranks - 1):
+                source = (me + ranks - 1 - step) % ranks  # as they arrive
+                T.copy(arrived[me, source, first, 0], held)
+                T.copy(held, out[source, first, 0])
+
+    return all_gather
+
+
+class AllGather(Exchange, op=NAME):
+    @staticmethod
+    def result(x, ranks):
+        require_exchangeable(NAME, x, 1)
+        return (x.shape[0] * ranks, *x.shape[1:]), ()
+
+    @staticmethod
+    def steps(problem: Collective, transport: str):
+        dtype, count = words_of(problem.nbytes)
+        if transport != "copy_engine":
+            return all_gather_program(Lines.of(count, dtype), problem.ranks, transport)
+        return all_gather_plan(count, problem.ranks, dtype, pieces_of(count, 1, dtype))
+
+    @staticmethod
+    def unfused(x, out, group):
+        nccl.all_gather_into(x, out, group)
+
+    @staticmethod
+    def auto(problem):
+        return "copy_engine" if problem.nbytes >= ENGINE_BYTES else "ldst"
+
+    @staticmethod
+    def gradient(grad, group, transport):
+        return torch.ops.tileweave.reduce_scatter(grad, group, transport)
+
+
+def all_gather(
+    x: torch.Tensor, group: Any = None, *, out: torch.Tensor | None = None, transport: str = "auto"
+) -> torch.Tensor:
+    """What all ranks give, along the first axis, in the order of the ranks.
+
+    Every rank calls it with the same shape; the first call with a new one compiles, collectively.
+
+    Args:
+        x: (N, ...), of any type.
+        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+            with one axis.
+        out: (ranks * N, ...), contiguous; gets the result. Not differentiable.
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
+            ``auto``; see ``transport_of``.
+
+    Returns:
+        (ranks * N, ...), in the type of ``x``.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    return exchange(NAME, x, group, out, transport)
+
+
+define_exchange(NAME)

@@ -1,0 +1,231 @@
+"""All-to-all: every rank gets its part of what each rank gives; axes may change their places.
+
+The plan for copy engines, the tile program for SMs, and the torch operator with its gradient.
+"""
+
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from .. import language as W
+from ..runtime import Plan, Steps, plan
+from . import nccl
+from .collective import Collective, axis_of, require_exchangeable, shared
+from .exchange import Exchange, define_exchange, exchange
+from .words import TILE, alloc_of, itemsize_of, pieces_of, words_of
+
+NAME = "all_to_all"
+ENGINE_BYTES = 1 << 20
+"""From how many bytes of a rank on copy engines move them. A guess until it is measured."""
+_ROWS = 64
+"""Into how many rows at most a part without a gap is cut."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How the parts of an all-to-all lie in memory: each is (outer, rows, width), and the ranks'
+    axis stands before or behind the rows, in what a rank gives and in what it gets.
+
+    Attributes:
+        dtype: of the words of which ``width`` counts.
+        given_behind, got_behind: whether the ranks' axis stands behind the rows.
+    """
+
+    ranks: int
+    outer: int
+    rows: int
+    width: int
+    dtype: str
+    given_behind: bool
+    got_behind: bool
+
+    @staticmethod
+    def of(problem: Collective) -> "Parts":
+        shape, ranks = problem.shape, problem.ranks
+        scatter, gather = problem.options
+        low, high = min(scatter, gather), max(scatter, gather)
+        if scatter == gather:
+            outer, rows = 1, prod(shape[:low])
+            behind = rows > 1, rows > 1
+        else:
+            outer, rows = prod(shape[:low]), prod(shape[low:high])
+            behind = scatter > gather, gather > scatter
+        if scatter < gather:
+            rows //= ranks
+        dtype, width = words_of(problem.nbytes // (ranks * outer * rows))
+        if behind == (False, False):  # a part has no gap in either
+            rows = gcd(width, _ROWS)
+            width //= rows
+        return Parts(ranks, outer, rows, width, dtype, *behind)
+
+    @property
+    def pieces(self) -> list[slice]:
+        """Rows of a part that are handed over one after the other. Those of several ``outer`` are
+        no rows at one distance, which copy engines want."""
+        if self.outer > 1:
+            return [slice(0, self.rows)]
+        return pieces_of(self.rows, self.width, self.dtype)
+
+    def shape(self, behind: bool) -> tuple[int, ...]:
+        """Of a tensor that a rank gives or gets, with an axis of one where the ranks' could be."""
+        if behind:
+            return self.outer, self.rows, self.ranks, self.width
+        return self.outer, self.ranks, self.rows, 1, self.width
+
+
+def all_to_all_plan(parts: Parts, pieces: list[slice]) -> Plan:
+    """Copy engines: each rank lays its parts out where the peers can read them, and fetches what
+    they have for it, the right neighbour's first.
+
+    A peer's memory is read and not written: so what arrives is in its place, and only what a rank
+    gives is copied once more, the part first that is fetched first.
+
+    Args:
+        pieces: rows of a part, which are handed over one after the other.
+    """
+    ranks, outer, rows, width = parts.ranks, parts.outer, parts.rows, parts.width
+
+    def part(tensor, behind, rank, piece):
+        return tensor[:, piece, rank] if behind else tensor[:, rank, piece, 0]
+
+    @plan
+    def all_to_all(
+        p: Steps,
+        x: T.Tensor(parts.shape(parts.given_behind), parts.dtype),
+        given: W.Symmetric((ranks, outer, rows, width), parts.dtype),
+        out: T.Tensor(parts.shape(parts.got_behind), parts.dtype),
+    ):
+        for peer in [*reversed([*p.peers()]), p.rank]:
+            for piece in pieces:
+                p.copy(given[p.rank, peer, :, piece], part(x, parts.given_behind, peer, piece))
+        p.copy(part(out, parts.got_behind, p.rank, slice(0, rows)), given[p.rank, p.rank])
+        fetched = [(peer, piece) for peer in p.peers() for piece in pieces]
+        for number, (peer, piece) in enumerate(fetched):
+            p.copy(
+                part(out, parts.got_behind, peer, piece),
+                given[peer, p.rank, :, piece],
+                stream=f"fetch {number % 2}",
+            )
+
+    return all_to_all
+
+
+def all_to_all_program(parts: Parts, transport: str, tile: int = TILE):
+    """SMs: each rank stores its parts for the others, which copy them to their places."""
+    ranks, outer, rows, width, dtype = (
+        parts.ranks, parts.outer, parts.rows, parts.width, parts.dtype,
+    )  # fmt: skip
+    given_behind, got_behind = parts.given_behind, parts.got_behind
+    alloc = alloc_of(transport)
+    columns = max(n for n in range(1, min(width, 256) + 1) if width % n == 0)
+    height = max(1, min(rows, tile // (columns * itemsize_of(dtype)), 256))
+    tiles, wide = T.ceildiv(rows, height), width // columns
+
+    @T.prim_func
+    def all_to_all(
+        x: T.Tensor(parts.shape(given_behind), dtype), out: T.Tensor(parts.shape(got_behind), dtype)
+    ):
+        with T.Kernel(wide, tiles, outer, threads=256) as (column, row, o):
+            # In whole tiles, those of one rank after those of another: the TMA counts to 5 axes.
+            arrived = W.alloc_symmetric((ranks * outer * tiles * height, 1, width), dtype)
+            held = alloc((height, 1, columns), dtype)
+            me, m, n = W.rank(), row * height, column * columns
+            of_rank, at = outer * tiles * height, (o * tiles + row) * height
+            for step in T.serial(ranks - 1):
+                peer = (me + 1 + step) % ranks
+                T.copy(x[o, m, peer, n] if given_behind else x[o, peer, m, 0, n], held)
+                T.copy(held, arrived[peer, me * of_rank + at, 0, n])
+            T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
+            T.copy(held, out[o, m, me, n] if got_behind else out[o, me, m, 0, n])
+            for step in T.serial(ranks - 1):
+                source = (me + ranks - 1 - step) % ranks  # as they arrive
+                T.copy(arrived[me, source * of_rank + at, 0, n], held)
+                T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
+
+    return all_to_all
+
+
+class AllToAll(Exchange, op=NAME):
+    options = ("scatter_dim", "gather_dim")
+
+    @staticmethod
+    def result(x, ranks, scatter_dim, gather_dim):
+        require_exchangeable(NAME, x, 1)
+        scatter = axis_of(NAME, "scatter_dim", scatter_dim, x)
+        gather = axis_of(NAME, "gather_dim", gather_dim, x)
+        shape = list(x.shape)
+        shape[scatter] = shared(NAME, x, scatter, ranks)
+        shape[gather] *= ranks
+        return tuple(shape), (scatter, gather)
+
+    @staticmethod
+    def steps(problem: Collective, transport: str):
+        parts = Parts.of(problem)
+        if transport != "copy_engine":
+            return all_to_all_program(parts, transport)
+        return all_to_all_plan(parts, parts.pieces)
+
+    @staticmethod
+    def run_bytes(problem):
+        parts = Parts.of(problem)
+        return parts.width * getattr(torch, parts.dtype).itemsize
+
+    @staticmethod
+    def unfused(x, out, group, scatter, gather):
+        ranks = group.world_size
+        given = x.unflatten(scatter, (ranks, -1)).movedim(scatter, 0).contiguous()
+        got = torch.empty_like(given)
+        nccl.all_to_all(given, got, group)
+        out.unflatten(gather, (ranks, -1)).movedim(gather, 0).copy_(got)
+
+    @staticmethod
+    def auto(problem):
+        return "copy_engine" if problem.nbytes >= ENGINE_BYTES else "ldst"
+
+    @staticmethod
+    def gradient(grad, group, transport, scatter, gather):
+        return torch.ops.tileweave.all_to_all(grad, gather, scatter, group, transport)
+
+
+def all_to_all(
+    x: torch.Tensor,
+    scatter_dim: int = 0,
+    gather_dim: int = 0,
+    group: Any = None,
+    *,
+    out: torch.Tensor | None = None,
+    transport: str = "auto",
+) -> torch.Tensor:
+    """Share one axis out among the ranks, and put what they give together along another one.
+
+    As an attention layer over a sharded sequence needs it (Ulysses): ``all_to_all(q, 1, 0)`` makes
+    (S / ranks, heads, d) of each rank, all heads of a part of the sequence, to (S, heads / ranks,
+    d), some heads of all of it; ``all_to_all(o, 0, 1)`` goes back.
+
+    Every rank calls it with the same shape; the first call with a new one compiles, collectively.
+
+    Args:
+        x: of any type.
+        scatter_dim: the axis of which each rank gets a part: its extent is divided by the ranks.
+        gather_dim: the axis along which the parts from all ranks lie in their order: its extent is
+            multiplied by the ranks.
+        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+            with one axis.
+        out: contiguous; gets the result. Not differentiable.
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
+            ``auto``; see ``transport_of``.
+
+    Returns:
+        The result, in the type of ``x``.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    return exchange(NAME, x, group, out, transport, scatter_dim, gather_dim)
+
+
+define_exchange(NAME)

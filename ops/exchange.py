@@ -1,0 +1,203 @@
+"""What collectives have in common: each rank gives one tensor and gets one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ..runtime import Plan, symmetric
+from ..runtime import compile as compiled
+from ..runtime.group import Group
+from ..runtime.heap import HeapExhausted, SymmetricTensor
+from ..runtime.parameters import parameters_of
+from .call import refuse_gradients
+from .collective import ARGUMENT, Collective, Shape, check_out
+from .groups import group_of, name_of
+from .library import define
+from .prepared import prepared
+from .problem import agree, check_layout, dense
+from .transport import ROW_BYTES, SUMMED, Transport, chosen
+from .words import as_declared
+
+
+class Exchange(ABC):
+    """A collective made ready for one problem, by one transport. A subclass is made known by the
+    operator's name: ``class AllGather(Exchange, op="all_gather")``.
+
+    Attributes:
+        options: names of the integers that a caller gives beside the tensor.
+        reduces: whether numbers are added.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ()
+    reduces: ClassVar[bool] = False
+
+    def __init_subclass__(cls, op: str, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        EXCHANGES[op] = cls
+
+    def __init__(self, problem: Collective, transport: str) -> None:
+        """Compile, and take symmetric memory. Collective."""
+        self.problem = problem
+        steps = self.steps(problem, transport)
+        is_plan = isinstance(steps, Plan)
+        self._x, *between, self._out = steps.parameters if is_plan else parameters_of(steps)
+        self.memory: list[SymmetricTensor] = []
+        try:
+            for parameter in between:
+                self.memory.append(symmetric(parameter.shape, getattr(torch, parameter.dtype)))
+        except HeapExhausted:
+            self._free_memory()
+            raise
+        self._steps = steps if is_plan else compiled(steps)
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Compute ``out``. Every rank calls it."""
+        self._steps(as_declared(x, self._x), *self.memory, as_declared(out, self._out))
+
+    def free(self) -> None:
+        """Give its symmetric memory back. Collective."""
+        self._steps.free()
+        self._free_memory()
+
+    def _free_memory(self) -> None:
+        for memory in self.memory:
+            memory.free()
+
+    @staticmethod
+    @abstractmethod
+    def result(x: torch.Tensor, ranks: int, *options: int) -> tuple[Shape, Shape]:
+        """The shape of what a rank gets, and ``options`` in one form for all that mean the same.
+
+        Raises:
+            TileWeaveError: x or options that do not fit.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def steps(problem: Collective, transport: str) -> Any:
+        """The plan or the tile program. It takes what a rank gives, symmetric tensors to work in,
+        and what a rank gets."""
+
+    @staticmethod
+    def run_bytes(problem: Collective) -> int:
+        """Bytes without a gap, of which all tensors are made."""
+        return problem.nbytes
+
+    @classmethod
+    def obstacle(cls, problem: Collective, transport: str) -> str | None:
+        """What keeps a transport from a problem on any GPU, and what it needs."""
+        if cls.reduces and problem.dtype not in SUMMED:
+            return f"x is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
+        if transport == "tma" and (run := cls.run_bytes(problem)) % ROW_BYTES:
+            return f"a part has {run} bytes without a gap; expected a multiple of {ROW_BYTES}"
+        return None
+
+    @staticmethod
+    @abstractmethod
+    def unfused(x: torch.Tensor, out: torch.Tensor, group: Group, *options: int) -> None:
+        """Compute ``out`` by ``torch.distributed``, on any device."""
+
+    @staticmethod
+    @abstractmethod
+    def auto(problem: Collective) -> str:
+        """The transport where nothing was measured. It depends on the problem alone."""
+
+    @staticmethod
+    @abstractmethod
+    def gradient(grad: torch.Tensor, group: str, transport: str, *options: int) -> torch.Tensor:
+        """Of what a rank gave, by that of what it got."""
+
+
+EXCHANGES: dict[str, type[Exchange]] = {}
+"""By the operators' names."""
+
+
+def exchange(
+    name: str, x: torch.Tensor, group: Any, out: torch.Tensor | None, transport: str, *options: int
+) -> torch.Tensor:
+    """Call a collective that ``define_exchange`` defined; its result, in ``out`` if given."""
+    operators = torch.ops.tileweave
+    if out is None:
+        return getattr(operators, name)(x, *options, name_of(group), transport)
+    refuse_gradients(name, out, x)
+    getattr(operators, f"{name}_out")(x, out, *options, name_of(group), transport)
+    return out
+
+
+def transport_of(
+    op: Any, x: torch.Tensor, *options: int, group: Any = None, transport: str = "auto"
+) -> Transport:
+    """How a collective would move its data, and why; nothing is moved.
+
+    Args:
+        op: the operator, such as ``ops.all_gather``.
+        x, options, group, transport: as it would get them.
+    """
+    ranks = group_of(name_of(group))
+    problem = checked(op.__name__, x, None, ranks.world_size, options)
+    return chosen(transport, problem, x.device, ranks, EXCHANGES[op.__name__])
+
+
+def checked(
+    op: str, x: torch.Tensor, out: torch.Tensor | None, ranks: int, options: Sequence[int]
+) -> Collective:
+    """The problem of a call.
+
+    Raises:
+        TileWeaveError: shapes, types or devices that do not fit.
+    """
+    result, options = EXCHANGES[op].result(x, ranks, *options)
+    if out is not None:
+        check_out(op, out, result, x)
+    return Collective(op, tuple(x.shape), tuple(result), tuple(options), ranks, x.dtype)
+
+
+def define_exchange(name: str) -> None:
+    """``torch.ops.tileweave.name``, and ``name_out``, which has no gradient, of a subclass of
+    ``Exchange``."""
+    made = EXCHANGES[name]
+
+    def into(x: torch.Tensor, out: torch.Tensor | None, *given: Any) -> torch.Tensor:
+        *options, group, asked = given
+        ranks = group_of(group)
+        problem = checked(name, x, out, ranks.world_size, options)
+        if out is not None:
+            check_layout(name, out)
+        transport = chosen(asked, problem, x.device, ranks, made).name
+        agree(ranks, problem, transport)
+        x = dense(name, ARGUMENT, x)
+        out = x.new_empty(problem.result) if out is None else out
+        if transport == "nccl":
+            made.unfused(x, out, ranks, *problem.options)
+        else:
+            prepared(ranks).operator(problem, transport, made)(x, out)
+        return out
+
+    def eager(x, *given):
+        return into(x, None, *given)
+
+    def eager_out(x, out, *given):
+        into(x, out, *given)
+
+    def fake(x, *given):
+        *options, group, _ = given
+        return x.new_empty(checked(name, x, None, group_of(group).world_size, options).result)
+
+    def fake_out(x, out, *given):
+        *options, group, _ = given
+        checked(name, x, out, group_of(group).world_size, options)
+
+    def save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+        _, *ctx.options, ctx.group, ctx.transport = inputs
+
+    def gradients(ctx: Any, grad: torch.Tensor) -> tuple:
+        found = made.gradient(grad.contiguous(), ctx.group, ctx.transport, *ctx.options)
+        return found, *(None for _ in ctx.options), None, None
+
+    options = "".join(f"int {option}, " for option in made.options) + "str group, str transport"
+    define(f"{name}(Tensor x, {options}) -> Tensor", eager, fake, (save, gradients))
+    define(f"{name}_out(Tensor x, Tensor(a!) out, {options}) -> ()", eager_out, fake_out)

@@ -1,0 +1,64 @@
+"""Who moves the data of a collective: copy engines, the TMA, threads, or NCCL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ..builtins.errors import TileWeaveError
+from ..runtime.group import Group
+from .collective import Collective
+from .strategy import obstacle_of_ranks, require_own_device
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+TRANSPORTS = ("auto", "copy_engine", "tma", "ldst", "nccl")
+SUMMED = (torch.bfloat16, torch.float16, torch.float32)
+"""Types that are added in fp32."""
+ROW_BYTES = 16
+"""A multiple of it is what the TMA moves."""
+
+
+class Transport(NamedTuple):
+    """How a collective moves data.
+
+    Attributes:
+        name: ``copy_engine``: no SM moves between GPUs; ``tma``: tiles by way of shared memory;
+            ``ldst``: loads and stores of threads; ``nccl``: ``torch.distributed``.
+        reason: why this one.
+    """
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+def chosen(
+    asked: str, problem: Collective, device: torch.device, group: Group, made: type[Exchange]
+) -> Transport:
+    """The transport for a problem; it depends on nothing in which ranks could differ.
+
+    Args:
+        made: the collective.
+
+    Raises:
+        TileWeaveError: ``asked`` is none, or cannot be; or the tensors are on another rank's GPU.
+    """
+    if asked not in TRANSPORTS:
+        raise TileWeaveError(
+            f"{problem.op}: transport={asked!r}; expected {', '.join(map(repr, TRANSPORTS))}"
+        )
+    require_own_device(problem.op, device, group)
+    if asked == "nccl":
+        return Transport("nccl", "asked for")
+    name = made.auto(problem) if asked == "auto" else asked
+    obstacle = obstacle_of_ranks(device, group) or made.obstacle(problem, name)
+    if obstacle is None:
+        return Transport(name, "asked for" if asked == name else f"{problem.nbytes} bytes")
+    if asked == name:
+        raise TileWeaveError(f"{problem.op}: transport={asked!r}, but {obstacle}")
+    return Transport("nccl", obstacle)

@@ -1,0 +1,111 @@
+"""In which words data is moved that is not added, and in which pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, gcd
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from ..runtime.parameters import Parameter
+
+TILE = 1 << 14
+"""Bytes that a block moves at a time: 64 for each of 256 threads."""
+_COLUMNS, _HEIGHT = 256, 256
+"""What the TMA moves at once is no more than this, along each axis."""
+_PIPELINED = 8 << 20
+"""From how many bytes on data is handed over in two pieces: copying the first, an eighth or more
+of them at the speed of memory, takes no longer than fetching it. A guess until it is measured."""
+_PIECE, _PIECES = 1 << 20, 8
+"""Bytes that a copy to be added brings at least, and how many there are at most for a peer: the
+last one is added when nothing is under way any more. Guesses until they are measured."""
+_LINE = 128
+"""Bytes of a cache line."""
+
+
+def words_of(nbytes: int) -> tuple[str, int]:
+    """The widest type that kernels move without knowing what it means, and how many there are."""
+    return ("int32", nbytes // 4) if nbytes % 4 == 0 else ("uint8", nbytes)
+
+
+def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
+    """A contiguous tensor, in the words and the shape of a parameter."""
+    flat = tensor.view(-1)
+    dtype = getattr(torch, parameter.dtype)
+    if flat.dtype != dtype:
+        flat = flat.view(torch.uint8).view(dtype)
+    return flat.view(parameter.shape)
+
+
+def itemsize_of(dtype: str) -> int:
+    """Bytes of an element, by TileLang's name of the type."""
+    return getattr(torch, dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Elements in memory as lines of one length, so that what is right for one is for all: threads
+    move it in words of 16 bytes, and the TMA as boxes.
+
+    Attributes:
+        rows, columns: lines, and elements of one.
+        height: lines that a block moves at a time.
+        dtype: TileLang's name of the type.
+    """
+
+    rows: int
+    columns: int
+    height: int
+    dtype: str
+
+    @staticmethod
+    def of(count: int, dtype: str, columns: int = _COLUMNS, tile: int = TILE) -> Lines:
+        """``count`` elements.
+
+        Args:
+            columns: elements of a line at most.
+            tile: bytes that a block moves at a time.
+        """
+        columns = gcd(count, columns)
+        height = max(1, min(tile // (columns * itemsize_of(dtype)), _HEIGHT))
+        return Lines(count // columns, columns, height, dtype)
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles there are; the last one may be less."""
+        return ceil(self.rows / self.height)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.columns
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """The shape of one."""
+        return self.height, self.columns
+
+    @property
+    def pieces(self) -> list[slice]:
+        """The lines that are sent together to be added, few and large: all but the last of as many
+        tiles."""
+        tile = self.height * self.columns * itemsize_of(self.dtype)
+        length = self.height * max(ceil(_PIECE / tile), ceil(self.tiles / _PIECES))
+        return [slice(low, min(low + length, self.rows)) for low in range(0, self.rows, length)]
+
+
+def alloc_of(transport: str) -> Any:
+    """Where a tile is on its way: in shared memory for the TMA, in registers for threads."""
+    return {"tma": T.alloc_shared, "ldst": T.alloc_fragment}[transport]
+
+
+def pieces_of(count: int, width: int, dtype: str) -> list[slice]:
+    """The pieces in which ``count`` rows of ``width`` elements are handed over: the second is laid
+    out while the first one is fetched."""
+    size = width * itemsize_of(dtype)
+    line = max(1, _LINE // size)
+    first = count // 4 // line * line
+    if count * size < _PIPELINED or not first:
+        return [slice(0, count)]
+    return [slice(0, first), slice(first, count)]

@@ -1,0 +1,261 @@
+"""The collectives of tileweave.ops between real GPUs: values, bits, gradients, graphs, refusals.
+
+    torchrun --nproc-per-node=4 tests/gpu/collectives.py [CHECK ...] [--transports ...]
+
+Results are compared with what torch.distributed gathers, computed by one rank. Without a GPU the
+same checks, but for that of graphs, run with gloo: that tries this file, not the transports.
+"""
+
+import argparse
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+import tileweave as tw
+from tileweave import ops
+from tileweave.ops import nccl
+from tileweave.ops.groups import group_of
+
+GPU = torch.cuda.is_available()
+TRANSPORTS = ["copy_engine", "tma", "ldst"]
+HEAP_BYTES = 6 << 30
+LAYOUTS = [
+    ("all_gather", (), [(1024, 256), (3, 5, 8), (7, 8), (5 << 20, 4)]),
+    ("reduce_scatter", (), [(1024, 256), (3, 5, 8), (7, 8), (5 << 20, 4)]),
+    ("all_reduce", (), [(1024, 256), (3, 5, 8), (7, 8), (5 << 20, 4)]),
+    ("all_to_all", (1, 0), [(64, 8, 128), (5, 1, 16), (2048, 16, 128)]),
+    ("all_to_all", (0, 1), [(64, 8, 128), (1, 5, 16), (2048, 16, 128)]),
+    ("all_to_all", (0, 0), [(64, 8, 128), (1, 8), (1 << 16, 128)]),
+    ("all_to_all", (2, 1), [(2, 40, 8, 64)]),
+    ("all_to_all", (1, 2), [(2, 40, 8, 64)]),
+    ("all_to_all", (1, 1), [(6, 8, 64)]),
+]
+"""Operator, axes, shapes: a multiple of the ranks along the axis that is shared out."""
+ODD = [
+    ("all_gather", (), (3, 7), torch.uint8),
+    ("all_gather", (), (5, 3), torch.float64),
+    ("all_to_all", (1, 0), (3, 1, 7), torch.uint8),
+    ("reduce_scatter", (), (3, 7), torch.float32),
+    ("all_reduce", (), (13,), torch.bfloat16),
+]
+"""What begins at odd places, or is of types that are only moved: not for the TMA; an all-reduce by
+copy engines needs a multiple of the ranks."""
+
+
+class Exchange:
+    """One collective with its input; what is right."""
+
+    def __init__(self, op: str, axes, shape, transport: str, dtype=torch.bfloat16) -> None:
+        self.op, self.axes, self.transport = op, axes, transport if GPU else "nccl"
+        self.group, shape = group_of(""), list(shape)
+        if op in ("reduce_scatter", "all_to_all"):
+            shape[axes[0] if axes else 0] *= self.group.world_size
+        self.name = f"{op} {axes} of {tuple(shape)} {dtype} by {self.transport}"
+        self.x = torch.empty(shape, dtype=dtype, device="cuda" if GPU else "cpu")
+        self.refill()
+        self.out = self.call(None)
+
+    def refill(self) -> None:
+        """Sums of these integers are exact, in any order and type."""
+        self.x.copy_(torch.randint(0, 9, self.x.shape, device=self.x.device))
+
+    def call(self, out: torch.Tensor | None) -> torch.Tensor:
+        return getattr(ops, self.op)(self.x, *self.axes, out=out, transport=self.transport)
+
+    def again(self) -> torch.Tensor:
+        """The result of one more call, in ``out``, of which nothing was right before."""
+        return self.call(self.out.fill_(77))
+
+    def right(self) -> torch.Tensor:
+        ranks, me = self.group.world_size, self.group.rank
+        every = nccl.all_gather(self.x[None], self.group)
+        if self.op == "all_gather":
+            return every.flatten(0, 1)
+        if self.op == "all_to_all":
+            scatter, gather = self.axes
+            return torch.cat([x.chunk(ranks, scatter)[me] for x in every], gather)
+        total = every.float().sum(0).to(self.x.dtype)
+        return total if self.op == "all_reduce" else total.chunk(ranks)[me]
+
+    def fault(self, found: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
+        """What is wrong with ``found``, by default ``out``, or ""."""
+        right = self.right() if right is None else right
+        found = self.out if found is None else found
+        if found.shape != right.shape:
+            return f"{self.name}: shape {tuple(found.shape)}; expected {tuple(right.shape)}"
+        wrong = int((found != right).sum())
+        return f"{self.name}: {wrong} of {right.numel()} elements are wrong" if wrong else ""
+
+
+def exchanges(transports, last: int | None = None) -> list[Exchange]:
+    """Of every layout and transport.
+
+    Args:
+        last: how many of the shapes of each are taken; None for all.
+    """
+    return [
+        Exchange(op, axes, shape, transport)
+        for transport in transports
+        for op, axes, shapes in LAYOUTS
+        for shape in shapes[: last if GPU else 1]
+    ]
+
+
+def check_values(transports) -> str:
+    for one in exchanges(transports):
+        for _ in range(3):
+            one.refill()
+            one.again()
+            if fault := one.fault():
+                return fault
+    return ""
+
+
+def check_odd(transports) -> str:
+    """Parts that begin at odd places, and types that are only moved; others are refused."""
+    for transport in transports:
+        for op, axes, shape, dtype in ODD:
+            try:
+                one = Exchange(op, axes, shape, transport, dtype)
+            except tw.TileWeaveError as error:
+                if transport in ("tma", "copy_engine") and "expected a multiple of" in str(error):
+                    continue
+                return str(error)
+            one.refill()
+            one.again()
+            if fault := one.fault():
+                return fault
+    return ""
+
+
+def check_bits(transports) -> str:
+    """Of numbers whose sum depends on the order: equal inputs give equal bits, an all-reduce the
+    same on all ranks."""
+    for one in exchanges(transports, 2):
+        if not one.x.is_floating_point() or one.op not in ("reduce_scatter", "all_reduce"):
+            continue
+        one.x.normal_()
+        first = one.call(None)
+        if GPU and any(not torch.equal(one.again(), first) for _ in range(10)):
+            return f"{one.name}: not the same in each call"
+        every = nccl.all_gather(first[None], one.group)
+        if one.op == "all_reduce" and any(not torch.equal(found, first) for found in every):
+            return f"{one.name}: not the same on all ranks"
+        total = nccl.all_gather(one.x[None], one.group).float().sum(0)
+        if one.op == "reduce_scatter":
+            total = total.chunk(one.group.world_size)[one.group.rank]
+        error = ((first.float() - total).norm() / total.norm()).item()
+        if not error < 1e-2:
+            return f"{one.name}: relative error {error:.1e}"
+    return ""
+
+
+def check_back_to_back(transports, calls: int = 300) -> str:
+    """Many calls without the host waiting, ranks late at random."""
+    torch.manual_seed(1)
+    every = [exchanges(transports, 2) for _ in range(3)]
+    choice = torch.randint(len(every[0]), (calls,)).tolist()
+    rights = [[one.right() for one in given] for given in every]
+    torch.manual_seed(100 + group_of("").rank)
+    found = []
+    for number, which in enumerate(choice):
+        one = every[number % 3][which]
+        if GPU and torch.rand(()) < 0.3:
+            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
+        found.append((number % 3, which, one.again().clone()))
+    for given, which, result in found:
+        if fault := every[given][which].fault(result, rights[given][which]):
+            return fault
+    return ""
+
+
+def check_graph(transports, replays: int = 100) -> str:
+    """Two calls of each in one graph, replayed with inputs that change."""
+    given = [one for one in exchanges(transports, 2) for _ in range(2)]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for one in given:
+            one.again()
+    for number in range(replays):
+        for one in given:
+            one.refill()
+        graph.replay()
+        if number % 10 == 0:
+            for one in given:
+                if fault := one.fault():
+                    return f"replay {number}: {fault}"
+    return ""
+
+
+def weighted(op, axes, weight):
+    """A function of a tensor and a transport."""
+
+    def f(x, transport):
+        return op(x, *axes, transport=transport) * weight
+
+    return f
+
+
+def check_gradients(transports) -> str:
+    """Against those of torch.distributed; and compiled."""
+    for one in exchanges(transports, 1):
+        weight = torch.randint(0, 5, one.out.shape, device=one.x.device).to(one.x.dtype)
+        f = weighted(getattr(ops, one.op), one.axes, weight)
+        torch.compiler.reset()
+        compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
+        found = []
+        for call, transport in ((f, "nccl"), (f, one.transport), (compiled, one.transport)):
+            x = one.x.clone().requires_grad_()
+            found.append(torch.autograd.grad(call(x, transport).sum(), x)[0])
+        for what, gradient in zip(("eager", "compiled"), found[1:], strict=True):
+            if not torch.equal(gradient, found[0]):
+                return f"{one.name}: {what}: gradients are wrong"
+    return ""
+
+
+CHECKS = {
+    "values": check_values,
+    "odd": check_odd,
+    "bits": check_bits,
+    "back to back": check_back_to_back,
+    "graph": check_graph,
+    "gradients": check_gradients,
+}
+NEED_GPU = ("graph",)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
+    parser.add_argument("--transports", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
+    options = parser.parse_args()
+    if GPU:
+        tw.init(heap_bytes=HEAP_BYTES)
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    group = group_of("")
+    torch.manual_seed(group.rank)
+    failed = 0
+    for name in options.checks or CHECKS:
+        for transport in options.transports if GPU else TRANSPORTS[:1]:
+            if not GPU and name in NEED_GPU:
+                print(f"rank {group.rank}: {name}: not run: no GPU", flush=True)
+                continue
+            fault = CHECKS[name]([transport])
+            failed += bool(fault)
+            group.synchronize()
+            group.meet("check")
+            by = transport if GPU else "gloo"
+            print(f"rank {group.rank}: {name} by {by}: {fault or 'right'}", flush=True)
+    if GPU:
+        tw.finalize()
+    elif dist.is_initialized():
+        dist.destroy_process_group()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

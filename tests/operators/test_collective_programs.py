@@ -1,0 +1,185 @@
+"""The programs and plans of the collectives on simulated ranks, against NumPy."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import tileweave as tw
+from tileweave.ops.all_gather import all_gather_plan, all_gather_program
+from tileweave.ops.all_reduce import (
+    all_reduce_plan,
+    is_one_shot,
+    one_shot_program,
+    two_phase_program,
+)
+from tileweave.ops.all_to_all import AllToAll, Parts, all_to_all_plan, all_to_all_program
+from tileweave.ops.collective import Collective
+from tileweave.ops.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
+from tileweave.ops.words import Lines, pieces_of
+
+TRANSPORTS = ["copy_engine", "tma", "ldst"]
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+
+
+def lines_of(count, dtype):
+    """Of 16 elements at most, two in a tile of 4 bytes each."""
+    return Lines.of(count, dtype, 16, 128)
+
+
+def simulated(program, x, schedules=2):
+    """What each rank gets; a fault raises."""
+    inputs = [{"x": given} for given in x]
+    return [
+        found["out"]
+        for found in tw.simulate(program, len(x), inputs, schedules=schedules, epochs=3)
+    ]
+
+
+def in_pieces(count, length):
+    return [slice(low, min(low + length, count)) for low in range(0, count, length)]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("ranks", "count"), [(1, 64), (2, 96), (3, 112), (5, 12)])
+def test_all_gather(ranks, count, transport):
+    if transport == "copy_engine":
+        program = all_gather_plan(count, ranks, "int32", in_pieces(count, 40))
+    else:
+        program = all_gather_program(lines_of(count, "int32"), ranks, transport)
+    rng = np.random.default_rng(ranks)
+    x = [rng.integers(0, 1 << 30, count).astype(np.int32) for _ in range(ranks)]
+    given = (
+        x if transport == "copy_engine" else [i.reshape(lines_of(count, "int32").shape) for i in x]
+    )
+    for found in simulated(program, given):
+        assert np.array_equal(found.reshape(ranks, count), np.stack(x))
+
+
+def numbers(ranks, shape, dtype):
+    """Whose sums are exact, so that no order of additions matters; and their sum."""
+    rng = np.random.default_rng(ranks)
+    x = [rng.integers(-8, 9, shape).astype(DTYPES[dtype]) for _ in range(ranks)]
+    return x, sum(given.astype(np.float32) for given in x).astype(DTYPES[dtype])
+
+
+CASES = [(1, "float32", 100), (2, "bfloat16", 256), (3, "float16", 328), (5, "float32", 8)]
+"""Whole tiles, tails, less than a tile; tiles that ranks cannot share evenly."""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("ranks", "dtype", "count"), CASES)
+def test_reduce_scatter(ranks, dtype, count, transport):
+    lines = lines_of(count, dtype)
+    if transport == "copy_engine":
+        program = reduce_scatter_plan(lines, ranks, in_pieces(lines.rows, 2 * lines.height))
+    else:
+        program = reduce_scatter_program(lines, ranks, transport)
+    x, total = numbers(ranks, (ranks, *lines.shape), dtype)
+    for rank, found in enumerate(simulated(program, x)):
+        assert np.array_equal(found, total[rank]), rank
+
+
+@pytest.mark.parametrize("transport", ["tma", "ldst"])
+@pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
+@pytest.mark.parametrize(("ranks", "dtype", "count"), CASES)
+def test_all_reduce(make, ranks, dtype, count, transport):
+    lines = lines_of(count, dtype)
+    x, total = numbers(ranks, lines.shape, dtype)
+    for found in simulated(make(lines, ranks, transport), x):
+        assert np.array_equal(found, total)
+
+
+@pytest.mark.parametrize(("ranks", "dtype", "count"), CASES)
+def test_all_reduce_by_copy_engines(ranks, dtype, count):
+    lines = lines_of(count, dtype)
+    x, total = numbers(ranks, (ranks, *lines.shape), dtype)
+    program = all_reduce_plan(lines, ranks, in_pieces(lines.rows, 2 * lines.height))
+    for found in simulated(program, x):
+        assert np.array_equal(found, total)
+
+
+@pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
+def test_all_ranks_get_the_same_bits(make):
+    """Of numbers whose sum depends on the order."""
+    rng, ranks, lines = np.random.default_rng(0), 4, lines_of(320, "bfloat16")
+    x = [rng.normal(size=lines.shape).astype(DTYPES["bfloat16"]) for _ in range(ranks)]
+    first, *others = simulated(make(lines, ranks, "ldst"), x, schedules=1)
+    assert all(np.array_equal(first, other) for other in others)
+    right = sum(given.astype(np.float32) for given in x)
+    assert np.linalg.norm(first.astype(np.float32) - right) < 1e-2 * np.linalg.norm(right)
+
+
+def parts_of(shape, scatter, gather, ranks, dtype=torch.float32):
+    result, axes = AllToAll.result(torch.empty(shape), ranks, scatter, gather)
+    return Parts.of(Collective("all_to_all", shape, result, axes, ranks, dtype)), result
+
+
+def expected_all_to_all(x, scatter, gather):
+    parts = [np.split(given, len(x), scatter) for given in x]
+    return [np.concatenate([p[rank] for p in parts], gather) for rank in range(len(x))]
+
+
+AXES = [((6, 6, 8), 1, 0), ((6, 4, 8), 0, 1), ((12, 2, 4), 0, 0), ((2, 3, 6, 4), 2, 1),
+        ((2, 6, 3, 4), 1, 2), ((2, 6, 3), 1, 1), ((2, 3, 4, 6), -1, 0)]  # fmt: skip
+"""Of heads to sequence and back; parts without gaps; axes before, between and behind."""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("shape", "scatter", "gather"), AXES)
+def test_all_to_all(shape, scatter, gather, transport):
+    ranks = 2 + scatter % 2
+    parts, result = parts_of(shape, scatter, gather, ranks)
+    if transport == "copy_engine":
+        length = 2 if parts.outer == 1 else parts.rows
+        program = all_to_all_plan(parts, in_pieces(parts.rows, length))
+    else:
+        program = all_to_all_program(parts, transport, 64)
+    rng = np.random.default_rng(ranks)
+    x = [rng.integers(0, 1 << 30, shape).astype(np.int32) for _ in range(ranks)]
+    found = simulated(program, [given.reshape(parts.shape(parts.given_behind)) for given in x])
+    for out, right in zip(found, expected_all_to_all(x, scatter, gather), strict=True):
+        assert np.array_equal(out.reshape(result), right)
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "dtype", "pieces"),
+    [
+        (100, 1, "uint8", [(0, 100)]),
+        (2 << 20, 1, "int32", [(0, 1 << 19), (1 << 19, 2 << 20)]),
+        ((8 << 20) + 7, 1, "uint8", [(0, 2 << 20), (2 << 20, (8 << 20) + 7)]),
+        (2, 2 << 20, "int32", [(0, 2)]),
+    ],
+)
+def test_pieces_handed_over(count, width, dtype, pieces):
+    assert [(p.start, p.stop) for p in pieces_of(count, width, dtype)] == pieces
+
+
+def test_pieces_added():
+    assert Lines.of(100 * 256, "bfloat16").pieces == [slice(0, 100)]
+    lines = Lines.of((64 << 20) + 256, "bfloat16")
+    pieces = lines.pieces
+    assert len(pieces) == 8 and pieces[-1].stop == lines.rows
+    assert {p.stop - p.start for p in pieces[:-1]} == {pieces[0].stop}
+    assert pieces[0].stop % lines.height == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "shape", "tile"),
+    [
+        (1 << 20, "bfloat16", (4096, 256), (32, 256)),
+        (1000, "float32", (125, 8), (256, 8)),
+        (7, "uint8", (7, 1), (256, 1)),
+    ],
+)
+def test_lines(count, dtype, shape, tile):
+    lines = Lines.of(count, dtype)
+    assert (lines.shape, lines.tile) == (shape, tile)
+
+
+@pytest.mark.parametrize(("ranks", "count", "one_shot"), [(2, 1 << 18, True), (3, 1 << 18, False)])
+def test_small_tensors_are_exchanged_once(ranks, count, one_shot):
+    asked = Collective("all_reduce", (count,), (count,), (), ranks, torch.bfloat16)
+    assert is_one_shot(asked) == one_shot
