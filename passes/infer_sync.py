@@ -54,6 +54,8 @@ class Explanation:
     """tensor -> what keeps apart the rounds in which one launch writes it."""
     copied: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     """By rank and number of a plan's copy: (flag tensor, index) of what it announces."""
+    awaited: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
+    """The same of what it waits for: (flag tensor, index, value)."""
     leaves_room: bool = False
     """Whether what lets a plan's copies begin may run beside it."""
 
@@ -131,10 +133,10 @@ def _inferred(
     func = _alternated(exchange, func)
     flags = sum(4 * math.prod(h.shape) for h in exchange.hidden)
     func = with_hidden(func, exchange.hidden, exchange.hidden_buffers)
-    copied = exchange.copied()
+    copied, awaited = exchange.copied(), exchange.awaited()
     ops = (*exchange.inserted, *_unordered(func, tensors))
     room = exchange.is_called and leaves_room(exchange)
-    return func, Explanation(ops, dict(exchange.reuse), flags, rounds, copied, room)
+    return func, Explanation(ops, dict(exchange.reuse), flags, rounds, copied, awaited, room)
 
 
 def is_explicit(func: tirx.PrimFunc) -> bool:

@@ -21,14 +21,13 @@ from .. import language as W
 from ..builtins.errors import TileWeaveError
 from ..passes.hidden import Hidden, hidden_of, set_hidden
 from ..passes.infer_sync import is_explicit
-from .plan_sync import BEGIN, CALL, meet_and_count, region_of
+from ..passes.walk import written_tensors
+from .plan_sync import BEGIN, CALL, WAIT, meet_and_count, region_of
 from .plans import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .regions import Region
 
 Made = tuple[int, int]
 """A copy: its rank, and its step's number there."""
-WAIT = BEGIN - 1
-"""The number of the steps that wait for a copy."""
 REUSE = "copies wait until all ranks have begun the same call"
 """Why what copies overwrite may be written again."""
 
@@ -92,7 +91,7 @@ class PullSync:
 
 def pulls_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
     """What the calls of a plan need, whose steps on each rank are ``traces``; None if no copy reads
-    another rank's memory, or they order themselves.
+    another rank's memory, or only what a kernel beside it writes, or they order themselves.
 
     Raises:
         TileWeaveError: what a copy reads is not what copies bring, all of it and once; or copies
@@ -104,9 +103,11 @@ def pulls_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
     if not pulled or any(_by_hand(s) for _, s in every):
         return None
     brought = {s.dst.parameter.name for _, s in copies if s.dst.parameter.symmetric}
-    for _, launch in every:
-        if isinstance(launch, Launch):
-            _refuse_launch(launch, pulled | brought)
+    launches = [s for _, s in every if isinstance(s, Launch)]
+    if any(_writes(launch, pulled) for launch in launches):
+        return None  # the kernel tells the copies itself
+    for launch in launches:
+        _refuse_launch(launch, pulled | brought)
     copies = [c for c in copies if {c[1].src.parameter.name, c[1].dst.parameter.name} & pulled]
     awaited = {
         (rank, s.number): _writers(rank, s, copies)
@@ -131,6 +132,16 @@ def _by_hand(step: Step) -> bool:
     if isinstance(step, Launch):
         return is_explicit(step.program)
     return isinstance(step, (WriteValue, CopyValue, WaitValue))
+
+
+def _writes(launch: Launch, copied: set[str]) -> bool:
+    """Whether the kernel writes some of these tensors."""
+    written = written_tensors(launch.program.body)
+    buffers = {str(b.name): b.data for b in launch.program.buffer_map.values()}
+    return any(
+        isinstance(value, Region) and value.parameter.name in copied and buffers[name] in written
+        for name, value in launch.arguments.items()
+    )
 
 
 def _refuse_launch(launch: Launch, copied: set[str]) -> None:

@@ -7,6 +7,11 @@ CUDA graph finds the right one. And before the first copy a kernel of one block 
 tells the peers that it has begun here, and waits until it has begun there: then nobody reads any
 more what the copies overwrite, be it the call before or what its caller did since. The other kernel
 starts beside it, if that is sure to leave it an SM.
+
+Before a copy of what the kernel brings, in another stream, a kernel of one block waits until it is
+there: the kernel beside it counts that up in a word, which is then set back to 0. A stream could
+wait by itself (``WaitValue``). But nothing orders the branches of a CUDA graph: a stream that waits
+may keep back the kernel it waits for, which a kernel does not.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from .. import passes
 from ..builtins.errors import TileWeaveError
 from ..passes.hidden import Hidden, hidden_of
 from ..passes.infer_sync import explained, is_explicit
+from ..passes.inference.accesses import Kind
 from ..passes.inference.copies import Copy as KnownCopy
 from ..passes.inference.copies import with_copies
 from ..passes.inference.epochs import EPOCH
@@ -45,6 +51,8 @@ GUARD = "guard"
 launching stream does, and first where an SM becomes free."""
 BEGIN = -1
 """The number of its step."""
+WAIT = BEGIN - 1
+"""The number of the steps that wait before a copy."""
 CALL = 2
 """The word of the kernel's count of launches that holds the number of the call."""
 
@@ -57,9 +65,10 @@ class PlanSync:
         original: the kernel as the plan launches it.
         kernel: the same, knowing the copies.
         hidden: the memory that the kernel and the copies share.
-        copies: those it knows.
+        copies: what it knows of them.
         leaves_room: whether the kernel is sure to leave the guard an SM.
         flags: by rank and number of a copy, the flags it sets.
+        awaited: by the same, the flags it waits for, with their values.
     """
 
     original: tirx.PrimFunc
@@ -68,6 +77,7 @@ class PlanSync:
     copies: tuple[KnownCopy, ...]
     leaves_room: bool
     flags: Mapping[tuple[int, int], list[tuple]]
+    awaited: Mapping[tuple[int, int], list[tuple]]
 
     def apply(
         self, rank: int, world_size: int, steps: Sequence[Step],
@@ -92,31 +102,40 @@ class PlanSync:
                 "or flags and waits written by hand"
             )
         numbers = {id(step): c.number for c, step in made}
-        guarded = {c.number for c in expected if not c.before or (rank, c.number) in self.flags}
+        guarded = {
+            c.number for c in expected
+            if c.kind == "write" and (not c.before or (rank, c.number) in self.flags)
+        }  # fmt: skip
         sides = {s.stream for c, s in made if c.number in guarded} - {launch.stream}
         guard = GUARD if sides else launch.stream
-        word = regions[EPOCH][CALL]
 
         def after_guard(stream: str | None) -> list[Step]:
             return [] if stream == guard else [WaitStream(stream, launch.site, 0, other=guard)]
 
-        begin = self._begin(made[0][1].site, regions, world_size, guard)
-        begin = replace(begin, program=with_options(begin.program))
-        out: list[Step] = [*_fork(guard, launch), begin]
+        out: list[Step] = []
+        if self.flags:
+            begin = self._begin(made[0][1].site, regions, world_size, guard)
+            begin = replace(begin, program=with_options(begin.program))
+            out += [*_fork(guard, launch), begin]
         waited: set[str | None] = set()
         for step in steps:
             number = numbers.get(id(step), -1)
             if step is launch:
-                if not self.leaves_room:
+                if self.flags and not self.leaves_room:
                     out += after_guard(launch.stream)
                 step = replace(launch, program=self.kernel)
             elif number in guarded and step.stream not in waited:
                 waited.add(step.stream)
                 out += after_guard(step.stream)
+            at = step.stream, step.site, step.number
+            for name, index, value in self.awaited.get((rank, number), ()):
+                wait = with_options(_wait_and_clear(regions[name].whole[1]))
+                given = {"made": regions[name], "at": index[1], "value": value}
+                out.append(Launch(*at[:2], WAIT, kernel=wait, program=wait, arguments=given))
             out.append(step)
             for name, index in self.flags.get((rank, number), ()):
-                flag = regions[name][index]
-                out.append(CopyValue(step.stream, step.site, step.number, dst=flag, src=word))
+                flag, word = regions[name][index], regions[EPOCH][CALL]
+                out.append(CopyValue(*at, dst=flag, src=word))
         return out
 
     def _begin(
@@ -165,8 +184,9 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
     mod = tvm.IRModule({name: kernel})
     mod = passes.run_group(mod, len(traces), _STRIDE, passes.PREPARE_PASSES)
     program, explanation = explained(mod[name], len(traces), _STRIDE)
-    if not explanation.copied:
+    if not explanation.copied and not explanation.awaited:
         return None
+    _refuse_behind(name, traces, original, explanation.copied)
     return PlanSync(
         original,
         kernel,
@@ -174,7 +194,23 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
         tuple(copies),
         explanation.leaves_room,
         explanation.copied,
+        explanation.awaited,
     )
+
+
+def _refuse_behind(
+    name: str, traces: Sequence[Sequence[Step]], kernel: tirx.PrimFunc,
+    flags: Mapping[tuple[int, int], list[tuple]],
+) -> None:  # fmt: skip
+    """Refuse copies that a kernel waits for and that come after it in its stream."""
+    for rank, steps in enumerate(traces):
+        launch = next(s for s in steps if isinstance(s, Launch) and s.program is kernel)
+        for c, step in _copies(rank, launch, steps):
+            if (rank, c.number) in flags and step.stream == launch.stream and not c.before:
+                raise TileWeaveError(
+                    f"{name} waits for a copy to {step.dst}, which comes after it in "
+                    f"{step.where}; expected another stream, or the copy first\n --> {c.line}"
+                )
 
 
 def hidden_name(kernel: tirx.PrimFunc, hidden: str) -> str:
@@ -191,28 +227,35 @@ def region_of(program: tirx.PrimFunc, hidden: Hidden, world_size: int) -> Region
 
 
 def _copies(rank: int, launch: Launch, steps: Sequence[Step]) -> list[tuple[KnownCopy, Copy]]:
-    """The copies into symmetric tensors that ``launch`` takes, under its names for them."""
+    """The copies into symmetric tensors that ``launch`` takes, and beside it out of them, under its
+    names for them."""
     names = {
         value.parameter.name: name
         for name, value in launch.arguments.items()
         if isinstance(value, Region) and value.parameter.symmetric
     }
     before = {id(s) for s in itertools.takewhile(lambda s: s is not launch, steps)}
-    made = [s for s in steps if isinstance(s, Copy) and s.dst.parameter.name in names]
-    return [
-        (
-            KnownCopy(
-                rank, number, names[s.dst.parameter.name], s.dst.start, s.dst.extent, s.site,
-                before=s.stream == launch.stream and id(s) in before,
-            ),
-            s,
-        )
-        for number, s in enumerate(made)
-    ]  # fmt: skip
+    made: list[tuple[KnownCopy, Copy]] = []
+    for number, step in enumerate(s for s in steps if isinstance(s, Copy)):
+        beside = step.stream != launch.stream
+        sides: list[tuple[Kind, Region]] = [("write", step.dst)]
+        sides += [("read", step.src)] * beside
+        made += [
+            (
+                KnownCopy(
+                    rank, number, kind, names[side.parameter.name], side.start, side.extent,
+                    step.site, step.stream, before=not beside and id(step) in before,
+                ),
+                step,
+            )
+            for kind, side in sides
+            if side.parameter.name in names
+        ]  # fmt: skip
+    return made
 
 
 def _place(copy: KnownCopy) -> tuple:
-    return copy.tensor, copy.start, copy.extent
+    return copy.kind, copy.tensor, copy.start, copy.extent
 
 
 @cache
@@ -252,3 +295,19 @@ def meet_and_count(ranks: int) -> tirx.PrimFunc:
                 W.st(launches[CALL], call)
 
     return begin
+
+
+@cache
+def _wait_and_clear(words: int) -> tirx.PrimFunc:
+    """The kernel that waits until an own word has a value, and sets it back to 0."""
+
+    @T.prim_func
+    def wait(made: W.Symmetric((words,), "uint32"), at: T.int32, value: T.uint32):
+        with T.Kernel(1, threads=32) as _:
+            T.assume(at < words)
+            if T.get_thread_binding() == 0:
+                W.wait_reached(made[W.rank(), at], value)
+                # equivalent(st scope=cta): the next call's kernel adds to it
+                W.st(made[W.rank(), at], T.uint32(0))
+
+    return wait

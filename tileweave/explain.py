@@ -32,8 +32,8 @@ from .passes.walk import uses_tileweave
 from .runtime import Plan
 from .runtime.configured import configured
 from .runtime.parameters import dynamic_extents, shapes_of
-from .runtime.plan_pulls import REUSE, WAIT
-from .runtime.plan_sync import BEGIN
+from .runtime.plan_pulls import REUSE
+from .runtime.plan_sync import BEGIN, WAIT
 from .runtime.plans import Copy, CopyValue, Launch, Step, WaitValue, WriteValue
 from .runtime.regions import Region
 
@@ -325,24 +325,23 @@ def _flag_steps(trace: Sequence[Step]) -> Iterator[Operation]:
         place = file, int(line or 0)
         if isinstance(step, (WriteValue, CopyValue)):
             kernel, inferred, flag = step.dst.parameter.name.partition(".")
-            if not inferred:
-                yield Operation("signal", kernel, *place, BY_HAND, flag=kernel)
-                continue
-            reason = f"the stream tells {kernel} that p.copy has ended"
-            yield Operation("signal", copied[step.number], *place, reason, "", "1", flag)
-        elif isinstance(step, WaitValue):
-            kernel, inferred, flag = step.flag.parameter.name.partition(".")
-            reason = f"the stream waits until {kernel} has written what p.copy reads"
             if inferred:
-                yield Operation("wait", first, *place, reason, "", "1", flag)
+                reason = f"the stream tells {kernel} that p.copy has ended"
+                yield Operation("signal", copied[step.number], *place, reason, "", "1", flag)
             else:
-                yield Operation("wait", kernel, *place, BY_HAND, flag=kernel)
+                yield Operation("signal", kernel, *place, BY_HAND, flag=kernel)
+        elif isinstance(step, WaitValue):
+            name = step.flag.parameter.name
+            yield Operation("wait", name, *place, BY_HAND, flag=name)
         elif isinstance(step, Launch) and step.number == BEGIN and (peers := _met(step)):
             reason = "before p.copy overwrites it: a peer may read it until its call begins"
             yield from [Operation("wait", first, *place, reason, "", "1", "started")] * peers
         elif isinstance(step, Launch) and step.number == WAIT:
-            reason = "p.copy reads what another stream brings"
-            yield Operation("wait", read[step.site], *place, reason, "", "1", "arrived")
+            reason, flag = "p.copy reads what another stream brings", "arrived"
+            if "made" in step.arguments:
+                kernel, _, flag = step.arguments["made"].parameter.name.partition(".")
+                reason = f"p.copy reads what {kernel} writes beside it"
+            yield Operation("wait", read[step.site], *place, reason, "", "1", flag)
 
 
 def _met(begin: Launch) -> int:

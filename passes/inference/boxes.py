@@ -28,10 +28,11 @@ class Boxes:
         rank: the rank that runs the iteration.
         home: in whose copy the box lies.
         low, high: of each axis behind the rank's; clipped to the tensor.
-        mask: in which iterations it happens.
+        mask: in which iterations it happens, and touches something.
         block: number of the block that runs it, in launch order.
         repeats: how many iterations do the very same.
         extents: of each axis behind the rank's before clipping; one number where it is constant.
+        outside: axes behind the rank's on which some boxes lie wholly behind the end.
     """
 
     access: Access
@@ -43,6 +44,7 @@ class Boxes:
     block: np.ndarray
     repeats: int
     extents: tuple[int | None, ...]
+    outside: tuple[int, ...] = ()
 
     def flat(self, *more: np.ndarray) -> tuple[np.ndarray, ...]:
         """``rank, home, low..., high..., *more`` of the iterations in which it happens."""
@@ -191,6 +193,10 @@ def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
     clipped = [
         (np.maximum(a, 0), np.minimum(b, n)) for a, b, n in zip(low, high, shape, strict=True)
     ]
+    beyond = [(low >= n) & happens for low, n in zip(low[1:], shape[1:], strict=True)]
+    outside = tuple(axis for axis, some in enumerate(beyond) if some.any())
+    for axis in outside:
+        happens = happens & ~beyond[axis]
     bounds = [a for c in clipped[1:] for a in c]
     varies = np.broadcast_shapes(space.rank.shape, happens.shape, home.shape,
                                  *(a.shape for a in bounds))  # fmt: skip
@@ -200,7 +206,7 @@ def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
     return Boxes(
         access, space.rank, home, tuple(c[0] for c in clipped[1:]),
         tuple(c[1] for c in clipped[1:]), happens, block, repeats,
-        tuple(_constant(b - a) for a, b in zip(low[1:], high[1:], strict=True)),
+        tuple(_constant(b - a) for a, b in zip(low[1:], high[1:], strict=True)), outside,
     )  # fmt: skip
 
 

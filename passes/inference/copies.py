@@ -1,4 +1,5 @@
-"""Copies that a plan makes beside the kernel, by copy engines: writes that the kernel waits for."""
+"""Copies that a plan makes beside the kernel, by copy engines: writes that the kernel waits for,
+and reads that wait for the kernel."""
 
 from __future__ import annotations
 
@@ -13,37 +14,42 @@ from .accesses import Kind
 from .boxes import Boxes
 
 COPIES = "tileweave.copies"
-"""Attribute of a program: the copies into its tensors, as JSON."""
+"""Attribute of a program: the copies into and out of its tensors, as JSON."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """One copy.
+    """One side of a copy: what it writes, or what it reads.
 
     Attributes:
         rank, number: who makes it, and which of its copies it is.
-        tensor: name of the program's parameter it goes to.
+        kind: ``write`` of where it goes to, ``read`` of where it comes from.
+        tensor: name of the program's parameter.
         start, extent: of the region, the rank first.
         line: ``file:line`` of the plan.
+        stream: in which it comes after those before it.
         before: whether the kernel of its rank starts after it.
     """
 
     rank: int
     number: int
+    kind: Kind
     tensor: str
     start: tuple[int, ...]
     extent: tuple[int, ...]
     line: str
+    stream: str | None
     before: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """All copies of all ranks into one tensor, in place of an access of the kernel."""
+    """All copies of all ranks into one tensor, or all out of it, in place of an access of the
+    kernel."""
 
     tensor: tirx.Buffer
+    kind: Kind
     each: tuple[Copy, ...]
-    kind: Kind = "write"
     op: str = "p.copy"
 
     @property
@@ -56,7 +62,7 @@ class Copies:
 
     @property
     def text(self) -> str:
-        return f"p.copy writes {self.tensor.name}"
+        return f"p.copy {self.kind}s {self.tensor.name}"
 
     def boxes(self) -> Boxes:
         """Their regions: one axis of arrays, a copy each."""
@@ -71,18 +77,19 @@ class Copies:
 
 
 def with_copies(func: tirx.PrimFunc, copies: Sequence[Copy]) -> tirx.PrimFunc:
-    """``func`` knowing that a plan copies into its tensors."""
+    """``func`` knowing what a plan copies into its tensors and out of them."""
     listed = [vars(c) for c in copies]
     return func.with_attr(COPIES, tirx.StringImm(json.dumps(listed)))
 
 
-def copies_of(func: tirx.PrimFunc, tensor: tirx.Buffer) -> Copies | None:
-    """The copies into ``tensor``, if there are any."""
+def copies_of(func: tirx.PrimFunc, tensor: tirx.Buffer) -> list[Copies]:
+    """The copies into ``tensor``, if there are any, and those out of it."""
     if not func.attrs or COPIES not in func.attrs:
-        return None
-    each = tuple(
+        return []
+    each = [
         Copy(**{**fields, "start": tuple(fields["start"]), "extent": tuple(fields["extent"])})
         for fields in json.loads(func.attrs[COPIES].value)
         if fields["tensor"] == tensor.name
-    )
-    return Copies(tensor, each) if each else None
+    ]
+    of_kind = {k: tuple(c for c in each if c.kind == k) for k in ("write", "read")}
+    return [Copies(tensor, kind, some) for kind, some in of_kind.items() if some]

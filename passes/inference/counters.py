@@ -7,14 +7,15 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from .accesses import Kind
-from .exchange import Exchange
+from .exchange import Exchange, copies_with_granules
 from .granules import Counter, Granules, choose_granules, counter_of
 from .traffic import Traffic
 
 
 def make_counters(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
     """Give each exchanged tensor counters: of what its reads wait for, of the clearing that
-    additions wait for, and of everything if the program's caller shall find it complete.
+    additions wait for, of what a plan's copies take, and of everything if the program's caller
+    shall find it complete.
 
     Args:
         scratch: tensors that only the program sees.
@@ -33,18 +34,48 @@ def make_counters(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
         name = traffic.tensor.name
         granules = choose_granules(traffic, exchange.options.granule.get(name))
         kinds: list[tuple[Kind, str]] = []
-        if traffic.has("read"):
+        if traffic.in_kernel("read"):
             kinds.append((traffic.last_producer, "arrived"))
         if traffic.has("add"):
             kinds.append(("write", "cleared"))
         for kind, what in kinds:
-            users = traffic.of_kind("add" if what == "cleared" else "read")
+            users = traffic.in_kernel("add" if what == "cleared" else "read")
             _add(exchange, counter_of(traffic, kind, granules, users), f"{name}_{what}")
+        if traffic.copies_out is not None:
+            _add(exchange, _of_copies_out(traffic, granules), f"{name}_made")
         if _must_be_complete(traffic, traffic.tensor in scratch):
+            if traffic.copies is not None:
+                copies = traffic.copies.access
+                raise LanguageError(
+                    f"{copies.text}, of which the kernel of its owner reads a part only; expected "
+                    f"reads of all of it, or flags and waits written by hand{copies.location}"
+                )
             whole = Granules(traffic.grid.shape, traffic.grid.shape)
             counter = counter_of(traffic, traffic.last_producer, whole, [])
             counter.at_exit = True
             _add(exchange, counter, f"{name}_complete")
+
+
+def _of_copies_out(traffic: Traffic, granules: Granules) -> Counter:
+    """The counter of what the kernel brings for a plan's copies to take."""
+    out = traffic.copies_out
+    assert out is not None
+    if traffic.copies is not None:
+        raise LanguageError(
+            f"{out.access.text}, and {traffic.copies.access.text}, beside one kernel; expected two "
+            f"tensors, or flags and waits written by hand{out.access.location}"
+        )
+    counter = counter_of(traffic, traffic.last_producer, granules, [out])
+    counter.by_copies = True
+    stream_of: dict[tuple, str | None] = {}
+    for copy, *granule in copies_with_granules(counter, out):
+        stream = stream_of.setdefault((copy.rank, *granule), copy.stream)
+        if stream != copy.stream:
+            raise LanguageError(
+                f"{out.access.text} in streams {stream!r} and {copy.stream!r}, and the kernel "
+                f"tells one of it; expected one stream{out.access.location}"
+            )
+    return counter
 
 
 def _must_be_complete(traffic: Traffic, scratch: bool) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tvm import tirx
 
 from ...builtins.symmetric import packed_strides
@@ -15,9 +16,11 @@ from ..walk import in_words, line_of
 from . import builtin_calls
 from .accesses import Access, Program
 from .boxes import Boxes
+from .copies import Copy
 from .granules import Counter
 from .options import Options
 from .placement import Placement
+from .space import Loop
 from .symbols import Symbols
 from .traffic import Traffic
 
@@ -62,6 +65,13 @@ def by_rank(rank: tirx.PrimExpr, values: Sequence[int]) -> tirx.PrimExpr:
         this = tirx.const(values[number], "uint32")
         out = tirx.Select(rank.equal(number), this, out)
     return out
+
+
+def copies_with_granules(counter: Counter, boxes: Boxes) -> Iterator[tuple[Copy, int, int]]:
+    """The copies of a plan that ``boxes`` are, each with the owner and number of its granule."""
+    granules = np.broadcast_to(counter.granules.of(boxes), boxes.home.shape)
+    for copy, home, granule in zip(boxes.access.each, boxes.home, granules, strict=True):
+        yield copy, int(home), int(granule)
 
 
 @dataclass(eq=False)
@@ -118,14 +128,16 @@ class Exchange:
         return self.symbols.inlined(number)
 
     def users_of(self, counter: Counter) -> list[Boxes]:
-        """The accesses that need what ``counter`` counts: reads of data that others complete, and
-        additions to data that is cleared."""
+        """The accesses of the kernel that need what ``counter`` counts: reads of data that others
+        complete, and additions to data that is cleared."""
         traffic = counter.traffic
         if counter.at_exit:
             return []
+        if counter.by_copies:
+            return []
         if counter.kind == "write" and traffic.has("add"):
-            return traffic.of_kind("add")
-        return traffic.of_kind("read")
+            return traffic.in_kernel("add")
+        return traffic.in_kernel("read")
 
     def epochs_of(self, tensor: tirx.Buffer) -> tirx.PrimExpr:
         """How many launches have used the same of the tensor's buffers, this one included."""
@@ -133,6 +145,22 @@ class Exchange:
         if self.buffers[tensor] == 1:
             return self.epoch
         return (self.epoch + count - tirx.const(1, "uint32")) // count
+
+    def guarded(
+        self, stmt: tirx.Stmt, boxes: Boxes, simple: Callable[[tirx.PrimExpr], tirx.PrimExpr],
+        left: Sequence[Loop],
+    ) -> tirx.Stmt:  # fmt: skip
+        """``stmt`` where the box of an access does not lie wholly behind the end of the tensor.
+
+        Args:
+            left: loops that ``stmt`` has left.
+        """
+        access = boxes.access
+        for axis in boxes.outside:
+            start = self.symbols.at_start(access.starts[1 + axis], [*left, *access.inner])
+            extent = boxes.access.tensor.shape[1 + axis]
+            stmt = tirx.IfThenElse(simple(tirx.LT(start, extent)), stmt, None)
+        return stmt
 
     def half(self, tensor: tirx.Buffer) -> list[tirx.PrimExpr]:
         """The index of the buffer that this launch uses, if there are several."""
@@ -171,15 +199,30 @@ class Exchange:
             boxes = counter.traffic.copies
             if boxes is None or counter.flags is None:
                 continue
-            granules = counter.granules.of(boxes)
-            for copy, home, granule in zip(boxes.access.each, boxes.home, granules, strict=True):
+            for copy, home, granule in copies_with_granules(counter, boxes):
                 if counter.own and copy.before and copy.rank == home:
                     continue
                 at = granule + home * counter.granules.total * counter.pulled
                 waiting = [r for r in range(self.world_size) if counter.waiting[home] >> r & 1]
                 out.setdefault((copy.rank, copy.number), []).extend(
-                    (counter.flags.name, (rank, int(at))) for rank in waiting
+                    (counter.flags.name, (rank, at)) for rank in waiting
                 )
+        return out
+
+    def awaited(self) -> dict[tuple[int, int], list[tuple]]:
+        """By rank and number of a plan's copy: (flag tensor, index, value) of what it waits for."""
+        out: dict[tuple[int, int], list[tuple]] = {}
+        for counter in self.counters:
+            boxes = counter.traffic.copies_out
+            if not counter.by_copies or boxes is None or counter.flags is None:
+                continue
+            known: set[tuple[int, int]] = set()
+            for copy, home, granule in copies_with_granules(counter, boxes):
+                index = copy.rank, granule + home * counter.granules.total * counter.pulled
+                if index not in known:  # the stream has waited for it, and set it back
+                    known.add(index)
+                    wait = counter.flags.name, index, int(counter.arrivals[home, granule])
+                    out.setdefault((copy.rank, copy.number), []).append(wait)
         return out
 
     def for_each_rank(

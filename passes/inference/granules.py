@@ -136,6 +136,7 @@ class Counter:
         own: granules of each copy that their owner's kernel finds there when it starts, for the
             share of the rank: granules from ``rank * own`` on, as many; 0 for none.
         at_exit: whether the owner waits for it at the end of the launch, rather than a read.
+        by_copies: whether a plan's copies wait for it, whose streams set it back to 0.
     """
 
     traffic: Traffic
@@ -146,6 +147,7 @@ class Counter:
     arrivals: np.ndarray
     own: int = 0
     at_exit: bool = False
+    by_copies: bool = False
     flags: tirx.Buffer | None = None
 
     @property

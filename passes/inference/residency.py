@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
+from ..walk import in_words
 from .boxes import Boxes
 from .exchange import Exchange
 from .granules import Counter, elements_of
 from .moments import Moments
+from .relays import queues_of
 from .signals import signal_depth
 from .waits import wait_depth
 
@@ -32,20 +35,43 @@ def verify_residency(exchange: Exchange) -> None:
     every = ("read", "write", "add")
     accesses = [b.access for t in exchange.traffic for b in t.in_kernel(*every)]
     moments = Moments(accesses, exchange.program, exchange.world_size)
-    for counter in exchange.counters:
-        if counter.at_exit:
-            continue
-        last = np.full(counter.arrivals.shape, -1, np.int64)
+    counters = [c for c in exchange.counters if not c.at_exit]
+    if any(c.by_copies for c in counters):
+        _verify_room(exchange, counters)
+    last: dict[Counter, np.ndarray] = {}
+    for counter in counters:
+        last[counter] = np.full(counter.arrivals.shape, -1, np.int64)
         for boxes in counter.traffic.in_kernel(counter.kind):
             moment = _told(exchange, moments, counter, boxes)
             home, granule, when = boxes.where(boxes.home, counter.granules.of(boxes), moment)
-            np.maximum.at(last, (home, granule), when)
+            np.maximum.at(last[counter], (home, granule), when)
+    for queue in queues_of(counters):
+        now = -1
+        for copy in queue:
+            now = max([now, *(last[c][tuple(at)] for c, *at in copy.needs)])
+            for c, *at in copy.brings:
+                last[c][tuple(at)] = max(last[c][tuple(at)], now)
+    for counter in counters:
         for boxes in exchange.users_of(counter):
             moment = moments.of(boxes, wait_depth(exchange, counter, boxes))
             home, granule, when = boxes.where(boxes.home, counter.granules.of(boxes), moment)
-            if np.any(last[home, granule] >= when):
+            if np.any(last[counter][home, granule] >= when):
                 _Play(exchange, moments).run(exchange.options.resident_blocks)
                 return
+
+
+def _verify_room(exchange: Exchange, counters: Sequence[Counter]) -> None:
+    """Refuse a kernel that waits, and takes all SMs, where copies take what it brings: a kernel of
+    a block must run beside it, which waits for that."""
+    waiting = [boxes.access for counter in counters for boxes in exchange.users_of(counter)]
+    most = exchange.options.resident_blocks - 1
+    few = isinstance(exchange.grid, tirx.IntImm) and int(exchange.grid) <= most
+    if waiting and not few:
+        raise LanguageError(
+            f"{waiting[0].text}, and copies wait beside {in_words(exchange.grid)} blocks for what "
+            f"these bring; expected at most {most} blocks, one less than tileweave.resident_blocks,"
+            f" each of which may walk over many tiles{waiting[0].location}"
+        )
 
 
 def leaves_room(exchange: Exchange) -> bool:
@@ -76,27 +102,26 @@ def _told(exchange: Exchange, moments: Moments, counter: Counter, boxes: Boxes) 
 
 
 class _Play:
-    """A launch, block by block."""
+    """A launch, block by block, and the copies that take what it brings."""
 
     def __init__(self, exchange: Exchange, moments: Moments) -> None:
         self._events: dict[tuple[int, int], list] = defaultdict(list)
         self._missing: dict[tuple, int] = {}
         self._exchange = exchange
-        for number, counter in enumerate(exchange.counters):
-            if counter.at_exit:
-                continue
+        counters = [c for c in exchange.counters if not c.at_exit]
+        for counter in counters:
             for boxes in counter.traffic.in_kernel(counter.kind):
-                self._note(number, counter, boxes, _told(exchange, moments, counter, boxes), True)
+                self._note(counter, boxes, _told(exchange, moments, counter, boxes), True)
             for boxes in exchange.users_of(counter):
                 depth = wait_depth(exchange, counter, boxes)
-                self._note(number, counter, boxes, moments.of(boxes, depth), False)
-            copied = counter.is_of_copies
+                self._note(counter, boxes, moments.of(boxes, depth), False)
             for (home, granule), units in np.ndenumerate(counter.arrivals):
-                self._missing[number, home, granule] = 0 if copied else int(units)
+                self._missing[counter, home, granule] = int(units)
         for events in self._events.values():
             events.sort(key=lambda e: (e[0], not e[2]))  # a signal stands before a wait
+        self._queues = queues_of(counters)
 
-    def _note(self, number: int, counter: Counter, boxes: Boxes, moment, signals: bool) -> None:
+    def _note(self, counter: Counter, boxes: Boxes, moment, signals: bool) -> None:
         units = elements_of(boxes) // counter.unit
         rank, home, *_, granule, when, block, count = boxes.flat(
             counter.granules.of(boxes), moment, boxes.block, units
@@ -104,7 +129,7 @@ class _Play:
         for r, h, g, t, b, n in zip(
             *(a.tolist() for a in (rank, home, granule, when, block, count)), strict=True
         ):
-            self._events[r, b].append((t, (number, h, g), n if signals else 0, boxes.access))
+            self._events[r, b].append((t, (counter, h, g), n if signals else 0, boxes.access))
 
     def run(self, resident: int) -> None:
         blocks = 1 + max(b for _, b in self._events)
@@ -116,6 +141,12 @@ class _Play:
         started = [min(resident, blocks)] * self._exchange.world_size
         at: dict[tuple[int, int], int] = defaultdict(int)
         stuck: dict[tuple[int, int], tuple] = {}
+
+        def wake(what: tuple) -> None:
+            for one in waiting.pop(what, ()):
+                heapq.heappush(ready, one)
+
+        self._copy(wake)
         while ready:
             block, rank = heapq.heappop(ready)
             events = self._events.get((rank, block), [])
@@ -125,8 +156,8 @@ class _Play:
                 if units:
                     self._missing[what] -= units
                     if self._missing[what] <= 0:
-                        for one in waiting.pop(what, ()):
-                            heapq.heappush(ready, one)
+                        wake(what)
+                        self._copy(wake)
                 elif self._missing[what] > 0:
                     waiting[what].append((block, rank))
                     stuck[rank, block] = (what, access)
@@ -139,11 +170,23 @@ class _Play:
         if stuck:
             self._refuse(stuck, resident)
 
+    def _copy(self, wake: Callable[[tuple], None]) -> None:
+        """Let streams copy what they have waited for."""
+        for queue in self._queues:
+            while queue and all(self._missing[what] <= 0 for what in queue[0].needs):
+                for what in queue.pop(0).brings:
+                    self._missing[what] -= 1
+                    wake(what)
+
     def _refuse(self, stuck: dict, resident: int) -> None:
         (rank, block), (what, access) = min(stuck.items(), key=lambda item: item[0][::-1])
+        wanted = {what}
+        for queue in self._queues:
+            last = next((n for n, copy in enumerate(queue, 1) if what in copy.brings), 0)
+            wanted.update(*(copy.needs for copy in queue[:last]))
         bringing = [
             f"block {b} of rank {r}" for (r, b), events in sorted(self._events.items())
-            if any(e[1] == what and e[2] for e in events)
+            if any(e[1] in wanted and e[2] for e in events)
         ]  # fmt: skip
         raise LanguageError(
             f"{access.text}: block {block} of rank {rank} waits for {' and '.join(bringing[:2])}, "

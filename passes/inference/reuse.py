@@ -173,7 +173,7 @@ def _too_far(exchange: Exchange, traffic: Traffic) -> tuple[int, int] | None:
     waits_for = [0] * exchange.world_size
     for other in exchange.traffic:
         made = other.painted[other.last_producer].ranks.reshape(exchange.world_size, -1)
-        for boxes in other.of_kind("read"):
+        for boxes in other.in_kernel("read"):
             rank, _, pieces = other.grid.cells_of(boxes)
             for box, cell in pieces:
                 for reader in range(exchange.world_size):

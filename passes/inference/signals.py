@@ -77,6 +77,7 @@ def _signal(exchange: Exchange, counter: Counter, boxes: Boxes) -> None:
 def _tells(exchange: Exchange, counter: Counter, access: Access) -> str:
     what = "adds to" if access.kind == "add" else "writes"
     whom = "the owner, who waits at the end" if counter.at_exit else "its owner"
+    whom = "the copy that takes it" if counter.by_copies else whom
     everyone = (1 << exchange.world_size) - 1
     if counter.pulled:
         all_read = all(bits | 1 << home == everyone for home, bits in enumerate(counter.waiting))
@@ -101,7 +102,8 @@ def _signal_of(
     for loop in left:
         count = count * symbols.inlined(loop.extent)
     value = simple(tirx.Cast("uint32", count))
-    return exchange.signal_to(counter, boxes, home, granule, value), value
+    stmt = exchange.signal_to(counter, boxes, home, granule, value)
+    return exchange.guarded(stmt, boxes, simple, left), value
 
 
 def _count(counter: Counter, boxes: Boxes, symbols) -> tirx.PrimExpr:

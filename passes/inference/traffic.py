@@ -38,11 +38,20 @@ class Traffic:
     @property
     def copies(self) -> Boxes | None:
         """The copies that a plan makes into it."""
-        return next((b for a, b in self.boxes.items() if isinstance(a, Copies)), None)
+        return self._copies("write")
+
+    @property
+    def copies_out(self) -> Boxes | None:
+        """The copies that a plan makes of what the kernel brings."""
+        return self._copies("read")
+
+    def _copies(self, kind: Kind) -> Boxes | None:
+        every = self.boxes.items()
+        return next((b for a, b in every if isinstance(a, Copies) and a.kind == kind), None)
 
     def in_kernel(self, *kinds: Kind) -> list[Boxes]:
         """The kernel's own accesses."""
-        return [b for b in self.of_kind(*kinds) if b is not self.copies]
+        return [b for b in self.of_kind(*kinds) if not isinstance(b.access, Copies)]
 
     def has(self, kind: Kind) -> bool:
         return bool(self.of_kind(kind))
@@ -66,10 +75,11 @@ class Traffic:
 
 
 def traffic_of(
-    tensor: tirx.Buffer, accesses: Sequence[Access], copies: Copies | None, program: Program,
+    tensor: tirx.Buffer, accesses: Sequence[Access], copies: Sequence[Copies], program: Program,
     world_size: int,
 ) -> Traffic:  # fmt: skip
-    """Evaluate the accesses to ``tensor``.
+    """Evaluate the accesses to ``tensor``; a copy out of it is one where the kernel brings
+    something.
 
     Raises:
         LanguageError: one of them cannot be evaluated.
@@ -77,8 +87,8 @@ def traffic_of(
     boxes: dict[Access | Copies, Boxes]
     boxes = {a: boxes_of(a, program, world_size) for a in accesses}
     boxes = {a: b for a, b in boxes.items() if b.mask.any()}
-    if copies is not None:
-        boxes[copies] = copies.boxes()
+    brings = any(a.kind in ("write", "add") for a in boxes)
+    boxes |= {c: c.boxes() for c in copies if c.kind == "write" or brings}
     shape = [int(e) for e in tensor.shape[1:]]
     traffic = Traffic(tensor, world_size, boxes, Grid(shape, list(boxes.values())))
     if not traffic.is_exchanged:

@@ -62,7 +62,8 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
         if key == other_key and dominates(other, other_kept, access, kept):
             exchange.note("wait", access, name, f"the wait at {other.line} serves for it, too")
             return
-    done.append((key, access, kept))
+    if not boxes.outside:
+        done.append((key, access, kept))
     arrivals = _arrivals(counter, boxes, home, granule)
     target = exchange.epochs_of(counter.traffic.tensor) * arrivals
     flag = exchange.flag(counter, symbols.rank, home, granule)
@@ -71,6 +72,7 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
     if counter.own:
         others = tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank)
         stmt = tirx.IfThenElse(symbols.simplified(others, access), stmt, None)
+    stmt = exchange.guarded(stmt, boxes, lambda e: symbols.simplified(e, access), left)
     exchange.placement.put_before(anchor_of(access, kept), stmt, access)
     needs = {
         "read": f"reads what {'additions' if counter.kind == 'add' else 'writes'} bring",

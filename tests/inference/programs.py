@@ -616,7 +616,6 @@ class all_gather_gemm:
             for peer in p.peers():
                 p.copy(gathered[peer, rows], A, stream="copies")
             p.copy(gathered[p.rank, rows], A)
-            # equivalent(join drop): only the kernel behind the own copy reads that
             p.launch(gemm, B, gathered, C)
 
         return plan
@@ -630,6 +629,122 @@ class all_gather_gemm:
     def expected(inputs):
         A = np.concatenate([i["A"] for i in inputs])
         return [{"C": A @ i["B"].T} for i in inputs]
+
+
+@case(resident=3, unread=("products", "parts"), mutated=3)
+class copied_reduce_scatter:
+    """Copy engines carry partial sums to their owners, while one kernel computes more of them and
+    adds up what has come. Blocks walk over the tiles; some tiles lie half behind the end."""
+
+    m, n, K, b = 24, 16, 32, 16
+
+    @staticmethod
+    def make(ranks):
+        m, n, K, b = (getattr(copied_reduce_scatter, name) for name in "mnKb")
+        rows, half = -(-m // b), b // 2
+
+        @T.prim_func
+        def gemm(
+            A: T.Tensor((ranks, m, K), F32),
+            B: T.Tensor((n, K), F32),
+            products: W.Symmetric((ranks, m, n), F32),
+            parts: W.Symmetric((ranks, m, n), F32),
+            C: T.Tensor((m, n), F32),
+        ):
+            with T.Kernel(2, threads=32) as block:
+                A_tile = T.alloc_shared((b, b), F32)
+                B_tile = T.alloc_shared((n, b), F32)
+                C_tile = T.alloc_shared((half, n), F32)
+                total = T.alloc_fragment((b, n), F32)
+                me = W.rank()
+                for turn in T.serial(T.ceildiv(ranks * rows, 2)):
+                    number = turn * 2 + block
+                    if number < ranks * rows:
+                        owner, row = W.own_last(number, rows, me, ranks)
+                        T.clear(total)
+                        for k in T.Pipelined(K // b, num_stages=2):
+                            T.copy(A[owner, row * b, k * b], A_tile)
+                            T.copy(B[0, k * b], B_tile)
+                            T.gemm(A_tile, B_tile, total, transpose_B=True)
+                        if owner != me:
+                            for first in T.unroll(0, b, half):
+                                T.copy(total[first : first + half, :], C_tile)
+                                T.copy(C_tile, products[me, owner, row * b + first, 0])
+                        else:
+                            for step in T.serial(ranks - 1):
+                                for first in T.unroll(0, b, half):
+                                    source = (me + 1 + step) % ranks
+                                    T.copy(parts[me, source, row * b + first, 0], C_tile)
+                                    for i, j in T.Parallel(half, n):
+                                        total[first + i, j] += C_tile[i, j]
+                            T.copy(total, C[row * b, 0])
+
+        @tw.plan
+        def plan(
+            p: tw.Steps,
+            A: T.Tensor((ranks, m, K), F32),
+            B: T.Tensor((n, K), F32),
+            products: W.Symmetric((ranks, m, n), F32),
+            parts: W.Symmetric((ranks, m, n), F32),
+            C: T.Tensor((m, n), F32),
+        ):
+            p.launch(gemm, A, B, products, parts, C)
+            for peer in p.peers():
+                p.copy(parts[peer, p.rank], products[p.rank, peer], stream="copies")
+
+        return plan
+
+    @staticmethod
+    def inputs(rng, ranks):
+        m, n, K, _ = (getattr(copied_reduce_scatter, name) for name in "mnKb")
+        return [{"A": integers(rng, ranks, m, K), "B": integers(rng, n, K)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        total = sum(i["A"] @ i["B"].T for i in inputs)
+        return [{"C": total[rank]} for rank in range(len(inputs))]
+
+
+@case()
+class fetched_by_copies:
+    """Each rank's copy engines fetch what the others compute, from their memory, half by half."""
+
+    m, N, b = 16, 32, 4
+
+    @staticmethod
+    def make(ranks):
+        m, N, b = (getattr(fetched_by_copies, name) for name in "mNb")
+
+        @T.prim_func
+        def double(X: T.Tensor((m, N), F32), S: W.Symmetric((m, N), F32)):
+            with T.Kernel(m // b, threads=32) as row:
+                for i, j in T.Parallel(b, N):
+                    S[W.rank(), row * b + i, j] = X[row * b + i, j] * T.float32(2)
+
+        @tw.plan
+        def plan(
+            p: tw.Steps,
+            X: T.Tensor((m, N), F32),
+            S: W.Symmetric((m, N), F32),
+            Y: T.Tensor((ranks, m, N), F32),
+        ):
+            p.launch(double, X, S)
+            p.copy(Y[p.rank], S[p.rank])
+            for peer in p.peers():
+                for half in (slice(0, m // 2), slice(m // 2, m)):
+                    p.copy(Y[peer, half], S[peer, half], stream="copies")
+
+        return plan
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, fetched_by_copies.m, fetched_by_copies.N)}
+                for _ in range(ranks)]  # fmt: skip
+
+    @staticmethod
+    def expected(inputs):
+        Y = np.stack([i["X"] * 2 for i in inputs])
+        return [{"Y": Y} for _ in inputs]
 
 
 @case()

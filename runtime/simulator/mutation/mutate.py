@@ -18,7 +18,7 @@ from ....builtins.declare import register_op
 from ....builtins.errors import TileWeaveError
 from ....builtins.symmetric import is_symmetric
 from ....passes.hidden import hidden_of
-from ....passes.inference import credits, epochs
+from ....passes.inference import credits, epochs, relays
 from ....passes.inference.epochs import EPOCH
 from ....passes.walk import flatten, rewrite_children, written_tensors
 from ... import plan_sync
@@ -160,7 +160,8 @@ Change = tuple[Any, str, str, str, str, Callable[[], Executable]]
 """An operation, its flag, what changes, a proof that it cannot matter, why it may not matter as the
 compiler knows that put it in, and the mutant."""
 
-_INFERRED = {EPOCH: epochs.EQUIVALENT, **credits.EQUIVALENT}
+_INFERRED = {EPOCH: epochs.EQUIVALENT, **credits.EQUIVALENT, "made": relays.EQUIVALENT}
+"""By the name of a hidden flag, or what it ends with."""
 
 
 def _of_host(plan: Plan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
@@ -195,7 +196,9 @@ class _Kernel:
         context = Context(self.lowered, self.world_size, frozenset(symmetric), accesses)
         for number, op in enumerate(self.operations):
             proof, flag = self.probes.proof(number, op), self._flag(number)
-            known = _INFERRED.get(flag, {}) if flag in hidden else {}
+            known = {}
+            if flag in hidden or (flag == "made" and op.file == plan_sync.__file__):
+                known = _INFERRED.get(flag) or _INFERRED.get(flag.rpartition("_")[2], {})
             for change, edit in changes(op, context):
                 mutated = partial(self._mutated, plan, edit)
                 reason = known.get(f"{op.name} {change}", "")
