@@ -3,6 +3,7 @@
 The tile program, the plan around it, and the torch operator with its gradient.
 """
 
+from math import ceil
 from typing import Any, ClassVar
 
 import tilelang.language as T
@@ -19,7 +20,7 @@ from .library import define
 from .operators import Choice, Operator
 from .prepared import prepared
 from .problem import Problem, checked
-from .tiles import Tiles, tiles_for
+from .tiles import Tiles, Walk, walked_tiles
 
 NAME = "all_gather_matmul"
 
@@ -30,13 +31,16 @@ def gathered_matmul(
 ):  # fmt: skip
     """The kernel: C (ranks, share, N) is the gathered A (ranks, share, K) times B.
 
+    Blocks walk over the tiles, see ``Walk``.
+
     Args:
         transposed: whether B is given as (N, K), else (K, N).
         biased: whether bias is a parameter; else there is none.
         out_dtype: of bias and C; else that of A.
     """
     out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
+    rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
+    walk, half = Walk.over(ranks * rows * columns), tiles.M // 2
 
     @T.prim_func
     def gathered_matmul(
@@ -47,29 +51,33 @@ def gathered_matmul(
         gathered: W.Symmetric((ranks, share, K), dtype),
         C: T.Tensor((ranks, share, N), out_dtype),
     ):
-        with T.Kernel(ranks * rows * columns, threads=tiles.threads) as block:
+        with T.Kernel(walk.blocks, threads=tiles.threads) as block:
             A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
             B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
+            C_tile = T.alloc_shared((half, tiles.N), out_dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
             me = W.rank()
-            source = (me + ranks - block // (rows * columns)) % ranks  # as they arrive
-            row, column = W.swizzle_2d(block % (rows * columns), rows, columns, tiles.band)
-            m, n = row * tiles.M, column * tiles.N
+            for turn in T.serial(walk.turns):
+                number = turn * walk.blocks + block
+                if number < walk.tiles:
+                    source = (me + ranks - number // (rows * columns)) % ranks  # as they arrive
+                    row, column = W.swizzle_2d(number % (rows * columns), rows, columns, tiles.band)
+                    m, n = row * tiles.M, column * tiles.N
 
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                k = step * tiles.K
-                T.copy(gathered[me, source, m, k], A_tile)
-                T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                accumulate(A_tile, B_tile, total, transposed)
-            if scaled:
-                scale(total, scale_a, scale_b)
-            if biased:
-                add_bias(total, bias, n)
-            T.copy(total, C_tile)
-            T.copy(C_tile, C[source, m, n])
+                    T.clear(total)
+                    for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                        k = step * tiles.K
+                        T.copy(gathered[me, source, m, k], A_tile)
+                        T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                        accumulate(A_tile, B_tile, total, transposed)
+                    if scaled:
+                        scale(total, scale_a, scale_b)
+                    if biased:
+                        add_bias(total, bias, n)
+                    for first in T.unroll(0, tiles.M, half):
+                        T.copy(total[first : first + half, :], C_tile)
+                        T.copy(C_tile, C[source, m + first, n])
 
     return gathered_matmul
 
@@ -141,8 +149,8 @@ class AllGatherMatmul(Operator, op=NAME):
 
     @staticmethod
     def table(problem: Problem) -> Choice:
-        tiles = tiles_for(problem.share, problem.N, problem.ranks, problem.dtype.itemsize)
-        return Choice("copy_engines", tiles)
+        size = problem.dtype.itemsize
+        return Choice("copy_engines", walked_tiles(problem.share, problem.N, problem.ranks, size))
 
 
 def all_gather_matmul(

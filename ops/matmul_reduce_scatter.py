@@ -1,14 +1,17 @@
-"""GEMM + reduce-scatter in one kernel: tiles go to their owners over NVLink and are summed there.
+"""GEMM + reduce-scatter: what one kernel computes goes to its owners over NVLink, who sum it up.
 
-The tile program, and the torch operator with its gradient.
+The tile programs, by copy engines and by stores, and the torch operator with its gradient.
 """
 
+from contextlib import ExitStack
+from math import ceil
 from typing import Any, ClassVar
 
 import tilelang.language as T
 import torch
 
 from .. import language as W
+from ..runtime import Plan, Steps, SymmetricTensor, plan, symmetric
 from ..runtime import compile as compiled
 from ..runtime.group import Group
 from . import nccl
@@ -16,7 +19,7 @@ from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, scale, sc
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
-from .tiles import Tiles, tiles_for
+from .tiles import Tiles, Walk, walked_tiles
 
 NAME = "matmul_reduce_scatter"
 
@@ -87,13 +90,117 @@ def matmul_reduce_scatter_program(
     return matmul_reduce_scatter
 
 
-class MatmulReduceScatter(Operator, op=NAME):
-    """The kernel for one problem; the memory in which parts arrive is its own."""
+def summed_matmul(
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False, out_dtype: str | None = None,
+):  # fmt: skip
+    """The kernel between copy engines: as ``matmul_reduce_scatter_program``, but that products for
+    other ranks stay here, in ``products`` (ranks, share, N), and theirs are found in ``parts``.
 
-    programs: ClassVar = {"own_last": matmul_reduce_scatter_program}
+    Blocks walk over the tiles, see ``Walk``.
+    """
+    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
+    rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
+    walk, half = Walk.over(ranks * rows * columns), tiles.M // 2
+
+    @T.prim_func
+    def summed_matmul(
+        A: T.Tensor((ranks, share, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        products: W.Symmetric((ranks, share, N), out_dtype),
+        parts: W.Symmetric((ranks, share, N), out_dtype),
+        C: T.Tensor((share, N), out_dtype),
+    ):
+        with T.Kernel(walk.blocks, threads=tiles.threads) as block:
+            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
+            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
+            C_tile = T.alloc_shared((half, tiles.N), out_dtype)
+            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+
+            me = W.rank()
+            for turn in T.serial(walk.turns):
+                number = turn * walk.blocks + block
+                if number < walk.tiles:
+                    owner, tile = W.own_last(number, rows * columns, me, ranks)
+                    row, column = W.swizzle_2d(tile, rows, columns, tiles.band)
+                    m, n = row * tiles.M, column * tiles.N
+
+                    T.clear(total)
+                    for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                        k = step * tiles.K
+                        T.copy(A[owner, m, k], A_tile)
+                        T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                        accumulate(A_tile, B_tile, total, transposed)
+                    if scaled:
+                        scale(total, scale_a, scale_b)
+
+                    if owner != me:
+                        for first in T.unroll(0, tiles.M, half):
+                            T.copy(total[first : first + half, :], C_tile)
+                            T.copy(C_tile, products[me, owner, m + first, n])
+                    else:
+                        for step in T.serial(ranks - 1):
+                            source = (me + 1 + step) % ranks
+                            for first in T.unroll(0, tiles.M, half):
+                                T.copy(parts[me, source, m + first, n], C_tile)
+                                for i, j in T.Parallel(half, tiles.N):
+                                    total[first + i, j] += C_tile[i, j]
+                        if biased:
+                            add_bias(total, bias, n)
+                        for first in T.unroll(0, tiles.M, half):
+                            T.copy(total[first : first + half, :], C_tile)
+                            T.copy(C_tile, C[m + first, n])
+
+    return summed_matmul
+
+
+def matmul_reduce_scatter_plan(
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False, out_dtype: str | None = None,
+) -> Plan:  # fmt: skip
+    """The plan: copy engines carry the products for other ranks while the kernel goes on.
+
+    Stores of SMs over NVLink hold up their loads: pushed by the kernel, the same bytes took 9 % of
+    the time of the GEMM (benchmarks/LOG.md).
+    """
+    out_dtype = out_dtype or dtype
+    kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype)
+    band = tiles.band * tiles.M
+    pieces = [slice(m, min(m + band, share)) for m in range(0, share, band)]
+
+    @plan
+    def matmul_reduce_scatter(
+        p: Steps,
+        A: T.Tensor((ranks, share, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        products: W.Symmetric((ranks, share, N), out_dtype),
+        parts: W.Symmetric((ranks, share, N), out_dtype),
+        C: T.Tensor((share, N), out_dtype),
+    ):
+        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, C)
+        for peer in p.peers():
+            for rows in pieces:
+                p.copy(parts[peer, p.rank, rows], products[p.rank, peer, rows], stream="copies")
+
+    return matmul_reduce_scatter
+
+
+class MatmulReduceScatter(Operator, op=NAME):
+    """The kernel or the plan for one problem, and the memory of the plan; a kernel has its own."""
+
+    programs: ClassVar = {
+        "copy_engines": matmul_reduce_scatter_plan,
+        "stores": matmul_reduce_scatter_program,
+    }
 
     @classmethod
-    def program(cls, problem: Problem, choice: Choice) -> T.PrimFunc:
+    def program(cls, problem: Problem, choice: Choice) -> T.PrimFunc | Plan:
         share, N, K, ranks = problem.share, problem.N, problem.K, problem.ranks
         return cls.programs[choice.program](
             share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles,
@@ -102,17 +209,28 @@ class MatmulReduceScatter(Operator, op=NAME):
 
     def __init__(self, problem: Problem, choice: Choice) -> None:
         self.problem = problem
-        self.kernel = compiled(self.program(problem, choice))
+        program = self.program(problem, choice)
+        planned = isinstance(program, Plan)
+        parts = (problem.ranks, problem.share, problem.N)
+        self.memory: list[SymmetricTensor] = []
+        with ExitStack() as failed:
+            for _ in range(2 * planned):
+                self.memory.append(symmetric(parts, problem.out_dtype))
+                failed.callback(self.memory[-1].free)
+            self.run = program if planned else compiled(program)
+            failed.pop_all()
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
         problem = self.problem
         a = a.view(problem.ranks, problem.share, problem.K)
-        self.kernel(a, problem.stored(b), *epilogue, c)
+        self.run(a, problem.stored(b), *epilogue, *self.memory, c)
 
     def free(self) -> None:
-        self.kernel.free()
+        self.run.free()
+        for memory in self.memory:
+            memory.free()
 
     @staticmethod
     def unfused(
@@ -123,8 +241,8 @@ class MatmulReduceScatter(Operator, op=NAME):
 
     @staticmethod
     def table(problem: Problem) -> Choice:
-        tiles = tiles_for(problem.share, problem.N, problem.ranks, problem.dtype.itemsize)
-        return Choice("own_last", tiles)
+        size = problem.dtype.itemsize
+        return Choice("copy_engines", walked_tiles(problem.share, problem.N, problem.ranks, size))
 
 
 def matmul_reduce_scatter(

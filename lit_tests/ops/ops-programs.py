@@ -12,10 +12,15 @@ from tileweave.ops.all_reduce import one_shot_program as all_reduce_one_shot
 from tileweave.ops.all_reduce import two_phase_program as all_reduce_two_phase
 from tileweave.ops.all_to_all import all_to_all_plan, all_to_all_program
 from tileweave.ops.matmul_all_reduce import one_shot_program, two_phase_program
-from tileweave.ops.matmul_reduce_scatter import matmul_reduce_scatter_program
+from tileweave.ops.matmul_reduce_scatter import (
+    matmul_reduce_scatter_plan,
+    matmul_reduce_scatter_program,
+    summed_matmul,
+)
 from tileweave.ops.reduce_scatter import add_parts, reduce_scatter_plan, reduce_scatter_program
-from tileweave.ops.tiles import FP8, LARGE, SMALL
+from tileweave.ops.tiles import FP8, LARGE, SMALL, walked_tiles
 from tileweave.ops.words import Lines
+from tileweave.runtime.plans import Launch
 
 
 def show(program):
@@ -27,6 +32,8 @@ WORDS = re.compile(r"signal|wait|fence|barrier|epoch|counter|flag")
 print("TEST: words of synchronisation")
 for make in (
     matmul_reduce_scatter_program,
+    summed_matmul,
+    matmul_reduce_scatter_plan,
     gathered_matmul,
     all_gather_matmul_plan,
     one_shot_program,
@@ -47,6 +54,8 @@ for make in (
 
 # CHECK-LABEL: TEST: words of synchronisation
 # CHECK-NEXT: matmul_reduce_scatter_program []
+# CHECK-NEXT: summed_matmul []
+# CHECK-NEXT: matmul_reduce_scatter_plan []
 # CHECK-NEXT: gathered_matmul []
 # CHECK-NEXT: all_gather_matmul_plan []
 # CHECK-NEXT: one_shot_program []
@@ -78,6 +87,30 @@ for make in (
 # CHECK: *(uint4*)(parts
 # CHECK: tl::tma_store(C_desc
 show(matmul_reduce_scatter_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
+
+
+def launched(plan):
+    """The kernel of a plan, which knows its copies."""
+    shapes = {p.name: tuple(map(int, p.shape)) for p in plan.parameters}
+    launches = [s for s in plan.trace(0, 4, shapes, {}) if isinstance(s, Launch)]
+    return launches[-1].program
+
+
+# Between copy engines: blocks walk over tiles; both halves of one are complete before the stream is
+# told; own tiles wait for copies.
+# CHECK-LABEL: TEST: summed_matmul
+# CHECK: __launch_bounds__(384, 1)
+# CHECK: for (int turn = 0; turn < 8;
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
+# CHECK: tl::tma_store(products_desc
+# CHECK: tw::complete_bulk_stores();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_made[
+# CHECK: } else {
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: *(uint4*)(parts
+# CHECK: tl::tma_store(C_desc
+walked = walked_tiles(1024, 8192, 4)
+show(launched(matmul_reduce_scatter_plan(1024, 8192, 7168, 4, "bfloat16", True, walked)))
 
 # A bias is no parameter where there is none; else it is loaded behind the last product.
 # CHECK-LABEL: TEST: gathered_matmul

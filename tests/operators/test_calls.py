@@ -26,7 +26,7 @@ from tileweave.runtime.group import Group
 from tileweave.runtime.heap import HeapExhausted
 
 BF16 = torch.bfloat16
-WAY = Choice("own_last", LARGE)
+WAY = Choice("stores", LARGE)
 
 
 def ones(*shape, dtype=torch.float32, device="cpu"):
@@ -353,13 +353,16 @@ def test_what_the_kernels_get_fits_their_declaration(transposed, biased):
         asked = Problem(op, rows, N, K, ranks, BF16, transposed, biased)
         operator = object.__new__(make)
         operator.problem = asked
-        operator.kernel = operator.plan = lambda *args: seen.append([tuple(x.shape) for x in args])
+        operator.kernel = operator.plan = operator.run = lambda *args: seen.append(
+            [tuple(x.shape) for x in args]
+        )
         operator.gathered = ones(ranks, ranks, share, K, dtype=BF16)
+        operator.memory = [ones(ranks, ranks, share, N, dtype=BF16)] * 2
         bias = [ones(N, dtype=BF16)] * biased
         operator(ones(rows, K, dtype=BF16), b, ones(out, N, dtype=BF16), *bias)
     B = [(N, K) if transposed else (K, N), *[(N,)] * biased]
     assert seen == [
-        [(ranks, share, K), *B, (share, N)],
+        [(ranks, share, K), *B, *[(ranks, ranks, share, N)] * 2, (share, N)],
         [(share, K), *B, (ranks, ranks, share, K), (ranks, share, N)],
         [(share, K), *B, (share, N)],
     ]

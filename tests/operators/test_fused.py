@@ -47,7 +47,7 @@ class Multiplier(FakeKernel):
 FP8 = torch.float8_e4m3fn
 KERNELS = {
     ops.all_gather_matmul: "gathered_matmul",
-    ops.matmul_reduce_scatter: "matmul_reduce_scatter",
+    ops.matmul_reduce_scatter: "summed_matmul",
     ops.matmul_all_reduce: "matmul_all_reduce_one_shot",
 }
 """The kernel of each operator on one rank."""
@@ -218,3 +218,18 @@ def test_an_exchange_that_does_not_fit_leaves_nothing(on_rank):
 
     found, _ = on_rank(calls)
     assert torch.equal(found, x)
+
+
+def test_products_that_do_not_fit_leave_nothing(on_rank):
+    """Of a heap of 2 MiB: what arrives has room, what leaves has none any more."""
+    b = torch.randn(8, 1024).bfloat16()
+
+    def calls():
+        heap = session.current().heap
+        free = heap._free.largest
+        with pytest.raises(HeapExhausted, match=r"matmul_reduce_scatter of \(640, 8\) "):
+            ops.matmul_reduce_scatter(torch.randn(640, 8).bfloat16(), b)
+        return free, heap._free.largest
+
+    (before, after), _ = on_rank(calls)
+    assert before == after

@@ -18,12 +18,16 @@ from tileweave.ops.matmul_all_reduce import (
     one_shot_program,
     two_phase_program,
 )
-from tileweave.ops.matmul_reduce_scatter import matmul_reduce_scatter_program
+from tileweave.ops.matmul_reduce_scatter import (
+    MatmulReduceScatter,
+    matmul_reduce_scatter_program,
+    summed_matmul,
+)
 from tileweave.ops.problem import Problem
 from tileweave.ops.tiles import FP8 as FP8_TILES
-from tileweave.ops.tiles import LARGE, SMALL, Tiles, tiles_for
+from tileweave.ops.tiles import LARGE, SMALL, Tiles, Walk, tiles_for, walked_tiles
 
-TILES = Tiles(16, 16, 16, stages=2, threads=32)
+TILES = Tiles(16, 16, 16, stages=2, threads=32, band=1)
 EVEN, TAILS = (16, 32, 32), (24, 40, 24)
 """share, N, K: whole tiles, and tails along every axis."""
 FP8 = "float8_e4m3fn"
@@ -43,10 +47,13 @@ CASES = [
 STORES = {
     gathered_matmul: 1,
     matmul_reduce_scatter_program: 2,
+    summed_matmul: 2,
     one_shot_program: 2,
     two_phase_program: 4,
 }
 """The kernels, and how often the text of each stores a tile."""
+RESIDENT = 32
+"""Blocks at a time: all of the programs, and what waits beside them."""
 
 
 def rounded_to(dtype):
@@ -74,7 +81,7 @@ def simulated(program, ranks, a_shape, b_shape, transposed, dtype, biased):
             scales = np.float32([0.25]), np.float32([2 * (rank + 1)])
             inputs[-1] |= dict(zip(("scale_a", "scale_b"), scales, strict=True))
             scaled[-1] *= scales[0] * scales[1]
-    outputs = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=2)
+    outputs = tw.simulate(program, ranks, inputs, schedules=2, resident_blocks=RESIDENT)
     return (
         [given["A"] for given in inputs],
         scaled,
@@ -87,10 +94,11 @@ def exact(a, b):
     return a.astype(np.float32) @ b.astype(np.float32)
 
 
+@pytest.mark.parametrize("way", MatmulReduceScatter.programs)
 @pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
-def test_matmul_reduce_scatter(ranks, sizes, transposed, dtype, biased):
+def test_matmul_reduce_scatter(way, ranks, sizes, transposed, dtype, biased):
     share, N, K = sizes
-    program = matmul_reduce_scatter_program(
+    program = MatmulReduceScatter.programs[way](
         share, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype)
     )
     a, b, bias, c = simulated(program, ranks, (ranks, share, K), (K, N), transposed, dtype, biased)
@@ -215,3 +223,26 @@ def test_registers_of_fp8_suffice(tmp_path, nvcc):
 def test_tiles(rows, columns, shards, tiles):
     assert tiles_for(rows, columns, shards) == tiles
     assert tiles_for(rows, columns, shards, itemsize=1) == FP8_TILES
+
+
+@pytest.mark.parametrize(
+    ("tiles", "walk"),
+    [
+        (1, Walk(1, 1, 1)),
+        (131, Walk(131, 1, 131)),
+        (132, Walk(132, 2, 66)),
+        (133, Walk(133, 2, 67)),
+        (1024, Walk(1024, 8, 128)),
+    ],
+)
+def test_blocks_walk_over_as_many_tiles(tiles, walk):
+    assert Walk.over(tiles) == walk
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "shards", "N"),
+    [(1024, 8192, 4, 256), (1024, 7168, 2, 224), (512, 8192, 2, 256), (64, 512, 2, 128)],
+)
+def test_tiles_of_a_walk(rows, columns, shards, N):
+    assert walked_tiles(rows, columns, shards).N == N
+    assert walked_tiles(rows, columns, shards, itemsize=1) == FP8_TILES
