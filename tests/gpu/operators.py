@@ -17,8 +17,12 @@ import torch.distributed as dist
 import tileweave as tw
 from tileweave import ops
 from tileweave.ops import nccl
+from tileweave.ops.epilogue import Epilogue
 from tileweave.ops.groups import group_of
+from tileweave.ops.operators import OPERATORS as OPERATOR_OF
 from tileweave.ops.prepared import prepared
+from tileweave.ops.problem import checked
+from tileweave.runtime.compile_ahead import compile_ahead
 
 GPU = torch.cuda.is_available()
 FUSED = "fused" if GPU else "nccl"
@@ -111,17 +115,35 @@ def products(**options) -> list[Product]:
     return [Product(op, *sizes, **options) for sizes in SIZES for op in OPERATORS]
 
 
+def every_product() -> list[Product]:
+    """Types, layouts and a bias in all sizes."""
+    return [
+        product
+        for dtype, transposed, biased in (
+            (torch.bfloat16, True, False), (torch.float16, False, False),
+            (torch.bfloat16, False, True), (FP8, True, False), (FP8, True, True),
+        )
+        for product in products(dtype=dtype, transposed=transposed, biased=biased)
+    ]  # fmt: skip
+
+
+def compile_all() -> None:
+    """What most checks need, many at a time."""
+    problems = [
+        checked(p.op.__name__, p.a, p.b, p.ranks, p.out, Epilogue(**p.more))
+        for p in every_product()
+    ]
+    kinds = [(OPERATOR_OF[problem.op], problem) for problem in problems]
+    compile_ahead(kind.program(problem, kind.table(problem)) for kind, problem in kinds)
+
+
 def check_values() -> str:
-    for dtype, transposed, biased in (
-        (torch.bfloat16, True, False), (torch.float16, False, False), (torch.bfloat16, False, True),
-        (FP8, True, False), (FP8, True, True),
-    ):  # fmt: skip
-        for product in products(dtype=dtype, transposed=transposed, biased=biased):
-            for _ in range(3):
-                product.refill()
-                product.call()
-                if fault := product.fault():
-                    return fault
+    for product in every_product():
+        for _ in range(3):
+            product.refill()
+            product.call()
+            if fault := product.fault():
+                return fault
     return ""
 
 
@@ -274,6 +296,7 @@ def main() -> int:
     options = parser.parse_args()
     if GPU:
         tw.init(heap_bytes=HEAP_BYTES)
+        compile_all()
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     group = group_of("")
