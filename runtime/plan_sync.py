@@ -207,9 +207,10 @@ def _refuse_behind(
         launch = next(s for s in steps if isinstance(s, Launch) and s.program is kernel)
         for c, step in _copies(rank, launch, steps):
             if (rank, c.number) in flags and step.stream == launch.stream and not c.before:
+                at = f"\n --> {c.line}"
                 raise TileWeaveError(
                     f"{name} waits for a copy to {step.dst}, which comes after it in "
-                    f"{step.where}; expected another stream, or the copy first\n --> {c.line}"
+                    f"{step.where}; expected another stream, or the copy first{at}"
                 )
 
 

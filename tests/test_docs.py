@@ -186,8 +186,8 @@ def _refusals(file: Path) -> list[str]:
 
 
 def test_synchronisation_page_has_every_refusal():
-    names = ("accesses", "boxes", "granules", "residency", "reuse", "round_copies", "rounds",
-             "traffic", "waits")  # fmt: skip
+    names = ("accesses", "boxes", "counters", "granules", "residency", "reuse", "round_copies",
+             "rounds", "traffic", "waits")  # fmt: skip
     files = [CHECKOUT / "passes" / "inference" / f"{name}.py" for name in names]
     others = ("passes/lift_symmetric", "passes/specialize_sizes", "runtime/dynamic_kernel",
               "runtime/plan_sync", "runtime/plan_pulls")  # fmt: skip

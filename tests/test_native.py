@@ -16,7 +16,6 @@ import torch
 import tvm_ffi
 
 import tileweave as tw
-from tests.test_assembles import nvcc  # noqa: F401
 from tileweave.runtime import driver, native, operations
 from tileweave.runtime.kernel import Kernel
 from tileweave.runtime.operations import DriverCall, KernelLaunch, Place, RowsCopy
@@ -239,7 +238,7 @@ def test_a_failure_of_the_driver_is_told_as_from_python(stand_in, monkeypatch, f
     assert len(stand_in.asked()) == fails_at
 
 
-def test_what_tilelang_compiles(stand_in, nvcc):  # noqa: F811
+def test_what_tilelang_compiles(stand_in, nvcc):
     """Its host code takes these arguments, and refuses, without a GPU, where the memory is."""
 
     @T.prim_func
@@ -297,7 +296,7 @@ def test_python_remains(monkeypatch, tmp_path):
     native._library.cache_clear()
 
 
-def test_it_says_of_the_driver_what_cuda_h_says(nvcc, tmp_path):  # noqa: F811
+def test_it_says_of_the_driver_what_cuda_h_says(nvcc, tmp_path):
     includes = [native.SOURCE.parent, tvm_ffi.libinfo.find_include_path()]
     done = subprocess.run(
         [nvcc, "-std=c++17", *(f"-I{i}" for i in includes), "-c", str(HERE / "layout.cc"),
