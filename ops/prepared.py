@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, TypeVar
 
 from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
 from ..runtime.heap import HeapExhausted
 from ..runtime.kernel import capturing
 from ..runtime.session import Session, init
-from .operators import Choice, Operator
-from .problem import Problem
+
+
+class Compiled(Protocol):
+    """An ``Operator`` or an ``Exchange``."""
+
+    def free(self) -> None:
+        """Give its symmetric memory back. Collective."""
+
+
+Problem = TypeVar("Problem", bound=Hashable)
+Choice = TypeVar("Choice", bound=Hashable)
+"""What is asked, and how it is done: for an ``Exchange`` a ``Collective`` and a transport."""
+Made = TypeVar("Made", bound=Compiled)
 
 
 class Prepared:
-    """The operators of one session, the least recently used first.
+    """The operators and collectives of one session, the least recently used first.
 
     Every rank makes the same calls in the same order, so the same ones are made and freed on all.
     """
 
     def __init__(self) -> None:
-        self.operators: dict[tuple[Problem, Choice], Operator] = {}
-        self._captured: set[tuple[Problem, Choice]] = set()
+        self.operators: dict[tuple[Any, Any], Any] = {}
+        """By problem and choice."""
+        self._captured: set[tuple[Any, Any]] = set()
         """Those that a CUDA graph may replay at any time."""
 
     def operator(
-        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Operator]
-    ) -> Operator:
+        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Made]
+    ) -> Made:
         """The operator for ``problem`` as ``choice`` says, made if it is new. Collective then.
 
         Where the symmetric heap is full, those that were not used for longest are freed.
@@ -50,8 +63,8 @@ class Prepared:
         return operator
 
     def made(
-        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Operator]
-    ) -> Operator:
+        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Made]
+    ) -> Made:
         """A new operator, which the caller frees or gives to ``keep``; others make room for it."""
         while True:
             try:
@@ -62,7 +75,7 @@ class Prepared:
                     raise HeapExhausted(f"{problem}: {error}") from None
             self.operators.pop(old).free()
 
-    def keep(self, problem: Problem, choice: Choice, operator: Operator) -> None:
+    def keep(self, problem: Hashable, choice: Hashable, operator: Compiled) -> None:
         """``operator`` serves ``problem`` from now on; of others that did, those remain which a
         CUDA graph may replay. Collective."""
         for old in [key for key in self.operators if key[0] == problem]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
 from .epilogue import FP8, NOTHING, Epilogue
+
+if TYPE_CHECKING:
+    from .collective import Collective
 
 _ALIGNMENT = 16
 """Bytes to which the TMA wants the start of memory and every row of it."""
@@ -22,7 +26,7 @@ ARGUMENTS = {
 _FP8_RESULTS = (torch.bfloat16, torch.float16)
 """What products of fp8 operands may be rounded to; the first is the default."""
 _warned: set[tuple[str, str]] = set()
-_agreed: dict[Group, set[tuple[Problem, str]]] = {}
+_agreed: dict[Group, set[tuple[Problem | Collective, str]]] = {}
 
 
 @dataclass(frozen=True)
@@ -252,11 +256,11 @@ def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def agree(group: Group, problem: Problem, strategy: str) -> None:
+def agree(group: Group, problem: Problem | Collective, strategy: str) -> None:
     """Make sure that all ranks do the same. Collective for each new problem.
 
     Args:
-        strategy: its name.
+        strategy: its name, or that of a transport.
 
     Raises:
         TileWeaveError: they do not; it names what each of them was asked.
