@@ -10,7 +10,7 @@ import tilelang.language as T
 import torch
 
 from .. import language as W
-from ..runtime import Plan, Steps, plan, symmetric
+from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
 from .call import call, refuse_gradients
@@ -110,7 +110,7 @@ def all_gather_matmul_plan(
 
 
 class AllGatherMatmul(Operator, op=NAME):
-    """The plan for one problem and the memory in which it gathers."""
+    """The plan for one problem; its memory is that in which it gathers."""
 
     programs: ClassVar = {"copy_engines": all_gather_matmul_plan}
 
@@ -122,21 +122,12 @@ class AllGatherMatmul(Operator, op=NAME):
             problem.biased, problem.tile_out_dtype,
         )  # fmt: skip
 
-    def __init__(self, problem: Problem, choice: Choice) -> None:
-        self.problem = problem
-        self.gathered = symmetric((problem.ranks, problem.share, problem.K), problem.dtype)
-        self.plan = self.program(problem, choice)
-
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
         problem = self.problem
         c = c.view(problem.ranks, problem.share, problem.N)
-        self.plan(a, problem.stored(b), *epilogue, self.gathered, c)
-
-    def free(self) -> None:
-        self.plan.free()
-        self.gathered.free()
+        self.run(a, problem.stored(b), *epilogue, *self.memory, c)
 
     @staticmethod
     def unfused(
@@ -215,7 +206,7 @@ def _into(
     if choice:
         operator = prepared(ranks).operator(problem, choice, AllGatherMatmul)
         operator(a, b, c, *more.tensors)
-        gathered = operator.gathered.local.view(problem.M, problem.K)
+        gathered = operator.memory[0].local.view(problem.M, problem.K)
     else:
         gathered = AllGatherMatmul.unfused(a, b, c, ranks, more)
     if not keep:

@@ -3,7 +3,6 @@
 The tile programs, by copy engines and by stores, and the torch operator with its gradient.
 """
 
-from contextlib import ExitStack
 from math import ceil
 from typing import Any, ClassVar
 
@@ -11,8 +10,7 @@ import tilelang.language as T
 import torch
 
 from .. import language as W
-from ..runtime import Plan, Steps, SymmetricTensor, plan, symmetric
-from ..runtime import compile as compiled
+from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
 from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
@@ -192,7 +190,7 @@ def matmul_reduce_scatter_plan(
 
 
 class MatmulReduceScatter(Operator, op=NAME):
-    """The kernel or the plan for one problem, and the memory of the plan; a kernel has its own."""
+    """By copy engines, or by stores."""
 
     programs: ClassVar = {
         "copy_engines": matmul_reduce_scatter_plan,
@@ -207,30 +205,12 @@ class MatmulReduceScatter(Operator, op=NAME):
             problem.biased, problem.tile_out_dtype,
         )  # fmt: skip
 
-    def __init__(self, problem: Problem, choice: Choice) -> None:
-        self.problem = problem
-        program = self.program(problem, choice)
-        planned = isinstance(program, Plan)
-        parts = (problem.ranks, problem.share, problem.N)
-        self.memory: list[SymmetricTensor] = []
-        with ExitStack() as failed:
-            for _ in range(2 * planned):
-                self.memory.append(symmetric(parts, problem.out_dtype))
-                failed.callback(self.memory[-1].free)
-            self.run = program if planned else compiled(program)
-            failed.pop_all()
-
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
         problem = self.problem
         a = a.view(problem.ranks, problem.share, problem.K)
         self.run(a, problem.stored(b), *epilogue, *self.memory, c)
-
-    def free(self) -> None:
-        self.run.free()
-        for memory in self.memory:
-            memory.free()
 
     @staticmethod
     def unfused(

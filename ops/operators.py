@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from tvm import tirx
 
-from ..runtime import Plan
+from ..runtime import Plan, SymmetricTensor, symmetric
+from ..runtime import compile as compiled
 from ..runtime.group import Group
 from .epilogue import Epilogue
 from .problem import Problem
@@ -39,6 +41,10 @@ class Operator(ABC):
 
     Attributes:
         programs: the tile programs, or plans, by the names of ``Choice.program``.
+        problem: what it computes.
+        memory: the symmetric tensors that a plan works in, in the order of its parameters; a kernel
+            has its own.
+        run: the kernel, or the plan.
     """
 
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
@@ -52,9 +58,22 @@ class Operator(ABC):
     def program(cls, problem: Problem, choice: Choice) -> tirx.PrimFunc | Plan:
         """One of ``programs``, for a problem."""
 
-    @abstractmethod
     def __init__(self, problem: Problem, choice: Choice) -> None:
-        """Compile, and take symmetric memory. Collective."""
+        """Compile, and take symmetric memory. Collective.
+
+        Raises:
+            HeapExhausted: there is not enough of it; nothing is taken then.
+        """
+        self.problem = problem
+        program = self.program(problem, choice)
+        planned = isinstance(program, Plan)
+        self.memory: list[SymmetricTensor] = []
+        with ExitStack() as failed:
+            for p in (p for p in (program.parameters if planned else ()) if p.symmetric):
+                self.memory.append(symmetric(p.shape, getattr(torch, p.dtype)))
+                failed.callback(self.memory[-1].free)
+            self.run = program if planned else compiled(program)
+            failed.pop_all()
 
     @abstractmethod
     def __call__(
@@ -62,9 +81,11 @@ class Operator(ABC):
     ) -> None:
         """Compute ``c``. Every rank calls it, with ``Epilogue.tensors``."""
 
-    @abstractmethod
     def free(self) -> None:
         """Give its symmetric memory back. Collective."""
+        self.run.free()
+        for memory in self.memory:
+            memory.free()
 
     @staticmethod
     @abstractmethod

@@ -11,7 +11,12 @@ from tileweave.ops.all_reduce import add_and_share, all_reduce_plan
 from tileweave.ops.all_reduce import one_shot_program as all_reduce_one_shot
 from tileweave.ops.all_reduce import two_phase_program as all_reduce_two_phase
 from tileweave.ops.all_to_all import all_to_all_plan, all_to_all_program
-from tileweave.ops.matmul_all_reduce import one_shot_program, two_phase_program
+from tileweave.ops.matmul_all_reduce import (
+    matmul_all_reduce_plan,
+    one_shot_program,
+    shared_matmul,
+    two_phase_program,
+)
 from tileweave.ops.matmul_reduce_scatter import (
     matmul_reduce_scatter_plan,
     matmul_reduce_scatter_program,
@@ -38,6 +43,8 @@ for make in (
     all_gather_matmul_plan,
     one_shot_program,
     two_phase_program,
+    shared_matmul,
+    matmul_all_reduce_plan,
     all_gather_plan,
     all_gather_program,
     reduce_scatter_program,
@@ -60,6 +67,8 @@ for make in (
 # CHECK-NEXT: all_gather_matmul_plan []
 # CHECK-NEXT: one_shot_program []
 # CHECK-NEXT: two_phase_program []
+# CHECK-NEXT: shared_matmul []
+# CHECK-NEXT: matmul_all_reduce_plan []
 # CHECK-NEXT: all_gather_plan []
 # CHECK-NEXT: all_gather_program []
 # CHECK-NEXT: reduce_scatter_program []
@@ -184,6 +193,17 @@ show(one_shot_program(72, 8200, 1800, 4, "bfloat16", True, SMALL))
 # CHECK: *(uint4*)(sums
 # CHECK: tl::tma_store(C_desc
 show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
+
+# The first exchange by copy engines: the second one is the kernel's.
+# CHECK-LABEL: TEST: shared_matmul
+# CHECK: tl::wgmma_ss<
+# CHECK: tl::tma_store(products_desc
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_made[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: tl::tma_store(sums_desc
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_arrived[
+walked = walked_tiles(4096, 8192, 1)
+show(launched(matmul_all_reduce_plan(4096, 8192, 7168, 4, "bfloat16", True, walked)))
 
 # Tiles go to the peers as boxes of the TMA, which are complete before they are announced.
 # CHECK-LABEL: TEST: reduce_scatter

@@ -99,6 +99,8 @@ class Space:
             rounds = self._along(axis, np.arange(int(extent.max(initial=0))))
             if extent.size > 1:
                 self.inside = self.inside & (rounds < extent)
+            if rounds.size == 0:
+                self.inside = self.inside & False
             self._known[loop.var] = self.of(loop.min) + rounds
             extents.append(rounds.size)
         self.shape = tuple(extents)

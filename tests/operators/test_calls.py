@@ -345,19 +345,17 @@ def test_what_the_kernels_get_fits_their_declaration(transposed, biased):
     ranks, share, N, K = 2, 16, 24, 8
     seen = []
     b = ones(N, K, dtype=BF16).t() if transposed else ones(K, N, dtype=BF16)
-    for op, make, rows, out in (
-        ("matmul_reduce_scatter", MatmulReduceScatter, share * ranks, share),
-        ("all_gather_matmul", AllGatherMatmul, share, share * ranks),
-        ("matmul_all_reduce", MatmulAllReduce, share, share),
+    parts, rows_of_all = (ones(ranks, ranks, share, n, dtype=BF16) for n in (N, K))
+    for op, make, rows, out, memory in (
+        ("matmul_reduce_scatter", MatmulReduceScatter, share * ranks, share, [parts] * 2),
+        ("all_gather_matmul", AllGatherMatmul, share, share * ranks, [rows_of_all]),
+        ("matmul_all_reduce", MatmulAllReduce, share, share, []),
     ):
         asked = Problem(op, rows, N, K, ranks, BF16, transposed, biased)
         operator = object.__new__(make)
         operator.problem = asked
-        operator.kernel = operator.plan = operator.run = lambda *args: seen.append(
-            [tuple(x.shape) for x in args]
-        )
-        operator.gathered = ones(ranks, ranks, share, K, dtype=BF16)
-        operator.memory = [ones(ranks, ranks, share, N, dtype=BF16)] * 2
+        operator.run = lambda *args: seen.append([tuple(x.shape) for x in args])
+        operator.memory = memory
         bias = [ones(N, dtype=BF16)] * biased
         operator(ones(rows, K, dtype=BF16), b, ones(out, N, dtype=BF16), *bias)
     B = [(N, K) if transposed else (K, N), *[(N,)] * biased]

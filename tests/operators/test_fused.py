@@ -5,8 +5,6 @@ The heap, the plan, its checks and its copies are real; a fake multiplies.
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
@@ -14,8 +12,6 @@ from tests.test_plan import FakeKernel, Ranks
 from tileweave import ops
 from tileweave.ops import exchange, operators, prepared, strategy, transport, tuner
 from tileweave.ops.groups import group_of
-from tileweave.ops.matmul_all_reduce import MatmulAllReduce
-from tileweave.ops.matmul_reduce_scatter import MatmulReduceScatter
 from tileweave.ops.tiles import LARGE, SMALL
 from tileweave.runtime import plan_streams, session
 from tileweave.runtime.heap import HeapExhausted
@@ -63,9 +59,8 @@ def on_rank(every_rank, monkeypatch):
         return Multiplier(program, world.here.log)
 
     monkeypatch.setattr(plan_streams, "compile", compiled)
-    for made in (MatmulReduceScatter, MatmulAllReduce):
-        monkeypatch.setattr(sys.modules[made.__module__], "compiled", compiled)
-    monkeypatch.setattr(exchange, "compiled", compiled)
+    for module in (operators, exchange):
+        monkeypatch.setattr(module, "compiled", compiled)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     for module in (strategy, tuner):
         monkeypatch.setattr(module, "obstacle", lambda *_: None)

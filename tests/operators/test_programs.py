@@ -16,6 +16,7 @@ from tileweave.ops.all_gather_matmul import all_gather_matmul_plan, gathered_mat
 from tileweave.ops.matmul_all_reduce import (
     MatmulAllReduce,
     one_shot_program,
+    shared_matmul,
     two_phase_program,
 )
 from tileweave.ops.matmul_reduce_scatter import (
@@ -50,6 +51,7 @@ STORES = {
     summed_matmul: 2,
     one_shot_program: 2,
     two_phase_program: 4,
+    shared_matmul: 4,
 }
 """The kernels, and how often the text of each stores a tile."""
 RESIDENT = 32
@@ -121,7 +123,7 @@ def test_all_gather_matmul(ranks, sizes, transposed, dtype, biased):
         assert np.array_equal(found, right.astype(DTYPES[rounded_to(dtype)])), rank
 
 
-@pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
+@pytest.mark.parametrize("make", MatmulAllReduce.programs.values())
 @pytest.mark.parametrize(
     ("ranks", "sizes", "transposed", "dtype"),
     [
@@ -143,7 +145,7 @@ def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
         assert np.array_equal(found, total.astype(DTYPES[rounded_to(dtype)])), rank
 
 
-@pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
+@pytest.mark.parametrize("make", MatmulAllReduce.programs.values())
 def test_all_ranks_get_the_same_bits(make):
     """Of numbers whose sum depends on the order, and a bias that must be added once."""
     ranks, (M, N, K) = 4, (40, 48, 16)
@@ -158,10 +160,17 @@ def test_all_ranks_get_the_same_bits(make):
         for _ in range(ranks)
     ]
     program = make(M, N, K, ranks, "bfloat16", False, TILES, biased=True)
-    first, *others = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=1)
+    first, *others = tw.simulate(program, ranks, inputs, schedules=1, resident_blocks=RESIDENT)
     assert all(np.array_equal(first["C"], other["C"]) for other in others)
     right = sum(exact(x["A"], x["B"]) for x in inputs) + bias.astype(np.float32)
     assert np.linalg.norm(first["C"].astype(np.float32) - right) < 1e-2 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize("way", MatmulAllReduce.programs)
+def test_one_rank_waits_for_nobody(way):
+    program = MatmulAllReduce.programs[way](24, 40, 24, 1, "bfloat16", False, TILES)
+    kinds = {op.kind for op in tw.explain(program, 1).ops}
+    assert ("wait" in kinds) == (way == "one_shot")  # which reads what it wrote
 
 
 @pytest.mark.parametrize(
