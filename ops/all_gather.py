@@ -10,7 +10,9 @@ import torch
 
 from .. import language as W
 from ..runtime import Plan, Steps, plan
+from ..runtime.group import Group
 from . import nccl
+from .across_nodes import AcrossNodes, Move
 from .collective import Collective, require_exchangeable
 from .exchange import Exchange, define_exchange, exchange
 from .words import Lines, alloc_of, pieces_of, words_of
@@ -68,7 +70,7 @@ def all_gather_program(lines: Lines, ranks: int, transport: str):
     return all_gather
 
 
-class AllGather(Exchange, op=NAME):
+class AllGather(AcrossNodes, Exchange, op=NAME):
     @staticmethod
     def result(x, ranks):
         require_exchangeable(NAME, x, 1)
@@ -84,6 +86,27 @@ class AllGather(Exchange, op=NAME):
     @staticmethod
     def unfused(x, out, group):
         nccl.all_gather_into(x, out, group)
+
+    @staticmethod
+    def part(x, nodes):
+        return x
+
+    @staticmethod
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, nodes: Group) -> None:
+        """Ranks that have the same place in their nodes swap what they give; what has come is
+        gathered within the node while the rest is on its way."""
+        me, count = nodes.rank, nodes.world_size
+        parts = out.unflatten(0, (count, -1))
+        got = [torch.empty_like(x) for _ in range(count - 1)]
+        coming = [
+            nccl.start_exchange(x, (me - step) % count, part, (me + step) % count, nodes)
+            for step, part in enumerate(got, 1)
+        ]
+        move(x, parts[me])
+        for step, (works, part) in enumerate(zip(coming, got, strict=True), 1):
+            for work in works:
+                work.wait()
+            move(part, parts[(me + step) % count])
 
     @staticmethod
     def auto(problem):
@@ -104,7 +127,7 @@ def all_gather(
     Args:
         x: (N, ...), of any type.
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
-            with one axis.
+            with one axis; or with two, nodes and ranks of a node, in that order.
         out: (ranks * N, ...), contiguous; gets the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.

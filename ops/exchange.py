@@ -13,9 +13,10 @@ from ..runtime import compile as compiled
 from ..runtime.group import Group
 from ..runtime.heap import HeapExhausted, SymmetricTensor
 from ..runtime.parameters import parameters_of
+from .across_nodes import AcrossNodes, Move, at_any_place
 from .call import refuse_gradients
 from .collective import ARGUMENT, Collective, Shape, check_out
-from .groups import group_of, name_of
+from .groups import TwoLevels, group_of, name_of, ranks_of
 from .library import define
 from .prepared import prepared
 from .problem import agree, check_layout, dense
@@ -120,11 +121,11 @@ def exchange(
     name: str, x: torch.Tensor, group: Any, out: torch.Tensor | None, transport: str, *options: int
 ) -> torch.Tensor:
     """Call a collective that ``define_exchange`` defined; its result, in ``out`` if given."""
-    operators = torch.ops.tileweave
+    operators, group = torch.ops.tileweave, _name(name, group)
     if out is None:
-        return getattr(operators, name)(x, *options, name_of(group), transport)
+        return getattr(operators, name)(x, *options, group, transport)
     refuse_gradients(name, out, x)
-    getattr(operators, f"{name}_out")(x, out, *options, name_of(group), transport)
+    getattr(operators, f"{name}_out")(x, out, *options, group, transport)
     return out
 
 
@@ -136,10 +137,40 @@ def transport_of(
     Args:
         op: the operator, such as ``ops.all_gather``.
         x, options, group, transport: as it would get them.
+
+    Returns:
+        On several nodes, what moves it within a node.
     """
-    ranks = group_of(name_of(group))
-    problem = checked(op.__name__, x, None, ranks.world_size, options)
-    return chosen(transport, problem, x.device, ranks, EXCHANGES[op.__name__])
+    name = op.__name__
+    ranks = _ranks(name, _name(name, group))
+    problem, ranks = _in_reach(checked(name, x, None, ranks.world_size, options), x, ranks)
+    return chosen(transport, problem, x.device, ranks, EXCHANGES[name])
+
+
+def _name(op: str, group: Any) -> str:
+    return name_of(group, axes=2 if issubclass(EXCHANGES[op], AcrossNodes) else 1)
+
+
+def _ranks(op: str, group: str) -> Group | TwoLevels:
+    return ranks_of(group) if issubclass(EXCHANGES[op], AcrossNodes) else group_of(group)
+
+
+def _in_reach(
+    problem: Collective, x: torch.Tensor, ranks: Group | TwoLevels
+) -> tuple[Collective, Group]:
+    """What ranks that reach each other's memory exchange at a time, and these ranks."""
+    if isinstance(ranks, Group):
+        return problem, ranks
+    part = EXCHANGES[problem.op].part(x, ranks.nodes.world_size)
+    return checked(problem.op, part, None, ranks.node.world_size, ()), ranks.node
+
+
+def _move(problem: Collective, transport: str, group: Group) -> Move:
+    """How the ranks of a group exchange."""
+    made = EXCHANGES[problem.op]
+    if transport == "nccl":
+        return lambda x, out: made.unfused(x, out, group, *problem.options)
+    return prepared(group).operator(problem, transport, made)
 
 
 def checked(
@@ -163,18 +194,20 @@ def define_exchange(name: str) -> None:
 
     def into(x: torch.Tensor, out: torch.Tensor | None, *given: Any) -> torch.Tensor:
         *options, group, asked = given
-        ranks = group_of(group)
+        ranks = _ranks(name, group)
         problem = checked(name, x, out, ranks.world_size, options)
         if out is not None:
             check_layout(name, out)
-        transport = chosen(asked, problem, x.device, ranks, made).name
+        part, near = _in_reach(problem, x, ranks)
+        transport = chosen(asked, part, x.device, near, made).name
         agree(ranks, problem, transport)
         x = dense(name, ARGUMENT, x)
         out = x.new_empty(problem.result) if out is None else out
-        if transport == "nccl":
-            made.unfused(x, out, ranks, *problem.options)
+        move = _move(part, transport, near)
+        if isinstance(ranks, TwoLevels):
+            made.across(at_any_place(move), x, out, ranks.nodes)
         else:
-            prepared(ranks).operator(problem, transport, made)(x, out)
+            move(x, out)
         return out
 
     def eager(x, *given):
@@ -185,11 +218,12 @@ def define_exchange(name: str) -> None:
 
     def fake(x, *given):
         *options, group, _ = given
-        return x.new_empty(checked(name, x, None, group_of(group).world_size, options).result)
+        ranks = _ranks(name, group).world_size
+        return x.new_empty(checked(name, x, None, ranks, options).result)
 
     def fake_out(x, out, *given):
         *options, group, _ = given
-        checked(name, x, out, group_of(group).world_size, options)
+        checked(name, x, out, _ranks(name, group).world_size, options)
 
     def save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
         _, *ctx.options, ctx.group, ctx.transport = inputs

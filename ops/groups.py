@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,28 +17,68 @@ from ..runtime.group import Group
 
 _groups: dict[dist.ProcessGroup, Group] = {}
 """Groups in which tileweave was not initialised: of CPU tensors, or parts of the world."""
+_BY = " by "
+"""Between the names of the groups of two levels."""
 
 
-def name_of(group: Any) -> str:
+@dataclass(frozen=True)
+class TwoLevels:
+    """Ranks of several nodes, the same number on each: node 0's come first.
+
+    Attributes:
+        nodes: the ranks that have this one's place in their nodes, in the order of the nodes.
+        node: the ranks of this one's node.
+    """
+
+    nodes: Group
+    node: Group
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes.world_size * self.node.world_size
+
+    @property
+    def rank(self) -> int:
+        return self.nodes.rank * self.node.world_size + self.node.rank
+
+    def exchange(self, topic: str, value: str) -> list[str]:
+        """As ``Group.exchange``."""
+        said = self.nodes.exchange(topic, json.dumps(self.node.exchange(topic, value)))
+        return [value for node in said for value in json.loads(node)]
+
+
+def name_of(group: Any, axes: int = 1) -> str:
     """The name by which ``torch.ops.tileweave.*`` know a group; "" is the default one.
 
     Args:
-        group: None, a ``ProcessGroup``, its name, or a ``DeviceMesh`` with one axis.
+        group: None, a ``ProcessGroup``, its name, or a ``DeviceMesh``.
+        axes: how many the mesh may have, 1 or 2; of two, the first are nodes.
 
     Raises:
         TileWeaveError: anything else.
     """
     if group is None:
         return ""
-    if isinstance(group, DeviceMesh) and group.ndim == 1:
-        group = group.get_group()
+    if isinstance(group, DeviceMesh) and group.ndim <= axes:
+        return _BY.join(group.get_group(axis).group_name for axis in range(group.ndim))
     if isinstance(group, dist.ProcessGroup):
         return group.group_name
     if isinstance(group, str):
         return group
+    most = "one axis" if axes == 1 else "one or two axes"
     raise TileWeaveError(
-        f"group={group!r}; expected None, a ProcessGroup, its name, or a DeviceMesh with one axis"
+        f"group={group!r}; expected None, a ProcessGroup, its name, or a DeviceMesh with {most}"
     )
+
+
+def ranks_of(name: str) -> Group | TwoLevels:
+    """``group_of``, or both groups of a mesh with two axes.
+
+    Raises:
+        TileWeaveError: as ``group_of``.
+    """
+    nodes, _, node = name.partition(_BY)
+    return TwoLevels(group_of(nodes), group_of(node)) if node else group_of(name)
 
 
 def group_of(name: str) -> Group:

@@ -58,6 +58,19 @@ def all_to_all(given: torch.Tensor, got: torch.Tensor, group: Group) -> None:
         dist.all_to_all_single(got, given, group=group.process_group)
 
 
+def start_exchange(
+    given: torch.Tensor, to: int, got: torch.Tensor, source: int, group: Group
+) -> list[dist.Work]:
+    """Begin to send ``given`` to rank ``to`` and to fill ``got`` by rank ``source``. What comes
+    next in the current stream does not wait for it, but for each of the works that it is told to.
+    """
+    pairs = ((dist.isend, given, to), (dist.irecv, got, source))
+    return dist.batch_isend_irecv([
+        dist.P2POp(op, tensor.view(torch.uint8), group=group.process_group, group_peer=peer)
+        for op, tensor, peer in pairs
+    ])  # fmt: skip
+
+
 def traced_all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
     """``all_gather`` that ``torch.compile`` can trace."""
     if group.process_group is None:

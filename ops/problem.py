@@ -11,6 +11,7 @@ import torch
 from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
 from .epilogue import FP8, NOTHING, Epilogue
+from .groups import TwoLevels
 
 if TYPE_CHECKING:
     from .collective import Collective
@@ -26,7 +27,7 @@ ARGUMENTS = {
 _FP8_RESULTS = (torch.bfloat16, torch.float16)
 """What products of fp8 operands may be rounded to; the first is the default."""
 _warned: set[tuple[str, str]] = set()
-_agreed: dict[Group, set[tuple[Problem | Collective, str]]] = {}
+_agreed: dict[Group | TwoLevels, set[tuple[Problem | Collective, str]]] = {}
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def require_like(
 
 def check_layout(op: str, out: torch.Tensor) -> None:
     """Refuse an ``out`` that kernels cannot write."""
-    if not _is_laid_out(out):
+    if not is_laid_out(out):
         raise refused(
             op, f"out has strides {out.stride()} and begins at {out.data_ptr():#x}",
             f"a contiguous tensor that begins at a multiple of {_ALIGNMENT} bytes",
@@ -243,7 +244,7 @@ def laid_out(
 
 def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """An argument as kernels can read it."""
-    if _is_laid_out(tensor):
+    if is_laid_out(tensor):
         return tensor
     if (op, name) not in _warned:
         _warned.add((op, name))
@@ -256,7 +257,7 @@ def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def agree(group: Group, problem: Problem | Collective, strategy: str) -> None:
+def agree(group: Group | TwoLevels, problem: Problem | Collective, strategy: str) -> None:
     """Make sure that all ranks do the same. Collective for each new problem.
 
     Args:
@@ -278,7 +279,8 @@ def agree(group: Group, problem: Problem | Collective, strategy: str) -> None:
     known.add((problem, strategy))
 
 
-def _is_laid_out(tensor: torch.Tensor) -> bool:
+def is_laid_out(tensor: torch.Tensor) -> bool:
+    """Whether kernels can read and write it."""
     return tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0
 
 

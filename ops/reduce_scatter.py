@@ -11,9 +11,12 @@ import torch
 
 from .. import language as W
 from ..runtime import Plan, Steps, plan
+from ..runtime.group import Group
 from . import nccl
+from .across_nodes import AcrossNodes, Move
 from .collective import Collective, require_exchangeable, shared
 from .exchange import Exchange, define_exchange, exchange
+from .transport import SUMMED
 from .words import Lines, alloc_of
 
 NAME = "reduce_scatter"
@@ -101,7 +104,7 @@ def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
     return reduce_scatter
 
 
-class ReduceScatter(Exchange, op=NAME):
+class ReduceScatter(AcrossNodes, Exchange, op=NAME):
     reduces = True
 
     @staticmethod
@@ -126,6 +129,33 @@ class ReduceScatter(Exchange, op=NAME):
         nccl.reduce_scatter(x, out, group)
 
     @staticmethod
+    def part(x, nodes):
+        return x[: x.shape[0] // nodes]
+
+    @staticmethod
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, nodes: Group) -> None:
+        """Each node adds up what another one shall have, and sends it while it adds the next; its
+        own comes last. Then the owner adds the sums of the nodes, in fp32: its own first, then its
+        right neighbour's, and so on."""
+        me, count = nodes.rank, nodes.world_size
+        parts = x.unflatten(0, (count, -1))
+        arriving = []
+        for step in range(1, count):
+            to, source = (me - step) % count, (me + step) % count
+            sent, got = torch.empty_like(out), torch.empty_like(out)
+            move(parts[to], sent)
+            arriving.append((nccl.start_exchange(sent, to, got, source, nodes), sent, got))
+        move(parts[me], out)
+        if not arriving:
+            return
+        total = out.to(torch.float32 if out.dtype in SUMMED else out.dtype, copy=True)
+        for works, _, got in arriving:
+            for work in works:
+                work.wait()
+            total += got
+        out.copy_(total)
+
+    @staticmethod
     def auto(problem):
         return "copy_engine" if problem.nbytes >= ENGINE_BYTES else "ldst"
 
@@ -140,14 +170,15 @@ def reduce_scatter(
     """This rank's part, along the first axis, of the sum over ranks of what they give.
 
     Numbers are added in fp32 and rounded once, on each rank its own first, then the right
-    neighbour's, and so on: equal inputs give equal bits. ``nccl`` rounds and adds as NCCL does.
+    neighbour's, and so on: equal inputs give equal bits. ``nccl`` rounds and adds as NCCL does. On
+    several nodes the sum of each is rounded, and these are added in the same way.
 
     Every rank calls it with the same shape; the first call with a new one compiles, collectively.
 
     Args:
         x: (ranks * N, ...), bf16, fp16 or fp32; with ``nccl`` what that adds.
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
-            with one axis.
+            with one axis; or with two, nodes and ranks of a node, in that order.
         out: (N, ...), contiguous; gets the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.

@@ -1,0 +1,168 @@
+"""All-gather and reduce-scatter on several nodes: P2P in a node, NCCL between nodes.
+
+    torchrun --nproc-per-node=4 tests/gpu/two_levels.py [CHECK ...] [--local-world-size 2]
+
+One machine's GPUs are taken for nodes of ``--local-world-size`` GPUs, by default two nodes. Results
+are compared with those of torch.distributed without nodes. Without a GPU the same checks run with
+gloo: that tries this file, not the transports.
+"""
+
+import argparse
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import tileweave as tw
+from tileweave import ops
+
+GPU = torch.cuda.is_available()
+TRANSPORTS = ["copy_engine", "tma", "ldst", "nccl"]
+HEAP_BYTES = 4 << 30
+SHAPES = [(1024, 256), (7, 8), (3, 5), (5 << 20, 4)]
+"""Of what a rank has in the end, or begins with; ``(3, 5)`` begins at odd places."""
+
+
+class Exchange:
+    """One collective with its input; what is right."""
+
+    def __init__(self, op: str, shape, transport: str, mesh) -> None:
+        self.op, self.mesh, self.transport = op, mesh, transport if GPU else "nccl"
+        rows = shape[0] * (dist.get_world_size() if op == "reduce_scatter" else 1)
+        self.x = torch.empty(
+            rows, *shape[1:], dtype=torch.bfloat16, device="cuda" if GPU else "cpu"
+        )
+        self.name = f"{op} of {tuple(self.x.shape)} by {self.transport}"
+        self.refill()
+        self.out = self.call(self.x)
+
+    def refill(self) -> None:
+        """Sums of these integers are exact, in any order and type."""
+        self.x.copy_(torch.randint(0, 9, self.x.shape, device=self.x.device))
+
+    def call(self, x, out=None) -> torch.Tensor:
+        return getattr(ops, self.op)(x, self.mesh, out=out, transport=self.transport)
+
+    def again(self) -> torch.Tensor:
+        """The result of one more call, in ``out``, of which nothing was right before."""
+        return self.call(self.x, self.out.fill_(77))
+
+    def flat(self, x) -> torch.Tensor:
+        return getattr(ops, self.op)(x, dist.group.WORLD, transport="nccl")
+
+    def fault(self, found, right=None) -> str:
+        """What is wrong, or ""."""
+        right = self.flat(self.x) if right is None else right
+        if found.shape != right.shape:
+            return f"{self.name}: shape {tuple(found.shape)}; expected {tuple(right.shape)}"
+        wrong = int((found != right).sum())
+        return f"{self.name}: {wrong} of {right.numel()} elements are wrong" if wrong else ""
+
+
+def exchanges(mesh, transport, shapes=SHAPES) -> list[Exchange]:
+    return [
+        Exchange(op, shape, transport, mesh)
+        for op in ("all_gather", "reduce_scatter")
+        for shape in (shapes if GPU else shapes[:3])
+        if transport != "tma" or shape != (3, 5)
+    ]
+
+
+def check_values(mesh, transport) -> str:
+    for one in exchanges(mesh, transport):
+        for _ in range(3):
+            one.refill()
+            if fault := one.fault(one.again()):
+                return fault
+    return ""
+
+
+def check_bits(mesh, transport) -> str:
+    """Of numbers whose sum depends on the order: equal inputs give equal bits."""
+    for one in exchanges(mesh, transport, SHAPES[:2]):
+        if one.op == "all_gather":
+            continue
+        one.x.normal_()
+        first = one.call(one.x)
+        if any(not torch.equal(one.again(), first) for _ in range(10)):
+            return f"{one.name}: not the same in each call"
+        total = ops.reduce_scatter(one.x.float(), dist.group.WORLD, transport="nccl")
+        error = ((first.float() - total).norm() / total.norm()).item()
+        if not error < 1e-2:
+            return f"{one.name}: relative error {error:.1e}"
+    return ""
+
+
+def check_back_to_back(mesh, transport, calls: int = 100) -> str:
+    """Many calls without the host waiting, ranks late at random."""
+    torch.manual_seed(1)
+    every = [exchanges(mesh, transport, SHAPES[:2]) for _ in range(3)]
+    choice = torch.randint(len(every[0]), (calls,)).tolist()
+    rights = [[one.flat(one.x) for one in given] for given in every]
+    torch.manual_seed(100 + dist.get_rank())
+    found = []
+    for number, which in enumerate(choice):
+        if GPU and torch.rand(()) < 0.3:
+            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
+        found.append((number % 3, which, every[number % 3][which].again().clone()))
+    for given, which, result in found:
+        if fault := every[given][which].fault(result, rights[given][which]):
+            return fault
+    return ""
+
+
+def check_gradients(mesh, transport) -> str:
+    """Against those without nodes; and compiled."""
+    for one in exchanges(mesh, transport, SHAPES[:1]):
+        weight = torch.randint(0, 5, one.out.shape, device=one.x.device).to(one.x.dtype)
+        torch.compiler.reset()
+        compiled = torch.compile(one.call, backend="aot_eager", fullgraph=True)
+        found = []
+        for call in (one.flat, one.call, compiled):
+            x = one.x.clone().requires_grad_()
+            found.append(torch.autograd.grad((call(x) * weight).sum(), x)[0])
+        for what, gradient in zip(("eager", "compiled"), found[1:], strict=True):
+            if not torch.equal(gradient, found[0]):
+                return f"{one.name}: {what}: gradients are wrong"
+    return ""
+
+
+CHECKS = {
+    "values": check_values,
+    "bits": check_bits,
+    "back to back": check_back_to_back,
+    "gradients": check_gradients,
+}
+
+
+def main() -> int:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
+    parser.add_argument("--transports", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
+    parser.add_argument("--local-world-size", type=int, default=max(1, ranks // 2))
+    options = parser.parse_args()
+    local = options.local_world_size
+    shape = ranks // local, local
+    mesh = init_device_mesh("cuda" if GPU else "cpu", shape, mesh_dim_names=("node", "local"))
+    rank, failed = dist.get_rank(), 0
+    if GPU:
+        tw.init(mesh.get_group("local"), heap_bytes=HEAP_BYTES)
+    torch.manual_seed(rank)
+    for name in options.checks or CHECKS:
+        for transport in options.transports if GPU else TRANSPORTS[-1:]:
+            fault = CHECKS[name](mesh, transport)
+            failed += bool(fault)
+            dist.barrier()
+            where = f"{shape[0]} x {local}, {transport if GPU else 'gloo'}"
+            print(f"rank {rank}: {name} ({where}): {fault or 'right'}", flush=True)
+    if GPU:
+        tw.finalize()
+    dist.destroy_process_group()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
