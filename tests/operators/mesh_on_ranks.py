@@ -57,15 +57,15 @@ def same_as_flat(op: str) -> dict[str, bool]:
     return right
 
 
-def order_of_sums() -> bool:
+def order_of_sums(dtype: torch.dtype) -> bool:
     """Whether four nodes of one rank add in fp32, the own first, then the right neighbour's."""
     me, count = dist.get_rank(), dist.get_world_size()
-    every = [numbers(400, of=rank, what="sums").bfloat16() for rank in range(count)]
+    every = [numbers(400, of=rank, what="sums").to(dtype) for rank in range(count)]
     total = every[me].float()
     for step in range(1, count):
         total = total + every[(me + step) % count].float()
     found = ops.reduce_scatter(every[me], mesh_of((0,), (1,), (2,), (3,)))
-    return torch.equal(found, total.bfloat16().chunk(count)[me])
+    return torch.equal(found, total.to(dtype).chunk(count)[me])
 
 
 def gradients(op: str, nodes: tuple[tuple[int, ...], ...], compiled: bool) -> dict[str, bool]:

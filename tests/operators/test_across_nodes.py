@@ -45,8 +45,9 @@ def test_types(four, op):
     assert_right(four.run(mesh_on_ranks.same_as_flat, op))
 
 
-def test_nodes_are_added_in_fp32_from_the_own_one_on(four):
-    assert four.run(mesh_on_ranks.order_of_sums) == [True] * 4
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nodes_are_added_in_fp32_from_the_own_one_on(four, dtype):
+    assert four.run(mesh_on_ranks.order_of_sums, dtype) == [True] * 4
 
 
 @pytest.mark.parametrize("op", mesh_on_ranks.OPERATORS)

@@ -432,7 +432,7 @@ def test_collectives_registered_as_torch_wants_it(name, axes, out):
 
 def test_module_of_the_page():
     page = (Path(__file__).resolve().parents[2] / "docs" / "ops.md").read_text()
-    (text,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    text, *_ = re.findall(r"```python\n(.*?)```", page, re.S)
     names: dict = {}
     exec(text, names)
     mlp, x = names["MLP"](8, 6), torch.randn(4, 8)
