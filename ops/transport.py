@@ -14,7 +14,8 @@ from .strategy import obstacle_of_ranks, require_own_device
 if TYPE_CHECKING:
     from .exchange import Exchange
 
-TRANSPORTS = ("auto", "copy_engine", "tma", "ldst", "nccl")
+OWN = ("copy_engine", "tma", "ldst")
+TRANSPORTS = ("auto", *OWN, "nccl")
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 """Types that are added in fp32."""
 ROW_BYTES = 16
@@ -56,9 +57,16 @@ def chosen(
     if asked == "nccl":
         return Transport("nccl", "asked for")
     name = made.auto(problem) if asked == "auto" else asked
-    obstacle = obstacle_of_ranks(device, group) or made.obstacle(problem, name)
-    if obstacle is None:
+    found = obstacle(name, problem, device, group, made)
+    if found is None:
         return Transport(name, "asked for" if asked == name else f"{problem.nbytes} bytes")
     if asked == name:
-        raise TileWeaveError(f"{problem.op}: transport={asked!r}, but {obstacle}")
-    return Transport("nccl", obstacle)
+        raise TileWeaveError(f"{problem.op}: transport={asked!r}, but {found}")
+    return Transport("nccl", found)
+
+
+def obstacle(
+    name: str, problem: Collective, device: torch.device, group: Group, made: type[Exchange]
+) -> str | None:
+    """What keeps one of ``OWN`` from a problem, and what it needs."""
+    return obstacle_of_ranks(device, group) or made.obstacle(problem, name)

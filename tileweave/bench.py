@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +17,14 @@ import tilelang
 import torch
 import torch.distributed as dist
 
-from . import __version__, ops
-from .bench_contenders import OPERATORS, OURS, Arena, Inputs, Judge, contenders_of, product_program
+from . import __version__
+from .bench_contenders import OPERATORS, OURS, Judge, contenders_of
+from .bench_exchanges import COLLECTIVES, size_of
 from .bench_figure import draw, require_matplotlib
-from .bench_results import (
-    Result,
-    Shape,
-    load,
-    save,
-    summary,
-    table_head,
-    table_row,
-    wrong_others,
-)
+from .bench_results import Result, Shape, load, save, summary, table, wrong_others
+from .bench_subjects import ExchangeSubject, ProductSubject, Subject
 from .builtins.errors import TileWeaveError
 from .ops.groups import group_of
-from .ops.operators import OPERATORS as FUSED
-from .ops.problem import Problem
-from .ops.strategy import chosen
-from .ops.trial import Trial, problem_of
-from .ops.tuner import choice_of
 from .runtime import SymmetricTensor, finalize, init, symmetric
 from .runtime.compile_ahead import compile_ahead
 from .runtime.group import Group
@@ -50,6 +39,8 @@ MODELS = {
 }
 """Hidden and inner size of the MLP. All-gather goes before its first product, reduce-scatter and
 all-reduce behind its second."""
+SIZES = 1, 16, 64, 256
+"""Of collectives, in MiB: what a rank gives."""
 INPUTS = 3
 """Sets of inputs that take turns. Odd: what memory that is used every second call still holds of
 other inputs is not taken for right."""
@@ -62,13 +53,15 @@ class Wanted:
     """What a command line asks for.
 
     Attributes:
-        operators: names; none for all.
-        shapes: names of models, and ``MxNxK``.
+        operators: names of operators and collectives; none for all operators, or with ``sizes``
+            for all collectives.
+        shapes: names of models, and ``MxNxK``; for operators.
         rows: of each model.
         dtype: torch's name of it.
         warmups, runs: rounds that do not count, and that do.
         json, figure: files to be written.
         command: what refuses it.
+        sizes: what a rank gives to a collective, in MiB; none for ``SIZES``.
     """
 
     operators: Sequence[str]
@@ -80,22 +73,40 @@ class Wanted:
     json: str | None = None
     figure: str | None = None
     command: str = "bench"
+    sizes: Sequence[int] = ()
 
-    def cases(self) -> list[tuple[str, Shape]]:
-        """Operators and shapes.
+    def cases(self) -> list[Subject]:
+        """Operators and shapes, collectives and sizes.
 
         Raises:
             TileWeaveError: one that there is not.
         """
+        legal = [*OPERATORS, *(COLLECTIVES if self.command == "bench" else ())]
         for name in self.operators:
-            if name not in OPERATORS:
-                legal = ", ".join(OPERATORS)
-                raise TileWeaveError(f"{self.command}: {name}; expected {legal}")
-        return [
-            (op, shape)
-            for op in self.operators or OPERATORS
-            for shape in shapes_of(op, self.shapes, self.rows, self.command)
-        ]
+            if name not in legal:
+                raise TileWeaveError(f"{self.command}: {name}; expected {', '.join(legal)}")
+        names = self.operators or list(COLLECTIVES if self.sizes else OPERATORS)
+        if self.sizes and not COLLECTIVES.keys() & set(names):
+            given, expected = ",".join(map(str, self.sizes)), ", ".join(COLLECTIVES)
+            raise TileWeaveError(f"bench: --sizes {given}; expected {expected} by name, or no name")
+        return [subject for name in names for subject in self._subjects(name)]
+
+    def _subjects(self, name: str) -> list[Subject]:
+        if name in COLLECTIVES:
+            ranks = _world_size()
+            return [
+                ExchangeSubject(name, size_of(mebibytes, ranks))
+                for mebibytes in self.sizes or SIZES
+            ]
+        shapes = shapes_of(name, self.shapes, self.rows, self.command)
+        return [ProductSubject(name, shape) for shape in shapes]
+
+
+def _world_size() -> int:
+    """Known before ranks meet."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def shapes_of(
@@ -133,23 +144,22 @@ def run(wanted: Wanted) -> bool:
     """
     cases = wanted.cases()
     _require_files(wanted.json, wanted.figure)
+    _require_drawn(wanted.figure, cases)
     group = join(cases)
     dtype = getattr(torch, wanted.dtype)
-    problems = [problem_of(op, s.M, s.N, s.K, group.world_size, dtype) for op, s in cases]
+    problems = [case.problem(group.world_size, dtype) for case in cases]
     say = print if group.rank == 0 else _nothing
     if group.device.type == "cpu":
         say("no GPU: gloo and torch.mm on the CPU; these times say nothing of operators")
     gathered = None
     if group.device.type == "cuda":
-        gathered = _room(problems, dtype)
-        _compile(problems, group, say)
+        gathered = _room(cases, dtype)
+        _compile(cases, problems, group, say)
     results: list[Result] = []
     notes: set[str] = set()
-    for (op, shape), problem in zip(cases, problems, strict=True):
-        result, missing = measured(op, shape, problem, group, gathered, wanted)
-        if not results:
-            say(table_head())
-        say(table_row(result), flush=True)
+    for case, problem in zip(cases, problems, strict=True):
+        result, missing = measured(case, problem, group, gathered, wanted)
+        say("\n".join(table([result], results[-1] if results else None)), flush=True)
         absent = [f"{name}: -: {why}" for name, why in missing.items()]
         new = [note for note in wrong_others(result) + absent if note not in notes]
         say(*(f"  {note}\n" for note in new), sep="", end="", flush=True)
@@ -164,19 +174,13 @@ def run(wanted: Wanted) -> bool:
 
 
 def measured(
-    op: str,
-    shape: Shape,
-    problem: Problem,
-    group: Group,
-    gathered: SymmetricTensor | None,
-    wanted: Wanted,
+    case: Subject, problem: Any, group: Group, gathered: SymmetricTensor | None, wanted: Wanted
 ) -> tuple[Result, dict[str, str]]:
     """The result for one problem, and why contenders are missing."""
     begin = time.perf_counter()
-    trial = Trial(problem, group)
-    inputs = [Inputs.random(trial) for _ in range(INPUTS)]
-    arena = Arena(problem, group, gathered, trial.c)
-    contenders, missing = contenders_of(arena, inputs[0], wanted.warmups)
+    arena, random = case.stage(problem, group, gathered)
+    inputs = list(islice(random, INPUTS))
+    contenders, missing = contenders_of(arena, inputs[0], wanted.warmups, case.makers)
     judge = Judge(contenders)
     ms = interleaved(
         {name: contender.call for name, contender in contenders.items()},
@@ -186,19 +190,21 @@ def measured(
         runs=wanted.runs,
         before=lambda name, given: contenders[name].prepare(given),
         after=judge,
-        title=f"{op} {shape}",
+        title=f"{case.op} {case.shape}",
     )
+    arena.close()
     errors = largest(judge.errors, group)
-    strategy = ops.strategy_of(getattr(ops, op), inputs[0].a, inputs[0].b)
+    how = case.how(problem, inputs[0])
     seconds = time.perf_counter() - begin
-    return Result(op, shape, strategy.name, strategy.reason, ms, errors, seconds), missing
+    return Result(case.op, case.shape, how.name, how.reason, ms, errors, seconds), missing
 
 
 def again(file: str, figure: str | None) -> None:
     """Print what an earlier run has written to ``file`` as JSON, and draw it."""
     _require_files(None, figure)
     machine, results = load(file)
-    print("\n".join([table_head(), *map(table_row, results), *summary(results)]))
+    _require_drawn(figure, results)
+    print("\n".join([*table(results), *summary(results)]))
     if figure is not None:
         draw(figure, machine, results)
 
@@ -220,12 +226,21 @@ def _require_files(json: str | None, figure: str | None) -> None:
         require_matplotlib()
 
 
-def join(cases: list[tuple[str, Shape]], at_once: int = 1) -> Group:
-    """Meet the other ranks, with a heap for so many of the largest operator, and the gathered rows,
-    unless its size is given."""
+def _require_drawn(figure: str | None, given: Sequence[Subject | Result]) -> None:
+    if figure is not None and not any(isinstance(each.shape, Shape) for each in given):
+        names = ", ".join(dict.fromkeys(each.op for each in given))
+        raise TileWeaveError(
+            f"bench: --figure {figure} of {names}; expected one of {', '.join(OPERATORS)}, which "
+            "are drawn"
+        )
+
+
+def join(cases: list[Subject], at_once: int = 1) -> Group:
+    """Meet the other ranks, with a heap for so many of the largest operator, and what copies alone
+    bring, unless its size is given."""
     if torch.cuda.is_available():
-        most = max(_symmetric_bytes(op, shape) for op, shape in cases)
-        gathered = max((s.M * s.K * 2 for op, s in cases if _gathers(op)), default=0)
+        most = max(case.symmetric_bytes for case in cases)
+        gathered = max(case.gathered_bytes for case in cases)
         given = "TILEWEAVE_HEAP_BYTES" in os.environ
         init(heap_bytes=None if given else at_once * most + gathered + _SPARE_BYTES)
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
@@ -234,41 +249,21 @@ def join(cases: list[tuple[str, Shape]], at_once: int = 1) -> Group:
     return group_of("")
 
 
-def _gathers(op: str) -> bool:
-    return op == "all_gather_matmul"
-
-
-def _symmetric_bytes(op: str, shape: Shape) -> int:
-    """What an operator takes on each rank, without counters and tails: of 2-byte numbers."""
-    taken = {
-        "all_gather_matmul": shape.M * shape.K,
-        "matmul_reduce_scatter": 2 * shape.M * shape.N,
-        "matmul_all_reduce": 3 * shape.M * shape.N,
-    }
-    return 2 * taken[op]
-
-
-def _compile(problems: Iterable[Problem], group: Group, say: Callable[..., None]) -> None:
+def _compile(
+    cases: list[Subject], problems: list[Any], group: Group, say: Callable[..., None]
+) -> None:
     """All kernels, many at a time, before they are needed one after the other."""
     begin = time.perf_counter()
-    count = compile_ahead(program for p in problems for program in _programs(p, group))
+    pairs = zip(cases, problems, strict=True)
+    count = compile_ahead(program for case, p in pairs for program in case.programs(p, group))
     seconds = time.perf_counter() - begin
     say(f"{count} kernels compiled, or found compiled, in {seconds:.0f} s", flush=True)
 
 
-def _programs(problem: Problem, group: Group) -> list[Any]:
-    """What our contenders for a problem launch."""
-    programs = [product_program(problem)]
-    if chosen("auto", problem, group.device, group).name == "fused":
-        choice = choice_of("auto", problem, group)
-        if choice is not None:
-            programs.append(FUSED[problem.op].program(problem, choice))
-    return programs
-
-
-def _room(problems: Iterable[Problem], dtype: torch.dtype) -> SymmetricTensor | None:
-    """Where copies alone gather, for all problems: operators would fill the heap before them."""
-    most = max((p.M * p.K for p in problems if p.gathers), default=0)
+def _room(cases: Iterable[Subject], dtype: torch.dtype) -> SymmetricTensor | None:
+    """Where copies alone put what they bring, for all cases: operators would fill the heap before
+    them."""
+    most = max(case.gathered_bytes for case in cases) // dtype.itemsize
     try:
         return symmetric((most,), dtype) if most else None
     except HeapExhausted:

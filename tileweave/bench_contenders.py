@@ -16,8 +16,9 @@ from .bench_programs import all_gather_plan, matmul_program
 from .ops import nccl
 from .ops.problem import Problem
 from .ops.tiles import tiles_for
+from .ops.transport import OWN
 from .ops.trial import Trial
-from .runtime import SymmetricTensor, barrier, compile
+from .runtime import Plan, SymmetricTensor, barrier, compile
 from .runtime.group import Group
 
 OPERATORS = {
@@ -26,8 +27,8 @@ OPERATORS = {
     "matmul_all_reduce": ops.matmul_all_reduce,
 }
 OURS, NCCL, ASYNC_TP = "ours", "nccl", "async_tp"
-PRODUCT, EXCHANGE = "product/", "exchange/"
-"""How the names of those begin that do one half alone."""
+PRODUCT, EXCHANGE, TRANSPORT = "product/", "exchange/", "transport/"
+"""How the names of those begin that do one half alone, or are ours by one transport."""
 
 
 class Missing(Exception):
@@ -101,6 +102,9 @@ class Arena:
         shape = self.problem.M, self.problem.N
         self.product = self.result if self.problem.gathers else self.result.new_empty(shape)
 
+    def close(self) -> None:
+        """Nothing was made for this problem alone."""
+
     def into(self, memory: Tensor, call: Callable[[Inputs], Any]) -> Contender:
         """What writes its result there, which holds no number before."""
         right = "product" if memory is self.product else "result"
@@ -156,24 +160,42 @@ def _copies(arena: Arena) -> Contender:
     problem = arena.problem
     if not problem.gathers:
         raise Missing("copy engines do not add")
-    if arena.group.world_size == 1:
+    return by_copies(
+        arena.gathered, arena.group, all_gather_plan, problem.share * problem.K,
+        given=lambda inputs: inputs.a.view(-1), right=lambda inputs: inputs.rows.view(-1),
+    )  # fmt: skip
+
+
+def by_copies(
+    room: SymmetricTensor | None,
+    group: Group,
+    plan_of: Callable[[int, int, str], Plan],
+    elements: int,
+    given: Callable[[Any], Tensor],
+    right: Callable[[Any], Tensor],
+) -> Contender:
+    """Copies alone, to where the first elements of ``room`` are.
+
+    Args:
+        plan_of: of so many elements of each rank for each, ranks, and TileLang's name of the type.
+        given: what is sent, of the inputs.
+        right: what should come out, flat.
+    """
+    ranks = group.world_size
+    if ranks == 1:
         raise Missing("there is one rank")
-    if arena.gathered is None:
+    if room is None:
         raise Missing("there is no symmetric heap, or it has no room")
-    ranks, elements = problem.ranks, problem.share * problem.K
-    plan = all_gather_plan(elements, ranks, problem.tile_dtype)
-    everyones = arena.gathered.all[:, : ranks * elements].unflatten(1, (ranks, elements))
-    own = everyones[arena.group.rank]
+    everyones = room.all[:, : ranks * elements].unflatten(1, (ranks, elements))
+    own = everyones[group.rank]
+    plan = plan_of(elements, ranks, str(own.dtype).removeprefix("torch."))
 
     def found(_: Any) -> Tensor:
         barrier()  # a rank's call is over when it has sent, not when it has got
-        return own.view(problem.M, problem.K)
+        return own.view(-1)
 
     return Contender(
-        lambda given: plan(given.a.view(elements), everyones),
-        lambda given: given.rows,
-        found,
-        lambda _: own.fill_(torch.nan),
+        lambda inputs: plan(given(inputs), everyones), right, found, lambda _: own.fill_(torch.nan)
     )
 
 
@@ -212,18 +234,20 @@ MAKERS: dict[str, Callable[[Arena], Contender]] = {
     NCCL: partial(_operator, strategy="nccl"),
     ASYNC_TP: _async_tp,
 }
-OPTIONAL = {f"{PRODUCT}tilelang", f"{EXCHANGE}copies", ASYNC_TP}
+OPTIONAL = {
+    f"{PRODUCT}tilelang", f"{EXCHANGE}copies", ASYNC_TP, *(f"{TRANSPORT}{name}" for name in OWN)
+}  # fmt: skip
 """Those that need not take part; the others raise what they raise."""
 
 
 def contenders_of(
-    arena: Arena, inputs: Inputs, tries: int
+    arena: Any, inputs: Any, tries: int, makers: Mapping[str, Callable[[Any], Contender]] = MAKERS
 ) -> tuple[dict[str, Contender], dict[str, str]]:
     """Those that take part, each called ``tries`` times, and why the others do not, by name.
     Collective; all ranks agree."""
     found: dict[str, Contender] = {}
     why: dict[str, str] = {}
-    for name, make in MAKERS.items():
+    for name, make in makers.items():
         reason = ""
         try:
             contender = make(arena)

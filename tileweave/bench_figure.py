@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .bench_contenders import ASYNC_TP, NCCL, OURS
-from .bench_results import Result, ratio
+from .bench_results import Result, Shape, ratio
 from .builtins.errors import TileWeaveError
 
 _STYLES = {
@@ -35,12 +35,13 @@ def require_matplotlib() -> None:
 
 
 def draw(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> None:
-    """Write a PNG with a panel for each operator and each N x K, M on the x axis."""
+    """Write a PNG with a panel for each operator and each N x K, M on the x axis; collectives are
+    not drawn."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     panels: dict[tuple, list[Result]] = {}
-    for r in results:
+    for r in (r for r in results if isinstance(r.shape, Shape)):
         panels.setdefault((r.op, r.shape.name, r.shape.N, r.shape.K), []).append(r)
     ops = list(dict.fromkeys(op for op, *_ in panels))
     rows = [[key for key in panels if key[0] == op] for op in ops]

@@ -1,4 +1,4 @@
-"""The two halves of an operator, alone: a product, and an all-gather by copy engines."""
+"""What operators are made of, alone: a product, and copies between ranks by copy engines."""
 
 import tilelang.language as T
 
@@ -58,3 +58,20 @@ def all_gather_plan(elements: int, ranks: int, dtype: str) -> Plan:
         p.copy(everyones[p.rank, p.rank], A)
 
     return all_gather
+
+
+def all_to_all_plan(elements: int, ranks: int, dtype: str) -> Plan:
+    """Part r of every rank's A (ranks, elements) goes to rank r. A call ends when the rank has
+    sent, whatever has arrived."""
+
+    @plan
+    def all_to_all(
+        p: Steps,
+        A: T.Tensor((ranks, elements), dtype),
+        everyones: W.Symmetric((ranks, elements), dtype),
+    ):
+        for peer in p.peers():
+            p.copy(everyones[peer, p.rank], A[peer], stream="copies")
+        p.copy(everyones[p.rank, p.rank], A[p.rank])
+
+    return all_to_all

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, ClassVar
 
-from .bench_contenders import ASYNC_TP, EXCHANGE, NCCL, OURS, PRODUCT
+from .bench_contenders import ASYNC_TP, EXCHANGE, NCCL, OURS, PRODUCT, TRANSPORT
 from .builtins.errors import TileWeaveError
 from .ops.trial import TOLERANCE
 
@@ -22,7 +22,10 @@ class Shape:
         name: of the model, or empty.
         M, N, K: rows, columns and inner dimension. For ``all_gather_matmul`` N, else K is shared
             out among the ranks; so is M, but for ``matmul_all_reduce``.
+        tolerance: largest relative error of a right result.
     """
+
+    tolerance: ClassVar[float] = TOLERANCE
 
     name: str
     M: int
@@ -34,8 +37,32 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Size:
+    """What each rank gives to a collective.
+
+    Attributes:
+        bytes: of one rank.
+        tolerance: largest relative error of a right result, of numbers whose sums are exact.
+    """
+
+    tolerance: ClassVar[float] = 0.0
+
+    bytes: int
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.bytes / (1 << 20):.4g} MiB"
+
+    def on_links(self, op: str) -> float:
+        """Bytes that leave each rank, as NCCL counts them for its bus bandwidth: as much as any
+        algorithm sends that does not add in the network."""
+        times = {"all_gather": self.ranks, "all_reduce": 2}
+        return times.get(op, 1) * self.bytes * (self.ranks - 1) / self.ranks
+
+
+@dataclass(frozen=True)
 class Result:
-    """One operator with one shape.
+    """One operator with one shape, or one collective with one size.
 
     Attributes:
         strategy, reason: how the operator computes it, and why so.
@@ -45,7 +72,7 @@ class Result:
     """
 
     op: str
-    shape: Shape
+    shape: Shape | Size
     strategy: str
     reason: str
     ms: dict[str, float]
@@ -60,7 +87,7 @@ class Result:
         )
 
     def is_right(self, name: str) -> bool:
-        return self.errors[name] <= TOLERANCE
+        return self.errors[name] <= self.shape.tolerance
 
     @property
     def ours(self) -> float:
@@ -77,7 +104,10 @@ class Result:
 
     @property
     def ideal(self) -> float | None:
-        """The longer of both halves alone: what overlap cannot beat."""
+        """The longer of both halves alone, which overlap cannot beat; of a collective the copies
+        alone."""
+        if isinstance(self.shape, Size):
+            return self.exchange
         halves = self.product, self.exchange
         return None if None in halves else max(halves)
 
@@ -86,31 +116,69 @@ class Result:
         """Of what users could pick instead."""
         return self.best(NCCL, ASYNC_TP)
 
+    def rate(self, name: str) -> float | None:
+        """Of a right contender for a collective: NCCL's bus bandwidth, in GB/s."""
+        ms = self.best(name)
+        return self.shape.on_links(self.op) / ms / 1e6 if ms else None
 
-def table_head() -> str:
-    """What stands above ``table_row``."""
+
+Column = tuple[str, int, int, Callable[[Result], float | None]]
+"""What stands above it, its width, digits behind the point, and what is in it."""
+_OTHERS: Column = ("best other/ours", 17, 3, lambda r: ratio(r.best_other, r.ours))
+COLUMNS: dict[type, tuple[Column, ...]] = {
+    Shape: (
+        ("ours", 8, 3, lambda r: r.ours),
+        ("gemm", 8, 3, lambda r: r.product),
+        ("comm", 8, 3, lambda r: r.exchange),
+        ("nccl", 8, 3, lambda r: r.best(NCCL)),
+        ("async-TP", 10, 3, lambda r: r.best(ASYNC_TP)),
+        ("ours/ideal", 12, 3, lambda r: ratio(r.ours, r.ideal)),
+        _OTHERS,
+    ),
+    Size: (
+        ("ours, ms", 10, 3, lambda r: r.ours),
+        ("GB/s: ours", 12, 1, lambda r: r.rate(OURS)),
+        ("copy_engine", 13, 1, lambda r: r.rate(f"{TRANSPORT}copy_engine")),
+        ("tma", 8, 1, lambda r: r.rate(f"{TRANSPORT}tma")),
+        ("ldst", 8, 1, lambda r: r.rate(f"{TRANSPORT}ldst")),
+        ("nccl", 8, 1, lambda r: r.rate(NCCL)),
+        ("copies", 8, 1, lambda r: r.rate(EXCHANGE)),
+        ("ours/copies", 13, 3, lambda r: ratio(r.ours, r.ideal)),
+        _OTHERS,
+    ),
+}
+_SIZED = {Shape: "M x N x K", Size: "of each rank"}
+
+
+def table(results: Sequence[Result], before: Result | None = None) -> list[str]:
+    """A row for each, below what stands above the columns of its kind.
+
+    Args:
+        before: what the line above them is about.
+    """
+    lines = []
+    for r in results:
+        if before is None or type(before.shape) is not type(r.shape):
+            lines.append(_head(type(r.shape)))
+        lines.append(_row(r))
+        before = r
+    return lines
+
+
+def _head(kind: type) -> str:
+    titles = "".join(f"{title:>{width}}" for title, width, *_ in COLUMNS[kind])
+    return f"{'operator':<22}{_SIZED[kind]:<22}{titles}{'error':>9}{'took':>7}  how"
+
+
+def _row(r: Result) -> str:
+    """``-`` where there is nothing that is right."""
+    cells = ""
+    for _, width, digits, of in COLUMNS[type(r.shape)]:
+        value = of(r)
+        cells += f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"
     return (
-        f"{'operator':<22}{'M x N x K':<22}{'ours':>8}{'gemm':>8}{'comm':>8}{'nccl':>8}"
-        f"{'async-TP':>10}{'ours/ideal':>12}{'best other/ours':>17}{'error':>9}{'took':>7}  how"
-    )
-
-
-def table_row(r: Result) -> str:
-    """Times in ms; ``-`` where there is none that is right."""
-    cells = (
-        (r.ours, 8),
-        (r.product, 8),
-        (r.exchange, 8),
-        (r.best(NCCL), 8),
-        (r.best(ASYNC_TP), 10),
-        (ratio(r.ours, r.ideal), 12),
-        (ratio(r.best_other, r.ours), 17),
-    )
-    how = r.strategy if r.strategy == "fused" else f"{r.strategy}: {r.reason}"
-    return (
-        f"{r.op:<22}{r.shape!s:<22}"
-        + "".join(f"{'-':>{width}}" if ms is None else f"{ms:>{width}.3f}" for ms, width in cells)
-        + f"{r.errors[OURS]:>9.1e}{r.seconds:>5.0f} s  {how}"
+        f"{r.op:<22}{r.shape!s:<22}{cells}{r.errors[OURS]:>9.1e}{r.seconds:>5.0f} s  "
+        + (r.strategy if r.strategy == "fused" else f"{r.strategy}: {r.reason}")
         + ("" if r.is_right(OURS) else "  WRONG")
     )
 
@@ -158,7 +226,7 @@ def summary(results: Iterable[Result]) -> list[str]:
     return lines
 
 
-def _ratios(results: Iterable[Result], of: Any) -> list[tuple[float, Shape]]:
+def _ratios(results: Iterable[Result], of: Any) -> list[tuple[float, Shape | Size]]:
     return [(value, r.shape) for r in results if r.is_right(OURS) and (value := of(r)) is not None]
 
 
@@ -176,7 +244,10 @@ def load(file: str) -> tuple[dict[str, Any], list[Result]]:
     """
     try:
         machine = json.loads(Path(file).read_text())
-        results = [Result(**{**r, "shape": Shape(**r["shape"])}) for r in machine.pop("results")]
+        results = [
+            Result(**{**r, "shape": (Size if "bytes" in r["shape"] else Shape)(**r["shape"])})
+            for r in machine.pop("results")
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TileWeaveError(
             f"bench: --from {file}: {error}; expected what tileweave bench --json has written"

@@ -116,6 +116,15 @@ def _add_bench(commands: Any) -> None:
     )
     _add_products(bench)
     add = bench.add_argument
+    add(
+        "--sizes",
+        nargs="+",
+        default=[],
+        metavar="MIB",
+        help="MiB that a rank gives to a collective (all_gather, reduce_scatter, all_reduce, "
+        "all_to_all), with commas or spaces; default: 1,16,64,256. Without an OPERATOR: of all "
+        "collectives",
+    )
     add("--warmups", type=_count, default=5, help="default: %(default)s")
     add("--runs", type=_count, default=20, help="default: %(default)s")
     add("--json", metavar="OUT", help="write the results there, too")
@@ -149,7 +158,7 @@ def _add_products(parser: argparse.ArgumentParser) -> None:
         "ops",
         nargs="*",
         metavar="OPERATOR",
-        help="such as all_gather_matmul; before the options; default: all",
+        help="such as all_gather_matmul; before the options; default: all that multiply",
     )
     add(
         "--shapes",
@@ -188,8 +197,9 @@ def _bench(options: argparse.Namespace) -> None:
         bench.again(options.file, options.figure)
         return
     wanted = bench.Wanted(
-        options.ops, _listed(options.shapes), _rows(options), options.dtype, options.warmups,
-        options.runs, options.json, options.figure,
+        options.ops, _listed(options.shapes), _counts(options, "rows"), options.dtype,
+        options.warmups, options.runs, options.json, options.figure,
+        sizes=_counts(options, "sizes"),
     )  # fmt: skip
     if not bench.run(wanted):
         raise SystemExit(1)
@@ -199,16 +209,18 @@ def _tune(options: argparse.Namespace) -> None:
     from . import tuning
 
     tuning.run(
-        options.ops, _listed(options.shapes), _rows(options), options.dtype, options.row_major
-    )
+        options.ops, _listed(options.shapes), _counts(options, "rows"), options.dtype,
+        options.row_major,
+    )  # fmt: skip
 
 
-def _rows(options: argparse.Namespace) -> list[int]:
+def _counts(options: argparse.Namespace, name: str) -> list[int]:
+    """The positive integers of an option."""
     try:
-        return [_count(text) for text in _listed(options.rows)]
+        return [_count(text) for text in _listed(getattr(options, name))]
     except argparse.ArgumentTypeError as error:
         raise TileWeaveError(
-            f"{options.command}: --rows {error} (operators stand before the options)"
+            f"{options.command}: --{name} {error} (operators stand before the options)"
         ) from None
 
 

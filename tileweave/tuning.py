@@ -29,9 +29,9 @@ def run(
     cases = Wanted(names, shapes, rows, dtype, command="tune").cases()
     group = join(cases, at_once=2)  # the best so far, and the one that it meets
     say = print if group.rank == 0 else lambda *_, **__: None
-    for op, s in cases:
-        shape = s.M, s.N, s.K
-        (tuned,) = ops.tune(op, [shape], getattr(torch, dtype), transposed=not row_major)
+    for case in cases:
+        shape = case.shape.M, case.shape.N, case.shape.K
+        (tuned,) = ops.tune(case.op, [shape], getattr(torch, dtype), transposed=not row_major)
         say(tuned, flush=True)
     say(f"kept in {file_of(group)}")
     if group.device.type == "cuda":

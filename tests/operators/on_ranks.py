@@ -26,6 +26,7 @@ from tileweave.bench_contenders import (
     Judge,
     contenders_of,
 )
+from tileweave.bench_exchanges import MAKERS as EXCHANGE_MAKERS
 from tileweave.ops.groups import group_of
 from tileweave.ops.trial import Trial, problem_of
 
@@ -302,6 +303,33 @@ def benchmark(json: str, figure: str | None, wrong: tuple[str, ...] = ()) -> tup
     finally:
         bench.OPERATORS.update(operators)
     return right, said.getvalue()
+
+
+def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
+    """Whether ``tileweave bench`` found all collectives right, and what it printed.
+
+    Args:
+        wrong: a contender whose result has one wrong element, on the last rank.
+    """
+    said, makers = io.StringIO(), dict(EXCHANGE_MAKERS)
+    if wrong:
+        EXCHANGE_MAKERS[wrong] = lambda arena: _off_by_one(makers[wrong](arena))
+    wanted = bench.Wanted([], [], [], warmups=1, runs=2, json=json, sizes=[1])
+    try:
+        with contextlib.redirect_stdout(said):
+            right = bench.run(wanted)
+    finally:
+        EXCHANGE_MAKERS.update(makers)
+    return right, said.getvalue()
+
+
+def _off_by_one(contender: Contender) -> Contender:
+    def found(returned: Any) -> torch.Tensor:
+        result = contender.found(returned).clone()
+        result[-1] += dist.get_rank() == dist.get_world_size() - 1
+        return result
+
+    return replace(contender, found=found)
 
 
 def _zeros_if(wrong: tuple[str, ...], operator: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,11 +14,14 @@ import torch
 import tileweave as tw
 from tests.operators import on_ranks
 from tests.test_plan import Ranks
-from tileweave import bench, bench_contenders, bench_results
+from tileweave import bench, bench_contenders, bench_exchanges, bench_results, bench_subjects
 from tileweave.bench_contenders import Contender, Judge
-from tileweave.bench_programs import all_gather_plan, matmul_program
-from tileweave.bench_results import Result, Shape
+from tileweave.bench_programs import all_gather_plan, all_to_all_plan, matmul_program
+from tileweave.bench_results import Result, Shape, Size
 from tileweave.cli import main
+from tileweave.ops import transport
+from tileweave.ops.exchange import checked
+from tileweave.ops.groups import group_of
 from tileweave.ops.strategy import Strategy
 from tileweave.ops.tiles import LARGE, Tiles
 from tileweave.ops.trial import problem_of
@@ -138,7 +141,16 @@ def test_a_run_can_be_drawn_elsewhere(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["all_reduce"], "bench: all_reduce; expected all_gather_matmul, matmul_reduce_s"),
+        (["reduce"], "bench: reduce; expected all_gather_matmul, matmul_reduce_scatter, matmul_a"),
+        (["--sizes", "0"], "bench: --sizes 0; expected a positive integer"),
+        (
+            ["all_gather_matmul", "--sizes", "1,4"],
+            "bench: --sizes 1,4; expected all_gather, reduce_scatter, all_reduce, all_to_all by na",
+        ),
+        (
+            ["all_gather", "all_reduce", "--figure", "bench.png"],
+            "bench: --figure bench.png of all_gather, all_reduce; expected one of all_gather_matmu",
+        ),
         (["--shapes", "llama7b"], "bench: --shapes llama7b; expected llama8b, llama70b, llama405b"),
         (["--shapes", "12x0x4"], "bench: --shapes 12x0x4; expected"),
         (["--rows", "1024,many"], "bench: --rows many; expected a positive integer"),
@@ -166,7 +178,23 @@ def test_lists_have_commas_or_spaces(given, monkeypatch):
     seen = []
     monkeypatch.setattr(bench, "run", lambda wanted: seen.append(wanted) or True)
     assert main(["bench", "all_gather_matmul", "--rows", *given, "--shapes", "llama8b"]) == 0
-    assert seen == [bench.Wanted(["all_gather_matmul"], ["llama8b"], [64, 128])]
+    assert main(["bench", "--sizes", *given]) == 0
+    products, exchanges = seen
+    assert products == bench.Wanted(["all_gather_matmul"], ["llama8b"], [64, 128], sizes=[])
+    assert (exchanges.operators, exchanges.sizes) == ([], [64, 128])
+
+
+def test_what_is_measured_by_default():
+    def names(given, sizes):
+        wanted = bench.Wanted(given, ["8x8x8"], [], sizes=sizes)
+        return [(case.op, str(case.shape)) for case in wanted.cases()]
+
+    assert names([], []) == [(op, "8 x 8 x 8") for op in bench.OPERATORS]
+    assert names([], [2]) == [(op, "2 MiB") for op in bench.COLLECTIVES]
+    sizes = [("all_to_all", f"{size} MiB") for size in (1, 16, 64, 256)]
+    assert names(["all_to_all", "all_gather_matmul"], []) == [
+        *sizes, ("all_gather_matmul", "8 x 8 x 8")
+    ]  # fmt: skip
 
 
 def test_shapes_of_models():
@@ -201,6 +229,73 @@ def test_the_all_gather_alone():
     assert all(np.array_equal(o["everyones"], np.stack(a)) for o in out)
 
 
+def test_the_all_to_all_alone():
+    ranks, elements = 3, 32
+    rng = np.random.default_rng(0)
+    a = rng.integers(-8, 9, (ranks, ranks, elements)).astype(ml_dtypes.bfloat16)
+    plan = all_to_all_plan(elements, ranks, "bfloat16")
+    out = tw.simulate(plan, ranks, [{"A": x} for x in a], schedules=3)
+    assert all(np.array_equal(o["everyones"], a[:, rank]) for rank, o in enumerate(out))
+
+
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+
+def test_all_collectives(three, tmp_path):
+    file = tmp_path / "bench.json"
+    (right, said), *others = three.run(on_ranks.benchmark_of_collectives, str(file))
+    assert (right, others) == (True, [(True, "")] * 2)
+    lines = said.splitlines()
+    rows = [line for line in lines if line.endswith("nccl: the tensors are on cpu; expected cuda")]
+    assert [row.split()[:3] for row in rows] == [[op, "1", "MiB"] for op in COLLECTIVES]
+    for name in ("copy_engine", "tma", "ldst"):
+        assert lines.count(f"  transport/{name}: -: the tensors are on cpu; expected cuda") == 1
+    machine, found = bench_results.load(str(file))
+    assert machine["ranks"] == 3 and [r.op for r in found] == list(COLLECTIVES)
+    for r in found:
+        assert r.errors == {"ours": 0, "nccl": 0} and all(ms > 0 for ms in r.ms.values())
+    assert bench_results.table(found)[1:] == rows
+
+
+@pytest.mark.parametrize("wrong", ["ours", "nccl"])
+def test_one_wrong_element_of_a_collective(three, tmp_path, wrong):
+    file = str(tmp_path / "bench.json")
+    (right, said), *_ = three.run(on_ranks.benchmark_of_collectives, file, wrong)
+    assert right == (wrong == "nccl")
+    assert said.count("WRONG") == (0 if right else 4)
+    assert said.count("nccl: wrong for") == (4 if right else 0)
+
+
+@pytest.mark.parametrize(
+    ("op", "factor"),
+    [("all_gather", 3), ("reduce_scatter", 3 / 4), ("all_reduce", 6 / 4), ("all_to_all", 3 / 4)],
+)
+def test_bus_bandwidth(op, factor, tmp_path, capsys):
+    """A GB in a ms is 1000 GB/s; of four ranks three are others."""
+    ms = {"ours": 2.0, "transport/tma": 1.0, "nccl": 3.0, "exchange/copies": 1.5}
+    r = Result(op, Size(10**9, 4), "tma", "asked for", ms, dict.fromkeys(ms, 0.0), 1)
+    assert r.rate("ours") == pytest.approx(500 * factor)
+    assert (r.ideal, r.best_other, r.rate("transport/ldst")) == (1.5, 3, None)
+    file = str(tmp_path / "bench.json")
+    bench_results.save(file, {"ranks": 4}, [r])
+    assert main(["bench", "--from", file]) == 0
+    rates = [f"{1000 * factor / t:.1f}" for t in (2, 1, 3, 1.5)]
+    ours, tma, nccl, copies = rates
+    row = ["2.000", ours, "-", tma, "-", nccl, copies, "1.333", "1.500"]
+    assert row == capsys.readouterr().out.splitlines()[1].split()[3:12]
+
+
+@pytest.mark.parametrize("op", COLLECTIVES)
+def test_every_transport_is_compiled_ahead(op, monkeypatch):
+    size = bench_exchanges.size_of(1, 3)
+    assert size.bytes >= 1 << 20 and size.bytes % (3 * 16) == 0
+    problem = bench_exchanges.problem_of(op, size, torch.bfloat16)
+    group = types.SimpleNamespace(device=torch.device("cuda"), world_size=3)
+    monkeypatch.setattr(bench_exchanges, "obstacle", lambda *_: None)
+    names = [program.__class__.__name__ for program in bench_exchanges.programs(problem, group)]
+    assert names == ["Plan", "PrimFunc", "PrimFunc"]
+
+
 @pytest.mark.parametrize(
     ("op", "kernels"),
     [("all_gather_matmul", 2), ("matmul_reduce_scatter", 3), ("matmul_all_reduce", 1)],
@@ -212,11 +307,11 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, kernels):
 
     def rank(group):
         session = types.SimpleNamespace(group=group, heap=heap)
-        programs = bench._programs(problem, group)
+        programs = bench_subjects.ProductSubject.programs(problem, group)
         return len(compile_ahead._kernels(programs, session))
 
     assert every_rank(rank) == [1, 1]
-    monkeypatch.setattr(bench, "chosen", lambda *_: Strategy("fused", "it can be"))
+    monkeypatch.setattr(bench_subjects, "chosen", lambda *_: Strategy("fused", "it can be"))
     assert every_rank(rank) == [1 + kernels] * 2
 
 
@@ -243,3 +338,73 @@ def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
         return bool(unwritten), torch.equal(found, contender.right(given))
 
     assert every_rank(rank, 2) == [(True, True)] * 2
+
+
+@pytest.mark.parametrize("op", ["all_gather", "all_to_all"])
+def test_copies_alone_exchange(op, every_rank, monkeypatch):
+    """As above."""
+    world = Ranks(2, monkeypatch)
+    axes = bench_exchanges.COLLECTIVES[op]
+    problem = checked(op, torch.empty(48, dtype=torch.bfloat16, device="meta"), None, 2, axes)
+    x = torch.randn(2, 48).bfloat16()
+    rights = [x.view(-1)] * 2 if op == "all_gather" else [x[:, :24].flatten(), x[:, 24:].flatten()]
+
+    def rank(group):
+        world.join(group)
+        monkeypatch.setattr(bench_contenders, "barrier", lambda: world.here.session.group.meet("b"))
+        room = world.here.session.heap.allocate((problem.result[0] + 24,), torch.bfloat16)
+        room.local.fill_(7)
+        arena = bench_exchanges.Arena(problem, group, room)
+        contender = bench_exchanges.MAKERS["exchange/copies"](arena)
+        given = bench_exchanges.Inputs(x[group.rank], rights[group.rank])
+        contender.prepare(given)
+        unwritten = room.local[:-24].isnan().all() and (room.local[-24:] == 7).all()
+        group.meet("prepared")
+        found = contender.found(contender.call(given))
+        return bool(unwritten), torch.equal(found, contender.right(given))
+
+    assert every_rank(rank, 2) == [(True, True)] * 2
+
+
+def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
+    freed = []
+
+    class Made:
+        def __init__(self, problem, transport):
+            self.transport = transport
+
+        def __call__(self, x, out):
+            if self.transport == "ldst":
+                raise RuntimeError("no memory")
+            out.copy_(x)
+
+        def free(self):
+            freed.append(self.transport)
+
+        reduces = True
+        obstacle = staticmethod(lambda problem, name: "it is odd" if name == "tma" else None)
+
+    size = bench_exchanges.size_of(1, 1)
+    problem = bench_exchanges.problem_of("all_reduce", size, torch.bfloat16)
+    group = group_of("")
+    kept = types.SimpleNamespace(made=lambda problem, name, make: make(problem, name))
+    monkeypatch.setitem(bench_exchanges.EXCHANGES, "all_reduce", Made)
+    monkeypatch.setattr(bench_exchanges, "prepared", lambda _: kept)
+    monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
+    arena = bench_exchanges.Arena(problem, group, None)
+    inputs = next(bench_exchanges.Inputs.random(problem, group))
+    makers = {n: m for n, m in bench_exchanges.MAKERS.items() if n != "ours"}
+    found, missing = bench_contenders.contenders_of(arena, inputs, 1, makers)
+    assert list(found) == ["transport/copy_engine", "nccl"]
+    assert missing == {
+        "transport/tma": "it is odd",
+        "transport/ldst": "RuntimeError: no memory",
+        "exchange/copies": "copy engines do not add",
+    }
+    judge = Judge(found)
+    for name, contender in found.items():
+        contender.prepare(inputs)
+        judge(name, inputs, contender.call(inputs))
+    assert judge.errors == {"transport/copy_engine": 0, "nccl": 0}
+    arena.close()
+    assert freed == ["copy_engine", "ldst"]

@@ -1,0 +1,149 @@
+"""What differs between products and collectives when ``tileweave bench`` measures them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from . import bench_contenders as products
+from . import bench_exchanges as exchanges
+from . import ops
+from .bench_contenders import Contender
+from .bench_results import Shape, Size
+from .ops.collective import Collective
+from .ops.operators import OPERATORS as FUSED
+from .ops.problem import Problem
+from .ops.strategy import Strategy, chosen
+from .ops.transport import Transport
+from .ops.trial import Trial, problem_of
+from .ops.tuner import choice_of
+from .runtime import SymmetricTensor
+from .runtime.group import Group
+
+
+@dataclass(frozen=True)
+class Subject(ABC):
+    """One operator with one shape, or one collective with one size.
+
+    Attributes:
+        makers: of its contenders.
+        symmetric_bytes: what ours takes on each rank, of 2-byte numbers, without counters and
+            tails.
+        gathered_bytes: what copies alone bring to each rank.
+    """
+
+    makers: ClassVar[Mapping[str, Callable[[Any], Contender]]]
+
+    op: str
+    shape: Any
+
+    @property
+    @abstractmethod
+    def symmetric_bytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def gathered_bytes(self) -> int: ...
+
+    @abstractmethod
+    def problem(self, ranks: int, dtype: torch.dtype) -> Any:
+        """What each rank does.
+
+        Raises:
+            TileWeaveError: ranks cannot share it out.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def programs(problem: Any, group: Group) -> list[Any]:
+        """What our contenders launch, if there is a GPU."""
+
+    @staticmethod
+    @abstractmethod
+    def stage(
+        problem: Any, group: Group, gathered: SymmetricTensor | None
+    ) -> tuple[Any, Iterator[Any]]:
+        """Where contenders compute it, to be closed, and inputs, which ranks make together."""
+
+    @staticmethod
+    @abstractmethod
+    def how(problem: Any, inputs: Any) -> Strategy | Transport:
+        """How the operator computes it, and why."""
+
+
+@dataclass(frozen=True)
+class ProductSubject(Subject):
+    makers = products.MAKERS
+    shape: Shape
+
+    @property
+    def symmetric_bytes(self):
+        M, N, K = self.shape.M, self.shape.N, self.shape.K
+        taken = {
+            "all_gather_matmul": M * K,
+            "matmul_reduce_scatter": 2 * M * N,
+            "matmul_all_reduce": 3 * M * N,
+        }
+        return 2 * taken[self.op]
+
+    @property
+    def gathered_bytes(self):
+        return 2 * self.shape.M * self.shape.K if self.op == "all_gather_matmul" else 0
+
+    def problem(self, ranks, dtype):
+        return problem_of(self.op, self.shape.M, self.shape.N, self.shape.K, ranks, dtype)
+
+    @staticmethod
+    def programs(problem: Problem, group):
+        found = [products.product_program(problem)]
+        if chosen("auto", problem, group.device, group).name == "fused":
+            choice = choice_of("auto", problem, group)
+            if choice is not None:
+                found.append(FUSED[problem.op].program(problem, choice))
+        return found
+
+    @staticmethod
+    def stage(problem: Problem, group, gathered):
+        trial = Trial(problem, group)
+        inputs = iter(lambda: products.Inputs.random(trial), None)
+        return products.Arena(problem, group, gathered, trial.c), inputs
+
+    @staticmethod
+    def how(problem: Problem, inputs):
+        return ops.strategy_of(getattr(ops, problem.op), inputs.a, inputs.b)
+
+
+@dataclass(frozen=True)
+class ExchangeSubject(Subject):
+    makers = exchanges.MAKERS
+    shape: Size
+
+    @property
+    def symmetric_bytes(self):
+        return exchanges.symmetric_bytes(self.op, self.shape)
+
+    @property
+    def gathered_bytes(self):
+        return exchanges.gathered_bytes(self.op, self.shape)
+
+    def problem(self, ranks, dtype):
+        return exchanges.problem_of(self.op, self.shape, dtype)
+
+    @staticmethod
+    def programs(problem: Collective, group):
+        return exchanges.programs(problem, group)
+
+    @staticmethod
+    def stage(problem: Collective, group, gathered):
+        return (
+            exchanges.Arena(problem, group, gathered),
+            exchanges.Inputs.random(problem, group),
+        )
+
+    @staticmethod
+    def how(problem: Collective, inputs):
+        return exchanges.transport_of(problem, inputs.x)
