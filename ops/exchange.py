@@ -143,7 +143,7 @@ def transport_of(
     """
     name = op.__name__
     ranks = _ranks(name, _name(name, group))
-    problem, ranks = _in_reach(checked(name, x, None, ranks.world_size, options), x, ranks)
+    problem, ranks = in_reach(checked(name, x, None, ranks.world_size, options), x, ranks)
     return chosen(transport, problem, x.device, ranks, EXCHANGES[name])
 
 
@@ -155,7 +155,7 @@ def _ranks(op: str, group: str) -> Group | TwoLevels:
     return ranks_of(group) if issubclass(EXCHANGES[op], AcrossNodes) else group_of(group)
 
 
-def _in_reach(
+def in_reach(
     problem: Collective, x: torch.Tensor, ranks: Group | TwoLevels
 ) -> tuple[Collective, Group]:
     """What ranks that reach each other's memory exchange at a time, and these ranks."""
@@ -198,7 +198,7 @@ def define_exchange(name: str) -> None:
         problem = checked(name, x, out, ranks.world_size, options)
         if out is not None:
             check_layout(name, out)
-        part, near = _in_reach(problem, x, ranks)
+        part, near = in_reach(problem, x, ranks)
         transport = chosen(asked, part, x.device, near, made).name
         agree(ranks, problem, transport)
         x = dense(name, ARGUMENT, x)

@@ -1,7 +1,7 @@
 """All-gather and reduce-scatter on a mesh of nodes and ranks of a node.
 
-Both levels are gloo's here: that tries the order, the sums and what is refused. P2P within a node
-and NCCL between nodes are tried by tests/gpu/two_levels.py.
+Both levels are gloo's here: that tries the order, the sums and what is refused. A node's own
+transports run in test_nodes_simulated.py, and with NCCL in tests/gpu/two_levels.py.
 """
 
 from __future__ import annotations
