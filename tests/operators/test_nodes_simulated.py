@@ -14,7 +14,7 @@ import torch
 
 import tileweave as tw
 from tileweave.ops import nccl
-from tileweave.ops.exchange import EXCHANGES, in_reach, checked
+from tileweave.ops.exchange import EXCHANGES, checked, in_reach
 from tileweave.ops.groups import TwoLevels
 from tileweave.ops.words import as_declared
 from tileweave.runtime import Plan
