@@ -15,6 +15,7 @@ from ..runtime import Plan, Steps, plan
 from . import nccl
 from .collective import Collective, axis_of, require_exchangeable, shared
 from .exchange import Exchange, define_exchange, exchange
+from .transport import ROW_BYTES
 from .words import TILE, alloc_of, itemsize_of, pieces_of, words_of
 
 NAME = "all_to_all"
@@ -57,7 +58,7 @@ class Parts:
             rows //= ranks
         dtype, width = words_of(problem.nbytes // (ranks * outer * rows))
         if behind == (False, False):  # a part has no gap in either
-            rows = gcd(width, _ROWS)
+            rows = gcd(width // _together(width, dtype), _ROWS)
             width //= rows
         return Parts(ranks, outer, rows, width, dtype, *behind)
 
@@ -74,6 +75,12 @@ class Parts:
         if behind:
             return self.outer, self.rows, self.ranks, self.width
         return self.outer, self.ranks, self.rows, 1, self.width
+
+
+def _together(width: int, dtype: str) -> int:
+    """How many words are not torn apart: 16 bytes if that divides ``width``, else what does of it.
+    The TMA moves no less."""
+    return gcd(width, ROW_BYTES // itemsize_of(dtype))
 
 
 def all_to_all_plan(parts: Parts, pieces: list[slice]) -> Plan:
@@ -120,7 +127,8 @@ def all_to_all_program(parts: Parts, transport: str, tile: int = TILE):
     )  # fmt: skip
     given_behind, got_behind = parts.given_behind, parts.got_behind
     alloc = alloc_of(transport)
-    columns = max(n for n in range(1, min(width, 256) + 1) if width % n == 0)
+    together = _together(width, dtype)
+    columns = max(n for n in range(together, min(width, 256) + 1, together) if width % n == 0)
     height = max(1, min(rows, tile // (columns * itemsize_of(dtype)), 256))
     tiles, wide = T.ceildiv(rows, height), width // columns
 

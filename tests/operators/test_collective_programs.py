@@ -145,6 +145,23 @@ def test_all_to_all(shape, scatter, gather, transport):
 
 
 @pytest.mark.parametrize(
+    ("shape", "scatter", "gather", "rows", "width"),
+    [
+        ((2, 8), 0, 0, 1, 4),
+        ((2, 6), 0, 0, 1, 3),
+        ((6, 64), 0, 0, 8, 12),
+        ((4, 2, 1040), 1, 0, 4, 520),
+    ],
+)
+def test_the_tma_moves_what_is_a_multiple_of_16_bytes(shape, scatter, gather, rows, width):
+    """Of bf16, by two ranks; words are of 4 bytes."""
+    parts, _ = parts_of(shape, scatter, gather, 2, torch.bfloat16)
+    assert (parts.rows, parts.width) == (rows, width)
+    source = tw.emit(all_to_all_program(parts, "tma"), world_size=2)
+    assert source.count("tma_store(") == (3 if width % 4 == 0 else 0)
+
+
+@pytest.mark.parametrize(
     ("count", "width", "dtype", "pieces"),
     [
         (100, 1, "uint8", [(0, 100)]),
