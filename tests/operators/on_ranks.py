@@ -41,9 +41,10 @@ class Ranks:
         self.count = count
         self._folder = tempfile.TemporaryDirectory()
         place = f"file://{self._folder.name}/store"
+        context = get_context("forkserver")  # what all ranks import is imported once
+        context.set_forkserver_preload(["tests.operators.mesh_on_ranks"])
         self._processes = [
-            ProcessPoolExecutor(1, get_context("spawn"), _join, (place, rank, count))
-            for rank in range(count)
+            ProcessPoolExecutor(1, context, _join, (place, rank, count)) for rank in range(count)
         ]
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
