@@ -3,6 +3,7 @@
 The plan for copy engines, the tile program for SMs, and the torch operator with its gradient.
 """
 
+from itertools import cycle
 from typing import Any
 
 import tilelang.language as T
@@ -15,7 +16,7 @@ from . import nccl
 from .across_nodes import AcrossNodes, Move
 from .collective import Collective, require_exchangeable
 from .exchange import Exchange, define_exchange, exchange
-from .words import Lines, alloc_of, pieces_of, words_of
+from .words import FETCH, Lines, alloc_of, pieces_of, words_of
 
 NAME = "all_gather"
 ENGINE_BYTES = 1 << 20
@@ -27,7 +28,8 @@ def all_gather_plan(count: int, ranks: int, dtype: str, pieces: list[slice]) -> 
     into out (ranks, count).
 
     A peer's memory is read and not written: so what arrives is in its place, and only what a rank
-    gives is copied once more, a piece of it before the first one is fetched.
+    gives is copied once more, a piece of it before the first one is fetched. What waits for a peer
+    comes behind the piece that peers wait for: in a CUDA graph nothing else orders them.
     """
 
     @plan
@@ -37,12 +39,13 @@ def all_gather_plan(count: int, ranks: int, dtype: str, pieces: list[slice]) -> 
         given: W.Symmetric((count,), dtype),
         out: T.Tensor((ranks, count), dtype),
     ):
+        streams = cycle(FETCH)
         for piece in pieces:
             p.copy(given[p.rank, piece], x[piece])
+            for peer, stream in zip(p.peers(), streams, strict=False):
+                p.wait_stream(None, stream=stream)
+                p.copy(out[peer, piece], given[peer, piece], stream=stream)
         p.copy(out[p.rank], x)
-        fetched = [(piece, peer) for piece in pieces for peer in p.peers()]
-        for number, (piece, peer) in enumerate(fetched):
-            p.copy(out[peer, piece], given[peer, piece], stream=f"fetch {number % 2}")
 
     return all_gather
 

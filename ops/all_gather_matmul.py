@@ -122,7 +122,7 @@ class AllGatherMatmul(Operator, op=NAME):
             problem.biased, problem.tile_out_dtype,
         )  # fmt: skip
 
-    def __call__(
+    def compute(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
         problem = self.problem

@@ -4,6 +4,7 @@ The plan for copy engines, the tile program for SMs, and the torch operator with
 """
 
 from dataclasses import dataclass
+from itertools import cycle
 from math import gcd, prod
 from typing import Any
 
@@ -16,7 +17,7 @@ from . import nccl
 from .collective import Collective, axis_of, require_exchangeable, shared
 from .exchange import Exchange, define_exchange, exchange
 from .transport import ROW_BYTES
-from .words import TILE, alloc_of, itemsize_of, pieces_of, words_of
+from .words import FETCH, TILE, alloc_of, itemsize_of, pieces_of, words_of
 
 NAME = "all_to_all"
 ENGINE_BYTES = 1 << 20
@@ -88,7 +89,8 @@ def all_to_all_plan(parts: Parts, pieces: list[slice]) -> Plan:
     they have for it, the right neighbour's first.
 
     A peer's memory is read and not written: so what arrives is in its place, and only what a rank
-    gives is copied once more, the part first that is fetched first.
+    gives is copied once more, the part first that is fetched first. What waits for a peer comes
+    behind the part that a peer waits for as early: in a CUDA graph nothing else orders them.
 
     Args:
         pieces: rows of a part, which are handed over one after the other.
@@ -105,17 +107,19 @@ def all_to_all_plan(parts: Parts, pieces: list[slice]) -> Plan:
         given: W.Symmetric((ranks, outer, rows, width), parts.dtype),
         out: T.Tensor(parts.shape(parts.got_behind), parts.dtype),
     ):
-        for peer in [*reversed([*p.peers()]), p.rank]:
-            for piece in pieces:
-                p.copy(given[p.rank, peer, :, piece], part(x, parts.given_behind, peer, piece))
-        p.copy(part(out, parts.got_behind, p.rank, slice(0, rows)), given[p.rank, p.rank])
-        fetched = [(peer, piece) for peer in p.peers() for piece in pieces]
-        for number, (peer, piece) in enumerate(fetched):
-            p.copy(
-                part(out, parts.got_behind, peer, piece),
-                given[peer, p.rank, :, piece],
-                stream=f"fetch {number % 2}",
-            )
+        streams, peers = cycle(FETCH), [*p.peers()]
+        for to, source in zip(reversed(peers), peers, strict=True):
+            for piece, stream in zip(pieces, streams, strict=False):
+                p.copy(given[p.rank, to, :, piece], part(x, parts.given_behind, to, piece))
+                p.wait_stream(None, stream=stream)
+                p.copy(
+                    part(out, parts.got_behind, source, piece),
+                    given[source, p.rank, :, piece],
+                    stream=stream,
+                )
+        whole = slice(0, rows)
+        p.copy(given[p.rank, p.rank], part(x, parts.given_behind, p.rank, whole))
+        p.copy(part(out, parts.got_behind, p.rank, whole), given[p.rank, p.rank])
 
     return all_to_all
 

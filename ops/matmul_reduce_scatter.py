@@ -17,7 +17,7 @@ from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, scale, sc
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
-from .tiles import Tiles, Walk, walked_tiles
+from .tiles import Tiles, Walk, tiles_for, walked_tiles
 
 NAME = "matmul_reduce_scatter"
 
@@ -205,7 +205,7 @@ class MatmulReduceScatter(Operator, op=NAME):
             problem.biased, problem.tile_out_dtype,
         )  # fmt: skip
 
-    def __call__(
+    def compute(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
         problem = self.problem
@@ -218,6 +218,13 @@ class MatmulReduceScatter(Operator, op=NAME):
     ) -> None:
         nccl.reduce_scatter(epilogue.without_bias.multiply(a, b), c, group)
         epilogue.add_to(c)
+
+    @classmethod
+    def recorded(cls, problem: Problem, choice: Choice) -> Choice:
+        if choice.program == "stores":
+            return choice
+        size = problem.dtype.itemsize
+        return Choice("stores", tiles_for(problem.share, problem.N, problem.ranks, size))
 
     @staticmethod
     def table(problem: Problem) -> Choice:

@@ -14,6 +14,7 @@ from tvm import tirx
 from ..runtime import Plan, SymmetricTensor, symmetric
 from ..runtime import compile as compiled
 from ..runtime.group import Group
+from ..runtime.kernel import capturing
 from .epilogue import Epilogue
 from .problem import Problem
 from .tiles import CANDIDATES, FP8_CANDIDATES, Tiles
@@ -45,9 +46,11 @@ class Operator(ABC):
         memory: the symmetric tensors that a plan works in, in the order of its parameters; a kernel
             has its own.
         run: the kernel, or the plan.
+        in_graphs: what CUDA graphs record instead, if that is something else.
     """
 
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
+    in_graphs: Operator | None = None
 
     def __init_subclass__(cls, op: str, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -73,16 +76,28 @@ class Operator(ABC):
                 self.memory.append(symmetric(p.shape, getattr(torch, p.dtype)))
                 failed.callback(self.memory[-1].free)
             self.run = program if planned else compiled(program)
+            failed.callback(self.run.free)
+            if (recorded := self.recorded(problem, choice)) != choice:
+                self.in_graphs = type(self)(problem, recorded)
             failed.pop_all()
 
-    @abstractmethod
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
         """Compute ``c``. Every rank calls it, with ``Epilogue.tensors``."""
+        made = self.in_graphs if self.in_graphs is not None and capturing() else self
+        made.compute(a, b, c, *epilogue)
+
+    @abstractmethod
+    def compute(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
+    ) -> None:
+        """Let ``run`` compute ``c``."""
 
     def free(self) -> None:
         """Give its symmetric memory back. Collective."""
+        if self.in_graphs is not None:
+            self.in_graphs.free()
         self.run.free()
         for memory in self.memory:
             memory.free()
@@ -93,6 +108,19 @@ class Operator(ABC):
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
     ) -> Any:
         """Compute ``c`` by ``torch.distributed`` and ``torch.mm``, on any device."""
+
+    @classmethod
+    def recorded(cls, problem: Problem, choice: Choice) -> Choice:
+        """What CUDA graphs record where calls run ``choice``. It is something else where copies
+        wait for a kernel that waits for copies: no edge of a graph lets the kernel begin first, and
+        what waits may hold up the kernel."""
+        return choice
+
+    @classmethod
+    def launched(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
+        """All that is compiled for ``choice``."""
+        choices = dict.fromkeys((choice, cls.recorded(problem, choice)))
+        return [cls.program(problem, each) for each in choices]
 
     @staticmethod
     @abstractmethod

@@ -224,7 +224,7 @@ class Contest:
             if self._shared_bytes(choice) > SHARED_BYTES:
                 continue
             with contextlib.suppress(Exception):
-                programs.append(self.operator.program(self.problem, choice))
+                programs += self.operator.launched(self.problem, choice)
         compile_ahead(programs)
 
     def _progress(self, choices: Iterable[Choice]) -> Iterable[Choice]:

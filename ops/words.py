@@ -21,6 +21,8 @@ of them at the speed of memory, takes no longer than fetching it. A guess until 
 _PIECE, _PIECES = 1 << 20, 8
 """Bytes that a copy to be added brings at least, and how many there are at most for a peer: the
 last one is added when nothing is under way any more. Guesses until they are measured."""
+FETCH = ("fetch 0", "fetch 1")
+"""Streams in which copy engines fetch, in turn: one waits while the other copies."""
 _LINE = 128
 """Bytes of a cache line."""
 

@@ -85,7 +85,7 @@ class ProductSubject(Subject):
         M, N, K = self.shape.M, self.shape.N, self.shape.K
         taken = {
             "all_gather_matmul": M * K,
-            "matmul_reduce_scatter": 2 * M * N,
+            "matmul_reduce_scatter": 4 * M * N,
             "matmul_all_reduce": 3 * M * N,
         }
         return 2 * taken[self.op]
@@ -103,7 +103,7 @@ class ProductSubject(Subject):
         if chosen("auto", problem, group.device, group).name == "fused":
             choice = choice_of("auto", problem, group)
             if choice is not None:
-                found.append(FUSED[problem.op].program(problem, choice))
+                found += FUSED[problem.op].launched(problem, choice)
         return found
 
     @staticmethod

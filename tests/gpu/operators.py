@@ -134,7 +134,11 @@ def compile_all() -> None:
         for p in every_product()
     ]
     kinds = [(OPERATOR_OF[problem.op], problem) for problem in problems]
-    compile_ahead(kind.program(problem, kind.table(problem)) for kind, problem in kinds)
+    compile_ahead(
+        program
+        for kind, problem in kinds
+        for program in kind.launched(problem, kind.table(problem))
+    )
 
 
 def check_values() -> str:

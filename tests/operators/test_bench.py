@@ -298,7 +298,7 @@ def test_every_transport_is_compiled_ahead(op, monkeypatch):
 
 @pytest.mark.parametrize(
     ("op", "kernels"),
-    [("all_gather_matmul", 2), ("matmul_reduce_scatter", 3), ("matmul_all_reduce", 1)],
+    [("all_gather_matmul", 2), ("matmul_reduce_scatter", 4), ("matmul_all_reduce", 1)],
 )
 def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, kernels):
     """The product alone, and the kernels of the operator that are made if there is a GPU."""

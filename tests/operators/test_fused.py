@@ -228,3 +228,21 @@ def test_products_that_do_not_fit_leave_nothing(on_rank):
 
     (before, after), _ = on_rank(calls)
     assert before == after
+
+
+def test_graphs_record_what_needs_no_branch(on_rank, monkeypatch):
+    """A kernel and copies that wait for each other are two branches, which nothing orders."""
+    a, b = torch.randn(40, 16).bfloat16(), torch.randn(16, 24).bfloat16()
+
+    def calls():
+        results = [ops.matmul_reduce_scatter(a, b)]
+        with monkeypatch.context() as captured:
+            for module in (operators, prepared):
+                captured.setattr(module, "capturing", lambda: True)
+            results.append(ops.matmul_reduce_scatter(a, b))
+        return [*results, ops.matmul_reduce_scatter(a, b)]
+
+    results, log = on_rank(calls)
+    assert all(torch.equal(found, a @ b) for found in results)
+    ran = [entry for entry in log if isinstance(entry, str)]
+    assert ran == ["summed_matmul", "matmul_reduce_scatter", "summed_matmul"]
