@@ -28,8 +28,7 @@ def all_gather_plan(count: int, ranks: int, dtype: str, pieces: list[slice]) -> 
     into out (ranks, count).
 
     A peer's memory is read and not written: so what arrives is in its place, and only what a rank
-    gives is copied once more, a piece of it before the first one is fetched. What waits for a peer
-    comes behind the piece that peers wait for: in a CUDA graph nothing else orders them.
+    gives is copied once more, a piece of it before the first one is fetched.
     """
 
     @plan
@@ -43,7 +42,6 @@ def all_gather_plan(count: int, ranks: int, dtype: str, pieces: list[slice]) -> 
         for piece in pieces:
             p.copy(given[p.rank, piece], x[piece])
             for peer, stream in zip(p.peers(), streams, strict=False):
-                p.wait_stream(None, stream=stream)
                 p.copy(out[peer, piece], given[peer, piece], stream=stream)
         p.copy(out[p.rank], x)
 

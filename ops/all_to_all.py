@@ -89,8 +89,7 @@ def all_to_all_plan(parts: Parts, pieces: list[slice]) -> Plan:
     they have for it, the right neighbour's first.
 
     A peer's memory is read and not written: so what arrives is in its place, and only what a rank
-    gives is copied once more, the part first that is fetched first. What waits for a peer comes
-    behind the part that a peer waits for as early: in a CUDA graph nothing else orders them.
+    gives is copied once more, the part first that is fetched first.
 
     Args:
         pieces: rows of a part, which are handed over one after the other.
@@ -111,7 +110,6 @@ def all_to_all_plan(parts: Parts, pieces: list[slice]) -> Plan:
         for to, source in zip(reversed(peers), peers, strict=True):
             for piece, stream in zip(pieces, streams, strict=False):
                 p.copy(given[p.rank, to, :, piece], part(x, parts.given_behind, to, piece))
-                p.wait_stream(None, stream=stream)
                 p.copy(
                     part(out, parts.got_behind, source, piece),
                     given[source, p.rank, :, piece],

@@ -5,7 +5,8 @@ three things. Before all else a kernel of one block counts the call and meets th
 copies before what the call before copied has been read. Each copy that others read is followed by
 its flags: the number of the call, copied from device memory, so that a CUDA graph finds the right
 one. And before a copy that reads what another rank, or another stream, has brought, a kernel of one
-block waits in its stream for that flag.
+block waits in its stream for that flag. It comes behind the copies before it in the plan that peers
+wait for: in a CUDA graph what waits might else hold them up.
 """
 
 import math
@@ -70,15 +71,22 @@ class PullSync:
         first = next(s for s in steps if isinstance(s, Copy))
         out: list[Step] = [Launch(None, first.site, BEGIN, begin, begin, {})]
         heard: set[tuple[str | None, Made]] = set()
+        behind: dict[str | None, set[str | None]] = {}
+        """By stream, those in which it would not come behind what peers wait for."""
         for step in steps:
             for made in self.awaited.get((rank, step.number), ()):
                 if (step.stream, made) in heard:
                     continue
                 heard.add((step.stream, made))
+                for other in sorted(behind.pop(step.stream, ()), key=str):
+                    out.append(WaitStream(step.stream, step.site, 0, other=other))
                 given = {"launches": launches, "flag": self.told[made][0], "peer": made[0]}
                 out.append(Launch(step.stream, step.site, WAIT, wait, wait, given))
             out.append(step)
             flag, readers = self.told.get((rank, step.number), (0, []))
+            if readers:
+                for stream in {s.stream for s in steps} - {step.stream}:
+                    behind.setdefault(stream, set()).add(step.stream)
             out += [
                 CopyValue(
                     step.stream, step.site, step.number,

@@ -41,7 +41,8 @@ from .regions import Region
 
 _STRIDE = 1 << 40
 EQUIVALENT = {
-    "fork drop": "the copies wait for the guard, which follows the caller's stream",
+    "fork drop": "the copies wait for the guard, which follows the caller's stream; or it orders "
+    "the branches of a CUDA graph, where streams are ordered anyway",
     "join drop": "the simulator does not model what the caller does behind the call, nor that the "
     "kernel may leave no SM to the guard",
 }

@@ -6,6 +6,8 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.runtime.plan_sync import WAIT
+from tileweave.runtime.plans import CopyValue, WaitStream
 
 N = 24
 
@@ -71,9 +73,22 @@ def test_nothing_of_it_can_be_left_out():
     """Every change of what was put in is noticed, or explained."""
     mutants = tw.mutate(gather(2), 2, inputs_of(2), schedules=3)
     assert {m.op for m in mutants if m.verdict == "killed"} >= {
-        "copy_value", "fork", "join", "signal", "wait_reached",
+        "copy_value", "join", "signal", "wait_reached",
     }  # fmt: skip
     assert not [m for m in mutants if m.verdict == "survived"]
+
+
+def test_what_waits_comes_behind_what_peers_wait_for():
+    """Else it might keep that back, as a branch of a CUDA graph."""
+    plan = gather(3)
+    shapes = {p.name: tuple(map(int, p.shape)) for p in plan.parameters}
+    steps = plan.trace(0, 3, shapes, {})
+    told = [n for n, step in enumerate(steps) if isinstance(step, CopyValue)]
+    for stream in ("fetch 0", "fetch 1"):
+        first = next(n for n, s in enumerate(steps) if (s.number, s.stream) == (WAIT, stream))
+        behind = steps[first - 1]
+        assert isinstance(behind, WaitStream) and (behind.stream, behind.other) == (stream, None)
+        assert max(told) < first
 
 
 def test_explained():
