@@ -19,7 +19,7 @@ from .epilogue import Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
-from .tiles import Tiles, Walk, tiles_for
+from .tiles import Tiles, Walk, has_room_for_walks, tiles_for
 
 NAME = "matmul_all_reduce"
 ONE_SHOT_BYTES = 2 << 20
@@ -325,6 +325,10 @@ class MatmulAllReduce(Operator, op=NAME):
         one_shot = fetched_bytes(problem) <= ONE_SHOT_BYTES
         tiles = tiles_for(problem.M, problem.N, 1, problem.dtype.itemsize)
         return Choice("one_shot" if one_shot else "two_phase", tiles)
+
+    @classmethod
+    def can_run(cls, program: str) -> bool:
+        return program != "copy_engines" or has_room_for_walks()
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterable[Choice]:

@@ -17,7 +17,7 @@ from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, scale, sc
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
-from .tiles import Tiles, Walk, tiles_for, walked_tiles
+from .tiles import Tiles, Walk, has_room_for_walks, tiles_for, walked_tiles
 
 NAME = "matmul_reduce_scatter"
 
@@ -228,8 +228,14 @@ class MatmulReduceScatter(Operator, op=NAME):
 
     @staticmethod
     def table(problem: Problem) -> Choice:
-        size = problem.dtype.itemsize
-        return Choice("copy_engines", walked_tiles(problem.share, problem.N, problem.ranks, size))
+        given = problem.share, problem.N, problem.ranks, problem.dtype.itemsize
+        if not has_room_for_walks():
+            return Choice("stores", tiles_for(*given))
+        return Choice("copy_engines", walked_tiles(*given))
+
+    @classmethod
+    def can_run(cls, program: str) -> bool:
+        return program == "stores" or has_room_for_walks()
 
 
 def matmul_reduce_scatter(

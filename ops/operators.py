@@ -131,7 +131,12 @@ class Operator(ABC):
     def candidates(cls, problem: Problem) -> Iterable[Choice]:
         """What tuning measures beside ``table(problem)``: every program with all tiles."""
         every = FP8_CANDIDATES if problem.scaled else CANDIDATES
-        return [Choice(program, tiles) for program in cls.programs for tiles in every]
+        return [Choice(p, tiles) for p in cls.programs if cls.can_run(p) for tiles in every]
+
+    @classmethod
+    def can_run(cls, program: str) -> bool:
+        """Whether the GPU is large enough for one of ``programs``."""
+        return True
 
 
 OPERATORS: dict[str, type[Operator]] = {}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,16 @@ FP8_CANDIDATES = (
 SHARED_BYTES = 227 << 10
 """What a block may take of shared memory on sm_90."""
 SMS = 132
-"""Streaming multiprocessors of an H100 or H200, each of which computes one tile at a time."""
+"""Streaming multiprocessors of an H100 SXM or H200, each of which computes one tile at a time."""
+
+
+@cache
+def has_room_for_walks() -> bool:
+    """Whether all blocks of a ``Walk`` run at a time on this rank's GPU, beside what waits for
+    them: on an H100 PCIe they do not."""
+    if not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_properties().multi_processor_count >= SMS
 
 
 def tiles_for(rows: int, columns: int, shards: int, itemsize: int = 2) -> Tiles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -255,3 +256,12 @@ def test_blocks_walk_over_as_many_tiles(tiles, walk):
 def test_tiles_of_a_walk(rows, columns, shards, N):
     assert walked_tiles(rows, columns, shards).N == N
     assert walked_tiles(rows, columns, shards, itemsize=1) == FP8_TILES
+
+
+@pytest.mark.parametrize("operator", [MatmulReduceScatter, MatmulAllReduce])
+def test_small_gpus_get_programs_whose_blocks_need_not_run_at_a_time(operator, monkeypatch):
+    asked = Problem("matmul_reduce_scatter", 4096, 8192, 1024, 4, torch.bfloat16, False)
+    walks = {c.program for c in [operator.table(asked), *operator.candidates(asked)]}
+    monkeypatch.setattr(sys.modules[operator.__module__], "has_room_for_walks", lambda: False)
+    small = {c.program for c in [operator.table(asked), *operator.candidates(asked)]}
+    assert walks - small == {"copy_engines"}
