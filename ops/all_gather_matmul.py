@@ -114,14 +114,6 @@ class AllGatherMatmul(Operator, op=NAME):
 
     programs: ClassVar = {"copy_engines": all_gather_matmul_plan}
 
-    @classmethod
-    def program(cls, problem: Problem, choice: Choice) -> Plan:
-        share, N, K, ranks = problem.share, problem.N, problem.K, problem.ranks
-        return cls.programs[choice.program](
-            share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles,
-            problem.biased, problem.tile_out_dtype,
-        )  # fmt: skip
-
     def compute(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
@@ -140,8 +132,7 @@ class AllGatherMatmul(Operator, op=NAME):
 
     @staticmethod
     def table(problem: Problem) -> Choice:
-        size = problem.dtype.itemsize
-        return Choice("copy_engines", walked_tiles(problem.share, problem.N, problem.ranks, size))
+        return Choice("copy_engines", walked_tiles(*problem.shards, problem.itemsize))
 
 
 def all_gather_matmul(

@@ -8,23 +8,22 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..runtime import Plan, symmetric
-from ..runtime import compile as compiled
+from ..runtime import Plan
 from ..runtime.group import Group
-from ..runtime.heap import HeapExhausted, SymmetricTensor
 from ..runtime.parameters import parameters_of
 from .across_nodes import AcrossNodes, Move, at_any_place
 from .call import refuse_gradients
 from .collective import ARGUMENT, Collective, Shape, check_out
 from .groups import TwoLevels, group_of, name_of, ranks_of
 from .library import define
+from .made import Made
 from .prepared import prepared
 from .problem import agree, check_layout, dense
 from .transport import ROW_BYTES, SUMMED, Transport, chosen
 from .words import as_declared
 
 
-class Exchange(ABC):
+class Exchange(Made, ABC):
     """A collective made ready for one problem, by one transport. A subclass is made known by the
     operator's name: ``class AllGather(Exchange, op="all_gather")``.
 
@@ -42,31 +41,15 @@ class Exchange(ABC):
 
     def __init__(self, problem: Collective, transport: str) -> None:
         """Compile, and take symmetric memory. Collective."""
-        self.problem = problem
         steps = self.steps(problem, transport)
-        is_plan = isinstance(steps, Plan)
-        self._x, *between, self._out = steps.parameters if is_plan else parameters_of(steps)
-        self.memory: list[SymmetricTensor] = []
-        try:
-            for parameter in between:
-                self.memory.append(symmetric(parameter.shape, getattr(torch, parameter.dtype)))
-        except HeapExhausted:
-            self._free_memory()
-            raise
-        self._steps = steps if is_plan else compiled(steps)
+        super().__init__(steps)
+        self.problem = problem
+        taken = steps.parameters if isinstance(steps, Plan) else parameters_of(steps)
+        self._x, *_, self._out = taken
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Compute ``out``. Every rank calls it."""
-        self._steps(as_declared(x, self._x), *self.memory, as_declared(out, self._out))
-
-    def free(self) -> None:
-        """Give its symmetric memory back. Collective."""
-        self._steps.free()
-        self._free_memory()
-
-    def _free_memory(self) -> None:
-        for memory in self.memory:
-            memory.free()
+        self.run(as_declared(x, self._x), *self.memory, as_declared(out, self._out))
 
     @staticmethod
     @abstractmethod

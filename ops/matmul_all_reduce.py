@@ -19,7 +19,7 @@ from .epilogue import Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
-from .tiles import Tiles, Walk, has_room_for_walks, tiles_for
+from .tiles import Tiles, Walk, tiles_for
 
 NAME = "matmul_all_reduce"
 ONE_SHOT_BYTES = 2 << 20
@@ -293,13 +293,7 @@ class MatmulAllReduce(Operator, op=NAME):
         "copy_engines": matmul_all_reduce_plan,
     }
 
-    @classmethod
-    def program(cls, problem: Problem, choice: Choice) -> T.PrimFunc | Plan:
-        M, N, K, ranks = problem.M, problem.N, problem.K, problem.ranks
-        return cls.programs[choice.program](
-            M, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles,
-            problem.biased, problem.tile_out_dtype,
-        )  # fmt: skip
+    alone: ClassVar = {"copy_engines": "two_phase"}
 
     def compute(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
@@ -314,21 +308,11 @@ class MatmulAllReduce(Operator, op=NAME):
         nccl.all_reduce(c, group)
         epilogue.add_to(c)
 
-    @classmethod
-    def recorded(cls, problem: Problem, choice: Choice) -> Choice:
-        if choice.program != "copy_engines":
-            return choice
-        return Choice("two_phase", tiles_for(problem.M, problem.N, 1, problem.dtype.itemsize))
-
     @staticmethod
     def table(problem: Problem) -> Choice:
         one_shot = fetched_bytes(problem) <= ONE_SHOT_BYTES
-        tiles = tiles_for(problem.M, problem.N, 1, problem.dtype.itemsize)
+        tiles = tiles_for(*problem.shards, problem.itemsize)
         return Choice("one_shot" if one_shot else "two_phase", tiles)
-
-    @classmethod
-    def can_run(cls, program: str) -> bool:
-        return program != "copy_engines" or has_room_for_walks()
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterable[Choice]:

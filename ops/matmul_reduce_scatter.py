@@ -17,7 +17,7 @@ from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, scale, sc
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
-from .tiles import Tiles, Walk, has_room_for_walks, tiles_for, walked_tiles
+from .tiles import Tiles, Walk, walked_tiles
 
 NAME = "matmul_reduce_scatter"
 
@@ -197,13 +197,7 @@ class MatmulReduceScatter(Operator, op=NAME):
         "stores": matmul_reduce_scatter_program,
     }
 
-    @classmethod
-    def program(cls, problem: Problem, choice: Choice) -> T.PrimFunc | Plan:
-        share, N, K, ranks = problem.share, problem.N, problem.K, problem.ranks
-        return cls.programs[choice.program](
-            share, N, K, ranks, problem.tile_dtype, problem.transposed, choice.tiles,
-            problem.biased, problem.tile_out_dtype,
-        )  # fmt: skip
+    alone: ClassVar = {"copy_engines": "stores"}
 
     def compute(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
@@ -220,22 +214,9 @@ class MatmulReduceScatter(Operator, op=NAME):
         epilogue.add_to(c)
 
     @classmethod
-    def recorded(cls, problem: Problem, choice: Choice) -> Choice:
-        if choice.program == "stores":
-            return choice
-        size = problem.dtype.itemsize
-        return Choice("stores", tiles_for(problem.share, problem.N, problem.ranks, size))
-
-    @staticmethod
-    def table(problem: Problem) -> Choice:
-        given = problem.share, problem.N, problem.ranks, problem.dtype.itemsize
-        if not has_room_for_walks():
-            return Choice("stores", tiles_for(*given))
-        return Choice("copy_engines", walked_tiles(*given))
-
-    @classmethod
-    def can_run(cls, program: str) -> bool:
-        return program == "stores" or has_room_for_walks()
+    def table(cls, problem: Problem) -> Choice:
+        choice = Choice("copy_engines", walked_tiles(*problem.shards, problem.itemsize))
+        return choice if cls.can_run(choice.program) else cls.recorded(problem, choice)
 
 
 def matmul_reduce_scatter(

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import torch
 from tvm import tirx
 
-from ..runtime import Plan, SymmetricTensor, symmetric
-from ..runtime import compile as compiled
+from ..runtime import Plan
 from ..runtime.group import Group
 from ..runtime.kernel import capturing
 from .epilogue import Epilogue
+from .made import Made
 from .problem import Problem
-from .tiles import CANDIDATES, FP8_CANDIDATES, Tiles
+from .tiles import CANDIDATES, FP8_CANDIDATES, Tiles, has_room_for_walks, tiles_for
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class Choice:
         return f"{self.program}, {self.tiles}"
 
 
-class Operator(ABC):
+class Operator(Made, ABC):
     """An operator compiled for one problem. A subclass is made known by the operator's name:
     ``class MatmulReduceScatter(Operator, op="matmul_reduce_scatter")``.
 
     Attributes:
         programs: the tile programs, or plans, by the names of ``Choice.program``.
+        alone: by the name of a program whose kernel and copies wait for each other, so that they
+            must run side by side: the one that is taken where that is not sure.
         problem: what it computes.
-        memory: the symmetric tensors that a plan works in, in the order of its parameters; a kernel
-            has its own.
-        run: the kernel, or the plan.
         in_graphs: what CUDA graphs record instead, if that is something else.
     """
 
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
+    alone: ClassVar[Mapping[str, str]] = {}
     in_graphs: Operator | None = None
 
     def __init_subclass__(cls, op: str, **options: Any) -> None:
@@ -57,9 +57,13 @@ class Operator(ABC):
         OPERATORS[op] = cls
 
     @classmethod
-    @abstractmethod
     def program(cls, problem: Problem, choice: Choice) -> tirx.PrimFunc | Plan:
         """One of ``programs``, for a problem."""
+        rows, N, _ = problem.shards
+        return cls.programs[choice.program](
+            rows, N, problem.K, problem.ranks, problem.tile_dtype, problem.transposed,
+            choice.tiles, problem.biased, problem.tile_out_dtype,
+        )  # fmt: skip
 
     def __init__(self, problem: Problem, choice: Choice) -> None:
         """Compile, and take symmetric memory. Collective.
@@ -67,16 +71,10 @@ class Operator(ABC):
         Raises:
             HeapExhausted: there is not enough of it; nothing is taken then.
         """
+        super().__init__(self.program(problem, choice))
         self.problem = problem
-        program = self.program(problem, choice)
-        planned = isinstance(program, Plan)
-        self.memory: list[SymmetricTensor] = []
         with ExitStack() as failed:
-            for p in (p for p in (program.parameters if planned else ()) if p.symmetric):
-                self.memory.append(symmetric(p.shape, getattr(torch, p.dtype)))
-                failed.callback(self.memory[-1].free)
-            self.run = program if planned else compiled(program)
-            failed.callback(self.run.free)
+            failed.callback(self.free)
             if (recorded := self.recorded(problem, choice)) != choice:
                 self.in_graphs = type(self)(problem, recorded)
             failed.pop_all()
@@ -98,9 +96,7 @@ class Operator(ABC):
         """Give its symmetric memory back. Collective."""
         if self.in_graphs is not None:
             self.in_graphs.free()
-        self.run.free()
-        for memory in self.memory:
-            memory.free()
+        super().free()
 
     @staticmethod
     @abstractmethod
@@ -111,10 +107,11 @@ class Operator(ABC):
 
     @classmethod
     def recorded(cls, problem: Problem, choice: Choice) -> Choice:
-        """What CUDA graphs record where calls run ``choice``. It is something else where copies
-        wait for a kernel that waits for copies: no edge of a graph lets the kernel begin first, and
-        what waits may hold up the kernel."""
-        return choice
+        """What CUDA graphs record where calls run ``choice``: programs that run ``alone``. No edge
+        of a graph lets a kernel begin before copies that wait for it, and those may hold it up."""
+        if choice.program not in cls.alone:
+            return choice
+        return Choice(cls.alone[choice.program], tiles_for(*problem.shards, problem.itemsize))
 
     @classmethod
     def launched(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
@@ -125,7 +122,8 @@ class Operator(ABC):
     @staticmethod
     @abstractmethod
     def table(problem: Problem) -> Choice:
-        """What is taken where nothing was measured. It depends on the problem alone."""
+        """What is taken where nothing was measured. It depends on the problem and the kind of GPU
+        alone."""
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterable[Choice]:
@@ -136,7 +134,7 @@ class Operator(ABC):
     @classmethod
     def can_run(cls, program: str) -> bool:
         """Whether the GPU is large enough for one of ``programs``."""
-        return True
+        return program not in cls.alone or has_room_for_walks()
 
 
 OPERATORS: dict[str, type[Operator]] = {}

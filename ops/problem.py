@@ -74,6 +74,18 @@ class Problem:
         return self.M // self.ranks
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of an operand's element."""
+        return self.dtype.itemsize
+
+    @property
+    def shards(self) -> tuple[int, int, int]:
+        """Rows and columns of a part of the product whose rows no tile crosses, and how many."""
+        if self.gathers or self.scatters:
+            return self.share, self.N, self.ranks
+        return self.M, self.N, 1
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Of the result."""
         return (self.share if self.scatters else self.M), self.N

@@ -22,7 +22,17 @@ _ROW = 8
 _RANKS = 8
 
 
-class Strategy(NamedTuple):
+class Reasoned(NamedTuple):
+    """A name and why this one, such as ``fused: it can be``."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+class Strategy(Reasoned):
     """How a call is computed.
 
     Attributes:
@@ -30,12 +40,6 @@ class Strategy(NamedTuple):
             ``torch.distributed`` and ``torch.mm``.
         reason: why this one.
     """
-
-    name: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
 
 
 def chosen(

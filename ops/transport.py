@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
 from .collective import Collective
-from .strategy import obstacle_of_ranks, require_own_device
+from .strategy import Reasoned, obstacle_of_ranks, require_own_device
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -22,7 +22,7 @@ ROW_BYTES = 16
 """A multiple of it is what the TMA moves."""
 
 
-class Transport(NamedTuple):
+class Transport(Reasoned):
     """How a collective moves data.
 
     Attributes:
@@ -30,12 +30,6 @@ class Transport(NamedTuple):
             ``ldst``: loads and stores of threads; ``nccl``: ``torch.distributed``.
         reason: why this one.
     """
-
-    name: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
 
 
 def chosen(

@@ -23,7 +23,7 @@ from ..builtins.errors import TileWeaveError
 from ..passes.hidden import Hidden, hidden_of, set_hidden
 from ..passes.infer_sync import is_explicit
 from ..passes.walk import written_tensors
-from .plan_sync import BEGIN, CALL, WAIT, meet_and_count, region_of
+from .plan_sync import BEGIN, CALL, WAIT, meet_and_count, region_of, require_same_copies
 from .plans import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .regions import Region
 
@@ -59,17 +59,13 @@ class PullSync:
         Raises:
             TileWeaveError: the copies are others than in the call that was looked at.
         """
-        if _places(steps) != self.copies[rank]:
-            raise TileWeaveError(
-                f"the plan's copies are {_places(steps)}, in an earlier call "
-                f"{self.copies[rank]}; expected the same in every call, or flags and waits "
-                "written by hand"
-            )
+        require_same_copies(_places(steps), self.copies[rank])
         begin, wait = with_options(_begin(world_size)), with_options(_wait(len(self.told)))
         _, launches = (region_of(begin, h, world_size) for h in hidden_of(begin))
         (arrived,) = (region_of(wait, h, world_size) for h in hidden_of(wait))
         first = next(s for s in steps if isinstance(s, Copy))
         out: list[Step] = [Launch(None, first.site, BEGIN, begin, begin, {})]
+        streams = {s.stream for s in steps}
         heard: set[tuple[str | None, Made]] = set()
         behind: dict[str | None, set[str | None]] = {}
         """By stream, those in which it would not come behind what peers wait for."""
@@ -85,7 +81,7 @@ class PullSync:
             out.append(step)
             flag, readers = self.told.get((rank, step.number), (0, []))
             if readers:
-                for stream in {s.stream for s in steps} - {step.stream}:
+                for stream in streams - {step.stream}:
                     behind.setdefault(stream, set()).add(step.stream)
             out += [
                 CopyValue(

@@ -96,12 +96,9 @@ class PlanSync:
         launch = next(s for s in steps if isinstance(s, Launch) and s.program is self.original)
         made = _copies(rank, launch, steps)
         expected = [c for c in self.copies if c.rank == rank]
-        if [_place(c) for c, _ in made] != [_place(c) for c in expected]:
-            raise TileWeaveError(
-                f"{launch.name}: the plan's copies are {[_place(c) for c, _ in made]}, in an "
-                f"earlier call {[_place(c) for c in expected]}; expected the same in every call, "
-                "or flags and waits written by hand"
-            )
+        require_same_copies(
+            [_place(c) for c, _ in made], [_place(c) for c in expected], f"{launch.name}: "
+        )
         numbers = {id(step): c.number for c, step in made}
         guarded = {
             c.number for c in expected
@@ -213,6 +210,15 @@ def _refuse_behind(
                     f"{name} waits for a copy to {step.dst}, which comes after it in "
                     f"{step.where}; expected another stream, or the copy first{at}"
                 )
+
+
+def require_same_copies(found: list[tuple], expected: list[tuple], who: str = "") -> None:
+    """Refuse that a call copies something else than the one that was looked at."""
+    if found != expected:
+        raise TileWeaveError(
+            f"{who}the plan's copies are {found}, in an earlier call {expected}; expected the same "
+            "in every call, or flags and waits written by hand"
+        )
 
 
 def hidden_name(kernel: tirx.PrimFunc, hidden: str) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from tests.test_plan import FakeKernel, Ranks
 from tileweave import ops
-from tileweave.ops import exchange, operators, prepared, strategy, transport, tuner
+from tileweave.ops import made, operators, prepared, strategy, transport, tuner
 from tileweave.ops.groups import group_of
 from tileweave.ops.tiles import LARGE, SMALL
 from tileweave.runtime import plan_streams, session
@@ -59,8 +59,7 @@ def on_rank(every_rank, monkeypatch):
         return Multiplier(program, world.here.log)
 
     monkeypatch.setattr(plan_streams, "compile", compiled)
-    for module in (operators, exchange):
-        monkeypatch.setattr(module, "compiled", compiled)
+    monkeypatch.setattr(made, "compiled", compiled)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     for module in (strategy, tuner):
         monkeypatch.setattr(module, "obstacle", lambda *_: None)
