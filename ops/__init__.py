@@ -13,6 +13,7 @@ from .exchange import transport_of
 from .matmul_all_reduce import matmul_all_reduce
 from .matmul_reduce_scatter import matmul_reduce_scatter
 from .reduce_scatter import reduce_scatter
+from .sequence import attention_schedule, shard_sequence, unshard_sequence
 from .strategy import Strategy
 from .transport import Transport
 from .tuner import Tuned, tune
@@ -25,10 +26,13 @@ __all__ = [
     "all_gather_matmul",
     "all_reduce",
     "all_to_all",
+    "attention_schedule",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "reduce_scatter",
+    "shard_sequence",
     "strategy_of",
     "transport_of",
     "tune",
+    "unshard_sequence",
 ]
