@@ -19,8 +19,6 @@ from .exchange import Exchange, define_exchange, exchange
 from .words import FETCH, Lines, alloc_of, pieces_of, words_of
 
 NAME = "all_gather"
-ENGINE_BYTES = 1 << 20
-"""From how many bytes of a rank on copy engines move them. A guess until it is measured."""
 
 
 def all_gather_plan(count: int, ranks: int, dtype: str, pieces: list[slice]) -> Plan:
@@ -108,10 +106,6 @@ class AllGather(AcrossNodes, Exchange, op=NAME):
             for work in works:
                 work.wait()
             move(part, parts[(me + step) % count])
-
-    @staticmethod
-    def auto(problem):
-        return "copy_engine" if problem.nbytes >= ENGINE_BYTES else "ldst"
 
     @staticmethod
     def gradient(grad, group, transport):

@@ -18,8 +18,6 @@ from .reduce_scatter import add_up
 from .words import Lines, alloc_of
 
 NAME = "all_reduce"
-ENGINE_BYTES = 4 << 20
-"""From how many bytes of a rank on copy engines move them. A guess until it is measured."""
 ONE_SHOT_BYTES = 1 << 19
 """What each rank sends at most in the one-shot program. A guess until it is measured."""
 
@@ -165,11 +163,6 @@ class AllReduce(Exchange, op=NAME):
     @staticmethod
     def unfused(x, out, group):
         nccl.all_reduce(out.copy_(x), group)
-
-    @staticmethod
-    def auto(problem):
-        large = problem.nbytes >= ENGINE_BYTES and problem.elements % problem.ranks == 0
-        return "copy_engine" if large else "ldst"
 
     @staticmethod
     def gradient(grad, group, transport):

@@ -20,8 +20,6 @@ from .transport import ROW_BYTES
 from .words import FETCH, TILE, alloc_of, itemsize_of, pieces_of, words_of
 
 NAME = "all_to_all"
-ENGINE_BYTES = 1 << 20
-"""From how many bytes of a rank on copy engines move them. A guess until it is measured."""
 _ROWS = 64
 """Into how many rows at most a part without a gap is cut."""
 
@@ -190,10 +188,6 @@ class AllToAll(Exchange, op=NAME):
         got = torch.empty_like(given)
         nccl.all_to_all(given, got, group)
         out.unflatten(gather, (ranks, -1)).movedim(gather, 0).copy_(got)
-
-    @staticmethod
-    def auto(problem):
-        return "copy_engine" if problem.nbytes >= ENGINE_BYTES else "ldst"
 
     @staticmethod
     def gradient(grad, group, transport, scatter, gather):

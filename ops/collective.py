@@ -43,6 +43,11 @@ class Collective:
         return self.elements * self.dtype.itemsize
 
     @property
+    def sent(self) -> int:
+        """Bytes that leave each rank."""
+        return sent_bytes(self.op, self.nbytes, self.ranks)
+
+    @property
     def tile_dtype(self) -> str:
         """TileLang's name of the type."""
         return str(self.dtype).removeprefix("torch.")
@@ -50,6 +55,17 @@ class Collective:
     def __str__(self) -> str:
         along = ", axes {} to {}".format(*self.options) if self.options else ""
         return f"{self.op} of {self.shape} {self.tile_dtype}{along}"
+
+
+def sent_bytes(op: str, nbytes: int, ranks: int) -> int:
+    """Bytes that leave each rank, as NCCL counts them for its bus bandwidth: as much as any
+    algorithm sends that does not add in the network.
+
+    Args:
+        nbytes: of what a rank gives.
+    """
+    times = {"all_gather": ranks, "all_reduce": 2}
+    return times.get(op, 1) * nbytes * (ranks - 1) // ranks
 
 
 def axis_of(op: str, name: str, axis: int, x: torch.Tensor) -> int:

@@ -87,11 +87,6 @@ class Exchange(Made, ABC):
 
     @staticmethod
     @abstractmethod
-    def auto(problem: Collective) -> str:
-        """The transport where nothing was measured. It depends on the problem alone."""
-
-    @staticmethod
-    @abstractmethod
     def gradient(grad: torch.Tensor, group: str, transport: str, *options: int) -> torch.Tensor:
         """Of what a rank gave, by that of what it got."""
 

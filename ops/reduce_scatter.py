@@ -20,8 +20,6 @@ from .transport import SUMMED
 from .words import Lines, alloc_of
 
 NAME = "reduce_scatter"
-ENGINE_BYTES = 4 << 20
-"""From how many bytes of a rank on copy engines move them. A guess until it is measured."""
 
 
 @T.macro
@@ -154,10 +152,6 @@ class ReduceScatter(AcrossNodes, Exchange, op=NAME):
                 work.wait()
             total += got
         out.copy_(total)
-
-    @staticmethod
-    def auto(problem):
-        return "copy_engine" if problem.nbytes >= ENGINE_BYTES else "ldst"
 
     @staticmethod
     def gradient(grad, group, transport):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from .bench_contenders import ASYNC_TP, EXCHANGE, NCCL, OURS, PRODUCT, TRANSPORT
 from .builtins.errors import TileWeaveError
+from .ops.collective import sent_bytes
 from .ops.trial import TOLERANCE
 
 
@@ -52,12 +53,6 @@ class Size:
 
     def __str__(self) -> str:
         return f"{self.bytes / (1 << 20):.4g} MiB"
-
-    def on_links(self, op: str) -> float:
-        """Bytes that leave each rank, as NCCL counts them for its bus bandwidth: as much as any
-        algorithm sends that does not add in the network."""
-        times = {"all_gather": self.ranks, "all_reduce": 2}
-        return times.get(op, 1) * self.bytes * (self.ranks - 1) / self.ranks
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,8 @@ class Result:
     def rate(self, name: str) -> float | None:
         """Of a right contender for a collective: NCCL's bus bandwidth, in GB/s."""
         ms = self.best(name)
-        return self.shape.on_links(self.op) / ms / 1e6 if ms else None
+        size = self.shape
+        return sent_bytes(self.op, size.bytes, size.ranks) / ms / 1e6 if ms else None
 
 
 Column = tuple[str, int, int, Callable[[Result], float | None]]
