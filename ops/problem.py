@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -14,7 +14,10 @@ from .epilogue import FP8, NOTHING, Epilogue
 from .groups import TwoLevels
 
 if TYPE_CHECKING:
+    from .attention_problem import AttentionProblem
     from .collective import Collective
+
+    Agreed: TypeAlias = "Problem | Collective | AttentionProblem"
 
 _ALIGNMENT = 16
 """Bytes to which the TMA wants the start of memory and every row of it."""
@@ -27,7 +30,7 @@ ARGUMENTS = {
 _FP8_RESULTS = (torch.bfloat16, torch.float16)
 """What products of fp8 operands may be rounded to; the first is the default."""
 _warned: set[tuple[str, str]] = set()
-_agreed: dict[Group | TwoLevels, set[tuple[Problem | Collective, str]]] = {}
+_agreed: dict[Group | TwoLevels, set[tuple[Agreed, str]]] = {}
 
 
 @dataclass(frozen=True)
@@ -269,7 +272,7 @@ def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def agree(group: Group | TwoLevels, problem: Problem | Collective, strategy: str) -> None:
+def agree(group: Group | TwoLevels, problem: Agreed, strategy: str) -> None:
     """Make sure that all ranks do the same. Collective for each new problem.
 
     Args:

@@ -290,15 +290,15 @@ def _begins(
     if cu_seqlens is None:
         require_chunks(op, f"{what}: {total} rows", total, sharding)
         return [0, total]
-    require_offsets(op, "cu_seqlens", cu_seqlens)
+    require_offsets(op, "cu_seqlens", cu_seqlens, torch.int32, torch.int64)
     values = cu_seqlens.tolist()
     check_cu_seqlens(op, "cu_seqlens", values, total, sharding)
     return values
 
 
-def require_offsets(op: str, name: str, cu_seqlens: torch.Tensor) -> None:
+def require_offsets(op: str, name: str, cu_seqlens: torch.Tensor, *dtypes: torch.dtype) -> None:
     """Refuse a tensor that cannot hold offsets of packed sequences, whatever its values."""
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise refused(op, f"{name} is of {cu_seqlens.dtype}", "torch.int32")
+    if cu_seqlens.dtype not in dtypes:
+        raise refused(op, f"{name} is of {cu_seqlens.dtype}", " or ".join(map(str, dtypes)))
     if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
         raise refused(op, f"{name} has shape {tuple(cu_seqlens.shape)}", "(batch + 1,)")
