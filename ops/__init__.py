@@ -8,6 +8,7 @@ from .all_gather import all_gather
 from .all_gather_matmul import all_gather_matmul
 from .all_reduce import all_reduce
 from .all_to_all import all_to_all
+from .attention_reference import SequenceParallelAttention
 from .call import strategy_of
 from .exchange import transport_of
 from .matmul_all_reduce import matmul_all_reduce
@@ -19,6 +20,7 @@ from .transport import Transport
 from .tuner import Tuned, tune
 
 __all__ = [
+    "SequenceParallelAttention",
     "Strategy",
     "Transport",
     "Tuned",
