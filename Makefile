@@ -76,6 +76,7 @@ format: .venv/ready-lint
 
 docs: .venv/ready
 	$(python) docs/generate.py
+	$(python) docs/sequence.py
 	$(python) docs/mutants.py
 
 clean:

@@ -30,6 +30,12 @@ def test_language_page_is_up_to_date():
     assert generate.PAGE.read_text() == generate.page(), "run `make docs`"
 
 
+def test_picture_of_sequences_is_up_to_date():
+    sequence = _load(CHECKOUT / "docs" / "sequence.py")
+    assert sequence.PICTURE.read_text() == sequence.svg(sequence.drawing()), "run `make docs`"
+    assert sequence.PICTURE.name in (CHECKOUT / "docs" / "ops.md").read_text()
+
+
 def test_every_mutant_of_the_examples_is_accounted_for_as_the_page_says():
     mutants = _load(CHECKOUT / "docs" / "mutants.py")
     written, now = mutants.PAGE.read_text(), mutants.page()

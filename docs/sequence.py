@@ -1,0 +1,93 @@
+"""Draws ``docs/sequence.svg``: which rank attends to what. ``make docs`` runs it, a test compares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeAlias
+
+from tileweave.ops import attention_schedule
+from tileweave.ops.sequence import PARTS, Sharding, owners_from
+from tileweave.runtime.simulator.drawing import Drawing, Polygon, Rect, Text
+from tileweave.runtime.simulator.render import svg
+
+PICTURE = Path(__file__).resolve().with_name("sequence.svg")
+Shape: TypeAlias = "Polygon | Rect | Text"
+RANKS, LENGTH = 4, 1 << 16
+COLOURS = ("#56b4e9", "#e69f00", "#66c2a5", "#dd9ac2")
+"""Of ranks: tints of those that colour-blind people tell apart."""
+SIZE, LEFT, TOP, BETWEEN = 320.0, 96.0, 118.0, 150.0
+"""Of a panel and around it, in pixels."""
+BAR, GRID, GREY = 24.0, "#ffffff", "#666666"
+
+
+def drawing() -> Drawing:
+    """Both layouts side by side."""
+    title = f"Causal attention on {RANKS} ranks: who attends to what, and when"
+    explained = (
+        "A row is a chunk of queries, a column one of keys. Colour: the rank that computes it, "
+        "which is the one that holds the queries. Number: its step; 0 needs no other rank."
+    )
+    shapes: list[Shape] = [
+        Text(LEFT, 28, title, 17, bold=True),
+        Text(LEFT, 50, explained, 12, colour=GREY),
+    ]
+    width = LEFT + SIZE + BETWEEN
+    for number, layout in enumerate(PARTS):
+        shapes += _panel(Sharding(layout, RANKS), LEFT + number * width, TOP)
+    height = TOP + SIZE + 60 + RANKS * BAR + 16
+    return Drawing(title, 2 * width - 10, height, shapes)
+
+
+def _panel(sharding: Sharding, left: float, top: float) -> list[Shape]:
+    size = SIZE / sharding.chunks
+    shapes: list[Shape] = [Text(left, top - 40, sharding.layout, 15, bold=True)]
+    for rank in range(sharding.ranks):
+        for part in range(sharding.parts):
+            chunk = sharding.chunk_of(part, rank)
+            middle, name = (chunk + 0.5) * size, f"rank {rank}"
+            shapes.append(Text(left - 8, top + middle + 4, name, 11, "end"))
+            shapes.append(
+                Text(left + middle, top - 8, f"{name if size > 60 else rank}", 11, "middle")
+            )
+    shapes.append(Text(left + SIZE / 2, top - 24, "keys of", 11, "middle", GREY))
+    shapes.append(Text(left - 8, top - 8, "queries of", 11, "end", GREY))
+    work = []
+    for rank in range(sharding.ranks):
+        visits = attention_schedule(
+            rank, sharding.ranks, sharding.layout, causal=True, q_length=LENGTH
+        )
+        order = owners_from(rank, sharding.ranks)
+        for visit in visits:
+            x, y = left + visit.key * size, top + visit.query * size
+            whole = visit.pairs == (LENGTH // sharding.chunks) ** 2
+            shapes.append(_cell(x, y, size, COLOURS[rank], whole))
+            step = str(order.index(visit.owner))
+            place = (0.5, 0.5) if whole else (0.32, 0.7)
+            shapes.append(Text(x + place[0] * size, y + place[1] * size + 4, step, 12, "middle"))
+        work.append(sum(visit.pairs for visit in visits))
+    return shapes + _bars(work, left, top + SIZE + 44)
+
+
+def _cell(x: float, y: float, size: float, colour: str, whole: bool) -> Shape:
+    """What is computed of a pair of chunks: all of it, or what lies below the diagonal."""
+    if whole:
+        return Rect(x, y, size, size, colour, GRID)
+    return Polygon([(x, y), (x, y + size), (x + size, y + size)], colour)
+
+
+def _bars(work: list[int], left: float, top: float) -> list[Shape]:
+    """How much of the work each rank has."""
+    shapes: list[Shape] = [Text(left, top - 8, "work", 12, bold=True)]
+    for rank, pairs in enumerate(work):
+        y, length = top + rank * BAR, SIZE * pairs / max(work)
+        shapes += [
+            Text(left - 8, y + BAR / 2 + 4, f"rank {rank}", 11, "end"),
+            Rect(left, y + 3, length, BAR - 6, COLOURS[rank]),
+            Text(left + length + 6, y + BAR / 2 + 4, f"{100 * pairs / sum(work):.0f} %", 11),
+        ]
+    return shapes
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(svg(drawing()))
+    print(f"{PICTURE.name} written")
