@@ -1,4 +1,4 @@
-"""Draws ``docs/sequence.svg``: which rank attends to what. ``make docs`` runs it, a test compares."""
+"""Draws ``docs/sequence.svg``, who attends to what; ``make docs`` runs it, a test compares."""
 
 from __future__ import annotations
 
