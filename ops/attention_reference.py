@@ -85,7 +85,7 @@ def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, limits: torch.Tensor, scale: float
 ) -> Result:
     """One sequence: (rows, heads, v_dim) and (heads, rows), some queries at a time."""
-    rows = max(1, _SCORES // (q.shape[1] * max(1, len(k))))
+    rows = max(1, _SCORES // (q.shape[1] * len(k)))
     blocks = [
         checkpoint(
             _attend_block, x, k, v, until, scale, use_reentrant=False, preserve_rng_state=False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -64,7 +66,18 @@ def start_exchange(
     """Begin to send ``given`` to rank ``to`` and to fill ``got`` by rank ``source``. What comes
     next in the current stream does not wait for it, but for each of the works that it is told to.
     """
-    pairs = ((dist.isend, given, to), (dist.irecv, got, source))
+    return start_exchanges([given], to, [got], source, group)
+
+
+def start_exchanges(
+    given: Sequence[torch.Tensor],
+    to: int,
+    got: Sequence[torch.Tensor],
+    source: int,
+    group: Group,
+) -> list[dist.Work]:
+    """``start_exchange`` of several tensors at a time."""
+    pairs = [(dist.isend, x, to) for x in given] + [(dist.irecv, x, source) for x in got]
     return dist.batch_isend_irecv([
         dist.P2POp(op, tensor.view(torch.uint8), group=group.process_group, group_peer=peer)
         for op, tensor, peer in pairs

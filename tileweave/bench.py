@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 
 from . import __version__
+from .bench_attention import ATTENTION, Lengths
 from .bench_contenders import OPERATORS, OURS, Judge, contenders_of
 from .bench_exchanges import COLLECTIVES, size_of
-from .bench_figure import draw, require_matplotlib
+from .bench_figure import DRAWN, draw, require_matplotlib
 from .bench_results import Result, Shape, load, save, summary, table, wrong_others
-from .bench_subjects import ExchangeSubject, ProductSubject, Subject
+from .bench_subjects import AttentionSubject, ExchangeSubject, ProductSubject, Subject
 from .builtins.errors import TileWeaveError
 from .ops.groups import group_of
 from .runtime import SymmetricTensor, finalize, init, symmetric
@@ -53,8 +54,8 @@ class Wanted:
     """What a command line asks for.
 
     Attributes:
-        operators: names of operators and collectives; none for all operators, or with ``sizes``
-            for all collectives.
+        operators: names of operators and collectives; none for all that multiply, or with
+            ``sizes`` for all collectives, with lengths for attention.
         shapes: names of models, and ``MxNxK``; for operators.
         rows: of each model.
         dtype: torch's name of it.
@@ -62,6 +63,7 @@ class Wanted:
         json, figure: files to be written.
         command: what refuses it.
         sizes: what a rank gives to a collective, in MiB; none for ``SIZES``.
+        attention: its lengths, and more.
     """
 
     operators: Sequence[str]
@@ -74,26 +76,37 @@ class Wanted:
     figure: str | None = None
     command: str = "bench"
     sizes: Sequence[int] = ()
+    attention: Lengths = field(default_factory=Lengths)
 
     def cases(self) -> list[Subject]:
-        """Operators and shapes, collectives and sizes.
+        """Operators and shapes, collectives and sizes, attention and lengths.
 
         Raises:
             TileWeaveError: one that there is not.
         """
-        legal = [*OPERATORS, *(COLLECTIVES if self.command == "bench" else ())]
+        legal = [*OPERATORS, *((*COLLECTIVES, ATTENTION) if self.command == "bench" else ())]
         for name in self.operators:
             if name not in legal:
                 raise TileWeaveError(f"{self.command}: {name}; expected {', '.join(legal)}")
-        names = self.operators or list(COLLECTIVES if self.sizes else OPERATORS)
-        if self.sizes and not COLLECTIVES.keys() & set(names):
-            given, expected = ",".join(map(str, self.sizes)), ", ".join(COLLECTIVES)
-            raise TileWeaveError(f"bench: --sizes {given}; expected {expected} by name, or no name")
+        meant: list[str] = []
+        for option, values, theirs in (
+            ("sizes", self.sizes, tuple(COLLECTIVES)),
+            ("lengths", self.attention.lengths, (ATTENTION,)),
+        ):
+            if values and self.operators and not set(theirs) & set(self.operators):
+                given, expected = ",".join(map(str, values)), ", ".join(theirs)
+                raise TileWeaveError(
+                    f"bench: --{option} {given}; expected {expected} by name, or no name"
+                )
+            meant += theirs if values else ()
+        names = self.operators or meant or OPERATORS
         return [subject for name in names for subject in self._subjects(name)]
 
     def _subjects(self, name: str) -> list[Subject]:
+        ranks = _world_size()
+        if name == ATTENTION:
+            return [AttentionSubject(name, shape) for shape in self.attention.shapes(ranks)]
         if name in COLLECTIVES:
-            ranks = _world_size()
             return [
                 ExchangeSubject(name, size_of(mebibytes, ranks))
                 for mebibytes in self.sizes or SIZES
@@ -150,7 +163,7 @@ def run(wanted: Wanted) -> bool:
     problems = [case.problem(group.world_size, dtype) for case in cases]
     say = print if group.rank == 0 else _nothing
     if group.device.type == "cpu":
-        say("no GPU: gloo and torch.mm on the CPU; these times say nothing of operators")
+        say("no GPU: gloo and torch on the CPU; these times say nothing of operators")
     gathered = None
     if group.device.type == "cuda":
         gathered = _room(cases, dtype)
@@ -227,11 +240,11 @@ def _require_files(json: str | None, figure: str | None) -> None:
 
 
 def _require_drawn(figure: str | None, given: Sequence[Subject | Result]) -> None:
-    if figure is not None and not any(isinstance(each.shape, Shape) for each in given):
+    if figure is not None and not any(type(each.shape) in DRAWN for each in given):
         names = ", ".join(dict.fromkeys(each.op for each in given))
         raise TileWeaveError(
-            f"bench: --figure {figure} of {names}; expected one of {', '.join(OPERATORS)}, which "
-            "are drawn"
+            f"bench: --figure {figure} of {names}; expected one of "
+            f"{', '.join([*OPERATORS, ATTENTION])}, which are drawn"
         )
 
 

@@ -16,7 +16,6 @@ from .bench_programs import all_gather_plan, matmul_program
 from .ops import nccl
 from .ops.problem import Problem
 from .ops.tiles import tiles_for
-from .ops.transport import OWN
 from .ops.trial import Trial
 from .runtime import Plan, SymmetricTensor, barrier, compile
 from .runtime.group import Group
@@ -29,10 +28,19 @@ OPERATORS = {
 OURS, NCCL, ASYNC_TP = "ours", "nccl", "async_tp"
 PRODUCT, EXCHANGE, TRANSPORT = "product/", "exchange/", "transport/"
 """How the names of those begin that do one half alone, or are ours by one transport."""
+LOCAL = "local"
+SDPA, GATHER, RING = "sdpa/", "gather/", "ring/"
+"""Of attention: ours alone on a rank, and how the names of PyTorch's begin, alone on a rank, behind
+an all-gather, and with keys and values that go round."""
 
 
 class Missing(Exception):
     """Why a contender does not take part."""
+
+
+def relative_error(found: Tensor, right: Tensor) -> Tensor:
+    """In the Frobenius norm."""
+    return (found.float() - right).norm() / right.norm()
 
 
 @dataclass(frozen=True)
@@ -74,12 +82,14 @@ class Contender:
         right: what should come out, of the inputs.
         found: what came out, of what ``call`` returned.
         prepare: comes before each call, untimed.
+        error: how far from right what was found is.
     """
 
     call: Callable[[Inputs], Any]
     right: Callable[[Inputs], Tensor] = lambda given: given.result
     found: Callable[[Any], Tensor] = lambda returned: returned
     prepare: Callable[[Inputs], Any] = lambda given: None
+    error: Callable[[Tensor, Tensor], Tensor] = relative_error
 
 
 @dataclass
@@ -234,10 +244,8 @@ MAKERS: dict[str, Callable[[Arena], Contender]] = {
     NCCL: partial(_operator, strategy="nccl"),
     ASYNC_TP: _async_tp,
 }
-OPTIONAL = {
-    f"{PRODUCT}tilelang", f"{EXCHANGE}copies", ASYNC_TP, *(f"{TRANSPORT}{name}" for name in OWN)
-}  # fmt: skip
-"""Those that need not take part; the others raise what they raise."""
+NEEDED = {OURS, f"{PRODUCT}cublas", f"{EXCHANGE}nccl", NCCL}
+"""Those that raise what they raise; the others need not take part."""
 
 
 def contenders_of(
@@ -259,7 +267,7 @@ def contenders_of(
         except Missing as error:
             reason = str(error)
         except Exception as error:
-            if name not in OPTIONAL:
+            if name in NEEDED:
                 raise
             reason = shorten(f"{type(error).__name__}: {error}", 300)
         said = arena.group.exchange("bench", reason)
@@ -278,13 +286,11 @@ class Judge:
 
     def __call__(self, name: str, given: Inputs, returned: Any) -> None:
         contender = self.contenders[name]
-        right = contender.right(given)
-        error = (contender.found(returned).float() - right).norm() / right.norm()
+        error = contender.error(contender.found(returned), contender.right(given))
         error = error.nan_to_num(nan=torch.inf, posinf=torch.inf)
         self._errors[name] = torch.maximum(self._errors.get(name, error), error)
 
     @property
     def errors(self) -> dict[str, float]:
-        """Of each contender the largest relative error, in the Frobenius norm; infinite where some
-        element was no number."""
+        """Of each contender the largest; infinite where some element was no number."""
         return {name: error.item() for name, error in self._errors.items()}

@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from .bench_contenders import ASYNC_TP, NCCL, OURS
-from .bench_results import Result, Shape, ratio
+from .bench_contenders import ASYNC_TP, GATHER, NCCL, OURS, RING, SDPA
+from .bench_results import Length, Result, Shape, ratio
 from .builtins.errors import TileWeaveError
 
-_STYLES = {
-    OURS: ("ours", "#0b6e4f", "o"),
-    NCCL: ("NCCL + cuBLAS", "#b5651d", "s"),
-    ASYNC_TP: ("PyTorch async-TP", "#5b5ea6", "^"),
+_OURS = "ours", "#0b6e4f", "o"
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """How results of one kind are drawn.
+
+    Attributes:
+        styles: label, color and marker of those whose names begin so.
+        ideal: what the line at 1 is.
+        x: which attribute of a shape is on the x axis, and what stands below it.
+        panel: what results of one panel share, which stands above it.
+    """
+
+    styles: Mapping[str, tuple[str, str, str]]
+    ideal: str
+    x: tuple[str, str]
+    panel: Callable[[Any], str]
+
+
+DRAWN: dict[type, _Drawn] = {
+    Shape: _Drawn(
+        {
+            OURS: _OURS,
+            NCCL: ("NCCL + cuBLAS", "#b5651d", "s"),
+            ASYNC_TP: ("PyTorch async-TP", "#5b5ea6", "^"),
+        },
+        "ideal: the longer of GEMM and communication alone",
+        ("M", "M"),
+        lambda shape: f"{shape.name or 'N x K'} {shape.N} x {shape.K}",
+    ),
+    Length: _Drawn(
+        {
+            OURS: _OURS,
+            GATHER: ("NCCL all-gather + PyTorch SDPA", "#b5651d", "s"),
+            RING: ("ring attention", "#5b5ea6", "^"),
+            SDPA: ("PyTorch SDPA alone", "#888888", "x"),
+        },
+        "ideal: the kernel alone, all keys there",
+        ("length", "rows of all ranks"),
+        lambda shape: f"{shape.batch} x {shape.kind}",
+    ),
 }
-_IDEAL = "ideal: the longer of GEMM and communication alone"
+"""By kind of shape; collectives are not drawn."""
 _PANEL = 3.6, 2.8
 _WIDTH = 7
 """Inches: of a panel, and the least for the legend."""
@@ -35,15 +74,15 @@ def require_matplotlib() -> None:
 
 
 def draw(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> None:
-    """Write a PNG with a panel for each operator and each N x K, M on the x axis; collectives are
-    not drawn."""
+    """Write a PNG with a panel for each operator and each N x K, M on the x axis, or for each kind
+    of attention."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels: dict[tuple, list[Result]] = {}
-    for r in (r for r in results if isinstance(r.shape, Shape)):
-        panels.setdefault((r.op, r.shape.name, r.shape.N, r.shape.K), []).append(r)
-    ops = list(dict.fromkeys(op for op, *_ in panels))
+    panels: dict[tuple[str, str], list[Result]] = {}
+    for r in (r for r in results if type(r.shape) in DRAWN):
+        panels.setdefault((r.op, DRAWN[type(r.shape)].panel(r.shape)), []).append(r)
+    ops = list(dict.fromkeys(op for op, _ in panels))
     rows = [[key for key in panels if key[0] == op] for op in ops]
     columns = max(map(len, rows))
     size = max(_PANEL[0] * columns, _WIDTH), _PANEL[1] * len(rows) + 0.8
@@ -51,31 +90,35 @@ def draw(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> No
     axes = figure.subplots(len(rows), columns, squeeze=False, sharey=True)
     for i, keys in enumerate(rows):
         for ax, key in zip(axes[i], keys, strict=False):
-            _panel(ax, key, panels[key])
+            _panel(ax, "\n".join(key), panels[key])
         for ax in axes[i][len(keys) :]:
             ax.set_axis_off()
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    labelled = {
+        label: handle
+        for handle, label in (
+            pair for row in axes for pair in zip(*row[0].get_legend_handles_labels(), strict=True)
+        )
+    }
+    figure.legend(labelled.values(), labelled.keys(), loc="outside lower center", ncols=2)
     figure.suptitle(f"{machine['ranks']} x {machine['device']}, {machine['dtype']}")
     FigureCanvasAgg(figure).print_png(file)
 
 
-def _panel(ax: Any, key: tuple, results: list[Result]) -> None:
-    op, name, N, K = key
-    results = sorted(results, key=lambda r: r.shape.M)
-    ax.axhline(
-        1, color="black", linewidth=1, label="ideal: the longer of GEMM and communication alone"
-    )
-    for contender, (label, color, marker) in _STYLES.items():
-        points = [(r.shape.M, ratio(r.best(contender), r.ideal)) for r in results]
-        points = [(M, value) for M, value in points if value is not None]
+def _panel(ax: Any, title: str, results: list[Result]) -> None:
+    drawn = DRAWN[type(results[0].shape)]
+    attribute, below = drawn.x
+    found = sorted(((getattr(r.shape, attribute), r) for r in results), key=lambda pair: pair[0])
+    ax.axhline(1, color="black", linewidth=1, label=drawn.ideal)
+    for contender, (label, color, marker) in drawn.styles.items():
+        points = [(x, ratio(r.best(contender), r.ideal)) for x, r in found]
+        points = [(x, value) for x, value in points if value is not None]
         ax.plot(*zip(*points, strict=True) if points else ([], []),
                 label=label, color=color, marker=marker, markersize=4)  # fmt: skip
     ax.set_xscale("log", base=2)
-    ticks = [r.shape.M for r in results]
+    ticks = [x for x, _ in found]
     ax.set_xticks(ticks, map(str, ticks), fontsize=8)
     ax.minorticks_off()
-    ax.set_title(f"{op}\n{name or 'N x K'} {N} x {K}", fontsize=9)
-    ax.set_xlabel("M", fontsize=8)
+    ax.set_title(title, fontsize=9)
+    ax.set_xlabel(below, fontsize=8)
     ax.set_ylabel("time / ideal", fontsize=8)
     ax.grid(alpha=0.3)

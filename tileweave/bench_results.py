@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, ClassVar
 
-from .bench_contenders import ASYNC_TP, EXCHANGE, NCCL, OURS, PRODUCT, TRANSPORT
+from .bench_contenders import (
+    ASYNC_TP,
+    EXCHANGE,
+    GATHER,
+    LOCAL,
+    NCCL,
+    OURS,
+    PRODUCT,
+    RING,
+    SDPA,
+    TRANSPORT,
+)
 from .builtins.errors import TileWeaveError
 from .ops.collective import sent_bytes
 from .ops.trial import TOLERANCE
@@ -24,9 +35,13 @@ class Shape:
         M, N, K: rows, columns and inner dimension. For ``all_gather_matmul`` N, else K is shared
             out among the ranks; so is M, but for ``matmul_all_reduce``.
         tolerance: largest relative error of a right result.
+        floors: how the names of those begin of which the slowest is what nobody can beat.
+        others: how the names of those begin that users could pick instead.
     """
 
     tolerance: ClassVar[float] = TOLERANCE
+    floors: ClassVar[Sequence[str]] = PRODUCT, EXCHANGE
+    others: ClassVar[Sequence[str]] = NCCL, ASYNC_TP
 
     name: str
     M: int
@@ -44,9 +59,12 @@ class Size:
     Attributes:
         bytes: of one rank.
         tolerance: largest relative error of a right result, of numbers whose sums are exact.
+        floors, others: as of ``Shape``.
     """
 
     tolerance: ClassVar[float] = 0.0
+    floors: ClassVar[Sequence[str]] = (EXCHANGE,)
+    others: ClassVar[Sequence[str]] = (NCCL,)
 
     bytes: int
     ranks: int
@@ -56,8 +74,51 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Length:
+    """Attention of the whole group.
+
+    Attributes:
+        batch, length: sequences, and the rows of each.
+        heads, kv_heads, head_dim: of queries, of keys and values, of all.
+        causal: whether a row sees those before it only.
+        layout: how rows are shared out among the ranks, as for ``sp_attention``.
+        tolerance: largest relative error of a row and head of a right result.
+        floors, others: as of ``Shape``.
+    """
+
+    tolerance: ClassVar[float] = TOLERANCE
+    floors: ClassVar[Sequence[str]] = (LOCAL,)
+    others: ClassVar[Sequence[str]] = GATHER, RING
+
+    batch: int
+    length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    layout: str
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.length} {self.kind}"
+
+    @property
+    def kind(self) -> str:
+        return f"{'causal' if self.causal else 'full'} {self.layout}"
+
+    @property
+    def flops(self) -> float:
+        """Of each rank, on average: two products, of pairs of rows of which one sees the other."""
+        pairs = self.length * (self.length + 1) / 2 if self.causal else self.length**2
+        return 4 * self.batch * pairs * self.heads * self.head_dim / self.ranks
+
+
+KINDS = Shape, Size, Length
+
+
+@dataclass(frozen=True)
 class Result:
-    """One operator with one shape, or one collective with one size.
+    """One operator with one shape or length, or one collective with one size.
 
     Attributes:
         strategy, reason: how the operator computes it, and why so.
@@ -67,7 +128,7 @@ class Result:
     """
 
     op: str
-    shape: Shape | Size
+    shape: Shape | Size | Length
     strategy: str
     reason: str
     ms: dict[str, float]
@@ -90,32 +151,27 @@ class Result:
         return self.ms[OURS]
 
     @property
-    def product(self) -> float | None:
-        return self.best(PRODUCT)
-
-    @property
-    def exchange(self) -> float | None:
-        return self.best(EXCHANGE)
-
-    @property
     def ideal(self) -> float | None:
-        """The longer of both halves alone, which overlap cannot beat; of a collective the copies
-        alone."""
-        if isinstance(self.shape, Size):
-            return self.exchange
-        halves = self.product, self.exchange
-        return None if None in halves else max(halves)
+        """What nobody can beat: for a product the longer of both halves alone, for a collective the
+        copies alone, for attention that of one rank alone."""
+        floors = [self.best(name) for name in self.shape.floors]
+        return None if None in floors else max(floors)
 
     @property
     def best_other(self) -> float | None:
         """Of what users could pick instead."""
-        return self.best(NCCL, ASYNC_TP)
+        return self.best(*self.shape.others)
 
     def rate(self, name: str) -> float | None:
         """Of a right contender for a collective: NCCL's bus bandwidth, in GB/s."""
         ms = self.best(name)
         size = self.shape
         return sent_bytes(self.op, size.bytes, size.ranks) / ms / 1e6 if ms else None
+
+    def teraflops(self, name: str) -> float | None:
+        """Of a right contender for attention: TFLOP/s of a rank."""
+        ms = self.best(name)
+        return self.shape.flops / ms / 1e9 if ms else None
 
 
 Column = tuple[str, int, int, Callable[[Result], float | None]]
@@ -124,8 +180,8 @@ _OTHERS: Column = ("best other/ours", 17, 3, lambda r: ratio(r.best_other, r.our
 COLUMNS: dict[type, tuple[Column, ...]] = {
     Shape: (
         ("ours", 8, 3, lambda r: r.ours),
-        ("gemm", 8, 3, lambda r: r.product),
-        ("comm", 8, 3, lambda r: r.exchange),
+        ("gemm", 8, 3, lambda r: r.best(PRODUCT)),
+        ("comm", 8, 3, lambda r: r.best(EXCHANGE)),
         ("nccl", 8, 3, lambda r: r.best(NCCL)),
         ("async-TP", 10, 3, lambda r: r.best(ASYNC_TP)),
         ("ours/ideal", 12, 3, lambda r: ratio(r.ours, r.ideal)),
@@ -142,8 +198,45 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("ours/copies", 13, 3, lambda r: ratio(r.ours, r.ideal)),
         _OTHERS,
     ),
+    Length: (
+        ("ours, ms", 10, 3, lambda r: r.ours),
+        ("local", 9, 3, lambda r: r.best(LOCAL)),
+        ("sdpa", 9, 3, lambda r: r.best(SDPA)),
+        ("gather", 9, 3, lambda r: r.best(GATHER)),
+        ("ring", 9, 3, lambda r: r.best(RING)),
+        ("TFLOP/s: ours", 15, 0, lambda r: r.teraflops(OURS)),
+        ("local", 7, 0, lambda r: r.teraflops(LOCAL)),
+        ("sdpa", 6, 0, lambda r: r.teraflops(SDPA)),
+        ("ours/local", 12, 3, lambda r: ratio(r.ours, r.ideal)),
+        ("gather/ours", 13, 3, lambda r: ratio(r.best(GATHER), r.ours)),
+        ("ring/ours", 11, 3, lambda r: ratio(r.best(RING), r.ours)),
+        ("sdpa/local", 12, 3, lambda r: ratio(r.best(SDPA), r.best(LOCAL))),
+    ),
 }
-_SIZED = {Shape: "M x N x K", Size: "of each rank"}
+_SIZED = {
+    Shape: ("M x N x K", 22),
+    Size: ("of each rank", 22),
+    Length: ("batch x length", 28),
+}
+"""What stands above shapes, and their width."""
+_RATIOS: dict[type, tuple[tuple[str, Callable[[Result], float | None], Callable], ...]] = {
+    **dict.fromkeys(
+        (Shape, Size),
+        (
+            ("ours / ideal", lambda r: ratio(r.ours, r.ideal), max),
+            ("nccl / ours", lambda r: ratio(r.best(NCCL), r.ours), min),
+            ("async-TP / ours", lambda r: ratio(r.best(ASYNC_TP), r.ours), min),
+            ("best other / ours", lambda r: ratio(r.best_other, r.ours), min),
+        ),
+    ),
+    Length: (
+        ("ours / local", lambda r: ratio(r.ours, r.ideal), max),
+        ("gather / ours", lambda r: ratio(r.best(GATHER), r.ours), min),
+        ("ring / ours", lambda r: ratio(r.best(RING), r.ours), min),
+        ("sdpa / local", lambda r: ratio(r.best(SDPA), r.best(LOCAL)), min),
+    ),
+}
+"""What the summary tells, and which of the ratios is the worst."""
 
 
 def table(results: Sequence[Result], before: Result | None = None) -> list[str]:
@@ -163,17 +256,18 @@ def table(results: Sequence[Result], before: Result | None = None) -> list[str]:
 
 def _head(kind: type) -> str:
     titles = "".join(f"{title:>{width}}" for title, width, *_ in COLUMNS[kind])
-    return f"{'operator':<22}{_SIZED[kind]:<22}{titles}{'error':>9}{'took':>7}  how"
+    sized, width = _SIZED[kind]
+    return f"{'operator':<22}{sized:<{width}}{titles}{'error':>9}{'took':>7}  how"
 
 
 def _row(r: Result) -> str:
     """``-`` where there is nothing that is right."""
-    cells = ""
+    cells, (_, place) = "", _SIZED[type(r.shape)]
     for _, width, digits, of in COLUMNS[type(r.shape)]:
         value = of(r)
         cells += f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"
     return (
-        f"{r.op:<22}{r.shape!s:<22}{cells}{r.errors[OURS]:>9.1e}{r.seconds:>5.0f} s  "
+        f"{r.op:<22}{r.shape!s:<{place}}{cells}{r.errors[OURS]:>9.1e}{r.seconds:>5.0f} s  "
         + (r.strategy if r.strategy == "fused" else f"{r.strategy}: {r.reason}")
         + ("" if r.is_right(OURS) else "  WRONG")
     )
@@ -202,12 +296,8 @@ def summary(results: Iterable[Result]) -> list[str]:
     lines = []
     for op, of_op in by_op.items():
         lines.append(f"{op}, {len(of_op)} shapes")
-        for what, ratios, worst in (
-            ("ours / ideal", _ratios(of_op, lambda r: ratio(r.ours, r.ideal)), max),
-            ("nccl / ours", _ratios(of_op, lambda r: ratio(r.best(NCCL), r.ours)), min),
-            ("async-TP / ours", _ratios(of_op, lambda r: ratio(r.best(ASYNC_TP), r.ours)), min),
-            ("best other / ours", _ratios(of_op, lambda r: ratio(r.best_other, r.ours)), min),
-        ):
+        for what, of, worst in _RATIOS[type(of_op[0].shape)]:
+            ratios = _ratios(of_op, of)
             if ratios:
                 extreme, shape = worst(ratios, key=lambda pair: pair[0])
                 mean = geometric_mean([value for value, _ in ratios])
@@ -222,7 +312,7 @@ def summary(results: Iterable[Result]) -> list[str]:
     return lines
 
 
-def _ratios(results: Iterable[Result], of: Any) -> list[tuple[float, Shape | Size]]:
+def _ratios(results: Iterable[Result], of: Any) -> list[tuple[float, Any]]:
     return [(value, r.shape) for r in results if r.is_right(OURS) and (value := of(r)) is not None]
 
 
@@ -238,10 +328,11 @@ def load(file: str) -> tuple[dict[str, Any], list[Result]]:
     Raises:
         TileWeaveError: no such file, or no file of ``save``.
     """
+    kinds = {frozenset(field.name for field in fields(kind)): kind for kind in KINDS}
     try:
         machine = json.loads(Path(file).read_text())
         results = [
-            Result(**{**r, "shape": (Size if "bytes" in r["shape"] else Shape)(**r["shape"])})
+            Result(**{**r, "shape": kinds[frozenset(r["shape"])](**r["shape"])})
             for r in machine.pop("results")
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

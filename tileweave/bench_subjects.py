@@ -1,4 +1,4 @@
-"""What differs between products and collectives when ``tileweave bench`` measures them."""
+"""What differs between products, collectives and attention in ``tileweave bench``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from . import bench_attention as attention
 from . import bench_contenders as products
 from . import bench_exchanges as exchanges
 from . import ops
 from .bench_contenders import Contender
-from .bench_results import Shape, Size
+from .bench_results import Length, Shape, Size
+from .ops.attention_problem import AttentionProblem
 from .ops.collective import Collective
 from .ops.operators import OPERATORS as FUSED
 from .ops.problem import Problem
@@ -27,7 +29,7 @@ from .runtime.group import Group
 
 @dataclass(frozen=True)
 class Subject(ABC):
-    """One operator with one shape, or one collective with one size.
+    """One operator with one shape or length, or one collective with one size.
 
     Attributes:
         makers: of its contenders.
@@ -147,3 +149,33 @@ class ExchangeSubject(Subject):
     @staticmethod
     def how(problem: Collective, inputs):
         return exchanges.transport_of(problem, inputs.x)
+
+
+@dataclass(frozen=True)
+class AttentionSubject(Subject):
+    makers = attention.MAKERS
+    shape: Length
+
+    @property
+    def symmetric_bytes(self):
+        return attention.symmetric_bytes(self.shape)
+
+    @property
+    def gathered_bytes(self):
+        return 0
+
+    def problem(self, ranks, dtype):
+        return attention.problem_of(self.shape, ranks, dtype)
+
+    @staticmethod
+    def programs(problem: AttentionProblem, group):
+        return attention.programs(problem, group)
+
+    @staticmethod
+    def stage(problem: AttentionProblem, group, gathered):
+        arena = attention.Arena(problem, group)
+        return arena, attention.Inputs.random(problem, group)
+
+    @staticmethod
+    def how(problem: AttentionProblem, inputs):
+        return attention.how(inputs.q.device)

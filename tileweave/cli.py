@@ -111,8 +111,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_bench(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
-        help="time the operators beside GEMM, NCCL and async-TP: torchrun --nproc-per-node=4 -m "
-        "tileweave bench",
+        help="time the operators beside GEMM, attention, NCCL and async-TP: torchrun "
+        "--nproc-per-node=4 -m tileweave bench",
     )
     _add_products(bench)
     add = bench.add_argument
@@ -125,6 +125,7 @@ def _add_bench(commands: Any) -> None:
         "all_to_all), with commas or spaces; default: 1,16,64,256. Without an OPERATOR: of all "
         "collectives",
     )
+    _add_attention(bench)
     add("--warmups", type=_count, default=5, help="default: %(default)s")
     add("--runs", type=_count, default=20, help="default: %(default)s")
     add("--json", metavar="OUT", help="write the results there, too")
@@ -136,6 +137,26 @@ def _add_bench(commands: Any) -> None:
         help="measure nothing; print, and with --figure draw, what --json has written to this file",
     )
     bench.set_defaults(run=_bench)
+
+
+def _add_attention(bench: argparse.ArgumentParser) -> None:
+    """What says of which attention ``sp_attention`` is timed."""
+    add = bench.add_argument_group("sp_attention").add_argument
+    add(
+        "--lengths",
+        nargs="+",
+        default=[],
+        metavar="ROWS",
+        help="rows of each sequence, of all ranks together, with commas or spaces; default: 8192 "
+        "and its doubles up to 262144. Without an OPERATOR: of sp_attention",
+    )
+    add("--batch", nargs="+", default=["1"], metavar="B", help="sequences; default: 1")
+    add("--heads", type=_count, default=32, help="of queries; default: %(default)s")
+    add("--kv-heads", type=_count, default=8, help="default: %(default)s")
+    add("--head-dim", type=_count, default=128, help="default: %(default)s")
+    add("--layout", default="zigzag", help="contiguous or zigzag; default: %(default)s")
+    add("--causal", action="store_true", help="only this; default: causal and full")
+    add("--full", action="store_true", help="only this")
 
 
 def _add_tune(commands: Any) -> None:
@@ -199,10 +220,20 @@ def _bench(options: argparse.Namespace) -> None:
     wanted = bench.Wanted(
         options.ops, _listed(options.shapes), _counts(options, "rows"), options.dtype,
         options.warmups, options.runs, options.json, options.figure,
-        sizes=_counts(options, "sizes"),
+        sizes=_counts(options, "sizes"), attention=_attention(options),
     )  # fmt: skip
     if not bench.run(wanted):
         raise SystemExit(1)
+
+
+def _attention(options: argparse.Namespace) -> Any:
+    from .bench_attention import Lengths
+
+    masks = [mask for mask, asked in ((True, options.causal), (False, options.full)) if asked]
+    return Lengths(
+        tuple(_counts(options, "lengths")), tuple(_counts(options, "batch")), options.heads,
+        options.kv_heads, options.head_dim, options.layout, tuple(masks) or Lengths.masks,
+    )  # fmt: skip
 
 
 def _tune(options: argparse.Namespace) -> None:

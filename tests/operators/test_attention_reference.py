@@ -31,8 +31,6 @@ def cases(draw):
         sorted(draw(size) * sharding.chunks for _ in range(2))
         for _ in range(count if packed else 1)
     ]
-    if packed and draw(st.booleans()):  # no queries
-        lengths.insert(draw(st.integers(0, count)), [0, draw(st.integers(0, 1)) * sharding.chunks])
     kv_heads, group, dim, v_dim = (draw(st.integers(1, 3)) for _ in range(4))
     torch.manual_seed(draw(st.integers(0, 99)))
     heads = (kv_heads * group, kv_heads, kv_heads)

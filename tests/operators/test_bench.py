@@ -102,9 +102,9 @@ def test_ideal_and_best_other():
         "exchange/copies": 4, "nccl": 6, "async_tp": 4,
     }  # fmt: skip
     r = result(ms)
-    assert (r.product, r.exchange, r.ideal, r.best_other) == (2, 1, 2, 4)
+    assert (r.best("product/"), r.best("exchange/"), r.ideal, r.best_other) == (2, 1, 2, 4)
     r = result(ms, **{"product/tilelang": 1.0, "async_tp": float("inf")})
-    assert (r.product, r.ideal, r.best_other) == (5, 5, 6)
+    assert (r.best("product/"), r.ideal, r.best_other) == (5, 5, 6)
     assert result({"ours": 3, "nccl": 6}).ideal is None
 
 

@@ -1,0 +1,217 @@
+"""What ``tileweave bench`` measures of attention: ours, one rank's work alone, and what else there
+is for a sharded sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .bench_contenders import GATHER, LOCAL, OURS, RING, SDPA, Contender, Missing
+from .bench_results import Length
+from .bench_sdpa import BACKENDS, Backend, by_rank, exact, in_order, of_rank, ring, row_error
+from .ops.attention_problem import OP as ATTENTION
+from .ops.attention_problem import AttentionProblem, checked_attention
+from .ops.sequence import Sharding, require_chunks
+from .ops.strategy import Strategy
+from .runtime.group import Group
+
+LENGTHS = tuple(1 << power for power in range(13, 19))
+"""Of sequences, 8k to 256k rows of all ranks together."""
+_SAMPLE = 64
+"""Rows of a rank whose results are computed in fp32."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What a command line asks for.
+
+    Attributes:
+        lengths: rows of each sequence, of all ranks together; none for ``LENGTHS``.
+        batches: how many sequences; each with all lengths.
+        heads, kv_heads, head_dim: of queries, of keys and values, of all.
+        layout: how rows are shared out among the ranks.
+        masks: whether causal; each with all lengths and batches.
+    """
+
+    lengths: Sequence[int] = ()
+    batches: Sequence[int] = (1,)
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    layout: str = "zigzag"
+    masks: Sequence[bool] = (True, False)
+
+    def shapes(self, ranks: int) -> list[Length]:
+        return [
+            Length(
+                batch, length, self.heads, self.kv_heads, self.head_dim, causal, self.layout, ranks
+            )
+            for causal in self.masks
+            for batch in self.batches
+            for length in self.lengths or LENGTHS
+        ]
+
+
+def problem_of(shape: Length, ranks: int, dtype: torch.dtype) -> AttentionProblem:
+    """What each rank does.
+
+    Raises:
+        TileWeaveError: ranks cannot share it out, or heads do not fit.
+    """
+    sharding = Sharding.checked(ATTENTION, shape.layout, ranks)
+    require_chunks(ATTENTION, f"length={shape.length}", shape.length, sharding)
+    rows = shape.length // ranks
+    q, k, v = (
+        torch.empty(shape.batch, rows, heads, shape.head_dim, dtype=dtype, device="meta")
+        for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
+    )
+    return checked_attention(q, k, v, ranks, causal=shape.causal, layout=shape.layout)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One rank's operands, those of all, and what is right.
+
+    Attributes:
+        q, k, v: of the rank, (batch, rows, heads, head_dim).
+        k_by_rank, v_by_rank: of all ranks, as an all-gather leaves them, (ranks, batch, rows,
+            heads, head_dim).
+        k_all, v_all: the same in order, (batch, length, heads, head_dim).
+        result: of the rank, in fp32: some rows computed so, the others by PyTorch.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_by_rank: Tensor
+    v_by_rank: Tensor
+    k_all: Tensor
+    v_all: Tensor
+    result: Tensor
+
+    @staticmethod
+    def random(problem: AttentionProblem, group: Group) -> Iterator[Inputs]:
+        """Fresh ones, of N(0, 1). Collective."""
+        generator = torch.Generator(group.device).manual_seed(group.rank)
+
+        def normal(heads: int) -> Tensor:
+            extents = problem.batch, problem.q_rows, heads, problem.dim
+            return torch.empty(extents, dtype=problem.dtype, device=group.device).normal_(
+                generator=generator
+            )
+
+        while True:
+            q, k, v = (
+                normal(heads) for heads in (problem.heads, problem.kv_heads, problem.kv_heads)
+            )
+            held = [by_rank(x, group) for x in (k, v)]
+            k_all, v_all = (in_order(problem, x) for x in held)
+            sample = torch.randperm(problem.q_rows, generator=generator, device=group.device)
+            sample = sample[:_SAMPLE]
+            sample[0], sample[-1] = 0, problem.q_rows - 1
+            result = right_of(problem, group, q, k_all, v_all, sample)
+            yield Inputs(q, k, v, *held, k_all, v_all, result)
+
+
+def right_of(
+    problem: AttentionProblem, group: Group, q: Tensor, k: Tensor, v: Tensor, sample: Tensor
+) -> Tensor:
+    """What a rank should get, in fp32: rows of ``sample`` by ``exact``, the others by PyTorch."""
+    backend, *_ = BACKENDS[group.device.type].values()
+    result = of_rank(backend, problem, group.rank, q, k, v).float()
+    length = problem.k_total
+    seen = torch.full_like(sample, length)
+    if problem.causal:
+        seen = problem.sharding.position(sample, group.rank, length) + 1
+    result[:, sample] = exact(q[:, sample], k, v, seen)
+    return result
+
+
+@dataclass
+class Arena:
+    """One problem, and who computes it."""
+
+    problem: AttentionProblem
+    group: Group
+
+    def close(self) -> None:
+        """Nothing was made for this problem alone."""
+
+    def contender(self, call: Callable[[Inputs], Tensor]) -> Contender:
+        """What returns the rank's rows in a new tensor."""
+        return Contender(call, error=row_error)
+
+    def backend(self, name: str) -> Backend:
+        kind = self.group.device.type
+        if name not in BACKENDS[kind]:
+            raise Missing(f"torch has none on {kind}")
+        return BACKENDS[kind][name]
+
+
+def how(device: torch.device) -> Strategy:
+    """How ours is computed, and why."""
+    if device.type == "cuda":
+        return Strategy("fused", "asked for")
+    return Strategy("nccl", f"the tensors are on {device.type}; expected cuda")
+
+
+def _ours(arena: Arena) -> Contender:
+    options = {
+        "causal": arena.problem.causal,
+        "layout": arena.problem.layout,
+        "strategy": how(arena.group.device).name,
+    }
+    return arena.contender(lambda given: ops.sp_attention(given.q, given.k, given.v, **options))
+
+
+def _local(arena: Arena) -> Contender:
+    """Our kernel with the keys and values of all ranks there from the beginning."""
+    raise Missing("our kernel alone is not here yet")
+
+
+def _sdpa(arena: Arena, name: str) -> Contender:
+    backend, problem, rank = arena.backend(name), arena.problem, arena.group.rank
+    return arena.contender(
+        lambda given: of_rank(backend, problem, rank, given.q, given.k_all, given.v_all)
+    )
+
+
+def _gather(arena: Arena, name: str) -> Contender:
+    backend, problem, group = arena.backend(name), arena.problem, arena.group
+
+    def call(given: Inputs) -> Tensor:
+        k, v = (in_order(problem, by_rank(x, group)) for x in (given.k, given.v))
+        return of_rank(backend, problem, group.rank, given.q, k, v)
+
+    return arena.contender(call)
+
+
+def _ring(arena: Arena, name: str) -> Contender:
+    backend, problem, group = arena.backend(name), arena.problem, arena.group
+    return arena.contender(lambda given: ring(backend, problem, group, given.q, given.k, given.v))
+
+
+MAKERS: dict[str, Callable[[Arena], Contender]] = {
+    OURS: _ours,
+    LOCAL: _local,
+    **{f"{SDPA}{name}": partial(_sdpa, name=name) for name in BACKENDS["cuda"]},
+    **{f"{GATHER}{name}": partial(_gather, name=name) for name in BACKENDS["cuda"]},
+    **{f"{RING}{name}": partial(_ring, name=name) for name in BACKENDS["cuda"]},
+}
+
+
+def programs(problem: AttentionProblem, group: Group) -> list[Any]:
+    """What our contenders launch, to be compiled ahead."""
+    return []
+
+
+def symmetric_bytes(shape: Length) -> int:
+    """What ours takes on each rank, of 2-byte numbers: room for all keys and values, twice."""
+    rows = shape.batch * shape.length * shape.kv_heads
+    return 2 * 2 * 2 * rows * shape.head_dim
