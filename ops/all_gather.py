@@ -1,8 +1,10 @@
 """All-gather: every rank gets what all ranks give.
 
-The plan for copy engines, the tile program for SMs, and the torch operator with its gradient.
+The tile program for SMs, the plan for copy engines with its kernel, and the torch operator with its
+gradient.
 """
 
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
@@ -16,34 +18,18 @@ from . import nccl
 from .across_nodes import AcrossNodes, Move
 from .collective import Collective, require_exchangeable
 from .exchange import Exchange, define_exchange, exchange
-from .words import FETCH, Lines, alloc_of, pieces_of, words_of
+from .words import PUSH, Lines, alloc_of, words_of
 
 NAME = "all_gather"
 
 
-def all_gather_plan(count: int, ranks: int, dtype: str, pieces: list[slice]) -> Plan:
-    """Copy engines: each rank lays x (count) out where the peers can read it, and fetches theirs
-    into out (ranks, count).
-
-    A peer's memory is read and not written: so what arrives is in its place, and only what a rank
-    gives is copied once more, a piece of it before the first one is fetched.
-    """
-
-    @plan
-    def all_gather(
-        p: Steps,
-        x: T.Tensor((count,), dtype),
-        given: W.Symmetric((count,), dtype),
-        out: T.Tensor((ranks, count), dtype),
-    ):
-        streams = cycle(FETCH)
-        for piece in pieces:
-            p.copy(given[p.rank, piece], x[piece])
-            for peer, stream in zip(p.peers(), streams, strict=False):
-                p.copy(out[peer, piece], given[peer, piece], stream=stream)
-        p.copy(out[p.rank], x)
-
-    return all_gather
+@T.macro
+def collect(held, arrived, out, me, first, ranks):
+    """Copy a tile of what each of the others gives to its place in ``out``, as they arrive."""
+    for step in T.serial(ranks - 1):
+        source = (me + ranks - 1 - step) % ranks
+        T.copy(arrived[me, source, first, 0], held)
+        T.copy(held, out[source, first, 0])
 
 
 def all_gather_program(lines: Lines, ranks: int, transport: str):
@@ -61,10 +47,50 @@ def all_gather_program(lines: Lines, ranks: int, transport: str):
             for step in T.serial(ranks - 1):
                 T.copy(held, arrived[(me + 1 + step) % ranks, me, first, 0])
             T.copy(held, out[me, first, 0])
-            for step in T.serial(ranks - 1):
-                source = (me + ranks - 1 - step) % ranks  # as they arrive
-                T.copy(arrived[me, source, first, 0], held)
-                T.copy(held, out[source, first, 0])
+            collect(held, arrived, out, me, first, ranks)
+
+    return all_gather
+
+
+def collect_shares(lines: Lines, ranks: int):
+    """The kernel that copies what a rank gives, and what copy engines bring, to its place."""
+    dtype = lines.dtype
+
+    @T.prim_func
+    def collect_shares(
+        x: T.Tensor(lines.shape, dtype),
+        arrived: W.Symmetric((ranks, *lines.shape), dtype),
+        out: T.Tensor((ranks, *lines.shape), dtype),
+    ):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            held = T.alloc_fragment(lines.tile, dtype)
+            me, first = W.rank(), block * lines.height
+            T.copy(x[first, 0], held)
+            T.copy(held, out[me, first, 0])
+            collect(held, arrived, out, me, first, ranks)
+
+    return collect_shares
+
+
+def all_gather_plan(
+    lines: Lines, ranks: int, pieces: list[slice], streams: Sequence[str] = PUSH
+) -> Plan:
+    """Copy engines: x (rows, columns) goes to all others, piece by piece; a kernel copies the
+    pieces that have arrived to out (ranks, rows, columns) while others are on their way."""
+    kernel, dtype = collect_shares(lines, ranks), lines.dtype
+
+    @plan
+    def all_gather(
+        p: Steps,
+        x: T.Tensor(lines.shape, dtype),
+        arrived: W.Symmetric((ranks, *lines.shape), dtype),
+        out: T.Tensor((ranks, *lines.shape), dtype),
+    ):
+        stream = cycle(streams)
+        for piece in pieces:
+            for peer in p.peers():
+                p.copy(arrived[peer, p.rank, piece], x[piece], stream=next(stream))
+        p.launch(kernel, x, arrived, out)
 
     return all_gather
 
@@ -78,9 +104,10 @@ class AllGather(AcrossNodes, Exchange, op=NAME):
     @staticmethod
     def steps(problem: Collective, transport: str):
         dtype, count = words_of(problem.nbytes)
+        lines = Lines.of(count, dtype)
         if transport != "copy_engine":
-            return all_gather_program(Lines.of(count, dtype), problem.ranks, transport)
-        return all_gather_plan(count, problem.ranks, dtype, pieces_of(count, 1, dtype))
+            return all_gather_program(lines, problem.ranks, transport)
+        return all_gather_plan(lines, problem.ranks, lines.pieces)
 
     @staticmethod
     def unfused(x, out, group):

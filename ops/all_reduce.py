@@ -4,6 +4,8 @@ The tile programs, one for small tensors and one for large ones, the plan for co
 kernel, and the torch operator with its gradient.
 """
 
+from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import tilelang.language as T
@@ -12,10 +14,11 @@ import torch
 from .. import language as W
 from ..runtime import Plan, Steps, plan
 from . import nccl
+from .all_gather import collect
 from .collective import Collective, require_exchangeable
 from .exchange import Exchange, define_exchange, exchange
 from .reduce_scatter import add_up
-from .words import Lines, alloc_of
+from .words import PUSH, Lines, alloc_of
 
 NAME = "all_reduce"
 ONE_SHOT_BYTES = 1 << 19
@@ -103,15 +106,14 @@ def add_and_share(lines: Lines, ranks: int):
             for step in T.serial(ranks - 1):
                 T.copy(held, sums[(me + 1 + step) % ranks, me, first, 0])
             T.copy(held, out[me, first, 0])
-            for step in T.serial(ranks - 1):
-                source = (me + ranks - 1 - step) % ranks  # as they arrive
-                T.copy(sums[me, source, first, 0], held)
-                T.copy(held, out[source, first, 0])
+            collect(held, sums, out, me, first, ranks)
 
     return add_and_share
 
 
-def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
+def all_reduce_plan(
+    lines: Lines, ranks: int, pieces: list[slice], streams: Sequence[str] = PUSH
+) -> Plan:
     """Copy engines: the parts of x (ranks, rows, columns) go to their owners, piece by piece; a
     kernel adds the pieces that have arrived, and shares the sums, while others are on their way."""
     kernel, dtype = add_and_share(lines, ranks), lines.dtype
@@ -124,9 +126,10 @@ def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
         sums: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
+        stream = cycle(streams)
         for piece in pieces:
             for peer in p.peers():
-                p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
+                p.copy(parts[peer, p.rank, piece], x[peer, piece], stream=next(stream))
         p.launch(kernel, x, parts, sums, out)
 
     return all_reduce

@@ -1,8 +1,10 @@
 """All-to-all: every rank gets its part of what each rank gives; axes may change their places.
 
-The plan for copy engines, the tile program for SMs, and the torch operator with its gradient.
+The tile program for SMs, the plan for copy engines with its kernel, and the torch operator with its
+gradient.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from math import gcd, prod
@@ -17,11 +19,11 @@ from . import nccl
 from .collective import Collective, axis_of, require_exchangeable, shared
 from .exchange import Exchange, define_exchange, exchange
 from .transport import ROW_BYTES
-from .words import FETCH, TILE, alloc_of, itemsize_of, pieces_of, words_of
+from .words import PUSH, TILE, alloc_of, itemsize_of, pieces_of, words_of
 
 NAME = "all_to_all"
-_ROWS = 64
-"""Into how many rows at most a part without a gap is cut."""
+_COLUMNS, _HEIGHT = 256, 256
+"""Elements and rows of a tile at most: the TMA moves no more at once along an axis."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,24 @@ class Parts:
         if scatter < gather:
             rows //= ranks
         dtype, width = words_of(problem.nbytes // (ranks * outer * rows))
-        if behind == (False, False):  # a part has no gap in either
-            rows = gcd(width // _together(width, dtype), _ROWS)
-            width //= rows
+        if behind == (False, False):  # a part has no gap in either: short rows are near each other
+            short = _columns(width, dtype)
+            rows, width = width // short, short
         return Parts(ranks, outer, rows, width, dtype, *behind)
+
+    def tile(self, nbytes: int) -> tuple[int, int]:
+        """Rows and elements of a row that a block moves at a time, of so many bytes at most."""
+        columns = _columns(self.width, self.dtype)
+        fitting = nbytes // (columns * itemsize_of(self.dtype))
+        return max(1, min(self.rows, fitting, _HEIGHT)), columns
 
     @property
     def pieces(self) -> list[slice]:
-        """Rows of a part that are handed over one after the other. Those of several ``outer`` are
-        no rows at one distance, which copy engines want."""
+        """Rows of a part that copy engines bring together. Those of several ``outer`` are no rows
+        at one distance, which copy engines want."""
         if self.outer > 1:
             return [slice(0, self.rows)]
-        return pieces_of(self.rows, self.width, self.dtype)
+        return pieces_of(self.rows, self.tile(TILE)[0], self.width * itemsize_of(self.dtype))
 
     def shape(self, behind: bool) -> tuple[int, ...]:
         """Of a tensor that a rank gives or gets, with an axis of one where the ranks' could be."""
@@ -76,72 +84,37 @@ class Parts:
         return self.outer, self.ranks, self.rows, 1, self.width
 
 
-def _together(width: int, dtype: str) -> int:
-    """How many words are not torn apart: 16 bytes if that divides ``width``, else what does of it.
-    The TMA moves no less."""
-    return gcd(width, ROW_BYTES // itemsize_of(dtype))
+def _columns(width: int, dtype: str) -> int:
+    """The longest equal parts of a row that do not tear 16 bytes apart: the TMA moves no less."""
+    together = gcd(width, ROW_BYTES // itemsize_of(dtype))
+    fitting = range(together, min(width, _COLUMNS) + 1, together)
+    return max(n for n in fitting if width % n == 0)
 
 
-def all_to_all_plan(parts: Parts, pieces: list[slice]) -> Plan:
-    """Copy engines: each rank lays its parts out where the peers can read them, and fetches what
-    they have for it, the right neighbour's first.
-
-    A peer's memory is read and not written: so what arrives is in its place, and only what a rank
-    gives is copied once more, the part first that is fetched first.
+def all_to_all_program(parts: Parts, transport: str, nbytes: int = TILE):
+    """SMs: each rank stores its parts for the others, which copy them to their places.
 
     Args:
-        pieces: rows of a part, which are handed over one after the other.
+        nbytes: of a tile.
     """
-    ranks, outer, rows, width = parts.ranks, parts.outer, parts.rows, parts.width
-
-    def part(tensor, behind, rank, piece):
-        return tensor[:, piece, rank] if behind else tensor[:, rank, piece, 0]
-
-    @plan
-    def all_to_all(
-        p: Steps,
-        x: T.Tensor(parts.shape(parts.given_behind), parts.dtype),
-        given: W.Symmetric((ranks, outer, rows, width), parts.dtype),
-        out: T.Tensor(parts.shape(parts.got_behind), parts.dtype),
-    ):
-        streams, peers = cycle(FETCH), [*p.peers()]
-        for to, source in zip(reversed(peers), peers, strict=True):
-            for piece, stream in zip(pieces, streams, strict=False):
-                p.copy(given[p.rank, to, :, piece], part(x, parts.given_behind, to, piece))
-                p.copy(
-                    part(out, parts.got_behind, source, piece),
-                    given[source, p.rank, :, piece],
-                    stream=stream,
-                )
-        whole = slice(0, rows)
-        p.copy(given[p.rank, p.rank], part(x, parts.given_behind, p.rank, whole))
-        p.copy(part(out, parts.got_behind, p.rank, whole), given[p.rank, p.rank])
-
-    return all_to_all
-
-
-def all_to_all_program(parts: Parts, transport: str, tile: int = TILE):
-    """SMs: each rank stores its parts for the others, which copy them to their places."""
     ranks, outer, rows, width, dtype = (
         parts.ranks, parts.outer, parts.rows, parts.width, parts.dtype,
     )  # fmt: skip
     given_behind, got_behind = parts.given_behind, parts.got_behind
     alloc = alloc_of(transport)
-    together = _together(width, dtype)
-    columns = max(n for n in range(together, min(width, 256) + 1, together) if width % n == 0)
-    height = max(1, min(rows, tile // (columns * itemsize_of(dtype)), 256))
+    height, columns = parts.tile(nbytes)
     tiles, wide = T.ceildiv(rows, height), width // columns
 
     @T.prim_func
     def all_to_all(
         x: T.Tensor(parts.shape(given_behind), dtype), out: T.Tensor(parts.shape(got_behind), dtype)
     ):
-        with T.Kernel(wide, tiles, outer, threads=256) as (column, row, o):
+        with T.Kernel(wide * tiles, outer, threads=256) as (block, o):
             # In whole tiles, those of one rank after those of another: the TMA counts to 5 axes.
             arrived = W.alloc_symmetric((ranks * outer * tiles * height, 1, width), dtype)
             held = alloc((height, 1, columns), dtype)
-            me, m, n = W.rank(), row * height, column * columns
-            of_rank, at = outer * tiles * height, (o * tiles + row) * height
+            me, m, n = W.rank(), block // wide * height, block % wide * columns
+            of_rank, at = outer * tiles * height, o * tiles * height + m
             for step in T.serial(ranks - 1):
                 peer = (me + 1 + step) % ranks
                 T.copy(x[o, m, peer, n] if given_behind else x[o, peer, m, 0, n], held)
@@ -152,6 +125,68 @@ def all_to_all_program(parts: Parts, transport: str, tile: int = TILE):
                 source = (me + ranks - 1 - step) % ranks  # as they arrive
                 T.copy(arrived[me, source * of_rank + at, 0, n], held)
                 T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
+
+    return all_to_all
+
+
+def collect_parts(parts: Parts, nbytes: int = TILE):
+    """The kernel that copies what a rank keeps, and what copy engines bring, to its place: the
+    second half of ``all_to_all_program``."""
+    ranks, outer, rows, width, dtype = (
+        parts.ranks, parts.outer, parts.rows, parts.width, parts.dtype,
+    )  # fmt: skip
+    given_behind, got_behind = parts.given_behind, parts.got_behind
+    height, columns = parts.tile(nbytes)
+    tiles, wide = T.ceildiv(rows, height), width // columns
+
+    @T.prim_func
+    def collect_parts(
+        x: T.Tensor(parts.shape(given_behind), dtype),
+        arrived: W.Symmetric((ranks, outer, rows, 1, width), dtype),
+        out: T.Tensor(parts.shape(got_behind), dtype),
+    ):
+        with T.Kernel(wide * tiles, outer, threads=256) as (block, o):
+            held = T.alloc_fragment((height, 1, columns), dtype)
+            me, m, n = W.rank(), block // wide * height, block % wide * columns
+            T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
+            T.copy(held, out[o, m, me, n] if got_behind else out[o, me, m, 0, n])
+            for step in T.serial(ranks - 1):
+                source = (me + ranks - 1 - step) % ranks  # as they arrive
+                T.copy(arrived[me, source, o, m, 0, n], held)
+                T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
+
+    return collect_parts
+
+
+def all_to_all_plan(
+    parts: Parts, pieces: list[slice], streams: Sequence[str] = PUSH, nbytes: int = TILE
+) -> Plan:
+    """Copy engines: parts go to the others, piece by piece; a kernel copies the pieces that have
+    arrived to their places while others are on their way.
+
+    Args:
+        pieces: rows of a part.
+        nbytes: of the kernel's tiles.
+    """
+    kernel = collect_parts(parts, nbytes)
+
+    def part(x, rank, piece):
+        return x[:, piece, rank] if parts.given_behind else x[:, rank, piece, 0]
+
+    @plan
+    def all_to_all(
+        p: Steps,
+        x: T.Tensor(parts.shape(parts.given_behind), parts.dtype),
+        arrived: W.Symmetric((parts.ranks, parts.outer, parts.rows, 1, parts.width), parts.dtype),
+        out: T.Tensor(parts.shape(parts.got_behind), parts.dtype),
+    ):
+        stream = cycle(streams)
+        for piece in pieces:
+            for peer in p.peers():
+                p.copy(
+                    arrived[peer, p.rank, :, piece, 0], part(x, peer, piece), stream=next(stream)
+                )
+        p.launch(kernel, x, arrived, out)
 
     return all_to_all
 

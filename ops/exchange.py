@@ -23,7 +23,22 @@ from .transport import ROW_BYTES, SUMMED, Transport, chosen
 from .words import as_declared
 
 
-class Exchange(Made, ABC):
+class Moved(Made):
+    """A tile program or a plan made ready that takes what a rank gives, symmetric tensors to work
+    in, and what a rank gets."""
+
+    def __init__(self, steps: Any) -> None:
+        """Compile, and take symmetric memory. Collective."""
+        super().__init__(steps)
+        taken = steps.parameters if isinstance(steps, Plan) else parameters_of(steps)
+        self._x, *_, self._out = taken
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Compute ``out``. Every rank calls it."""
+        self.run(as_declared(x, self._x), *self.memory, as_declared(out, self._out))
+
+
+class Exchange(Moved, ABC):
     """A collective made ready for one problem, by one transport. A subclass is made known by the
     operator's name: ``class AllGather(Exchange, op="all_gather")``.
 
@@ -41,15 +56,8 @@ class Exchange(Made, ABC):
 
     def __init__(self, problem: Collective, transport: str) -> None:
         """Compile, and take symmetric memory. Collective."""
-        steps = self.steps(problem, transport)
-        super().__init__(steps)
+        super().__init__(self.steps(problem, transport))
         self.problem = problem
-        taken = steps.parameters if isinstance(steps, Plan) else parameters_of(steps)
-        self._x, *_, self._out = taken
-
-    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Compute ``out``. Every rank calls it."""
-        self.run(as_declared(x, self._x), *self.memory, as_declared(out, self._out))
 
     @staticmethod
     @abstractmethod
@@ -63,8 +71,7 @@ class Exchange(Made, ABC):
     @staticmethod
     @abstractmethod
     def steps(problem: Collective, transport: str) -> Any:
-        """The plan or the tile program. It takes what a rank gives, symmetric tensors to work in,
-        and what a rank gets."""
+        """The plan or the tile program, as ``Moved`` takes it."""
 
     @staticmethod
     def run_bytes(problem: Collective) -> int:

@@ -15,16 +15,13 @@ TILE = 1 << 14
 """Bytes that a block moves at a time: 64 for each of 256 threads."""
 _COLUMNS, _HEIGHT = 256, 256
 """What the TMA moves at once is no more than this, along each axis."""
-_PIPELINED = 8 << 20
-"""From how many bytes on data is handed over in two pieces: copying the first, an eighth or more
-of them at the speed of memory, takes no longer than fetching it. A guess until it is measured."""
-_PIECE, _PIECES = 1 << 20, 8
-"""Bytes that a copy to be added brings at least, and how many there are at most for a peer: the
-last one is added when nothing is under way any more. Guesses until they are measured."""
-FETCH = ("fetch 0", "fetch 1")
-"""Streams in which copy engines fetch, in turn: one waits while the other copies."""
-_LINE = 128
-"""Bytes of a cache line."""
+_PIECE, _PIECES = 2 << 20, 16
+"""Bytes that copy engines bring at a time at least, and how many pieces there are at most for a
+peer: what a kernel does with the last one comes when nothing is under way any more. Guesses until
+they are measured."""
+PUSH = ("copies 0", "copies 1")
+"""Streams in which copy engines push pieces, in turn: one copies while the flag of the other's
+piece is on its way."""
 
 
 def words_of(nbytes: int) -> tuple[str, int]:
@@ -90,11 +87,8 @@ class Lines:
 
     @property
     def pieces(self) -> list[slice]:
-        """The lines that are sent together to be added, few and large: all but the last of as many
-        tiles."""
-        tile = self.height * self.columns * itemsize_of(self.dtype)
-        length = self.height * max(ceil(_PIECE / tile), ceil(self.tiles / _PIECES))
-        return [slice(low, min(low + length, self.rows)) for low in range(0, self.rows, length)]
+        """The lines that copy engines bring together."""
+        return pieces_of(self.rows, self.height, self.columns * itemsize_of(self.dtype))
 
 
 def alloc_of(transport: str) -> Any:
@@ -102,12 +96,12 @@ def alloc_of(transport: str) -> Any:
     return {"tma": T.alloc_shared, "ldst": T.alloc_fragment}[transport]
 
 
-def pieces_of(count: int, width: int, dtype: str) -> list[slice]:
-    """The pieces in which ``count`` rows of ``width`` elements are handed over: the second is laid
-    out while the first one is fetched."""
-    size = width * itemsize_of(dtype)
-    line = max(1, _LINE // size)
-    first = count // 4 // line * line
-    if count * size < _PIPELINED or not first:
-        return [slice(0, count)]
-    return [slice(0, first), slice(first, count)]
+def pieces_of(rows: int, height: int, nbytes: int) -> list[slice]:
+    """The rows that copy engines bring together, few and large: all but the last of as many tiles.
+
+    Args:
+        height: rows of a tile.
+        nbytes: of a row.
+    """
+    length = height * max(ceil(_PIECE / (height * nbytes)), ceil(ceil(rows / height) / _PIECES))
+    return [slice(low, min(low + length, rows)) for low in range(0, rows, length)]

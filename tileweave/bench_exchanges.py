@@ -62,7 +62,7 @@ def symmetric_bytes(op: str, size: Size) -> int:
     """What ours takes on each rank, by all transports and once more by ``auto``, without counters
     and tails."""
     engine, tiles = {
-        "all_gather": (1, 2 * size.ranks),
+        "all_gather": (size.ranks, 2 * size.ranks),
         "reduce_scatter": (1, 2),
         "all_reduce": (2, 4),
         "all_to_all": (1, 2),

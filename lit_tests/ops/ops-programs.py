@@ -5,12 +5,12 @@ import inspect
 import re
 
 import tileweave as tw
-from tileweave.ops.all_gather import all_gather_plan, all_gather_program
+from tileweave.ops.all_gather import all_gather_plan, all_gather_program, collect_shares
 from tileweave.ops.all_gather_matmul import all_gather_matmul_plan, gathered_matmul
 from tileweave.ops.all_reduce import add_and_share, all_reduce_plan
 from tileweave.ops.all_reduce import one_shot_program as all_reduce_one_shot
 from tileweave.ops.all_reduce import two_phase_program as all_reduce_two_phase
-from tileweave.ops.all_to_all import all_to_all_plan, all_to_all_program
+from tileweave.ops.all_to_all import all_to_all_plan, all_to_all_program, collect_parts
 from tileweave.ops.matmul_all_reduce import (
     matmul_all_reduce_plan,
     one_shot_program,
@@ -45,8 +45,9 @@ for make in (
     two_phase_program,
     shared_matmul,
     matmul_all_reduce_plan,
-    all_gather_plan,
     all_gather_program,
+    collect_shares,
+    all_gather_plan,
     reduce_scatter_program,
     add_parts,
     reduce_scatter_plan,
@@ -54,8 +55,9 @@ for make in (
     all_reduce_two_phase,
     add_and_share,
     all_reduce_plan,
-    all_to_all_plan,
     all_to_all_program,
+    collect_parts,
+    all_to_all_plan,
 ):
     print(make.__name__, WORDS.findall(inspect.getsource(make)))
 
@@ -69,8 +71,9 @@ for make in (
 # CHECK-NEXT: two_phase_program []
 # CHECK-NEXT: shared_matmul []
 # CHECK-NEXT: matmul_all_reduce_plan []
-# CHECK-NEXT: all_gather_plan []
 # CHECK-NEXT: all_gather_program []
+# CHECK-NEXT: collect_shares []
+# CHECK-NEXT: all_gather_plan []
 # CHECK-NEXT: reduce_scatter_program []
 # CHECK-NEXT: add_parts []
 # CHECK-NEXT: reduce_scatter_plan []
@@ -78,8 +81,9 @@ for make in (
 # CHECK-NEXT: two_phase_program []
 # CHECK-NEXT: add_and_share []
 # CHECK-NEXT: all_reduce_plan []
-# CHECK-NEXT: all_to_all_plan []
 # CHECK-NEXT: all_to_all_program []
+# CHECK-NEXT: collect_parts []
+# CHECK-NEXT: all_to_all_plan []
 
 # One wgmma loop fed by TMA; tiles leave by TMA and are complete before they are announced; own tiles
 # wait for the others' before they read them.

@@ -18,7 +18,7 @@ from tileweave.ops.all_reduce import (
 from tileweave.ops.all_to_all import AllToAll, Parts, all_to_all_plan, all_to_all_program
 from tileweave.ops.collective import Collective
 from tileweave.ops.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
-from tileweave.ops.words import Lines, pieces_of
+from tileweave.ops.words import Lines
 
 TRANSPORTS = ["copy_engine", "tma", "ldst"]
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
@@ -45,16 +45,14 @@ def in_pieces(count, length):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("ranks", "count"), [(1, 64), (2, 96), (3, 112), (5, 12)])
 def test_all_gather(ranks, count, transport):
+    lines = lines_of(count, "int32")
     if transport == "copy_engine":
-        program = all_gather_plan(count, ranks, "int32", in_pieces(count, 40))
+        program = all_gather_plan(lines, ranks, in_pieces(lines.rows, 2 * lines.height))
     else:
-        program = all_gather_program(lines_of(count, "int32"), ranks, transport)
+        program = all_gather_program(lines, ranks, transport)
     rng = np.random.default_rng(ranks)
     x = [rng.integers(0, 1 << 30, count).astype(np.int32) for _ in range(ranks)]
-    given = (
-        x if transport == "copy_engine" else [i.reshape(lines_of(count, "int32").shape) for i in x]
-    )
-    for found in simulated(program, given):
+    for found in simulated(program, [given.reshape(lines.shape) for given in x]):
         assert np.array_equal(found.reshape(ranks, count), np.stack(x))
 
 
@@ -133,8 +131,8 @@ def test_all_to_all(shape, scatter, gather, transport):
     ranks = 2 + scatter % 2
     parts, result = parts_of(shape, scatter, gather, ranks)
     if transport == "copy_engine":
-        length = 2 if parts.outer == 1 else parts.rows
-        program = all_to_all_plan(parts, in_pieces(parts.rows, length))
+        length = 2 * parts.tile(64)[0] if parts.outer == 1 else parts.rows
+        program = all_to_all_plan(parts, in_pieces(parts.rows, length), nbytes=64)
     else:
         program = all_to_all_program(parts, transport, 64)
     rng = np.random.default_rng(ranks)
@@ -149,7 +147,7 @@ def test_all_to_all(shape, scatter, gather, transport):
     [
         ((2, 8), 0, 0, 1, 4),
         ((2, 6), 0, 0, 1, 3),
-        ((6, 64), 0, 0, 8, 12),
+        ((6, 64), 0, 0, 1, 96),
         ((4, 2, 1040), 1, 0, 4, 520),
     ],
 )
@@ -161,26 +159,27 @@ def test_the_tma_moves_what_is_a_multiple_of_16_bytes(shape, scatter, gather, ro
     assert source.count("tma_store(") == (3 if width % 4 == 0 else 0)
 
 
-@pytest.mark.parametrize(
-    ("count", "width", "dtype", "pieces"),
-    [
-        (100, 1, "uint8", [(0, 100)]),
-        (2 << 20, 1, "int32", [(0, 1 << 19), (1 << 19, 2 << 20)]),
-        ((8 << 20) + 7, 1, "uint8", [(0, 2 << 20), (2 << 20, (8 << 20) + 7)]),
-        (2, 2 << 20, "int32", [(0, 2)]),
-    ],
-)
-def test_pieces_handed_over(count, width, dtype, pieces):
-    assert [(p.start, p.stop) for p in pieces_of(count, width, dtype)] == pieces
-
-
-def test_pieces_added():
+def test_pieces():
     assert Lines.of(100 * 256, "bfloat16").pieces == [slice(0, 100)]
     lines = Lines.of((64 << 20) + 256, "bfloat16")
     pieces = lines.pieces
-    assert len(pieces) == 8 and pieces[-1].stop == lines.rows
+    assert len(pieces) == 16 and pieces[-1].stop == lines.rows
     assert {p.stop - p.start for p in pieces[:-1]} == {pieces[0].stop}
     assert pieces[0].stop % lines.height == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "scatter", "gather", "pieces"),
+    [
+        ((64 << 20,), 0, 0, 16),  # no gap
+        ((4096, 16, 128), 1, 0, 4),  # 2 MiB each
+        ((2, 4096, 16, 128), 2, 1, 1),
+    ],
+)
+def test_pieces_of_parts(shape, scatter, gather, pieces):
+    """By two ranks."""
+    parts, _ = parts_of(shape, scatter, gather, 2, torch.bfloat16)
+    assert len(parts.pieces) == pieces and parts.pieces[-1].stop == parts.rows
 
 
 @pytest.mark.parametrize(

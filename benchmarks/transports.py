@@ -1,0 +1,291 @@
+"""Variants of the transports of collectives: pieces and streams of copy engines, tiles of SMs.
+
+    torchrun --nproc-per-node=2 benchmarks/transports.py [all_gather ...] [--sizes 64 256]
+        [--runs 10]
+
+Interleaved, checked, beside what ``auto`` takes and copies alone, as ``tileweave bench`` does it:
+of each rank the median, of these the largest. Without a GPU small ones run in the simulator.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import tilelang.language as T
+import torch
+
+import tileweave as tw
+from tileweave import bench_exchanges as exchanges
+from tileweave import language as W
+from tileweave.bench import INPUTS
+from tileweave.bench_contenders import Contender, Judge, Missing
+from tileweave.ops.all_gather import all_gather_plan, all_gather_program
+from tileweave.ops.all_reduce import all_reduce_plan, two_phase_program
+from tileweave.ops.all_to_all import Parts, all_to_all_plan, all_to_all_program
+from tileweave.ops.collective import Collective
+from tileweave.ops.exchange import Moved, checked
+from tileweave.ops.groups import group_of
+from tileweave.ops.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
+from tileweave.ops.words import TILE, Lines, words_of
+from tileweave.runtime.compile_ahead import compile_ahead
+from tileweave.runtime.measure import interleaved, largest
+from tileweave.runtime.parameters import parameters_of
+
+ENGINES = ((8, 1), (8, 2), (16, 2), (32, 2), (16, 3))
+"""Pieces for each peer, and streams in which they go in turn."""
+TILES = (TILE, 2 * TILE)
+"""Bytes that a block moves at a time."""
+LONG_ROWS = 64
+"""Into so many rows an all-to-all's part without a gap was cut when it was measured first."""
+HEAP_BYTES = 24 << 30
+"""All variants of one collective are ready at a time."""
+
+
+class Variant(NamedTuple):
+    """One way to do it.
+
+    Attributes:
+        make: the tile program or the plan for a problem.
+        lays_out: whether what a rank gives is in its symmetric memory before, and in its place.
+    """
+
+    name: str
+    make: Callable[[Collective], Any]
+    lays_out: bool = False
+
+
+def cut(rows: int, height: int, pieces: int) -> list[slice]:
+    """Pieces of as many tiles of ``height`` rows each; the last one may be less."""
+    length = height * -(-rows // (height * pieces))
+    return [slice(low, min(low + length, rows)) for low in range(0, rows, length)]
+
+
+def lines_of(problem: Collective, tile: int = TILE, shared_out: bool = False) -> Lines:
+    """What moves as lines.
+
+    Args:
+        shared_out: whether each rank has a part of them.
+    """
+    if problem.op == "all_gather":
+        dtype, count = words_of(problem.nbytes)
+        return Lines.of(count, dtype, tile=tile)
+    count = problem.elements // problem.ranks if shared_out else problem.elements
+    return Lines.of(count, problem.tile_dtype, tile=tile)
+
+
+def by_engines(pieces: int, streams: int, problem: Collective) -> Any:
+    names = [f"copies {n}" for n in range(streams)]
+    if problem.op == "all_to_all":
+        parts = Parts.of(problem)
+        found = cut(parts.rows, parts.tile(TILE)[0], pieces)
+        return all_to_all_plan(parts, found, names)
+    plan_of = {"all_gather": all_gather_plan, "reduce_scatter": reduce_scatter_plan,
+               "all_reduce": all_reduce_plan}[problem.op]  # fmt: skip
+    lines = lines_of(problem, shared_out=problem.op != "all_gather")
+    return plan_of(lines, problem.ranks, cut(lines.rows, lines.height, pieces), names)
+
+
+def by_tiles(transport: str, tile: int, problem: Collective) -> Any:
+    if problem.op == "all_to_all":
+        return all_to_all_program(Parts.of(problem), transport, tile)
+    program = {"all_gather": all_gather_program, "reduce_scatter": reduce_scatter_program,
+               "all_reduce": two_phase_program}[problem.op]  # fmt: skip
+    lines = lines_of(problem, tile, shared_out=problem.op == "reduce_scatter")
+    return program(lines, problem.ranks, transport)
+
+
+def by_long_rows(transport: str, problem: Collective) -> Any:
+    """An all-to-all whose tiles are of rows far apart."""
+    parts = Parts.of(problem)
+    long = replace(parts, rows=LONG_ROWS, width=parts.rows * parts.width // LONG_ROWS)
+    return all_to_all_program(long, transport)
+
+
+def by_fetching(problem: Collective) -> Any:
+    """An all-gather whose copy engines fetch what each rank has laid out, in two pieces."""
+    dtype, count = words_of(problem.nbytes)
+    pieces, ranks = [slice(0, count // 4), slice(count // 4, count)], problem.ranks
+
+    @tw.plan
+    def fetching(
+        p: tw.Steps,
+        x: T.Tensor((count,), dtype),
+        given: W.Symmetric((count,), dtype),
+        out: T.Tensor((ranks, count), dtype),
+    ):
+        for n, piece in enumerate(pieces):
+            p.copy(given[p.rank, piece], x[piece])
+            for peer in p.peers():
+                p.copy(out[peer, piece], given[peer, piece], stream=f"fetch {n}")
+        p.copy(out[p.rank], x)
+
+    return fetching
+
+
+def by_fetching_alone(problem: Collective) -> Any:
+    """The same where all is laid out before: what copy engines fetch, and no copy beside it."""
+    dtype, count = words_of(problem.nbytes)
+    ranks = problem.ranks
+
+    @tw.plan
+    def fetching_alone(
+        p: tw.Steps,
+        x: T.Tensor((count,), dtype),
+        given: W.Symmetric((count,), dtype),
+        called: W.Symmetric((1,), "uint32"),
+        out: T.Tensor((ranks, count), dtype),
+    ):
+        p.write_value(called[p.rank, 0], 1)  # so nothing is ordered
+        for peer in p.peers():
+            p.copy(out[peer], given[peer], stream="fetch")
+
+    return fetching_alone
+
+
+def variants_of(op: str) -> list[Variant]:
+    found = [
+        Variant(
+            f"copy_engine, {pieces} pieces, {streams} streams", partial(by_engines, pieces, streams)
+        )
+        for pieces, streams in ENGINES
+    ]
+    found += [
+        Variant(f"{transport}, tiles of {tile >> 10} KiB", partial(by_tiles, transport, tile))
+        for transport in ("ldst", "tma")
+        for tile in TILES
+    ]
+    if op == "all_gather":
+        found.append(Variant("copy_engine, fetching", by_fetching))
+        found.append(Variant("copy_engine, fetching alone", by_fetching_alone, lays_out=True))
+    if op == "all_to_all":
+        found += [
+            Variant(f"{transport}, long rows", partial(by_long_rows, transport))
+            for transport in ("ldst", "tma")
+        ]
+    return found
+
+
+def contender_of(arena: exchanges.Arena, variant: Variant, steps: Any) -> Contender:
+    moved = Moved(steps)
+    arena.made.append(moved)
+    found = arena.into_out(moved)
+    if not variant.lays_out:
+        return found
+
+    def lay_out(given: exchanges.Inputs) -> None:
+        words = given.x.view(moved.memory[0].local.dtype)
+        moved.memory[0].local.copy_(words)
+        arena.out.fill_(torch.nan).view(arena.problem.ranks, -1)[arena.group.rank] = given.x
+
+    return replace(found, prepare=lay_out)
+
+
+def compare(
+    problem: Collective, programs: dict[Variant, Any], gathered: tw.SymmetricTensor, runs: int
+) -> bool:
+    """Time and check all variants; prints a row of each, the fastest first."""
+    begin, group = time.perf_counter(), group_of("")
+    arena = exchanges.Arena(problem, group, gathered)
+    contenders = {"auto": exchanges.MAKERS["ours"](arena)}
+    with suppress(Missing):
+        contenders["copies alone"] = exchanges.MAKERS["exchange/copies"](arena)
+    for variant, steps in programs.items():
+        contenders[variant.name] = contender_of(arena, variant, steps)
+    inputs, judge = list(islice(exchanges.Inputs.random(problem, group), INPUTS)), Judge(contenders)
+    ms = interleaved(
+        {name: contender.call for name, contender in contenders.items()},
+        inputs,
+        group,
+        warmups=3,
+        runs=runs,
+        before=lambda name, given: contenders[name].prepare(given),
+        after=judge,
+    )
+    errors = largest(judge.errors, group)
+    arena.close()
+    if group.rank == 0:
+        print(f"{problem.op}, {problem.nbytes >> 20} MiB, {time.perf_counter() - begin:.0f} s")
+        for name in sorted(ms, key=ms.get):
+            rate, wrong = (
+                problem.sent / ms[name] / 1e6,
+                f"  wrong: {errors[name]:.1e}" * (errors[name] > 0),
+            )
+            ratio = ms.get("copies alone", float("nan")) / ms[name]
+            print(
+                f"  {name:36} {ms[name]:8.4f} ms {rate:7.1f} GB/s {ratio:7.3f}{wrong}", flush=True
+            )
+    return not any(errors.values())
+
+
+def simulated(op: str, ranks: int = 3) -> None:
+    """All variants of a small one in the simulator; a fault raises, and so does a wrong result."""
+    count = ranks << 12
+    x = torch.empty(count, dtype=torch.float32, device="meta")
+    problem = checked(op, x, None, ranks, exchanges.COLLECTIVES[op])
+    rng = np.random.default_rng(0)
+    given = [rng.integers(-8, 9, count).astype(np.float32) for _ in range(ranks)]
+    parts = np.stack([g.reshape(ranks, -1) for g in given])
+    right = {
+        "all_gather": [np.concatenate(given)] * ranks,
+        "all_to_all": [parts[:, r].ravel() for r in range(ranks)],
+        "reduce_scatter": list(parts.sum(0)),
+        "all_reduce": [parts.sum(0).ravel()] * ranks,
+    }[op]
+    for variant in variants_of(op):
+        if variant.lays_out:
+            continue
+        steps = variant.make(problem)
+        declared, *_ = parameters_of(steps) if not isinstance(steps, tw.Plan) else steps.parameters
+        words = [g.view(declared.dtype).reshape(tuple(map(int, declared.shape))) for g in given]
+        found = tw.simulate(steps, ranks, [{"x": w} for w in words], schedules=1)
+        for mine, wanted in zip(found, right, strict=True):
+            if not np.array_equal(mine["out"].ravel().view(np.float32), wanted):
+                raise AssertionError(f"{op}: {variant.name} is wrong")
+    print(f"{op}: {len(variants_of(op))} variants, right on {ranks} simulated ranks")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("ops", nargs="*", default=[*exchanges.COLLECTIVES], metavar="OP")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 256], help="MiB of a rank")
+    parser.add_argument("--runs", type=int, default=10)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU: nothing was timed; small ones are simulated")
+        for op in options.ops:
+            simulated(op)
+        return 0
+    tw.init(heap_bytes=HEAP_BYTES)
+    group, begin = group_of(""), time.perf_counter()
+    problems = [
+        exchanges.problem_of(op, exchanges.size_of(size, group.world_size), torch.bfloat16)
+        for op in options.ops
+        for size in options.sizes
+    ]
+    gathered = tw.symmetric((max(p.ranks * p.elements for p in problems),), torch.bfloat16)
+    programs = [{v: v.make(problem) for v in variants_of(problem.op)} for problem in problems]
+    auto = [steps for problem in problems for steps in exchanges.programs(problem, group)]
+    compile_ahead([*auto, *(steps for each in programs for steps in each.values())])
+    if group.rank == 0:
+        print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)
+    ok = all(
+        [
+            compare(problem, made, gathered, options.runs)
+            for problem, made in zip(problems, programs, strict=True)
+        ]
+    )
+    if group.rank == 0:
+        print("right" if ok else "wrong")
+    tw.finalize()
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
