@@ -135,6 +135,8 @@ VALUES = {
     "begin": ({"cu_q": (4, 8, 16)}, r"cu_seqlens_q\[0\]=4; expected 0"),
     "order": ({"cu_k": (0, 24, 20)},
               r"cu_seqlens_k\[2\]=20; expected at least cu_seqlens_k\[1\]=24"),
+    "order of q": ({"cu_q": (0, 8, 4, 16), "cu_k": (0, 4, 8, 20), "causal": False},
+                   r"cu_seqlens_q\[2\]=4; expected at least cu_seqlens_q\[1\]=8"),
     "end": ({"cu_q": (0, 4, 12)}, r"cu_seqlens_q\[-1\]=12; expected 16, the rows of all ranks"),
     "a sequence": ({"cu_k": (0, 6, 20)},
                    "cu_seqlens_k: sequence 0 has length 6; expected a multiple of 4 for 2 ranks"),
