@@ -31,7 +31,8 @@ class Attended(NamedTuple):
     def add(self, other: Attended, rows: slice = _EVERY) -> None:
         """What ``rows`` have got from other keys, in place."""
         out, lse = self.out[:, :, rows], self.lse[:, :, rows]
-        out.addcmul_(other.out - out, torch.sigmoid(other.lse - lse).unsqueeze(-1))
+        out.mul_(torch.sigmoid(lse - other.lse).unsqueeze(-1))
+        out.addcmul_(other.out, torch.sigmoid(other.lse - lse).unsqueeze(-1))
         lse.copy_(torch.logaddexp(lse, other.lse))
 
 

@@ -1,0 +1,59 @@
+"""What ``tileweave bench`` judges attention by: PyTorch's back ends, an all-gather, a ring.
+
+    torchrun --nproc-per-node=2 tests/gpu/attention_judges.py
+
+Some rows of each result are compared with fp32, the others with PyTorch's flash. Without a GPU the
+same checks run with gloo, and with one back end.
+"""
+
+import os
+import sys
+from itertools import product
+
+import torch
+import torch.distributed as dist
+
+import tileweave as tw
+from tileweave.bench_attention import MAKERS, Arena, Inputs, problem_of
+from tileweave.bench_contenders import LOCAL, OURS, Judge, contenders_of
+from tileweave.bench_results import Length
+from tileweave.ops.groups import group_of
+
+GPU = torch.cuda.is_available()
+JUDGES = {name: make for name, make in MAKERS.items() if name not in (OURS, LOCAL)}
+ROWS, HEADS, KV_HEADS, HEAD_DIM = (1024, 32, 8, 128) if GPU else (32, 4, 2, 16)
+
+
+def fault(shape: Length, group) -> str:
+    """What is wrong, or ""."""
+    problem = problem_of(shape, group.world_size, torch.bfloat16)
+    given = next(Inputs.random(problem, group))
+    judges, missing = contenders_of(Arena(problem, group), given, 1, JUDGES)
+    judge = Judge(judges)
+    for name, contender in judges.items():
+        judge(name, given, contender.call(given))
+    wrong = {n: f"error {e:.1e}" for n, e in judge.errors.items() if not e <= shape.tolerance}
+    return "; ".join(f"{name}: {why}" for name, why in (wrong | missing if GPU else wrong).items())
+
+
+def main() -> int:
+    if GPU:
+        tw.init()
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    group = group_of("")
+    ranks, failed = group.world_size, 0
+    for batch, causal, layout in product((1, 2), (True, False), ("contiguous", "zigzag")):
+        shape = Length(batch, ROWS * ranks, HEADS, KV_HEADS, HEAD_DIM, causal, layout, ranks)
+        found = fault(shape, group)
+        failed += bool(found)
+        print(f"rank {group.rank}: {shape}: {found or 'right'}", flush=True)
+    if GPU:
+        tw.finalize()
+    elif dist.is_initialized():
+        dist.destroy_process_group()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
