@@ -18,6 +18,7 @@ from .sequence import attention_schedule, shard_sequence, unshard_sequence
 from .strategy import Strategy
 from .transport import Transport
 from .tuner import Tuned, tune
+from .ulysses import ulysses_attention
 
 __all__ = [
     "SequenceParallelAttention",
@@ -36,5 +37,6 @@ __all__ = [
     "strategy_of",
     "transport_of",
     "tune",
+    "ulysses_attention",
     "unshard_sequence",
 ]

@@ -136,7 +136,7 @@ def checked_attention(
         raise refused(
             op, f"k has {k_rows} rows on each rank and causal=True", f"at least {q_rows} as q"
         )
-    scale = _checked_scale(op, dim, softmax_scale)
+    scale = checked_scale(op, dim, softmax_scale)
     return AttentionProblem(
         batch if packed else len(q), q_rows, k_rows, heads, kv_heads, dim, v_dim, ranks,
         q.dtype, bool(causal), layout, scale, packed, op,
@@ -166,7 +166,12 @@ def _check_operands(
         raise refused(op, f"q has {heads} heads", f"a multiple of the {kv_heads} of k and v")
 
 
-def _checked_scale(op: str, dim: int, scale: float | None) -> float:
+def checked_scale(op: str, dim: int, scale: float | None) -> float:
+    """By which products of q and k, of ``dim`` numbers each, are multiplied.
+
+    Raises:
+        TileWeaveError: ``scale`` is no positive number.
+    """
     if scale is None:
         return dim**-0.5
     if not isinstance(scale, (int, float)) or not isfinite(scale) or scale <= 0:

@@ -33,3 +33,9 @@ def define(
         torch.library.register_autograd(
             f"tileweave::{name}", gradients, setup_context=save, lib=_LIBRARY
         )
+
+
+def define_composite(schema: str, function: Callable[..., Any]) -> None:
+    """An operator made of others, whose gradients it has."""
+    _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
+    _LIBRARY.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")

@@ -1,0 +1,235 @@
+"""tileweave.ops.ulysses_attention between real GPUs: values, gradients, many calls, graphs.
+
+    torchrun --nproc-per-node=4 tests/gpu/ulysses.py [CHECK ...] [--transports ...]
+
+Results are compared with fp32 attention over the whole sequence, which every rank computes. Without
+a GPU the same checks, but for that of graphs, run with gloo, on small shapes: that tries this file.
+"""
+
+import argparse
+import os
+import sys
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import scaled_dot_product_attention
+
+import tileweave as tw
+from tileweave import ops
+from tileweave.ops import nccl
+from tileweave.ops.groups import group_of
+
+GPU = torch.cuda.is_available()
+TRANSPORTS = ["auto", "copy_engine", "tma", "ldst", "nccl"] if GPU else ["auto"]
+HEAP_BYTES = 6 << 30
+VALUE_ERROR, GRADIENT_ERROR = 2e-2, 2e-2
+"""Largest absolute error of results of inputs drawn from N(0, 1); relative norm of gradients'."""
+
+
+class Case(NamedTuple):
+    """Extents of the whole sequence. Heads are those of one rank; 0 of k and v are one for all
+    ranks."""
+
+    batch: int
+    rows: int
+    keys: int
+    heads: int
+    kv_heads: int
+    width: int
+    v_width: int
+    causal: bool
+    dtype: torch.dtype = torch.bfloat16
+
+
+CASES = [
+    Case(1, 2048, 2048, 4, 4, 128, 128, True),
+    Case(1, 2048, 2048, 4, 1, 128, 128, True),
+    Case(2, 1024, 1024, 4, 2, 64, 64, False),
+    Case(2, 1024, 1024, 4, 1, 64, 64, True, torch.float16),
+    Case(1, 1024, 3072, 4, 4, 128, 128, True),
+    Case(1, 1024, 3072, 4, 1, 128, 128, True),
+    Case(3, 512, 1536, 2, 0, 128, 128, True),
+    Case(1, 1024, 1024, 4, 0, 128, 128, False),
+    Case(1, 1024, 1024, 2, 2, 192, 128, True),
+    Case(1, 1000, 1016, 2, 1, 80, 80, True),
+]
+
+
+class Attention:
+    """One call with its inputs; what is right."""
+
+    def __init__(self, case: Case, transport: str, seed: int) -> None:
+        self.case, self.transport, self.group = case, transport, group_of("")
+        self.device = torch.device("cuda", torch.cuda.current_device()) if GPU else "cpu"
+        ranks = self.group.world_size
+        kv = case.kv_heads * ranks or 1
+        shapes = {
+            "q": (case.rows, case.heads * ranks, case.width),
+            "k": (case.keys, kv, case.width),
+            "v": (case.keys, kv, case.v_width),
+            "grad": (case.rows, case.heads * ranks, case.v_width),
+        }
+        torch.manual_seed(1000 * seed + self.group.rank)
+        self.q, self.k, self.v, self.grad = (
+            torch.randn(
+                case.batch, -(-n // ranks), *more, dtype=case.dtype, device=self.device
+            ).requires_grad_(name != "grad")
+            for name, (n, *more) in shapes.items()
+        )
+
+    def __call__(self) -> torch.Tensor:
+        return ops.ulysses_attention(
+            self.q, self.k, self.v, causal=self.case.causal, transport=self.transport
+        )
+
+    def gathered(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows of all ranks in fp32."""
+        every = nccl.all_gather(x.detach()[None], self.group)
+        return torch.cat([*every], 1).float()
+
+    @torch.enable_grad()
+    def right(self) -> list[torch.Tensor]:
+        """The result and the gradients."""
+        whole = [self.gathered(x).requires_grad_() for x in (self.q, self.k, self.v)]
+        q, k, v = (x.transpose(1, 2) for x in whole)
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=self.device)
+        if self.case.causal:
+            seen = seen.tril(k.shape[2] - q.shape[2])
+        out = scaled_dot_product_attention(q, k, v, seen).transpose(1, 2)
+        gradients = torch.autograd.grad(out, whole, self.gathered(self.grad))
+        return [
+            x.detach().chunk(self.group.world_size, 1)[self.group.rank] for x in (out, *gradients)
+        ]
+
+    def fault(self, out: torch.Tensor, right: torch.Tensor) -> str:
+        """What is wrong with a result, or ""."""
+        if out.shape != right.shape or out.dtype != self.case.dtype:
+            return f"{self.case}: {tuple(out.shape)} {out.dtype}; expected {tuple(right.shape)}"
+        error = (out.float() - right).abs().max().item()
+        return "" if error <= VALUE_ERROR else f"{self.case}: largest error {error:.1e}"
+
+
+def attentions(transport: str) -> list[Attention]:
+    return [Attention(case, transport, seed) for seed, case in enumerate(CASES)]
+
+
+def check_values(transport: str) -> str:
+    for one in attentions(transport):
+        with torch.no_grad():
+            if fault := one.fault(one(), one.right()[0]):
+                return fault
+    return ""
+
+
+def check_gradients(transport: str) -> str:
+    """Eager, and compiled."""
+
+    def f(q, k, v, causal):
+        return ops.ulysses_attention(q, k, v, causal=causal, transport=transport)
+
+    for one in attentions(transport):
+        right, given = one.right(), (one.q, one.k, one.v)
+        torch.compiler.reset()
+        for how in (f, torch.compile(f, backend="aot_eager", fullgraph=True)):
+            out = how(*given, one.case.causal)
+            if fault := one.fault(out.detach(), right[0]):
+                return fault
+            found = torch.autograd.grad(out, given, one.grad)
+            for name, gradient, expected in zip("qkv", found, right[1:], strict=True):
+                error = ((gradient.float() - expected).norm() / expected.norm()).item()
+                if not error <= GRADIENT_ERROR:
+                    return f"{one.case}: gradient of {name}: relative error {error:.1e}"
+    return ""
+
+
+def check_back_to_back(transport: str, calls: int = 60) -> str:
+    """Many calls, forwards and backwards, without the host waiting; ranks late at random."""
+    every = [Attention(case, transport, seed) for case in CASES[:3] for seed in (7, 8, 9)]
+    rights = [one.right() for one in every]
+    torch.manual_seed(1)
+    choice = torch.randint(len(every), (calls,)).tolist()
+    torch.manual_seed(100 + group_of("").rank)
+    found = []
+    for which in choice:
+        one = every[which]
+        if GPU and torch.rand(()) < 0.3:
+            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
+        out = one()
+        gradients = torch.autograd.grad(out, (one.q, one.k, one.v), one.grad)
+        found.append((which, out.detach(), gradients))
+    for which, out, gradients in found:
+        if fault := every[which].fault(out, rights[which][0]):
+            return fault
+        for gradient, expected in zip(gradients, rights[which][1:], strict=True):
+            if not (gradient.float() - expected).norm() <= GRADIENT_ERROR * expected.norm():
+                return f"{every[which].case}: gradients are wrong"
+    return ""
+
+
+def check_graph(transport: str, replays: int = 20) -> str:
+    """Calls of all cases in one graph, replayed with inputs that change."""
+    given = attentions(transport)[:5]
+    with torch.no_grad():
+        for one in given:
+            one()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs = [one() for one in given]
+        for number in range(replays):
+            for one in given:
+                for x in (one.q, one.k, one.v):
+                    x.normal_()
+            graph.replay()
+            if number % 5 == 0:
+                for one, out in zip(given, outs, strict=True):
+                    if fault := one.fault(out, one.right()[0]):
+                        return f"replay {number}: {fault}"
+    return ""
+
+
+CHECKS = {
+    "values": check_values,
+    "gradients": check_gradients,
+    "back to back": check_back_to_back,
+    "graph": check_graph,
+}
+NEED_GPU = ("graph",)
+
+
+def main() -> int:
+    global CASES
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
+    parser.add_argument("--transports", nargs="+", default=TRANSPORTS[:1], choices=TRANSPORTS)
+    options = parser.parse_args()
+    if GPU:
+        tw.init(heap_bytes=HEAP_BYTES)
+    else:
+        CASES = [c._replace(rows=c.rows // 64 * 4, keys=c.keys // 64 * 4) for c in CASES]
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            dist.init_process_group("gloo")
+    group = group_of("")
+    failed = 0
+    for name in options.checks or CHECKS:
+        for transport in options.transports:
+            if not GPU and name in NEED_GPU:
+                print(f"rank {group.rank}: {name}: not run: no GPU", flush=True)
+                continue
+            fault = CHECKS[name](transport)
+            failed += bool(fault)
+            group.synchronize()
+            group.meet("check")
+            by = transport if GPU else "gloo"
+            print(f"rank {group.rank}: {name} by {by}: {fault or 'right'}", flush=True)
+    if GPU:
+        tw.finalize()
+    elif dist.is_initialized():
+        dist.destroy_process_group()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
