@@ -41,9 +41,7 @@ def problem_of(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4:
             raise refused(NAME, f"{name} has shape {tuple(tensor.shape)}", "four extents")
-    problem = checked_attention(
-        q, k, v, ranks, causal=causal, softmax_scale=softmax_scale, op=NAME
-    )
+    problem = checked_attention(q, k, v, ranks, causal=causal, softmax_scale=softmax_scale, op=NAME)
     if problem.heads % ranks:
         raise refused(
             NAME, f"q has {problem.heads} heads", f"a multiple of {ranks} for {ranks} ranks"
@@ -113,7 +111,7 @@ def _ulysses_attention(
     """See ``ulysses_attention``; all is checked before the first exchange."""
     ranks = group_of(group)
     problem = problem_of(q, k, v, causal, softmax_scale, ranks.world_size)
-    for each in exchanges_of(problem):
+    for each in exchanges_of(problem) if transport != "auto" else ():  # which makes any exchange
         chosen(transport, replace(each, op=NAME), q.device, ranks, EXCHANGES[each.op])
     if not torch.compiler.is_compiling():
         agree(ranks, problem, transport)
