@@ -1,0 +1,112 @@
+"""The gradients of attention over a sharded sequence between real GPUs, against the reference's.
+
+    torchrun --nproc-per-node=4 tests/gpu/attention_backward.py [--transport ldst]
+
+Without a GPU the same on small shapes with gloo: that tries this file.
+"""
+
+import argparse
+import os
+import sys
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import tileweave as tw
+from tileweave.ops.attention_backward import sp_attention_backward
+from tileweave.ops.attention_reference import gathered_attention
+from tileweave.ops.groups import group_of
+
+GPU = torch.cuda.is_available()
+HEAP_BYTES = 6 << 30
+UNIT = 128 if GPU else 4
+"""Rows of which each rank's part of a sequence is a multiple."""
+ERROR = 1e-2
+"""Relative norm, of inputs drawn from N(0, 1)."""
+
+
+class Case(NamedTuple):
+    """``lengths`` of q and k are a rank's, in units: of each sequence of a batch, or of those that
+    are packed."""
+
+    lengths: list[tuple[int, int]]
+    heads: int
+    kv_heads: int
+    width: int
+    v_width: int
+    dtype: torch.dtype = torch.bfloat16
+    batch: int = 0
+
+
+CASES = [
+    Case([(16, 16)], 8, 2, 128, 128, batch=1),
+    Case([(8, 8)], 4, 4, 64, 64, torch.float16, batch=3),
+    Case([(4, 12)], 8, 1, 128, 128, batch=2),
+    Case([(8, 8)], 4, 4, 192, 128, batch=1),
+    Case([(2, 2), (5, 5), (1, 7), (0, 3)], 8, 2, 128, 128),
+    Case([(4, 4)], 4, 2, 80, 48, torch.float32, batch=1),
+]
+
+
+def fault(case: Case, causal: bool, layout: str, transport: str) -> str:
+    """What is wrong, or ""."""
+    group, device = group_of(""), "cuda" if GPU else "cpu"
+    q_rows, k_rows = (UNIT * sum(x) for x in zip(*case.lengths, strict=True))
+    batch = (case.batch,) if case.batch else ()
+    q, k, v, grad = (
+        torch.randn(*batch, *shape, dtype=case.dtype, device=device)
+        for shape in (
+            (q_rows, case.heads, case.width), (k_rows, case.kv_heads, case.width),
+            (k_rows, case.kv_heads, case.v_width), (q_rows, case.heads, case.v_width),
+        )
+    )  # fmt: skip
+    options = {"causal": causal, "layout": layout}
+    if not case.batch:
+        offsets = torch.tensor([(0, 0), *case.lengths], device=device).cumsum(0)
+        offsets = (offsets * UNIT * group.world_size).int()
+        options |= {"cu_seqlens_q": offsets[:, 0].clone(), "cu_seqlens_k": offsets[:, 1].clone()}
+    leaves = [x.float().requires_grad_() for x in (q, k, v)]
+    out, lse = gathered_attention(*leaves, **options)
+    expected = torch.autograd.grad(out, leaves, grad.float())
+    out = out.detach().to(case.dtype)
+    for _ in range(3):
+        found = sp_attention_backward(
+            grad, q, k, v, out, lse.detach(), transport=transport, **options
+        )
+        for name, x, y in zip("qkv", found, expected, strict=True):
+            if x.shape != y.shape or x.dtype != case.dtype:
+                return f"gradient of {name}: {tuple(x.shape)} {x.dtype}"
+            error = ((x.float() - y).norm() / y.norm()).item()
+            if not error <= ERROR:
+                return f"gradient of {name}: relative error {error:.1e}"
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--transport", default="auto")
+    options = parser.parse_args()
+    if GPU:
+        tw.init(heap_bytes=HEAP_BYTES)
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    group, failed = group_of(""), 0
+    torch.manual_seed(group.rank)
+    for case in CASES:
+        for layout in ("contiguous", "zigzag"):
+            for causal in (False, True):
+                found = fault(case, causal, layout, options.transport)
+                failed += bool(found)
+                mask = "causal" if causal else "full"
+                what = f"{layout}, {mask}: {case}"
+                print(f"rank {group.rank}: {what}: {found or 'right'}", flush=True)
+    if GPU:
+        tw.finalize()
+    elif dist.is_initialized():
+        dist.destroy_process_group()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
