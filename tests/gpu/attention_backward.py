@@ -22,7 +22,7 @@ GPU = torch.cuda.is_available()
 HEAP_BYTES = 6 << 30
 UNIT = 128 if GPU else 4
 """Rows of which each rank's part of a sequence is a multiple."""
-ERROR = 1e-2
+ERROR = 2e-2
 """Relative norm, of inputs drawn from N(0, 1)."""
 
 
