@@ -128,10 +128,14 @@ def op_name(call) -> str:
     return getattr(getattr(call, "op", None), "name", "")
 
 
+_EFFECTS = (tirx.CallEffectKind.UpdateState.value, 6)
+"""Changes of state and jumps. What TVM counts in between, addresses and hints, does nothing."""
+
+
 def has_effect(call: tirx.Call) -> bool:
     """Whether ``call`` may do something, or answer otherwise each time."""
     effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, tvm.ir.Op) else None
-    return effect is None or effect.value >= tirx.CallEffectKind.UpdateState.value
+    return effect is None or effect.value in _EFFECTS
 
 
 def uses_tileweave(func: tirx.PrimFunc) -> bool:

@@ -9,7 +9,7 @@ from tileweave import language as W
 M, N, K = 512, 512, 512
 
 
-def show(name, by_threads=False):
+def show(name, by_threads=False, waits_inside=False):
     @T.prim_func
     def program(
         A: W.Symmetric((M, K), "bfloat16"),
@@ -21,9 +21,12 @@ def show(name, by_threads=False):
             A_tile = T.alloc_shared((128, 64), "bfloat16")
             B_tile = T.alloc_shared((128, 64), "bfloat16")
             total = T.alloc_fragment((128, 128), "float32")
-            W.wait_ge(F[W.rank(), by], 1)
+            if not waits_inside:
+                W.wait_ge(F[W.rank(), by], 1)
             T.clear(total)
             for k in T.Pipelined(K // 64, num_stages=3):
+                if waits_inside:
+                    W.wait_ge(F[W.rank(), k], 1)
                 if by_threads:
                     for i, j in T.Parallel(128, 64):
                         A_tile[i, j] = T.max(A[W.rank(), by * 128 + i, k * 64 + j], T.bfloat16(0))
@@ -51,6 +54,16 @@ def show(name, by_threads=False):
 # CHECK: } else {
 # CHECK-NOT: < 32) {
 show("by_tma")
+
+# A wait for each round is the same warp's.
+# CHECK-LABEL: TEST: waits_inside
+# CHECK: if ((((int)threadIdx.x) & 127) < 32) {
+# CHECK-NEXT: for (int k = 0; k < 8; ++k) {
+# CHECK: tw::wait_ge
+# CHECK: if (tl::tl_shuffle_elect<128>()) {
+# CHECK: } else {
+# CHECK-NOT: < 32) {
+show("waits_inside", waits_inside=True)
 
 # Every producer thread loads and arrives: none is left behind.
 # CHECK-LABEL: TEST: by_threads

@@ -117,7 +117,8 @@ class Program:
         threads: its thread axes.
         kernel: its statement, with the source line of ``T.Kernel``.
         body: the kernel's body, before and behind which statements can be put.
-        values: of the variables that it binds.
+        values: of the variables that it binds, and of ``registers``.
+        registers: variables that stand for what a T.alloc_var holds somewhere.
         unordered: what is left out of ``accesses`` because the program says so.
     """
 
@@ -128,6 +129,7 @@ class Program:
     kernel: tirx.Stmt | None = None
     body: tirx.Stmt | None = None
     values: dict[tirx.Var, tirx.PrimExpr] = field(default_factory=dict)
+    registers: set[tirx.Var] = field(default_factory=set)
 
 
 def collect_accesses(func: tirx.PrimFunc, tensors: Iterable[tirx.Buffer]) -> Program:
@@ -195,6 +197,7 @@ class _Collector:
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "local.var":
             value = tirx.Var(stmt.buffer.name, stmt.value.dtype)
             self.program.values[value] = self._resolved(stmt.value)
+            self.program.registers.add(value)
             self._registers[stmt.buffer.data] = value
         return stmt
 

@@ -14,6 +14,7 @@ from ...builtins.errors import LanguageError
 from .accesses import Access, Kind
 from .board import volumes
 from .boxes import Boxes
+from .space import Loop
 from .symbols import Symbols
 from .traffic import Traffic
 
@@ -56,12 +57,19 @@ class Granules:
                 number = number * count + np.minimum(start // size, count - 1)
         return np.asarray(number)
 
-    def index(self, access: Access, symbols: Symbols) -> tirx.PrimExpr:
-        """The same as an expression that can stand at the access."""
+    def index(
+        self, access: Access, symbols: Symbols, left: Sequence[Loop], *, in_place: bool = False
+    ) -> tirx.PrimExpr:
+        """The same as an expression that can stand at the access, outside the loops ``left``.
+
+        Args:
+            in_place: whether it may name what the program binds; see ``Symbols.in_place``.
+        """
         number: tirx.PrimExpr = tirx.IntImm("int32", 0)
-        starts = access.starts[1:]
-        for start, size, count in zip(starts, self.size, self.counts, strict=True):
-            number = number * count + symbols.at_start(start, access.inner) // size
+        resolved = symbols.in_place if in_place else symbols.at_start
+        loops = [*left, *access.inner]
+        for start, size, count in zip(access.starts[1:], self.size, self.counts, strict=True):
+            number = number * count + resolved(start, loops) // size
         return symbols.simplified(number, access)
 
     def of_cells(self, traffic: Traffic) -> np.ndarray:

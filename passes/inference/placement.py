@@ -16,6 +16,9 @@ from .boxes import Boxes
 from .space import Loop
 
 
+_ALWAYS = np.ones((), np.bool_)
+
+
 @dataclass
 class Placement:
     """What to insert, and where."""
@@ -68,16 +71,34 @@ def at_line_of(anchor: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt:
     return mark(stmt)
 
 
-def loops_kept(access: Access, boxes: Boxes, values: list[np.ndarray]) -> int:
+def loops_kept(
+    access: Access, boxes: Boxes, values: list[np.ndarray], *, guarded: bool = False
+) -> int:
     """How many of the loops around ``access`` a statement must stay in that uses ``values``: it may
-    leave those in which neither they nor the conditions vary."""
+    leave those in which neither they nor the conditions vary.
+
+    Args:
+        guarded: whether the statement asks, outside a loop whose rounds are not always as many,
+            whether there is a first one; see ``asks_for_round``.
+    """
     kept = len(access.loops)
     while kept and access.around[kept - 1] is not None:
         inside = access.guards[kept - 1] == len(access.conditions)
-        if not inside or any(_varies(v, kept, boxes.mask) for v in (*values, boxes.mask)):
+        if not inside or any(_varies(v, kept, boxes.mask) for v in values):
+            break
+        if _varies(boxes.mask, kept, _ALWAYS) and not (guarded and asks_for_round(boxes, kept - 1)):
             break
         kept -= 1
     return kept
+
+
+def asks_for_round(boxes: Boxes, loop: int) -> bool:
+    """Whether the access happens in the first round of the loop of this number if in any, but not
+    always in as many."""
+    mask, axis = boxes.mask, loop + 1
+    if not _varies(mask, axis, _ALWAYS):
+        return False
+    return bool(np.array_equal(mask.any(axis=axis), mask.take(0, axis=axis)))
 
 
 def loops_shared(one: Access, other: Access) -> int:
@@ -102,7 +123,8 @@ def anchor_of(access: Access, kept: int) -> tirx.Stmt:
 
 
 def _varies(values: np.ndarray, axis: int, mask: np.ndarray) -> bool:
+    """Whether ``values`` differ along an axis from the first ones, where the mask holds."""
     values = np.asarray(values)
     if values.ndim <= axis or values.shape[axis] == 1:
         return False
-    return bool(np.any(values != np.take(values, [0], axis=axis)))
+    return bool(np.any((values != np.take(values, [0], axis=axis)) & mask))

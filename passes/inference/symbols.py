@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from tilelang import tvm
 from tvm import tirx
@@ -17,7 +17,7 @@ class Symbols:
     """Inlines and simplifies expressions of one program."""
 
     def __init__(self, program: Program, world_size: int) -> None:
-        self._values = program.values
+        self._values, self._registers = program.values, program.registers
         self._rank = tirx.Var("rank", "int32")
         self._world_size = world_size
         self._rank_call = tirx.call_intrin("int32", tvm.ir.Op.get("tileweave.rank"))
@@ -29,11 +29,21 @@ class Symbols:
 
     def inlined(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
         """``expr`` without variables that the program binds."""
-        bound = {v: self._values[v] for v in _variables(expr) if v in self._values
+        return self._without(expr, self._values)
+
+    def in_place(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
+        """``at_start``; but where there are no loops to leave, ``expr`` as it stands in the
+        program, by the variables that it binds: it may be long without them."""
+        if loops := list(loops):
+            return self.at_start(expr, loops)
+        return self._without(expr, self._registers)
+
+    def _without(self, expr: tirx.PrimExpr, some: Container[tirx.Var]) -> tirx.PrimExpr:
+        bound = {v: self._values[v] for v in _variables(expr) if v in some and v in self._values
                  and op_name(self._values[v]) != "tl.launch_thread_idx"}  # fmt: skip
         if not bound:
             return expr
-        return self.inlined(substitute(expr, bound))
+        return self._without(substitute(expr, bound), some)
 
     def at_start(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
         """``expr`` in the first round of ``loops``."""

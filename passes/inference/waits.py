@@ -12,7 +12,7 @@ from .board import volumes
 from .boxes import Boxes
 from .exchange import Exchange, by_rank
 from .granules import Counter
-from .placement import anchor_of, loops_kept, moved
+from .placement import anchor_of, asks_for_round, loops_kept, moved
 from .space import Loop
 
 
@@ -20,7 +20,8 @@ def place_waits(exchange: Exchange) -> None:
     """Put a wait before each access that needs what others bring.
 
     It stands outside the loops in which it would wait for the same granule, unless others wait for
-    what they write: this wait could be for those. Where an earlier wait
+    what they write: this wait could be for those. Outside a loop that may have no round it asks
+    whether there is one. Where an earlier wait
     of the same block for the same granule always comes first, there is none.
 
     Before: ``T.copy(S[me, row, 0], tile)``
@@ -36,7 +37,7 @@ def place_waits(exchange: Exchange) -> None:
 def wait_depth(exchange: Exchange, counter: Counter, boxes: Boxes) -> int:
     """How many loops around the access its wait stays in."""
     access = boxes.access
-    kept = loops_kept(access, boxes, [boxes.home, counter.granules.of(boxes)])
+    kept = loops_kept(access, boxes, [boxes.home, counter.granules.of(boxes)], guarded=True)
     while kept < len(access.loops) and _signals_in(exchange, access.loops[kept]):
         kept += 1
     return kept
@@ -54,16 +55,20 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
     access, symbols, name = boxes.access, exchange.symbols, counter.traffic.tensor.name
     kept = wait_depth(exchange, counter, boxes)
     left = access.loops[kept:]
-    home = symbols.simplified(symbols.at_start(access.starts[0], [*left, *access.inner]), access)
-    index = symbols.at_start(counter.granules.index(access, symbols), left)
-    granule = symbols.simplified(index, access)
-    key = f"{home} {granule}"
+    loops = [*left, *access.inner]
+    first = symbols.simplified(symbols.at_start(access.starts[0], loops), access)
+    key = f"{first} {counter.granules.index(access, symbols, left)}"
     for other_key, other, other_kept in done:
         if key == other_key and dominates(other, other_kept, access, kept):
             exchange.note("wait", access, name, f"the wait at {other.line} serves for it, too")
             return
-    if not boxes.outside:
+    rounds = [
+        loop.extent for number, loop in enumerate(left, kept) if asks_for_round(boxes, number)
+    ]
+    if not boxes.outside and not rounds:
         done.append((key, access, kept))
+    home = symbols.simplified(symbols.in_place(access.starts[0], loops), access)
+    granule = counter.granules.index(access, symbols, left, in_place=True)
     arrivals = _arrivals(counter, boxes, home, granule)
     target = exchange.epochs_of(counter.traffic.tensor) * arrivals
     flag = exchange.flag(counter, symbols.rank, home, granule)
@@ -73,6 +78,9 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
         others = tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank)
         stmt = tirx.IfThenElse(symbols.simplified(others, access), stmt, None)
     stmt = exchange.guarded(stmt, boxes, lambda e: symbols.simplified(e, access), left)
+    for extent in rounds:
+        some = tirx.GT(symbols.at_start(extent, left), 0)
+        stmt = tirx.IfThenElse(symbols.simplified(some, access), stmt, None)
     exchange.placement.put_before(anchor_of(access, kept), stmt, access)
     needs = {
         "read": f"reads what {'additions' if counter.kind == 'add' else 'writes'} bring",

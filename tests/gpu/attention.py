@@ -1,0 +1,345 @@
+"""Attention over a sharded sequence between real GPUs: values, calls back to back, graphs.
+
+    torchrun --nproc-per-node=4 tests/gpu/attention.py [CHECK ...] [--count N] [--seed S]
+
+Configurations are drawn at random, the same on all ranks. Results are compared with the reference
+in fp32, which each rank computes alone. Without a GPU the same checks, but for that of graphs, run
+with gloo: that tries this file, not the kernels.
+"""
+
+import argparse
+import os
+import random
+import sys
+import warnings
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+import tileweave as tw
+from tileweave import ops
+from tileweave.ops.attention_problem import DTYPES, HEAD_DIMS, checked_attention
+from tileweave.ops.attention_reference import reference_attention
+from tileweave.ops.groups import group_of
+from tileweave.ops.sequence import PARTS, Sharding
+
+GPU = torch.cuda.is_available()
+STRATEGY = "fused" if GPU else "nccl"
+DEVICE = "cuda" if GPU else "cpu"
+HEAP_BYTES = 4 << 30
+TOLERANCE, LSE_TOLERANCE = 2e-2, 2e-3
+"""Largest absolute errors, of inputs from N(0, 1)."""
+SIZES = (1, 3, 16, 40, 64, 127, 128, 129, 200, 320, 512)
+"""Rows of a chunk."""
+HEADS = ((1, 1), (4, 4), (4, 2), (8, 2), (6, 1))
+"""Of q, and of k and v."""
+LARGE = 4 if GPU else 1
+"""Chunks are as many times as large as ``SIZES`` at most."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration.
+
+    Attributes:
+        lengths: of q and of k, of each whole sequence.
+        dims: of a head of q and k, and of v.
+        sliced: whether k and v lie in memory side by side.
+    """
+
+    lengths: tuple[tuple[int, int], ...]
+    packed: bool
+    causal: bool
+    layout: str
+    heads: tuple[int, int]
+    dims: tuple[int, int]
+    dtype: torch.dtype
+    scale: float | None = None
+    sliced: bool = False
+
+    @classmethod
+    def drawn(cls, draw: random.Random) -> "Case":
+        packed, causal = draw.random() < 0.5, draw.random() < 0.6
+        layout = draw.choice(sorted(PARTS))
+        chunks = Sharding(layout, group_of("").world_size).chunks
+        count = draw.randint(1, 5 if packed else 3)
+        lengths = [_lengths(draw, causal) for _ in range(count)]
+        if packed and draw.random() < 0.2:  # no queries: with keys or without
+            lengths.insert(draw.randint(0, count), (0, draw.choice((0, 1, 64))))
+        if not packed:
+            lengths = lengths[:1] * count
+        return cls(
+            tuple((chunks * q, chunks * k) for q, k in lengths), packed, causal, layout,
+            draw.choice(HEADS), draw.choice(HEAD_DIMS), draw.choice(DTYPES),
+            draw.choice((None, None, 0.3)), draw.random() < 0.1,
+        )  # fmt: skip
+
+    @property
+    def group(self) -> str:
+        """Which line tells of it."""
+        words = "packed" if self.packed else "batch", "causal" if self.causal else "full"
+        return " ".join((*words, self.layout))
+
+    @property
+    def offsets(self) -> list[torch.Tensor] | list[None]:
+        """``cu_seqlens`` of q and of k, on the host."""
+        if not self.packed:
+            return [None, None]
+        return [torch.tensor([0, *n]).cumsum(0).int() for n in zip(*self.lengths, strict=True)]
+
+
+def _lengths(draw: random.Random, causal: bool) -> tuple[int, int]:
+    """Rows of a chunk of q and of k."""
+    q, k = (draw.choice(SIZES) * draw.randint(1, LARGE) for _ in range(2))
+    if draw.random() < 0.5:
+        k = q
+    return (min(q, k), max(q, k)) if causal else (q, k)
+
+
+class Run:
+    """A configuration with inputs."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, group = case, group_of("")
+        self.rank, self.ranks = group.rank, group.world_size
+        self.offsets = case.offsets
+        given = self.offsets
+        maxima = [max(n) for n in zip(*case.lengths, strict=True)] if case.packed else [None] * 2
+        self.more = {
+            "causal": case.causal,
+            "layout": case.layout,
+            "cu_seqlens_q": given[0] if given[0] is None else given[0].to(DEVICE),
+            "cu_seqlens_k": given[1] if given[1] is None else given[1].to(DEVICE),
+            "max_seqlen_q": maxima[0],
+            "max_seqlen_k": maxima[1],
+            "softmax_scale": case.scale,
+        }
+        self.whole = self.fresh()
+        q, k, v = (shards[self.rank].clone() for shards in self.shards())
+        if case.sliced:
+            k, v = torch.cat((k, v), -1).split(case.dims, -1)
+        self.given = q, k, v
+        self.problem = checked_attention(*self.given, self.ranks, **self.more)
+
+    def fresh(self) -> list[torch.Tensor]:
+        """Whole sequences of random numbers, the same on all ranks."""
+        case = self.case
+        dims = (case.dims[0], *case.dims)
+        heads = (case.heads[0], case.heads[1], case.heads[1])
+        shapes = []
+        for which, head, dim in zip((0, 1, 1), heads, dims, strict=True):
+            rows = [n[which] for n in case.lengths]
+            shapes.append(((sum(rows),) if case.packed else (len(rows), rows[0])) + (head, dim))
+        return [torch.randn(shape, device=DEVICE).to(case.dtype) for shape in shapes]
+
+    def shards(self) -> list[list[torch.Tensor]]:
+        """Of q, k and v, of all ranks."""
+        q, k = self.offsets
+        dim = 0 if self.case.packed else 1
+        return [
+            [
+                ops.shard_sequence(x, rank, self.ranks, self.case.layout, dim, cu)
+                for rank in range(self.ranks)
+            ]
+            for x, cu in zip(self.whole, (q, k, k), strict=True)
+        ]
+
+    def refill(self) -> None:
+        self.whole = self.fresh()
+        self.load([shards[self.rank] for shards in self.shards()])
+
+    def load(self, values: list[torch.Tensor]) -> None:
+        for operand, value in zip(self.given, values, strict=True):
+            operand.copy_(value)
+
+    def call(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops.sp_attention(*self.given, **self.more, return_lse=True, strategy=STRATEGY)
+
+    def right(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """In fp32."""
+        qs, ks, vs = self.shards()
+        return reference_attention(self.problem, self.rank, qs[self.rank], ks, vs, *self.offsets)
+
+    def errors(self, found, right=None) -> tuple[float, float]:
+        """Of the result and of the logarithms of the sums."""
+        (out, lse), (right, sums) = found, right or self.right()
+        if out.shape != right.shape or lse.shape != sums.shape or out.dtype != right.dtype:
+            return float("inf"), float("inf")
+        return _error(out, right), _error(lse, sums)
+
+    def fault(self, found, right=None) -> str:
+        error, of_lse = self.errors(found, right)
+        if error <= TOLERANCE and of_lse <= LSE_TOLERANCE:
+            return ""
+        return f"{self.case}: error {error:.1e}, of lse {of_lse:.1e}"
+
+
+def _error(found: torch.Tensor, right: torch.Tensor) -> float:
+    error = (found.float() - right.float()).abs().max().item() if found.numel() else 0.0
+    return error if error == error else float("inf")
+
+
+def drawn(options: argparse.Namespace, count: int) -> list[Case]:
+    """The first configurations of a seed."""
+    draw = random.Random(options.seed)
+    torch.manual_seed(options.seed)
+    return [Case.drawn(draw) for _ in range(count)]
+
+
+def check_values(options: argparse.Namespace) -> str:
+    """Each configuration twice, with other inputs; a line for each kind, then the first fault."""
+    faults, count, worst = [], Counter(), {}
+    for case in drawn(options, options.count):
+        run = Run(case)
+        for _ in range(2):
+            run.refill()
+            found = run.call()
+            right = run.right()
+            errors = run.errors(found, right)
+            before = worst.get(case.group, (0.0, 0.0))
+            worst[case.group] = tuple(map(max, before, errors))
+            if fault := run.fault(found, right):
+                faults.append(fault)
+                break
+        count[case.group] += 1
+    for group in sorted(count):
+        error, of_lse = worst[group]
+        say(f"values: {group}: {count[group]} configurations, error {error:.1e}, lse {of_lse:.1e}")
+    return f"{len(faults)} of {options.count} are wrong; {faults[0]}" if faults else ""
+
+
+def check_back_to_back(options: argparse.Namespace, calls: int = 200) -> str:
+    """Many calls without the host waiting, with inputs that change, ranks late at random."""
+    runs = [Run(case) for case in drawn(options, 6)]
+    sets = []
+    for run in runs:
+        run.call()
+        given = []
+        for _ in range(3):
+            run.refill()
+            given.append(([x.clone() for x in run.given], run.right()))
+        sets.append(given)
+    order = [(random_of(options, n, len(runs)), n % 3) for n in range(calls)]
+    late = random.Random(group_of("").rank)
+    found = []
+    for which, number in order:
+        if GPU and late.random() < 0.3:
+            torch.cuda._sleep(late.randrange(1, 400_000))
+        runs[which].load(sets[which][number][0])
+        found.append([x.clone() for x in runs[which].call()])
+    for call, ((which, number), result) in enumerate(zip(order, found, strict=True)):
+        if fault := runs[which].fault(result, sets[which][number][1]):
+            return f"call {call}: {fault}"
+    return ""
+
+
+def random_of(options: argparse.Namespace, number: int, count: int) -> int:
+    """The same on all ranks."""
+    return random.Random(f"{options.seed} {number}").randrange(count)
+
+
+def check_graph(options: argparse.Namespace, replays: int = 100) -> str:
+    """Two calls of each in one graph, replayed with inputs that change, ranks late at random."""
+    runs = [Run(case) for case in drawn(options, 5) for _ in range(2)]
+    for run in runs:
+        run.call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [run.call() for run in runs]
+    late = random.Random(group_of("").rank)
+    for number in range(replays):
+        if number % 10 == 0:
+            for run in runs:
+                run.refill()
+        if late.random() < 0.3:
+            torch.cuda._sleep(late.randrange(1, 400_000))
+        for _, lse in found:
+            lse.fill_(float("nan"))
+        graph.replay()
+        if number % 10 == 9:
+            for run, result in zip(runs, found, strict=True):
+                if fault := run.fault(result):
+                    return f"replay {number}: {fault}"
+    return ""
+
+
+def check_maxima(options: argparse.Namespace) -> str:
+    """Packed sequences with maxima that are too large, and without; bad ones are told by name."""
+    for case in drawn(options, 8):
+        run = Run(replace(case, packed=True))
+        for maxima in ([None, None], [2 * run.problem.q_total, run.problem.k_total]):
+            run.more["max_seqlen_q"], run.more["max_seqlen_k"] = maxima
+            if fault := run.fault(run.call()):
+                return f"maxima {maxima}: {fault}"
+    run.more |= {"max_seqlen_q": None, "max_seqlen_k": None}
+    run.more["cu_seqlens_k"] = run.more["cu_seqlens_k"] + 1
+    try:
+        run.call()
+    except tw.TileWeaveError as error:
+        return "" if "cu_seqlens_k[0]=1; expected 0" in str(error) else str(error)
+    return "offsets that begin with 1 were taken"
+
+
+def check_disagreement(options: argparse.Namespace) -> str:
+    """Ranks that ask for different results are told, and go on."""
+    me = group_of("").rank
+    q = torch.randn(1, 64, 4, 64, device=DEVICE).to(torch.bfloat16)
+    try:
+        ops.sp_attention(q, q, q, causal=me == 0, strategy=STRATEGY)
+    except tw.TileWeaveError as error:
+        if "the ranks disagree" not in str(error):
+            return str(error)
+    else:
+        return "" if group_of("").world_size == 1 else "not told"
+    (case,) = drawn(options, 1)
+    run = Run(case)
+    return run.fault(run.call())
+
+
+CHECKS = {
+    "values": check_values,
+    "back to back": check_back_to_back,
+    "graph": check_graph,
+    "maxima": check_maxima,
+    "disagreement": check_disagreement,
+}
+NEED_GPU = ("graph",)
+
+
+def say(text: str) -> None:
+    print(f"rank {group_of('').rank}: {text}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
+    parser.add_argument("--count", type=int, default=24, help="configurations of `values`")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", message=".*it is copied in each call")  # of sliced inputs
+    if GPU:
+        tw.init(heap_bytes=HEAP_BYTES)
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    group, failed = group_of(""), 0
+    for name in options.checks or CHECKS:
+        if not GPU and name in NEED_GPU:
+            say(f"{name}: not run: no GPU")
+            continue
+        fault = CHECKS[name](options)
+        failed += bool(fault)
+        group.synchronize()
+        group.meet("check")
+        say(f"{name}: {fault or 'right'}")
+    if GPU:
+        tw.finalize()
+    elif dist.is_initialized():
+        dist.destroy_process_group()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
