@@ -15,7 +15,6 @@ from .accesses import Access, Program
 from .boxes import Boxes
 from .space import Loop
 
-
 _ALWAYS = np.ones((), np.bool_)
 
 
