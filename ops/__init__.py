@@ -15,6 +15,7 @@ from .matmul_all_reduce import matmul_all_reduce
 from .matmul_reduce_scatter import matmul_reduce_scatter
 from .reduce_scatter import reduce_scatter
 from .sequence import attention_schedule, shard_sequence, unshard_sequence
+from .sp_attention import sp_attention
 from .strategy import Strategy
 from .transport import Transport
 from .tuner import Tuned, tune
@@ -34,6 +35,7 @@ __all__ = [
     "matmul_reduce_scatter",
     "reduce_scatter",
     "shard_sequence",
+    "sp_attention",
     "strategy_of",
     "transport_of",
     "tune",

@@ -7,12 +7,12 @@ must not see is masked: no arithmetic of the fused operator is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ..builtins.errors import TileWeaveError
 from .all_gather import all_gather
 from .attention_problem import AttentionProblem, checked_attention, checked_maxima
 from .groups import group_of, name_of
@@ -85,7 +85,7 @@ def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, limits: torch.Tensor, scale: float
 ) -> Result:
     """One sequence: (rows, heads, v_dim) and (heads, rows), some queries at a time."""
-    rows = max(1, _SCORES // (q.shape[1] * len(k)))
+    rows = max(1, _SCORES // (q.shape[1] * max(1, len(k))))
     blocks = [
         checkpoint(
             _attend_block, x, k, v, until, scale, use_reentrant=False, preserve_rng_state=False
@@ -150,9 +150,6 @@ class SequenceParallelAttention(torch.nn.Module):
         reference: compute in plain torch, in fp32, whatever that costs: all keys and values are
             gathered by ``torch.distributed``. It takes any floating-point type, head dimensions
             and number of ranks, on CPUs too, and has gradients of q, k and v.
-
-    Raises:
-        TileWeaveError: ``reference`` is false: there is no fused attention yet.
     """
 
     def __init__(
@@ -193,9 +190,8 @@ class SequenceParallelAttention(torch.nn.Module):
 
 
 def _chosen(reference: bool) -> Callable[..., Result]:
-    if not reference:
-        raise TileWeaveError(
-            "SequenceParallelAttention: reference=False; expected True, as there is no fused "
-            "attention yet"
-        )
-    return gathered_attention
+    if reference:
+        return gathered_attention
+    from .sp_attention import sp_attention  # which falls back on this module
+
+    return partial(sp_attention, return_lse=True)

@@ -102,8 +102,8 @@ class Sharding:
 
 def owners_from(rank: Any, ranks: int) -> list[Any]:
     """All ranks in the order in which ``rank`` attends to their keys: its own lie there already,
-    and its right neighbour's come first."""
-    return [(rank + step) % ranks for step in range(ranks)]
+    and its left neighbour's come first, as a rank begins to send with its right neighbour."""
+    return [(rank - step) % ranks for step in range(ranks)]
 
 
 def attention_schedule(

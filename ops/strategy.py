@@ -58,19 +58,32 @@ def chosen(
         TileWeaveError: ``asked`` is none, or is ``fused`` where that cannot be; or the tensors are
             on another rank's GPU.
     """
+    found = obstacle(problem, device, group)
+    other = unless_fused(asked, problem.op, device, group, found)
+    return other or preferred(asked, problem, measured)
+
+
+def unless_fused(
+    asked: str, op: str, device: torch.device, group: Group, obstacle: str | None
+) -> Strategy | None:
+    """The strategy for what is not, or cannot be, fused; else None.
+
+    Args:
+        obstacle: what keeps fused kernels from it, and what they need.
+
+    Raises:
+        TileWeaveError: as ``chosen``.
+    """
     if asked not in STRATEGIES:
         raise TileWeaveError(
-            f"{problem.op}: strategy={asked!r}; expected {', '.join(map(repr, STRATEGIES))}"
+            f"{op}: strategy={asked!r}; expected {', '.join(map(repr, STRATEGIES))}"
         )
-    require_own_device(problem.op, device, group)
+    require_own_device(op, device, group)
     if asked == "nccl":
         return Strategy("nccl", "asked for")
-    found = obstacle(problem, device, group)
-    if found is None:
-        return preferred(asked, problem, measured)
-    if asked == "fused":
-        raise TileWeaveError(f"{problem.op}: strategy='fused', but {found}")
-    return Strategy("nccl", found)
+    if asked == "fused" and obstacle is not None:
+        raise TileWeaveError(f"{op}: strategy='fused', but {obstacle}")
+    return None if obstacle is None else Strategy("nccl", obstacle)
 
 
 def preferred(asked: str, problem: Problem, measured: Measured | None) -> Strategy:

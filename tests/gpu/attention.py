@@ -20,10 +20,13 @@ import torch.distributed as dist
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.attention_problem import DTYPES, HEAD_DIMS, checked_attention
+from tileweave.ops.attention_problem import DTYPES, HEAD_DIMS, AttentionProblem, checked_attention
 from tileweave.ops.attention_reference import reference_attention
+from tileweave.ops.flash import tiles_for
 from tileweave.ops.groups import group_of
 from tileweave.ops.sequence import PARTS, Sharding
+from tileweave.ops.sp_attention import sp_attention_plan
+from tileweave.runtime.compile_ahead import compile_ahead
 
 GPU = torch.cuda.is_available()
 STRATEGY = "fused" if GPU else "nccl"
@@ -35,6 +38,8 @@ SIZES = (1, 3, 16, 40, 64, 127, 128, 129, 200, 320, 512)
 """Rows of a chunk."""
 HEADS = ((1, 1), (4, 4), (4, 2), (8, 2), (6, 1))
 """Of q, and of k and v."""
+PACKED = not GPU
+"""Whether packed sequences are drawn: they are not fused."""
 LARGE = 4 if GPU else 1
 """Chunks are as many times as large as ``SIZES`` at most."""
 
@@ -61,7 +66,7 @@ class Case:
 
     @classmethod
     def drawn(cls, draw: random.Random) -> "Case":
-        packed, causal = draw.random() < 0.5, draw.random() < 0.6
+        packed, causal = draw.random() < 0.5 and PACKED, draw.random() < 0.6
         layout = draw.choice(sorted(PARTS))
         chunks = Sharding(layout, group_of("").world_size).chunks
         count = draw.randint(1, 5 if packed else 3)
@@ -81,6 +86,18 @@ class Case:
         """Which line tells of it."""
         words = "packed" if self.packed else "batch", "causal" if self.causal else "full"
         return " ".join((*words, self.layout))
+
+    def problem(self, ranks: int) -> AttentionProblem:
+        """Of a batch."""
+        (rows, keys), (heads, kv_heads), (dim, v_dim) = self.lengths[0], self.heads, self.dims
+        shapes = (rows, heads, dim), (keys, kv_heads, dim), (keys, kv_heads, v_dim)
+        q, k, v = (
+            torch.empty(len(self.lengths), n // ranks, *more, dtype=self.dtype, device="meta")
+            for n, *more in shapes
+        )
+        return checked_attention(
+            q, k, v, ranks, causal=self.causal, layout=self.layout, softmax_scale=self.scale
+        )
 
     @property
     def offsets(self) -> list[torch.Tensor] | list[None]:
@@ -155,7 +172,8 @@ class Run:
             operand.copy_(value)
 
     def call(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return ops.sp_attention(*self.given, **self.more, return_lse=True, strategy=STRATEGY)
+        strategy = "auto" if self.case.packed else STRATEGY
+        return ops.sp_attention(*self.given, **self.more, return_lse=True, strategy=strategy)
 
     def right(self) -> tuple[torch.Tensor, torch.Tensor]:
         """In fp32."""
@@ -182,10 +200,14 @@ def _error(found: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def drawn(options: argparse.Namespace, count: int) -> list[Case]:
-    """The first configurations of a seed."""
+    """The first configurations of a seed, compiled many at a time."""
     draw = random.Random(options.seed)
     torch.manual_seed(options.seed)
-    return [Case.drawn(draw) for _ in range(count)]
+    cases = [Case.drawn(draw) for _ in range(count)]
+    if GPU:
+        problems = [case.problem(group_of("").world_size) for case in cases]
+        compile_ahead(sp_attention_plan(problem, tiles_for(problem)) for problem in problems)
+    return cases
 
 
 def check_values(options: argparse.Namespace) -> str:

@@ -1,0 +1,191 @@
+"""Flash attention of a rank's queries to the keys of all ranks: the tile program.
+
+Keys come in chunks: one or two of each owner (``sequence``), and for full attention all of an owner
+are one. A tile of queries sees some chunks whole, and where it is causal its last chunk, the
+diagonal one, in part. It begins with that one, which on its own rank lies there already, and then
+goes from owner to owner in the order in which their keys arrive.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+import tilelang.language as T
+
+from .. import language as W
+from .attention_problem import AttentionProblem
+
+LOG2_E = 1.4426950408889634
+FAST_MATH = {"tl.enable_fast_math": True}
+"""Powers of two by one instruction: 10 to 16 % of the time (benchmarks/LOG.md)."""
+
+
+_LOWEST = -1e30
+"""No product of q and k is less. Not infinite, so that rows that have not seen a key yet have a
+difference of 0."""
+
+
+@dataclass(frozen=True)
+class FlashTiles:
+    """What a block attends with at a time.
+
+    Attributes:
+        M, N: queries of a tile, and keys.
+        stages: tiles of keys and values in flight.
+        threads: of a block, without the producer that TileLang adds: 128 for every 64 queries.
+    """
+
+    M: int
+    N: int
+    stages: int
+    threads: int
+
+    def __str__(self) -> str:
+        return f"tiles of {self.M} x {self.N}, {self.stages} stages, {self.threads} threads"
+
+
+def key_chunk(problem: AttentionProblem) -> int:
+    """Rows of a chunk of keys."""
+    return problem.k_rows // (problem.sharding.parts if problem.causal else 1)
+
+
+_KEYS = ((128, 1.0), (112, 0.885), (96, 0.76))
+"""Keys of a tile, and how long it takes compared with the first, on an H200 (benchmarks/LOG.md)."""
+
+
+def tiles_for(problem: AttentionProblem) -> FlashTiles:
+    """The tiles that a chunk of keys takes the least time with."""
+    queries = problem.q_rows // problem.sharding.parts
+    chunk = key_chunk(problem)
+    if queries <= 64:
+        return FlashTiles(64, 64, 2, 128)
+    if queries <= 128:
+        return FlashTiles(128, 64 if problem.dim > 128 else 128, 2, 256)
+    if problem.dim > 128:
+        return FlashTiles(192, 80, 2, 384)
+    keys = min(_KEYS, key=lambda option: ceil(chunk / option[0]) * option[1])[0]
+    return FlashTiles(192, keys, 2, 384)
+
+
+def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
+    """The kernel: Out and the logarithms of the sums of Q (batch, parts, rows, heads, dim) over the
+    gathered K and V (owner, batch, rows, kv_heads * dim)."""
+    batch, heads, ranks, dtype = problem.batch, problem.heads, problem.ranks, problem.tile_dtype
+    dim, v_dim, kv_heads, group = problem.dim, problem.v_dim, problem.kv_heads, problem.group
+    parts, causal = problem.sharding.parts, problem.causal
+    zigzag = parts == 2
+    rows, k_rows, chunk = problem.q_rows // parts, problem.k_rows, key_chunk(problem)
+    before_q = problem.k_total - problem.q_total
+    M, N, steps = tiles.M, tiles.N, ceil(chunk / tiles.N)
+    row_tiles = ceil(rows / M)
+    to_log2 = problem.scale * LOG2_E
+    registers = {128: 240, 256: 240, 384: 160}[tiles.threads]
+
+    @T.prim_func
+    def flash_attention(
+        Q: T.Tensor((batch, parts, rows, heads, dim), dtype),
+        K: W.Symmetric((ranks, batch, k_rows, kv_heads * dim), dtype),
+        V: W.Symmetric((ranks, batch, k_rows, kv_heads * v_dim), dtype),
+        Out: T.Tensor((batch, parts, rows, heads, v_dim), dtype),
+        LSE: T.Tensor((batch, heads, parts, rows), "float32"),
+    ):
+        with T.Kernel(batch * heads, parts * row_tiles, threads=tiles.threads) as (bx, by):
+            Q_tile = T.alloc_shared((M, dim), dtype)
+            K_tile = T.alloc_shared((N, dim), dtype)
+            V_tile = T.alloc_shared((N, v_dim), dtype)
+            out_tile = T.alloc_shared((M, v_dim), dtype)
+            S = T.alloc_fragment((M, N), "float32")
+            P = T.alloc_fragment((M, N), dtype)
+            out = T.alloc_fragment((M, v_dim), "float32")
+            highest = T.alloc_fragment((M,), "float32")
+            before = T.alloc_fragment((M,), "float32")
+            shrink = T.alloc_fragment((M,), "float32")
+            added = T.alloc_fragment((M,), "float32")
+            total = T.alloc_fragment((M,), "float32")
+            lse = T.alloc_fragment((M,), "float32")
+            T.annotate_producer_reg_dealloc(24)
+            T.annotate_consumer_reg_alloc(registers)
+
+            me = W.rank()
+            b, head = bx // heads, bx % heads
+            # What sees most comes first.
+            q_part, row = parts - 1 - by % parts, (row_tiles - 1 - by // parts) * M
+            place = (me + q_part * (2 * ranks - 1 - 2 * me)) * rows + row + before_q
+            begin, end = place + 1, place + T.min(M, rows - row)  # of what its rows see
+
+            if causal:
+                # Registers: of their definitions TVM would simplify indices for minutes.
+                whole, some = T.alloc_var("int32"), T.alloc_var("int32")
+                nearest, mirrored = T.alloc_var("int32"), T.alloc_var("int32")
+                whole = (end - 1) // chunk  # so many chunks, and the first keys of the next one
+                some = T.ceildiv(end - whole * chunk, N)
+                nearest = T.if_then_else(whole < ranks, whole, 2 * ranks - 1 - whole)  # its owner
+                mirrored = T.if_then_else(whole < ranks, 0, 1)
+            else:
+                whole, some, nearest, mirrored = ranks - 1, steps, me, 0
+
+            T.copy(Q[b, q_part, row : row + M, head, 0:dim], Q_tile)
+            T.clear(out)
+            T.clear(total)
+            T.fill(highest, _LOWEST)
+            for step in T.Pipelined(some + whole * steps, num_stages=tiles.stages):
+                visit = (step + steps - some) // steps - mirrored
+                k = T.if_then_else(step < some, step, (step - some) % steps) * N
+                owner, part = _visited(visit, nearest, ranks, causal, zigzag)
+                T.copy(K[me, owner, b, part * chunk + k, head // group * dim], K_tile)
+                T.copy(V[me, owner, b, part * chunk + k, head // group * v_dim], V_tile)
+                T.gemm(
+                    Q_tile, K_tile, S, transpose_B=True, clear_accum=True,
+                    policy=T.GemmWarpPolicy.FullRow,
+                )  # fmt: skip
+                if causal and before_q:  # a tile may end in another chunk than it begins in
+                    first = (owner + part * (2 * ranks - 1 - 2 * owner)) * chunk + k
+                    if first + N > begin or k + N > chunk:
+                        for i, j in T.Parallel(M, N):
+                            seen = (first + j < begin + i) & (k + j < chunk)
+                            S[i, j] = T.if_then_else(seen, S[i, j], -T.infinity("float32"))
+                elif causal:
+                    if step < some and step * N + N > begin - whole * chunk:
+                        for i, j in T.Parallel(M, N):
+                            seen = step * N + j < begin - whole * chunk + i
+                            S[i, j] = T.if_then_else(seen, S[i, j], -T.infinity("float32"))
+                if chunk % N and not (causal and before_q):
+                    if k + N > chunk:
+                        for i, j in T.Parallel(M, N):
+                            S[i, j] = T.if_then_else(j < chunk % N, S[i, j], -T.infinity("float32"))
+                T.copy(highest, before)
+                T.reduce_max(S, highest, dim=1, clear=False)
+                for i in T.Parallel(M):
+                    shrink[i] = T.exp2((before[i] - highest[i]) * to_log2)
+                for i, j in T.Parallel(M, N):
+                    S[i, j] = T.exp2(S[i, j] * to_log2 - highest[i] * to_log2)
+                T.reduce_sum(S, added, dim=1)
+                for i in T.Parallel(M):
+                    total[i] = total[i] * shrink[i] + added[i]
+                T.copy(S, P)
+                for i, j in T.Parallel(M, v_dim):
+                    out[i, j] *= shrink[i]
+                T.gemm(P, V_tile, out, policy=T.GemmWarpPolicy.FullRow)
+
+            for i, j in T.Parallel(M, v_dim):
+                out[i, j] /= total[i]
+            T.copy(out, out_tile)
+            T.copy(out_tile, Out[b, q_part, row : row + M, head, 0:v_dim])
+            for i in T.Parallel(M):
+                lse[i] = (highest[i] * to_log2 + T.log2(total[i])) / LOG2_E
+            T.copy(lse, LSE[b, head, q_part, row : row + M])
+
+    return flash_attention
+
+
+def _visited(visit, nearest, ranks, causal, zigzag):
+    """Whose keys come at which visit, and which part of them: those of ``nearest``, of its left
+    neighbour and so on. Causal, an owner's second part is seen by those that it comes before:
+    first of all ``nearest``'s own, visit -1, and then that of every owner behind it."""
+    if not causal:
+        return (nearest + ranks - visit) % ranks, 0
+    if not zigzag:
+        return nearest - visit, 0
+    beyond = visit - nearest - 1
+    owner = T.if_then_else(beyond < 0, nearest - T.max(visit, 0), ranks - 1 - beyond // 2)
+    part = T.if_then_else(beyond < 0, T.if_then_else(visit < 0, 1, 0), beyond % 2)
+    return owner, part

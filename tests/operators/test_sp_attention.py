@@ -1,0 +1,172 @@
+"""Attention over a sharded sequence: the fused plan in the simulator, and the operator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tileweave as tw
+from tileweave import ops
+from tileweave.ops.attention_problem import AttentionProblem
+from tileweave.ops.attention_reference import SequenceParallelAttention, reference_attention
+from tileweave.ops.flash import FlashTiles, tiles_for
+from tileweave.ops.sequence import PARTS
+from tileweave.ops.sp_attention import rows_for, sp_attention_plan
+from tileweave.runtime.plans import Copy
+
+
+def asked(ranks, layout, q_chunk, more=0, **options):
+    """A problem of small heads; ``q_chunk`` rows a chunk of queries, ``more`` in one of keys."""
+    parts = PARTS[layout]
+    facts = {
+        "batch": 1, "q_rows": q_chunk * parts, "k_rows": (q_chunk + more) * parts, "heads": 2,
+        "kv_heads": 1, "dim": 16, "v_dim": 16, "ranks": ranks, "dtype": torch.float32,
+        "causal": True, "layout": layout, "scale": 0.3,
+    }  # fmt: skip
+    return AttentionProblem(**facts | options)
+
+
+def inputs_of(problem, seed):
+    """q, k and v of every rank, and the same as the plan takes them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def new(rows, heads, dim):
+        return torch.randn(problem.batch, rows, heads, dim, generator=generator)
+
+    each = [
+        (
+            new(problem.q_rows, problem.heads, problem.dim),
+            new(problem.k_rows, problem.kv_heads, problem.dim),
+            new(problem.k_rows, problem.kv_heads, problem.v_dim),
+        )
+        for _ in range(problem.ranks)
+    ]
+    parts = problem.sharding.parts
+    given = [
+        {
+            "Q": q.view(problem.batch, parts, -1, problem.heads, problem.dim).numpy(),
+            "K": k.flatten(2).numpy(),
+            "V": v.flatten(2).numpy(),
+        }
+        for q, k, v in each
+    ]
+    return each, given
+
+
+def check(problem, tiles, seed=0, schedules=1):
+    each, given = inputs_of(problem, seed)
+    found = tw.simulate(
+        sp_attention_plan(problem, tiles), problem.ranks, given, schedules=schedules, epochs=2,
+        seed=seed,
+    )  # fmt: skip
+    ks, vs = [k for _, k, _ in each], [v for _, _, v in each]
+    for rank, (q, _, _) in enumerate(each):
+        out, lse = reference_attention(problem, rank, q, ks, vs)
+        np.testing.assert_allclose(found[rank]["Out"].reshape(out.shape), out, atol=2e-4)
+        np.testing.assert_allclose(found[rank]["LSE"].reshape(lse.shape), lse, atol=2e-4)
+
+
+@given(
+    ranks=st.integers(1, 3), layout=st.sampled_from(sorted(PARTS)), q_chunk=st.integers(1, 20),
+    more=st.sampled_from([0, 0, 1, 9, 17]), causal=st.booleans(), batch=st.sampled_from([1, 1, 2]),
+    kv_heads=st.sampled_from([1, 2]), v_dim=st.sampled_from([16, 32]), seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=8, deadline=None)
+def test_values(ranks, layout, q_chunk, more, causal, batch, kv_heads, v_dim, seed):
+    problem = asked(
+        ranks, layout, q_chunk, more, causal=causal, batch=batch, kv_heads=kv_heads, v_dim=v_dim
+    )
+    check(problem, FlashTiles(16, 16, 2, 128), seed)
+
+
+@pytest.mark.parametrize("layout", PARTS)
+def test_schedules(layout):
+    """Many interleavings of what takes several tiles of everything."""
+    check(asked(2, layout, 24, heads=1), FlashTiles(16, 16, 2, 128), schedules=5)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_who_gets_what(ranks):
+    """Contiguous and causal, keys go to the ranks behind only; in zigzag to those before whole, to
+    those behind the first chunk."""
+
+    def copied(layout):
+        problem = asked(ranks, layout, 32)
+        plan = sp_attention_plan(problem, FlashTiles(16, 16, 2, 128))
+        shapes = {p.name: tuple(p.shape) for p in plan.parameters}
+        return {
+            (rank, step.dst.start[0]): step.dst.shape[0]
+            for rank in range(ranks)
+            for step in plan.trace(rank, ranks, shapes, {})
+            if isinstance(step, Copy) and step.dst.parameter.name == "all_K"
+        }
+
+    every = [(one, other) for one in range(ranks) for other in range(ranks)]
+    assert copied("contiguous") == {(a, b): 32 for a, b in every if a <= b}
+    assert copied("zigzag") == {(a, b): 32 if a < b else 64 for a, b in every}
+
+
+def test_rows_end_where_tiles_do():
+    problem = asked(2, "zigzag", 10, 12)
+    tiles = FlashTiles(16, 16, 2, 128)
+    assert rows_for(problem, tiles, 1, 0) == 38  # 22 of the first chunk, 12 of the second
+
+
+@pytest.mark.parametrize(
+    ("q_chunk", "chunk", "dim", "expected"),
+    [(64, 64, 128, 64), (128, 128, 192, 128), (4096, 4096, 128, 192), (2048, 2048, 192, 192)],
+)
+def test_tiles(q_chunk, chunk, dim, expected):
+    problem = asked(4, "zigzag", q_chunk, chunk - q_chunk, dim=dim, v_dim=128)
+    assert tiles_for(problem).M == expected
+
+
+def qkv(*shape, dtype=torch.bfloat16):
+    return [torch.randn(shape).to(dtype) for _ in "qkv"]
+
+
+def test_without_gpus():
+    """Plain torch computes it, with gradients; the module is the operator."""
+    q, k, v = (x.requires_grad_() for x in qkv(2, 24, 2, 16, dtype=torch.float32))
+    out, lse = ops.sp_attention(q, k, v, causal=True, return_lse=True)
+    right = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True
+    ).transpose(1, 2)
+    torch.testing.assert_close(out, right)
+    assert lse.shape == (2, 2, 24) and not lse.requires_grad
+    weight = torch.randn_like(out)
+    found = torch.autograd.grad((out * weight).sum(), (q, k, v))
+    expected = torch.autograd.grad((right * weight).sum(), (q, k, v))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    assert torch.equal(SequenceParallelAttention(causal=True)(q, k, v), out)
+
+
+def test_compiled():
+    q, k, v = qkv(1, 16, 2, 64)
+
+    def f(q, k, v):
+        return ops.sp_attention(q, k, v, causal=True, layout="zigzag") * 2
+
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(q, k, v), f(q, k, v))
+    torch.library.opcheck(
+        torch.ops.tileweave.sp_attention.default,
+        (q, k, v, True, "zigzag", None, None, None, None, None, "", "auto"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "fused"}, "strategy='fused', but the tensors are on cpu; expected cuda"),
+        ({"strategy": "ring"}, "strategy='ring'; expected 'auto', 'fused', 'nccl'"),
+        ({"layout": "striped"}, "layout='striped'; expected 'contiguous' or 'zigzag'"),
+    ],
+)
+def test_refused(options, message):
+    with pytest.raises(tw.TileWeaveError, match=message):
+        ops.sp_attention(*qkv(1, 16, 2, 64), causal=True, **options)
