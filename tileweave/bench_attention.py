@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -13,12 +14,16 @@ from torch import Tensor
 
 from . import ops
 from .bench_contenders import GATHER, LOCAL, OURS, RING, SDPA, Contender, Missing
+from .bench_programs import local_attention_plan
 from .bench_results import Length
 from .bench_sdpa import BACKENDS, Backend, by_rank, exact, in_order, of_rank, ring, row_error
 from .ops.attention_problem import OP as ATTENTION
 from .ops.attention_problem import AttentionProblem, checked_attention
+from .ops.flash import tiles_for
 from .ops.sequence import Sharding, require_chunks
+from .ops.sp_attention import sp_attention_plan
 from .ops.strategy import Strategy
+from .runtime import SymmetricTensor
 from .runtime.group import Group
 
 LENGTHS = tuple(1 << power for power in range(13, 19))
@@ -135,10 +140,15 @@ def right_of(
 
 @dataclass
 class Arena:
-    """One problem, and who computes it."""
+    """One problem, and the memory for it.
+
+    Attributes:
+        gathered: room for the keys and values of all ranks, on each; None if there is none.
+    """
 
     problem: AttentionProblem
     group: Group
+    gathered: SymmetricTensor | None
 
     def close(self) -> None:
         """Nothing was made for this problem alone."""
@@ -172,7 +182,29 @@ def _ours(arena: Arena) -> Contender:
 
 def _local(arena: Arena) -> Contender:
     """Our kernel with the keys and values of all ranks there from the beginning."""
-    raise Missing("our kernel alone is not here yet")
+    problem, group = arena.problem, arena.group
+    if group.device.type != "cuda":
+        raise Missing("there is no GPU")
+    if arena.gathered is None:
+        raise Missing("the symmetric heap has no room")
+    run = local_attention_plan(problem, tiles_for(problem))
+    parts, width = problem.sharding.parts, problem.kv_heads * problem.dim
+    shape = problem.ranks, problem.batch, problem.k_rows, width
+    room = arena.gathered.all[:, : 2 * prod(shape)].unflatten(1, (2, *shape))
+    k_all, v_all = room[:, 0], room[:, 1]
+
+    def prepare(given: Inputs) -> None:
+        for memory, rows in ((k_all, given.k_by_rank), (v_all, given.v_by_rank)):
+            memory[group.rank].copy_(rows.flatten(3))
+
+    def call(given: Inputs) -> Tensor:
+        out = torch.empty_like(given.q)
+        lse = out.new_empty(problem.lse_shape, dtype=torch.float32)
+        q, o = (x.unflatten(1, (parts, -1)) for x in (given.q, out))
+        run(q, k_all, v_all, o, lse.unflatten(2, (parts, -1)))
+        return out
+
+    return Contender(call, prepare=prepare, error=row_error)
 
 
 def _sdpa(arena: Arena, name: str) -> Contender:
@@ -208,10 +240,10 @@ MAKERS: dict[str, Callable[[Arena], Contender]] = {
 
 def programs(problem: AttentionProblem, group: Group) -> list[Any]:
     """What our contenders launch, to be compiled ahead."""
-    return []
+    tiles = tiles_for(problem)
+    return [sp_attention_plan(problem, tiles), local_attention_plan(problem, tiles)]
 
 
-def symmetric_bytes(shape: Length) -> int:
-    """What ours takes on each rank, of 2-byte numbers: room for all keys and values, twice."""
-    rows = shape.batch * shape.length * shape.kv_heads
-    return 2 * 2 * 2 * rows * shape.head_dim
+def gathered_bytes(shape: Length) -> int:
+    """Of the keys and values of all ranks, 2-byte numbers. Ours takes them twice."""
+    return 2 * 2 * shape.batch * shape.length * shape.kv_heads * shape.head_dim

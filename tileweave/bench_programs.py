@@ -3,6 +3,8 @@
 import tilelang.language as T
 
 from . import language as W
+from .ops.attention_problem import AttentionProblem
+from .ops.flash import FAST_MATH, FlashTiles, flash_attention
 from .ops.tiles import Tiles
 from .runtime import Plan, Steps, plan
 
@@ -75,3 +77,24 @@ def all_to_all_plan(elements: int, ranks: int, dtype: str) -> Plan:
         p.copy(everyones[p.rank, p.rank], A[p.rank])
 
     return all_to_all
+
+
+def local_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
+    """The kernel of ``sp_attention`` alone: the keys and values of all ranks lie there already."""
+    batch, k_rows, dtype = problem.batch, problem.k_rows, problem.tile_dtype
+    parts, ranks, heads = problem.sharding.parts, problem.ranks, problem.heads
+    rows = problem.q_rows // parts
+    kernel = flash_attention(problem, tiles)
+
+    @plan(pass_configs=FAST_MATH)
+    def local_attention(
+        p: Steps,
+        Q: T.Tensor((batch, parts, rows, heads, problem.dim), dtype),
+        K: W.Symmetric((ranks, batch, k_rows, problem.kv_heads * problem.dim), dtype),
+        V: W.Symmetric((ranks, batch, k_rows, problem.kv_heads * problem.v_dim), dtype),
+        OUT: T.Tensor((batch, parts, rows, heads, problem.v_dim), dtype),
+        LSE: T.Tensor((batch, heads, parts, rows), "float32"),
+    ):
+        p.launch(kernel, Q, K, V, OUT, LSE)
+
+    return local_attention

@@ -158,11 +158,11 @@ class AttentionSubject(Subject):
 
     @property
     def symmetric_bytes(self):
-        return attention.symmetric_bytes(self.shape)
+        return 2 * self.gathered_bytes
 
     @property
     def gathered_bytes(self):
-        return 0
+        return attention.gathered_bytes(self.shape)
 
     def problem(self, ranks, dtype):
         return attention.problem_of(self.shape, ranks, dtype)
@@ -173,7 +173,7 @@ class AttentionSubject(Subject):
 
     @staticmethod
     def stage(problem: AttentionProblem, group, gathered):
-        arena = attention.Arena(problem, group)
+        arena = attention.Arena(problem, group, gathered)
         return arena, attention.Inputs.random(problem, group)
 
     @staticmethod

@@ -28,7 +28,7 @@ def fault(shape: Length, group) -> str:
     """What is wrong, or ""."""
     problem = problem_of(shape, group.world_size, torch.bfloat16)
     given = next(Inputs.random(problem, group))
-    judges, missing = contenders_of(Arena(problem, group), given, 1, JUDGES)
+    judges, missing = contenders_of(Arena(problem, group, None), given, 1, JUDGES)
     judge = Judge(judges)
     for name, contender in judges.items():
         judge(name, given, contender.call(given))

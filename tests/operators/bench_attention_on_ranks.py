@@ -54,7 +54,7 @@ def errors(length: int, causal: bool, layout: str, group: Any = None) -> dict[st
     found = {}
     for name in BACKENDS["cpu"]:
         for kind in (SDPA, GATHER, RING):
-            contender = MAKERS[f"{kind}{name}"](Arena(problem, group))
+            contender = MAKERS[f"{kind}{name}"](Arena(problem, group, None))
             result = contender.found(contender.call(given))
             assert result.shape == q.shape and result.dtype == q.dtype
             found[f"{kind}{name}"] = row_error(result, right).item()
@@ -75,19 +75,6 @@ def right_results(length: int, causal: bool, layout: str) -> dict[str, float]:
     return {"result": row_error(given.result, right).item()}
 
 
-def plain(q, k, v, *, causal, layout, strategy):
-    """``sp_attention``, by no more than an all-gather and ``expected``."""
-    assert strategy == "nccl"
-    group = group_of("")
-    k, v = (
-        ops.unshard_sequence(list(nccl.all_gather(x, group).chunk(group.world_size)), layout)
-        for x in (k, v)
-    )
-    every = nccl.all_gather(q, group).chunk(group.world_size)
-    out = expected(ops.unshard_sequence(list(every), layout), k, v, causal)
-    return shard_sequence(out, group.rank, group.world_size, layout).to(q.dtype)
-
-
 def benchmark(json: str, figure: str | None, wrong: str = "") -> tuple[bool, str]:
     """Whether ``tileweave bench`` found attention right, and what it printed.
 
@@ -101,14 +88,11 @@ def benchmark(json: str, figure: str | None, wrong: str = "") -> tuple[bool, str
     wanted = bench.Wanted(
         [], [], [], warmups=1, runs=2, json=json, figure=figure, attention=lengths
     )
-    kept = getattr(ops, "sp_attention", None)
-    ops.sp_attention = plain
     try:
         with contextlib.redirect_stdout(said):
             right = bench.run(wanted)
     finally:
         MAKERS.update(makers)
-        ops.sp_attention = kept
     return right, said.getvalue()
 
 

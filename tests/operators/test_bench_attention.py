@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -14,12 +17,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import tileweave as tw
 from tests.operators import bench_attention_on_ranks
 from tests.operators.bench_attention_on_ranks import errors, expected, length_of, whole
-from tileweave import bench, bench_results
-from tileweave.bench_attention import Lengths, problem_of
+from tests.test_plan import Ranks
+from tileweave import bench, bench_attention, bench_results
+from tileweave.bench_attention import MAKERS, Arena, Inputs, Lengths, problem_of
+from tileweave.bench_contenders import Missing
+from tileweave.bench_programs import local_attention_plan
 from tileweave.bench_results import Length, Result
-from tileweave.bench_sdpa import BACKENDS, Attended, Backend, ring_block, row_error
+from tileweave.bench_sdpa import (
+    BACKENDS,
+    Attended,
+    Backend,
+    exact,
+    in_order,
+    ring_block,
+    row_error,
+)
+from tileweave.bench_subjects import AttentionSubject
 from tileweave.cli import main
-from tileweave.ops import nccl
+from tileweave.ops import nccl, shard_sequence
+from tileweave.ops.flash import FlashTiles, tiles_for
+from tileweave.ops.sp_attention import sp_attention_plan
+from tileweave.runtime import compile_ahead
 
 LAYOUTS = ("contiguous", "zigzag")
 NAMES = ("ours", "sdpa/flash", "gather/flash", "ring/flash")
@@ -162,6 +180,98 @@ def test_the_benchmark(three, tmp_path):
         assert all(0 < error < r.shape.tolerance for error in r.errors.values()), r.errors
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert json.loads(file.read_text())["results"][0]["shape"]["causal"] is True
+
+
+def by_exact(problem, rank, q, k_by_rank, v_by_rank):
+    """(batch, rows, heads, head_dim) of a rank, of keys and values (ranks, batch, rows, ...)."""
+    k, v = (in_order(problem, x) for x in (k_by_rank, v_by_rank))
+    seen = torch.full((problem.q_rows,), problem.k_total)
+    if problem.causal:
+        rows = torch.arange(problem.q_rows)
+        seen = problem.sharding.position(rows, rank, problem.q_total) + 1
+    return exact(q, k, v, seen)
+
+
+@pytest.mark.parametrize(("causal", "layout"), [(True, "zigzag"), (False, "contiguous")])
+def test_the_kernel_alone(causal, layout):
+    problem = problem_of(Length(1, 128, 2, 1, 64, causal, layout, 2), 2, torch.bfloat16)
+    plan = local_attention_plan(problem, FlashTiles(64, 32, 2, 128))
+    assert "nothing is put in" in str(tw.explain(plan, 2))
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        rng.standard_normal((2, 1, 64, heads, 64)).astype(ml_dtypes.bfloat16) for heads in (2, 1, 1)
+    )
+    parts = problem.sharding.parts
+    held = {name: x.reshape(2, 1, 64, 64) for name, x in (("K", k), ("V", v))}
+    inputs = [{"Q": x.reshape(1, parts, -1, 2, 64), **held} for x in q]
+    out = tw.simulate(plan, 2, inputs, schedules=1, epochs=1)
+    q, k, v = (torch.from_numpy(x.astype(np.float32)) for x in (q, k, v))
+    for rank, found in enumerate(out):
+        found = torch.from_numpy(found["OUT"].astype(np.float32)).flatten(1, 2)
+        assert row_error(found, by_exact(problem, rank, q[rank], k, v)) < Length.tolerance
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_kernel_alone_finds_all_keys(every_rank, monkeypatch, layout):
+    """In memory that is larger than it must be; the kernel is torch."""
+    world = Ranks(2, monkeypatch)
+    problem = problem_of(length_of(32, True, layout, 2), 2, torch.float32)
+    given = {rank: inputs_of(problem, rank) for rank in range(2)}
+
+    def kernel(q, k, v, out, lse):
+        rank = world.here.session.group.rank
+        mine = by_exact(problem, rank, q.flatten(1, 2), *(
+            x[rank].unflatten(3, (problem.kv_heads, -1)) for x in (k, v)
+        ))  # fmt: skip
+        out.copy_(mine.view_as(out))
+        lse.fill_(0)
+
+    monkeypatch.setattr(bench_attention, "local_attention_plan", lambda *_: kernel)
+
+    def rank(group):
+        world.join(group)
+        room = world.here.session.heap.allocate((5 * given[0].k_all.numel(),), torch.float32)
+        arena = Arena(problem, replace(group, device=torch.device("cuda")), room)
+        contender = MAKERS["local"](arena)
+        contender.prepare(given[group.rank])
+        found = contender.found(contender.call(given[group.rank]))
+        return contender.error(found, contender.right(given[group.rank])).item()
+
+    for error in every_rank(rank, 2):
+        assert isinstance(error, float) and error < 1e-5, error
+
+
+def inputs_of(problem, rank):
+    q, k, v = whole(problem.k_total, problem.ranks)
+    right = shard_sequence(expected(q, k, v, problem.causal), rank, problem.ranks, problem.layout)
+    k_by_rank, v_by_rank = (
+        torch.stack([shard_sequence(x, r, problem.ranks, problem.layout) for r in range(2)])
+        for x in (k, v)
+    )
+    q = shard_sequence(q, rank, problem.ranks, problem.layout)
+    return Inputs(q, k_by_rank[rank], v_by_rank[rank], k_by_rank, v_by_rank, k, v, right)
+
+
+def test_without_a_gpu_or_room_there_is_no_kernel_alone():
+    problem = problem_of(length_of(32, True, "zigzag", 2), 2, torch.bfloat16)
+    for kind, why in (("cpu", "there is no GPU"), ("cuda", "the symmetric heap has no room")):
+        group = SimpleNamespace(device=torch.device(kind))
+        with pytest.raises(Missing, match=why):
+            MAKERS["local"](Arena(problem, group, None))
+
+
+def test_what_will_run_is_compiled_ahead(every_rank):
+    problem = problem_of(Length(1, 1024, 4, 1, 64, True, "zigzag", 2), 2, torch.bfloat16)
+    heap = SimpleNamespace(stride=1 << 30)
+    alone = sp_attention_plan(problem, tiles_for(problem))
+    programs = [alone], AttentionSubject.programs(problem, None)
+
+    def rank(group):
+        session = SimpleNamespace(group=group, heap=heap)
+        return [len(compile_ahead._kernels(each, session)) for each in programs]
+
+    (ours, both), other = every_rank(rank)
+    assert other == [ours, both] and ours > 0 and both == ours + 1
 
 
 @pytest.mark.parametrize("wrong", ["ours", "ring/flash"])
