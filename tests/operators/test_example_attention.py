@@ -36,7 +36,7 @@ def other(q, k, v, *, causal, layout, return_lse, strategy):
 def test_both_agree(example, operator, options, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(ops, "sp_attention", operator)
     figure = tmp_path / "attention.png"
-    assert example.main([*SMALL, *options, "--figure", str(figure)]) == 0
+    assert example.main([*SMALL, "--lengths", "48", "96", *options, "--figure", str(figure)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("no GPU") and said[-1] == "right" and len(said) == 4
     assert figure.read_bytes().startswith(b"\x89PNG")
