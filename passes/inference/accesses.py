@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from tvm import tirx
@@ -13,6 +14,7 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 from ...builtins.declare import Pointer, builtin_of
 from ...builtins.errors import LanguageError
 from ..drop_unordered import is_mark
+from ..thread_control import ThreadControl
 from ..walk import calls_in, in_words, line_of, location, op_name, rewrite_children
 from .space import Loop
 
@@ -120,6 +122,7 @@ class Program:
         values: of the variables that it binds, and of ``registers``.
         registers: variables that stand for what a T.alloc_var holds somewhere.
         unordered: what is left out of ``accesses`` because the program says so.
+        func: the program itself.
     """
 
     accesses: list[Access] = field(default_factory=list)
@@ -130,6 +133,13 @@ class Program:
     body: tirx.Stmt | None = None
     values: dict[tirx.Var, tirx.PrimExpr] = field(default_factory=dict)
     registers: set[tirx.Var] = field(default_factory=set)
+    func: tirx.PrimFunc | None = None
+
+    @cached_property
+    def thread_control(self) -> ThreadControl:
+        """What may differ between the threads of a block."""
+        assert self.func is not None
+        return ThreadControl(self.func)
 
 
 def collect_accesses(func: tirx.PrimFunc, tensors: Iterable[tirx.Buffer]) -> Program:
@@ -139,6 +149,7 @@ def collect_accesses(func: tirx.PrimFunc, tensors: Iterable[tirx.Buffer]) -> Pro
         LanguageError: two kernels touch them, or one is accessed in a way that has no known box.
     """
     collector = _Collector({t.data: t for t in tensors})
+    collector.program.func = func
     collector.walk(func.body)
     return collector.program
 
@@ -378,7 +389,7 @@ class _Collector:
         used = self._threads_in([*starts, *self._conditions])
         self.program.accesses.append(Access(
             self._tensors[buffer.data], kind, op,
-            tuple(self._resolved(_base(i)) for i in starts),
+            tuple(self._resolved(base_of(i)) for i in starts),
             tuple(_widened(i, e) for i, e in zip(starts, extents, strict=True)),
             tuple(self._loops), (*self._inner, *used), tuple(self._conditions), self._anchor,
             tuple(self._around), tuple(self._guards), tuple(self._place), node,
@@ -389,7 +400,7 @@ class _Collector:
         axes = slice(op.startswith("W."), None)  # builtins may take the rank from ``peer``
         for number, (element, reason) in enumerate(self._marks):
             if element.buffer.data.same_as(buffer.data) and all(
-                structural_equal(_base(a), _base(b))
+                structural_equal(base_of(a), base_of(b))
                 for a, b in list(zip(element.indices, starts, strict=True))[axes]
             ):
                 del self._marks[number]
@@ -419,7 +430,8 @@ def _kinds(op: str, mode: int) -> list[Kind]:
     return [kind for kind, bit in (("read", 1), ("write", 2)) if mode & bit]  # type: ignore[misc]
 
 
-def _base(index: tirx.PrimExpr) -> tirx.PrimExpr:
+def base_of(index: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Where the elements of an index begin."""
     return index.base if isinstance(index, tirx.Ramp) else index
 
 

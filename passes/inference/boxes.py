@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ..walk import in_words
 from .accesses import Access, Program
 from .space import NotEvaluable, Space
+from .unknown import Region, possible_region
 
 _TABLE = 1 << 25
 _TRUE = np.ones((), np.bool_)
@@ -33,6 +35,8 @@ class Boxes:
         repeats: how many iterations do the very same.
         extents: of each axis behind the rank's before clipping; one number where it is constant.
         outside: axes behind the rank's on which some boxes lie wholly behind the end.
+        open_axes, open_loops, is_certain: of a read at a place that only the running kernel knows,
+            see ``Region``: the last axes of the arrays are over all places.
     """
 
     access: Access
@@ -45,6 +49,9 @@ class Boxes:
     repeats: int
     extents: tuple[int | None, ...]
     outside: tuple[int, ...] = ()
+    open_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
+    open_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
+    is_certain: bool = True
 
     def flat(self, *more: np.ndarray) -> tuple[np.ndarray, ...]:
         """``rank, home, low..., high..., *more`` of the iterations in which it happens."""
@@ -136,8 +143,8 @@ def _marked(fields: Sequence[np.ndarray], mask: np.ndarray) -> Sequence[np.ndarr
     if math.prod(radix) > _TABLE:
         return _where(mask, fields)
     code = np.int64(0)
-    for field, unit, n in zip(fields, units, radix, strict=True):
-        code = code * n + field // unit
+    for one, unit, n in zip(fields, units, radix, strict=True):
+        code = code * n + one // unit
     seen = np.zeros(math.prod(radix), np.bool_)
     seen[_where(mask, [np.asarray(code)])] = True
     left, out = np.flatnonzero(seen), []
@@ -148,7 +155,8 @@ def _marked(fields: Sequence[np.ndarray], mask: np.ndarray) -> Sequence[np.ndarr
 
 
 def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
-    """The boxes of ``access`` on all ranks.
+    """The boxes of ``access`` on all ranks; of a read of which only the running kernel knows where
+    it is, or whether, all that it may touch.
 
     Raises:
         LanguageError: where it happens, or what it touches, is only known while the kernel runs, or
@@ -158,23 +166,34 @@ def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
         raise _refused(
             access, f"happens as often as {access.rounds_unknown} holds", "a loop over a range"
         )
-    outer = len(access.loops) + 1
     try:
-        space = Space(world_size, [*access.loops, *access.inner], program.values)
-        mask = space.inside
-        for condition in access.conditions:
-            mask = mask & space.of(condition).astype(np.bool_)
-        starts = [space.of(s) for s in access.starts]
-        extents = [space.of(e) for e in access.extents]
-        block = space.number_of(program.grid)
-        shape = [int(space.of(e).max()) for e in access.tensor.shape]
+        return _boxes(access, Region.of(access), program, world_size)
     except NotEvaluable as error:
-        raise _refused(
-            access,
-            f"depends on {in_words(error.node)}, which only the running kernel knows",
-            "indices and conditions made of the rank, block indices and loops",
-        ) from None
-    inner = tuple(range(outer, len(space.shape)))
+        unknown = error
+    try:
+        if access.kind == "read":
+            return _boxes(access, possible_region(access, program, world_size), program, world_size)
+    except NotEvaluable as error:
+        unknown = error
+    raise _refused(
+        access,
+        f"depends on {in_words(unknown.node)}, which only the running kernel knows",
+        "indices and conditions made of the rank, block indices and loops",
+    )
+
+
+def _boxes(access: Access, region: Region, program: Program, world_size: int) -> Boxes:
+    outer, inside = len(access.loops) + 1, len(access.loops) + 1 + len(access.inner)
+    loops = [*access.loops, *access.inner, *region.places]
+    space = Space(world_size, loops, program.values, partly=not region.is_certain)
+    mask = space.inside
+    for condition in region.conditions:
+        mask = mask & space.of(condition).astype(np.bool_)
+    starts = [space.of(s) for s in region.starts]
+    extents = [space.of(e) for e in region.extents]
+    block = space.number_of(program.grid)
+    shape = [int(space.of(e).max()) for e in access.tensor.shape]
+    inner = tuple(range(outer, inside))
     bounds = merged_bounds(space, starts, extents, mask, inner)
     if bounds is None:
         raise _refused(access, "touches elements that are no box without holes", "a box")
@@ -207,6 +226,7 @@ def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
         access, space.rank, home, tuple(c[0] for c in clipped[1:]),
         tuple(c[1] for c in clipped[1:]), happens, block, repeats,
         tuple(_constant(b - a) for a, b in zip(low[1:], high[1:], strict=True)), outside,
+        region.open_axes, region.open_loops, region.is_certain,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from .accesses import Kind
+from .board import Painted
 from .exchange import Exchange, copies_with_granules
 from .granules import Counter, Granules, choose_granules, counter_of
 from .traffic import Traffic
@@ -45,11 +46,8 @@ def make_counters(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
             _add(exchange, _of_copies_out(traffic, granules), f"{name}_made")
         if _must_be_complete(traffic, traffic.tensor in scratch):
             if traffic.copies is not None:
-                copies = traffic.copies.access
-                raise LanguageError(
-                    f"{copies.text}, of which the kernel of its owner reads a part only; expected "
-                    f"reads of all of it, or flags and waits written by hand{copies.location}"
-                )
+                _await_all(exchange, traffic)
+                continue
             whole = Granules(traffic.grid.shape, traffic.grid.shape)
             counter = counter_of(traffic, traffic.last_producer, whole, [])
             counter.at_exit = True
@@ -79,13 +77,37 @@ def _of_copies_out(traffic: Traffic, granules: Granules) -> Counter:
 
 
 def _must_be_complete(traffic: Traffic, scratch: bool) -> bool:
-    """Whether others bring something that no read of the owner waits for, though it matters."""
+    """Whether others bring something that no read of the owner surely waits for, though it
+    matters."""
     if scratch and not traffic.has("add"):
         return False
+    reads = traffic.of_kind("read")
+    certain = [b for b in reads if b.is_certain]
+    if len(certain) == len(reads):
+        return _is_left(traffic, traffic.painted["read"])
+    return _is_left(traffic, Painted.by(traffic.grid, traffic.world_size, "read", certain))
+
+
+def _is_left(traffic: Traffic, reads: Painted) -> bool:
+    """Whether others bring something to an owner who does not read it."""
     brought = traffic.painted[traffic.last_producer].ranks.reshape(traffic.world_size, -1)
-    read = traffic.painted["read"].ranks.reshape(traffic.world_size, -1)
+    read = reads.ranks.reshape(traffic.world_size, -1)
     own = 1 << np.arange(traffic.world_size)[:, None]
     return bool(np.any((brought & ~own != 0) & (read & own == 0)))
+
+
+def _await_all(exchange: Exchange, traffic: Traffic) -> None:
+    """Let the owner wait at the end of the launch for all that a plan's copies bring, of which its
+    kernel may have waited for a part only."""
+    counter = next((c for c in exchange.counters if c.traffic is traffic), None)
+    every = counter is not None and np.all(counter.arrivals == 1)
+    if not every or _is_left(traffic, traffic.painted["read"]):
+        copies = traffic.copies.access
+        raise LanguageError(
+            f"{copies.text}, of which the kernel of its owner reads a part only; expected "
+            f"reads of all of it, or flags and waits written by hand{copies.location}"
+        )
+    counter.also_at_exit = True
 
 
 def _add(exchange: Exchange, counter: Counter, name: str) -> None:

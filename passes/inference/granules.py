@@ -11,7 +11,7 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
-from .accesses import Access, Kind
+from .accesses import Kind
 from .board import volumes
 from .boxes import Boxes
 from .space import Loop
@@ -58,19 +58,20 @@ class Granules:
         return np.asarray(number)
 
     def index(
-        self, access: Access, symbols: Symbols, left: Sequence[Loop], *, in_place: bool = False
+        self, boxes: Boxes, symbols: Symbols, left: Sequence[Loop], *, in_place: bool = False
     ) -> tirx.PrimExpr:
         """The same as an expression that can stand at the access, outside the loops ``left``.
 
         Args:
-            in_place: whether it may name what the program binds; see ``Symbols.in_place``.
+            in_place: whether it may name what the program binds; see ``Symbols.start``.
         """
         number: tirx.PrimExpr = tirx.IntImm("int32", 0)
-        resolved = symbols.in_place if in_place else symbols.at_start
-        loops = [*left, *access.inner]
-        for start, size, count in zip(access.starts[1:], self.size, self.counts, strict=True):
-            number = number * count + resolved(start, loops) // size
-        return symbols.simplified(number, access)
+        loops = [*left, *boxes.access.inner]
+        for axis, (size, count) in enumerate(zip(self.size, self.counts, strict=True), 1):
+            if count > 1:
+                start = symbols.start(boxes, axis, loops, in_place=in_place)
+                number = number * count + start // size
+        return symbols.simplified(number, boxes.access)
 
     def of_cells(self, traffic: Traffic) -> np.ndarray:
         """The granule of each cell of one copy, in the order of the cells."""
@@ -144,6 +145,8 @@ class Counter:
         own: granules of each copy that their owner's kernel finds there when it starts, for the
             share of the rank: granules from ``rank * own`` on, as many; 0 for none.
         at_exit: whether the owner waits for it at the end of the launch, rather than a read.
+        also_at_exit: whether the owner waits at the end of the launch for all its granules, too,
+            since reads may wait for some of them only.
         by_copies: whether a plan's copies wait for it, whose streams set it back to 0.
     """
 
@@ -155,6 +158,7 @@ class Counter:
     arrivals: np.ndarray
     own: int = 0
     at_exit: bool = False
+    also_at_exit: bool = False
     by_copies: bool = False
     flags: tirx.Buffer | None = None
 

@@ -25,7 +25,9 @@ class Moments:
     """
 
     def __init__(self, accesses: Sequence[Access], program: Program, world_size: int) -> None:
-        self._spaces = {a: Space(world_size, a.loops, program.values) for a in accesses}
+        self._spaces = {
+            a: Space(world_size, a.loops, program.values, partly=True) for a in accesses
+        }
         self._grid = len(program.grid)
         self._places = 2 * max((max(a.place) for a in accesses), default=0) + 4
         depth = max((len(a.loops) for a in accesses), default=self._grid) - self._grid
@@ -81,6 +83,6 @@ class Moments:
                 moment = moment * self._rounds[level]
                 if level < depth:
                     loop = access.loops[self._grid + level]
-                    moment = moment + space.of(loop.var) - space.of(loop.min)
+                    moment = moment + space.round_of(loop)
                     moment = moment + rounds * (level == depth - 1)
         return moment.reshape(moment.shape + (1,) * (boxes.mask.ndim - moment.ndim))

@@ -54,8 +54,10 @@ def verify_residency(exchange: Exchange) -> None:
     for counter in counters:
         for boxes in exchange.users_of(counter):
             moment = moments.of(boxes, wait_depth(exchange, counter, boxes))
-            home, granule, when = boxes.where(boxes.home, counter.granules.of(boxes), moment)
-            if np.any(last[counter][home, granule] >= when):
+            places = tuple(range(-len(boxes.open_axes), 0))
+            latest = last[counter][boxes.home, counter.granules.of(boxes)]
+            latest = latest.max(axis=places, keepdims=True)
+            if np.any((latest >= moment) & boxes.mask):
                 _Play(exchange, moments).run(exchange.options.resident_blocks)
                 return
 
@@ -84,10 +86,11 @@ def leaves_room(exchange: Exchange) -> bool:
         return True
     waits = np.zeros((exchange.world_size, blocks), np.bool_)
     for counter in exchange.counters:
-        if counter.at_exit:
+        if counter.at_exit or counter.also_at_exit:
             waits[:, -1] = True
         for boxes in exchange.users_of(counter):
-            rank, granule, block = boxes.where(boxes.rank, counter.granules.of(boxes), boxes.block)
+            granules = counter.granules.of(boxes)
+            rank, granule, block = boxes.distinct(boxes.rank, granules, boxes.block)
             if counter.own:
                 foreign = granule // counter.own != rank
                 rank, block = rank[foreign], block[foreign]
@@ -123,8 +126,8 @@ class _Play:
 
     def _note(self, counter: Counter, boxes: Boxes, moment, signals: bool) -> None:
         units = elements_of(boxes) // counter.unit
-        rank, home, *_, granule, when, block, count = boxes.flat(
-            counter.granules.of(boxes), moment, boxes.block, units
+        rank, home, granule, when, block, count = boxes.where(
+            boxes.rank, boxes.home, counter.granules.of(boxes), moment, boxes.block, units
         )
         for r, h, g, t, b, n in zip(
             *(a.tolist() for a in (rank, home, granule, when, block, count)), strict=True

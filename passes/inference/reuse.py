@@ -137,7 +137,7 @@ def _heard_from(exchange: Exchange, boxes: Boxes) -> np.ndarray:
         if counter.is_of_copies:
             continue
         makers = _makers(counter)
-        for other in exchange.users_of(counter):
+        for other in (b for b in exchange.users_of(counter) if b.is_certain):
             shared = loops_shared(other.access, boxes.access)
             if other.access.place[shared] > boxes.access.place[shared] or not other.repeats:
                 continue
@@ -173,7 +173,7 @@ def _too_far(exchange: Exchange, traffic: Traffic) -> tuple[int, int] | None:
     waits_for = [0] * exchange.world_size
     for other in exchange.traffic:
         made = other.painted[other.last_producer].ranks.reshape(exchange.world_size, -1)
-        for boxes in other.in_kernel("read"):
+        for boxes in (b for b in other.in_kernel("read") if b.is_certain):
             rank, _, pieces = other.grid.cells_of(boxes)
             for box, cell in pieces:
                 for reader in range(exchange.world_size):

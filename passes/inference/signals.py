@@ -97,7 +97,7 @@ def _signal_of(
         return symbols.simplified(expr, access)
 
     home = simple(symbols.at_start(access.starts[0], [*left, *access.inner]))
-    granule = simple(counter.granules.index(access, symbols, left))
+    granule = simple(counter.granules.index(boxes, symbols, left))
     count = _count(counter, boxes, symbols)
     for loop in left:
         count = count * symbols.inlined(loop.extent)

@@ -75,6 +75,10 @@ class Space:
         loops: outermost first; the range of one may depend on those before it.
         values: of variables that are bound in the program.
         sizes: of symbolic extents.
+        partly: whether a loop of unknown range counts as one round, of unknown number.
+
+    Attributes:
+        open: numbers of these loops.
 
     Raises:
         NotEvaluable: the range of a loop is only known while the kernel runs.
@@ -86,6 +90,8 @@ class Space:
         loops: Sequence[Loop],
         values: Mapping[tirx.Var, tirx.PrimExpr],
         sizes: Mapping[tirx.Var, int] = MappingProxyType({}),
+        *,
+        partly: bool = False,
     ) -> None:
         self._axes = len(loops) + 1
         self._values = values
@@ -93,15 +99,25 @@ class Space:
         self.rank = self._along(0, np.arange(world_size))
         self.inside: np.ndarray = np.ones((1,) * self._axes, np.bool_)
         """Which points of the box of ``shape`` are iterations."""
+        self.open: list[int] = []
+        self._rounds: dict[tirx.Var, np.ndarray] = {}
         extents = [world_size]
         for axis, loop in enumerate(loops, 1):
-            extent = np.asarray(self.of(loop.extent))
+            try:
+                low, extent = self.of(loop.min), np.asarray(self.of(loop.extent))
+            except NotEvaluable:
+                if not partly:
+                    raise
+                self.open.append(axis - 1)
+                self._rounds[loop.var] = self.of(0)
+                extents.append(1)
+                continue
             rounds = self._along(axis, np.arange(int(extent.max(initial=0))))
             if extent.size > 1:
                 self.inside = self.inside & (rounds < extent)
             if rounds.size == 0:
                 self.inside = self.inside & False
-            self._known[loop.var] = self.of(loop.min) + rounds
+            self._known[loop.var], self._rounds[loop.var] = low + rounds, rounds
             extents.append(rounds.size)
         self.shape = tuple(extents)
 
@@ -109,6 +125,10 @@ class Space:
         shape = [1] * self._axes
         shape[axis] = -1
         return values.astype(np.int64).reshape(shape)
+
+    def round_of(self, loop: Loop) -> np.ndarray:
+        """How many rounds of ``loop`` came before, in every iteration."""
+        return self._rounds[loop.var]
 
     def of(self, expr: Any) -> Any:
         """The value of ``expr`` in every iteration.

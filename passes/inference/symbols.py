@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from tilelang import tvm
 from tvm import tirx
@@ -11,6 +12,9 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
 from ..walk import op_name
 from .accesses import Access, Program
 from .space import Loop
+
+if TYPE_CHECKING:
+    from .boxes import Boxes
 
 
 class Symbols:
@@ -30,6 +34,20 @@ class Symbols:
     def inlined(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
         """``expr`` without variables that the program binds."""
         return self._without(expr, self._values)
+
+    def start(
+        self, boxes: Boxes, axis: int, loops: Sequence[Loop], *, in_place: bool = False
+    ) -> tirx.PrimExpr:
+        """Where the box of an access begins on an axis, the rank's first, for a statement that has
+        left ``loops``.
+
+        Args:
+            in_place: whether it may name what the program binds.
+        """
+        if axis in boxes.open_axes:
+            return boxes.open_axes[axis]
+        resolved = self.in_place if in_place else self.at_start
+        return resolved(boxes.access.starts[axis], loops)
 
     def in_place(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
         """``at_start``; but where there are no loops to leave, ``expr`` as it stands in the

@@ -135,8 +135,8 @@ def _whoever(traffic: Traffic, cell: int) -> str:
 def refuse_unwritten(traffic: Traffic) -> None:
     """Refuse reads of what nobody writes, and additions to what nobody clears."""
     for kind, needs, what in (
-        ("read", traffic.last_producer, "is read, but no rank writes it"),
-        ("add", "write", "is added to, but no rank clears it first"),
+        ("read", traffic.last_producer, "read, but no rank writes it"),
+        ("add", "write", "added to, but no rank clears it first"),
     ):
         touched, made = traffic.painted[kind].times > 0, traffic.painted[needs].times > 0
         if needs == "add":
@@ -145,9 +145,10 @@ def refuse_unwritten(traffic: Traffic) -> None:
         if np.any(missing):
             cell = int(np.argmax(missing))
             user = next(a for a in traffic.boxes if a.kind == kind and _touches(traffic, a, cell))
+            verb = "is" if traffic.boxes[user].is_certain else "may be"
             raise LanguageError(
-                f"{user.text}: {region_of(traffic, cell)} {what} in this launch; expected a write "
-                f"of it in the same program, or W.unordered{user.location}"
+                f"{user.text}: {region_of(traffic, cell)} {verb} {what} in this launch; expected a "
+                f"write of it in the same program, or W.unordered{user.location}"
             )
 
 

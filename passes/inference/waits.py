@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from tvm import tirx
+from tvm.ir import structural_equal
 
 from ...builtins.errors import LanguageError
 from . import builtin_calls
@@ -14,6 +15,7 @@ from .exchange import Exchange, by_rank
 from .granules import Counter
 from .placement import anchor_of, asks_for_round, loops_kept, moved
 from .space import Loop
+from .unknown import has_loads, stays_in
 
 
 def place_waits(exchange: Exchange) -> None:
@@ -29,7 +31,7 @@ def place_waits(exchange: Exchange) -> None:
     T.copy(S[me, row, 0], tile)``
     """
     for counter in exchange.counters:
-        done: list[tuple[str, Access, int]] = []
+        done: list[tuple[list[tirx.PrimExpr], Access, int]] = []
         for boxes in exchange.users_of(counter):
             _wait(exchange, counter, boxes, done)
 
@@ -38,9 +40,28 @@ def wait_depth(exchange: Exchange, counter: Counter, boxes: Boxes) -> int:
     """How many loops around the access its wait stays in."""
     access = boxes.access
     kept = loops_kept(access, boxes, [boxes.home, counter.granules.of(boxes)], guarded=True)
-    while kept < len(access.loops) and _signals_in(exchange, access.loops[kept]):
+    while kept < len(access.loops) and (
+        _signals_in(exchange, access.loops[kept]) or not _may_leave(exchange, counter, boxes, kept)
+    ):
         kept += 1
     return kept
+
+
+def _may_leave(exchange: Exchange, counter: Counter, boxes: Boxes, number: int) -> bool:
+    """Whether what only the running kernel knows of a wait can be said before the loop of this
+    number around its access."""
+    loop = boxes.access.around[number]
+    assert loop is not None
+    rounds = [extent for other, extent in boxes.open_loops.items() if other > number]
+    return all(
+        stays_in(loop, expr, exchange.program) for expr in [*_places(counter, boxes), *rounds]
+    )
+
+
+def _places(counter: Counter, boxes: Boxes) -> list[tirx.PrimExpr]:
+    """The indices, known only to the running kernel, that choose the counter of a wait."""
+    counts = (counter.traffic.world_size, *counter.granules.counts)
+    return [index for axis, index in boxes.open_axes.items() if counts[axis] > 1]
 
 
 def _signals_in(exchange: Exchange, loop: Loop) -> bool:
@@ -56,19 +77,23 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
     kept = wait_depth(exchange, counter, boxes)
     left = access.loops[kept:]
     loops = [*left, *access.inner]
-    first = symbols.simplified(symbols.at_start(access.starts[0], loops), access)
-    key = f"{first} {counter.granules.index(access, symbols, left)}"
+    first = symbols.simplified(symbols.start(boxes, 0, loops), access)
+    key = [first, counter.granules.index(boxes, symbols, left)]
     for other_key, other, other_kept in done:
-        if key == other_key and dominates(other, other_kept, access, kept):
+        if structural_equal(key, other_key) and dominates(other, other_kept, access, kept):
             exchange.note("wait", access, name, f"the wait at {other.line} serves for it, too")
             return
     rounds = [
-        loop.extent for number, loop in enumerate(left, kept) if asks_for_round(boxes, number)
-    ]
-    if not boxes.outside and not rounds:
+        boxes.open_loops[number] if number in boxes.open_loops
+        else symbols.at_start(loop.extent, left)
+        for number, loop in enumerate(left, kept)
+        if number in boxes.open_loops or asks_for_round(boxes, number)
+    ]  # fmt: skip
+    is_fixed = not any(has_loads(index) for index in _places(counter, boxes))
+    if is_fixed and not boxes.outside and not rounds:
         done.append((key, access, kept))
-    home = symbols.simplified(symbols.in_place(access.starts[0], loops), access)
-    granule = counter.granules.index(access, symbols, left, in_place=True)
+    home = symbols.simplified(symbols.start(boxes, 0, loops, in_place=True), access)
+    granule = counter.granules.index(boxes, symbols, left, in_place=True)
     arrivals = _arrivals(counter, boxes, home, granule)
     target = exchange.epochs_of(counter.traffic.tensor) * arrivals
     flag = exchange.flag(counter, symbols.rank, home, granule)
@@ -79,13 +104,15 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
         stmt = tirx.IfThenElse(symbols.simplified(others, access), stmt, None)
     stmt = exchange.guarded(stmt, boxes, lambda e: symbols.simplified(e, access), left)
     for extent in rounds:
-        some = tirx.GT(symbols.at_start(extent, left), 0)
+        some = tirx.GT(extent, 0)
         stmt = tirx.IfThenElse(symbols.simplified(some, access), stmt, None)
     exchange.placement.put_before(anchor_of(access, kept), stmt, access)
     needs = {
         "read": f"reads what {'additions' if counter.kind == 'add' else 'writes'} bring",
         "add": "adds to what must have been cleared",
     }[access.kind]
+    if not boxes.is_certain:
+        needs += ", which of it only the running kernel knows"
     exchange.note_of("wait", access, counter, f"{access.op} {needs}{moved(left)}", stmt, arrivals)
 
 

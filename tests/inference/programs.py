@@ -747,6 +747,133 @@ class fetched_by_copies:
         return [{"Y": Y} for _ in inputs]
 
 
+@case(mutated=3)
+class packed_gather:
+    """Copy engines gather the rows of all ranks; tiles of them are read, as many and from where as
+    other tensors say."""
+
+    m, N, b, tiles = 12, 16, 4, 6
+
+    @staticmethod
+    def make(ranks):
+        m, N, b, tiles = (getattr(packed_gather, name) for name in ("m", "N", "b", "tiles"))
+
+        @T.prim_func
+        def pick(
+            first: T.Tensor((3,), "int32"),
+            rows: T.Tensor((tiles,), "int32"),
+            gathered: W.Symmetric((ranks, m, N), F32),
+            Y: T.Tensor((tiles, b, N), F32),
+        ):
+            with T.Kernel(2, threads=32) as block:
+                tile = T.alloc_shared((b, N), F32)
+                me, begin = W.rank(), first[block]
+                for step in T.Pipelined(first[block + 1] - begin, num_stages=2):
+                    owner, row = rows[begin + step] // m, rows[begin + step] % m
+                    T.copy(gathered[me, owner, row, 0], tile)
+                    T.copy(tile, Y[begin + step, 0, 0])
+
+        # equivalent(fork drop, join drop): nothing before or after the call writes X
+        @tw.plan
+        def plan(
+            p: tw.Steps,
+            X: T.Tensor((m, N), F32),
+            first: T.Tensor((3,), "int32"),
+            rows: T.Tensor((tiles,), "int32"),
+            gathered: W.Symmetric((ranks, m, N), F32),
+            Y: T.Tensor((tiles, b, N), F32),
+        ):
+            for peer in p.peers():
+                p.copy(gathered[peer, p.rank], X, stream="copies")
+            p.copy(gathered[p.rank, p.rank], X)
+            p.launch(pick, first, rows, gathered, Y)
+
+        return plan
+
+    @staticmethod
+    def inputs(rng, ranks):
+        m, N, b, tiles = (getattr(packed_gather, name) for name in ("m", "N", "b", "tiles"))
+        # Nobody reads what the rank to the left has.
+        owners = [(r + rng.integers(0, 2, tiles)) % ranks for r in range(ranks)]
+        return [
+            {
+                "X": integers(rng, m, N),
+                "first": np.array([1, rng.integers(1, tiles + 1), tiles], np.int32),
+                "rows": (o * m + rng.integers(0, m - b + 1, tiles)).astype(np.int32),
+                "Y": np.zeros((tiles, b, N), np.float32),
+            }
+            for o in owners
+        ]
+
+    @staticmethod
+    def expected(inputs):
+        b = packed_gather.b
+        X = np.concatenate([i["X"] for i in inputs])
+        out = []
+        for i in inputs:
+            Y = np.zeros_like(i["Y"])
+            for tile in range(i["first"][0], i["first"][2]):
+                Y[tile] = X[i["rows"][tile] : i["rows"][tile] + b]
+            out.append({"Y": Y, "gathered": np.stack([j["X"] for j in inputs])})
+        return out
+
+
+@case(resident=4)
+class scattered_loads:
+    """Everyone publishes its rows in own memory, then loads those that a tensor names from whoever
+    has them, if another says so."""
+
+    m, N, b, count = 8, 16, 2, 5
+
+    @staticmethod
+    def make(ranks):
+        m, N, b, count = (getattr(scattered_loads, name) for name in ("m", "N", "b", "count"))
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((m, N), F32),
+            owners: T.Tensor((m // b, count), "int32"),
+            rows: T.Tensor((m // b, count), "int32"),
+            Y: T.Tensor((m // b, count, N), F32),
+        ):
+            with T.Kernel(m // b, threads=32) as block:
+                S = W.alloc_symmetric((m, N), F32)
+                tile = T.alloc_shared((b, N), F32)
+                row = T.alloc_shared((1, N), F32)
+                T.copy(X[block * b, 0], tile)
+                # equivalent(signal rank+1): every rank is told, in another order
+                T.copy(tile, S[W.rank(), block * b, 0])
+                for step in T.serial(count):
+                    owner = owners[block, step]
+                    if owner >= 0:
+                        # equivalent(wait_reached rank+1): all counters say the same
+                        T.copy(S[owner, rows[block, step], 0], row)
+                        T.copy(row, Y[block, step, 0])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        m, N, b, count = (getattr(scattered_loads, name) for name in ("m", "N", "b", "count"))
+        return [
+            {
+                "X": integers(rng, m, N),
+                "owners": rng.integers(-1, ranks, (m // b, count)).astype(np.int32),
+                "rows": rng.integers(0, m, (m // b, count)).astype(np.int32),
+                "Y": np.zeros((m // b, count, N), np.float32),
+            }
+            for _ in range(ranks)
+        ]
+
+    @staticmethod
+    def expected(inputs):
+        X = np.stack([i["X"] for i in inputs])
+        return [
+            {"Y": np.where(i["owners"][..., None] < 0, 0, X[i["owners"], i["rows"]])}
+            for i in inputs
+        ]
+
+
 @case()
 class two_rounds:
     """Two shifts in one launch, through two halves of one tensor and then through another."""

@@ -310,6 +310,74 @@ def writes_if_memory_says_so():
 
 
 @refused(
+    "T.copy reads S[W.rank(), owner, 0]: S[0, 0, 0:8] may be read, but no rank writes it in this "
+    "launch; expected a write of it in the same program, or W.unordered"
+)
+def nobody_writes_one_of_the_places():
+    @T.prim_func
+    def program(at: T.Tensor((1,), "int32"), S: W.Symmetric((2, N), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            owner = at[0]
+            T.copy(Y, S[1 - W.rank(), W.rank(), 0])
+            T.copy(S[W.rank(), owner, 0], Y)  # HERE
+
+    return program
+
+
+@refused("a load reads S[at[i], i], which depends on at[i], which only the running kernel knows")
+def each_thread_reads_from_another_rank():
+    @T.prim_func
+    def program(at: T.Tensor((N,), "int32"), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            T.copy(Y, S[W.rank(), 0])
+            for i in T.Parallel(N):  # HERE
+                Y[i] = S[at[i], i]
+
+    return program
+
+
+@refused("which depends on rank[0], which only the running kernel knows")
+def a_register_of_each_thread_says_the_rank():
+    @T.prim_func
+    def program(at: T.Tensor((N,), "int32"), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            rank = T.alloc_local((1,), "int32")
+            i = T.get_thread_binding()
+            T.copy(Y, S[W.rank(), 0])
+            rank[0] = at[i % N]
+            Y[i % N] = S[rank[0], 0]  # HERE
+
+    return program
+
+
+@refused("T.copy reads S[1 - W.rank(), 0], which depends on n, which only the running kernel knows")
+def blocks_of_the_launch_from_the_caller():
+    @T.prim_func
+    def program(n: T.int32, S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(n, threads=32):
+            T.copy(S[1 - W.rank(), 0], Y)  # HERE
+
+    return program
+
+
+@refused("T.copy reads S[me, place, 0]: its granules of 1 x 8 elements get 8 to 16 elements a")
+def places_that_get_more_and_less():
+    @T.prim_func
+    def program(at: T.Tensor((1,), "int32"), S: W.Symmetric((2, N), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((2, N), F32)
+            me, place = W.rank(), at[0]
+            for row in T.serial(2):
+                T.copy(tile[row : row + 1, :], S[me, row, 0])
+            T.atomic_add(S[1 - me, 0, 0], tile[0:1, :])
+            T.atomic_add(S[1 - me, 1, 0], tile[0:1, :])
+            T.atomic_add(S[me, 1, 0], tile[0:1, :])
+            T.copy(S[me, place, 0], Y)  # HERE
+
+    return program
+
+
+@refused(
     "T.copy writes S[1 - W.rank(), 0], and a second kernel of the program begins; expected one "
     "T.Kernel in a program that accesses symmetric tensors"
 )
