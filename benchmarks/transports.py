@@ -1,4 +1,4 @@
-"""Variants of the transports of collectives: pieces and streams of copy engines, tiles of SMs.
+"""Variants of the transports of collectives: pieces of copy engines, tiles of SMs.
 
     torchrun --nproc-per-node=2 benchmarks/transports.py [all_gather ...] [--sizes 64 256]
         [--runs 10]
@@ -12,18 +12,15 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-import tilelang.language as T
 import torch
 
 import tileweave as tw
 from tileweave import bench_exchanges as exchanges
-from tileweave import language as W
 from tileweave.bench import INPUTS
 from tileweave.bench_contenders import Contender, Judge, Missing
 from tileweave.ops.all_gather import all_gather_plan, all_gather_program
@@ -33,17 +30,15 @@ from tileweave.ops.collective import Collective
 from tileweave.ops.exchange import Moved, checked
 from tileweave.ops.groups import group_of
 from tileweave.ops.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
-from tileweave.ops.words import TILE, Lines, words_of
+from tileweave.ops.words import Lines, words_of
 from tileweave.runtime.compile_ahead import compile_ahead
 from tileweave.runtime.measure import interleaved, largest
 from tileweave.runtime.parameters import parameters_of
 
-ENGINES = ((8, 1), (8, 2), (16, 2), (32, 2), (16, 3))
-"""Pieces for each peer, and streams in which they go in turn."""
-TILES = (TILE, 2 * TILE)
+PIECES = (2, 4, 8, 16)
+"""For each peer."""
+TILES = (1 << 13, 1 << 14, 1 << 15)
 """Bytes that a block moves at a time."""
-LONG_ROWS = 64
-"""Into so many rows an all-to-all's part without a gap was cut when it was measured first."""
 HEAP_BYTES = 24 << 30
 """All variants of one collective are ready at a time."""
 
@@ -53,12 +48,10 @@ class Variant(NamedTuple):
 
     Attributes:
         make: the tile program or the plan for a problem.
-        lays_out: whether what a rank gives is in its symmetric memory before, and in its place.
     """
 
     name: str
     make: Callable[[Collective], Any]
-    lays_out: bool = False
 
 
 def cut(rows: int, height: int, pieces: int) -> list[slice]:
@@ -67,7 +60,7 @@ def cut(rows: int, height: int, pieces: int) -> list[slice]:
     return [slice(low, min(low + length, rows)) for low in range(0, rows, length)]
 
 
-def lines_of(problem: Collective, tile: int = TILE, shared_out: bool = False) -> Lines:
+def lines_of(problem: Collective, tile: int | None = None, shared_out: bool = False) -> Lines:
     """What moves as lines.
 
     Args:
@@ -80,111 +73,39 @@ def lines_of(problem: Collective, tile: int = TILE, shared_out: bool = False) ->
     return Lines.of(count, problem.tile_dtype, tile=tile)
 
 
-def by_engines(pieces: int, streams: int, problem: Collective) -> Any:
-    names = [f"copies {n}" for n in range(streams)]
+def by_engines(pieces: int, problem: Collective) -> Any:
     if problem.op == "all_to_all":
         parts = Parts.of(problem)
-        found = cut(parts.rows, parts.tile(TILE)[0], pieces)
-        return all_to_all_plan(parts, found, names)
+        return all_to_all_plan(parts, cut(parts.rows, parts.height, pieces))
     plan_of = {"all_gather": all_gather_plan, "reduce_scatter": reduce_scatter_plan,
                "all_reduce": all_reduce_plan}[problem.op]  # fmt: skip
     lines = lines_of(problem, shared_out=problem.op != "all_gather")
-    return plan_of(lines, problem.ranks, cut(lines.rows, lines.height, pieces), names)
+    return plan_of(lines, problem.ranks, cut(lines.rows, lines.height, pieces))
 
 
 def by_tiles(transport: str, tile: int, problem: Collective) -> Any:
     if problem.op == "all_to_all":
-        return all_to_all_program(Parts.of(problem), transport, tile)
+        return all_to_all_program(Parts.of(problem, tile), transport)
     program = {"all_gather": all_gather_program, "reduce_scatter": reduce_scatter_program,
                "all_reduce": two_phase_program}[problem.op]  # fmt: skip
     lines = lines_of(problem, tile, shared_out=problem.op == "reduce_scatter")
     return program(lines, problem.ranks, transport)
 
 
-def by_long_rows(transport: str, problem: Collective) -> Any:
-    """An all-to-all whose tiles are of rows far apart."""
-    parts = Parts.of(problem)
-    long = replace(parts, rows=LONG_ROWS, width=parts.rows * parts.width // LONG_ROWS)
-    return all_to_all_program(long, transport)
-
-
-def by_fetching(problem: Collective) -> Any:
-    """An all-gather whose copy engines fetch what each rank has laid out, in two pieces."""
-    dtype, count = words_of(problem.nbytes)
-    pieces, ranks = [slice(0, count // 4), slice(count // 4, count)], problem.ranks
-
-    @tw.plan
-    def fetching(
-        p: tw.Steps,
-        x: T.Tensor((count,), dtype),
-        given: W.Symmetric((count,), dtype),
-        out: T.Tensor((ranks, count), dtype),
-    ):
-        for n, piece in enumerate(pieces):
-            p.copy(given[p.rank, piece], x[piece])
-            for peer in p.peers():
-                p.copy(out[peer, piece], given[peer, piece], stream=f"fetch {n}")
-        p.copy(out[p.rank], x)
-
-    return fetching
-
-
-def by_fetching_alone(problem: Collective) -> Any:
-    """The same where all is laid out before: what copy engines fetch, and no copy beside it."""
-    dtype, count = words_of(problem.nbytes)
-    ranks = problem.ranks
-
-    @tw.plan
-    def fetching_alone(
-        p: tw.Steps,
-        x: T.Tensor((count,), dtype),
-        given: W.Symmetric((count,), dtype),
-        called: W.Symmetric((1,), "uint32"),
-        out: T.Tensor((ranks, count), dtype),
-    ):
-        p.write_value(called[p.rank, 0], 1)  # so nothing is ordered
-        for peer in p.peers():
-            p.copy(out[peer], given[peer], stream="fetch")
-
-    return fetching_alone
-
-
 def variants_of(op: str) -> list[Variant]:
-    found = [
-        Variant(
-            f"copy_engine, {pieces} pieces, {streams} streams", partial(by_engines, pieces, streams)
-        )
-        for pieces, streams in ENGINES
+    engines = [
+        Variant(f"copy_engine, {pieces} pieces", partial(by_engines, pieces)) for pieces in PIECES
     ]
-    found += [
+    return engines + [
         Variant(f"{transport}, tiles of {tile >> 10} KiB", partial(by_tiles, transport, tile))
         for transport in ("ldst", "tma")
         for tile in TILES
     ]
-    if op == "all_gather":
-        found.append(Variant("copy_engine, fetching", by_fetching))
-        found.append(Variant("copy_engine, fetching alone", by_fetching_alone, lays_out=True))
-    if op == "all_to_all":
-        found += [
-            Variant(f"{transport}, long rows", partial(by_long_rows, transport))
-            for transport in ("ldst", "tma")
-        ]
-    return found
 
 
-def contender_of(arena: exchanges.Arena, variant: Variant, steps: Any) -> Contender:
-    moved = Moved(steps)
-    arena.made.append(moved)
-    found = arena.into_out(moved)
-    if not variant.lays_out:
-        return found
-
-    def lay_out(given: exchanges.Inputs) -> None:
-        words = given.x.view(moved.memory[0].local.dtype)
-        moved.memory[0].local.copy_(words)
-        arena.out.fill_(torch.nan).view(arena.problem.ranks, -1)[arena.group.rank] = given.x
-
-    return replace(found, prepare=lay_out)
+def contender_of(arena: exchanges.Arena, steps: Any) -> Contender:
+    arena.made.append(Moved(steps))
+    return arena.into_out(arena.made[-1])
 
 
 def compare(
@@ -197,7 +118,7 @@ def compare(
     with suppress(Missing):
         contenders["copies alone"] = exchanges.MAKERS["exchange/copies"](arena)
     for variant, steps in programs.items():
-        contenders[variant.name] = contender_of(arena, variant, steps)
+        contenders[variant.name] = contender_of(arena, steps)
     inputs, judge = list(islice(exchanges.Inputs.random(problem, group), INPUTS)), Judge(contenders)
     ms = interleaved(
         {name: contender.call for name, contender in contenders.items()},
@@ -213,14 +134,10 @@ def compare(
     if group.rank == 0:
         print(f"{problem.op}, {problem.nbytes >> 20} MiB, {time.perf_counter() - begin:.0f} s")
         for name in sorted(ms, key=ms.get):
-            rate, wrong = (
-                problem.sent / ms[name] / 1e6,
-                f"  wrong: {errors[name]:.1e}" * (errors[name] > 0),
-            )
-            ratio = ms.get("copies alone", float("nan")) / ms[name]
-            print(
-                f"  {name:36} {ms[name]:8.4f} ms {rate:7.1f} GB/s {ratio:7.3f}{wrong}", flush=True
-            )
+            rate = problem.sent / ms[name] / 1e6
+            ratio = f"{ms['copies alone'] / ms[name]:8.3f}" if "copies alone" in ms else ""
+            wrong = f"  wrong: {errors[name]:.1e}" * (errors[name] > 0)
+            print(f"  {name:24} {ms[name]:8.4f} ms {rate:7.1f} GB/s{ratio}{wrong}", flush=True)
     return not any(errors.values())
 
 
@@ -239,8 +156,6 @@ def simulated(op: str, ranks: int = 3) -> None:
         "all_reduce": [parts.sum(0).ravel()] * ranks,
     }[op]
     for variant in variants_of(op):
-        if variant.lays_out:
-            continue
         steps = variant.make(problem)
         declared, *_ = parameters_of(steps) if not isinstance(steps, tw.Plan) else steps.parameters
         words = [g.view(declared.dtype).reshape(tuple(map(int, declared.shape))) for g in given]

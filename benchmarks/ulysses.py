@@ -22,8 +22,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tileweave as tw
 from tileweave import ops
+from tileweave.ops.exchange import EXCHANGES
 from tileweave.ops.groups import group_of
-from tileweave.ops.ulysses import attend
+from tileweave.ops.transport import FASTEST
+from tileweave.ops.ulysses import attend, exchanges_of, problem_of
+from tileweave.runtime.compile_ahead import compile_ahead
 from tileweave.runtime.measure import interleaved
 
 GPU = torch.cuda.is_available()
@@ -39,9 +42,9 @@ Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def parts(x: torch.Tensor, ranks: int, groups: int) -> list[torch.Tensor]:
-    """The heads of x in groups, of which each has as many of every rank's."""
-    each = x.unflatten(2, (ranks, groups, -1))
-    return [each[:, :, :, n].flatten(2, 3) for n in range(groups)]
+    """The heads of x in groups, of which each has as many of every rank's. Copied."""
+    each = x.unflatten(2, (ranks, groups, -1)).movedim(3, 0).contiguous()
+    return [*each.flatten(3, 4)]
 
 
 def together(groups: list[torch.Tensor], ranks: int) -> torch.Tensor:
@@ -94,6 +97,22 @@ def in_groups(
     return together(results, ranks)
 
 
+def compile_all(given: Given, causal: bool, groups: list[int]) -> None:
+    """The exchanges of the whole and of its groups of heads, many at a time."""
+    ranks = group_of("").world_size
+    found = []
+    for count in (1, *groups):
+        if given[1].shape[2] % (ranks * count) == 0:
+            q, k, v = (parts(x.to("meta"), ranks, count)[0] for x in given)
+            found += exchanges_of(problem_of(q, k, v, causal, None, ranks))
+    compile_ahead(
+        EXCHANGES[problem.op].steps(problem, FASTEST if transport == "auto" else transport)
+        for problem in dict.fromkeys(found)
+        for transport in TRANSPORTS
+        if transport != "nccl"
+    )
+
+
 def contenders(
     options: argparse.Namespace, causal: bool, given: Given
 ) -> dict[str, Callable[[Given], torch.Tensor]]:
@@ -131,6 +150,8 @@ def measure(options: argparse.Namespace, length: int) -> dict[str, float]:
         )
         for heads in (options.heads, options.kv_heads, options.kv_heads)
     )  # fmt: skip
+    if GPU:
+        compile_all(given, causal, options.groups)
     right = ops.ulysses_attention(*given, causal=causal)
 
     def judge(name: str, _: Given, result: torch.Tensor) -> None:

@@ -4,8 +4,6 @@ The tile program for SMs, the plan for copy engines with its kernel, and the tor
 gradient.
 """
 
-from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 import tilelang.language as T
@@ -18,7 +16,7 @@ from . import nccl
 from .across_nodes import AcrossNodes, Move
 from .collective import Collective, require_exchangeable
 from .exchange import Exchange, define_exchange, exchange
-from .words import PUSH, Lines, alloc_of, words_of
+from .words import Lines, alloc_of, words_of
 
 NAME = "all_gather"
 
@@ -72,9 +70,7 @@ def collect_shares(lines: Lines, ranks: int):
     return collect_shares
 
 
-def all_gather_plan(
-    lines: Lines, ranks: int, pieces: list[slice], streams: Sequence[str] = PUSH
-) -> Plan:
+def all_gather_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
     """Copy engines: x (rows, columns) goes to all others, piece by piece; a kernel copies the
     pieces that have arrived to out (ranks, rows, columns) while others are on their way."""
     kernel, dtype = collect_shares(lines, ranks), lines.dtype
@@ -86,10 +82,9 @@ def all_gather_plan(
         arrived: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
-        stream = cycle(streams)
         for piece in pieces:
             for peer in p.peers():
-                p.copy(arrived[peer, p.rank, piece], x[piece], stream=next(stream))
+                p.copy(arrived[peer, p.rank, piece], x[piece], stream="copies")
         p.launch(kernel, x, arrived, out)
 
     return all_gather

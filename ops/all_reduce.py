@@ -4,8 +4,6 @@ The tile programs, one for small tensors and one for large ones, the plan for co
 kernel, and the torch operator with its gradient.
 """
 
-from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 import tilelang.language as T
@@ -18,7 +16,7 @@ from .all_gather import collect
 from .collective import Collective, require_exchangeable
 from .exchange import Exchange, define_exchange, exchange
 from .reduce_scatter import add_up
-from .words import PUSH, Lines, alloc_of
+from .words import Lines, alloc_of, tile_bytes
 
 NAME = "all_reduce"
 ONE_SHOT_BYTES = 1 << 19
@@ -58,6 +56,7 @@ def two_phase_program(lines: Lines, ranks: int, transport: str):
     """
     alloc, dtype = alloc_of(transport), lines.dtype
     share = T.ceildiv(lines.tiles, ranks) * lines.height
+    apart = T.int64(share)  # TileLang multiplies it by the columns in its type
 
     @T.prim_func
     def all_reduce(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
@@ -70,17 +69,17 @@ def two_phase_program(lines: Lines, ranks: int, transport: str):
             me, first = W.rank(), block * lines.height
             for step in T.serial(ranks - 1):
                 owner = (me + ranks - 1 - step) % ranks  # in the order in which they add
-                T.copy(x[owner * share + first, 0], held)
+                T.copy(x[owner * apart + first, 0], held)
                 T.copy(held, parts[owner, me, first, 0])
-            T.copy(x[me * share + first, 0], held)
+            T.copy(x[me * apart + first, 0], held)
             add_up(total, held, parts, me, first, ranks)
             for step in T.serial(ranks - 1):
                 T.copy(held, sums[(me + 1 + step) % ranks, me, first, 0])
-            T.copy(held, out[me * share + first, 0])
+            T.copy(held, out[me * apart + first, 0])
             for step in T.serial(ranks - 1):
                 source = (me + ranks - 1 - step) % ranks  # as they arrive
                 T.copy(sums[me, source, first, 0], held)
-                T.copy(held, out[source * share + first, 0])
+                T.copy(held, out[source * apart + first, 0])
 
     return all_reduce
 
@@ -111,9 +110,7 @@ def add_and_share(lines: Lines, ranks: int):
     return add_and_share
 
 
-def all_reduce_plan(
-    lines: Lines, ranks: int, pieces: list[slice], streams: Sequence[str] = PUSH
-) -> Plan:
+def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
     """Copy engines: the parts of x (ranks, rows, columns) go to their owners, piece by piece; a
     kernel adds the pieces that have arrived, and shares the sums, while others are on their way."""
     kernel, dtype = add_and_share(lines, ranks), lines.dtype
@@ -126,10 +123,9 @@ def all_reduce_plan(
         sums: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
-        stream = cycle(streams)
         for piece in pieces:
             for peer in p.peers():
-                p.copy(parts[peer, p.rank, piece], x[peer, piece], stream=next(stream))
+                p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
         p.launch(kernel, x, parts, sums, out)
 
     return all_reduce
@@ -153,7 +149,8 @@ class AllReduce(Exchange, op=NAME):
         ranks, dtype = problem.ranks, problem.tile_dtype
         if transport != "copy_engine":
             program = one_shot_program if is_one_shot(problem) else two_phase_program
-            return program(Lines.of(problem.elements, dtype), ranks, transport)
+            tile = tile_bytes(problem.nbytes // ranks)  # which the blocks of a rank share
+            return program(Lines.of(problem.elements, dtype, tile=tile), ranks, transport)
         lines = Lines.of(problem.elements // ranks, dtype)
         return all_reduce_plan(lines, ranks, lines.pieces)
 

@@ -4,10 +4,8 @@ The tile program for SMs, the plan for copy engines with its kernel, and the tor
 gradient.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
-from math import gcd, prod
+from math import ceil, gcd, prod
 from typing import Any
 
 import tilelang.language as T
@@ -18,12 +16,9 @@ from ..runtime import Plan, Steps, plan
 from . import nccl
 from .collective import Collective, axis_of, require_exchangeable, shared
 from .exchange import Exchange, define_exchange, exchange
-from .transport import ROW_BYTES
-from .words import PUSH, TILE, alloc_of, itemsize_of, pieces_of, words_of
+from .words import COLUMNS, alloc_of, height_of, itemsize_of, pieces_of, tile_bytes, words_of
 
 NAME = "all_to_all"
-_COLUMNS, _HEIGHT = 256, 256
-"""Elements and rows of a tile at most: the TMA moves no more at once along an axis."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +27,7 @@ class Parts:
     axis stands before or behind the rows, in what a rank gives and in what it gets.
 
     Attributes:
+        height, columns: rows, and elements of a row, that a block moves at a time.
         dtype: of the words of which ``width`` counts.
         given_behind, got_behind: whether the ranks' axis stands behind the rows.
     """
@@ -40,12 +36,18 @@ class Parts:
     outer: int
     rows: int
     width: int
+    height: int
+    columns: int
     dtype: str
     given_behind: bool
     got_behind: bool
 
     @staticmethod
-    def of(problem: Collective) -> "Parts":
+    def of(problem: Collective, tile: int | None = None) -> "Parts":
+        """
+        Args:
+            tile: bytes that a block moves at a time, a power of two; by default ``tile_bytes``.
+        """
         shape, ranks = problem.shape, problem.ranks
         scatter, gather = problem.options
         low, high = min(scatter, gather), max(scatter, gather)
@@ -58,16 +60,17 @@ class Parts:
         if scatter < gather:
             rows //= ranks
         dtype, width = words_of(problem.nbytes // (ranks * outer * rows))
+        columns = gcd(width, COLUMNS)
         if behind == (False, False):  # a part has no gap in either: short rows are near each other
-            short = _columns(width, dtype)
-            rows, width = width // short, short
-        return Parts(ranks, outer, rows, width, dtype, *behind)
+            rows, width = width // columns, columns
+        height = height_of(columns, dtype, tile or tile_bytes(problem.nbytes // ranks))
+        height = min(height, 1 << (rows - 1).bit_length())  # what is not there takes memory
+        return Parts(ranks, outer, rows, width, height, columns, dtype, *behind)
 
-    def tile(self, nbytes: int) -> tuple[int, int]:
-        """Rows and elements of a row that a block moves at a time, of so many bytes at most."""
-        columns = _columns(self.width, self.dtype)
-        fitting = nbytes // (columns * itemsize_of(self.dtype))
-        return max(1, min(self.rows, fitting, _HEIGHT)), columns
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many there are along the rows, the last of which may be less, and along a row."""
+        return ceil(self.rows / self.height), self.width // self.columns
 
     @property
     def pieces(self) -> list[slice]:
@@ -75,7 +78,7 @@ class Parts:
         at one distance, which copy engines want."""
         if self.outer > 1:
             return [slice(0, self.rows)]
-        return pieces_of(self.rows, self.tile(TILE)[0], self.width * itemsize_of(self.dtype))
+        return pieces_of(self.rows, self.height, self.width * itemsize_of(self.dtype))
 
     def shape(self, behind: bool) -> tuple[int, ...]:
         """Of a tensor that a rank gives or gets, with an axis of one where the ranks' could be."""
@@ -84,37 +87,25 @@ class Parts:
         return self.outer, self.ranks, self.rows, 1, self.width
 
 
-def _columns(width: int, dtype: str) -> int:
-    """The longest equal parts of a row that do not tear 16 bytes apart: the TMA moves no less."""
-    together = gcd(width, ROW_BYTES // itemsize_of(dtype))
-    fitting = range(together, min(width, _COLUMNS) + 1, together)
-    return max(n for n in fitting if width % n == 0)
-
-
-def all_to_all_program(parts: Parts, transport: str, nbytes: int = TILE):
-    """SMs: each rank stores its parts for the others, which copy them to their places.
-
-    Args:
-        nbytes: of a tile.
-    """
-    ranks, outer, rows, width, dtype = (
-        parts.ranks, parts.outer, parts.rows, parts.width, parts.dtype,
+def all_to_all_program(parts: Parts, transport: str):
+    """SMs: each rank stores its parts for the others, which copy them to their places."""
+    ranks, outer, width, height, columns, dtype = (
+        parts.ranks, parts.outer, parts.width, parts.height, parts.columns, parts.dtype,
     )  # fmt: skip
     given_behind, got_behind = parts.given_behind, parts.got_behind
-    alloc = alloc_of(transport)
-    height, columns = parts.tile(nbytes)
-    tiles, wide = T.ceildiv(rows, height), width // columns
+    alloc, (tiles, wide) = alloc_of(transport), parts.tiles
 
     @T.prim_func
     def all_to_all(
         x: T.Tensor(parts.shape(given_behind), dtype), out: T.Tensor(parts.shape(got_behind), dtype)
     ):
-        with T.Kernel(wide * tiles, outer, threads=256) as (block, o):
+        with T.Kernel(outer * tiles * wide, threads=256) as block:
             # In whole tiles, those of one rank after those of another: the TMA counts to 5 axes.
             arrived = W.alloc_symmetric((ranks * outer * tiles * height, 1, width), dtype)
             held = alloc((height, 1, columns), dtype)
-            me, m, n = W.rank(), block // wide * height, block % wide * columns
-            of_rank, at = outer * tiles * height, o * tiles * height + m
+            me, of_rank, at = W.rank(), outer * tiles * height, block // wide * height
+            o, m = block // wide // tiles, block // wide % tiles * height
+            n = block % wide * columns
             for step in T.serial(ranks - 1):
                 peer = (me + 1 + step) % ranks
                 T.copy(x[o, m, peer, n] if given_behind else x[o, peer, m, 0, n], held)
@@ -129,15 +120,14 @@ def all_to_all_program(parts: Parts, transport: str, nbytes: int = TILE):
     return all_to_all
 
 
-def collect_parts(parts: Parts, nbytes: int = TILE):
+def collect_parts(parts: Parts):
     """The kernel that copies what a rank keeps, and what copy engines bring, to its place: the
     second half of ``all_to_all_program``."""
-    ranks, outer, rows, width, dtype = (
-        parts.ranks, parts.outer, parts.rows, parts.width, parts.dtype,
+    ranks, outer, rows, width, height, columns, dtype = (
+        parts.ranks, parts.outer, parts.rows, parts.width, parts.height, parts.columns, parts.dtype,
     )  # fmt: skip
     given_behind, got_behind = parts.given_behind, parts.got_behind
-    height, columns = parts.tile(nbytes)
-    tiles, wide = T.ceildiv(rows, height), width // columns
+    tiles, wide = parts.tiles
 
     @T.prim_func
     def collect_parts(
@@ -145,9 +135,10 @@ def collect_parts(parts: Parts, nbytes: int = TILE):
         arrived: W.Symmetric((ranks, outer, rows, 1, width), dtype),
         out: T.Tensor(parts.shape(got_behind), dtype),
     ):
-        with T.Kernel(wide * tiles, outer, threads=256) as (block, o):
+        with T.Kernel(outer * tiles * wide, threads=256) as block:
             held = T.alloc_fragment((height, 1, columns), dtype)
-            me, m, n = W.rank(), block // wide * height, block % wide * columns
+            me, o = W.rank(), block // (tiles * wide)
+            m, n = block // wide % tiles * height, block % wide * columns
             T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
             T.copy(held, out[o, m, me, n] if got_behind else out[o, me, m, 0, n])
             for step in T.serial(ranks - 1):
@@ -158,17 +149,14 @@ def collect_parts(parts: Parts, nbytes: int = TILE):
     return collect_parts
 
 
-def all_to_all_plan(
-    parts: Parts, pieces: list[slice], streams: Sequence[str] = PUSH, nbytes: int = TILE
-) -> Plan:
+def all_to_all_plan(parts: Parts, pieces: list[slice]) -> Plan:
     """Copy engines: parts go to the others, piece by piece; a kernel copies the pieces that have
     arrived to their places while others are on their way.
 
     Args:
         pieces: rows of a part.
-        nbytes: of the kernel's tiles.
     """
-    kernel = collect_parts(parts, nbytes)
+    kernel = collect_parts(parts)
 
     def part(x, rank, piece):
         return x[:, piece, rank] if parts.given_behind else x[:, rank, piece, 0]
@@ -180,12 +168,9 @@ def all_to_all_plan(
         arrived: W.Symmetric((parts.ranks, parts.outer, parts.rows, 1, parts.width), parts.dtype),
         out: T.Tensor(parts.shape(parts.got_behind), parts.dtype),
     ):
-        stream = cycle(streams)
         for piece in pieces:
             for peer in p.peers():
-                p.copy(
-                    arrived[peer, p.rank, :, piece, 0], part(x, peer, piece), stream=next(stream)
-                )
+                p.copy(arrived[peer, p.rank, :, piece, 0], part(x, peer, piece), stream="copies")
         p.launch(kernel, x, arrived, out)
 
     return all_to_all

@@ -4,8 +4,6 @@ The plan for copy engines with its kernel, the tile program for SMs, and the tor
 gradient.
 """
 
-from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 import tilelang.language as T
@@ -19,7 +17,7 @@ from .across_nodes import AcrossNodes, Move
 from .collective import Collective, require_exchangeable, shared
 from .exchange import Exchange, define_exchange, exchange
 from .transport import SUMMED
-from .words import PUSH, Lines, alloc_of
+from .words import Lines, alloc_of
 
 NAME = "reduce_scatter"
 
@@ -84,9 +82,7 @@ def add_parts(lines: Lines, ranks: int):
     return add_parts
 
 
-def reduce_scatter_plan(
-    lines: Lines, ranks: int, pieces: list[slice], streams: Sequence[str] = PUSH
-) -> Plan:
+def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
     """Copy engines: the parts of x (ranks, rows, columns) go to their owners, piece by piece; a
     kernel adds the pieces that have arrived while others are on their way."""
     kernel, dtype = add_parts(lines, ranks), lines.dtype
@@ -98,10 +94,9 @@ def reduce_scatter_plan(
         parts: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor(lines.shape, dtype),
     ):
-        stream = cycle(streams)
         for piece in pieces:
             for peer in p.peers():
-                p.copy(parts[peer, p.rank, piece], x[peer, piece], stream=next(stream))
+                p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
         p.launch(kernel, x, parts, out)
 
     return reduce_scatter

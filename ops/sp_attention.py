@@ -161,10 +161,14 @@ def chosen(asked: str, problem: AttentionProblem, device: torch.device, group: s
         TileWeaveError: ``asked`` is none, or is ``fused`` where that cannot be.
     """
     ranks = group_of(group)
-    found = obstacle_of_ranks(device, ranks) or obstacle(problem)
-    if found is None and problem.packed:
-        found = "cu_seqlens_q is given; expected None, as packed sequences are not fused yet"
-    other = unless_fused(asked, problem.op, device, ranks, found)
+
+    def why_not() -> str | None:
+        found = obstacle_of_ranks(device, ranks) or obstacle(problem)
+        if found is None and problem.packed:
+            return "cu_seqlens_q is given; expected None, as packed sequences are not fused yet"
+        return found
+
+    other = unless_fused(asked, problem.op, device, ranks, why_not)
     return other or Strategy("fused", "asked for" if asked == "fused" else "it can be")
 
 

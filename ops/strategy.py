@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -58,18 +59,17 @@ def chosen(
         TileWeaveError: ``asked`` is none, or is ``fused`` where that cannot be; or the tensors are
             on another rank's GPU.
     """
-    found = obstacle(problem, device, group)
-    other = unless_fused(asked, problem.op, device, group, found)
+    other = unless_fused(asked, problem.op, device, group, lambda: obstacle(problem, device, group))
     return other or preferred(asked, problem, measured)
 
 
 def unless_fused(
-    asked: str, op: str, device: torch.device, group: Group, obstacle: str | None
+    asked: str, op: str, device: torch.device, group: Group, obstacle: Callable[[], str | None]
 ) -> Strategy | None:
     """The strategy for what is not, or cannot be, fused; else None.
 
     Args:
-        obstacle: what keeps fused kernels from it, and what they need.
+        obstacle: says what keeps fused kernels from it, and what they need.
 
     Raises:
         TileWeaveError: as ``chosen``.
@@ -81,9 +81,10 @@ def unless_fused(
     require_own_device(op, device, group)
     if asked == "nccl":
         return Strategy("nccl", "asked for")
-    if asked == "fused" and obstacle is not None:
-        raise TileWeaveError(f"{op}: strategy='fused', but {obstacle}")
-    return None if obstacle is None else Strategy("nccl", obstacle)
+    found = obstacle()
+    if asked == "fused" and found is not None:
+        raise TileWeaveError(f"{op}: strategy='fused', but {found}")
+    return None if found is None else Strategy("nccl", found)
 
 
 def preferred(asked: str, problem: Problem, measured: Measured | None) -> Strategy:

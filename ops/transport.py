@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 
 OWN = ("copy_engine", "tma", "ldst")
 TRANSPORTS = ("auto", *OWN, "nccl")
-FASTEST: dict[str, tuple[tuple[int, str], ...]] = {
-    "all_gather": ((0, "ldst"),),
-    "reduce_scatter": ((0, "ldst"),),
-    "all_reduce": ((0, "ldst"), (16 << 20, "tma")),
-    "all_to_all": ((0, "ldst"), (64 << 20, "tma")),
-}
-"""By collective, from how many bytes on that leave each rank which one is the fastest: measured on
-2 H200 that gave 1, 4, 16, 64 and 256 MiB each (benchmarks/LOG.md)."""
+FASTEST = "ldst"
+"""Of ``OWN``, for every collective: measured on 2 H200 that gave 1, 4, 16, 64 and 256 MiB each
+(benchmarks/LOG.md). It takes all that any of them takes."""
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 """Types that are added in fp32."""
 ROW_BYTES = 16
@@ -58,23 +53,13 @@ def chosen(
     require_own_device(problem.op, device, group)
     if asked == "nccl":
         return Transport("nccl", "asked for")
-    name = fastest(problem, made) if asked == "auto" else asked
+    name = FASTEST if asked == "auto" else asked
     found = obstacle(name, problem, device, group, made)
     if found is None:
-        return Transport(name, "asked for" if asked == name else f"{problem.sent} bytes to send")
+        return Transport(name, "asked for" if asked == name else "the fastest")
     if asked == name:
         raise TileWeaveError(f"{problem.op}: transport={asked!r}, but {found}")
     return Transport("nccl", found)
-
-
-def fastest(problem: Collective, made: type[Exchange]) -> str:
-    """The one of ``OWN`` that ``FASTEST`` says, of those that can be."""
-    able = [
-        name
-        for least, name in FASTEST[problem.op]
-        if problem.sent >= least and made.obstacle(problem, name) is None
-    ]
-    return able[-1] if able else "ldst"
 
 
 def obstacle(

@@ -11,17 +11,16 @@ import torch
 
 from ..runtime.parameters import Parameter
 
-TILE = 1 << 14
-"""Bytes that a block moves at a time: 64 for each of 256 threads."""
-_COLUMNS, _HEIGHT = 256, 256
-"""What the TMA moves at once is no more than this, along each axis."""
-_PIECE, _PIECES = 2 << 20, 16
+TILE, _BLOCKS = 1 << 15, 256
+"""Bytes that a block moves at a time, 128 for each of 256 threads, where so many blocks have as
+much, about two for each SM; else half of that. Measured with 8 times as much and more."""
+COLUMNS, _HEIGHT = 256, 256
+"""What the TMA moves at once is no more than this, along each axis. Powers of two: TileLang wants
+threads to share a tile evenly, and only of these moves 16 bytes at a time."""
+_PIECE, _PIECES = 2 << 20, 8
 """Bytes that copy engines bring at a time at least, and how many pieces there are at most for a
-peer: what a kernel does with the last one comes when nothing is under way any more. Guesses until
-they are measured."""
-PUSH = ("copies 0", "copies 1")
-"""Streams in which copy engines push pieces, in turn: one copies while the flag of the other's
-piece is on its way."""
+peer: each costs about 5 us, and what a kernel does with the last one comes when nothing is under
+way any more. More were slower; fewer are not measured."""
 
 
 def words_of(nbytes: int) -> tuple[str, int]:
@@ -60,16 +59,15 @@ class Lines:
     dtype: str
 
     @staticmethod
-    def of(count: int, dtype: str, columns: int = _COLUMNS, tile: int = TILE) -> Lines:
+    def of(count: int, dtype: str, columns: int = COLUMNS, tile: int | None = None) -> Lines:
         """``count`` elements.
 
         Args:
-            columns: elements of a line at most.
-            tile: bytes that a block moves at a time.
+            columns: elements of a line at most, a power of two.
+            tile: bytes that a block moves at a time, a power of two; by default ``tile_bytes``.
         """
-        columns = gcd(count, columns)
-        height = max(1, min(tile // (columns * itemsize_of(dtype)), _HEIGHT))
-        return Lines(count // columns, columns, height, dtype)
+        columns, tile = gcd(count, columns), tile or tile_bytes(count * itemsize_of(dtype))
+        return Lines(count // columns, columns, height_of(columns, dtype, tile), dtype)
 
     @property
     def tiles(self) -> int:
@@ -89,6 +87,17 @@ class Lines:
     def pieces(self) -> list[slice]:
         """The lines that copy engines bring together."""
         return pieces_of(self.rows, self.height, self.columns * itemsize_of(self.dtype))
+
+
+def tile_bytes(nbytes: int) -> int:
+    """What a block moves at a time of so many bytes, which blocks share."""
+    return TILE if nbytes >= _BLOCKS * TILE else TILE // 2
+
+
+def height_of(columns: int, dtype: str, tile: int) -> int:
+    """Rows of so many elements that a block moves at a time, of ``tile`` bytes at most if a row has
+    no more."""
+    return max(1, min(tile // (columns * itemsize_of(dtype)), _HEIGHT))
 
 
 def alloc_of(transport: str) -> Any:

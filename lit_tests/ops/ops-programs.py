@@ -4,6 +4,8 @@
 import inspect
 import re
 
+import torch
+
 import tileweave as tw
 from tileweave.ops.all_gather import all_gather_plan, all_gather_program, collect_shares
 from tileweave.ops.all_gather_matmul import all_gather_matmul_plan, gathered_matmul
@@ -11,6 +13,9 @@ from tileweave.ops.all_reduce import add_and_share, all_reduce_plan
 from tileweave.ops.all_reduce import one_shot_program as all_reduce_one_shot
 from tileweave.ops.all_reduce import two_phase_program as all_reduce_two_phase
 from tileweave.ops.all_to_all import all_to_all_plan, all_to_all_program, collect_parts
+from tileweave.ops.attention_problem import AttentionProblem
+from tileweave.ops.flash import flash_attention
+from tileweave.ops.flash import tiles_for as flash_tiles_for
 from tileweave.ops.matmul_all_reduce import (
     matmul_all_reduce_plan,
     one_shot_program,
@@ -23,6 +28,7 @@ from tileweave.ops.matmul_reduce_scatter import (
     summed_matmul,
 )
 from tileweave.ops.reduce_scatter import add_parts, reduce_scatter_plan, reduce_scatter_program
+from tileweave.ops.sp_attention import sp_attention_plan
 from tileweave.ops.tiles import FP8, LARGE, SMALL, walked_tiles
 from tileweave.ops.words import Lines
 from tileweave.runtime.plans import Launch
@@ -58,6 +64,8 @@ for make in (
     all_to_all_program,
     collect_parts,
     all_to_all_plan,
+    flash_attention,
+    sp_attention_plan,
 ):
     print(make.__name__, WORDS.findall(inspect.getsource(make)))
 
@@ -84,6 +92,8 @@ for make in (
 # CHECK-NEXT: all_to_all_program []
 # CHECK-NEXT: collect_parts []
 # CHECK-NEXT: all_to_all_plan []
+# CHECK-NEXT: flash_attention []
+# CHECK-NEXT: sp_attention_plan []
 
 # One wgmma loop fed by TMA; tiles leave by TMA and are complete before they are announced; own tiles
 # wait for the others' before they read them.
@@ -228,3 +238,28 @@ show(reduce_scatter_program(Lines.of(100 * 256, "bfloat16"), 4, "tma"))
 # CHECK: *(int4*)(held{{.*}} = *(int4*)(arrived
 # CHECK: *(int4*)(out{{.*}} = *(int4*)(held
 show(all_gather_program(Lines.of(96 * 256, "int32"), 4, "ldst"))
+
+# The warp that loads a tile of keys has seen its owner's copies, in each round; nobody waits for
+# what lies there already. Three groups of warps attend.
+# CHECK-LABEL: TEST: flash_attention
+# CHECK: __launch_bounds__(512, 1)
+# CHECK: tl::warpgroup_reg_dealloc<24>();
+# CHECK-NEXT: if ((((int)threadIdx.x) & 127) < 32) {
+# CHECK: for (int step = 0;
+# CHECK: != rank) {
+# CHECK-NEXT: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(K_arrived[
+# CHECK-NEXT: tw::fence_proxy_async();
+# CHECK-NEXT: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(V_arrived[
+# CHECK-NEXT: tw::fence_proxy_async();
+# CHECK: tl::tma_load(K_desc
+# CHECK: tl::tma_load(V_desc
+# CHECK-NOT: tw::wait_reached
+# CHECK: } else {
+# CHECK: tl::warpgroup_reg_alloc<160>();
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16
+# CHECK: tl::wgmma_rs<tl::DataType::kBFloat16
+# CHECK: tl::tma_store(Out_desc
+attention = AttentionProblem(
+    1, 4096, 4096, 32, 8, 128, 128, 4, torch.bfloat16, True, "zigzag", 128**-0.5
+)
+show(launched(sp_attention_plan(attention, flash_tiles_for(attention))))

@@ -18,7 +18,11 @@ from torch.nn.functional import scaled_dot_product_attention
 import tileweave as tw
 from tileweave import ops
 from tileweave.ops import nccl
+from tileweave.ops.exchange import EXCHANGES, checked
 from tileweave.ops.groups import group_of
+from tileweave.ops.transport import FASTEST
+from tileweave.ops.ulysses import exchanges_of, problem_of
+from tileweave.runtime.compile_ahead import compile_ahead
 
 GPU = torch.cuda.is_available()
 TRANSPORTS = ["auto", "copy_engine", "tma", "ldst", "nccl"] if GPU else ["auto"]
@@ -41,6 +45,17 @@ class Case(NamedTuple):
     causal: bool
     dtype: torch.dtype = torch.bfloat16
 
+    def shapes(self, ranks: int) -> dict[str, tuple[int, ...]]:
+        """Of what each rank gives."""
+        kv = self.kv_heads * ranks or 1
+        whole = {
+            "q": (self.rows, self.heads * ranks, self.width),
+            "k": (self.keys, kv, self.width),
+            "v": (self.keys, kv, self.v_width),
+            "grad": (self.rows, self.heads * ranks, self.v_width),
+        }
+        return {name: (self.batch, n // ranks, *more) for name, (n, *more) in whole.items()}
+
 
 CASES = [
     Case(1, 2048, 2048, 4, 4, 128, 128, True),
@@ -62,20 +77,10 @@ class Attention:
     def __init__(self, case: Case, transport: str, seed: int) -> None:
         self.case, self.transport, self.group = case, transport, group_of("")
         self.device = torch.device("cuda", torch.cuda.current_device()) if GPU else "cpu"
-        ranks = self.group.world_size
-        kv = case.kv_heads * ranks or 1
-        shapes = {
-            "q": (case.rows, case.heads * ranks, case.width),
-            "k": (case.keys, kv, case.width),
-            "v": (case.keys, kv, case.v_width),
-            "grad": (case.rows, case.heads * ranks, case.v_width),
-        }
         torch.manual_seed(1000 * seed + self.group.rank)
         self.q, self.k, self.v, self.grad = (
-            torch.randn(
-                case.batch, -(-n // ranks), *more, dtype=case.dtype, device=self.device
-            ).requires_grad_(name != "grad")
-            for name, (n, *more) in shapes.items()
+            torch.randn(shape, dtype=case.dtype, device=self.device).requires_grad_(name != "grad")
+            for name, shape in case.shapes(self.group.world_size).items()
         )
 
     def __call__(self) -> torch.Tensor:
@@ -109,6 +114,25 @@ class Attention:
             return f"{self.case}: {tuple(out.shape)} {out.dtype}; expected {tuple(right.shape)}"
         error = (out.float() - right).abs().max().item()
         return "" if error <= VALUE_ERROR else f"{self.case}: largest error {error:.1e}"
+
+
+def compile_all(transports: list[str]) -> None:
+    """The exchanges, and those of gradients, many at a time."""
+    ranks, found = group_of("").world_size, []
+    for case in CASES:
+        q, k, v, _ = (
+            torch.empty(shape, dtype=case.dtype, device="meta")
+            for shape in case.shapes(ranks).values()
+        )
+        for problem in exchanges_of(problem_of(q, k, v, case.causal, None, ranks)):
+            grad = torch.empty(problem.result, dtype=case.dtype, device="meta")
+            found += [problem, checked(problem.op, grad, None, ranks, problem.options[::-1])]
+    compile_ahead(
+        EXCHANGES[problem.op].steps(problem, FASTEST if transport == "auto" else transport)
+        for problem in dict.fromkeys(found)
+        for transport in transports
+        if transport != "nccl"
+    )
 
 
 def attentions(transport: str) -> list[Attention]:
@@ -207,6 +231,7 @@ def main() -> int:
     options = parser.parse_args()
     if GPU:
         tw.init(heap_bytes=HEAP_BYTES)
+        compile_all(options.transports)
     else:
         CASES = [c._replace(rows=c.rows // 64 * 4, keys=c.keys // 64 * 4) for c in CASES]
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:

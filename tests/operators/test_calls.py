@@ -153,17 +153,15 @@ def test_axes_that_ranks_cannot_share():
 @pytest.mark.parametrize(
     ("op", "shape", "dtype", "asked", "name", "reason"),
     [
-        ("all_gather", (1 << 19,), BF16, "auto", "ldst", "3145728 bytes to send"),
-        ("all_to_all", (1 << 26,), BF16, "auto", "tma", "100663296 bytes to send"),
-        ("all_to_all", (1 << 24,), BF16, "auto", "ldst", "25165824 bytes to send"),
+        ("all_gather", (3,), torch.int32, "auto", "ldst", "the fastest"),
+        ("all_to_all", (1 << 26,), BF16, "auto", "ldst", "the fastest"),
         ("all_gather", (3,), torch.int32, "tma", None,
          "transport='tma', but a part has 12 bytes without a gap; expected a multiple of 16"),
         ("reduce_scatter", (8,), torch.int32, "auto", "nccl", "x is of torch.int32; expected torc"),
         ("reduce_scatter", (8,), torch.int32, "ldst", None, "but x is of torch.int32; expected"),
         ("all_reduce", (6,), BF16, "copy_engine", None,
          "but x has 6 elements; expected a multiple of 4"),
-        ("all_reduce", ((8 << 20) + 8,), BF16, "auto", "tma", "25165848 bytes to send"),
-        ("all_reduce", ((8 << 20) + 2,), BF16, "auto", "ldst", "25165830 bytes to send"),
+        ("all_reduce", (6,), BF16, "auto", "ldst", "the fastest"),
     ],
 )  # fmt: skip
 def test_transports(monkeypatch, op, shape, dtype, asked, name, reason):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ from tileweave.ops.all_reduce import (
 )
 from tileweave.ops.all_to_all import AllToAll, Parts, all_to_all_plan, all_to_all_program
 from tileweave.ops.collective import Collective
+from tileweave.ops.exchange import EXCHANGES, checked
 from tileweave.ops.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
+from tileweave.ops.transport import FASTEST
 from tileweave.ops.words import Lines
 
 TRANSPORTS = ["copy_engine", "tma", "ldst"]
@@ -110,9 +114,10 @@ def test_all_ranks_get_the_same_bits(make):
     assert np.linalg.norm(first.astype(np.float32) - right) < 1e-2 * np.linalg.norm(right)
 
 
-def parts_of(shape, scatter, gather, ranks, dtype=torch.float32):
-    result, axes = AllToAll.result(torch.empty(shape), ranks, scatter, gather)
-    return Parts.of(Collective("all_to_all", shape, result, axes, ranks, dtype)), result
+def parts_of(shape, scatter, gather, ranks, dtype=torch.float32, tile=None):
+    x = torch.empty(shape, device="meta")
+    result, axes = AllToAll.result(x, ranks, scatter, gather)
+    return Parts.of(Collective("all_to_all", shape, result, axes, ranks, dtype), tile), result
 
 
 def expected_all_to_all(x, scatter, gather):
@@ -129,12 +134,12 @@ AXES = [((6, 6, 8), 1, 0), ((6, 4, 8), 0, 1), ((12, 2, 4), 0, 0), ((2, 3, 6, 4),
 @pytest.mark.parametrize(("shape", "scatter", "gather"), AXES)
 def test_all_to_all(shape, scatter, gather, transport):
     ranks = 2 + scatter % 2
-    parts, result = parts_of(shape, scatter, gather, ranks)
+    parts, result = parts_of(shape, scatter, gather, ranks, tile=64)
     if transport == "copy_engine":
-        length = 2 * parts.tile(64)[0] if parts.outer == 1 else parts.rows
-        program = all_to_all_plan(parts, in_pieces(parts.rows, length), nbytes=64)
+        length = 2 * parts.height if parts.outer == 1 else parts.rows
+        program = all_to_all_plan(parts, in_pieces(parts.rows, length))
     else:
-        program = all_to_all_program(parts, transport, 64)
+        program = all_to_all_program(parts, transport)
     rng = np.random.default_rng(ranks)
     x = [rng.integers(0, 1 << 30, shape).astype(np.int32) for _ in range(ranks)]
     found = simulated(program, [given.reshape(parts.shape(parts.given_behind)) for given in x])
@@ -146,8 +151,8 @@ def test_all_to_all(shape, scatter, gather, transport):
     ("shape", "scatter", "gather", "rows", "width"),
     [
         ((2, 8), 0, 0, 1, 4),
-        ((2, 6), 0, 0, 1, 3),
-        ((6, 64), 0, 0, 1, 96),
+        ((2, 6), 0, 0, 3, 1),
+        ((6, 64), 0, 0, 3, 32),
         ((4, 2, 1040), 1, 0, 4, 520),
     ],
 )
@@ -159,11 +164,39 @@ def test_the_tma_moves_what_is_a_multiple_of_16_bytes(shape, scatter, gather, ro
     assert source.count("tma_store(") == (3 if width % 4 == 0 else 0)
 
 
+ANY_SHAPES = [
+    ("all_to_all", (2, 1), (1, 512, 4, 192), torch.bfloat16),
+    ("all_to_all", (2, 1), (2, 250, 4, 80), torch.float16),
+    ("all_to_all", (1, 2), (1, 1016, 1, 80), torch.bfloat16),
+    ("all_to_all", (0, 1), (6, 1, 251), torch.float32),
+    ("all_to_all", (1, 1), (70_000, 6, 5), torch.uint8),
+    ("all_to_all", (0, 0), (2, 999_999), torch.bool),
+    ("all_gather", (), (37, 99), torch.complex64),
+    ("reduce_scatter", (), (6, 1001), torch.bfloat16),
+    ("all_reduce", (), (1,), torch.float32),
+    ("all_reduce", (), (3_000_003,), torch.float16),
+    ("all_reduce", (), (1 << 32,), torch.bfloat16),
+]
+"""Rows and widths that are no powers of two; more of what lies before them than a grid's second
+axis has blocks; more than 32 bits can count."""
+
+
+@pytest.mark.parametrize(("op", "axes", "shape", "dtype"), ANY_SHAPES)
+def test_any_shape_compiles(op, axes, shape, dtype):
+    """By what ``auto`` takes, and by copy engines."""
+    problem = checked(op, torch.empty(shape, dtype=dtype, device="meta"), None, 2, axes)
+    found = [EXCHANGES[op].steps(problem, FASTEST)]
+    if EXCHANGES[op].obstacle(problem, "copy_engine") is None:
+        found += EXCHANGES[op].steps(problem, "copy_engine").kernels(2)
+    for program in found:
+        assert not re.search(r"blockIdx\.[yz]", tw.emit(program, world_size=2))
+
+
 def test_pieces():
     assert Lines.of(100 * 256, "bfloat16").pieces == [slice(0, 100)]
     lines = Lines.of((64 << 20) + 256, "bfloat16")
     pieces = lines.pieces
-    assert len(pieces) == 16 and pieces[-1].stop == lines.rows
+    assert len(pieces) == 8 and pieces[-1].stop == lines.rows
     assert {p.stop - p.start for p in pieces[:-1]} == {pieces[0].stop}
     assert pieces[0].stop % lines.height == 0
 
@@ -171,7 +204,7 @@ def test_pieces():
 @pytest.mark.parametrize(
     ("shape", "scatter", "gather", "pieces"),
     [
-        ((64 << 20,), 0, 0, 16),  # no gap
+        ((64 << 20,), 0, 0, 8),  # no gap
         ((4096, 16, 128), 1, 0, 4),  # 2 MiB each
         ((2, 4096, 16, 128), 2, 1, 1),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,10 +15,10 @@ import tileweave as tw
 from tileweave import ops
 from tileweave.ops.attention_problem import AttentionProblem
 from tileweave.ops.attention_reference import SequenceParallelAttention, reference_attention
-from tileweave.ops.flash import FlashTiles, tiles_for
+from tileweave.ops.flash import FAST_MATH, FlashTiles, tiles_for
 from tileweave.ops.sequence import PARTS
 from tileweave.ops.sp_attention import rows_for, sp_attention_plan
-from tileweave.runtime.plans import Copy
+from tileweave.runtime.plans import Copy, Launch
 
 
 def asked(ranks, layout, q_chunk, more=0, **options):
@@ -122,6 +125,22 @@ def test_rows_end_where_tiles_do():
 def test_tiles(q_chunk, chunk, dim, expected):
     problem = asked(4, "zigzag", q_chunk, chunk - q_chunk, dim=dim, v_dim=128)
     assert tiles_for(problem).M == expected
+
+
+def test_registers_suffice(tmp_path, nvcc):
+    """For three groups of warps that attend, of which ptxas says when it holds up products."""
+    problem = asked(
+        4, "zigzag", 2048, heads=32, kv_heads=8, dim=128, v_dim=128, dtype=torch.bfloat16
+    )
+    plan = sp_attention_plan(problem, tiles_for(problem))
+    shapes = {p.name: tuple(p.shape) for p in plan.parameters}
+    *_, launch = (s for s in plan.trace(0, 4, shapes, {}) if isinstance(s, Launch))
+    file = tmp_path / "kernel.ptx"
+    file.write_text(tw.emit(launch.program, stage="ptx", world_size=4, pass_configs=FAST_MATH))
+    command = [Path(nvcc).with_name("ptxas"), "-arch=sm_90a", "-v", "-o", tmp_path / "out", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "serialized" not in done.stderr
 
 
 def qkv(*shape, dtype=torch.bfloat16):
