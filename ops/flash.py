@@ -8,8 +8,10 @@ goes from owner to owner in the order in which their keys arrive.
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any, NamedTuple
 
 import tilelang.language as T
+import torch
 
 from .. import language as W
 from .attention_problem import AttentionProblem
@@ -43,9 +45,63 @@ class FlashTiles:
         return f"tiles of {self.M} x {self.N}, {self.stages} stages, {self.threads} threads"
 
 
+class PackedTile(NamedTuple):
+    """Queries of one of several packed sequences, and the keys that they see.
+
+    Attributes:
+        row, valid: the first one, among all that the rank holds, and how many; at most one tile's.
+        begin: how many keys the first one sees.
+        k_row: first of the sequence's keys, among all of each owner.
+        chunk: keys of a chunk of the sequence.
+    """
+
+    row: Any
+    valid: Any
+    begin: Any
+    k_row: Any
+    chunk: Any
+
+
+def packed_tiles(
+    problem: AttentionProblem, tiles: FlashTiles, rank: int, cu_q: torch.Tensor, cu_k: torch.Tensor
+) -> torch.Tensor:
+    """A rank's tiles, ``most_tiles`` rows of ``PackedTile``: those that see most come first, and
+    behind them, without queries, as many as there could have been. The host does not wait."""
+    parts, sharding = problem.sharding.parts, problem.sharding
+    q_lengths, k_lengths = cu_q.diff(), cu_k.diff()
+    rows = (q_lengths // sharding.chunks).repeat_interleave(parts)
+    counts = (rows + tiles.M - 1) // tiles.M
+    ends = counts.cumsum(0)
+    number = torch.arange(most_tiles(problem, tiles), device=cu_q.device)
+    piece = torch.searchsorted(ends, number, right=True)
+    used = piece < len(ends)
+    piece = piece.clamp(max=len(ends) - 1)
+    sequence, part = piece // parts, piece % parts
+    first = (number - ends[piece] + counts[piece]) * tiles.M
+    more = k_lengths[sequence] - q_lengths[sequence]
+    tile = PackedTile(
+        row=cu_q[sequence] // problem.ranks + part * rows[piece] + first,
+        valid=(rows[piece] - first).clamp(0, tiles.M) * used,
+        begin=sharding.chunk_of(part, rank) * rows[piece] + first + more + 1,
+        k_row=cu_k[sequence] // problem.ranks,
+        chunk=k_lengths[sequence] // (problem.ranks * (parts if problem.causal else 1)),
+    )
+    work = (tile.begin if problem.causal else k_lengths[sequence]) * used
+    return torch.stack(tile, 1)[work.argsort(descending=True)].int()
+
+
+def most_tiles(problem: AttentionProblem, tiles: FlashTiles) -> int:
+    """How many tiles of queries a rank has for each head, or may have."""
+    parts = problem.sharding.parts
+    if problem.packed:
+        return problem.q_rows // tiles.M + problem.batch * parts
+    return parts * ceil(problem.q_rows // parts / tiles.M)
+
+
 def key_chunk(problem: AttentionProblem) -> int:
-    """Rows of a chunk of keys."""
-    return problem.k_rows // (problem.sharding.parts if problem.causal else 1)
+    """Rows of a chunk of keys; on average, where sequences are packed."""
+    sequences = problem.batch if problem.packed else 1
+    return problem.k_rows // sequences // (problem.sharding.parts if problem.causal else 1)
 
 
 _KEYS = ((128, 1.0), (112, 0.96), (96, 0.81))
@@ -54,7 +110,8 @@ _KEYS = ((128, 1.0), (112, 0.96), (96, 0.81))
 
 def tiles_for(problem: AttentionProblem) -> FlashTiles:
     """The tiles that a chunk of keys takes the least time with."""
-    queries = problem.q_rows // problem.sharding.parts
+    sequences = problem.batch if problem.packed else 1
+    queries = problem.q_rows // sequences // problem.sharding.parts
     chunk = key_chunk(problem)
     if queries <= 64:
         return FlashTiles(64, 64, 2, 128)
@@ -66,29 +123,42 @@ def tiles_for(problem: AttentionProblem) -> FlashTiles:
     return FlashTiles(192, keys, 2, 384)
 
 
+def queries_shape(problem: AttentionProblem) -> tuple[int, int, int]:
+    """(batch, parts, rows) of Q: packed sequences are a batch of 1 and one part."""
+    parts = 1 if problem.packed else problem.sharding.parts
+    return 1 if problem.packed else problem.batch, parts, problem.q_rows // parts
+
+
+def keys_shape(problem: AttentionProblem) -> tuple[int, int]:
+    """(batch, rows) of K."""
+    return 1 if problem.packed else problem.batch, problem.k_rows
+
+
 def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
     """The kernel: Out and the logarithms of the sums of Q (batch, parts, rows, heads, dim) over the
-    gathered K and V (owner, batch, rows, kv_heads * dim)."""
-    batch, heads, ranks, dtype = problem.batch, problem.heads, problem.ranks, problem.tile_dtype
+    gathered K and V (owner, batch, rows, kv_heads * dim); where sequences are packed, by the tiles
+    that ``packed_tiles`` lists."""
+    heads, ranks, dtype, packed = problem.heads, problem.ranks, problem.tile_dtype, problem.packed
     dim, v_dim, kv_heads, group = problem.dim, problem.v_dim, problem.kv_heads, problem.group
     parts, causal = problem.sharding.parts, problem.causal
-    zigzag = parts == 2
-    rows, k_rows, chunk = problem.q_rows // parts, problem.k_rows, key_chunk(problem)
-    before_q = problem.k_total - problem.q_total
-    M, N, steps = tiles.M, tiles.N, ceil(chunk / tiles.N)
-    row_tiles = ceil(rows / M)
+    zigzag, prefixed = parts == 2, packed or problem.k_total > problem.q_total
+    q_shape, k_shape = queries_shape(problem), keys_shape(problem)
+    batch, _, rows = q_shape
+    M, N = tiles.M, tiles.N
+    blocks = most_tiles(problem, tiles)
     to_log2 = problem.scale * LOG2_E
     registers = {128: 240, 256: 240, 384: 160}[tiles.threads]
 
     @T.prim_func
     def flash_attention(
-        Q: T.Tensor((batch, parts, rows, heads, dim), dtype),
-        K: W.Symmetric((ranks, batch, k_rows, kv_heads * dim), dtype),
-        V: W.Symmetric((ranks, batch, k_rows, kv_heads * v_dim), dtype),
-        Out: T.Tensor((batch, parts, rows, heads, v_dim), dtype),
-        LSE: T.Tensor((batch, heads, parts, rows), "float32"),
+        Q: T.Tensor((*q_shape, heads, dim), dtype),
+        work: T.Tensor((blocks, len(PackedTile._fields)), "int32") if packed else None,
+        K: W.Symmetric((ranks, *k_shape, kv_heads * dim), dtype),
+        V: W.Symmetric((ranks, *k_shape, kv_heads * v_dim), dtype),
+        Out: T.Tensor((*q_shape, heads, v_dim), dtype),
+        LSE: T.Tensor((batch, heads, *q_shape[1:]), "float32"),
     ):
-        with T.Kernel(batch * heads, parts * row_tiles, threads=tiles.threads) as (bx, by):
+        with T.Kernel(batch * heads, blocks, threads=tiles.threads) as (bx, by):
             Q_tile = T.alloc_shared((M, dim), dtype)
             K_tile = T.alloc_shared((N, dim), dtype)
             V_tile = T.alloc_shared((N, v_dim), dtype)
@@ -105,15 +175,30 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
             T.annotate_producer_reg_dealloc(24)
             T.annotate_consumer_reg_alloc(registers)
 
-            me = W.rank()
-            b, head = bx // heads, bx % heads
-            # What sees most comes first.
-            q_part, row = parts - 1 - by % parts, (row_tiles - 1 - by // parts) * M
-            place = (me + q_part * (2 * ranks - 1 - 2 * me)) * rows + row + before_q
-            begin, end = place + 1, place + T.min(M, rows - row)  # of what its rows see
+            # Registers: of their definitions TVM would simplify indices for minutes.
+            me, b, head = W.rank(), bx // heads, bx % heads
+            if packed:
+                row, valid = T.alloc_var("int32"), T.alloc_var("int32")
+                begin, k_row = T.alloc_var("int32"), T.alloc_var("int32")
+                chunk, steps = T.alloc_var("int32"), T.alloc_var("int32")
+                q_part = 0
+                row = work[by, 0]
+                valid = work[by, 1]
+                begin = work[by, 2]
+                k_row = work[by, 3]
+                chunk = work[by, 4]
+                steps = T.max(T.ceildiv(chunk, N), 1)
+            else:
+                # What sees most comes first.
+                chunk, k_row = key_chunk(problem), 0
+                steps, row_tiles = ceil(chunk / N), ceil(rows / M)
+                q_part, row = parts - 1 - by % parts, (row_tiles - 1 - by // parts) * M
+                valid = T.min(M, rows - row)
+                begin = (me + q_part * (2 * ranks - 1 - 2 * me)) * rows + row
+                begin += problem.k_total - problem.q_total + 1  # its first row sees so many keys
+            end = begin - 1 + valid
 
             if causal:
-                # Registers: of their definitions TVM would simplify indices for minutes.
                 whole, some = T.alloc_var("int32"), T.alloc_var("int32")
                 nearest, mirrored = T.alloc_var("int32"), T.alloc_var("int32")
                 whole = (end - 1) // chunk  # so many chunks, and the first keys of the next one
@@ -122,20 +207,23 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
                 mirrored = T.if_then_else(whole < ranks, 0, 1)
             else:
                 whole, some, nearest, mirrored = ranks - 1, steps, me, 0
+            rounds = some + whole * steps
+            if packed:
+                rounds = T.if_then_else(valid > 0, rounds, 0)
 
             T.copy(Q[b, q_part, row : row + M, head, 0:dim], Q_tile)
             T.clear(S)
             T.clear(out)
             T.clear(total)
             T.fill(highest, _LOWEST)
-            for step in T.Pipelined(some + whole * steps, num_stages=tiles.stages):
+            for step in T.Pipelined(rounds, num_stages=tiles.stages):
                 visit = (step + steps - some) // steps - mirrored
                 k = T.if_then_else(step < some, step, (step - some) % steps) * N
                 owner, part = _visited(visit, nearest, ranks, causal, zigzag)
-                T.copy(K[me, owner, b, part * chunk + k, head // group * dim], K_tile)
-                T.copy(V[me, owner, b, part * chunk + k, head // group * v_dim], V_tile)
+                T.copy(K[me, owner, b, k_row + part * chunk + k, head // group * dim], K_tile)
+                T.copy(V[me, owner, b, k_row + part * chunk + k, head // group * v_dim], V_tile)
                 T.gemm(Q_tile, K_tile, S, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                if causal and before_q:  # a tile may end in another chunk than it begins in
+                if causal and prefixed:  # a tile may end in another chunk than it begins in
                     first = (owner + part * (2 * ranks - 1 - 2 * owner)) * chunk + k
                     if first + N > begin or k + N > chunk:
                         for i, j in T.Parallel(M, N):
@@ -146,10 +234,10 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
                         for i, j in T.Parallel(M, N):
                             seen = step * N + j < begin - whole * chunk + i
                             S[i, j] = T.if_then_else(seen, S[i, j], -T.infinity("float32"))
-                if chunk % N and not (causal and before_q):
+                if not (causal and prefixed) and (packed or chunk % N):
                     if k + N > chunk:
                         for i, j in T.Parallel(M, N):
-                            S[i, j] = T.if_then_else(j < chunk % N, S[i, j], -T.infinity("float32"))
+                            S[i, j] = T.if_then_else(k + j < chunk, S[i, j], -T.infinity("float32"))
                 T.copy(highest, before)
                 T.reduce_max(S, highest, dim=1, clear=False)
                 for i in T.Parallel(M):
@@ -169,11 +257,19 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
 
             for i, j in T.Parallel(M, v_dim):
                 out[i, j] /= total[i]
-            T.copy(out, out_tile)
-            T.copy(out_tile, Out[b, q_part, row : row + M, head, 0:v_dim])
             for i in T.Parallel(M):
                 lse[i] = (highest[i] * to_log2 + T.log2(total[i])) / LOG2_E
-            T.copy(lse, LSE[b, head, q_part, row : row + M])
+            if packed:  # the next rows are another sequence's
+                for i, j in T.Parallel(M, v_dim):
+                    if i < valid:
+                        Out[b, q_part, row + i, head, j] = out[i, j]
+                for i in T.Parallel(M):
+                    if i < valid:
+                        LSE[b, head, q_part, row + i] = lse[i]
+            else:
+                T.copy(out, out_tile)
+                T.copy(out_tile, Out[b, q_part, row : row + M, head, 0:v_dim])
+                T.copy(lse, LSE[b, head, q_part, row : row + M])
 
     return flash_attention
 

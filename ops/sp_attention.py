@@ -9,13 +9,26 @@ from typing import Any
 
 import tilelang.language as T
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import language as W
 from ..runtime import Plan, Steps, plan
+from ..runtime.kernel import capturing
 from .attention_backward import NAME as BACKWARD
 from .attention_problem import OP, AttentionProblem, checked_attention, checked_maxima, obstacle
 from .attention_reference import gathered_attention
-from .flash import FAST_MATH, FlashTiles, flash_attention, key_chunk, tiles_for
+from .flash import (
+    FAST_MATH,
+    FlashTiles,
+    PackedTile,
+    flash_attention,
+    key_chunk,
+    keys_shape,
+    most_tiles,
+    packed_tiles,
+    queries_shape,
+    tiles_for,
+)
 from .groups import group_of, name_of
 from .library import define
 from .made import Made
@@ -26,7 +39,7 @@ from .strategy import Strategy, obstacle_of_ranks, unless_fused
 
 def rows_for(problem: AttentionProblem, tiles: FlashTiles, peer: int, owner: int) -> int:
     """How many of the owner's keys a peer loads: whole tiles as far as its last query sees."""
-    if not problem.causal:
+    if not problem.causal or problem.packed:
         return problem.k_rows
     sharding = problem.sharding
     last = sharding.position(problem.q_rows - 1, peer, problem.q_total)
@@ -41,22 +54,24 @@ def rows_for(problem: AttentionProblem, tiles: FlashTiles, peer: int, owner: int
 def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
     """The plan: every rank's K and V (batch, rows, heads * dim) go to all who see some of them, and
     each attends with its own Q."""
-    batch, k_rows, dtype = problem.batch, problem.k_rows, problem.tile_dtype
-    parts, ranks = problem.sharding.parts, problem.ranks
-    rows = problem.q_rows // parts
+    dtype, heads, ranks, packed = problem.tile_dtype, problem.heads, problem.ranks, problem.packed
+    queries, keys = queries_shape(problem), keys_shape(problem)
+    batch, *pieces = queries
     k_width, v_width = problem.kv_heads * problem.dim, problem.kv_heads * problem.v_dim
+    work_shape = most_tiles(problem, tiles), len(PackedTile._fields)
     kernel = flash_attention(problem, tiles)
 
     @plan(pass_configs=FAST_MATH)
     def sp_attention(
         p: Steps,
-        Q: T.Tensor((batch, parts, rows, problem.heads, problem.dim), dtype),
-        K: T.Tensor((batch, k_rows, k_width), dtype),
-        V: T.Tensor((batch, k_rows, v_width), dtype),
-        all_K: W.Symmetric((ranks, batch, k_rows, k_width), dtype),
-        all_V: W.Symmetric((ranks, batch, k_rows, v_width), dtype),
-        Out: T.Tensor((batch, parts, rows, problem.heads, problem.v_dim), dtype),
-        LSE: T.Tensor((batch, problem.heads, parts, rows), "float32"),
+        Q: T.Tensor((*queries, heads, problem.dim), dtype),
+        work: T.Tensor(work_shape, "int32") if packed else None,
+        K: T.Tensor((*keys, k_width), dtype),
+        V: T.Tensor((*keys, v_width), dtype),
+        all_K: W.Symmetric((ranks, *keys, k_width), dtype),
+        all_V: W.Symmetric((ranks, *keys, v_width), dtype),
+        Out: T.Tensor((*queries, heads, problem.v_dim), dtype),
+        LSE: T.Tensor((batch, heads, *pieces), "float32"),
     ):
         for peer in p.peers():
             seen = rows_for(problem, tiles, peer, p.rank)
@@ -67,7 +82,7 @@ def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
         for b in range(batch):
             p.copy(all_K[p.rank, p.rank, b, 0:seen], K[b, 0:seen])
             p.copy(all_V[p.rank, p.rank, b, 0:seen], V[b, 0:seen])
-        p.launch(kernel, Q, all_K, all_V, Out, LSE)
+        p.launch(kernel, Q, work, all_K, all_V, Out, LSE)
 
     return sp_attention
 
@@ -78,18 +93,36 @@ class SpAttention(Made):
     def __init__(self, problem: AttentionProblem, tiles: FlashTiles) -> None:
         """Compile, and take symmetric memory. Collective."""
         super().__init__(sp_attention_plan(problem, tiles))
-        self.problem = problem
+        self.problem, self.tiles = problem, tiles
+        self._work: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        """By cu_seqlens_q and cu_seqlens_k: their versions, and the tiles of queries."""
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-        lse: torch.Tensor,
+        lse: torch.Tensor, rank: int, *cu_seqlens: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Compute ``out`` and ``lse``. Every rank calls it."""
-        asked = self.problem
-        parts = asked.sharding.parts
-        q, out = (x.view(asked.batch, parts, -1, asked.heads, x.shape[-1]) for x in (q, out))
-        k, v = (x.view(asked.batch, asked.k_rows, -1) for x in (k, v))
-        self.run(q, k, v, *self.memory, out, lse.view(asked.batch, asked.heads, parts, -1))
+        """Compute ``out`` and ``lse``. Every rank calls it.
+
+        Args:
+            cu_seqlens: of q and k, if sequences are packed.
+        """
+        queries, keys = queries_shape(self.problem), keys_shape(self.problem)
+        batch, *pieces = queries
+        q, out = (x.view(*queries, *x.shape[-2:]) for x in (q, out))
+        k, v = (x.view(*keys, -1) for x in (k, v))
+        work = [self._tiles_of(rank, *cu_seqlens)] if self.problem.packed else []
+        self.run(q, *work, k, v, *self.memory, out, lse.view(batch, -1, *pieces))
+
+    def _tiles_of(self, rank: int, cu_q: torch.Tensor, cu_k: torch.Tensor) -> torch.Tensor:
+        """``packed_tiles``, anew where offsets are; in a graph, in each replay."""
+        given = self.problem, self.tiles, rank, cu_q, cu_k
+        if capturing() or cu_q.is_inference() or cu_k.is_inference():
+            return packed_tiles(*given)
+        versions = cu_q._version, cu_k._version
+        by_k = self._work.setdefault(cu_q, WeakTensorKeyDictionary())
+        if cu_k not in by_k or by_k[cu_k][0] != versions:
+            by_k[cu_k] = versions, packed_tiles(*given)
+        return by_k[cu_k][1]
 
 
 def sp_attention(
@@ -162,13 +195,10 @@ def chosen(asked: str, problem: AttentionProblem, device: torch.device, group: s
     """
     ranks = group_of(group)
 
-    def why_not() -> str | None:
-        found = obstacle_of_ranks(device, ranks) or obstacle(problem)
-        if found is None and problem.packed:
-            return "cu_seqlens_q is given; expected None, as packed sequences are not fused yet"
-        return found
-
-    other = unless_fused(asked, problem.op, device, ranks, why_not)
+    other = unless_fused(
+        asked, problem.op, device, ranks,
+        lambda: obstacle_of_ranks(device, ranks) or obstacle(problem),
+    )  # fmt: skip
     return other or Strategy("fused", "asked for" if asked == "fused" else "it can be")
 
 
@@ -185,7 +215,9 @@ def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, stra
         )  # fmt: skip
     q, k, v = (dense(OP, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     out, lse = _fake(q, k, v, *given, strategy)
-    prepared(ranks).operator(problem, tiles_for(problem), SpAttention)(q, k, v, out, lse)
+    packing = (cu_q, cu_k) if problem.packed else ()
+    operator = prepared(ranks).operator(problem, tiles_for(problem), SpAttention)
+    operator(q, k, v, out, lse, ranks.rank, *packing)
     return out, lse
 
 

@@ -16,6 +16,7 @@ from . import (
     drop_readonly,
     drop_unordered,
     elect_leader,
+    end_by_producer,
     fence_after_wait,
     free_async_tiles,
     infer_sync,
@@ -128,6 +129,7 @@ TILE_PASSES = SYNC_PASSES + HOST_PASSES
 DEVICE_PASSES = (
     Pass(verify_pipelined.verify_pipelined, "first: reads what TileLang made of the loops"),
     Pass(keep_to_block.keep_to_block, "before those that follow conditions on the thread index"),
+    Pass(end_by_producer.end_by_producer, "before idle warps of the producer leave"),
     Pass(dismiss_idle_warps.dismiss_idle_warps, "sees what TileLang lets a producer do"),
     Pass(complete_bulk_stores.complete_bulk_stores, "sees which copies became bulk stores"),
     Pass(fence_after_wait.fence_after_wait, "sees which copies became bulk loads"),
