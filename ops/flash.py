@@ -115,7 +115,7 @@ def tiles_for(problem: AttentionProblem) -> FlashTiles:
     chunk = key_chunk(problem)
     if queries <= 64:
         return FlashTiles(64, 64, 2, 128)
-    if queries <= 128 or problem.packed:  # whose places take registers
+    if queries <= 128:
         return FlashTiles(128, 64 if problem.dim > 128 else 128, 2, 256)
     if problem.dim > 128:
         return FlashTiles(192, 80, 2, 384)

@@ -38,8 +38,6 @@ SIZES = (1, 3, 16, 40, 64, 127, 128, 129, 200, 320, 512)
 """Rows of a chunk."""
 HEADS = ((1, 1), (4, 4), (4, 2), (8, 2), (6, 1))
 """Of q, and of k and v."""
-PACKED = not GPU
-"""Whether packed sequences are drawn: they are not fused."""
 LARGE = 4 if GPU else 1
 """Chunks are as many times as large as ``SIZES`` at most."""
 
@@ -66,7 +64,7 @@ class Case:
 
     @classmethod
     def drawn(cls, draw: random.Random) -> "Case":
-        packed, causal = draw.random() < 0.5 and PACKED, draw.random() < 0.6
+        packed, causal = draw.random() < 0.5, draw.random() < 0.6
         layout = draw.choice(sorted(PARTS))
         chunks = Sharding(layout, group_of("").world_size).chunks
         count = draw.randint(1, 5 if packed else 3)
@@ -88,16 +86,22 @@ class Case:
         return " ".join((*words, self.layout))
 
     def problem(self, ranks: int) -> AttentionProblem:
-        """Of a batch."""
-        (rows, keys), (heads, kv_heads), (dim, v_dim) = self.lengths[0], self.heads, self.dims
-        shapes = (rows, heads, dim), (keys, kv_heads, dim), (keys, kv_heads, v_dim)
+        """What is compiled for it."""
+        (heads, kv_heads), (dim, v_dim) = self.heads, self.dims
+        count, batch, more = len(self.lengths), [len(self.lengths)], {}
+        rows, keys = self.lengths[0]
+        if self.packed:
+            rows, keys = (sum(n) for n in zip(*self.lengths, strict=True))
+            cu = torch.empty(count + 1, dtype=torch.int32, device="meta")
+            batch, more = [], {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
         q, k, v = (
-            torch.empty(len(self.lengths), n // ranks, *more, dtype=self.dtype, device="meta")
-            for n, *more in shapes
+            torch.empty(*batch, n // ranks, *shape, dtype=self.dtype, device="meta")
+            for n, *shape in ((rows, heads, dim), (keys, kv_heads, dim), (keys, kv_heads, v_dim))
         )
         return checked_attention(
-            q, k, v, ranks, causal=self.causal, layout=self.layout, softmax_scale=self.scale
-        )
+            q, k, v, ranks, causal=self.causal, layout=self.layout, softmax_scale=self.scale,
+            **more,
+        )  # fmt: skip
 
     @property
     def offsets(self) -> list[torch.Tensor] | list[None]:
@@ -172,8 +176,7 @@ class Run:
             operand.copy_(value)
 
     def call(self) -> tuple[torch.Tensor, torch.Tensor]:
-        strategy = "auto" if self.case.packed else STRATEGY
-        return ops.sp_attention(*self.given, **self.more, return_lse=True, strategy=strategy)
+        return ops.sp_attention(*self.given, **self.more, return_lse=True, strategy=STRATEGY)
 
     def right(self) -> tuple[torch.Tensor, torch.Tensor]:
         """In fp32."""

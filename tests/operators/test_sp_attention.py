@@ -15,7 +15,7 @@ import tileweave as tw
 from tileweave import ops
 from tileweave.ops.attention_problem import AttentionProblem
 from tileweave.ops.attention_reference import SequenceParallelAttention, reference_attention
-from tileweave.ops.flash import FAST_MATH, FlashTiles, tiles_for
+from tileweave.ops.flash import FAST_MATH, FlashTiles, packed_tiles, tiles_for
 from tileweave.ops.sequence import PARTS
 from tileweave.ops.sp_attention import rows_for, sp_attention_plan
 from tileweave.runtime.plans import Copy, Launch
@@ -85,6 +85,74 @@ def test_values(ranks, layout, q_chunk, more, causal, batch, kv_heads, v_dim, se
     check(problem, FlashTiles(16, 16, 2, 128), seed)
 
 
+def packed_of(ranks, layout, lengths, **options):
+    """Sequences of so many rows a chunk of q and of k, and where they begin."""
+    parts = PARTS[layout]
+    q, k = (sum(n) for n in zip(*lengths, strict=True))
+    problem = asked(ranks, layout, q, k - q, batch=len(lengths), packed=True, **options)
+    offsets = [
+        torch.tensor([0, *n]).cumsum(0).int() * ranks * parts for n in zip(*lengths, strict=True)
+    ]
+    return problem, offsets
+
+
+def check_packed(problem, offsets, tiles, seed=0, schedules=1):
+    generator = torch.Generator().manual_seed(seed)
+
+    def new(rows, heads, dim):
+        return [torch.randn(rows, heads, dim, generator=generator) for _ in range(problem.ranks)]
+
+    qs = new(problem.q_rows, problem.heads, problem.dim)
+    ks = new(problem.k_rows, problem.kv_heads, problem.dim)
+    vs = new(problem.k_rows, problem.kv_heads, problem.v_dim)
+    given = [
+        {
+            "Q": q[None, None].numpy(),
+            "K": k.flatten(1)[None].numpy(),
+            "V": v.flatten(1)[None].numpy(),
+            "work": packed_tiles(problem, tiles, rank, *offsets).numpy(),
+        }
+        for rank, (q, k, v) in enumerate(zip(qs, ks, vs, strict=True))
+    ]
+    plan = sp_attention_plan(problem, tiles)
+    found = tw.simulate(plan, problem.ranks, given, schedules=schedules, epochs=2, seed=seed)
+    for rank, q in enumerate(qs):
+        out, lse = reference_attention(problem, rank, q, ks, vs, *offsets)
+        np.testing.assert_allclose(found[rank]["Out"].reshape(out.shape), out, atol=2e-4)
+        np.testing.assert_allclose(found[rank]["LSE"].reshape(lse.shape), lse, atol=2e-4)
+
+
+@given(
+    ranks=st.integers(1, 3), layout=st.sampled_from(sorted(PARTS)), causal=st.booleans(),
+    lengths=st.lists(
+        st.tuples(st.integers(0, 18), st.integers(1, 18)), min_size=1, max_size=4
+    ).filter(lambda lengths: any(q for q, _ in lengths)),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=8, deadline=None)
+def test_packed_values(ranks, layout, causal, lengths, seed):
+    lengths = [(min(n), max(n)) for n in lengths] if causal else lengths
+    problem, offsets = packed_of(ranks, layout, lengths, causal=causal)
+    check_packed(problem, offsets, FlashTiles(16, 16, 2, 128), seed)
+
+
+def test_packed_schedules():
+    problem, offsets = packed_of(2, "zigzag", [(9, 9), (0, 3), (20, 24)], heads=1)
+    check_packed(problem, offsets, FlashTiles(16, 16, 2, 128), schedules=5)
+
+
+def test_packed_tiles():
+    """Of two sequences of 20 and of 40 rows a rank; tiles that see most come first, and behind them
+    comes what there is room for."""
+    problem, offsets = packed_of(2, "zigzag", [(10, 10), (20, 26)])
+    tiles = packed_tiles(problem, FlashTiles(16, 16, 2, 128), 1, *offsets).tolist()
+    # The second sequence begins at row 20; its second part is chunk 2 of 4.
+    assert tiles[0] == [20 + 20 + 16, 4, 2 * 20 + 16 + 1 + 4 * 6, 20, 26]
+    assert [tile[1] for tile in tiles] == [4, 16, 4, 16, 10, 10, 0]
+    rows = [row + i for row, valid, *_ in tiles for i in range(valid)]
+    assert sorted(rows) == list(range(problem.q_rows))
+
+
 @pytest.mark.parametrize("layout", PARTS)
 def test_schedules(layout):
     """Many interleavings of what takes several tiles of everything."""
@@ -127,11 +195,13 @@ def test_tiles(q_chunk, chunk, dim, expected):
     assert tiles_for(problem).M == expected
 
 
-def test_registers_suffice(tmp_path, nvcc):
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
+def test_registers_suffice(tmp_path, nvcc, packed):
     """For three groups of warps that attend, of which ptxas says when it holds up products."""
     problem = asked(
-        4, "zigzag", 2048, heads=32, kv_heads=8, dim=128, v_dim=128, dtype=torch.bfloat16
-    )
+        4, "zigzag", 2048, heads=32, kv_heads=8, dim=128, v_dim=128, dtype=torch.bfloat16,
+        packed=packed,
+    )  # fmt: skip
     plan = sp_attention_plan(problem, tiles_for(problem))
     shapes = {p.name: tuple(p.shape) for p in plan.parameters}
     *_, launch = (s for s in plan.trace(0, 4, shapes, {}) if isinstance(s, Launch))
