@@ -40,6 +40,16 @@ show("ring_shift")
 # CHECK-NEXT: gathered: copies wait until the readers' ranks have begun the same call
 show("all_gather_gemm")
 
+# The same, of which data says what is read: the last block waits for the rest.
+# CHECK-LABEL: PROGRAM packed_gather
+# CHECK-NEXT: wait started [] x3
+# CHECK-NEXT: signal gathered_arrived [] x3
+# CHECK-NEXT: signal launches [] x1
+# CHECK-NEXT: wait gathered_arrived [1 x 12 x 16] xNone
+# CHECK-NEXT: wait gathered_arrived [all] x4
+# CHECK-NEXT: gathered: copies wait until the readers' ranks have begun the same call
+show("packed_gather")
+
 # An all-gather by loads from the peers: one producer of many readers.
 # CHECK-LABEL: PROGRAM all_gather_loads
 # CHECK-NEXT: signal launches [] x1
@@ -47,6 +57,16 @@ show("all_gather_gemm")
 # CHECK-NEXT: wait shared_arrived [8 x 16] x4
 # CHECK-NEXT: shared: two buffers in turn: every writer waits for its readers' data
 show("all_gather_loads")
+
+# Loads from wherever data says: those who read cannot answer for what they read.
+# CHECK-LABEL: PROGRAM scattered_loads
+# CHECK-NEXT: signal finished [] x3
+# CHECK-NEXT: signal launches [] x1
+# CHECK-NEXT: wait finished [] x3
+# CHECK-NEXT: signal S_arrived [2 x 16] x4
+# CHECK-NEXT: wait S_arrived [2 x 16] x5
+# CHECK-NEXT: S: writers wait for a credit: the readers' last launch has finished
+show("scattered_loads")
 
 # GEMM + reduce-scatter by staging slots.
 # CHECK-LABEL: PROGRAM gemm_reduce_scatter

@@ -79,12 +79,13 @@ def show(name):
 # CHECK-NEXT: tw::fence_proxy_async();
 # CHECK: tl::tma_load(K_desc,{{.*}} row, owner, rank);
 # CHECK: tl::tma_load(V_desc,{{.*}} row, owner, rank);
-# CHECK: } else {
-# CHECK: tl::wgmma
 
-# The end of the launch waits for what no block has read.
+# At the end of the launch it waits for what no block has read.
 # CHECK: if (((int)blockIdx.x) == 7) {
 # CHECK-NEXT: for (int granule = 0; granule < 4; ++granule) {
 # CHECK-NEXT: if (granule != rank) {
 # CHECK-NEXT: tw::wait_reached<{{.*}}(&(K_arrived[{{.*}}granule
+
+# CHECK: } else {
+# CHECK: tl::wgmma
 show("attend")

@@ -112,7 +112,7 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
         "add": "adds to what must have been cleared",
     }[access.kind]
     if not boxes.is_certain:
-        needs += ", which of it only the running kernel knows"
+        needs += "; which part, only the running kernel knows"
     exchange.note_of("wait", access, counter, f"{access.op} {needs}{moved(left)}", stmt, arrivals)
 
 
