@@ -798,24 +798,18 @@ class packed_gather:
         return [
             {
                 "X": integers(rng, m, N),
-                "first": np.array([1, rng.integers(1, tiles + 1), tiles], np.int32),
+                "first": np.array([0, rng.integers(0, tiles + 1), tiles], np.int32),
                 "rows": (o * m + rng.integers(0, m - b + 1, tiles)).astype(np.int32),
-                "Y": np.zeros((tiles, b, N), np.float32),
             }
             for o in owners
         ]
 
     @staticmethod
     def expected(inputs):
-        b = packed_gather.b
-        X = np.concatenate([i["X"] for i in inputs])
-        out = []
-        for i in inputs:
-            Y = np.zeros_like(i["Y"])
-            for tile in range(i["first"][0], i["first"][2]):
-                Y[tile] = X[i["rows"][tile] : i["rows"][tile] + b]
-            out.append({"Y": Y, "gathered": np.stack([j["X"] for j in inputs])})
-        return out
+        gathered = np.stack([i["X"] for i in inputs])
+        rows = gathered.reshape(-1, packed_gather.N)
+        tile = np.arange(packed_gather.b)
+        return [{"Y": rows[i["rows"][:, None] + tile], "gathered": gathered} for i in inputs]
 
 
 @case(resident=4)
@@ -848,7 +842,9 @@ class scattered_loads:
                     if owner >= 0:
                         # equivalent(wait_reached rank+1): all counters say the same
                         T.copy(S[owner, rows[block, step], 0], row)
-                        T.copy(row, Y[block, step, 0])
+                    else:
+                        T.clear(row)
+                    T.copy(row, Y[block, step, 0])
 
         return program
 
@@ -860,7 +856,6 @@ class scattered_loads:
                 "X": integers(rng, m, N),
                 "owners": rng.integers(-1, ranks, (m // b, count)).astype(np.int32),
                 "rows": rng.integers(0, m, (m // b, count)).astype(np.int32),
-                "Y": np.zeros((m // b, count, N), np.float32),
             }
             for _ in range(ranks)
         ]
