@@ -18,7 +18,7 @@ from .attention_problem import AttentionProblem
 
 LOG2_E = 1.4426950408889634
 FAST_MATH = {"tl.enable_fast_math": True}
-"""Powers of two by one instruction: 10 to 16 % of the time (benchmarks/LOG.md)."""
+"""Powers of two by one instruction: 10 to 13 % faster (benchmarks/LOG.md)."""
 
 
 _LOWEST = -1e30
