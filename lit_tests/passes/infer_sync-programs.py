@@ -323,3 +323,44 @@ def local(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
 # CHECK: T.copy(
 # CHECK-NOT: tileweave
 show(local)
+
+
+@T.prim_func
+def uneven(X: T.Tensor((B, N), "float32"), Y: T.Tensor((8, B, N), "float32")):
+    with T.Kernel(3, threads=32) as block:
+        S = W.alloc_symmetric((B, N), "float32")
+        tile = T.alloc_shared((B, N), "float32")
+        me = W.rank()
+        if block == 0 and me < 3:
+            T.copy(X, tile)
+            T.copy(tile, S[me + 1, 0, 0])
+        for turn in T.serial(T.min(me, 1) * 2):
+            T.copy(S[me, 0, 0], tile)
+            T.copy(tile, Y[turn, 0, 0])
+            T.copy(S[me, 0, 0], tile)
+        if me > 0:
+            for turn in T.serial(me + block):
+                T.copy(S[me, 0, 0], tile)
+                T.copy(tile, Y[turn, 0, 0])
+            T.copy(S[me, 0, 0], tile)
+
+
+# A wait asks for a round of a loop that may have none. It serves for no other access, neither in
+# the loop nor behind it: nothing is known to have waited. A loop that has one wherever it is
+# reached, though not always as many, is not asked, and its wait serves for what comes behind.
+# CHECK-LABEL: TEST: uneven
+# CHECK: me: T.int32 = rank
+# CHECK: if 0 < rank:
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank
+# CHECK-NEXT: if 0 < rank:
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank
+# CHECK-NEXT: for turn in range(T.min(me, 1) * 2)
+# CHECK-NEXT: T.copy(T.region(S[
+# CHECK-NEXT: T.copy(T.region(tile
+# CHECK-NEXT: T.copy(T.region(S[
+# CHECK-NEXT: if me > 0
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank
+# CHECK-NEXT: for turn in range(me + bx)
+# CHECK-NOT: T.tileweave.wait_reached
+# CHECK: T.tileweave.atom_add(T.access_ptr(launches[1]
+show(uneven)

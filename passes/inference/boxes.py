@@ -35,6 +35,7 @@ class Boxes:
         repeats: how many iterations do the very same.
         extents: of each axis behind the rank's before clipping; one number where it is constant.
         outside: axes behind the rank's on which some boxes lie wholly behind the end.
+        skipped: numbers of the loops around it that sometimes have no round.
         open_axes, open_loops, is_certain: of a read at a place that only the running kernel knows,
             see ``Region``: the last axes of the arrays are over all places.
     """
@@ -49,6 +50,7 @@ class Boxes:
     repeats: int
     extents: tuple[int | None, ...]
     outside: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
     open_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     open_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     is_certain: bool = True
@@ -186,9 +188,11 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     outer, inside = len(access.loops) + 1, len(access.loops) + 1 + len(access.inner)
     loops = [*access.loops, *access.inner, *region.places]
     space = Space(world_size, loops, program.values, partly=not region.is_certain)
-    mask = space.inside
+    holds = _TRUE
     for condition in region.conditions:
-        mask = mask & space.of(condition).astype(np.bool_)
+        holds = holds & space.of(condition).astype(np.bool_)
+    mask = space.inside & holds
+    skipped = tuple(n for n in range(len(access.loops)) if np.any(space.skipped[n] & holds))
     starts = [space.of(s) for s in region.starts]
     extents = [space.of(e) for e in region.extents]
     block = space.number_of(program.grid)
@@ -225,7 +229,7 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     return Boxes(
         access, space.rank, home, tuple(c[0] for c in clipped[1:]),
         tuple(c[1] for c in clipped[1:]), happens, block, repeats,
-        tuple(_constant(b - a) for a, b in zip(low[1:], high[1:], strict=True)), outside,
+        tuple(_constant(b - a) for a, b in zip(low[1:], high[1:], strict=True)), outside, skipped,
         region.open_axes, region.open_loops, region.is_certain,
     )  # fmt: skip
 

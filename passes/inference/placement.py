@@ -77,27 +77,19 @@ def loops_kept(
     leave those in which neither they nor the conditions vary.
 
     Args:
-        guarded: whether the statement asks, outside a loop whose rounds are not always as many,
-            whether there is a first one; see ``asks_for_round``.
+        guarded: whether the statement asks, outside a loop that may have no round, whether there
+            is one. Then the rounds need not always be as many.
     """
     kept = len(access.loops)
     while kept and access.around[kept - 1] is not None:
         inside = access.guards[kept - 1] == len(access.conditions)
         if not inside or any(_varies(v, kept, boxes.mask) for v in values):
             break
-        if _varies(boxes.mask, kept, _ALWAYS) and not (guarded and asks_for_round(boxes, kept - 1)):
+        is_uneven = kept - 1 in boxes.skipped or _varies(boxes.mask, kept, _ALWAYS)
+        if is_uneven and not (guarded and _in_first_round(boxes.mask, kept)):
             break
         kept -= 1
     return kept
-
-
-def asks_for_round(boxes: Boxes, loop: int) -> bool:
-    """Whether the access happens in the first round of the loop of this number if in any, but not
-    always in as many."""
-    mask, axis = boxes.mask, loop + 1
-    if not _varies(mask, axis, _ALWAYS):
-        return False
-    return bool(np.array_equal(mask.any(axis=axis), mask.take(0, axis=axis)))
 
 
 def loops_shared(one: Access, other: Access) -> int:
@@ -119,6 +111,11 @@ def anchor_of(access: Access, kept: int) -> tirx.Stmt:
     stmt = access.around[kept] if kept < len(access.loops) else access.anchor
     assert stmt is not None
     return stmt
+
+
+def _in_first_round(mask: np.ndarray, axis: int) -> bool:
+    """Whether the mask holds in the first round of the loop of an axis if in any."""
+    return bool(np.array_equal(mask.any(axis=axis), mask.take(0, axis=axis)))
 
 
 def _varies(values: np.ndarray, axis: int, mask: np.ndarray) -> bool:

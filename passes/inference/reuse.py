@@ -90,7 +90,7 @@ def _wait(
     left = access.loops[kept:]
     home = symbols.simplified(symbols.at_start(access.starts[0], [*left, *access.inner]), access)
     known, readers = boxes.ranks_and_homes(), _readers_of(traffic, scratch)
-    only_home = all(int(readers[h]) & ~(1 << r | 1 << h) == 0 for r, h in known)
+    only_home = all((int(readers[h]) ^ 1 << h) & ~(1 << r) == 0 for r, h in known)
     key = str(home)
     for k, other, other_kept in done:
         if key == k and dominates(other, other_kept, access, kept):

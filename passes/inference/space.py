@@ -79,6 +79,7 @@ class Space:
 
     Attributes:
         open: numbers of these loops.
+        skipped: of each loop, which iterations of those around it find no round in it.
 
     Raises:
         NotEvaluable: the range of a loop is only known while the kernel runs.
@@ -100,6 +101,7 @@ class Space:
         self.inside: np.ndarray = np.ones((1,) * self._axes, np.bool_)
         """Which points of the box of ``shape`` are iterations."""
         self.open: list[int] = []
+        self.skipped: list[np.ndarray] = []
         self._rounds: dict[tirx.Var, np.ndarray] = {}
         extents = [world_size]
         for axis, loop in enumerate(loops, 1):
@@ -109,9 +111,11 @@ class Space:
                 if not partly:
                     raise
                 self.open.append(axis - 1)
+                self.skipped.append(self.inside & False)
                 self._rounds[loop.var] = self.of(0)
                 extents.append(1)
                 continue
+            self.skipped.append(self.inside & (extent <= 0))
             rounds = self._along(axis, np.arange(int(extent.max(initial=0))))
             if extent.size > 1:
                 self.inside = self.inside & (rounds < extent)

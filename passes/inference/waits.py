@@ -13,7 +13,7 @@ from .board import volumes
 from .boxes import Boxes
 from .exchange import Exchange, by_rank
 from .granules import Counter
-from .placement import anchor_of, asks_for_round, loops_kept, moved
+from .placement import anchor_of, loops_kept, moved
 from .space import Loop
 from .unknown import has_loads, stays_in
 
@@ -23,8 +23,8 @@ def place_waits(exchange: Exchange) -> None:
 
     It stands outside the loops in which it would wait for the same granule, unless others wait for
     what they write: this wait could be for those. Outside a loop that may have no round it asks
-    whether there is one. Where an earlier wait
-    of the same block for the same granule always comes first, there is none.
+    whether there is one. Where an earlier wait of the same block for the same granule always comes
+    first, there is none.
 
     Before: ``T.copy(S[me, row, 0], tile)``
     After:  ``T.tileweave.wait_reached(S_arrived[me, row // 128], epoch * 3);
@@ -87,7 +87,7 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
         boxes.open_loops[number] if number in boxes.open_loops
         else symbols.at_start(loop.extent, left)
         for number, loop in enumerate(left, kept)
-        if number in boxes.open_loops or asks_for_round(boxes, number)
+        if number in boxes.open_loops or number in boxes.skipped
     ]  # fmt: skip
     is_fixed = not any(has_loads(index) for index in _places(counter, boxes))
     if is_fixed and not boxes.outside and not rounds:

@@ -1068,6 +1068,57 @@ class gather_k:
         return [{"C": A @ i["B"].T} for i in inputs]
 
 
+@case(unread=("S",))
+class uneven_rounds:
+    """Each tile is added up in none to two rounds of none or two, as the rank and the block say;
+    nobody writes one that is read in no round."""
+
+    blocks, b, N = 6, 4, 32
+
+    @staticmethod
+    def rounds(rank, block):
+        return (rank + block) % 3, (rank + block) % 2 * 2
+
+    @staticmethod
+    def make(ranks):
+        blocks, b, N = (getattr(uneven_rounds, n) for n in ("blocks", "b", "N"))
+        rounds = uneven_rounds.rounds
+        shape = blocks * b, N
+
+        @T.prim_func
+        def program(X: T.Tensor(shape, F32), S: W.Symmetric(shape, F32), Y: T.Tensor(shape, F32)):
+            with T.Kernel(blocks, threads=32) as block:
+                tile = T.alloc_shared((b, N), F32)
+                total = T.alloc_fragment((b, N), F32)
+                me, right = W.rank(), (W.rank() + 1) % ranks
+                if rounds(right, block)[0] * rounds(right, block)[1] > 0:
+                    T.copy(X[block * b, 0], tile)
+                    T.copy(tile, S[right, block * b, 0])
+                T.clear(total)
+                for _ in T.serial(rounds(me, block)[0]):
+                    for _ in T.serial(rounds(me, block)[1]):
+                        T.copy(S[me, block * b, 0], tile)
+                        for i, j in T.Parallel(b, N):
+                            total[i, j] += tile[i, j]
+                T.copy(total, Y[block * b, 0])
+
+        return program
+
+    @staticmethod
+    def inputs(rng, ranks):
+        return [{"X": integers(rng, uneven_rounds.blocks * uneven_rounds.b, uneven_rounds.N)}
+                for _ in range(ranks)]  # fmt: skip
+
+    @staticmethod
+    def expected(inputs):
+        out = []
+        for r in range(len(inputs)):
+            few, many = uneven_rounds.rounds(r, np.arange(uneven_rounds.blocks))
+            times = np.repeat(few * many, uneven_rounds.b)[:, None]
+            out.append({"Y": times * inputs[r - 1]["X"]})
+        return out
+
+
 @case()
 class elementwise:
     """Each thread stores to the right neighbour and loads what the left one stored."""

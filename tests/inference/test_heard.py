@@ -58,6 +58,7 @@ def test_who_has_data_of_the_reader_does_not_wait_for_it():
         pytest.param({"asks": lambda block, rank: block == 1, "blocks": 2}, id="another block"),
         pytest.param({"asks": lambda block, rank: rank != 1}, id="not on every rank"),
         pytest.param({"rounds": lambda rank: rank}, id="in no round on one rank"),
+        pytest.param({"rounds": lambda rank: T.min(rank, 1)}, id="in no round on one rank, or one"),
     ],
 )
 def test_who_has_not_waits(options):

@@ -259,3 +259,15 @@ def test_compiled():
 def test_refused(options, message):
     with pytest.raises(tw.TileWeaveError, match=message):
         ops.sp_attention(*qkv(1, 16, 2, 64), causal=True, **options)
+
+
+def test_explain_says_what_attention_waits_for():
+    problem = asked(4, "zigzag", 64, dim=64, v_dim=64, dtype=torch.bfloat16)
+    found = tw.explain(sp_attention_plan(problem, FlashTiles(64, 64, 2, 128)), 4)
+    waits = [
+        (o.tensor, o.reason) for o in found.ops if (o.kernel, o.kind) == ("flash_attention", "wait")
+    ]
+    assert waits == [(t, "T.copy reads what writes bring") for t in "KV"]
+    assert found.reuse == dict.fromkeys(
+        "KV", "copies wait until the readers' ranks have begun the same call"
+    )
