@@ -8,15 +8,14 @@ with gloo: that tries this file, not the kernels.
 """
 
 import argparse
-import os
 import random
 import sys
 import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 import tileweave as tw
 from tileweave import ops
@@ -28,7 +27,10 @@ from tileweave.ops.sequence import PARTS, Sharding
 from tileweave.ops.sp_attention import sp_attention_plan
 from tileweave.runtime.compile_ahead import compile_ahead
 
-GPU = torch.cuda.is_available()
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here, say
+
 STRATEGY = "fused" if GPU else "nccl"
 DEVICE = "cuda" if GPU else "cpu"
 HEAP_BYTES = 4 << 30
@@ -334,37 +336,15 @@ CHECKS = {
 NEED_GPU = ("graph",)
 
 
-def say(text: str) -> None:
-    print(f"rank {group_of('').rank}: {text}", flush=True)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
-    parser.add_argument("--count", type=int, default=24, help="configurations of `values`")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    warnings.filterwarnings("ignore", message=".*it is copied in each call")  # of sliced inputs
-    if GPU:
-        tw.init(heap_bytes=HEAP_BYTES)
-    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
-    group, failed = group_of(""), 0
+def verdicts(options: argparse.Namespace) -> Verdicts:
     for name in options.checks or CHECKS:
-        if not GPU and name in NEED_GPU:
-            say(f"{name}: not run: no GPU")
-            continue
-        fault = CHECKS[name](options)
-        failed += bool(fault)
-        group.synchronize()
-        group.meet("check")
-        say(f"{name}: {fault or 'right'}")
-    if GPU:
-        tw.finalize()
-    elif dist.is_initialized():
-        dist.destroy_process_group()
-    return 1 if failed else 0
+        if runs_here(name, NEED_GPU):
+            yield name, CHECKS[name](options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parser_of(__doc__, CHECKS)
+    parser.add_argument("--count", type=int, default=24, help="configurations of `values`")
+    parser.add_argument("--seed", type=int, default=0)
+    warnings.filterwarnings("ignore", message=".*it is copied in each call")  # of sliced inputs
+    sys.exit(main(verdicts, parser, heap_bytes=HEAP_BYTES))

@@ -6,19 +6,21 @@ Without a GPU the same on small shapes with gloo: that tries this file.
 """
 
 import argparse
-import os
 import sys
+from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-import tileweave as tw
 from tileweave.ops.attention_backward import sp_attention_backward
 from tileweave.ops.attention_reference import gathered_attention
 from tileweave.ops.groups import group_of
 
-GPU = torch.cuda.is_available()
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.on_gpus import GPU, Verdicts, main, parser_of
+
 HEAP_BYTES = 6 << 30
 UNIT = 128 if GPU else 4
 """Rows of which each rank's part of a sequence is a multiple."""
@@ -83,30 +85,14 @@ def fault(case: Case, causal: bool, layout: str, transport: str) -> str:
     return ""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--transport", default="auto")
-    options = parser.parse_args()
-    if GPU:
-        tw.init(heap_bytes=HEAP_BYTES)
-    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
-    group, failed = group_of(""), 0
-    torch.manual_seed(group.rank)
-    for case in CASES:
-        for layout in ("contiguous", "zigzag"):
-            for causal in (False, True):
-                found = fault(case, causal, layout, options.transport)
-                failed += bool(found)
-                mask = "causal" if causal else "full"
-                what = f"{layout}, {mask}: {case}"
-                print(f"rank {group.rank}: {what}: {found or 'right'}", flush=True)
-    if GPU:
-        tw.finalize()
-    elif dist.is_initialized():
-        dist.destroy_process_group()
-    return 1 if failed else 0
+def verdicts(options: argparse.Namespace) -> Verdicts:
+    torch.manual_seed(group_of("").rank)
+    for case, layout, causal in product(CASES, ("contiguous", "zigzag"), (False, True)):
+        mask = "causal" if causal else "full"
+        yield f"{layout}, {mask}: {case}", fault(case, causal, layout, options.transport)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parser_of(__doc__)
+    parser.add_argument("--transport", default="auto")
+    sys.exit(main(verdicts, parser, heap_bytes=HEAP_BYTES))

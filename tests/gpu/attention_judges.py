@@ -6,20 +6,22 @@ Some rows of each result are compared with fp32, the others with PyTorch's flash
 same checks run with gloo, and with one back end.
 """
 
-import os
+import argparse
 import sys
 from itertools import product
+from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-import tileweave as tw
 from tileweave.bench_attention import MAKERS, Arena, Inputs, problem_of
 from tileweave.bench_contenders import LOCAL, OURS, Judge, contenders_of
 from tileweave.bench_results import Length
 from tileweave.ops.groups import group_of
 
-GPU = torch.cuda.is_available()
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.on_gpus import GPU, Verdicts, main, parser_of
+
 JUDGES = {name: make for name, make in MAKERS.items() if name not in (OURS, LOCAL)}
 ROWS, HEADS, KV_HEADS, HEAD_DIM = (1024, 32, 8, 128) if GPU else (32, 4, 2, 16)
 
@@ -36,24 +38,13 @@ def fault(shape: Length, group) -> str:
     return "; ".join(f"{name}: {why}" for name, why in (wrong | missing if GPU else wrong).items())
 
 
-def main() -> int:
-    if GPU:
-        tw.init()
-    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
+def verdicts(_: argparse.Namespace) -> Verdicts:
     group = group_of("")
-    ranks, failed = group.world_size, 0
+    ranks = group.world_size
     for batch, causal, layout in product((1, 2), (True, False), ("contiguous", "zigzag")):
         shape = Length(batch, ROWS * ranks, HEADS, KV_HEADS, HEAD_DIM, causal, layout, ranks)
-        found = fault(shape, group)
-        failed += bool(found)
-        print(f"rank {group.rank}: {shape}: {found or 'right'}", flush=True)
-    if GPU:
-        tw.finalize()
-    elif dist.is_initialized():
-        dist.destroy_process_group()
-    return 1 if failed else 0
+        yield str(shape), fault(shape, group)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(verdicts, parser_of(__doc__)))

@@ -7,12 +7,12 @@ same checks, but for that of graphs, run with gloo: that tries this file, not th
 """
 
 import argparse
-import os
 import sys
+from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 import tileweave as tw
 from tileweave import ops
@@ -22,7 +22,10 @@ from tileweave.ops.exchange import EXCHANGES, checked
 from tileweave.ops.groups import group_of
 from tileweave.runtime.compile_ahead import compile_ahead
 
-GPU = torch.cuda.is_available()
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
+
 TRANSPORTS = ["copy_engine", "tma", "ldst"]
 HEAP_BYTES = 6 << 30
 LAYOUTS = [
@@ -277,38 +280,20 @@ CHECKS = {
 NEED_GPU = ("graph",)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
-    parser.add_argument("--transports", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
-    options = parser.parse_args()
+def verdicts(options: argparse.Namespace) -> Verdicts:
     if GPU:
-        tw.init(heap_bytes=HEAP_BYTES)
         compile_all(options.transports)
-    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
-    group = group_of("")
-    torch.manual_seed(group.rank)
-    failed = 0
-    for name in options.checks or CHECKS:
-        for transport in options.transports:
-            if not GPU and name in NEED_GPU:
-                print(f"rank {group.rank}: {name}: not run: no GPU", flush=True)
-                continue
+    torch.manual_seed(group_of("").rank)
+    for name, transport in product(options.checks or CHECKS, options.transports):
+        if runs_here(name, NEED_GPU):
             LEFT_OUT.clear()
             fault = CHECKS[name](transport)
-            failed += bool(fault)
-            group.synchronize()
-            group.meet("check")
             by = transport if GPU else f"gloo, what {transport} takes"
-            without = f", {len(LEFT_OUT)} that it cannot take left out" if LEFT_OUT else ""
-            print(f"rank {group.rank}: {name} by {by}: {fault or 'right'}{without}", flush=True)
-    if GPU:
-        tw.finalize()
-    elif dist.is_initialized():
-        dist.destroy_process_group()
-    return 1 if failed else 0
+            without = [f"{len(LEFT_OUT)} that it cannot take left out"] if LEFT_OUT else []
+            yield f"{name} by {by}", fault, *without
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parser_of(__doc__, CHECKS)
+    parser.add_argument("--transports", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
+    sys.exit(main(verdicts, parser, heap_bytes=HEAP_BYTES))

@@ -7,12 +7,11 @@ graphs and of the heap, run with gloo: that tries this file, not the kernels.
 """
 
 import argparse
-import os
 import sys
 import time
+from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 import tileweave as tw
 from tileweave import ops
@@ -24,7 +23,10 @@ from tileweave.ops.prepared import prepared
 from tileweave.ops.problem import checked
 from tileweave.runtime.compile_ahead import compile_ahead
 
-GPU = torch.cuda.is_available()
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
+
 FUSED = "fused" if GPU else "nccl"
 HEAP_BYTES = 1 << 30
 TOLERANCE = 1e-2
@@ -294,33 +296,14 @@ CHECKS = {
 NEED_GPU = ("graph", "heap")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
-    options = parser.parse_args()
+def verdicts(options: argparse.Namespace) -> Verdicts:
     if GPU:
-        tw.init(heap_bytes=HEAP_BYTES)
         compile_all()
-    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
-    group = group_of("")
-    torch.manual_seed(group.rank)
-    failed = 0
+    torch.manual_seed(group_of("").rank)
     for name in options.checks or CHECKS:
-        if not GPU and name in NEED_GPU:
-            print(f"rank {group.rank}: {name}: not run: no GPU", flush=True)
-            continue
-        fault = CHECKS[name]()
-        failed += bool(fault)
-        group.synchronize()
-        group.meet("check")
-        print(f"rank {group.rank}: {name}: {fault or 'right'}", flush=True)
-    if GPU:
-        tw.finalize()
-    elif dist.is_initialized():
-        dist.destroy_process_group()
-    return 1 if failed else 0
+        if runs_here(name, NEED_GPU):
+            yield name, CHECKS[name]()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(verdicts, parser_of(__doc__, CHECKS), heap_bytes=HEAP_BYTES))

@@ -7,15 +7,14 @@ a GPU the same checks, but for that of graphs, run with gloo, on small shapes: t
 """
 
 import argparse
-import os
 import sys
+from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 
-import tileweave as tw
 from tileweave import ops
 from tileweave.ops import nccl
 from tileweave.ops.exchange import EXCHANGES, checked
@@ -24,7 +23,10 @@ from tileweave.ops.transport import FASTEST
 from tileweave.ops.ulysses import exchanges_of, problem_of
 from tileweave.runtime.compile_ahead import compile_ahead
 
-GPU = torch.cuda.is_available()
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
+
 TRANSPORTS = ["auto", "copy_engine", "tma", "ldst", "nccl"] if GPU else ["auto"]
 HEAP_BYTES = 6 << 30
 VALUE_ERROR, GRADIENT_ERROR = 2e-2, 2e-2
@@ -69,6 +71,8 @@ CASES = [
     Case(1, 1024, 1024, 2, 2, 192, 128, True),
     Case(1, 1000, 1016, 2, 1, 80, 80, True),
 ]
+if not GPU:
+    CASES = [c._replace(rows=c.rows // 64 * 4, keys=c.keys // 64 * 4) for c in CASES]
 
 
 class Attention:
@@ -223,38 +227,15 @@ CHECKS = {
 NEED_GPU = ("graph",)
 
 
-def main() -> int:
-    global CASES
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
-    parser.add_argument("--transports", nargs="+", default=TRANSPORTS[:1], choices=TRANSPORTS)
-    options = parser.parse_args()
+def verdicts(options: argparse.Namespace) -> Verdicts:
     if GPU:
-        tw.init(heap_bytes=HEAP_BYTES)
         compile_all(options.transports)
-    else:
-        CASES = [c._replace(rows=c.rows // 64 * 4, keys=c.keys // 64 * 4) for c in CASES]
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            dist.init_process_group("gloo")
-    group = group_of("")
-    failed = 0
-    for name in options.checks or CHECKS:
-        for transport in options.transports:
-            if not GPU and name in NEED_GPU:
-                print(f"rank {group.rank}: {name}: not run: no GPU", flush=True)
-                continue
-            fault = CHECKS[name](transport)
-            failed += bool(fault)
-            group.synchronize()
-            group.meet("check")
-            by = transport if GPU else "gloo"
-            print(f"rank {group.rank}: {name} by {by}: {fault or 'right'}", flush=True)
-    if GPU:
-        tw.finalize()
-    elif dist.is_initialized():
-        dist.destroy_process_group()
-    return 1 if failed else 0
+    for name, transport in product(options.checks or CHECKS, options.transports):
+        if runs_here(name, NEED_GPU):
+            yield f"{name} by {transport if GPU else 'gloo'}", CHECKS[name](transport)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parser_of(__doc__, CHECKS)
+    parser.add_argument("--transports", nargs="+", default=TRANSPORTS[:1], choices=TRANSPORTS)
+    sys.exit(main(verdicts, parser, heap_bytes=HEAP_BYTES))
