@@ -89,7 +89,8 @@ def staged(X: T.Tensor((4 * B, N), "float32"), Y: T.Tensor((B, N), "float32")):
             T.copy(total, Y)
 
 
-# Everyone waits for everyone: two buffers in turn, nothing to wait for before a write.
+# Everyone waits for everyone: two buffers in turn, nothing to wait for before a write. A wait that
+# leaves no loop says what the program does: source.
 # CHECK-LABEL: TEST: staged
 # CHECK: parts = T.match_buffer({{.*}}, (4, 2, 64, 64)
 # CHECK: parts_arrived = T.match_buffer({{.*}}, (4, 2, 4), "uint32"
@@ -99,7 +100,7 @@ def staged(X: T.Tensor((4 * B, N), "float32"), Y: T.Tensor((B, N), "float32")):
 # CHECK: T.tileweave.signal(T.access_ptr(parts_arrived[{{.*}}T.Cast("int32", epoch % T.uint32(2)), rank]
 # CHECK: for step in range(3):
 # CHECK-NEXT: source
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(parts_arrived[rank,
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(parts_arrived[rank, T.Cast("int32", epoch % T.uint32(2)), source]
 # CHECK-SAME: (epoch + T.uint32(2) - T.uint32(1)) // T.uint32(2)
 # CHECK-NEXT: T.copy(T.region(parts[me,
 show(staged)
