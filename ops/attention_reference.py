@@ -129,17 +129,32 @@ def gathered_attention(
         TileWeaveError: arguments that do not fit, or differ between ranks.
     """
     ranks = group_of(name_of(group))
-    packed = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    maxima = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    problem = checked_attention(q, k, v, ranks.world_size, **packed, **maxima, **options)
+    packing = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
+    problem = checked_attention(q, k, v, ranks.world_size, **packing, **options)
     agree(ranks, problem, "reference")
-    packed = {name: None if cu is None else cu.cpu() for name, cu in packed.items()}
-    checked_maxima(problem, **packed, **maxima)
+    return attend_gathered(problem, q, k, v, *packing.values(), group)
+
+
+def attend_gathered(
+    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    cu_q: torch.Tensor | None, cu_k: torch.Tensor | None, max_q: int | None, max_k: int | None,
+    group: Any,
+) -> Result:  # fmt: skip
+    """``gathered_attention`` of a problem that is checked and agreed on, but for offsets, which the
+    host reads."""
+    ranks = group_of(name_of(group))
+    offsets = [None if cu is None else cu.cpu() for cu in (cu_q, cu_k)]
+    checked_maxima(problem, *offsets, max_q, max_k)
     wide = torch.promote_types(q.dtype, torch.float32)  # also what gradients are added in
     ks, vs = (
         all_gather(x.to(wide), group, transport="nccl").chunk(ranks.world_size) for x in (k, v)
     )
-    return reference_attention(problem, ranks.rank, q, ks, vs, **packed)
+    return reference_attention(problem, ranks.rank, q, ks, vs, *offsets)
 
 
 class SequenceParallelAttention(torch.nn.Module):

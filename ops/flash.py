@@ -140,7 +140,8 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
     that ``packed_tiles`` lists."""
     heads, ranks, dtype, packed = problem.heads, problem.ranks, problem.tile_dtype, problem.packed
     dim, v_dim, kv_heads, group = problem.dim, problem.v_dim, problem.kv_heads, problem.group
-    parts, causal = problem.sharding.parts, problem.causal
+    sharding, causal = problem.sharding, problem.causal
+    parts = sharding.parts
     zigzag, prefixed = parts == 2, packed or problem.k_total > problem.q_total
     q_shape, k_shape = queries_shape(problem), keys_shape(problem)
     batch, _, rows = q_shape
@@ -194,7 +195,7 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
                 steps, row_tiles = ceil(chunk / N), ceil(rows / M)
                 q_part, row = parts - 1 - by % parts, (row_tiles - 1 - by // parts) * M
                 valid = T.min(M, rows - row)
-                begin = (me + q_part * (2 * ranks - 1 - 2 * me)) * rows + row
+                begin = sharding.chunk_of(q_part, me) * rows + row
                 begin += problem.k_total - problem.q_total + 1  # its first row sees so many keys
             end = begin - 1 + valid
 
@@ -224,7 +225,7 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
                 T.copy(V[me, owner, b, k_row + part * chunk + k, head // group * v_dim], V_tile)
                 T.gemm(Q_tile, K_tile, S, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                 if causal and prefixed:  # a tile may end in another chunk than it begins in
-                    first = (owner + part * (2 * ranks - 1 - 2 * owner)) * chunk + k
+                    first = sharding.chunk_of(part, owner) * chunk + k
                     if first + N > begin or k + N > chunk:
                         for i, j in T.Parallel(M, N):
                             seen = (first + j < begin + i) & (k + j < chunk)

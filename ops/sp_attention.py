@@ -16,7 +16,7 @@ from ..runtime import Plan, Steps, plan
 from ..runtime.kernel import capturing
 from .attention_backward import NAME as BACKWARD
 from .attention_problem import OP, AttentionProblem, checked_attention, checked_maxima, obstacle
-from .attention_reference import gathered_attention
+from .attention_reference import attend_gathered
 from .flash import (
     FAST_MATH,
     FlashTiles,
@@ -207,12 +207,9 @@ def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, stra
     problem, ranks = _problem(q, k, v, *given), group_of(group)
     taken = chosen(strategy, problem, q.device, group).name
     agree(ranks, problem, taken)
-    checked_maxima(problem, cu_q, cu_k, max_q, max_k)
     if taken == "nccl":
-        return gathered_attention(
-            q, k, v, causal=causal, layout=layout, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
-            max_seqlen_q=max_q, max_seqlen_k=max_k, softmax_scale=scale, group=group,
-        )  # fmt: skip
+        return attend_gathered(problem, q, k, v, cu_q, cu_k, max_q, max_k, group)
+    checked_maxima(problem, cu_q, cu_k, max_q, max_k)
     q, k, v = (dense(OP, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     out, lse = _fake(q, k, v, *given, strategy)
     packing = (cu_q, cu_k) if problem.packed else ()

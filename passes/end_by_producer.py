@@ -8,7 +8,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 from ..builtins.declare import builtin_of
 from .keep_to_block import SCOPE
 from .memory_order import writes
-from .walk import builtins_in, flatten, has_effect, rewrite_children
+from .walk import builtins_in, flatten, has_effect, rewrite_children, variables_in
 
 
 def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -33,7 +33,7 @@ def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
         rest = list(stmt.else_case.seq) if isinstance(stmt.else_case, tirx.SeqStmt) else []
         bound = _bound_in(rest)
         moved: list[tirx.Stmt] = []
-        while rest and _only_waits(rest[-1]) and not _names(rest[-1], bound):
+        while rest and _only_waits(rest[-1]) and bound.isdisjoint(variables_in(rest[-1])):
             moved.insert(0, rest.pop())
         if not moved:
             return stmt
@@ -69,14 +69,3 @@ def _bound_in(stmts: list[tirx.Stmt]) -> set[tirx.Var]:
     for stmt in stmts:
         post_order_visit(stmt, visit)
     return bound
-
-
-def _names(stmt: tirx.Stmt, variables: set[tirx.Var]) -> bool:
-    named = False
-
-    def visit(node) -> None:
-        nonlocal named
-        named = named or (isinstance(node, tirx.Var) and node in variables)
-
-    post_order_visit(stmt, visit)
-    return named

@@ -123,6 +123,18 @@ def calls_in(node, match: Callable[[tirx.Call], bool]) -> list[tirx.Call]:
     return found
 
 
+def variables_in(node) -> list[tirx.Var]:
+    """Variables that a statement or expression names, each once."""
+    found: dict[tirx.Var, None] = {}
+
+    def visit(n):
+        if isinstance(n, tirx.Var):
+            found[n] = None
+
+    post_order_visit(node, visit)
+    return list(found)
+
+
 def op_name(call) -> str:
     """Name of the operator an IR call calls, or an empty string."""
     return getattr(getattr(call, "op", None), "name", "")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
+from tvm.tirx.stmt_functor import ir_transform, substitute
 
-from ..walk import op_name
+from ..walk import op_name, variables_in
 from .accesses import Access, Program
 from .space import Loop
 
@@ -57,7 +57,7 @@ class Symbols:
         return self._without(expr, self._registers)
 
     def _without(self, expr: tirx.PrimExpr, some: Container[tirx.Var]) -> tirx.PrimExpr:
-        bound = {v: self._values[v] for v in _variables(expr) if v in some and v in self._values
+        bound = {v: self._values[v] for v in variables_in(expr) if v in some and v in self._values
                  and op_name(self._values[v]) != "tl.launch_thread_idx"}  # fmt: skip
         if not bound:
             return expr
@@ -90,14 +90,3 @@ class Symbols:
             return self._rank if op_name(node) == "tileweave.rank" else None
 
         return ir_transform(tirx.Evaluate(expr), None, variable, ["tirx.Call"]).value
-
-
-def _variables(expr: tirx.PrimExpr) -> list[tirx.Var]:
-    found: dict[tirx.Var, None] = {}
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.Var):
-            found[node] = None
-
-    post_order_visit(expr, visit)
-    return list(found)
