@@ -240,6 +240,39 @@ show(hoisted)
 
 
 @T.prim_func
+def in_branches(X: T.Tensor((B, N), "float32"), Y: T.Tensor((4, B, N), "float32")):
+    with T.Kernel(2, threads=32) as block:
+        S = W.alloc_symmetric((2, B, N), "float32")
+        tile = T.alloc_shared((B, N), "float32")
+        me = W.rank()
+        if block == 0:
+            T.copy(X, tile)
+            T.copy(tile, S[(me + 1) % 4, 0, 0, 0])
+            T.copy(tile, S[(me + 1) % 4, 1, 0, 0])
+        for turn in T.serial(4):
+            chosen = block + me % 2
+            if chosen == 1:
+                T.copy(S[me, 0, 0, 0], tile)
+            elif turn % 2 == 1:
+                T.copy(S[me, 1, 0, 0], tile)
+            T.copy(tile, Y[turn, 0, 0])
+
+
+# A wait leaves the loop with the branches around it, if the block takes the same ones in each round.
+# CHECK-LABEL: TEST: in_branches
+# CHECK: if bx + rank % 2 == 1:
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, 0]
+# CHECK-NEXT: for turn in range(4):
+# CHECK: if chosen == 1:
+# CHECK-NEXT: T.copy(T.region(S[
+# CHECK-NEXT: else:
+# CHECK-NEXT: if turn % 2 == 1:
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, 1]
+# CHECK-NEXT: T.copy(T.region(S[
+show(in_branches)
+
+
+@T.prim_func
 def rounds(X: T.Tensor((B, N), "float32"), Y: T.Tensor((B, N), "float32")):
     with T.Kernel(1, threads=32) as _:
         S = W.alloc_symmetric((B, N), "float32")

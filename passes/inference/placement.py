@@ -78,12 +78,14 @@ def loops_kept(
 
     Args:
         guarded: whether the statement asks, outside a loop that may have no round, whether there
-            is one. Then the rounds need not always be as many.
+            is one, and outside conditions, whether they hold. Then the rounds need not always be as
+            many, and conditions may stand in the loop if the whole block takes one side.
     """
     kept = len(access.loops)
+    sayable = guarded and boxes.is_certain and len(access.branches) == len(access.conditions)
     while kept and access.around[kept - 1] is not None:
         inside = access.guards[kept - 1] == len(access.conditions)
-        if not inside or any(_varies(v, kept, boxes.mask) for v in values):
+        if not (inside or sayable) or any(_varies(v, kept, boxes.mask) for v in values):
             break
         is_uneven = kept - 1 in boxes.skipped or _varies(boxes.mask, kept, _ALWAYS)
         if is_uneven and not (guarded and _in_first_round(boxes.mask, kept)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from tvm import tirx
 from tvm.ir import structural_equal
@@ -23,8 +25,8 @@ def place_waits(exchange: Exchange) -> None:
 
     It stands outside the loops in which it would wait for the same granule, unless others wait for
     what they write: this wait could be for those. Outside a loop that may have no round it asks
-    whether there is one. Where an earlier wait of the same block for the same granule always comes
-    first, there is none.
+    whether there is one; outside the branches of the block in a loop, whether it takes them. Where
+    an earlier wait of the same block for the same granule always comes first, there is none.
 
     Before: ``T.copy(S[me, row, 0], tile)``
     After:  ``T.tileweave.wait_reached(S_arrived[me, row // 128], epoch * 3);
@@ -99,9 +101,13 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
     flag = exchange.flag(counter, symbols.rank, home, granule)
     peer = tirx.IntImm("int32", -1)
     stmt = builtin_calls.wait_reached(flag, target, peer, access)
-    if counter.own:
-        others = tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank)
-        stmt = tirx.IfThenElse(symbols.simplified(others, access), stmt, None)
+    inside = access.conditions[access.guards[kept] :] if left else ()
+    asked = [symbols.at_start(condition, left) for condition in inside]
+    if _reads_own(counter, boxes):
+        asked.append(tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank))
+    if asked:
+        holds = symbols.simplified(functools.reduce(tirx.And, asked), access)
+        stmt = tirx.IfThenElse(holds, stmt, None)
     stmt = exchange.guarded(stmt, boxes, lambda e: symbols.simplified(e, access), left)
     for extent in rounds:
         some = tirx.GT(extent, 0)
@@ -116,6 +122,14 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
     exchange.note_of("wait", access, counter, f"{access.op} {needs}{moved(left)}", stmt, arrivals)
 
 
+def _reads_own(counter: Counter, boxes: Boxes) -> bool:
+    """Whether some ranks read what lies there when their kernel starts."""
+    if not counter.own:
+        return False
+    rank, granule = boxes.distinct(boxes.rank, counter.granules.of(boxes))
+    return bool(np.any(granule // counter.own == rank))
+
+
 def dominates(one: Access, one_kept: int, other: Access, other_kept: int) -> bool:
     """Whether a wait for ``one`` comes first, in the same round, where ``other`` needs one."""
     if one_kept > other_kept or one.place > other.place:
@@ -124,12 +138,10 @@ def dominates(one: Access, one_kept: int, other: Access, other_kept: int) -> boo
         a.var.same_as(b.var)
         for a, b in zip(one.loops[:one_kept], other.loops[:one_kept], strict=True)
     )
-    guards = one.guards[one_kept] if one_kept < len(one.loops) else len(one.conditions)
-    conditions = one.conditions[:guards]
     return (
         loops
-        and len(other.conditions) >= guards
-        and all(a.same_as(b) for a, b in zip(conditions, other.conditions, strict=False))
+        and len(other.conditions) >= len(one.conditions)
+        and all(a.same_as(b) for a, b in zip(one.conditions, other.conditions, strict=False))
     )
 
 

@@ -1624,3 +1624,63 @@ class add_again:
     def expected(inputs):
         total = sum(i["X"] for i in inputs)
         return [{"Y": total, "S": np.stack([total[2], total[1]])} for _ in inputs]
+
+
+@case(unread=("gathered",))
+class walked_in_place:
+    """Copy engines gather the others' rows; the own ones are multiplied where they are. Blocks walk
+    over the tiles, and what a loop of theirs loads is chosen in it."""
+
+    m, n, K, b = 16, 16, 32, 16
+
+    @staticmethod
+    def make(ranks):
+        m, n, K, b = (getattr(walked_in_place, name) for name in "mnKb")
+
+        @T.prim_func
+        def gemm(
+            A: T.Tensor((m, K), F32),
+            B: T.Tensor((n, K), F32),
+            gathered: W.Symmetric((ranks, m, K), F32),
+            C: T.Tensor((ranks, m, n), F32),
+        ):
+            with T.Kernel(1, threads=32) as _:
+                A_tile = T.alloc_shared((b, b), F32)
+                B_tile = T.alloc_shared((b, b), F32)
+                total = T.alloc_fragment((b, b), F32)
+                me = W.rank()
+                for turn in T.serial(ranks):
+                    source = (me + ranks - turn) % ranks
+                    T.clear(total)
+                    for k in T.Pipelined(K // b, num_stages=2):
+                        if source == me:
+                            T.copy(A[0, k * b], A_tile)
+                        else:
+                            T.copy(gathered[me, source, 0, k * b], A_tile)
+                        T.copy(B[0, k * b], B_tile)
+                        T.gemm(A_tile, B_tile, total, transpose_B=True)
+                    T.copy(total, C[source, 0, 0])
+
+        # equivalent(fork drop, join drop): nothing before or after the call writes A
+        @tw.plan
+        def plan(
+            p: tw.Steps,
+            A: T.Tensor((m, K), F32),
+            B: T.Tensor((n, K), F32),
+            gathered: W.Symmetric((ranks, m, K), F32),
+            C: T.Tensor((ranks, m, n), F32),
+        ):
+            for peer in p.peers():
+                p.copy(gathered[peer, p.rank], A, stream="copies")
+            p.launch(gemm, A, B, gathered, C)
+
+        return plan
+
+    @staticmethod
+    def inputs(rng, ranks):
+        m, n, K = walked_in_place.m, walked_in_place.n, walked_in_place.K
+        return [{"A": integers(rng, m, K), "B": integers(rng, n, K)} for _ in range(ranks)]
+
+    @staticmethod
+    def expected(inputs):
+        return [{"C": np.stack([o["A"] @ i["B"].T for o in inputs])} for i in inputs]
