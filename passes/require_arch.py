@@ -20,8 +20,7 @@ def require_arch(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """
     if "arch" not in target.attrs:
         return func
-    arch = str(target.attrs["arch"])
-    sm = int(arch.removeprefix("sm_").rstrip("af"))
+    arch, sm = target.attrs["arch"], sm_of(target)
 
     def check(stmt: tirx.Stmt) -> tirx.Stmt:
         rewrite_children(stmt, check)  # inner statements first: theirs is the line to name
@@ -38,3 +37,8 @@ def require_arch(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
 
     check(func.body)
     return func
+
+
+def sm_of(target: Target) -> int:
+    """The number of the architecture that ``target`` names, such as 90; 0 if it names none."""
+    return int(str(target.attrs.get("arch", "sm_0")).removeprefix("sm_").rstrip("af"))

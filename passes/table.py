@@ -19,6 +19,7 @@ from . import (
     end_by_producer,
     fence_after_wait,
     free_async_tiles,
+    guard_loads,
     infer_sync,
     insert_delays,
     keep_to_block,
@@ -26,6 +27,7 @@ from . import (
     linear_bulk_tiles,
     order_releases,
     pin_pipelined,
+    predicate_loads,
     require_arch,
     specialize_group,
     stage_waits,
@@ -92,6 +94,10 @@ SIMULATED_PASSES = tuple(p for p in GROUP_PASSES if p not in VERIFY_PASSES)
 
 TARGET_PASSES = (
     Pass(require_arch.require_arch, "first: names the program's own lines, before passes add any"),
+    Pass(
+        predicate_loads.predicate_loads,
+        "needs the target; before those that look for loads of pipelined loops",
+    ),
 )
 """Run with the target before the tile passes, for every kernel that uses a builtin."""
 
@@ -127,7 +133,8 @@ TILE_PASSES = SYNC_PASSES + HOST_PASSES
 """Run on tile-level IR before TileLang's pipeline, for every kernel that uses a builtin."""
 
 DEVICE_PASSES = (
-    Pass(verify_pipelined.verify_pipelined, "first: reads what TileLang made of the loops"),
+    Pass(guard_loads.guard_loads, "first: what follows sees where loads happen"),
+    Pass(verify_pipelined.verify_pipelined, "reads what TileLang made of the loops"),
     Pass(keep_to_block.keep_to_block, "before those that follow conditions on the thread index"),
     Pass(end_by_producer.end_by_producer, "before idle warps of the producer leave"),
     Pass(dismiss_idle_warps.dismiss_idle_warps, "sees what TileLang lets a producer do"),
