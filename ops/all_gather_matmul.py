@@ -29,9 +29,10 @@ def gathered_matmul(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
-    """The kernel: C (ranks, share, N) is the gathered A (ranks, share, K) times B.
+    """The kernel: C (ranks, share, N) is the A (share, K) of every rank times B.
 
-    Blocks walk over the tiles, see ``Walk``.
+    Its own rows are read in A, those of the others in gathered (ranks, share, K). Blocks walk over
+    the tiles, see ``Walk``.
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
@@ -44,6 +45,7 @@ def gathered_matmul(
 
     @T.prim_func
     def gathered_matmul(
+        A: T.Tensor((share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
@@ -68,7 +70,10 @@ def gathered_matmul(
                     T.clear(total)
                     for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
                         k = step * tiles.K
-                        T.copy(gathered[me, source, m, k], A_tile)
+                        if source == me:
+                            T.copy(A[m, k], A_tile)
+                        else:
+                            T.copy(gathered[me, source, m, k], A_tile)
                         T.copy(B[n, k] if transposed else B[k, n], B_tile)
                         accumulate(A_tile, B_tile, total, transposed)
                     if scaled:
@@ -86,7 +91,9 @@ def all_gather_matmul_plan(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan: every rank's A (share, K) goes to all, and each multiplies them by its own B."""
+    """The plan: every rank's A (share, K) goes to its peers, and each multiplies all by its own B.
+
+    Of gathered (ranks, share, K), the own rows' place stays as it is."""
     out_dtype = out_dtype or dtype
     kernel = gathered_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype)
 
@@ -103,8 +110,7 @@ def all_gather_matmul_plan(
     ):
         for peer in p.peers():
             p.copy(gathered[peer, p.rank], A, stream="copies")
-        p.copy(gathered[p.rank, p.rank], A)
-        p.launch(kernel, B, bias, scale_a, scale_b, gathered, C)
+        p.launch(kernel, A, B, bias, scale_a, scale_b, gathered, C)
 
     return all_gather_matmul
 
@@ -192,18 +198,21 @@ def _into(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, keep: bool, asked: str,
     *epilogue: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The result, in ``out`` if given, and the gathered rows, none unless ``keep``."""
+    """The result, in ``out`` if given, and the gathered rows in memory of their own, none unless
+    ``keep``."""
     problem, ranks, choice, a, b, c, more = call(NAME, a, b, out, group, asked, Epilogue(*epilogue))
     if choice:
         operator = prepared(ranks).operator(problem, choice, AllGatherMatmul)
         operator(a, b, c, *more.tensors)
-        gathered = operator.memory[0].local.view(problem.M, problem.K)
+        if keep:
+            gathered = operator.memory[0].local.clone()
+            gathered[ranks.rank] = a
+            return c, gathered.view(problem.M, problem.K)
     else:
         gathered = AllGatherMatmul.unfused(a, b, c, ranks, more)
-    if not keep:
-        return c, a.new_empty(0, problem.K)
-    # Neither memory of the next call nor an argument.
-    return c, gathered.clone() if choice or gathered is a else gathered
+        if keep:
+            return c, gathered.clone() if gathered is a else gathered
+    return c, a.new_empty(0, problem.K)
 
 
 def _eager(a_shard, b, group, return_gathered, strategy, *epilogue):
