@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tilelang import tvm
 from tilelang.transform import PassConfigKey
@@ -11,8 +12,9 @@ from tvm import tirx
 from tvm.target import Target
 from tvm.tirx.stmt_functor import post_order_visit
 
-from ..builtins.declare import register_op
+from ..builtins.declare import builtin_of, register_op
 from ..builtins.symmetric import itemsize, packed_strides
+from .memory_order import writes
 from .pin_pipelined import is_pipelined
 from .require_arch import sm_of
 from .walk import effects_in, flatten, op_name, rewrite_children
@@ -32,7 +34,8 @@ def predicate_loads(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     TileLang's producer takes copies that stand in the loop itself. One in a branch it leaves to the
     consumers, who would move each tile through their registers. Out of the branch an index says
     when the copy happens, in words that TileLang does not know, and ``guard_loads`` puts that
-    around the lowered load. A branch stays where the TMA could not load all that it chooses from.
+    around the lowered load. Waits before a copy are left in a branch of their own, which TileLang
+    takes for the producer's. A branch stays where the TMA could not load all that it chooses from.
 
     Before: ``if mine: T.copy(A[m, k], tile) else: T.copy(B[m, k], tile)``
     After:  ``T.copy(A[m, only_if(mine, k)], tile); T.copy(B[m, only_if(not mine, k)], tile)``
@@ -51,34 +54,50 @@ def predicate_loads(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     def taken_out(stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt):
             return rewrite_children(stmt, taken_out)
-        choices = list(_choices(stmt, []))
-        if not isinstance(stmt, tirx.IfThenElse) or not _fill_one_tile(choices):
+        if not isinstance(stmt, tirx.IfThenElse):
             return stmt
-        return flatten([_predicated(copy, conditions) for conditions, copy in choices])
+        choices = list(_choices(stmt, []))
+        if not _fill_one_tile(choices):
+            return stmt
+        waits = [tirx.IfThenElse(c.holds, flatten(c.waits), None) for c in choices if c.waits]
+        return flatten([*waits, *map(_predicated, choices)])
 
     return func.with_body(visit(func.body))
 
 
-def _choices(
-    stmt: tirx.Stmt | None, conditions: list[tirx.PrimExpr]
-) -> Iterator[tuple[list[tirx.PrimExpr], tirx.Stmt | None]]:
-    """What ``stmt`` chooses from, each with all that must hold; None where it does nothing."""
+@dataclass(frozen=True)
+class _Choice:
+    """One side of a branch: what must hold, and a copy with waits before it, if it is no more."""
+
+    conditions: list[tirx.PrimExpr]
+    waits: list[tirx.Stmt]
+    copy: tirx.Stmt | None
+
+    @property
+    def holds(self) -> tirx.PrimExpr:
+        return functools.reduce(tirx.And, self.conditions)
+
+
+def _choices(stmt: tirx.Stmt | None, conditions: list[tirx.PrimExpr]) -> Iterator[_Choice]:
+    """What ``stmt`` chooses from."""
     if isinstance(stmt, tirx.IfThenElse):
         yield from _choices(stmt.then_case, [*conditions, stmt.condition])
         yield from _choices(stmt.else_case, [*conditions, tirx.Not(stmt.condition)])
     else:
-        yield conditions, stmt
+        *before, last = stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt]
+        yield _Choice(conditions, before, last)
 
 
-def _fill_one_tile(choices: list[tuple[list[tirx.PrimExpr], tirx.Stmt | None]]) -> bool:
+def _fill_one_tile(choices: list[_Choice]) -> bool:
     """Whether each of ``choices`` is one copy that the TMA can do, all into the same tile."""
-    copies = [copy.value for _, copy in choices if isinstance(copy, tirx.Evaluate)]
+    copies = [c.copy.value for c in choices if isinstance(c.copy, tirx.Evaluate)]
     if len(copies) < len(choices) or not all(map(_is_tma_load, copies)):
         return False
-    conditions = [condition for every, _ in choices for condition in every]
     tiles = [copy.args[1] for copy in copies]
-    return all(map(_is_fixed, conditions)) and all(
-        tvm.ir.structural_equal(tile, tiles[0]) for tile in tiles
+    return (
+        all(tvm.ir.structural_equal(tile, tiles[0]) for tile in tiles)
+        and all(_is_wait(wait) for c in choices for wait in c.waits)
+        and all(_is_fixed(condition) for c in choices for condition in c.conditions)
     )
 
 
@@ -99,6 +118,15 @@ def _is_tma_load(call: tirx.PrimExpr) -> bool:
     )
 
 
+def _is_wait(stmt: tirx.Stmt) -> bool:
+    if isinstance(stmt, tirx.IfThenElse):
+        inner = stmt.then_case if stmt.else_case is None and _is_fixed(stmt.condition) else None
+        return inner is not None and _is_wait(inner)
+    call = getattr(stmt, "value", None)
+    spec = builtin_of(call)
+    return spec is not None and spec.waits and not writes(call)
+
+
 def _is_fixed(condition: tirx.PrimExpr) -> bool:
     """Whether ``condition`` reads no memory: then it may be evaluated again, and elsewhere."""
     loads: list[tirx.BufferLoad] = []
@@ -111,13 +139,12 @@ def _is_fixed(condition: tirx.PrimExpr) -> bool:
     return not loads and not effects_in(condition)
 
 
-def _predicated(copy: tirx.Evaluate, conditions: list[tirx.PrimExpr]) -> tirx.Stmt:
-    call = copy.value
+def _predicated(choice: _Choice) -> tirx.Stmt:
+    call = choice.copy.value
     first, *rest = call.args
     start, *more = first.args
-    holds = functools.reduce(tirx.And, conditions)
     index = start.indices[-1]
-    marked = tirx.call_intrin(index.dtype, tvm.ir.Op.get(ONLY_IF), holds, index)
+    marked = tirx.call_intrin(index.dtype, tvm.ir.Op.get(ONLY_IF), choice.holds, index)
     start = tirx.BufferLoad(start.buffer, [*start.indices[:-1], marked])
     region = tirx.Call(first.dtype, first.op, [start, *more])
     return tirx.Evaluate(tirx.Call(call.dtype, call.op, [region, *rest], call.annotations))

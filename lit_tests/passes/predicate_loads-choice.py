@@ -10,7 +10,7 @@ M, N = 512, 512
 
 
 @T.macro
-def one_of_two(A, S, A_tile, me, row, k, K):
+def one_of_two(A, S, F, A_tile, me, row, k, K):
     if row % 2 == me:
         T.copy(A[row * 128, k * 64], A_tile)
     else:
@@ -18,7 +18,7 @@ def one_of_two(A, S, A_tile, me, row, k, K):
 
 
 @T.macro
-def one_of_three(A, S, A_tile, me, row, k, K):
+def one_of_three(A, S, F, A_tile, me, row, k, K):
     if row % 2 == me:
         T.copy(A[row * 128, k * 64], A_tile)
     elif k < 4:
@@ -28,13 +28,31 @@ def one_of_three(A, S, A_tile, me, row, k, K):
 
 
 @T.macro
-def maybe(A, S, A_tile, me, row, k, K):
+def awaited(A, S, F, A_tile, me, row, k, K):
+    if k % 2 == me:
+        T.copy(A[row * 128, k * 64], A_tile)
+    else:
+        W.wait_ge(F[me, k], 1)
+        T.copy(S[me, row * 128, k * 64], A_tile)
+
+
+@T.macro
+def counted(A, S, F, A_tile, me, row, k, K):
+    if k % 2 == me:
+        T.copy(A[row * 128, k * 64], A_tile)
+    else:
+        W.red_add(F[me, k], 1, scope="gpu", sem="relaxed")
+        T.copy(S[me, row * 128, k * 64], A_tile)
+
+
+@T.macro
+def maybe(A, S, F, A_tile, me, row, k, K):
     if row % 2 == me:
         T.copy(A[row * 128, k * 64], A_tile)
 
 
 @T.macro
-def different_parts(A, S, A_tile, me, row, k, K):
+def different_parts(A, S, F, A_tile, me, row, k, K):
     if row % 2 == me:
         T.copy(A[row * 128, k * 64], A_tile)
     else:
@@ -42,7 +60,7 @@ def different_parts(A, S, A_tile, me, row, k, K):
 
 
 @T.macro
-def by_data(A, S, A_tile, me, row, k, K):
+def by_data(A, S, F, A_tile, me, row, k, K):
     if S[me, 0, k] > 0:
         T.copy(A[row * 128, k * 64], A_tile)
     else:
@@ -54,6 +72,7 @@ def show(name, load, K=512, **options):
     def program(
         A: T.Tensor((M, K), "bfloat16"),
         S: W.Symmetric((M, K), "bfloat16"),
+        F: W.Symmetric((8,), "uint32"),
         B: T.Tensor((N, 512), "bfloat16"),
         C: T.Tensor((M, N), "bfloat16"),
     ):
@@ -63,7 +82,7 @@ def show(name, load, K=512, **options):
             total = T.alloc_fragment((128, 128), "float32")
             T.clear(total)
             for k in T.Pipelined(8, num_stages=3):
-                load(A, S, A_tile, W.rank(), by, k, K)
+                load(A, S, F, A_tile, W.rank(), by, k, K)
                 T.copy(B[bx * 128, k * 64], B_tile)
                 T.gemm(A_tile, B_tile, total, transpose_B=True)
             T.copy(total, C[by * 128, bx * 128])
@@ -103,9 +122,24 @@ show("two", one_of_two)
 # CHECK: } else {
 show("three", one_of_three)
 
+# So does the producer wait, for its side only.
+# CHECK-LABEL: TEST: awaited
+# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: if ([[OTHER:.*!= rank]]) {
+# CHECK-NEXT: tw::wait_ge<
+# CHECK-NEXT: tw::fence_proxy_async();
+# CHECK-NEXT: }
+# CHECK-NEXT: if (tl::tl_shuffle_elect<128>()) {
+# CHECK: tl::tma_load(A_desc
+# CHECK: if ([[OTHER]]) {
+# CHECK-NEXT: tl::tma_load(S_desc
+# CHECK: } else {
+# CHECK-NOT: tw::wait_ge<
+show("awaited", awaited)
 
-# What keeps the tile of the round before, or fills only a part of it, what memory decides, and what
-# the TMA cannot load, stays in its branch.
+
+# What keeps the tile of the round before, or fills only a part of it, does something else, too, or is
+# decided by memory, and what the TMA cannot load, stays in its branch.
 # CHECK-LABEL: TEST: maybe
 # CHECK-NOT: tma_load(A_desc
 # CHECK: tl::tma_load(B_desc
@@ -123,6 +157,13 @@ show("maybe", maybe)
 # CHECK: } else {
 # CHECK: A_tile) +
 show("different_parts", different_parts)
+
+# CHECK-LABEL: TEST: counted
+# CHECK-NOT: tma_load(A_desc
+# CHECK: tl::tma_load(B_desc
+# CHECK: tw::red_add<
+# CHECK: A_tile) +
+show("counted", counted)
 
 # CHECK-LABEL: TEST: by_data
 # CHECK-NOT: tma_load(A_desc
