@@ -23,12 +23,13 @@ help:
 	@echo "make test-gpu  tests/gpu on all visible GPUs"
 	@echo "make lint | headers | lit | pytest | format | docs | clean"
 
-# pytest stands last: its summary is the last line of a green run.
+# pytest stands last: its summary is the last line of a green run. Each of its processes takes 1 GB
+# and one core.
 test: | lint headers lit
 	@$(MAKE) --no-print-directory pytest
 
 pytest: .venv/ready-test
-	@$(with_cuda) $(python) -m pytest -q
+	@$(with_cuda) OMP_NUM_THREADS=1 $(python) -m pytest -q -n $(jobs) --maxprocesses=8 --dist=worksteal
 
 lit: .venv/ready-test
 	@$(with_cuda) .venv/bin/lit -sv lit_tests

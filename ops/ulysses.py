@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.nn.functional import scaled_dot_product_attention
 
 from .attention_problem import AttentionProblem, checked_attention, checked_scale
@@ -76,9 +75,12 @@ def exchanges_of(problem: AttentionProblem) -> list[Collective]:
     ]  # fmt: skip
 
 
-def _aligned_at_ends(rows: int, keys: int) -> CausalBias:
+def _aligned_at_ends(rows: int, keys: int) -> torch.Tensor:
     """``causal_lower_right(rows, keys)``, which would take memory for as many numbers, and cannot
     be traced."""
+    # Imports torch._dynamo, which takes longer than all of this package.
+    from torch.nn.attention.bias import CausalBias, CausalVariant
+
     bias = torch.Tensor._make_subclass(CausalBias, _EMPTY)
     bias.variant = CausalVariant.LOWER_RIGHT
     bias.seq_len_q, bias.seq_len_kv = rows, keys

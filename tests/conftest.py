@@ -9,11 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import torch.distributed as dist
 
 from tileweave.runtime.group import Group
+
+# A deadline says how busy the machine is, not what is wrong with a program.
+hypothesis.settings.register_profile("tileweave", deadline=None)
+hypothesis.settings.load_profile("tileweave")
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
 """Programs that use nothing of TileWeave.
 
-``stock_programs.py NAME ARCH [tileweave]`` prints the CUDA source of one, after importing TileWeave
-if asked to.
+``stock_programs.py [tileweave]`` prints the CUDA source of each by "NAME ARCH", as JSON, after
+importing TileWeave if asked to.
 """
 
 import importlib
+import json
 import sys
 
-if "tileweave" in sys.argv[3:]:
+if "tileweave" in sys.argv[1:]:
     importlib.import_module("tileweave")
 
 import tilelang
@@ -50,9 +51,14 @@ def reduction(A: T.Tensor((256, 512), "float32"), B: T.Tensor((256,), "float32")
         T.copy(sums, B[bx * 64])
 
 
-if __name__ == "__main__":
-    name, arch = sys.argv[1:3]
-    assert ("tileweave" in sys.modules) == ("tileweave" in sys.argv[3:])
+def source_of(program: tvm.tirx.PrimFunc, arch: str) -> str:
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     with target:
-        print(tilelang.lower(globals()[name], target=target).kernel_source)
+        return tilelang.lower(program, target=target).kernel_source
+
+
+if __name__ == "__main__":
+    assert ("tileweave" in sys.modules) == ("tileweave" in sys.argv[1:])
+    programs = {"gemm": gemm, "elementwise": elementwise, "reduction": reduction}
+    arches = ("sm_80", "sm_90a")
+    print(json.dumps({f"{n} {a}": source_of(p, a) for n, p in programs.items() for a in arches}))

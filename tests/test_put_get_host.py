@@ -52,7 +52,7 @@ def aligned(size: int) -> tuple[ctypes.Array, int]:
     return buffer, -(-ctypes.addressof(buffer) // 128) * 128
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     item=st.sampled_from([1, 2, 4, 8, 16]),
     size=st.integers(-1, 700),

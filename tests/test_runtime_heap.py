@@ -93,7 +93,7 @@ def test_freed_neighbours_merge(order):
     assert whole.offset == RESERVED
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
 def test_no_byte_is_given_twice_and_none_is_lost(steps):
     """Against a table of the bytes."""

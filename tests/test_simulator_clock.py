@@ -24,7 +24,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps, st.lists(st.tuples(some_agent, st.integers(0, 9)), min_size=1))
 def test_a_clock_is_an_array_of_times(steps, asked):
     clocks = [Clock.start(AGENTS)] * 4

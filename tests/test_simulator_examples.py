@@ -70,10 +70,10 @@ def test_gemm_reduce_scatter(ranks, resident, schedules):
 
 
 def test_cost_of_a_schedule():
-    """M = N = K = 512, 4 ranks, 64 x 64 tiles: less than 3 s for each launch."""
-    start = time.perf_counter()
+    """M = N = K = 512, 4 ranks, 64 x 64 tiles: less than 3 s of this process for each launch."""
+    start = time.process_time()
     list(gemm_reduce_scatter(4, 512, 512, 512, 64, schedules=1, epochs=1))
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
 
 
 @pytest.mark.parametrize(("ranks", "schedules"), [(1, 20), (2, 120), (3, 40), (4, 20)])

@@ -24,10 +24,19 @@ class Mask:
 
     def __init__(self, on: np.ndarray, class_of: np.ndarray) -> None:
         self.on, self.class_of = on, class_of
-        self.threads = np.flatnonzero(on)
-        self.count = len(self.threads)
-        self.single = int(self.threads[0]) if self.count == 1 else None
-        self.classes = tuple(int(c) for c in np.unique(class_of[self.threads]))
+        self.count = int(np.count_nonzero(on))
+
+    @cached_property
+    def threads(self) -> np.ndarray:
+        return np.flatnonzero(self.on)
+
+    @cached_property
+    def single(self) -> int | None:
+        return int(self.threads[0]) if self.count == 1 else None
+
+    @cached_property
+    def classes(self) -> tuple[int, ...]:
+        return tuple(np.flatnonzero(np.bincount(self.class_of[self.threads])).tolist())
 
     @cached_property
     def by_class(self) -> list[tuple[tuple[int, ...], np.ndarray]]:

@@ -127,7 +127,13 @@ class View:
         return list(found.values())
 
     def covers(self, agents: Any, times: Any) -> Any:
-        """Whether what these agents did at these times is before the access."""
+        """Whether what these agents did at these times is before the access; of one agent, or of
+        each of an array."""
+        if not np.ndim(agents):
+            agent, time = int(agents), int(times)
+            return agent in self.own or all(
+                agent == own or time <= clock.time(agent) for clock, own in self._distinct
+            )
         found: Any = True
         for clock, agent in self._distinct:
             found = found & (clock.covers(agents, times) | (agents == agent))

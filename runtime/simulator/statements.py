@@ -383,7 +383,8 @@ class Statements(Expressions):
         condition = self.condition(stmt.condition, site)
         then = self.statement(stmt.then_case, site)
         other = self.statement(stmt.else_case, site) if stmt.else_case is not None else None
-        waits = then.waits or (other is not None and other.waits)
+        looks = self.is_shared_between_blocks(stmt.condition)
+        waits = looks or then.waits or (other is not None and other.waits)
 
         def sides(frame):
             """The step to take if all take the same; else the threads of each side."""
@@ -409,7 +410,7 @@ class Statements(Expressions):
                         case.run(frame)
 
         def wait(frame):
-            if self.is_shared_between_blocks(stmt.condition):
+            if looks:
                 yield None
             step, apart = sides(frame)
             if apart is None:
@@ -425,7 +426,6 @@ class Statements(Expressions):
             cases = zip((then, other), apart, strict=True)
             yield from together([(s, frame.fork(m)) for s, m in cases if s is not None], frame)
 
-        waits = waits or self.is_shared_between_blocks(stmt.condition)
         return Step(wait, True) if waits else Step(run)
 
 

@@ -30,7 +30,7 @@ class Rest(NamedTuple):
         """Which of its elements are in the region."""
         if self.elements.shape == region.shape and (self.elements == region).all():
             return np.ones(region.shape, np.bool_)
-        return np.isin(self.elements, region, assume_unique=True)
+        return _inside(self.elements, region)
 
 
 class Trail:
@@ -63,8 +63,7 @@ class Trail:
             element = int(np.asarray(self.flat[key]).flat[at])
             return int(events.flat[at]), self._index(element)
         if self._others.shape[1]:
-            inside = np.isin(self._others[0], self.flat[key])
-            elements, events = self._others[:, inside]
+            elements, events = self._others[:, _inside(self._others[0], self._region(key))]
             bad = self._unordered(events, access)
             if bad is not None:
                 at = int(np.flatnonzero(bad)[0])
@@ -83,7 +82,7 @@ class Trail:
             elements, others = self._others
             before = self._before(others, access)
             if before.any():
-                self._others = self._others[:, ~(before & np.isin(elements, self.flat[key]))]
+                self._others = self._others[:, ~(before & _inside(elements, self._region(key)))]
         self._forget(key, [
             rest for rest in self._meeting(key) if self._before(np.asarray(rest.event), access)
         ])  # fmt: skip
@@ -112,7 +111,7 @@ class Trail:
             else:
                 self.last[key] = np.where(self._before(events, access), 0, events)
         if self._others.shape[1]:
-            inside = np.isin(self._others[0], self.flat[key])
+            inside = _inside(self._others[0], self._region(key))
             if access.scope:
                 inside &= self._before(self._others[1], access)
             self._others = self._others[:, ~inside]
@@ -162,6 +161,11 @@ class Trail:
 
     def _index(self, element: int) -> tuple:
         return tuple(int(i) for i in np.unravel_index(element, self.shape))
+
+
+def _inside(elements: np.ndarray, region: np.ndarray) -> np.ndarray:
+    """Which of these elements are in a region, which is ascending."""
+    return np.searchsorted(region, elements) < np.searchsorted(region, elements, "right")
 
 
 def text_of_region(key: Any) -> str:

@@ -14,7 +14,7 @@ from tileweave import ops
 from tileweave.ops.sequence import PARTS, Sharding, owners_from
 
 LAYOUTS = sorted(PARTS)
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=60)
 
 
 @st.composite

@@ -77,7 +77,7 @@ def check(problem, tiles, seed=0, schedules=1):
     more=st.sampled_from([0, 0, 1, 9, 17]), causal=st.booleans(), batch=st.sampled_from([1, 1, 2]),
     kv_heads=st.sampled_from([1, 2]), v_dim=st.sampled_from([16, 32]), seed=st.integers(0, 99),
 )  # fmt: skip
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_values(ranks, layout, q_chunk, more, causal, batch, kv_heads, v_dim, seed):
     problem = asked(
         ranks, layout, q_chunk, more, causal=causal, batch=batch, kv_heads=kv_heads, v_dim=v_dim
@@ -129,7 +129,7 @@ def check_packed(problem, offsets, tiles, seed=0, schedules=1):
     ).filter(lambda lengths: any(q for q, _ in lengths)),
     seed=st.integers(0, 99),
 )  # fmt: skip
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_packed_values(ranks, layout, causal, lengths, seed):
     lengths = [(min(n), max(n)) for n in lengths] if causal else lengths
     problem, offsets = packed_of(ranks, layout, lengths, causal=causal)

@@ -27,7 +27,6 @@ SCHEDULES = int(os.environ.get("TILEWEAVE_SCHEDULES", "20"))
 EPOCHS = 3
 fuzz = settings(
     max_examples=int(os.environ.get("TILEWEAVE_EXAMPLES", "40")),
-    deadline=None,
     derandomize="TILEWEAVE_EXAMPLES" not in os.environ,
     suppress_health_check=[HealthCheck.too_slow],
 )
