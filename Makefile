@@ -5,7 +5,9 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
 python := .venv/bin/python
-pip_install := $(python) -m pip install -q --disable-pip-version-check -c .venv/constraints.txt
+# Python compiles what is imported, a tenth of what torch installs.
+pip_install := $(python) -m pip install -q --no-compile --disable-pip-version-check \
+  -c .venv/constraints.txt
 jobs := $(shell nproc 2>/dev/null || echo 2)
 headers := codegen/include/tileweave/*.cuh runtime/src/*.cc tests/native/*.cc tests/native/*.c
 count_gpus := import torch; print(torch.cuda.device_count())
