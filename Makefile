@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
 python := .venv/bin/python
-# Python compiles what is imported, a tenth of what torch installs.
+# Python compiles what is imported by itself: a fifth of what these packages install.
 pip_install := $(python) -m pip install -q --no-compile --disable-pip-version-check \
   -c .venv/constraints.txt
 jobs := $(shell nproc 2>/dev/null || echo 2)
