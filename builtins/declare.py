@@ -118,6 +118,10 @@ class Builtin:
         index = [n for n, _ in self.words].index(name)
         return call.args[len(call.args) - len(self.words) + index].value
 
+    def operand(self, call: tirx.Call, name: str) -> tirx.PrimExpr:
+        """What ``call`` was traced with for the parameter or the hidden operand ``name``."""
+        return call.args[[*(n for n, _ in self.operands), *self.hidden].index(name)]
+
     def types_of(self, op: str | None) -> tuple[str, ...]:
         """PTX types the instruction takes when its word ``op`` is this one."""
         return self.op_types.get(op, self.types)

@@ -18,13 +18,18 @@ register_op("tileweave.context", "address of the runtime's context on this devic
 
 @dataclass(frozen=True)
 class Site:
-    """Where in a program a builtin stands and the type of its flag, for messages about it."""
+    """Where in a program a builtin stands and the type of its flag, for messages about it.
+
+    Attributes:
+        inferred: whether a pass put it in, not the program.
+    """
 
     op: str
     operand: str
     file: str
     line: int
     dtype: str = ""
+    inferred: bool = False
 
     def __str__(self) -> str:
         return f"{self.op}({self.operand}) at {self.file}:{self.line}"

@@ -34,6 +34,7 @@ from . import (
     verify_indices,
     verify_pipelined,
     verify_sync,
+    wait_once,
 )
 from .walk import uses_tileweave
 
@@ -139,6 +140,7 @@ DEVICE_PASSES = (
     Pass(end_by_producer.end_by_producer, "before idle warps of the producer leave"),
     Pass(dismiss_idle_warps.dismiss_idle_warps, "sees what TileLang lets a producer do"),
     Pass(complete_bulk_stores.complete_bulk_stores, "sees which copies became bulk stores"),
+    Pass(wait_once.wait_once, "sees the final loops; fences follow the waits that stay"),
     Pass(fence_after_wait.fence_after_wait, "sees which copies became bulk loads"),
     Pass(drop_readonly.drop_readonly, "last: only attributes, no code"),
 )

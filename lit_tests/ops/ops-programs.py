@@ -247,6 +247,7 @@ show(all_gather_program(Lines.of(96 * 256, "int32"), 4, "ldst"))
 # CHECK-NEXT: if ((((int)threadIdx.x) & 127) < 32) {
 # CHECK: for (int step = 0;
 # CHECK: != rank) {
+# CHECK-NEXT: if (waited != owner) {
 # CHECK-NEXT: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(K_arrived[
 # CHECK-NEXT: tw::fence_proxy_async();
 # CHECK-NEXT: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(V_arrived[

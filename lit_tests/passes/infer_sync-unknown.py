@@ -73,6 +73,7 @@ def show(name):
 # CHECK: if ((((int)threadIdx.x) & 127) < 32) {
 # CHECK: for (int step = 0; step < (steps * 4); ++step) {
 # CHECK: if (owner != rank) {
+# CHECK-NEXT: if (waited != owner) {
 # CHECK-NEXT: tw::wait_reached<{{.*}}(&(K_arrived[{{.*}}owner
 # CHECK-NEXT: tw::fence_proxy_async();
 # CHECK-NEXT: tw::wait_reached<{{.*}}(&(V_arrived[{{.*}}owner

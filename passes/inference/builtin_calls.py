@@ -58,4 +58,5 @@ def _site(flag: tirx.BufferLoad, access: Access) -> tirx.IntImm:
     """The number by which the device reports that this wait gave up."""
     file, _, line = access.line.rpartition(":")
     text = f"{flag} before {access.op}, inferred"
-    return register_site(Site("wait_reached", text, file, int(line or 0), "uint32"))
+    site = Site("wait_reached", text, file, int(line or 0), "uint32", inferred=True)
+    return register_site(site)
