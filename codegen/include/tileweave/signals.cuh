@@ -65,6 +65,8 @@ __device__ __forceinline__ void poll(const T *flag, T value, int32_t peer, int64
         return;
       }
       give_up(c, site, peer, reinterpret_cast<uint64_t>(flag), widen(value), widen(seen));
+      // Registers that must outlive the call would be missing in loops that do not even wait.
+      __builtin_unreachable();
     }
   }
 }
