@@ -16,10 +16,11 @@ from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
 from .epilogue import Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
+from .matmul_reduce_scatter import summed_matmul
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
-from .tiles import Tiles, Walk, tiles_for
+from .tiles import Tiles, tiles_for, walked_tiles
 
 NAME = "matmul_all_reduce"
 ONE_SHOT_BYTES = 2 << 20
@@ -165,99 +166,18 @@ def two_phase_program(
     return matmul_all_reduce
 
 
-def shared_matmul(
-    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-):  # fmt: skip
-    """The kernel between copy engines: as ``two_phase_program``, but that products for other ranks
-    stay here, in ``products`` (ranks, tiles of a rank, N of a tile), and theirs are found in
-    ``parts``.
-
-    Blocks walk over the tiles, see ``Walk``.
-    """
-    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    rows, columns = ceil(M / tiles.M), ceil(N / tiles.N)
-    share, half = ceil(rows * columns / ranks), tiles.M // 2
-    walk, kept = Walk.over(ranks * share), (ranks, share * tiles.M, tiles.N)
-
-    @T.prim_func
-    def shared_matmul(
-        A: T.Tensor((M, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        products: W.Symmetric(kept, out_dtype),
-        parts: W.Symmetric(kept, out_dtype),
-        C: T.Tensor((M, N), out_dtype),
-    ):
-        with T.Kernel(walk.blocks, threads=tiles.threads) as block:
-            sums = W.alloc_symmetric((share * tiles.M, tiles.N), out_dtype)
-            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((half, tiles.N), out_dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-
-            me = W.rank()
-            for turn in T.serial(walk.turns):
-                number = turn * walk.blocks + block
-                if number < walk.tiles:
-                    owner, tile = W.own_last(number, share, me, ranks)
-                    row, column = W.swizzle_2d(owner * share + tile, rows, columns, tiles.band)
-                    m, n, at = row * tiles.M, column * tiles.N, tile * tiles.M
-
-                    T.clear(total)
-                    for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                        k = step * tiles.K
-                        T.copy(A[m, k], A_tile)
-                        T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                        accumulate(A_tile, B_tile, total, transposed)
-                    if scaled:
-                        scale(total, scale_a, scale_b)
-
-                    if owner != me:
-                        for first in T.unroll(0, tiles.M, half):
-                            T.copy(total[first : first + half, :], C_tile)
-                            T.copy(C_tile, products[me, owner, at + first, 0])
-                    else:
-                        for step in T.serial(ranks - 1):
-                            source = (me + 1 + step) % ranks
-                            for first in T.unroll(0, tiles.M, half):
-                                T.copy(parts[me, source, at + first, 0], C_tile)
-                                for i, j in T.Parallel(half, tiles.N):
-                                    total[first + i, j] += C_tile[i, j]
-                        if biased:
-                            add_bias(total, bias, n)
-                        for first in T.unroll(0, tiles.M, half):
-                            T.copy(total[first : first + half, :], C_tile)
-                            T.copy(C_tile, sums[me, at + first, 0])
-                            T.copy(C_tile, C[m + first, n])
-                        for step in T.serial(ranks - 1):
-                            source = (me + 1 + step) % ranks
-                            row_there, column_there = W.swizzle_2d(
-                                source * share + tile, rows, columns, tiles.band
-                            )
-                            for first in T.unroll(0, tiles.M, half):
-                                T.copy(sums[source, at + first, 0], C_tile)
-                                T.copy(
-                                    C_tile, C[row_there * tiles.M + first, column_there * tiles.N]
-                                )
-
-    return shared_matmul
-
-
 def matmul_all_reduce_plan(
     M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan: copy engines carry the products to those who add them up, while the kernel goes on;
-    the sums are fetched by the kernel."""
+    """The plan: that of ``matmul_reduce_scatter``, but that copy engines also fetch the sums of the
+    others, as they become ready."""
     out_dtype = out_dtype or dtype
-    kernel = shared_matmul(M, N, K, ranks, dtype, transposed, tiles, biased, out_dtype)
-    columns = ceil(N / tiles.N)
-    share = ceil(ceil(M / tiles.M) * columns / ranks)
-    kept, band = (ranks, share * tiles.M, tiles.N), tiles.band * columns * tiles.M
-    pieces = [slice(m, min(m + band, kept[1])) for m in range(0, kept[1], band)]
+    share, band = ceil(ceil(M / tiles.M) / ranks) * tiles.M, tiles.band * tiles.M
+    kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype, M)
+
+    def pieces(rows: int) -> Iterable[slice]:
+        return [slice(m, min(m + band, rows)) for m in range(0, rows, band)]
 
     @plan
     def matmul_all_reduce(
@@ -267,14 +187,21 @@ def matmul_all_reduce_plan(
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
         scale_b: scale_of(dtype),
-        products: W.Symmetric(kept, out_dtype),
-        parts: W.Symmetric(kept, out_dtype),
+        products: W.Symmetric((ranks, share, N), out_dtype),
+        parts: W.Symmetric((ranks, share, N), out_dtype),
+        sums: W.Symmetric((share, N), out_dtype),
         C: T.Tensor((M, N), out_dtype),
     ):
-        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, C)
+        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, sums, C)
         for peer in p.peers():
-            for rows in pieces:
+            for rows in pieces(share):
                 p.copy(parts[peer, p.rank, rows], products[p.rank, peer, rows], stream="copies")
+        for rows in pieces(share):
+            for peer in p.peers():
+                first, end = (min(peer * share + m, M) for m in (rows.start, rows.stop))
+                if first < end:
+                    ready = slice(rows.start, rows.start + end - first)
+                    p.copy(C[first:end], sums[peer, ready], stream="copies")
 
     return matmul_all_reduce
 
@@ -308,11 +235,15 @@ class MatmulAllReduce(Operator, op=NAME):
         nccl.all_reduce(c, group)
         epilogue.add_to(c)
 
-    @staticmethod
-    def table(problem: Problem) -> Choice:
-        one_shot = fetched_bytes(problem) <= ONE_SHOT_BYTES
-        tiles = tiles_for(*problem.shards, problem.itemsize)
-        return Choice("one_shot" if one_shot else "two_phase", tiles)
+    @classmethod
+    def table(cls, problem: Problem) -> Choice:
+        if fetched_bytes(problem) <= ONE_SHOT_BYTES:
+            return Choice("one_shot", tiles_for(*problem.shards, problem.itemsize))
+        rows = ceil(problem.M / problem.ranks)
+        choice = Choice(
+            "copy_engines", walked_tiles(rows, problem.N, problem.ranks, problem.itemsize)
+        )
+        return choice if cls.can_run(choice.program) else cls.recorded(problem, choice)
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterable[Choice]:

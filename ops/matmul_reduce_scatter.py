@@ -26,7 +26,7 @@ def matmul_reduce_scatter_program(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
-    """C (share, N): this rank's rows of the sum over ranks of A (ranks, share, K) times B.
+    """C (share, N): this rank's rows of the sum over ranks of A (ranks * share, K) times B.
 
     A rank's own tile stays in fp32; those of the others come rounded to ``out_dtype`` and are added
     in fp32, the right neighbour's first.
@@ -41,7 +41,7 @@ def matmul_reduce_scatter_program(
 
     @T.prim_func
     def matmul_reduce_scatter(
-        A: T.Tensor((ranks, share, K), dtype),
+        A: T.Tensor((ranks * share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
@@ -65,7 +65,7 @@ def matmul_reduce_scatter_program(
             T.clear(total)
             for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
                 k = step * tiles.K
-                T.copy(A[owner, m, k], A_tile)
+                T.copy(A[owner * share + m, k], A_tile)
                 T.copy(B[n, k] if transposed else B[k, n], B_tile)
                 accumulate(A_tile, B_tile, total, transposed)
             if scaled:
@@ -90,12 +90,16 @@ def matmul_reduce_scatter_program(
 
 def summed_matmul(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
+    biased: bool = False, out_dtype: str | None = None, shared: int = 0,
 ):  # fmt: skip
     """The kernel between copy engines: as ``matmul_reduce_scatter_program``, but that products for
     other ranks stay here, in ``products`` (ranks, share, N), and theirs are found in ``parts``.
 
     Blocks walk over the tiles, see ``Walk``.
+
+    Args:
+        shared: rows of A and C of an all-reduce, ``ranks * share`` at most; 0 for none. C then has
+            all of them, and own sums are put into its own rows and into ``sums`` (share, N).
     """
     out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
@@ -103,14 +107,15 @@ def summed_matmul(
 
     @T.prim_func
     def summed_matmul(
-        A: T.Tensor((ranks, share, K), dtype),
+        A: T.Tensor((shared or ranks * share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
         scale_b: scale_of(dtype),
         products: W.Symmetric((ranks, share, N), out_dtype),
         parts: W.Symmetric((ranks, share, N), out_dtype),
-        C: T.Tensor((share, N), out_dtype),
+        sums: W.Symmetric((share, N), out_dtype) if shared else None,
+        C: T.Tensor((shared or share, N), out_dtype),
     ):
         with T.Kernel(walk.blocks, threads=tiles.threads) as block:
             A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
@@ -129,7 +134,7 @@ def summed_matmul(
                     T.clear(total)
                     for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
                         k = step * tiles.K
-                        T.copy(A[owner, m, k], A_tile)
+                        T.copy(A[owner * share + m, k], A_tile)
                         T.copy(B[n, k] if transposed else B[k, n], B_tile)
                         accumulate(A_tile, B_tile, total, transposed)
                     if scaled:
@@ -150,7 +155,9 @@ def summed_matmul(
                             add_bias(total, bias, n)
                         for first in T.unroll(0, tiles.M, half):
                             T.copy(total[first : first + half, :], C_tile)
-                            T.copy(C_tile, C[m + first, n])
+                            T.copy(C_tile, C[(me * share if shared else 0) + m + first, n])
+                            if shared:
+                                T.copy(C_tile, sums[me, m + first, n])
 
     return summed_matmul
 
@@ -172,7 +179,7 @@ def matmul_reduce_scatter_plan(
     @plan
     def matmul_reduce_scatter(
         p: Steps,
-        A: T.Tensor((ranks, share, K), dtype),
+        A: T.Tensor((ranks * share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
@@ -181,7 +188,7 @@ def matmul_reduce_scatter_plan(
         parts: W.Symmetric((ranks, share, N), out_dtype),
         C: T.Tensor((share, N), out_dtype),
     ):
-        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, C)
+        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, None, C)
         for peer in p.peers():
             for rows in pieces:
                 p.copy(parts[peer, p.rank, rows], products[p.rank, peer, rows], stream="copies")
@@ -202,9 +209,7 @@ class MatmulReduceScatter(Operator, op=NAME):
     def compute(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
-        problem = self.problem
-        a = a.view(problem.ranks, problem.share, problem.K)
-        self.run(a, problem.stored(b), *epilogue, *self.memory, c)
+        self.run(a, self.problem.stored(b), *epilogue, *self.memory, c)
 
     @staticmethod
     def unfused(
