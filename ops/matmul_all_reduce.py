@@ -5,6 +5,7 @@ the torch operator with its gradient.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import ceil
 from typing import Any, ClassVar
 
@@ -26,6 +27,9 @@ NAME = "matmul_all_reduce"
 ONE_SHOT_BYTES = 2 << 20
 """What each rank fetches at most in the one-shot program. A guess until it is measured: over NVLink
 so much takes about as long as the second exchange of the two-phase program."""
+BAND = 4
+"""Of tiles between copy engines. Sums leave when a band is complete, the last behind the kernel:
+lower bands leave sooner, but share less of the operands in L2 (benchmarks/LOG.md)."""
 
 
 def one_shot_program(
@@ -240,9 +244,8 @@ class MatmulAllReduce(Operator, op=NAME):
         if fetched_bytes(problem) <= ONE_SHOT_BYTES:
             return Choice("one_shot", tiles_for(*problem.shards, problem.itemsize))
         rows = ceil(problem.M / problem.ranks)
-        choice = Choice(
-            "copy_engines", walked_tiles(rows, problem.N, problem.ranks, problem.itemsize)
-        )
+        tiles = walked_tiles(rows, problem.N, problem.ranks, problem.itemsize)
+        choice = Choice("copy_engines", replace(tiles, band=BAND))
         return choice if cls.can_run(choice.program) else cls.recorded(problem, choice)
 
     @classmethod

@@ -88,7 +88,7 @@ class ProductSubject(Subject):
         taken = {
             "all_gather_matmul": M * K,
             "matmul_reduce_scatter": 4 * M * N,
-            "matmul_all_reduce": 3 * M * N,
+            "matmul_all_reduce": 7 * M * N,
         }
         return 2 * taken[self.op]
 

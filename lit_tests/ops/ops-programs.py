@@ -19,7 +19,6 @@ from tileweave.ops.flash import tiles_for as flash_tiles_for
 from tileweave.ops.matmul_all_reduce import (
     matmul_all_reduce_plan,
     one_shot_program,
-    shared_matmul,
     two_phase_program,
 )
 from tileweave.ops.matmul_reduce_scatter import (
@@ -49,7 +48,6 @@ for make in (
     all_gather_matmul_plan,
     one_shot_program,
     two_phase_program,
-    shared_matmul,
     matmul_all_reduce_plan,
     all_gather_program,
     collect_shares,
@@ -77,7 +75,6 @@ for make in (
 # CHECK-NEXT: all_gather_matmul_plan []
 # CHECK-NEXT: one_shot_program []
 # CHECK-NEXT: two_phase_program []
-# CHECK-NEXT: shared_matmul []
 # CHECK-NEXT: matmul_all_reduce_plan []
 # CHECK-NEXT: all_gather_program []
 # CHECK-NEXT: collect_shares []
@@ -208,15 +205,18 @@ show(one_shot_program(72, 8200, 1800, 4, "bfloat16", True, SMALL))
 # CHECK: tl::tma_store(C_desc
 show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 
-# The first exchange by copy engines: the second one is the kernel's.
-# CHECK-LABEL: TEST: shared_matmul
+# Both exchanges by copy engines: the stream is told of products and, behind both places where they are
+# stored, of sums.
+# CHECK-LABEL: TEST: summed_matmul
 # CHECK: tl::wgmma_ss<
 # CHECK: tl::tma_store(products_desc
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_made[
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: tl::tma_store(C_desc
 # CHECK: tl::tma_store(sums_desc
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_arrived[
-walked = walked_tiles(4096, 8192, 1)
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_
+# CHECK-NOT: tw::wait_reached
+walked = walked_tiles(1024, 8192, 4)
 show(launched(matmul_all_reduce_plan(4096, 8192, 7168, 4, "bfloat16", True, walked)))
 
 # Tiles go to the peers as boxes of the TMA, which are complete before they are announced.

@@ -361,7 +361,7 @@ def test_what_the_kernels_get_fits_their_declaration(transposed, biased):
         operator(ones(rows, K, dtype=BF16), b, ones(out, N, dtype=BF16), *bias)
     B = [(N, K) if transposed else (K, N), *[(N,)] * biased]
     assert seen == [
-        [(ranks, share, K), *B, *[(ranks, ranks, share, N)] * 2, (share, N)],
+        [(ranks * share, K), *B, *[(ranks, ranks, share, N)] * 2, (share, N)],
         [(share, K), *B, (ranks, ranks, share, K), (ranks, share, N)],
         [(share, K), *B, (share, N)],
     ]
