@@ -70,6 +70,7 @@ CANDIDATES = (
     LARGE,
     SMALL,
     Tiles(128, 256, 64, stages=4),
+    Tiles(128, 256, 64, stages=4, band=4),
     Tiles(128, 256, 64, stages=3, band=4),
     Tiles(128, 256, 64, stages=3, band=16),
     Tiles(256, 128, 64, stages=3),

@@ -47,7 +47,7 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
         loads = [bool(loads_in(s)) for s in stmt.seq]
         out: list[tirx.Stmt] = []
         for index, inner in enumerate(stmt.seq):
-            others = [c for c in effects_in(inner) if not _is_wait(c)]
+            others = [c for c in effects_in(inner) if not (_is_wait(c) or _only_delays(c))]
             if any(loads[index:]):
                 _refuse_acquires(others, inner)
                 inner = ir_transform(inner, None, _marked, ["tirx.Call"])
@@ -145,6 +145,11 @@ def _elsewhere(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
 def _is_wait(call: tirx.Call) -> bool:
     spec = builtin_of(call)
     return spec is not None and spec.waits
+
+
+def _only_delays(call: tirx.Call) -> bool:
+    """Whether ``call`` is a sleep of ``insert_delays``, which goes where its wait goes."""
+    return builtin_of(call).name == "delay"
 
 
 def _marked(call: tirx.Call) -> tirx.Call | None:

@@ -9,9 +9,10 @@ from tileweave import language as W
 UNORDERED = {"tileweave.verify": "off"}
 
 
-def show(program, **options):
+def show(program, delays=None, **options):
+    more = {} if delays is None else {"tileweave.delays": delays}
     print("TEST:", program.attrs["global_symbol"])
-    print(tw.emit(program, **options, pass_configs=UNORDERED))
+    print(tw.emit(program, **options, pass_configs=UNORDERED | more))
 
 
 def gemm(head, tail, name, stages=3):
@@ -97,6 +98,18 @@ def wait_for_all(S, B, F, k):
 # CHECK: } else {
 # CHECK-NOT: tw::wait_ge
 show(gemm(wait_for_all, nothing, "loop_of_waits"))
+
+# So it does with the sleeps of tileweave.delays.
+# CHECK-LABEL: TEST: delayed_waits
+# CHECK: < 128) {
+# CHECK: for (int [[R:[a-z0-9_]+]] = 0; [[R]] < 4
+# CHECK-NEXT: tw::wait_ge
+# CHECK-NEXT: tw::fence_proxy_async
+# CHECK-NEXT: tw::delay
+# CHECK: tl::tma_load
+# CHECK: } else {
+# CHECK-NOT: tw::
+show(gemm(wait_for_all, nothing, "delayed_waits"), delays=3)
 
 # A loop that is not pipelined is left alone.
 # CHECK-LABEL: TEST: serial
