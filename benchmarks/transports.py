@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 import tileweave as tw
-from tileweave import bench_exchanges as exchanges
-from tileweave.bench import INPUTS
-from tileweave.bench_contenders import Contender, Judge, Missing
+from tileweave.bench import exchanges
+from tileweave.bench.command import INPUTS
+from tileweave.bench.contenders import Contender, Judge, Missing
 from tileweave.ops.all_gather import all_gather_plan, all_gather_program
 from tileweave.ops.all_reduce import all_reduce_plan, two_phase_program
 from tileweave.ops.all_to_all import Parts, all_to_all_plan, all_to_all_program

@@ -212,7 +212,7 @@ def _listed(given: list[str]) -> list[str]:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from . import bench
+    from .bench import command as bench
 
     if options.file is not None:
         bench.again(options.file, options.figure)
@@ -227,7 +227,7 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _attention(options: argparse.Namespace) -> Any:
-    from .bench_attention import Lengths
+    from .bench.attention import Lengths
 
     masks = [mask for mask, asked in ((True, options.causal), (False, options.full)) if asked]
     return Lengths(

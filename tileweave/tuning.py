@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from . import ops
-from .bench import Wanted, join
+from .bench.command import Wanted, join
 from .ops.measured import file_of
 from .runtime import finalize
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from tileweave.bench_attention import MAKERS, Arena, Inputs, problem_of
-from tileweave.bench_contenders import LOCAL, OURS, Judge, contenders_of
-from tileweave.bench_results import Length
+from tileweave.bench.attention import MAKERS, Arena, Inputs, problem_of
+from tileweave.bench.contenders import LOCAL, OURS, Judge, contenders_of
+from tileweave.bench.results import Length
 from tileweave.ops.groups import group_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

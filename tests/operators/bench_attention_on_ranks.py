@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 
 from tests.operators.on_ranks import numbers
-from tileweave import bench, ops
-from tileweave.bench_attention import GATHER, MAKERS, RING, SDPA, Arena, Inputs, Lengths, problem_of
-from tileweave.bench_results import Length
-from tileweave.bench_sdpa import BACKENDS, by_rank, in_order, row_error
+from tileweave import ops
+from tileweave.bench import command as bench
+from tileweave.bench.attention import GATHER, MAKERS, RING, SDPA, Arena, Inputs, Lengths, problem_of
+from tileweave.bench.results import Length
+from tileweave.bench.sdpa import BACKENDS, by_rank, in_order, row_error
 from tileweave.ops import nccl, shard_sequence
 from tileweave.ops.groups import group_of
 

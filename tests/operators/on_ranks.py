@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tileweave import bench, ops
-from tileweave.bench_contenders import (
+from tileweave import ops
+from tileweave.bench import command as bench
+from tileweave.bench.contenders import (
     ASYNC_TP,
     MAKERS,
     Arena,
@@ -26,7 +27,7 @@ from tileweave.bench_contenders import (
     Judge,
     contenders_of,
 )
-from tileweave.bench_exchanges import MAKERS as EXCHANGE_MAKERS
+from tileweave.bench.exchanges import MAKERS as EXCHANGE_MAKERS
 from tileweave.ops.groups import group_of
 from tileweave.ops.trial import Trial, problem_of
 

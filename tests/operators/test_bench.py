@@ -14,10 +14,11 @@ import torch
 import tileweave as tw
 from tests.operators import on_ranks
 from tests.test_plan import Ranks
-from tileweave import bench, bench_contenders, bench_exchanges, bench_results, bench_subjects
-from tileweave.bench_contenders import Contender, Judge
-from tileweave.bench_programs import all_gather_plan, all_to_all_plan, matmul_program
-from tileweave.bench_results import Result, Shape, Size
+from tileweave.bench import command as bench
+from tileweave.bench import contenders, exchanges, results, subjects
+from tileweave.bench.contenders import Contender, Judge
+from tileweave.bench.programs import all_gather_plan, all_to_all_plan, matmul_program
+from tileweave.bench.results import Result, Shape, Size
 from tileweave.cli import main
 from tileweave.ops import transport
 from tileweave.ops.exchange import checked
@@ -114,7 +115,7 @@ def test_losing_shapes_are_told():
         result({"ours": 1.0, "nccl": 4.0, **halves}),
         result({"ours": 2.0, "nccl": 4.0, "async_tp": 1.0, **halves}, M=2048),
     ]
-    assert bench_results.summary(found) == [
+    assert results.summary(found) == [
         "matmul_reduce_scatter, 2 shapes",
         "  ours / ideal       geometric mean 1.414, worst 2.000 (2048 x 8 x 8)",
         "  nccl / ours        geometric mean 2.828, worst 2.000 (2048 x 8 x 8)",
@@ -129,8 +130,8 @@ def test_a_run_can_be_drawn_elsewhere(tmp_path, capsys):
     ms = {"ours": 1.0, "product/cublas": 1.0, "exchange/nccl": 0.5, "nccl": 1.5}
     machine = {"ranks": 2, "device": "a GPU", "dtype": "bfloat16"}
     found = [result(ms), result(ms, M=2048, op="all_gather_matmul")]
-    bench_results.save(str(file), machine, found)
-    assert bench_results.load(str(file)) == (machine, found)
+    results.save(str(file), machine, found)
+    assert results.load(str(file)) == (machine, found)
     assert main(["bench", "--from", str(file), "--figure", str(figure)]) == 0
     assert figure.read_bytes().startswith(PNG)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -250,11 +251,11 @@ def test_all_collectives(three, tmp_path):
     assert [row.split()[:3] for row in rows] == [[op, "1", "MiB"] for op in COLLECTIVES]
     for name in ("copy_engine", "tma", "ldst"):
         assert lines.count(f"  transport/{name}: -: the tensors are on cpu; expected cuda") == 1
-    machine, found = bench_results.load(str(file))
+    machine, found = results.load(str(file))
     assert machine["ranks"] == 3 and [r.op for r in found] == list(COLLECTIVES)
     for r in found:
         assert r.errors == {"ours": 0, "nccl": 0} and all(ms > 0 for ms in r.ms.values())
-    assert bench_results.table(found)[1:] == rows
+    assert results.table(found)[1:] == rows
 
 
 @pytest.mark.parametrize("wrong", ["ours", "nccl"])
@@ -277,7 +278,7 @@ def test_bus_bandwidth(op, factor, tmp_path, capsys):
     assert r.rate("ours") == pytest.approx(500 * factor)
     assert (r.ideal, r.best_other, r.rate("transport/ldst")) == (1.5, 3, None)
     file = str(tmp_path / "bench.json")
-    bench_results.save(file, {"ranks": 4}, [r])
+    results.save(file, {"ranks": 4}, [r])
     assert main(["bench", "--from", file]) == 0
     rates = [f"{1000 * factor / t:.1f}" for t in (2, 1, 3, 1.5)]
     ours, tma, nccl, copies = rates
@@ -287,12 +288,12 @@ def test_bus_bandwidth(op, factor, tmp_path, capsys):
 
 @pytest.mark.parametrize("op", COLLECTIVES)
 def test_every_transport_is_compiled_ahead(op, monkeypatch):
-    size = bench_exchanges.size_of(1, 3)
+    size = exchanges.size_of(1, 3)
     assert size.bytes >= 1 << 20 and size.bytes % (3 * 16) == 0
-    problem = bench_exchanges.problem_of(op, size, torch.bfloat16)
+    problem = exchanges.problem_of(op, size, torch.bfloat16)
     group = types.SimpleNamespace(device=torch.device("cuda"), world_size=3)
-    monkeypatch.setattr(bench_exchanges, "obstacle", lambda *_: None)
-    names = [program.__class__.__name__ for program in bench_exchanges.programs(problem, group)]
+    monkeypatch.setattr(exchanges, "obstacle", lambda *_: None)
+    names = [program.__class__.__name__ for program in exchanges.programs(problem, group)]
     assert names == ["Plan", "PrimFunc", "PrimFunc"]
 
 
@@ -307,11 +308,11 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, kernels):
 
     def rank(group):
         session = types.SimpleNamespace(group=group, heap=heap)
-        programs = bench_subjects.ProductSubject.programs(problem, group)
+        programs = subjects.ProductSubject.programs(problem, group)
         return len(compile_ahead._kernels(programs, session))
 
     assert every_rank(rank) == [1, 1]
-    monkeypatch.setattr(bench_subjects, "chosen", lambda *_: Strategy("fused", "it can be"))
+    monkeypatch.setattr(subjects, "chosen", lambda *_: Strategy("fused", "it can be"))
     assert every_rank(rank) == [1 + kernels] * 2
 
 
@@ -323,13 +324,13 @@ def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
 
     def rank(group):
         world.join(group)
-        monkeypatch.setattr(bench_contenders, "barrier", lambda: world.here.session.group.meet("b"))
+        monkeypatch.setattr(contenders, "barrier", lambda: world.here.session.group.meet("b"))
         problem = problem_of("all_gather_matmul", 48, 32, 16, 2, torch.bfloat16)
         room = world.here.session.heap.allocate((rows.numel() + 24,), torch.bfloat16)
         room.local.fill_(7)
         result = torch.empty(problem.shape, dtype=torch.bfloat16)
-        arena = bench_contenders.Arena(problem, group, room, result)
-        contender = bench_contenders.MAKERS["exchange/copies"](arena)
+        arena = contenders.Arena(problem, group, room, result)
+        contender = contenders.MAKERS["exchange/copies"](arena)
         given = types.SimpleNamespace(a=a[group.rank], rows=rows)
         contender.prepare(given)
         unwritten = room.local[: rows.numel()].isnan().all() and (room.local[-24:] == 7).all()
@@ -344,19 +345,19 @@ def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
 def test_copies_alone_exchange(op, every_rank, monkeypatch):
     """As above."""
     world = Ranks(2, monkeypatch)
-    axes = bench_exchanges.COLLECTIVES[op]
+    axes = exchanges.COLLECTIVES[op]
     problem = checked(op, torch.empty(48, dtype=torch.bfloat16, device="meta"), None, 2, axes)
     x = torch.randn(2, 48).bfloat16()
     rights = [x.view(-1)] * 2 if op == "all_gather" else [x[:, :24].flatten(), x[:, 24:].flatten()]
 
     def rank(group):
         world.join(group)
-        monkeypatch.setattr(bench_contenders, "barrier", lambda: world.here.session.group.meet("b"))
+        monkeypatch.setattr(contenders, "barrier", lambda: world.here.session.group.meet("b"))
         room = world.here.session.heap.allocate((problem.result[0] + 24,), torch.bfloat16)
         room.local.fill_(7)
-        arena = bench_exchanges.Arena(problem, group, room)
-        contender = bench_exchanges.MAKERS["exchange/copies"](arena)
-        given = bench_exchanges.Inputs(x[group.rank], rights[group.rank])
+        arena = exchanges.Arena(problem, group, room)
+        contender = exchanges.MAKERS["exchange/copies"](arena)
+        given = exchanges.Inputs(x[group.rank], rights[group.rank])
         contender.prepare(given)
         unwritten = room.local[:-24].isnan().all() and (room.local[-24:] == 7).all()
         group.meet("prepared")
@@ -384,17 +385,17 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
         reduces = True
         obstacle = staticmethod(lambda problem, name: "it is odd" if name == "tma" else None)
 
-    size = bench_exchanges.size_of(1, 1)
-    problem = bench_exchanges.problem_of("all_reduce", size, torch.bfloat16)
+    size = exchanges.size_of(1, 1)
+    problem = exchanges.problem_of("all_reduce", size, torch.bfloat16)
     group = group_of("")
     kept = types.SimpleNamespace(made=lambda problem, name, make: make(problem, name))
-    monkeypatch.setitem(bench_exchanges.EXCHANGES, "all_reduce", Made)
-    monkeypatch.setattr(bench_exchanges, "prepared", lambda _: kept)
+    monkeypatch.setitem(exchanges.EXCHANGES, "all_reduce", Made)
+    monkeypatch.setattr(exchanges, "prepared", lambda _: kept)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
-    arena = bench_exchanges.Arena(problem, group, None)
-    inputs = next(bench_exchanges.Inputs.random(problem, group))
-    makers = {n: m for n, m in bench_exchanges.MAKERS.items() if n != "ours"}
-    found, missing = bench_contenders.contenders_of(arena, inputs, 1, makers)
+    arena = exchanges.Arena(problem, group, None)
+    inputs = next(exchanges.Inputs.random(problem, group))
+    makers = {n: m for n, m in exchanges.MAKERS.items() if n != "ours"}
+    found, missing = contenders.contenders_of(arena, inputs, 1, makers)
     assert list(found) == ["transport/copy_engine", "nccl"]
     assert missing == {
         "transport/tma": "it is odd",

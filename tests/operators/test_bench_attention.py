@@ -18,12 +18,13 @@ import tileweave as tw
 from tests.operators import bench_attention_on_ranks
 from tests.operators.bench_attention_on_ranks import errors, expected, length_of, whole
 from tests.test_plan import Ranks
-from tileweave import bench, bench_attention, bench_results
-from tileweave.bench_attention import MAKERS, Arena, Inputs, Lengths, problem_of
-from tileweave.bench_contenders import Missing
-from tileweave.bench_programs import local_attention_plan
-from tileweave.bench_results import Length, Result
-from tileweave.bench_sdpa import (
+from tileweave.bench import attention, results
+from tileweave.bench import command as bench
+from tileweave.bench.attention import MAKERS, Arena, Inputs, Lengths, problem_of
+from tileweave.bench.contenders import Missing
+from tileweave.bench.programs import local_attention_plan
+from tileweave.bench.results import Length, Result
+from tileweave.bench.sdpa import (
     BACKENDS,
     Attended,
     Backend,
@@ -32,7 +33,7 @@ from tileweave.bench_sdpa import (
     ring_block,
     row_error,
 )
-from tileweave.bench_subjects import AttentionSubject
+from tileweave.bench.subjects import AttentionSubject
 from tileweave.cli import main
 from tileweave.ops import nccl, shard_sequence
 from tileweave.ops.flash import FlashTiles, tiles_for
@@ -173,8 +174,8 @@ def test_the_benchmark(three, tmp_path):
     rows = [line for line in lines if line.endswith("nccl: the tensors are on cpu; expected cuda")]
     assert [row[22:50].strip() for row in rows] == shapes
     assert said.count("ring/cudnn: -: torch has none on cpu") == 1
-    machine, found = bench_results.load(str(file))
-    assert machine["ranks"] == 3 and bench_results.table(found)[1:] == rows
+    machine, found = results.load(str(file))
+    assert machine["ranks"] == 3 and results.table(found)[1:] == rows
     for r in found:
         assert set(r.ms) == set(NAMES) and all(ms > 0 for ms in r.ms.values())
         assert all(0 < error < r.shape.tolerance for error in r.errors.values()), r.errors
@@ -226,7 +227,7 @@ def test_the_kernel_alone_finds_all_keys(every_rank, monkeypatch, layout):
         out.copy_(mine.view_as(out))
         lse.fill_(0)
 
-    monkeypatch.setattr(bench_attention, "local_attention_plan", lambda *_: kernel)
+    monkeypatch.setattr(attention, "local_attention_plan", lambda *_: kernel)
 
     def rank(group):
         world.join(group)
@@ -301,7 +302,7 @@ def test_ratios(tmp_path, capsys):
     assert r.teraflops("ours") == pytest.approx(flops / 2e-3 / 1e12)
     assert result(causal=False, **MS).shape.flops == 4 * 32 * 128 * 65536**2 / 4
     file, figure = str(tmp_path / "bench.json"), tmp_path / "bench.png"
-    bench_results.save(file, {"ranks": 4, "device": "a GPU", "dtype": "bfloat16"}, [r])
+    results.save(file, {"ranks": 4, "device": "a GPU", "dtype": "bfloat16"}, [r])
     assert main(["bench", "--from", file, "--figure", str(figure)]) == 0
     assert figure.read_bytes().startswith(b"\x89PNG")
     head, row, *summary = capsys.readouterr().out.splitlines()
@@ -322,7 +323,7 @@ def test_ratios(tmp_path, capsys):
 
 
 def test_who_is_not_there_has_a_dash():
-    (_, row) = bench_results.table([result(ours=2.0)])
+    (_, row) = results.table([result(ours=2.0)])
     assert row.split()[7:11] == ["-"] * 4 and row.split()[-1] == "fused"
 
 

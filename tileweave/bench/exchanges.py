@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
-from .bench_contenders import EXCHANGE, NCCL, OURS, TRANSPORT, Contender, Missing, by_copies
-from .bench_programs import all_gather_plan, all_to_all_plan
-from .bench_results import Size
-from .ops import nccl
-from .ops.collective import Collective
-from .ops.exchange import EXCHANGES, Exchange, checked
-from .ops.prepared import prepared
-from .ops.transport import OWN, Transport, obstacle
-from .runtime import SymmetricTensor
-from .runtime.group import Group
+from .. import ops
+from ..ops import nccl
+from ..ops.collective import Collective
+from ..ops.exchange import EXCHANGES, Exchange, checked
+from ..ops.prepared import prepared
+from ..ops.transport import OWN, Transport, obstacle
+from ..runtime import SymmetricTensor
+from ..runtime.group import Group
+from .contenders import EXCHANGE, NCCL, OURS, TRANSPORT, Contender, Missing, by_copies
+from .programs import all_gather_plan, all_to_all_plan
+from .results import Size
 
 COLLECTIVES: dict[str, tuple[int, ...]] = {
     "all_gather": (),

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
-from .bench_contenders import GATHER, LOCAL, OURS, RING, SDPA, Contender, Missing
-from .bench_programs import local_attention_plan
-from .bench_results import Length
-from .bench_sdpa import BACKENDS, Backend, by_rank, exact, in_order, of_rank, ring, row_error
-from .ops.attention_problem import OP as ATTENTION
-from .ops.attention_problem import AttentionProblem, checked_attention
-from .ops.flash import tiles_for
-from .ops.sequence import Sharding, require_chunks
-from .ops.sp_attention import sp_attention_plan
-from .ops.strategy import Strategy
-from .runtime import SymmetricTensor
-from .runtime.group import Group
+from .. import ops
+from ..ops.attention_problem import OP as ATTENTION
+from ..ops.attention_problem import AttentionProblem, checked_attention
+from ..ops.flash import tiles_for
+from ..ops.sequence import Sharding, require_chunks
+from ..ops.sp_attention import sp_attention_plan
+from ..ops.strategy import Strategy
+from ..runtime import SymmetricTensor
+from ..runtime.group import Group
+from .contenders import GATHER, LOCAL, OURS, RING, SDPA, Contender, Missing
+from .programs import local_attention_plan
+from .results import Length
+from .sdpa import BACKENDS, Backend, by_rank, exact, in_order, of_rank, ring, row_error
 
 LENGTHS = tuple(1 << power for power in range(13, 19))
 """Of sequences, 8k to 256k rows of all ranks together."""

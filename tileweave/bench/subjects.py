@@ -9,22 +9,21 @@ from typing import Any, ClassVar
 
 import torch
 
-from . import bench_attention as attention
-from . import bench_contenders as products
-from . import bench_exchanges as exchanges
-from . import ops
-from .bench_contenders import Contender
-from .bench_results import Length, Shape, Size
-from .ops.attention_problem import AttentionProblem
-from .ops.collective import Collective
-from .ops.operators import OPERATORS as FUSED
-from .ops.problem import Problem
-from .ops.strategy import Strategy, chosen
-from .ops.transport import Transport
-from .ops.trial import Trial, problem_of
-from .ops.tuner import choice_of
-from .runtime import SymmetricTensor
-from .runtime.group import Group
+from .. import ops
+from ..ops.attention_problem import AttentionProblem
+from ..ops.collective import Collective
+from ..ops.operators import OPERATORS as FUSED
+from ..ops.problem import Problem
+from ..ops.strategy import Strategy, chosen
+from ..ops.transport import Transport
+from ..ops.trial import Trial, problem_of
+from ..ops.tuner import choice_of
+from ..runtime import SymmetricTensor
+from ..runtime.group import Group
+from . import attention, exchanges
+from . import contenders as products
+from .contenders import Contender
+from .results import Length, Shape, Size
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, ClassVar
 
-from .bench_contenders import (
+from ..builtins.errors import TileWeaveError
+from ..ops.collective import sent_bytes
+from ..ops.trial import TOLERANCE
+from .contenders import (
     ASYNC_TP,
     EXCHANGE,
     GATHER,
@@ -21,9 +24,6 @@ from .bench_contenders import (
     SDPA,
     TRANSPORT,
 )
-from .builtins.errors import TileWeaveError
-from .ops.collective import sent_bytes
-from .ops.trial import TOLERANCE
 
 
 @dataclass(frozen=True)

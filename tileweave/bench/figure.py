@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .bench_contenders import ASYNC_TP, GATHER, NCCL, OURS, RING, SDPA
-from .bench_results import Length, Result, Shape, ratio
-from .builtins.errors import TileWeaveError
+from ..builtins.errors import TileWeaveError
+from .contenders import ASYNC_TP, GATHER, NCCL, OURS, RING, SDPA
+from .results import Length, Result, Shape, ratio
 
 _OURS = "ours", "#0b6e4f", "o"
 

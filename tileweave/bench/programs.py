@@ -2,11 +2,11 @@
 
 import tilelang.language as T
 
-from . import language as W
-from .ops.attention_problem import AttentionProblem
-from .ops.flash import FAST_MATH, FlashTiles, flash_attention
-from .ops.tiles import Tiles
-from .runtime import Plan, Steps, plan
+from .. import language as W
+from ..ops.attention_problem import AttentionProblem
+from ..ops.flash import FAST_MATH, FlashTiles, flash_attention
+from ..ops.tiles import Tiles
+from ..runtime import Plan, Steps, plan
 
 
 def matmul_program(M: int, N: int, K: int, dtype: str, transposed: bool, tiles: Tiles):

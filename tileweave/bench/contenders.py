@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
-from .bench_programs import all_gather_plan, matmul_program
-from .ops import nccl
-from .ops.problem import Problem
-from .ops.tiles import tiles_for
-from .ops.trial import Trial
-from .runtime import Plan, SymmetricTensor, barrier, compile
-from .runtime.group import Group
+from .. import ops
+from ..ops import nccl
+from ..ops.problem import Problem
+from ..ops.tiles import tiles_for
+from ..ops.trial import Trial
+from ..runtime import Plan, SymmetricTensor, barrier, compile
+from ..runtime.group import Group
+from .programs import all_gather_plan, matmul_program
 
 OPERATORS = {
     "all_gather_matmul": ops.all_gather_matmul,

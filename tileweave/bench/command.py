@@ -17,20 +17,20 @@ import tilelang
 import torch
 import torch.distributed as dist
 
-from . import __version__
-from .bench_attention import ATTENTION, Lengths
-from .bench_contenders import OPERATORS, OURS, Judge, contenders_of
-from .bench_exchanges import COLLECTIVES, size_of
-from .bench_figure import DRAWN, draw, require_matplotlib
-from .bench_results import Result, Shape, load, save, summary, table, wrong_others
-from .bench_subjects import AttentionSubject, ExchangeSubject, ProductSubject, Subject
-from .builtins.errors import TileWeaveError
-from .ops.groups import group_of
-from .runtime import SymmetricTensor, finalize, init, symmetric
-from .runtime.compile_ahead import compile_ahead
-from .runtime.group import Group
-from .runtime.heap import HeapExhausted
-from .runtime.measure import interleaved, largest
+from .. import __version__
+from ..builtins.errors import TileWeaveError
+from ..ops.groups import group_of
+from ..runtime import SymmetricTensor, finalize, init, symmetric
+from ..runtime.compile_ahead import compile_ahead
+from ..runtime.group import Group
+from ..runtime.heap import HeapExhausted
+from ..runtime.measure import interleaved, largest
+from .attention import ATTENTION, Lengths
+from .contenders import OPERATORS, OURS, Judge, contenders_of
+from .exchanges import COLLECTIVES, size_of
+from .figure import DRAWN, draw, require_matplotlib
+from .results import Result, Shape, load, save, summary, table, wrong_others
+from .subjects import AttentionSubject, ExchangeSubject, ProductSubject, Subject
 
 MODELS = {
     "llama8b": (4096, 14336),

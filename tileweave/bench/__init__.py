@@ -1,0 +1,1 @@
+"""``tileweave bench``: ``command`` measures, the other modules are what it measures and says."""
