@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -197,7 +198,8 @@ def test_tiles(q_chunk, chunk, dim, expected):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 def test_registers_suffice(tmp_path, nvcc, packed):
-    """For three groups of warps that attend, of which ptxas says when it holds up products."""
+    """For three groups of warps that attend, of which ptxas says when it holds up products. They do
+    not wait, so that another warp does must not cost them registers."""
     problem = asked(
         4, "zigzag", 2048, heads=32, kv_heads=8, dim=128, v_dim=128, dtype=torch.bfloat16,
         packed=packed,
@@ -211,6 +213,7 @@ def test_registers_suffice(tmp_path, nvcc, packed):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "serialized" not in done.stderr
+    assert set(re.findall(r"(\d+) bytes spill", done.stderr)) == {"0"}
 
 
 def qkv(*shape, dtype=torch.bfloat16):
