@@ -27,6 +27,9 @@ NAME = "matmul_all_reduce"
 ONE_SHOT_BYTES = 2 << 20
 """What each rank fetches at most in the one-shot program. A guess until it is measured: over NVLink
 so much takes about as long as the second exchange of the two-phase program."""
+PADDED = 9 / 8
+"""How many rows may be computed between copy engines, where every rank owns whole tiles, for each
+row that there is: beyond, tiles are shared out one by one."""
 BAND = 4
 """Of tiles between copy engines. Sums leave when a band is complete, the last behind the kernel:
 lower bands leave sooner, but share less of the operands in L2 (benchmarks/LOG.md)."""
@@ -177,7 +180,7 @@ def matmul_all_reduce_plan(
     """The plan: that of ``matmul_reduce_scatter``, but that copy engines also fetch the sums of the
     others, as they become ready."""
     out_dtype = out_dtype or dtype
-    share, band = ceil(ceil(M / tiles.M) / ranks) * tiles.M, tiles.band * tiles.M
+    share, band = rows_of_owner(M, ranks, tiles), tiles.band * tiles.M
     kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype, M)
 
     def pieces(rows: int) -> Iterable[slice]:
@@ -208,6 +211,11 @@ def matmul_all_reduce_plan(
                     p.copy(C[first:end], sums[peer, ready], stream="copies")
 
     return matmul_all_reduce
+
+
+def rows_of_owner(M: int, ranks: int, tiles: Tiles) -> int:
+    """Rows of the result that each rank sums up between copy engines."""
+    return ceil(ceil(M / tiles.M) / ranks) * tiles.M
 
 
 def fetched_bytes(problem: Problem) -> int:
@@ -246,7 +254,9 @@ class MatmulAllReduce(Operator, op=NAME):
         rows = ceil(problem.M / problem.ranks)
         tiles = walked_tiles(rows, problem.N, problem.ranks, problem.itemsize)
         choice = Choice("copy_engines", replace(tiles, band=BAND))
-        return choice if cls.can_run(choice.program) else cls.recorded(problem, choice)
+        padded = problem.ranks * rows_of_owner(problem.M, problem.ranks, tiles)
+        fits = padded <= PADDED * problem.M and cls.can_run(choice.program)
+        return choice if fits else cls.recorded(problem, choice)
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterable[Choice]:

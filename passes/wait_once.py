@@ -83,7 +83,8 @@ def _waits_for_one_value(stmt: tirx.Stmt, changed: set[tirx.Var]) -> bool:
     spec = builtin_of(call)
     if spec is None or not spec.waits or not isinstance(stmt, tirx.Evaluate):
         return False
-    if not SITES[int(spec.operand(call, "site"))].inferred:
+    site = SITES.get(int(spec.operand(call, "site")))
+    if site is None or not site.inferred:
         return False
     return changed.isdisjoint(_read_in(spec.operand(call, "target")))
 

@@ -173,14 +173,18 @@ def test_one_rank_waits_for_nobody(way):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rows", "one_shot"),
-    [(1, 1 << 20, True), (2, 128, True), (2, 129, False), (5, 32, True), (5, 33, False)],
-)
-def test_small_results_are_exchanged_once(ranks, rows, one_shot):
-    """Of 8192 columns of 2 bytes."""
+    ("ranks", "rows", "expected"),
+    [
+        (1, 1 << 20, "one_shot"), (5, 32, "one_shot"), (5, 33, "two_phase"),
+        (2, 128, "one_shot"), (2, 129, "two_phase"), (2, 250, "copy_engines"),
+        (8, 16, "one_shot"), (8, 900, "two_phase"), (8, 1000, "copy_engines"),
+    ],
+)  # fmt: skip
+def test_how_sums_are_exchanged(ranks, rows, expected):
+    """Once if they are small, of 8192 columns of 2 bytes; by copy engines if the rows are enough
+    for whole tiles of every rank."""
     asked = Problem("matmul_all_reduce", rows, 8192, 1024, ranks, torch.bfloat16, False)
-    program = MatmulAllReduce.table(asked).program
-    assert program == ("one_shot" if one_shot else "copy_engines")
+    assert MatmulAllReduce.table(asked).program == expected
 
 
 @pytest.mark.parametrize(
