@@ -182,9 +182,7 @@ def matmul_all_reduce_plan(
     out_dtype = out_dtype or dtype
     share, band = rows_of_owner(M, ranks, tiles), tiles.band * tiles.M
     kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype, M)
-
-    def pieces(rows: int) -> Iterable[slice]:
-        return [slice(m, min(m + band, rows)) for m in range(0, rows, band)]
+    pieces = [slice(m, min(m + band, share)) for m in range(0, share, band)]
 
     @plan
     def matmul_all_reduce(
@@ -201,9 +199,9 @@ def matmul_all_reduce_plan(
     ):
         p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, sums, C)
         for peer in p.peers():
-            for rows in pieces(share):
+            for rows in pieces:
                 p.copy(parts[peer, p.rank, rows], products[p.rank, peer, rows], stream="copies")
-        for rows in pieces(share):
+        for rows in pieces:
             for peer in p.peers():
                 first, end = (min(peer * share + m, M) for m in (rows.start, rows.stop))
                 if first < end:
@@ -224,7 +222,7 @@ def fetched_bytes(problem: Problem) -> int:
 
 
 class MatmulAllReduce(Operator, op=NAME):
-    """One exchange or two, the first of two by stores or by copy engines."""
+    """One exchange or two, these by stores and loads or by copy engines."""
 
     programs: ClassVar = {
         "one_shot": one_shot_program,
