@@ -8,11 +8,15 @@ from tvm import tirx
 from ..builtins.declare import BUILTINS, builtin_of
 from .inference.options import options_of
 from .memory_order import releases
+from .pin_pipelined import is_pipelined
 from .walk import flatten, rewrite_children
 
 
 def insert_delays(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
     """Put a random sleep before each signal and after each wait, if ``tileweave.delays`` says so.
+
+    A wait that stands by itself in ``T.Pipelined`` gets none: TileLang would take the sleep for a
+    consumer's, and the loads behind it, too.
 
     Before: ``T.tileweave.signal(...)``
     After:  ``T.tileweave.delay(seed, 1); T.tileweave.signal(...)``
@@ -30,7 +34,15 @@ def insert_delays(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tir
         op = BUILTINS["tileweave.delay"].op
         return tirx.Evaluate(tirx.call_intrin("handle", op, *operands))
 
+    def insert_in_round(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.SeqStmt):
+            return rewrite_children(stmt, insert_in_round)
+        spec = builtin_of(getattr(stmt, "value", None))
+        return stmt if spec is not None and spec.waits else insert(stmt)
+
     def insert(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.For) and is_pipelined(stmt):
+            return rewrite_children(stmt, insert_in_round)
         spec = builtin_of(getattr(stmt, "value", None))
         if spec is not None and isinstance(stmt, tirx.Evaluate):
             if spec.waits:

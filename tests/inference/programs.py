@@ -1038,14 +1038,15 @@ class gather_k:
         ):
             with T.Kernel(1, threads=32) as _:
                 parts = W.alloc_symmetric((M, k), F32)
+                own_tile = T.alloc_shared((M, b), F32)
                 A_tile = T.alloc_shared((M, b), F32)
                 B_tile = T.alloc_shared((N, b), F32)
                 total = T.alloc_fragment((M, N), F32)
                 me = W.rank()
                 for step in T.serial(k // b):
-                    T.copy(A[0, step * b], A_tile)
+                    T.copy(A[0, step * b], own_tile)
                     # equivalent(signal rank+1): every rank is told, in another order
-                    T.copy(A_tile, parts[me, 0, step * b])
+                    T.copy(own_tile, parts[me, 0, step * b])
                 T.clear(total)
                 for step in T.Pipelined(k // b * ranks, num_stages=2):
                     source = (me + step // (k // b)) % ranks
