@@ -4,6 +4,7 @@
 does it on all cores of a machine.
 """
 
+import inspect
 import os
 
 import numpy as np
@@ -50,3 +51,15 @@ def test_every_schedule_is_right(name, ranks):
 @pytest.mark.parametrize("name", CASES)
 def test_eight_ranks(name):
     run(name, 8, range(1), epochs=2)
+
+
+PIPELINED = [name for name, case in CASES.items() if "T.Pipelined" in inspect.getsource(case.make)]
+
+
+@pytest.mark.parametrize("name", PIPELINED)
+def test_pipelined_programs_compile_with_delays(name):
+    """Waits stay before the loads that they guard, as ``tests/gpu/inferred.py`` runs them."""
+    program, configs = CASES[name].make(2), {**CASES[name].options, "tileweave.delays": 3}
+    kernels = program.kernels(2) if isinstance(program, tw.Plan) else [program]
+    for kernel in kernels:
+        assert "tw::delay<" in tw.emit(kernel, world_size=2, pass_configs=configs)
