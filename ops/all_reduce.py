@@ -56,7 +56,7 @@ def two_phase_program(lines: Lines, ranks: int, transport: str):
     """
     alloc, dtype = alloc_of(transport), lines.dtype
     share = T.ceildiv(lines.tiles, ranks) * lines.height
-    apart = T.int64(share)  # TileLang multiplies it by the columns in its type
+    apart = share.astype("int64")  # TileLang multiplies it by the columns in its type
 
     @T.prim_func
     def all_reduce(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):

@@ -10,6 +10,7 @@ from typing import Any
 
 import tilelang.language as T
 import torch
+from tvm import tirx
 
 from .. import language as W
 from ..runtime import Plan, Steps, plan
@@ -72,6 +73,14 @@ class Parts:
         """How many there are along the rows, the last of which may be less, and along a row."""
         return ceil(self.rows / self.height), self.width // self.columns
 
+    def place_of(self, block: tirx.PrimExpr) -> tuple[tirx.PrimExpr, ...]:
+        """Where the tile of a block begins: its row among those of all ``outer``, each in whole
+        tiles; of these the number, its row there, and its column."""
+        tiles, wide = self.tiles
+        tile = block // wide
+        height, columns = self.height, self.columns
+        return tile * height, tile // tiles, tile % tiles * height, block % wide * columns
+
     @property
     def pieces(self) -> list[slice]:
         """Rows of a part that copy engines bring together. Those of several ``outer`` are no rows
@@ -103,9 +112,8 @@ def all_to_all_program(parts: Parts, transport: str):
             # In whole tiles, those of one rank after those of another: the TMA counts to 5 axes.
             arrived = W.alloc_symmetric((ranks * outer * tiles * height, 1, width), dtype)
             held = alloc((height, 1, columns), dtype)
-            me, of_rank, at = W.rank(), outer * tiles * height, block // wide * height
-            o, m = block // wide // tiles, block // wide % tiles * height
-            n = block % wide * columns
+            me, of_rank = W.rank(), outer * tiles * height
+            at, o, m, n = parts.place_of(block)
             for step in T.serial(ranks - 1):
                 peer = (me + 1 + step) % ranks
                 T.copy(x[o, m, peer, n] if given_behind else x[o, peer, m, 0, n], held)
@@ -137,8 +145,7 @@ def collect_parts(parts: Parts):
     ):
         with T.Kernel(outer * tiles * wide, threads=256) as block:
             held = T.alloc_fragment((height, 1, columns), dtype)
-            me, o = W.rank(), block // (tiles * wide)
-            m, n = block // wide % tiles * height, block % wide * columns
+            me, (o, m, n) = W.rank(), parts.place_of(block)[1:]
             T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
             T.copy(held, out[o, m, me, n] if got_behind else out[o, me, m, 0, n])
             for step in T.serial(ranks - 1):

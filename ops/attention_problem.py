@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
@@ -197,7 +198,7 @@ def _check_packing(
     _both_or_none(op, maxima)
     if cu_q is None or cu_k is None:
         return None
-    for name, cu_seqlens in given.items():
+    for name, cu_seqlens in zip(given, (cu_q, cu_k), strict=True):
         require_offsets(op, name, cu_seqlens, torch.int32)
         require_like(op, name, cu_seqlens, "q", q, torch.int32)
     if len(cu_q) != len(cu_k):
@@ -208,7 +209,7 @@ def _check_packing(
     return len(cu_q) - 1
 
 
-def _both_or_none(op: str, given: dict[str, object]) -> None:
+def _both_or_none(op: str, given: Mapping[str, object]) -> None:
     (first, x), (second, y) = given.items()
     if (x is None) != (y is None):
         missing, other = (first, second) if x is None else (second, first)

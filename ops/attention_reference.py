@@ -46,14 +46,14 @@ def reference_attention(
         fp32 (fp64 for fp64); differentiable.
     """
     packed = problem.packed
-    cut, join = (_cut, torch.cat) if packed else (_unbind, torch.stack)
+    join = torch.cat if packed else torch.stack
     wide = torch.promote_types(q.dtype, torch.float32)
     whole = [
         unshard_sequence(shards, problem.layout, 0 if packed else 1, cu_seqlens_k).to(wide)
         for shards in (ks, vs)
     ]
-    queries = cut(q.to(wide), cu_seqlens_q, problem.ranks)
-    keys, values = (cut(x, cu_seqlens_k, 1) for x in whole)
+    queries = _sequences(q.to(wide), cu_seqlens_q, problem.ranks)
+    keys, values = (_sequences(x, cu_seqlens_k, 1) for x in whole)
     parts = [
         _attend(x, k, v, _limits(problem, rank, x, k), problem.scale)
         for x, k, v in zip(queries, keys, values, strict=True)
@@ -62,13 +62,12 @@ def reference_attention(
     return join(out).to(q.dtype), join(lse, dim=1 if packed else 0)
 
 
-def _unbind(x: torch.Tensor, cu_seqlens: None, ranks: int) -> Sequence[torch.Tensor]:
-    """The sequences of a batch."""
-    return x.unbind()
-
-
-def _cut(x: torch.Tensor, cu_seqlens: torch.Tensor, ranks: int) -> Sequence[torch.Tensor]:
-    """Packed sequences, of which ``x`` holds the part of one of ``ranks``."""
+def _sequences(
+    x: torch.Tensor, cu_seqlens: torch.Tensor | None, ranks: int
+) -> Sequence[torch.Tensor]:
+    """The sequences of a batch, or packed ones, of which ``x`` is the part of one of ``ranks``."""
+    if cu_seqlens is None:
+        return x.unbind()
     return x.split((cu_seqlens.diff() // ranks).tolist())
 
 
@@ -137,7 +136,9 @@ def gathered_attention(
     }
     problem = checked_attention(q, k, v, ranks.world_size, **packing, **options)
     agree(ranks, problem, "reference")
-    return attend_gathered(problem, q, k, v, *packing.values(), group)
+    return attend_gathered(
+        problem, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, group
+    )
 
 
 def attend_gathered(
@@ -148,13 +149,13 @@ def attend_gathered(
     """``gathered_attention`` of a problem that is checked and agreed on, but for offsets, which the
     host reads."""
     ranks = group_of(name_of(group))
-    offsets = [None if cu is None else cu.cpu() for cu in (cu_q, cu_k)]
-    checked_maxima(problem, *offsets, max_q, max_k)
+    cu_q, cu_k = (None if cu is None else cu.cpu() for cu in (cu_q, cu_k))
+    checked_maxima(problem, cu_q, cu_k, max_q, max_k)
     wide = torch.promote_types(q.dtype, torch.float32)  # also what gradients are added in
     ks, vs = (
         all_gather(x.to(wide), group, transport="nccl").chunk(ranks.world_size) for x in (k, v)
     )
-    return reference_attention(problem, ranks.rank, q, ks, vs, *offsets)
+    return reference_attention(problem, ranks.rank, q, ks, vs, cu_q, cu_k)
 
 
 class SequenceParallelAttention(torch.nn.Module):
@@ -180,7 +181,7 @@ class SequenceParallelAttention(torch.nn.Module):
         super().__init__()
         self.options = {"causal": causal, "layout": layout, "softmax_scale": softmax_scale}
         self.group, self.return_lse = group, return_lse
-        self.attend: Callable[..., Result] = _chosen(reference)
+        self.attend = _chosen(reference)
 
     def forward(
         self,
@@ -204,7 +205,7 @@ class SequenceParallelAttention(torch.nn.Module):
         return (out, lse) if self.return_lse else out
 
 
-def _chosen(reference: bool) -> Callable[..., Result]:
+def _chosen(reference: bool) -> Callable[..., Any]:
     if reference:
         return gathered_attention
     from .sp_attention import sp_attention  # which falls back on this module

@@ -57,7 +57,7 @@ def call(
         check_layout(op, out)
     *tensors, out_dtype = epilogue
     key = (op, group, asked, out_dtype, *(signature(t) for t in (a, b, out, *tensors)))
-    decision = recalled(key)
+    decision: Decision | None = recalled(key)
     if decision is None:
         decision = _decided(op, a, b, out, group, asked, epilogue)
         if decision.choice is not None and not capturing():

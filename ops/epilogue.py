@@ -34,6 +34,13 @@ class Epilogue(NamedTuple):
         return tuple(t for t in self[:3] if t is not None)
 
     @property
+    def scales(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of both operands, if they are fp8."""
+        if self.scale_a is None or self.scale_b is None:
+            return None
+        return self.scale_a, self.scale_b
+
+    @property
     def without_bias(self) -> "Epilogue":
         """What becomes of the products of one rank that are still to be summed over ranks."""
         return self._replace(bias=None)
@@ -42,9 +49,9 @@ class Epilogue(NamedTuple):
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """``a @ b`` and what is asked for, by torch; in ``out`` if given."""
-        if self.scale_a is not None:
+        if self.scales is not None:
             return torch._scaled_mm(
-                a, b, self.scale_a, self.scale_b, self.bias, out_dtype=self.out_dtype, out=out
+                a, b, *self.scales, self.bias, out_dtype=self.out_dtype, out=out
             )
         if self.bias is None:
             return torch.mm(a, b, out=out)

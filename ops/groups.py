@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..builtins.errors import TileWeaveError
 from ..runtime import session
 from ..runtime.group import Group
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
 
 _groups: dict[dist.ProcessGroup, Group] = {}
 """Groups in which tileweave was not initialised: of CPU tensors, or parts of the world."""
@@ -96,8 +99,8 @@ def group_of(name: str) -> Group:
         return joined.group
     if name:
         return _group(_resolved(name))
-    if dist.is_initialized():
-        return _group(dist.group.WORLD)
+    if (world := dist.group.WORLD) is not None:
+        return _group(world)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TileWeaveError(
             "group=None: the processes have not met; expected tw.init() or "
@@ -112,7 +115,7 @@ def _name(group: dist.ProcessGroup | None) -> str | None:
 
 def _resolved(name: str) -> dist.ProcessGroup:
     try:
-        return dist.distributed_c10d._resolve_process_group(name)
+        return dist.distributed_c10d._resolve_process_group(cast("GroupName", name))
     except (RuntimeError, ValueError, KeyError) as error:
         raise TileWeaveError(
             f"group={name!r}: {' '.join(str(error).split())}; expected the name of a process group"

@@ -31,7 +31,7 @@ class Made:
         with ExitStack() as failed:
             for p in steps.parameters if planned else ():
                 if p.symmetric:
-                    self.memory.append(symmetric(p.shape, getattr(torch, p.dtype)))
+                    self.memory.append(symmetric(p.extents, getattr(torch, p.dtype)))
                     failed.callback(self.memory[-1].free)
             self.run = steps if planned else compiled(steps)
             failed.pop_all()

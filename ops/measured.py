@@ -95,6 +95,7 @@ def agreed(
     mine = saved(problem, group) if group.rank == 0 else None
     said = group.exchange("tuned", _TUNE if mine is None and tune else str(mine or ""))[0]
     if said == _TUNE:
+        assert tune is not None  # every rank is asked for the same
         return tune()
     return Measured.of(json.loads(said), problem) if said else None
 
@@ -138,7 +139,7 @@ def save(problem: Problem, group: Group, measured: Measured) -> None:
 def file_of(group: Group) -> Path:
     """Where results of such machines are kept, beside TileLang's kernels."""
     stamp = hashlib.sha256(json.dumps(machine(group)).encode()).hexdigest()[:16]
-    return Path(env.TILELANG_CACHE_DIR) / "tileweave" / f"tuned-{stamp}.json"
+    return Path(str(env.TILELANG_CACHE_DIR)) / "tileweave" / f"tuned-{stamp}.json"
 
 
 def machine(group: Group) -> dict[str, Any]:

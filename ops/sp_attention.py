@@ -119,7 +119,7 @@ class SpAttention(Made):
         if capturing() or cu_q.is_inference() or cu_k.is_inference():
             return packed_tiles(*given)
         versions = cu_q._version, cu_k._version
-        by_k = self._work.setdefault(cu_q, WeakTensorKeyDictionary())
+        by_k: Any = self._work.setdefault(cu_q, WeakTensorKeyDictionary())
         if cu_k not in by_k or by_k[cu_k][0] != versions:
             by_k[cu_k] = versions, packed_tiles(*given)
         return by_k[cu_k][1]

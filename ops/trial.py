@@ -87,8 +87,9 @@ class Trial:
     def right_of(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """The right result, in fp32. Collective."""
         a, b = a.float(), b.float()
-        if self.problem.scaled:
-            b = b * (self.epilogue.scale_a * self.epilogue.scale_b)
+        if self.epilogue.scales is not None:
+            scale_a, scale_b = self.epilogue.scales
+            b = b * (scale_a * scale_b)
         return self.sum_of(self.rows_of(a) @ b)
 
     def error_of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:

@@ -107,7 +107,8 @@ def tune(
     for shape in shapes:
         if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
             raise TileWeaveError(f"tune: shape={shape!r}; expected (M, N, K)")
-        problems.append(problem_of(name, *shape, ranks.world_size, dtype, transposed))
+        M, N, K = shape
+        problems.append(problem_of(name, M, N, K, ranks.world_size, dtype, transposed))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for problem in problems:
         if found := obstacle(problem, device, ranks):

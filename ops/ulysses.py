@@ -101,7 +101,8 @@ def attend(
         options["is_causal"] = True  # which all of torch's kernels know; it means the beginnings
     elif causal:
         options["attn_mask"] = _aligned_at_ends(q.shape[_SEQUENCE], k.shape[_SEQUENCE])
-    out = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), **options)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, **options)
     # The exchange wants rows of all heads. Fused kernels leave them so; others lay out as (B, H).
     return out.transpose(1, 2).contiguous()
 

@@ -34,7 +34,7 @@ def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     dtype = getattr(torch, parameter.dtype)
     if flat.dtype != dtype:
         flat = flat.view(torch.uint8).view(dtype)
-    return flat.view(parameter.shape)
+    return flat.view(parameter.extents)
 
 
 def itemsize_of(dtype: str) -> int:

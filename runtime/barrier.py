@@ -34,7 +34,9 @@ def prepare(session: Session) -> Kernel:
     """The kernel of ``session``'s barrier; ``init`` compiles it, so that no call has to."""
     global _kernel
     if _kernel is None or _kernel[0] is not session:
-        _kernel = (session, compile(rank_barrier))
+        kernel = compile(rank_barrier)
+        assert isinstance(kernel, Kernel)  # it has no dynamic extents
+        _kernel = (session, kernel)
     return _kernel[1]
 
 

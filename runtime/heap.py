@@ -132,7 +132,7 @@ class Heap:
             self._memory.multicast, self.group.device, self.nbytes
         )
         tensor = torch.empty(0, dtype=dtype, device=self.group.device)
-        return tensor.set_(storage, offset // dtype.itemsize, shape)
+        return tensor.set_(storage, offset // dtype.itemsize, shape, packed_strides(shape))
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> SymmetricTensor:
         """A zeroed symmetric tensor; see ``tw.symmetric``."""

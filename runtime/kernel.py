@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import tilelang
-import tilelang.language as T
 import torch
 from tilelang import tvm
 from tilelang.jit import JITKernel
@@ -178,7 +177,7 @@ def _memories(
 
 
 def _memory(hidden: Hidden, session: Session) -> torch.Tensor | SymmetricTensor:
-    dtype = T.dtype(hidden.dtype).as_torch()
+    dtype = tvm.DataType(hidden.dtype).as_torch()
     if hidden.symmetric:
         return session.heap.allocate(hidden.shape, dtype)
     return torch.zeros(hidden.shape, dtype=dtype, device=session.group.device)

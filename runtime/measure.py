@@ -28,7 +28,7 @@ def interleaved(
     *,
     warmups: int = 5,
     runs: int = 20,
-    before: Callable[[str, Any], None] | None = None,
+    before: Callable[[str, Any], object] | None = None,
     after: Callable[[str, Any, Any], None] | None = None,
     title: str = "",
 ) -> dict[str, float]:

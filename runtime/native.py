@@ -115,7 +115,7 @@ def built() -> Path:
     command = [*shlex.split(compiler), *flags, str(SOURCE), *link]
     said = "\0".join([*command, tvm_ffi.__version__, SOURCE.read_text()])
     stamp = hashlib.sha256(said.encode()).hexdigest()[:16]
-    library = Path(env.TILELANG_CACHE_DIR) / "tileweave" / f"enqueue-{stamp}.so"
+    library = Path(str(env.TILELANG_CACHE_DIR)) / "tileweave" / f"enqueue-{stamp}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         # Several ranks may do so at once: each its own, the last one stays.

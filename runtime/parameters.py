@@ -45,6 +45,11 @@ class Parameter:
             return Parameter(name, str(annotation))
         return None
 
+    @property
+    def extents(self) -> tuple:
+        """Those of its shape; of a scalar none."""
+        return self.shape or ()
+
     def across(self, shape: Shape, world_size: int) -> Shape:
         """The shape a program sees of a tensor whose part is ``shape``: with the rank axis."""
         return (world_size, *shape) if self.symmetric else shape
@@ -60,12 +65,12 @@ def parameters_of(func: tirx.PrimFunc) -> tuple[Parameter, ...]:
             found.append(Parameter(param.name, str(param.dtype)))
         else:
             found.append(Parameter.of(buffer.name, buffer))
-    return found
+    return tuple(found)
 
 
 def dynamic_extents(parameters: Iterable[Parameter]) -> dict[str, tirx.Var]:
     """The extents that are known only when the program runs, by name."""
-    return {e.name: e for p in parameters for e in p.shape or () if isinstance(e, tirx.Var)}
+    return {e.name: e for p in parameters for e in p.extents if isinstance(e, tirx.Var)}
 
 
 def shapes_of(
@@ -82,7 +87,7 @@ def shapes_of(
     """
     tensors = [p for p in parameters if p.shape is not None]
     sizes = shown_sizes(tensors, given, extents)
-    return {p.name: tuple(_size(e, sizes, p, where) for e in p.shape) for p in tensors}
+    return {p.name: tuple(_size(e, sizes, p, where) for e in p.extents) for p in tensors}
 
 
 def shown_sizes(

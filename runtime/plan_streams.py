@@ -8,8 +8,8 @@ import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-import tilelang.language as T
 import torch
+from tilelang import tvm
 from tvm import tirx
 
 from ..builtins.errors import TileWeaveError
@@ -63,7 +63,7 @@ class Calls:
         known = self._thread.ready
         ready = known.pop(key, None)
         if ready is None or not ready.is_valid:
-            ready = self._prepared(values)
+            ready = self._prepared(values, session)
             if len(known) >= _READY:
                 del known[next(iter(known))]
         known[key] = ready
@@ -111,9 +111,8 @@ class Calls:
         if self._dynamic and (ordered := tuple(id(k) for k in kernels if k.hidden)):
             self._turns.take(ordered)
 
-    def _prepared(self, values: Sequence[Any]) -> ReadyCall:
+    def _prepared(self, values: Sequence[Any], session: Session) -> ReadyCall:
         """A call checked and its steps made ready; the first time also compiled, collectively."""
-        session = self._session
         tensors: dict[str, torch.Tensor] = {}
         scalars: dict[str, Any] = {}
         for p, value in zip(self.plan.parameters, values, strict=True):
@@ -186,7 +185,7 @@ class Calls:
             part = value
         else:
             raise self._refused(f"{p.name}={_shown(value)}", "a torch tensor")
-        dtype = T.dtype(p.dtype).as_torch()
+        dtype = tvm.DataType(p.dtype).as_torch()
         if part.dtype != dtype:
             raise self._refused(f"{p.name} is of {part.dtype}", str(dtype))
         if part.device != group.device:
@@ -215,6 +214,7 @@ class Calls:
                     "call of the plan before it is captured in a CUDA graph"
                 )
             kernel = compile(step.program, pass_configs=self.plan.pass_configs)
+            assert not isinstance(kernel, DynamicKernel)  # a step's program is for its sizes
             known = self._kernels[id(step.program)] = step.program, kernel
         return known[1]
 

@@ -247,7 +247,7 @@ def _copies(rank: int, launch: Launch, steps: Sequence[Step]) -> list[tuple[Know
     for number, step in enumerate(s for s in steps if isinstance(s, Copy)):
         beside = step.stream != launch.stream
         sides: list[tuple[Kind, Region]] = [("write", step.dst)]
-        sides += [("read", step.src)] * beside
+        sides.extend([("read", step.src)] if beside else [])
         made += [
             (
                 KnownCopy(
@@ -278,7 +278,7 @@ def _count() -> tirx.PrimFunc:
         with T.Kernel(1, threads=32) as _:
             if T.get_thread_binding() == 0:
                 # equivalent(ld scope=cta, st scope=cta): copies and the next call's kernel follow
-                W.st(launches[CALL], W.ld(launches[CALL], sem="relaxed") + T.uint32(1))
+                W.st(launches[CALL], W.ld(launches[CALL], sem="relaxed") + tirx.const(1, "uint32"))
 
     return begin
 
@@ -291,7 +291,7 @@ def meet_and_count(ranks: int) -> tirx.PrimFunc:
         with T.Kernel(1, threads=32) as _:
             call = T.alloc_var("uint32")
             # equivalent(ld scope=cta): the call before wrote it
-            call = W.ld(launches[CALL], sem="relaxed") + T.uint32(1)
+            call = W.ld(launches[CALL], sem="relaxed") + tirx.const(1, "uint32")
             me = W.rank()
             for step in T.serial(ranks - 1):
                 W.signal(started[(me + 1 + step) % ranks, me])
@@ -312,10 +312,10 @@ def _wait_and_clear(words: int) -> tirx.PrimFunc:
     @T.prim_func
     def wait(made: W.Symmetric((words,), "uint32"), at: T.int32, value: T.uint32):
         with T.Kernel(1, threads=32) as _:
-            T.assume(at < words)
+            T.assume(tirx.LT(at, words))
             if T.get_thread_binding() == 0:
                 W.wait_reached(made[W.rank(), at], value)
                 # equivalent(st scope=cta): the next call's kernel adds to it
-                W.st(made[W.rank(), at], T.uint32(0))
+                W.st(made[W.rank(), at], tirx.const(0, "uint32"))
 
     return wait

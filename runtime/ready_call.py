@@ -12,7 +12,7 @@ import torch
 
 from .driver import driver, failure
 from .kernel import Kernel
-from .operations import Operation
+from .operations import KernelLaunch, Operation
 
 
 class ReadyCall:
@@ -58,5 +58,6 @@ class ReadyCall:
         elif failed := self._native(*addresses):
             number, status = divmod(failed, 1 << 32)
             operation = self._operations[number - 1]
+            assert not isinstance(operation, KernelLaunch)  # which raises by itself
             arguments = operation.arguments(addresses)
             raise failure(operation.name, arguments, driver().CUresult(status), operation.on)

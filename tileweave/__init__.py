@@ -7,6 +7,7 @@ patched on disk, and a kernel that uses no TileWeave builtin compiles exactly as
 from __future__ import annotations
 
 from pathlib import Path as _Path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,10 @@ from .runtime import (  # noqa: E402
     symmetric,
     world_size,
 )
+
+if _TYPE_CHECKING:  # else when they are asked for, see __getattr__
+    from .ops import tune
+    from .runtime.simulator import SimulationError, SimulationWarning, mutate, simulate
 
 _activate()
 

@@ -219,11 +219,12 @@ def _in_kernel(ops: Iterable[Operation], kernel: str) -> Iterator[Operation]:
 
 def _inferred(one: Inserted, times: Mapping[tirx.Stmt, int | None]) -> Operation:
     file, _, line = one.line.rpartition(":")
-    counts = [times[stmt] for stmt in one.stmts]
+    every = [times[stmt] for stmt in one.stmts]
+    counts = [n for n in every if n is not None]
     unit = f" x {one.unit} elements" if one.unit else ""
     return Operation(
         one.kind, one.tensor, file, int(line or 0), one.reason, one.granule,
-        f"{one.each}{unit}", one.flag, None if None in counts else sum(counts),
+        f"{one.each}{unit}", one.flag, sum(counts) if len(counts) == len(every) else None,
     )  # fmt: skip
 
 
@@ -252,8 +253,8 @@ _HAND: dict[str, Kind] = {
 def _by_hand(leaf: Leaf, call: tirx.Call) -> Operation:
     spec = builtin_of(call)
     kind = _HAND.get(spec.name, "signal" if releases(call) else "wait")
-    name = tensor_of(call)
-    return Operation(kind, name, *leaf.place, BY_HAND, "", "", name, leaf.times)
+    name, (file, line) = tensor_of(call), leaf.place
+    return Operation(kind, name, file, line, BY_HAND, "", "", name, leaf.times)
 
 
 def _lowered(func: tirx.PrimFunc, arch: str, configs: Mapping[str, Any]) -> list[tirx.PrimFunc]:

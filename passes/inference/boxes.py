@@ -204,7 +204,7 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     low, high = bounds
     if np.any((high[0] - low[0] != 1) & mask.any(axis=inner, keepdims=True)):
         raise _refused(access, "touches the copies of several ranks at once", "one rank a time")
-    happens = mask.any(axis=inner, keepdims=True)
+    happens: np.ndarray = np.logical_or.reduce(mask, axis=inner, keepdims=True)
     home = np.where(happens, low[0], 0)
     if np.any((home < 0) | (home >= world_size)):
         found = sorted(set(home[(home < 0) | (home >= world_size)].ravel().tolist()))

@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from tvm import tirx
 
-from .accesses import Kind
+from .accesses import Access, Kind
 from .boxes import Boxes
 
 COPIES = "tileweave.copies"
@@ -70,9 +71,11 @@ class Copies:
         extent = np.array([c.extent for c in self.each]).T
         rank = np.array([c.rank for c in self.each])
         high = start + extent
+        stands_for = cast(Access, self)  # who may meet copies asks first
         return Boxes(
-            self, rank, start[0], tuple(start[1:]), tuple(high[1:]), np.ones(len(rank), np.bool_),
-            np.zeros(len(rank), np.int64), 1, (None,) * (len(start) - 1),
+            stands_for, rank, start[0], tuple(start[1:]), tuple(high[1:]),
+            np.ones(len(rank), np.bool_), np.zeros(len(rank), np.int64), 1,
+            (None,) * (len(start) - 1),
         )  # fmt: skip
 
 
@@ -91,5 +94,7 @@ def copies_of(func: tirx.PrimFunc, tensor: tirx.Buffer) -> list[Copies]:
         for fields in json.loads(func.attrs[COPIES].value)
         if fields["tensor"] == tensor.name
     ]
-    of_kind = {k: tuple(c for c in each if c.kind == k) for k in ("write", "read")}
+    kinds: tuple[Kind, ...] = ("write", "read")
+    of_kind: dict[Kind, tuple[Copy, ...]]
+    of_kind = {k: tuple(c for c in each if c.kind == k) for k in kinds}
     return [Copies(tensor, kind, some) for kind, some in of_kind.items() if some]

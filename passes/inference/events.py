@@ -9,7 +9,7 @@ from typing import Literal
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from ...builtins.declare import Builtin, Pointer, builtin_of
+from ...builtins.declare import BUILTINS, Builtin, Pointer, builtin_of
 from ..memory_order import acquires
 from ..walk import builtins_in, calls_in, in_words, line_of, op_name
 from .accesses import Program, _Collector
@@ -166,7 +166,7 @@ class _Events(_Collector):
         self._leaf_stmt = stmt
         super()._leaf(stmt)
         for call in builtins_in(stmt):
-            self._sync(call, builtin_of(call), stmt)
+            self._sync(call, BUILTINS[call.op.name], stmt)
         for call in calls_in(stmt, lambda c: op_name(c) == "tl.sync_grid"):
             self._event("barrier", "W.sync_grid", call, stmt, scope="gpu")
 

@@ -180,7 +180,7 @@ def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Box
         arrivals, brought = _copied_once(traffic, granules), [np.ones(1, np.int64)]
     else:
         arrivals = _arriving(traffic, kind, granules)
-        brought = [np.unique(*b.where(elements_of(b))) for b in traffic.of_kind(kind)]
+        brought = [np.unique(b.where(elements_of(b))[0]) for b in traffic.of_kind(kind)]
     unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *brought]), initial=0)) or 1
     waiting = [0] * traffic.world_size
     for boxes in users:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from .events import DATA, Event
 from .launches import Rows
 
 _SCOPES = ("cta", "gpu", "sys")
-HOLDS: dict[str, Callable[[int, int], bool]] = {
+HOLDS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "ge": lambda a, b: a >= b,
     "gt": lambda a, b: a > b, "le": lambda a, b: a <= b, "lt": lambda a, b: a < b,
     "reached": lambda a, b: a >= b,

@@ -38,10 +38,10 @@ def queues_of(counters: Iterable[Counter]) -> list[list[Relay]]:
         traffic = counter.traffic
         if counter.by_copies:
             assert traffic.copies_out is not None
-            for copy, *granule in copies_with_granules(counter, traffic.copies_out):
-                relay(copy).needs.append((counter, *granule))
+            for copy, owner, number in copies_with_granules(counter, traffic.copies_out):
+                relay(copy).needs.append((counter, owner, number))
         elif counter.is_of_copies:
             assert traffic.copies is not None
-            for copy, *granule in copies_with_granules(counter, traffic.copies):
-                relay(copy).brings.append((counter, *granule))
+            for copy, owner, number in copies_with_granules(counter, traffic.copies):
+                relay(copy).brings.append((counter, owner, number))
     return [[relays[n] for n in sorted(relays)] for relays in streams.values()]

@@ -152,7 +152,9 @@ def _makers(counter: Counter) -> np.ndarray:
     world_size, total = counter.arrivals.shape
     ranks = counter.traffic.painted[counter.kind].ranks.reshape(world_size, -1)
     out = np.zeros((world_size, total), np.int64)
-    np.bitwise_or.at(out, (slice(None), counter.granules.of_cells(counter.traffic)), ranks)
+    granules = counter.granules.of_cells(counter.traffic)
+    for copy, makers in zip(out, ranks, strict=True):
+        np.bitwise_or.at(copy, granules, makers)
     return out
 
 

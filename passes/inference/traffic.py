@@ -134,10 +134,11 @@ def _whoever(traffic: Traffic, cell: int) -> str:
 
 def refuse_unwritten(traffic: Traffic) -> None:
     """Refuse reads of what nobody writes, and additions to what nobody clears."""
-    for kind, needs, what in (
+    after: list[tuple[Kind, Kind, str]] = [
         ("read", traffic.last_producer, "read, but no rank writes it"),
         ("add", "write", "added to, but no rank clears it first"),
-    ):
+    ]
+    for kind, needs, what in after:
         touched, made = traffic.painted[kind].times > 0, traffic.painted[needs].times > 0
         if needs == "add":
             made = made | (traffic.painted["write"].times > 0)
@@ -152,7 +153,7 @@ def refuse_unwritten(traffic: Traffic) -> None:
             )
 
 
-def _touches(traffic: Traffic, access: Access, cell: int) -> bool:
+def _touches(traffic: Traffic, access: Access | Copies, cell: int) -> bool:
     *_, pieces = traffic.grid.cells_of(traffic.boxes[access])
     return any(np.any(cells == cell) for _, cells in pieces)
 

@@ -81,7 +81,7 @@ def _active(frame: Frame, space: tuple) -> np.ndarray | None:
     if len(space) > lanes.ndim:  # lanes of a vector
         lanes = lanes[..., None]
     elif len(space) < lanes.ndim:
-        lanes = lanes.any(axis=tuple(range(lanes.ndim - len(space))))
+        lanes = np.logical_or.reduce(lanes, axis=tuple(range(lanes.ndim - len(space))))
     shrink = tuple(a for a in range(len(space)) if space[a] == 1 and lanes.shape[a] != 1)
     if shrink:
         lanes = lanes.any(axis=shrink, keepdims=True)
@@ -97,7 +97,7 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     key, covered, space = select(
         frame, ref.name, tensor.shape, index, ref.site, tensor.symmetric, clips
     )
-    if covered is None and (space is None or clips or len(frame.mask.classes) == 1):
+    if space is None or (covered is None and (clips or len(frame.mask.classes) == 1)):
         return tensor.read(key, frame.block.access(frame.mask.classes, ref.op, ref.site))
     if space == ():
         return tensor.dtype.type(0), None
@@ -174,11 +174,11 @@ def load_tile(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, An
         else:
             first = frame.mask.threads[0]
             data, poison = data[first], None if poison is None else poison[first]
-    key, covered, space = select(frame, tile.name, tile.shape, index, site)
+    key, covered, _ = select(frame, tile.name, tile.shape, index, site)
     if covered is None:
         bad = None if poison is None else poison[key]
         return data[key], bad if np.any(bad) else None
-    values, bad = np.zeros(space, tile.dtype), np.zeros(space, np.bool_)
+    values, bad = np.zeros(covered.shape, tile.dtype), np.zeros(covered.shape, np.bool_)
     values[covered] = data[key]
     if poison is not None:
         bad[covered] = poison[key]
@@ -228,10 +228,10 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
             return
         values = values[on][-1]
         poison = np.any(poison) if poison is not None else None
-    key, covered, space = select(frame, tile.name, tile.shape, index, site)
+    key, covered, _ = select(frame, tile.name, tile.shape, index, site)
     if covered is not None:
-        values = np.broadcast_to(values, space)[covered]
-        poison = None if poison is None else np.broadcast_to(poison, space)[covered]
+        values = np.broadcast_to(values, covered.shape)[covered]
+        poison = None if poison is None else np.broadcast_to(poison, covered.shape)[covered]
     if frame.block.stores:
         frame.block.require_unread(tile, key, site)
     tile.data[key] = values

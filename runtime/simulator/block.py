@@ -182,7 +182,7 @@ class Block:
         """At most ``left`` groups of these threads are under way; the others are complete, or, if
         ``read``, have read their source."""
         mine = [s for s in self.stores if s.group is not None and s.classes[0] in classes]
-        open_groups = sorted({s.group for s in mine})
+        open_groups = sorted({s.group for s in mine if s.group is not None})
         done = set(open_groups[: max(0, len(open_groups) - left)])
         for store in mine:
             if store.group in done:

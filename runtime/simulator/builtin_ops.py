@@ -250,7 +250,7 @@ def element_atomic(kind: str, returns: bool):
         pointer = Pointer(c, call.args[0], op, site)
         numbers = [a for a in call.args[1 if kind == "load" else 2 :]]
         sem = _ORDERS[int(numbers[0])] if numbers else "relaxed"
-        if pointer.ref is None:
+        if pointer.slot >= 0:
             return _tile_atomic(c, call, pointer, combine, returns, site)
         word = Word(pointer.ref, sem, "sys")
         if kind == "load":
@@ -316,7 +316,7 @@ def vector_atomic(lanes: int, returns: bool):
     def compile(c: Statements, call: tirx.Call, site: str) -> Any:
         op = f"T.atomic_addx{lanes}"
         pointer, load = Pointer(c, call.args[0], op, site), call.args[1].args[0]
-        if pointer.ref is None:
+        if pointer.slot >= 0:
             raise unsupported(f"{op} in {pointer.buffer.scope()} memory", site)
         *first, last = load.indices
         base = last.base if isinstance(last, tirx.Ramp) else last

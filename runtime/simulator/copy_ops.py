@@ -116,7 +116,7 @@ def _bulk_store(reduces: bool):
             access = block.bulk_access(
                 frame.mask.classes, op, site, SYS if reduces else 0, (tile, part)
             )
-            if reduces:
+            if ufunc is not None:
                 if poison is not None:
                     refuse_poison(frame, Expr(lambda f: 0, lambda f: True), dst)
                 target.update(key, ufunc, values, access)

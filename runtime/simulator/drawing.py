@@ -232,10 +232,11 @@ class _Artist:
         fault = self.t.fault
         if fault is None:
             return
-        here = [b for b in self.t.bars if b.failed_at is not None]
         stuck = [b for b in self.t.bars if b.end is None]
-        ends = [(self.x(b.failed_at), self.middle(b)) for b in here]
-        if not here and fault.kind in ("deadlock", "arrival"):
+        ends = [
+            (self.x(b.failed_at), self.middle(b)) for b in self.t.bars if b.failed_at is not None
+        ]
+        if not ends and fault.kind in ("deadlock", "arrival"):
             ends = [(self.x(self.t.end), self.middle(b)) for b in stuck]
         if self.t.other is not None:
             other = self.t.other

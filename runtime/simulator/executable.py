@@ -169,7 +169,8 @@ class Executable:
             step=step,
             dst=machine.named[dst.parameter.name][rank],
             src=None if src is None else machine.named[src.parameter.name][rank],
-            takes_room=isinstance(step, plans.Copy) and _owner(dst, rank) == _owner(src, rank),
+            takes_room=isinstance(step, plans.Copy)
+            and _owner(step.dst, rank) == _owner(step.src, rank),
             **common,
         )
 

@@ -45,7 +45,8 @@ def either(*poisons: Value | None) -> Value | None:
     return poison
 
 
-ValueOf = Callable[["Expressions", tirx.Call, str], Expr]
+ValueOf = Callable[[Any, tirx.Call, str], Expr]
+"""Given the compiler of the program, which may know more than expressions."""
 
 
 class Expressions:
@@ -294,7 +295,8 @@ class Expressions:
         if full in self.calls:
             return self.calls[full](self, call, site)
         if full == "tirx.if_then_else":
-            return self.select(*call.args, site)
+            condition, then, other = call.args
+            return self.select(condition, then, other, site)
         if full == "tl.infinity":
             value = np.float64(np.inf).astype(numpy_dtype(call.dtype))
             return Expr(lambda frame: value)

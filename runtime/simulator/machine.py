@@ -131,15 +131,15 @@ class Machine:
             stream = pending.pop()
             while stream.work is None and stream.items:
                 item = stream.items[0]
-                if isinstance(item, WaitEvent) and item.event.clock is None:
-                    break
-                stream.items.pop(0)
                 if isinstance(item, WaitEvent):
+                    if item.event.clock is None:
+                        break
                     stream.clock = stream.clock.joined(item.event.clock)
-                elif isinstance(item, Record):
+                stream.items.pop(0)
+                if isinstance(item, Record):
                     item.event.clock = stream.clock
                     pending += [s for s in self.streams if s.rank == stream.rank and s.stands]
-                elif item.blocks:
+                elif not isinstance(item, WaitEvent) and item.blocks:
                     item.begin()
                     active = self._active[stream.rank]
                     active.append(item)

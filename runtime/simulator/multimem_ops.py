@@ -92,7 +92,7 @@ def _change(reduces: bool):
                         else:
                             ref.word.change(
                                 frame, tensor, i, classes,
-                                lambda old, v=value: convert(combine(old, v), dtype),
+                                lambda old, v=value, f=combine: convert(f(old, v), dtype),
                             )  # fmt: skip
 
         return c.preempted(run, call)

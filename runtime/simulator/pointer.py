@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
@@ -11,6 +12,9 @@ from .errors import SimulationError, unsupported
 from .expressions import Expr, is_poisoned
 from .statements import Statements
 from .values import numpy_dtype
+
+if TYPE_CHECKING:
+    from .multimem_ops import Everywhere
 
 
 class Pointer:
@@ -23,15 +27,29 @@ class Pointer:
         self.dtype = numpy_dtype(buffer.dtype)
         starts = [i.base if isinstance(i, tirx.Ramp) else i for i in load.indices]
         self.index = c.indices(starts, buffer.name, site)
-        self.ref = GlobalRef(c.globals[buffer.data], op, site) if buffer.data in c.globals else None
         self.slot = c.tiles.get(buffer.data, -1)
         if self.slot >= 0:
             self.index = c.in_tile(buffer, self.index, site)
-        if self.ref is None and self.slot < 0:
-            raise unsupported(f"{op} of {buffer.name} in {c.memory_of(buffer)} memory", site)
+        self._name, self._memory = c.globals.get(buffer.data), c.memory_of(buffer)
+        if self._name is None and self.slot < 0:
+            raise self._unsupported()
+
+    @cached_property
+    def ref(self) -> GlobalRef:
+        """What is in global memory.
+
+        Raises:
+            SimulationError: it is not.
+        """
+        if self._name is None:
+            raise self._unsupported()
+        return GlobalRef(self._name, self.op, self.site)
+
+    def _unsupported(self) -> SimulationError:
+        return unsupported(f"{self.op} of {self.buffer.name} in {self._memory} memory", self.site)
 
 
-def refuse_poison(frame: Any, expr: Expr, pointer: Pointer) -> None:
+def refuse_poison(frame: Any, expr: Expr, pointer: Pointer | Everywhere) -> None:
     if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
         raise SimulationError(
             "poison",

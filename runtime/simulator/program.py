@@ -211,7 +211,9 @@ class Program:
         for name, (slot, dtype) in self.scalars.items():
             value = scalars[name]
             env[slot] = int(value) if str(dtype) in ("int32", "int64") else dtype.type(value)
-        frame = SimpleNamespace(env=env, block=None, mask=None, space=None, cache={}, active=None)
+        frame: Any = SimpleNamespace(
+            env=env, block=None, mask=None, space=None, cache={}, active=None
+        )
         for item in self.host:
             if isinstance(item, Kernel):
                 yield item, list(env), item.extents(frame)

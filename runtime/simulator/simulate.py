@@ -169,7 +169,7 @@ def _checked(executable: Executable, inputs: Inputs | None) -> list[dict[str, An
 def _require_alias(p: Parameter, target: str, executable: Executable) -> None:
     same = [
         q.name for q in executable.parameters
-        if q.symmetric and q.dtype == p.dtype and len(q.shape) == len(p.shape)
+        if q.symmetric and q.dtype == p.dtype and len(q.extents) == len(p.extents)
     ]  # fmt: skip
     if target not in same:
         raise TileWeaveError(

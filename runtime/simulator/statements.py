@@ -21,7 +21,8 @@ _ROUNDS = 1_000_000
 """A loop that nothing from outside can end is given up after so many rounds."""
 
 
-OfCall = Callable[["Statements", tirx.Call, str], Step]
+OfCall = Callable[[Any, tirx.Call, str], Step]
+"""As ``ValueOf``."""
 
 
 class Statements(Expressions):
@@ -204,7 +205,7 @@ class Statements(Expressions):
 
     def _on_SBlockRealize(self, stmt, site: str) -> Step:
         block = stmt.block
-        made: list[tuple[int, str, tuple, np.dtype, str]] = []
+        made: list[tuple[int, tuple[str, tuple, np.dtype, str]]] = []
         for buffer in block.alloc_buffers:
             scope = buffer.scope()
             if scope == "shared.barrier":
@@ -217,7 +218,7 @@ class Statements(Expressions):
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
             self.made[slot] = shape, numpy_dtype(buffer.dtype)
-            made.append((slot, buffer.name, shape, numpy_dtype(buffer.dtype), scope))
+            made.append((slot, (buffer.name, shape, numpy_dtype(buffer.dtype), scope)))
         for data, info in dict(block.annotations.items()).get("reducer_info_v2", {}).items():
             self.reducers[data] = str(info["op"])
         counts = [
@@ -227,7 +228,7 @@ class Statements(Expressions):
         body = self.statement(block.body, site)
 
         def prepare(frame):
-            for slot, *what in made:
+            for slot, what in made:
                 frame.block.tiles[slot] = Tile(*what)
             for slot, numbers in counts:
                 frame.block.barriers[slot] = [MBarrier(n) for n in numbers]

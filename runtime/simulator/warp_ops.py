@@ -94,7 +94,7 @@ def _reduction(ufunc: np.ufunc):
     return compile
 
 
-def _vote(f: Callable[[np.ndarray], np.ndarray], dtype: Any, operand: int = 1):
+def _vote(f: Callable[[np.ndarray, np.ndarray], Any], dtype: Any, operand: int = 1):
     """Of the lanes that are on the way; ``f`` takes one row of truth values a warp, and the same
     of who votes."""
 

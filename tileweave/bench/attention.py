@@ -115,13 +115,13 @@ class Inputs:
             q, k, v = (
                 normal(heads) for heads in (problem.heads, problem.kv_heads, problem.kv_heads)
             )
-            held = [by_rank(x, group) for x in (k, v)]
-            k_all, v_all = (in_order(problem, x) for x in held)
+            k_by_rank, v_by_rank = (by_rank(x, group) for x in (k, v))
+            k_all, v_all = (in_order(problem, x) for x in (k_by_rank, v_by_rank))
             sample = torch.randperm(problem.q_rows, generator=generator, device=group.device)
             sample = sample[:_SAMPLE]
             sample[0], sample[-1] = 0, problem.q_rows - 1
             result = right_of(problem, group, q, k_all, v_all, sample)
-            yield Inputs(q, k, v, *held, k_all, v_all, result)
+            yield Inputs(q, k, v, k_by_rank, v_by_rank, k_all, v_all, result)
 
 
 def right_of(

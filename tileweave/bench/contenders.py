@@ -85,10 +85,10 @@ class Contender:
         error: how far from right what was found is.
     """
 
-    call: Callable[[Inputs], Any]
-    right: Callable[[Inputs], Tensor] = lambda given: given.result
+    call: Callable[[Any], Any]
+    right: Callable[[Any], Tensor] = lambda given: given.result
     found: Callable[[Any], Tensor] = lambda returned: returned
-    prepare: Callable[[Inputs], Any] = lambda given: None
+    prepare: Callable[[Any], Any] = lambda given: None
     error: Callable[[Tensor, Tensor], Tensor] = relative_error
 
 

@@ -154,8 +154,9 @@ class Result:
     def ideal(self) -> float | None:
         """What nobody can beat: for a product the longer of both halves alone, for a collective the
         copies alone, for attention that of one rank alone."""
-        floors = [self.best(name) for name in self.shape.floors]
-        return None if None in floors else max(floors)
+        every = [self.best(name) for name in self.shape.floors]
+        floors = [ms for ms in every if ms is not None]
+        return max(floors) if len(floors) == len(every) else None
 
     @property
     def best_other(self) -> float | None:

@@ -54,11 +54,14 @@ def explanations(places: Iterable[tuple[str, int]]) -> list[Explanation]:
 
 def _functions(tree: ast.Module, lines: set[int]) -> list[range]:
     """The innermost functions around these lines."""
-    every = [
-        range(n.lineno, n.end_lineno + 1) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)
-    ]
+    every = [range(n.lineno, _end(n) + 1) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
     around = [[f for f in every if line in f] for line in lines]
     return list({min(each, key=len) for each in around if each})
+
+
+def _end(node: ast.stmt) -> int:
+    """The last line; only nodes that were not parsed have none."""
+    return node.end_lineno or node.lineno
 
 
 def _read(source: str, file: str) -> list[Explanation]:
@@ -100,6 +103,6 @@ def _statements(tree: ast.Module) -> list[range]:
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
             body = getattr(node, "body", None)
-            end = body[0].lineno - 1 if body else node.end_lineno
+            end = body[0].lineno - 1 if body else _end(node)
             out.append(range(node.lineno, max(end, node.lineno) + 1))
     return out
