@@ -9,7 +9,8 @@ from .declare import Constant, builtin
 def delay(seed: Constant, place: Constant) -> None:
     """Sleep up to 16 microseconds, each rank, block and place for a time of its own.
 
-    ``pass_configs={"tileweave.delays": seed}`` puts one before every signal and after every wait.
+    ``pass_configs={"tileweave.delays": seed}`` puts one before every signal and after every wait
+    but those that stand by themselves in ``T.Pipelined``.
 
     Args:
         seed: chooses the times.
