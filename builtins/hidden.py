@@ -11,7 +11,7 @@ import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
 
-from .declare import Builtin, ref_dtype, register_op
+from .declare import Builtin, builtin_of, ref_dtype, register_op
 
 register_op("tileweave.context", "address of the runtime's context on this device", 0)
 
@@ -54,6 +54,12 @@ def register_site(site: Site) -> tirx.IntImm:
     number = zlib.crc32(str(site).encode()) & 0x7FFFFFFF
     SITES[number] = site
     return tirx.IntImm("int32", number)
+
+
+def site_of(call: tirx.Call) -> Site | None:
+    """Where the builtin ``call``, which has a site, stands; None if this process did not trace
+    it."""
+    return SITES.get(int(builtin_of(call).operand(call, "site")))
 
 
 def _site(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:

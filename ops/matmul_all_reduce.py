@@ -180,9 +180,8 @@ def matmul_all_reduce_plan(
     """The plan: that of ``matmul_reduce_scatter``, but that copy engines also fetch the sums of the
     others, as they become ready."""
     out_dtype = out_dtype or dtype
-    share, band = rows_of_owner(M, ranks, tiles), tiles.band * tiles.M
+    share = rows_of_owner(M, ranks, tiles)
     kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype, M)
-    pieces = [slice(m, min(m + band, share)) for m in range(0, share, band)]
 
     @plan
     def matmul_all_reduce(
@@ -199,9 +198,9 @@ def matmul_all_reduce_plan(
     ):
         p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, sums, C)
         for peer in p.peers():
-            for rows in pieces:
+            for rows in tiles.bands(share):
                 p.copy(parts[peer, p.rank, rows], products[p.rank, peer, rows], stream="copies")
-        for rows in pieces:
+        for rows in tiles.bands(share):
             for peer in p.peers():
                 first, end = (min(peer * share + m, M) for m in (rows.start, rows.stop))
                 if first < end:

@@ -173,8 +173,6 @@ def matmul_reduce_scatter_plan(
     """
     out_dtype = out_dtype or dtype
     kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype)
-    band = tiles.band * tiles.M
-    pieces = [slice(m, min(m + band, share)) for m in range(0, share, band)]
 
     @plan
     def matmul_reduce_scatter(
@@ -190,7 +188,7 @@ def matmul_reduce_scatter_plan(
     ):
         p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, None, C)
         for peer in p.peers():
-            for rows in pieces:
+            for rows in tiles.bands(share):
                 p.copy(parts[peer, p.rank, rows], products[p.rank, peer, rows], stream="copies")
 
     return matmul_reduce_scatter

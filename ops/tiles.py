@@ -32,6 +32,11 @@ class Tiles:
         operands = (self.M + self.N) * self.K * self.stages
         return max(operands, self.M * self.N) * itemsize
 
+    def bands(self, rows: int) -> list[slice]:
+        """Rows that are complete at a time, of so many that are walked over: a band each."""
+        band = self.band * self.M
+        return [slice(low, min(low + band, rows)) for low in range(0, rows, band)]
+
     def __str__(self) -> str:
         return (
             f"tiles of {self.M} x {self.N} x {self.K}, {self.stages} stages, {self.threads} "

@@ -10,14 +10,13 @@ from tilelang import tvm
 from tilelang.transform import PassConfigKey
 from tvm import tirx
 from tvm.target import Target
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ..builtins.declare import builtin_of, register_op
 from ..builtins.symmetric import itemsize, packed_strides
 from .memory_order import writes
 from .pin_pipelined import is_pipelined
 from .require_arch import sm_of
-from .walk import effects_in, flatten, op_name, rewrite_children
+from .walk import effects_in, flatten, has_loads, op_name, rewrite_children
 
 ONLY_IF = "tileweave.only_if"
 """Its second operand, an index; what it is an index of is accessed only where the first holds."""
@@ -129,14 +128,7 @@ def _is_wait(stmt: tirx.Stmt) -> bool:
 
 def _is_fixed(condition: tirx.PrimExpr) -> bool:
     """Whether ``condition`` reads no memory: then it may be evaluated again, and elsewhere."""
-    loads: list[tirx.BufferLoad] = []
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.BufferLoad):
-            loads.append(node)
-
-    post_order_visit(condition, visit)
-    return not loads and not effects_in(condition)
+    return not has_loads(condition) and not effects_in(condition)
 
 
 def _predicated(choice: _Choice) -> tirx.Stmt:

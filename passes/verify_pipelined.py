@@ -6,7 +6,7 @@ from tvm import tirx
 
 from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
-from ..builtins.hidden import SITES
+from ..builtins.hidden import site_of
 from .pin_pipelined import GUARDS_LOADS
 from .stage_waits import STAGED
 from .walk import ASYNC_LOADS, calls_in, op_name, rewrite_children
@@ -38,12 +38,13 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _overtaken(wait: tirx.Call, specialised: bool) -> LanguageError:
-    spec = builtin_of(wait)
-    site = SITES.get(int(wait.args[len(spec.operands) + spec.hidden.index("site")]))
+    site = site_of(wait)
     where = f"\n --> {site.file}:{site.line}" if site is not None else ""
     why = (
         "something before the loads keeps it in the consumer warps; expected only waits there"
         if specialised
         else "there is no warp specialisation; expected T.serial, or num_stages=0"
     )
-    return LanguageError(f"{spec.name}: loads of T.Pipelined overtake it, since {why}{where}")
+    return LanguageError(
+        f"{builtin_of(wait).name}: loads of T.Pipelined overtake it, since {why}{where}"
+    )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from tilelang import tvm
 from tvm import tirx
 from tvm.ir import structural_equal
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ..builtins.declare import builtin_of
-from ..builtins.hidden import SITES
-from .walk import flatten, rewrite_children
+from ..builtins.hidden import site_of
+from .walk import bound_in, flatten, rewrite_children, variables_and_loads, written_tensors
 
 
 def wait_once(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -22,7 +21,6 @@ def wait_once(func: tirx.PrimFunc) -> tirx.PrimFunc:
     After:  ``waited = -1; for k in range(n): if waited != k // 64: wait_reached(...);
     waited = k // 64; ...``
     """
-
     done: set[tirx.Stmt] = set()
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
@@ -37,7 +35,7 @@ def wait_once(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _with_memory(loop: tirx.For, done: set[tirx.Stmt]) -> tuple[list[tirx.Stmt], tirx.Stmt]:
     """What stands before ``loop``, and it with its waits skipped but those ``done``; adds to
     these."""
-    changed = _changed_in(loop)
+    changed = bound_in(loop) | written_tensors(loop)
     starts: list[tirx.Stmt] = []
 
     def skip(stmt: tirx.Stmt) -> tirx.Stmt:
@@ -83,17 +81,16 @@ def _waits_for_one_value(stmt: tirx.Stmt, changed: set[tirx.Var]) -> bool:
     spec = builtin_of(call)
     if spec is None or not spec.waits or not isinstance(stmt, tirx.Evaluate):
         return False
-    site = SITES.get(int(spec.operand(call, "site")))
-    if site is None or not site.inferred:
-        return False
-    return changed.isdisjoint(_read_in(spec.operand(call, "target")))
+    site = site_of(call)
+    inferred = site is not None and site.inferred
+    return inferred and _is_fixed(spec.operand(call, "target"), changed)
 
 
 def _changing_part(place: tirx.PrimExpr, changed: set[tirx.Var]) -> tirx.PrimExpr:
     """``place`` without what is added to it in every round alike."""
     if isinstance(place, tirx.Add):
         for fixed, rest in ((place.a, place.b), (place.b, place.a)):
-            if changed.isdisjoint(_read_in(fixed)):
+            if _is_fixed(fixed, changed):
                 return _changing_part(rest, changed)
     return place
 
@@ -107,31 +104,7 @@ def _narrow(place: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.Cast("int32", place) if fits else place
 
 
-def _read_in(expr: tirx.PrimExpr) -> set[tirx.Var]:
-    """Variables and memory that ``expr`` reads."""
-    found: set[tirx.Var] = set()
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.Var):
-            found.add(node)
-        elif isinstance(node, tirx.BufferLoad):
-            found.add(node.buffer.data)
-
-    post_order_visit(expr, visit)
-    return found
-
-
-def _changed_in(loop: tirx.For) -> set[tirx.Var]:
-    """Variables and memory that ``loop`` changes."""
-    found: set[tirx.Var] = set()
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.For):
-            found.add(node.loop_var)
-        elif isinstance(node, tirx.Bind):
-            found.add(node.var)
-        elif isinstance(node, tirx.BufferStore):
-            found.add(node.buffer.data)
-
-    post_order_visit(loop, visit)
-    return found
+def _is_fixed(expr: tirx.PrimExpr, changed: set[tirx.Var]) -> bool:
+    """Whether ``expr`` reads no variable and no memory that is ``changed``."""
+    read = variables_and_loads(expr)
+    return changed.isdisjoint(n if isinstance(n, tirx.Var) else n.buffer.data for n in read)

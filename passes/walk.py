@@ -135,6 +135,37 @@ def variables_in(node) -> list[tirx.Var]:
     return list(found)
 
 
+def variables_and_loads(expr: tirx.PrimExpr) -> list[tirx.Var | tirx.BufferLoad]:
+    """What ``expr`` reads: variables, and elements of memory."""
+    found: list[tirx.Var | tirx.BufferLoad] = []
+
+    def visit(node) -> None:
+        if isinstance(node, (tirx.Var, tirx.BufferLoad)):
+            found.append(node)
+
+    post_order_visit(expr, visit)
+    return found
+
+
+def has_loads(expr: tirx.PrimExpr) -> bool:
+    """Whether ``expr`` may have another value when it is evaluated again."""
+    return any(isinstance(node, tirx.BufferLoad) for node in variables_and_loads(expr))
+
+
+def bound_in(stmt: tirx.Stmt) -> set[tirx.Var]:
+    """Variables that ``stmt`` gives values to: of its loops, and by name."""
+    bound: set[tirx.Var] = set()
+
+    def visit(node) -> None:
+        if isinstance(node, tirx.Bind):
+            bound.add(node.var)
+        elif isinstance(node, tirx.For):
+            bound.add(node.loop_var)
+
+    post_order_visit(stmt, visit)
+    return bound
+
+
 def op_name(call) -> str:
     """Name of the operator an IR call calls, or an empty string."""
     return getattr(getattr(call, "op", None), "name", "")

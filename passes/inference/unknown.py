@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ..thread_control import Divergence
-from ..walk import effects_in, written_tensors
+from ..walk import bound_in, effects_in, variables_and_loads, written_tensors
 from .accesses import Access, Program, base_of
 from .space import Loop, NotEvaluable, Space
 from .symbols import Symbols
@@ -94,25 +93,12 @@ def _opened(region: Region, access: Access, axis: int, space: Space, program: Pr
 def stays_in(stmt: tirx.Stmt, expr: tirx.PrimExpr, program: Program) -> bool:
     """Whether ``expr``, as the program says it inside ``stmt``, can be said before it, too, and has
     one value all through it."""
-    bound = set()
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.Bind):
-            bound.add(node.var)
-        elif isinstance(node, tirx.For):
-            bound.add(node.loop_var)
-
-    post_order_visit(stmt, visit)
+    bound = bound_in(stmt)
     changing = written_tensors(stmt) | {a.tensor.data for a in program.accesses}
     return not effects_in(expr) and not any(
         node in bound if isinstance(node, tirx.Var) else node.buffer.data in changing
-        for node in _variables_and_loads(expr)
+        for node in variables_and_loads(expr)
     )
-
-
-def has_loads(expr: tirx.PrimExpr) -> bool:
-    """Whether ``expr`` may have another value when it is evaluated again."""
-    return any(isinstance(node, tirx.BufferLoad) for node in _variables_and_loads(expr))
 
 
 def _is_one(access: Access, index: tirx.PrimExpr, program: Program) -> bool:
@@ -133,17 +119,6 @@ def _steps(index: tirx.PrimExpr) -> tuple[int, int]:
     """Of what ``index`` surely is a multiple, and how much more than that it is."""
     of = tvm.arith.Analyzer().modular_set(index)
     return int(of.coeff), int(of.base)
-
-
-def _variables_and_loads(expr: tirx.PrimExpr) -> list[tirx.Var | tirx.BufferLoad]:
-    found: list[tirx.Var | tirx.BufferLoad] = []
-
-    def visit(node) -> None:
-        if isinstance(node, (tirx.Var, tirx.BufferLoad)):
-            found.append(node)
-
-    post_order_visit(expr, visit)
-    return found
 
 
 def _parts(condition: tirx.PrimExpr) -> Iterator[tirx.PrimExpr]:

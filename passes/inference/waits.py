@@ -9,6 +9,7 @@ from tvm import tirx
 from tvm.ir import structural_equal
 
 from ...builtins.errors import LanguageError
+from ..walk import has_loads
 from . import builtin_calls
 from .accesses import Access
 from .board import volumes
@@ -17,7 +18,7 @@ from .exchange import Exchange, by_rank
 from .granules import Counter
 from .placement import anchor_of, loops_kept, moved
 from .space import Loop
-from .unknown import has_loads, stays_in
+from .unknown import stays_in
 
 
 def place_waits(exchange: Exchange) -> None:
