@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,3 +62,19 @@ def nvcc() -> str:
             "go without"
         )
     return found
+
+
+@pytest.fixture
+def ptxas(nvcc: str, tmp_path: Path) -> Callable[[str], str]:
+    """Takes PTX for sm_90a, which it must be able to assemble; what it says of the kernels."""
+
+    def run(ptx: str) -> str:
+        file = tmp_path / "kernel.ptx"
+        file.write_text(ptx)
+        tool, cubin = Path(nvcc).with_name("ptxas"), tmp_path / "kernel.cubin"
+        command = [tool, "-arch=sm_90a", "-v", "-o", cubin, file]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    return run

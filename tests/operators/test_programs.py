@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -211,19 +209,15 @@ def test_fp8_goes_to_the_tensor_cores(make):
     assert "float part[64]" in cuda and "cp_async" not in cuda
 
 
-def test_registers_of_fp8_suffice(tmp_path, nvcc):
+def test_registers_of_fp8_suffice(ptxas):
     """Two sums of a tile, for ptxas and what it says of a kernel that adds all there is."""
     program = matmul_reduce_scatter_program(
         200, 336, 144, 4, FP8, True, FP8_TILES, True, "bfloat16"
     )
-    file = tmp_path / "kernel.ptx"
-    file.write_text(tw.emit(program, stage="ptx"))
-    assert re.search(r"wgmma\.mma_async\S*m64n64k32\.f32\.e4m3\.e4m3", file.read_text())
-    ptxas = Path(nvcc).with_name("ptxas")
-    command = [ptxas, "-arch=sm_90a", "-v", "-o", tmp_path / "kernel.cubin", file]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert " 0 bytes spill stores" in done.stderr and "serialized" not in done.stderr
+    ptx = tw.emit(program, stage="ptx")
+    assert re.search(r"wgmma\.mma_async\S*m64n64k32\.f32\.e4m3\.e4m3", ptx)
+    said = ptxas(ptx)
+    assert " 0 bytes spill stores" in said and "serialized" not in said
 
 
 @pytest.mark.parametrize(

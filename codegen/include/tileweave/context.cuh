@@ -38,6 +38,15 @@ __device__ __forceinline__ uint64_t now_ns() {
   return t;
 }
 
+// Ends the grid after a while. Not in give_up, which warps with different numbers of registers
+// (setmaxnreg) call: ptxas finds none (C7600) for a function with a loop that both of them call.
+__device__ __noinline__ inline void trap_after(uint64_t linger_ns) {
+  for (uint64_t start = now_ns(); now_ns() - start < linger_ns;) {
+    __nanosleep(10000);
+  }
+  asm volatile("trap;");
+}
+
 // Leaves the record for the host and ends the grid. One thread of the process's device speaks; the
 // others stand still, because a trap of theirs would end the grid before the record is out. A
 // thread that finds the record taken but nobody trapping (a former kernel's record) traps after a
@@ -63,10 +72,7 @@ __device__ __noinline__ inline void give_up(const Context *context, int32_t site
     __threadfence_system();
     linger_ns = 20000000ull; // the host reads the record while the grid still runs
   }
-  for (uint64_t start = now_ns(); now_ns() - start < linger_ns;) {
-    __nanosleep(10000);
-  }
-  asm volatile("trap;");
+  trap_after(linger_ns);
 }
 
 #endif
