@@ -86,6 +86,11 @@ class Prepared:
         else:
             self.operators[problem, choice] = operator
 
+    def free(self) -> None:
+        """Free all but those which a CUDA graph may replay. Collective."""
+        for key in [key for key in self.operators if key not in self._captured]:
+            self.operators.pop(key).free()
+
 
 _session: Session | None = None
 _prepared = Prepared()
@@ -98,3 +103,8 @@ def prepared(group: Group) -> Prepared:
     if session is not _session:
         _session, _prepared = session, Prepared()
     return _prepared
+
+
+def free_prepared() -> None:
+    """Free what is prepared in the current session, but for CUDA graphs. Collective."""
+    _prepared.free()

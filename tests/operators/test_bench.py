@@ -20,13 +20,16 @@ from tileweave.bench.contenders import Contender, Judge
 from tileweave.bench.programs import all_gather_plan, all_to_all_plan, matmul_program
 from tileweave.bench.results import Result, Shape, Size
 from tileweave.cli import main
-from tileweave.ops import transport
+from tileweave.ops import prepared, transport
+from tileweave.ops.all_gather import AllGather
 from tileweave.ops.exchange import checked
 from tileweave.ops.groups import group_of
+from tileweave.ops.prepared import Prepared
 from tileweave.ops.strategy import Strategy
 from tileweave.ops.tiles import LARGE, Tiles
 from tileweave.ops.trial import problem_of
 from tileweave.runtime import compile_ahead
+from tileweave.runtime.heap import FreeList, HeapExhausted
 
 NAMES = ("ours", "product/cublas", "exchange/nccl", "nccl")
 PNG = b"\x89PNG"
@@ -409,3 +412,35 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     assert judge.errors == {"transport/copy_engine": 0, "nccl": 0}
     arena.close()
     assert freed == ["copy_engine", "ldst"]
+
+
+def test_each_size_finds_the_heap_empty(monkeypatch):
+    """It has room for all transports of the largest, and once more for what callers get, but not
+    beside that of another size."""
+    sizes = [Size(4 << 10, 1), Size(16 << 10, 1)]
+    heap = FreeList(0, max(exchanges.symmetric_bytes("all_gather", size) for size in sizes))
+    kept = Prepared()
+
+    def take(self, problem, transport):
+        self.nbytes = problem.nbytes * (1 if transport == "copy_engine" else 2)
+        self.offset = heap.take(self.nbytes)
+        if self.offset is None:
+            raise HeapExhausted(f"{self.nbytes} bytes")
+
+    def ours(arena):
+        return arena.into_out(lambda x, out: kept.operator(arena.problem, "tma", AllGather)(x, out))
+
+    monkeypatch.setattr(AllGather, "__init__", take)
+    monkeypatch.setattr(AllGather, "__call__", lambda self, x, out: out.copy_(x))
+    monkeypatch.setattr(AllGather, "free", lambda self: heap.give(self.offset, self.nbytes))
+    monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
+    monkeypatch.setattr(exchanges, "prepared", lambda _: kept)
+    monkeypatch.setattr(prepared, "_prepared", kept)
+    monkeypatch.setitem(exchanges.MAKERS, "ours", ours)
+    group, wanted = group_of(""), bench.Wanted((), (), (), warmups=1, runs=1)
+    for size in sizes:
+        case = subjects.ExchangeSubject("all_gather", size)
+        problem = case.problem(1, torch.bfloat16)
+        result, missing = bench.measured(case, problem, group, None, wanted)
+        assert list(missing) == ["exchange/copies"]
+        assert result.is_right("ours")

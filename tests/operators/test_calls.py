@@ -304,6 +304,7 @@ def heap(monkeypatch):
         return kept.operator(sized(nbytes), WAY, lambda p, _: Memory(free, p.share))
 
     take.kept = lambda: [p.share for p, _ in kept.operators]
+    take.free = kept.free
     return take
 
 
@@ -329,6 +330,15 @@ def test_those_in_a_graph_stay(heap):
         "TILEWEAVE_HEAP_BYTES"
     )
     assert heap.kept() == [6]
+
+
+def test_all_but_those_in_a_graph_are_freed(heap):
+    heap(3)
+    heap(3, captured=True)
+    heap(7)
+    heap.free()
+    assert heap.kept() == [3]
+    assert heap(7).nbytes == 7
 
 
 def test_a_graph_knows_only_what_was_called_before(heap):

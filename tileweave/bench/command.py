@@ -20,6 +20,7 @@ import torch.distributed as dist
 from .. import __version__
 from ..builtins.errors import TileWeaveError
 from ..ops.groups import group_of
+from ..ops.prepared import free_prepared
 from ..runtime import SymmetricTensor, finalize, init, symmetric
 from ..runtime.compile_ahead import compile_ahead
 from ..runtime.group import Group
@@ -206,6 +207,7 @@ def measured(
         title=f"{case.op} {case.shape}",
     )
     arena.close()
+    free_prepared()  # the heap has room for one case at a time, in one piece
     errors = largest(judge.errors, group)
     how = case.how(problem, inputs[0])
     seconds = time.perf_counter() - begin
