@@ -53,9 +53,9 @@ class Explanation:
     rounds: Mapping[str, str] = field(default_factory=dict)
     """tensor -> what keeps apart the rounds in which one launch writes it."""
     copied: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
-    """By rank and number of a plan's copy: (flag tensor, index) of what it announces."""
+    """By rank and number of a plan's copy: (flag tensor, rank, its flags) of what it announces."""
     awaited: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
-    """The same of what it waits for: (flag tensor, index, value)."""
+    """By the same, what it waits for: (flag tensor, index, value)."""
     leaves_room: bool = False
     """Whether what lets a plan's copies begin may run beside it."""
 

@@ -3,6 +3,7 @@ open."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,6 @@ from .kernel import Kernel
 from .plans import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .regions import Region, Rows
 
-_WORD = Rows(1, 1, 1, 1)
 _REACHED = 0
 """CU_STREAM_WAIT_VALUE_GEQ: the difference is not negative as a signed number."""
 
@@ -149,7 +149,8 @@ class Operations:
                 case Copy():
                     operations.append(self._copy(step, step.rows))
                 case CopyValue():
-                    operations.append(self._copy(step, _WORD))
+                    words = math.prod(step.dst.extent)
+                    operations.append(self._copy(step, Rows(1, words, words, words)))
                 case WriteValue():
                     operations.append(self._word("Write", step, step.dst, 0))
                 case WaitValue():

@@ -22,8 +22,9 @@ from .. import language as W
 from ..builtins.errors import TileWeaveError
 from ..passes.hidden import Hidden, hidden_of, set_hidden
 from ..passes.infer_sync import is_explicit
+from ..passes.inference.epochs import CALL
 from ..passes.walk import written_tensors
-from .plan_sync import BEGIN, CALL, WAIT, meet_and_count, region_of, require_same_copies
+from .plan_sync import BEGIN, WAIT, meet_and_count, region_of, require_same_copies
 from .plans import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .regions import Region
 

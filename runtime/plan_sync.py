@@ -2,11 +2,11 @@
 
 A plan that copies into a symmetric tensor which a kernel of it reads gets three things. The kernel
 knows the copies of all ranks and waits for them, as for writes of its own (``passes/infer_sync``).
-Each copy is followed by its flag: the number of the call, copied from device memory, so that a
-CUDA graph finds the right one. And before the first copy a kernel of one block counts the call,
-tells the peers that it has begun here, and waits until it has begun there: then nobody reads any
-more what the copies overwrite, be it the call before or what its caller did since. The other kernel
-starts beside it, if that is sure to leave it an SM.
+Each copy is followed by another one, to its flags: the number of the call, from device memory, so
+that a CUDA graph finds the right one. And before the first copy a kernel of one block counts the
+call, tells the peers that it has begun here, and waits until it has begun there: then nobody reads
+any more what the copies overwrite, be it the call before or what its caller did since. The other
+kernel starts beside it, if that is sure to leave it an SM.
 
 Before a copy of what the kernel brings, in another stream, a kernel of one block waits until it is
 there: the kernel beside it counts that up in a word, which is then set back to 0. A stream could
@@ -33,7 +33,7 @@ from ..passes.infer_sync import explained, is_explicit
 from ..passes.inference.accesses import Kind
 from ..passes.inference.copies import Copy as KnownCopy
 from ..passes.inference.copies import with_copies
-from ..passes.inference.epochs import EPOCH
+from ..passes.inference.epochs import CALL, EPOCH
 from ..passes.sizes import named
 from .parameters import Parameter
 from .plans import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
@@ -54,8 +54,6 @@ BEGIN = -1
 """The number of its step."""
 WAIT = BEGIN - 1
 """The number of the steps that wait before a copy."""
-CALL = 2
-"""The word of the kernel's count of launches that holds the number of the call."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +129,17 @@ class PlanSync:
                 given = {"made": regions[name], "at": index[1], "value": value}
                 out.append(Launch(*at[:2], WAIT, kernel=wait, program=wait, arguments=given))
             out.append(step)
-            for name, index in self.flags.get((rank, number), ()):
-                flag, word = regions[name][index], regions[EPOCH][CALL]
-                out.append(CopyValue(*at, dst=flag, src=word))
+            for name, to, run in self.flags.get((rank, number), ()):
+                flags = regions[name][to, run]
+                calls = regions[EPOCH][CALL : CALL + run.stop - run.start]
+                out.append(CopyValue(*at, dst=flags, src=calls))
         return out
 
     def _begin(
         self, site: str, regions: Mapping[str, Region], world_size: int, stream: str | None
     ) -> Launch:
         waits = "started" in regions
-        kernel = _begin(world_size if waits else 0)
+        kernel = _begin(world_size if waits else 0, regions[EPOCH].whole[0] - CALL)
         given = {"launches": regions[EPOCH]}
         if waits:
             given = {"started": regions["started"], **given}
@@ -267,27 +266,33 @@ def _place(copy: KnownCopy) -> tuple:
 
 
 @cache
-def _begin(ranks: int) -> tirx.PrimFunc:
+def _begin(ranks: int, words: int) -> tirx.PrimFunc:
     """The kernel that runs before the copies of a call: meets ``ranks - 1`` peers, if any."""
-    return meet_and_count(ranks) if ranks else _count()
+    return meet_and_count(ranks, words) if ranks else _count(words)
 
 
-def _count() -> tirx.PrimFunc:
+def _count(words: int) -> tirx.PrimFunc:
+    one = tirx.const(1, "uint32")
+
     @T.prim_func
-    def begin(launches: T.Tensor((CALL + 1,), "uint32")):
+    def begin(launches: T.Tensor((CALL + words,), "uint32")):
         with T.Kernel(1, threads=32) as _:
             if T.get_thread_binding() == 0:
-                # equivalent(ld scope=cta, st scope=cta): copies and the next call's kernel follow
-                W.st(launches[CALL], W.ld(launches[CALL], sem="relaxed") + tirx.const(1, "uint32"))
+                for word in T.serial(CALL, CALL + words):
+                    # equivalent(ld scope=cta, st scope=cta): copies, the next call's kernel follow
+                    W.st(launches[word], W.ld(launches[word], sem="relaxed") + one)
 
     return begin
 
 
-def meet_and_count(ranks: int) -> tirx.PrimFunc:
-    """The kernel that counts a call and returns when ``ranks - 1`` peers have begun it, too."""
+def meet_and_count(ranks: int, words: int = 1) -> tirx.PrimFunc:
+    """The kernel that counts a call, in so many words, and returns when ``ranks - 1`` peers have
+    begun it, too."""
 
     @T.prim_func
-    def begin(started: W.Symmetric((ranks,), "uint32"), launches: T.Tensor((CALL + 1,), "uint32")):
+    def begin(
+        started: W.Symmetric((ranks,), "uint32"), launches: T.Tensor((CALL + words,), "uint32")
+    ):
         with T.Kernel(1, threads=32) as _:
             call = T.alloc_var("uint32")
             # equivalent(ld scope=cta): the call before wrote it
@@ -299,8 +304,9 @@ def meet_and_count(ranks: int) -> tirx.PrimFunc:
                 peer = (me + 1 + step) % ranks
                 W.wait_reached(started[me, peer], call, peer=peer)
             if T.get_thread_binding() == 0:
-                # equivalent(st scope=cta): copies and the next call's kernel follow
-                W.st(launches[CALL], call)
+                for word in T.serial(CALL, CALL + words):
+                    # equivalent(st scope=cta): copies and the next call's kernel follow
+                    W.st(launches[word], call)
 
     return begin
 

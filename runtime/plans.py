@@ -73,7 +73,7 @@ class WriteValue(Step):
 
 @dataclass(frozen=True)
 class CopyValue(Step):
-    """The word ``dst`` becomes the word ``src``, with the order of ``WriteValue``."""
+    """The words ``dst`` become the words ``src``, each with the order of ``WriteValue``."""
 
     op = "p.copy_value"
     dst: Region

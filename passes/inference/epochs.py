@@ -11,6 +11,8 @@ from . import builtin_calls
 from .exchange import Exchange
 
 EPOCH = "launches"
+CALL = 2
+"""The first of its words that hold the number of a plan's call."""
 
 EQUIVALENT = {
     "ld scope=cta": "the launch before wrote it",
@@ -31,13 +33,14 @@ def count_epochs(exchange: Exchange) -> None:
 
     An atomic at the end of a block waits for all it has stored, a microsecond in which the next
     block cannot start. At the beginning it costs nothing: the last thread does it, which waits for
-    the first tiles in any case. A third word is the number of a plan's call.
+    the first tiles in any case. Behind them is the number of a plan's call, as many times as a copy
+    announces granules at once.
 
     After:  ``epoch = T.tileweave.ld(launches[0]) + 1;
     if thread == last: if T.tileweave.atom_add(launches[1], 1) == blocks - 1: launches[0] = epoch;
     ...``; a launch of one block counts no blocks
     """
-    words = 3 if exchange.is_called else 2
+    words = CALL + exchange.told_at_once if exchange.is_called else CALL
     state = exchange.add_hidden(EPOCH, (words,), "uint32", symmetric=False)
     number, count = (tirx.BufferLoad(state, [tirx.IntImm("int32", i)]) for i in range(2))
     one = tirx.const(1, "uint32")

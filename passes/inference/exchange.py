@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -67,11 +68,19 @@ def by_rank(rank: tirx.PrimExpr, values: Sequence[int]) -> tirx.PrimExpr:
     return out
 
 
+def _runs(numbers: Sequence[int]) -> list[slice]:
+    """Ascending numbers as slices of consecutive ones."""
+    cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1), len(numbers)]
+    return [slice(numbers[a], numbers[b - 1] + 1) for a, b in itertools.pairwise(cuts)]
+
+
 def copies_with_granules(counter: Counter, boxes: Boxes) -> Iterator[tuple[Copy, int, int]]:
-    """The copies of a plan that ``boxes`` are, each with the owner and number of its granule."""
-    granules = np.broadcast_to(counter.granules.of(boxes), boxes.home.shape)
-    for copy, home, granule in zip(boxes.access.each, boxes.home, granules, strict=True):
-        yield copy, int(home), int(granule)
+    """The copies of a plan that ``boxes`` are, each with the owner and number of a granule that it
+    touches, in their order."""
+    granules = counter.granules.of_copies(boxes)
+    for copy, home, numbers in zip(boxes.access.each, boxes.home, granules, strict=True):
+        for granule in numbers:
+            yield copy, int(home), int(granule)
 
 
 @dataclass(eq=False)
@@ -193,8 +202,9 @@ class Exchange:
         )  # fmt: skip
 
     def copied(self) -> dict[tuple[int, int], list[tuple]]:
-        """By rank and number of a plan's copy: (flag tensor, index) of what it announces."""
-        out: dict[tuple[int, int], list[tuple]] = {}
+        """By rank and number of a plan's copy: (flag tensor, rank, its flags) of what it announces;
+        the flags as a slice."""
+        flags: dict[tuple[int, int], dict[tuple[str, int], list[int]]] = {}
         for counter in self.counters:
             boxes = counter.traffic.copies
             if boxes is None or counter.flags is None:
@@ -203,11 +213,19 @@ class Exchange:
                 if counter.own and copy.before and copy.rank == home:
                     continue
                 at = granule + home * counter.granules.total * counter.pulled
-                waiting = [r for r in range(self.world_size) if counter.waiting[home] >> r & 1]
-                out.setdefault((copy.rank, copy.number), []).extend(
-                    (counter.flags.name, (rank, at)) for rank in waiting
-                )
-        return out
+                told = flags.setdefault((copy.rank, copy.number), {})
+                for rank in (r for r in range(self.world_size) if counter.waiting[home] >> r & 1):
+                    told.setdefault((counter.flags.name, rank), []).append(at)
+        return {
+            copy: [(*where, run) for where, numbers in told.items() for run in _runs(numbers)]
+            for copy, told in flags.items()
+        }
+
+    @property
+    def told_at_once(self) -> int:
+        """How many flags one behind the other a copy of a plan announces at most; 1 of none."""
+        each = itertools.chain(*self.copied().values())
+        return max((run.stop - run.start for *_, run in each), default=1)
 
     def awaited(self) -> dict[tuple[int, int], list[tuple]]:
         """By rank and number of a plan's copy: (flag tensor, index, value) of what it waits for."""

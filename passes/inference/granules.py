@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,15 @@ class Granules:
                 number = number * count + np.minimum(start // size, count - 1)
         return np.asarray(number)
 
+    def of_copies(self, copies: Boxes) -> Iterator[np.ndarray]:
+        """The numbers of the granules in which each copy of a plan lies, or of which it brings
+        several, in their order."""
+        low, high = (np.array(bounds).T.tolist() for bounds in (copies.low, copies.high))
+        for starts, ends in zip(low, high, strict=True):
+            sides = zip(starts, ends, self.size, strict=True)
+            axes = [np.arange(start // size, -(-end // size)) for start, end, size in sides]
+            yield np.ravel_multi_index(np.ix_(*axes), self.counts).ravel()
+
     def index(
         self, boxes: Boxes, symbols: Symbols, left: Sequence[Loop], *, in_place: bool = False
     ) -> tirx.PrimExpr:
@@ -88,6 +97,9 @@ class Granules:
 def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> Granules:
     """The granules of a tensor: along each axis the least size that divides no accessed box.
 
+    If two of a plan's copies would share a granule, copies may bring several: the largest size then
+    at whose multiples copies begin and end, if it divides no box that the kernel accesses.
+
     Args:
         wanted: the user's choice, by axis.
 
@@ -115,7 +127,21 @@ def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> 
             size.append(wanted[axis])
         else:
             size.append(_least(bounds, extent))
-    return Granules(shape, tuple(size))
+    granules = Granules(shape, tuple(size))
+    if wanted is None and np.any(_times_copied(traffic, granules) > 1):
+        return Granules(shape, tuple(_cut(traffic, axis, n) for axis, n in enumerate(size)))
+    return granules
+
+
+def _cut(traffic: Traffic, axis: int, least: int) -> int:
+    """The size at whose multiples copies begin and end, or ``least`` if it divides what the kernel
+    accesses."""
+    extent, copies = traffic.grid.shape[axis], traffic.copies
+    assert copies is not None
+    size = int(np.gcd.reduce(np.concatenate(copies.bounds[axis]) % extent))
+    in_kernel = [b for b in traffic.boxes.values() if b is not copies]
+    fits = size and all(_whole(*b.bounds[axis], size) for b in in_kernel)
+    return size if fits else least
 
 
 def _whole(low: np.ndarray, high: np.ndarray, size: int) -> bool:
@@ -209,25 +235,34 @@ def _own_share(traffic: Traffic, granules: Granules) -> int:
     share, rest = divmod(granules.total, traffic.world_size)
     if rest or not share:
         return 0
-    before = np.array([c.before and c.rank == c.start[0] for c in copies.access.each])
-    mine = (granules.of(copies) // share == copies.home) & (copies.rank == copies.home)
-    return share if np.array_equal(before, mine) else 0
+    for copy, numbers in zip(copies.access.each, granules.of_copies(copies), strict=True):
+        before = copy.before and copy.rank == copy.start[0]
+        mine = (numbers // share == copy.start[0]) & (copy.rank == copy.start[0])
+        if np.any(mine != before):
+            return 0
+    return share
 
 
 def _copied_once(traffic: Traffic, granules: Granules) -> np.ndarray:
     """How many copies bring each granule: a stream writes a flag, it does not add to it, so there
     must be one that brings all of it, and no write of the kernel."""
-    copies = traffic.copies
+    copies, count = traffic.copies, _times_copied(traffic, granules)
     assert copies is not None
-    _, home, *_, number = copies.flat(granules.of(copies))
-    count = np.zeros((traffic.world_size, granules.total), np.int64)
-    np.add.at(count, (home, number), 1)
     if traffic.in_kernel("write", "add") or np.any(count > 1):
         others = "two copies bring" if np.any(count > 1) else "the kernel, too, brings"
         raise LanguageError(
             f"{copies.access.text}: {others} parts of what is read at once; expected one copy for "
             f"it{copies.access.location}"
         )
+    return count
+
+
+def _times_copied(traffic: Traffic, granules: Granules) -> np.ndarray:
+    """How many copies of a plan bring something of each granule, by its owner."""
+    count = np.zeros((traffic.world_size, granules.total), np.int64)
+    if (copies := traffic.copies) is not None:
+        for copy, numbers in zip(copies.access.each, granules.of_copies(copies), strict=True):
+            count[copy.start[0], numbers] += 1
     return count
 
 

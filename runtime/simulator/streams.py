@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import plans
+from ..regions import Region
 from .arrivals import has_reached, story
 from .block import Block, Frame, Mask
 from .clock import Clock
@@ -313,16 +315,20 @@ class Transfer(ByStream):
 
     def _write(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
         step = self.step
-        yield None
-        if isinstance(step, plans.CopyValue):
-            value, poison = self.src.read(step.src.key, self._access(order))
-            if poison is not None:
-                raise self._unwritten(step.src.key)
+        sources = _words(step.src) if isinstance(step, plans.CopyValue) else [None]
+        words = list(zip(_words(step.dst), sources, strict=True))
+        machine.rng.shuffle(words)
+        for dst, src in words:
             yield None
-        else:
-            value = convert(step.value, self.dst.dtype)
-        access = self._access(order, SYS)
-        self.dst.store_word(step.dst.key, value, access, order.release(0, SYS))
+            if src is not None:
+                value, poison = self.src.read(src, self._access(order))
+                if poison is not None:
+                    raise self._unwritten(src)
+                yield None
+            else:
+                value = convert(step.value, self.dst.dtype)
+            access = self._access(order, SYS)
+            self.dst.store_word(dst, value, access, order.release(0, SYS))
 
     def _unwritten(self, key: tuple) -> SimulationError:
         return SimulationError(
@@ -336,6 +342,12 @@ class _Nothing:
     """The frame of what has no threads."""
 
     newest = False
+
+
+def _words(region: Region) -> Iterator[tuple[int, ...]]:
+    """The places of a region's elements."""
+    sides = zip(region.start, region.extent, strict=True)
+    return itertools.product(*(range(start, start + extent) for start, extent in sides))
 
 
 def _parts(dst: tuple, src: tuple) -> Iterator[tuple[tuple, tuple]]:
