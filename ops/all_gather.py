@@ -16,7 +16,7 @@ from . import nccl
 from .across_nodes import AcrossNodes, Move
 from .collective import Collective, require_exchangeable
 from .exchange import Exchange, define_exchange, exchange
-from .words import Lines, alloc_of, words_of
+from .words import Lines, alloc_of, collected, copies_to, words_of
 
 NAME = "all_gather"
 
@@ -51,7 +51,8 @@ def all_gather_program(lines: Lines, ranks: int, transport: str):
 
 
 def collect_shares(lines: Lines, ranks: int):
-    """The kernel that copies what a rank gives, and what copy engines bring, to its place."""
+    """The kernel that copies what a rank gives, and what copy engines bring, to its place: a tile
+    of one rank in each block, in the order in which the ranks' shares arrive."""
     dtype = lines.dtype
 
     @T.prim_func
@@ -60,19 +61,23 @@ def collect_shares(lines: Lines, ranks: int):
         arrived: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
-        with T.Kernel(lines.tiles, threads=256) as block:
+        with T.Kernel(ranks * lines.tiles, threads=256) as block:
             held = T.alloc_fragment(lines.tile, dtype)
-            me, first = W.rank(), block * lines.height
-            T.copy(x[first, 0], held)
-            T.copy(held, out[me, first, 0])
-            collect(held, arrived, out, me, first, ranks)
+            me = W.rank()
+            before, source, tile = collected(block, me, lines.tiles, ranks)
+            first = tile * lines.height
+            if before == 0:
+                T.copy(x[first, 0], held)
+            else:
+                T.copy(arrived[me, source, first, 0], held)
+            T.copy(held, out[source, first, 0])
 
     return collect_shares
 
 
 def all_gather_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
-    """Copy engines: x (rows, columns) goes to all others, piece by piece; a kernel copies the
-    pieces that have arrived to out (ranks, rows, columns) while others are on their way."""
+    """Copy engines: x (rows, columns) goes to all others, to the last one in pieces; a kernel
+    copies what has arrived to out (ranks, rows, columns) while the rest is on its way."""
     kernel, dtype = collect_shares(lines, ranks), lines.dtype
 
     @plan
@@ -82,9 +87,8 @@ def all_gather_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
         arrived: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
-        for piece in pieces:
-            for peer in p.peers():
-                p.copy(arrived[peer, p.rank, piece], x[piece], stream="copies")
+        for peer, piece in copies_to(p.peers(), pieces):
+            p.copy(arrived[peer, p.rank, piece], x[piece], stream="copies")
         p.launch(kernel, x, arrived, out)
 
     return all_gather
@@ -102,7 +106,7 @@ class AllGather(AcrossNodes, Exchange, op=NAME):
         lines = Lines.of(count, dtype)
         if transport != "copy_engine":
             return all_gather_program(lines, problem.ranks, transport)
-        return all_gather_plan(lines, problem.ranks, lines.pieces)
+        return all_gather_plan(lines, problem.ranks, lines.pieces())
 
     @staticmethod
     def unfused(x, out, group):

@@ -16,7 +16,7 @@ from .all_gather import collect
 from .collective import Collective, require_exchangeable
 from .exchange import Exchange, define_exchange, exchange
 from .reduce_scatter import add_up
-from .words import Lines, alloc_of, tile_bytes
+from .words import Lines, alloc_of, copies_to, tile_bytes
 
 NAME = "all_reduce"
 ONE_SHOT_BYTES = 1 << 19
@@ -111,8 +111,9 @@ def add_and_share(lines: Lines, ranks: int):
 
 
 def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
-    """Copy engines: the parts of x (ranks, rows, columns) go to their owners, piece by piece; a
-    kernel adds the pieces that have arrived, and shares the sums, while others are on their way."""
+    """Copy engines: the parts of x (ranks, rows, columns) go to their owners, the last one in
+    pieces; a kernel adds up those that have arrived, and shares the sums, while others are on their
+    way."""
     kernel, dtype = add_and_share(lines, ranks), lines.dtype
 
     @plan
@@ -123,9 +124,8 @@ def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
         sums: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
-        for piece in pieces:
-            for peer in p.peers():
-                p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
+        for peer, piece in copies_to(reversed([*p.peers()]), pieces):  # as they are added
+            p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
         p.launch(kernel, x, parts, sums, out)
 
     return all_reduce
@@ -152,7 +152,7 @@ class AllReduce(Exchange, op=NAME):
             tile = tile_bytes(problem.nbytes // ranks)  # which the blocks of a rank share
             return program(Lines.of(problem.elements, dtype, tile=tile), ranks, transport)
         lines = Lines.of(problem.elements // ranks, dtype)
-        return all_reduce_plan(lines, ranks, lines.pieces)
+        return all_reduce_plan(lines, ranks, lines.pieces(moved=ranks + 1))
 
     @classmethod
     def obstacle(cls, problem, transport):

@@ -17,7 +17,17 @@ from ..runtime import Plan, Steps, plan
 from . import nccl
 from .collective import Collective, axis_of, require_exchangeable, shared
 from .exchange import Exchange, define_exchange, exchange
-from .words import COLUMNS, alloc_of, height_of, itemsize_of, pieces_of, tile_bytes, words_of
+from .words import (
+    COLUMNS,
+    alloc_of,
+    collected,
+    copies_to,
+    height_of,
+    itemsize_of,
+    pieces_of,
+    tile_bytes,
+    words_of,
+)  # fmt: skip
 
 NAME = "all_to_all"
 
@@ -83,8 +93,8 @@ class Parts:
 
     @property
     def pieces(self) -> list[slice]:
-        """Rows of a part that copy engines bring together. Those of several ``outer`` are no rows
-        at one distance, which copy engines want."""
+        """Rows of a part that copy engines bring the last peer together. Those of several ``outer``
+        are no rows at one distance, which copy engines want."""
         if self.outer > 1:
             return [slice(0, self.rows)]
         return pieces_of(self.rows, self.height, self.width * itemsize_of(self.dtype))
@@ -129,13 +139,13 @@ def all_to_all_program(parts: Parts, transport: str):
 
 
 def collect_parts(parts: Parts):
-    """The kernel that copies what a rank keeps, and what copy engines bring, to its place: the
-    second half of ``all_to_all_program``."""
+    """The kernel that copies what a rank keeps, and what copy engines bring, to its place: a tile
+    of one rank in each block, in the order in which the ranks' parts arrive."""
     ranks, outer, rows, width, height, columns, dtype = (
         parts.ranks, parts.outer, parts.rows, parts.width, parts.height, parts.columns, parts.dtype,
     )  # fmt: skip
     given_behind, got_behind = parts.given_behind, parts.got_behind
-    tiles, wide = parts.tiles
+    of_rank = outer * prod(parts.tiles)
 
     @T.prim_func
     def collect_parts(
@@ -143,25 +153,26 @@ def collect_parts(parts: Parts):
         arrived: W.Symmetric((ranks, outer, rows, 1, width), dtype),
         out: T.Tensor(parts.shape(got_behind), dtype),
     ):
-        with T.Kernel(outer * tiles * wide, threads=256) as block:
+        with T.Kernel(ranks * of_rank, threads=256) as block:
             held = T.alloc_fragment((height, 1, columns), dtype)
-            me, (o, m, n) = W.rank(), parts.place_of(block)[1:]
-            T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
-            T.copy(held, out[o, m, me, n] if got_behind else out[o, me, m, 0, n])
-            for step in T.serial(ranks - 1):
-                source = (me + ranks - 1 - step) % ranks  # as they arrive
+            me = W.rank()
+            before, source, tile = collected(block, me, of_rank, ranks)
+            o, m, n = parts.place_of(tile)[1:]
+            if before == 0:
+                T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
+            else:
                 T.copy(arrived[me, source, o, m, 0, n], held)
-                T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
+            T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
 
     return collect_parts
 
 
 def all_to_all_plan(parts: Parts, pieces: list[slice]) -> Plan:
-    """Copy engines: parts go to the others, piece by piece; a kernel copies the pieces that have
-    arrived to their places while others are on their way.
+    """Copy engines: parts go to the others, the last one in pieces; a kernel copies what has
+    arrived to its place while the rest is on its way.
 
     Args:
-        pieces: rows of a part.
+        pieces: rows of the last part.
     """
     kernel = collect_parts(parts)
 
@@ -175,9 +186,8 @@ def all_to_all_plan(parts: Parts, pieces: list[slice]) -> Plan:
         arrived: W.Symmetric((parts.ranks, parts.outer, parts.rows, 1, parts.width), parts.dtype),
         out: T.Tensor(parts.shape(parts.got_behind), parts.dtype),
     ):
-        for piece in pieces:
-            for peer in p.peers():
-                p.copy(arrived[peer, p.rank, :, piece, 0], part(x, peer, piece), stream="copies")
+        for peer, piece in copies_to(p.peers(), pieces):
+            p.copy(arrived[peer, p.rank, :, piece, 0], part(x, peer, piece), stream="copies")
         p.launch(kernel, x, arrived, out)
 
     return all_to_all

@@ -17,7 +17,7 @@ from .across_nodes import AcrossNodes, Move
 from .collective import Collective, require_exchangeable, shared
 from .exchange import Exchange, define_exchange, exchange
 from .transport import SUMMED
-from .words import Lines, alloc_of
+from .words import Lines, alloc_of, copies_to
 
 NAME = "reduce_scatter"
 
@@ -83,8 +83,8 @@ def add_parts(lines: Lines, ranks: int):
 
 
 def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
-    """Copy engines: the parts of x (ranks, rows, columns) go to their owners, piece by piece; a
-    kernel adds the pieces that have arrived while others are on their way."""
+    """Copy engines: the parts of x (ranks, rows, columns) go to their owners, the last one in
+    pieces; a kernel adds up those that have arrived while others are on their way."""
     kernel, dtype = add_parts(lines, ranks), lines.dtype
 
     @plan
@@ -94,9 +94,8 @@ def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
         parts: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor(lines.shape, dtype),
     ):
-        for piece in pieces:
-            for peer in p.peers():
-                p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
+        for peer, piece in copies_to(reversed([*p.peers()]), pieces):  # as they are added
+            p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
         p.launch(kernel, x, parts, out)
 
     return reduce_scatter
@@ -116,7 +115,7 @@ class ReduceScatter(AcrossNodes, Exchange, op=NAME):
         lines = Lines.of(problem.elements // ranks, problem.tile_dtype)
         if transport != "copy_engine":
             return reduce_scatter_program(lines, ranks, transport)
-        return reduce_scatter_plan(lines, ranks, lines.pieces)
+        return reduce_scatter_plan(lines, ranks, lines.pieces(moved=ranks + 1))
 
     @staticmethod
     def run_bytes(problem):

@@ -1,13 +1,16 @@
-"""In which words data is moved that is not added, and in which pieces."""
+"""In which words data is moved that is not added, in which pieces, and to whom first."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, gcd
 from typing import Any
 
 import tilelang.language as T
 import torch
+from tvm import tirx
 
 from ..runtime.parameters import Parameter
 
@@ -17,10 +20,12 @@ much, about two for each SM; else half of that. Measured with 8 times as much an
 COLUMNS, _HEIGHT = 256, 256
 """What the TMA moves at once is no more than this, along each axis. Powers of two: TileLang wants
 threads to share a tile evenly, and only of these moves 16 bytes at a time."""
-_PIECE, _PIECES = 2 << 20, 8
-"""Bytes that copy engines bring at a time at least, and how many pieces there are at most for a
-peer: each costs about 5 us, and what a kernel does with the last one comes when nothing is under
-way any more. More were slower; fewer are not measured."""
+_PACE = 10
+"""Bytes that a kernel reads or writes in own memory while copy engines bring one: of 4 TB/s and
+0.38."""
+_PIECE, _PIECES = 24 << 20, 4
+"""Bytes that a kernel reads or writes in the time that one more piece and its flag cost copy
+engines, 5 to 6 us; and how many pieces there are at most."""
 
 
 def words_of(nbytes: int) -> tuple[str, int]:
@@ -83,10 +88,9 @@ class Lines:
         """The shape of one."""
         return self.height, self.columns
 
-    @property
-    def pieces(self) -> list[slice]:
-        """The lines that copy engines bring together."""
-        return pieces_of(self.rows, self.height, self.columns * itemsize_of(self.dtype))
+    def pieces(self, moved: int = 2) -> list[slice]:
+        """The lines that copy engines bring the last peer together; see ``pieces_of``."""
+        return pieces_of(self.rows, self.height, self.columns * itemsize_of(self.dtype), moved)
 
 
 def tile_bytes(nbytes: int) -> int:
@@ -105,12 +109,47 @@ def alloc_of(transport: str) -> Any:
     return {"tma": T.alloc_shared, "ldst": T.alloc_fragment}[transport]
 
 
-def pieces_of(rows: int, height: int, nbytes: int) -> list[slice]:
-    """The rows that copy engines bring together, few and large: all but the last of as many tiles.
+def pieces_of(rows: int, height: int, nbytes: int, moved: int = 2) -> list[slice]:
+    """The rows that copy engines bring the last peer together: few, and smaller towards the end.
+
+    The kernel is to be done with a piece when what is behind it has come. So each is as many times
+    longer than that as the kernel is faster than copy engines; and what is behind it is cut again
+    while the kernel takes longer for it than a piece costs. All begin at multiples of the last
+    one's length, so that flags for as many rows each serve all.
 
     Args:
         height: rows of a tile.
         nbytes: of a row.
+        moved: bytes that the kernel reads and writes for each that arrives; a copy does so once.
     """
-    length = height * max(ceil(_PIECE / (height * nbytes)), ceil(ceil(rows / height) / _PIECES))
-    return [slice(low, min(low + length, rows)) for low in range(0, rows, length)]
+    times = max(2, round(_PACE / moved) + 1)
+    cuts = 0
+    while cuts < _PIECES - 1 and rows * nbytes * moved > _PIECE * times**cuts:
+        cuts += 1
+    length = height * ceil(rows / (height * times**cuts))
+    units = ceil(rows / length)
+    starts = [(units - times**cut) * length for cut in reversed(range(cuts))]
+    starts = [0, *(start for start in starts if start > 0)]
+    return [slice(*ends) for ends in pairwise([*starts, rows])]
+
+
+def copies_to(peers: Iterable[int], pieces: Sequence[slice]) -> Iterator[tuple[int, slice]]:
+    """(peer, rows) of what copy engines bring, in this order: all rows at once to each peer, but in
+    pieces to the last.
+
+    On 4 H200 a further copy costs 3 us, its flag 2, and another peer than before 6. And the kernel
+    is done with what others brought while the pieces from the last one are on their way.
+    """
+    peers, whole = list(peers), slice(pieces[0].start, pieces[-1].stop)
+    for peer in peers:
+        for piece in pieces if peer == peers[-1] else [whole]:
+            yield peer, piece
+
+
+def collected(
+    block: tirx.PrimExpr, me: tirx.PrimExpr, tiles: int, ranks: int
+) -> tuple[tirx.PrimExpr, ...]:
+    """What a block copies to its place, of as many tiles from each rank: how many ranks come before
+    it, the rank, and the tile. Own ones come first, then those that arrive first."""
+    before = block // tiles
+    return before, (me + ranks - before) % ranks, block % tiles

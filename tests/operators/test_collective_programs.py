@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 
 import ml_dtypes
@@ -22,7 +24,7 @@ from tileweave.ops.collective import Collective
 from tileweave.ops.exchange import EXCHANGES, checked
 from tileweave.ops.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.transport import FASTEST
-from tileweave.ops.words import Lines
+from tileweave.ops.words import Lines, copies_to
 
 TRANSPORTS = ["copy_engine", "tma", "ldst"]
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
@@ -42,8 +44,11 @@ def simulated(program, x, schedules=2):
     ]
 
 
-def in_pieces(count, length):
-    return [slice(low, min(low + length, count)) for low in range(0, count, length)]
+def in_pieces(count, height):
+    """The first one of half the tiles, then one at a time, as far as there are any."""
+    tiles = -(-count // height)
+    starts = [0, *(tile * height for tile in range(max(1, tiles // 2), tiles))]
+    return [slice(*ends) for ends in itertools.pairwise([*starts, count])]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -51,7 +56,7 @@ def in_pieces(count, length):
 def test_all_gather(ranks, count, transport):
     lines = lines_of(count, "int32")
     if transport == "copy_engine":
-        program = all_gather_plan(lines, ranks, in_pieces(lines.rows, 2 * lines.height))
+        program = all_gather_plan(lines, ranks, in_pieces(lines.rows, lines.height))
     else:
         program = all_gather_program(lines, ranks, transport)
     rng = np.random.default_rng(ranks)
@@ -76,7 +81,7 @@ CASES = [(1, "float32", 100), (2, "bfloat16", 256), (3, "float16", 328), (5, "fl
 def test_reduce_scatter(ranks, dtype, count, transport):
     lines = lines_of(count, dtype)
     if transport == "copy_engine":
-        program = reduce_scatter_plan(lines, ranks, in_pieces(lines.rows, 2 * lines.height))
+        program = reduce_scatter_plan(lines, ranks, in_pieces(lines.rows, lines.height))
     else:
         program = reduce_scatter_program(lines, ranks, transport)
     x, total = numbers(ranks, (ranks, *lines.shape), dtype)
@@ -98,7 +103,7 @@ def test_all_reduce(make, ranks, dtype, count, transport):
 def test_all_reduce_by_copy_engines(ranks, dtype, count):
     lines = lines_of(count, dtype)
     x, total = numbers(ranks, (ranks, *lines.shape), dtype)
-    program = all_reduce_plan(lines, ranks, in_pieces(lines.rows, 2 * lines.height))
+    program = all_reduce_plan(lines, ranks, in_pieces(lines.rows, lines.height))
     for found in simulated(program, x):
         assert np.array_equal(found, total)
 
@@ -136,8 +141,9 @@ def test_all_to_all(shape, scatter, gather, transport):
     ranks = 2 + scatter % 2
     parts, result = parts_of(shape, scatter, gather, ranks, tile=64)
     if transport == "copy_engine":
-        length = 2 * parts.height if parts.outer == 1 else parts.rows
-        program = all_to_all_plan(parts, in_pieces(parts.rows, length))
+        whole = [slice(0, parts.rows)]
+        pieces = in_pieces(parts.rows, parts.height) if parts.outer == 1 else whole
+        program = all_to_all_plan(parts, pieces)
     else:
         program = all_to_all_program(parts, transport)
     rng = np.random.default_rng(ranks)
@@ -192,20 +198,38 @@ def test_any_shape_compiles(op, axes, shape, dtype):
         assert not re.search(r"blockIdx\.[yz]", tw.emit(program, world_size=2))
 
 
-def test_pieces():
-    assert Lines.of(100 * 256, "bfloat16").pieces == [slice(0, 100)]
-    lines = Lines.of((64 << 20) + 256, "bfloat16")
-    pieces = lines.pieces
-    assert len(pieces) == 8 and pieces[-1].stop == lines.rows
-    assert {p.stop - p.start for p in pieces[:-1]} == {pieces[0].stop}
-    assert pieces[0].stop % lines.height == 0
+@pytest.mark.parametrize("moved", [2, 3, 5, 9])
+@pytest.mark.parametrize("rows", [100, 40_000, (1 << 18) + 1, 1 << 24])
+def test_pieces_become_smaller(rows, moved):
+    lines = Lines.of(rows * 256, "bfloat16")
+    pieces = lines.pieces(moved)
+    assert pieces[0].start == 0 and pieces[-1].stop == rows
+    assert all(one.stop == other.start for one, other in itertools.pairwise(pieces))
+    *before, last = [p.stop - p.start for p in pieces]
+    assert before == sorted(before, reverse=True) and (not before or last <= before[-1])
+    flag = math.gcd(*(p.start for p in pieces)) or rows  # rows of one
+    assert last <= flag and (not before or flag % lines.height == 0)
+
+
+def test_as_many_pieces_as_pay():
+    lines = [Lines.of(mib << 19, "bfloat16") for mib in (8, 64, 256, 4096)]
+    assert [len(of.pieces()) for of in lines] == [1, 2, 3, 4]
+    assert [len(of.pieces(moved=5)) for of in lines] == [2, 4, 4, 4]
+
+
+def test_the_last_peer_gets_pieces():
+    pieces = [slice(0, 6), slice(6, 8)]
+    assert [*copies_to([2, 0, 1], pieces)] == [
+        (2, slice(0, 8)), (0, slice(0, 8)), (1, slice(0, 6)), (1, slice(6, 8)),
+    ]  # fmt: skip
+    assert not [*copies_to([], pieces)]
 
 
 @pytest.mark.parametrize(
     ("shape", "scatter", "gather", "pieces"),
     [
-        ((64 << 20,), 0, 0, 8),  # no gap
-        ((4096, 16, 128), 1, 0, 4),  # 2 MiB each
+        ((64 << 20,), 0, 0, 2),  # no gap
+        ((16384, 16, 128), 1, 0, 2),
         ((2, 4096, 16, 128), 2, 1, 1),
     ],
 )
