@@ -1,7 +1,7 @@
 """Variants of the transports of collectives: pieces of copy engines, tiles of SMs.
 
     torchrun --nproc-per-node=2 benchmarks/transports.py [all_gather ...] [--sizes 64 256]
-        [--runs 10]
+        [--transports copy_engine] [--runs 10]
 
 Interleaved, checked, beside what ``auto`` takes and copies alone, as ``tileweave bench`` does it:
 of each rank the median, of these the largest. Without a GPU small ones run in the simulator.
@@ -10,10 +10,10 @@ of each rank the median, of these the largest. Without a GPU small ones run in t
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,8 +35,11 @@ from tileweave.runtime.compile_ahead import compile_ahead
 from tileweave.runtime.measure import interleaved, largest
 from tileweave.runtime.parameters import parameters_of
 
-PIECES = (2, 4, 8, 16)
-"""For each peer."""
+PIECES = (
+    (1,), (1, 1), (3, 1), (5, 1), (12, 3, 1), (30, 5, 1), (4, 2, 1, 1), (1, 1, 1, 1), (1,) * 8,
+)  # fmt: skip
+"""How long those of the last peer are, in one unit."""
+TRANSPORTS = ("copy_engine", "ldst", "tma")
 TILES = (1 << 13, 1 << 14, 1 << 15)
 """Bytes that a block moves at a time."""
 HEAP_BYTES = 24 << 30
@@ -54,10 +57,12 @@ class Variant(NamedTuple):
     make: Callable[[Collective], Any]
 
 
-def cut(rows: int, height: int, pieces: int) -> list[slice]:
-    """Pieces of as many tiles of ``height`` rows each; the last one may be less."""
-    length = height * -(-rows // (height * pieces))
-    return [slice(low, min(low + length, rows)) for low in range(0, rows, length)]
+def cut(rows: int, height: int, pieces: Sequence[int]) -> list[slice]:
+    """Rows in pieces whose lengths are as ``pieces``, of whole tiles of ``height`` rows; the last
+    one may be less, and those behind the end are left out."""
+    unit = height * -(-rows // (height * sum(pieces)))
+    starts = [start for n in accumulate(pieces[:-1], initial=0) if (start := n * unit) < rows]
+    return [slice(*ends) for ends in pairwise([*starts, rows])]
 
 
 def lines_of(problem: Collective, tile: int | None = None, shared_out: bool = False) -> Lines:
@@ -73,7 +78,7 @@ def lines_of(problem: Collective, tile: int | None = None, shared_out: bool = Fa
     return Lines.of(count, problem.tile_dtype, tile=tile)
 
 
-def by_engines(pieces: int, problem: Collective) -> Any:
+def by_engines(pieces: Sequence[int], problem: Collective) -> Any:
     if problem.op == "all_to_all":
         parts = Parts.of(problem)
         return all_to_all_plan(parts, cut(parts.rows, parts.height, pieces))
@@ -92,13 +97,16 @@ def by_tiles(transport: str, tile: int, problem: Collective) -> Any:
     return program(lines, problem.ranks, transport)
 
 
-def variants_of(op: str) -> list[Variant]:
+def variants_of(transports: Sequence[str]) -> list[Variant]:
     engines = [
-        Variant(f"copy_engine, {pieces} pieces", partial(by_engines, pieces)) for pieces in PIECES
+        Variant(f"copy_engine, {':'.join(map(str, pieces))}", partial(by_engines, pieces))
+        for pieces in PIECES
+        if "copy_engine" in transports
     ]
     return engines + [
         Variant(f"{transport}, tiles of {tile >> 10} KiB", partial(by_tiles, transport, tile))
-        for transport in ("ldst", "tma")
+        for transport in transports
+        if transport != "copy_engine"
         for tile in TILES
     ]
 
@@ -141,9 +149,9 @@ def compare(
     return not any(errors.values())
 
 
-def simulated(op: str, ranks: int = 3) -> None:
-    """All variants of a small one in the simulator; a fault raises, and so does a wrong result."""
-    count = ranks << 12
+def simulated(op: str, variants: Sequence[Variant], ranks: int = 3) -> None:
+    """Variants of a small one in the simulator; a fault raises, and so does a wrong result."""
+    count = ranks << 14
     x = torch.empty(count, dtype=torch.float32, device="meta")
     problem = checked(op, x, None, ranks, exchanges.COLLECTIVES[op])
     rng = np.random.default_rng(0)
@@ -155,7 +163,7 @@ def simulated(op: str, ranks: int = 3) -> None:
         "reduce_scatter": list(parts.sum(0)),
         "all_reduce": [parts.sum(0).ravel()] * ranks,
     }[op]
-    for variant in variants_of(op):
+    for variant in variants:
         steps = variant.make(problem)
         declared, *_ = parameters_of(steps) if not isinstance(steps, tw.Plan) else steps.parameters
         words = [g.view(declared.dtype).reshape(tuple(map(int, declared.shape))) for g in given]
@@ -163,19 +171,21 @@ def simulated(op: str, ranks: int = 3) -> None:
         for mine, wanted in zip(found, right, strict=True):
             if not np.array_equal(mine["out"].ravel().view(np.float32), wanted):
                 raise AssertionError(f"{op}: {variant.name} is wrong")
-    print(f"{op}: {len(variants_of(op))} variants, right on {ranks} simulated ranks")
+    print(f"{op}: {len(variants)} variants, right on {ranks} simulated ranks")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("ops", nargs="*", default=[*exchanges.COLLECTIVES], metavar="OP")
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 256], help="MiB of a rank")
+    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
     parser.add_argument("--runs", type=int, default=10)
     options = parser.parse_args()
+    variants = variants_of(options.transports)
     if not torch.cuda.is_available():
         print("no GPU: nothing was timed; small ones are simulated")
         for op in options.ops:
-            simulated(op)
+            simulated(op, variants)
         return 0
     tw.init(heap_bytes=HEAP_BYTES)
     group, begin = group_of(""), time.perf_counter()
@@ -185,7 +195,7 @@ def main() -> int:
         for size in options.sizes
     ]
     gathered = tw.symmetric((max(p.ranks * p.elements for p in problems),), torch.bfloat16)
-    programs = [{v: v.make(problem) for v in variants_of(problem.op)} for problem in problems]
+    programs = [{v: v.make(problem) for v in variants} for problem in problems]
     auto = [steps for problem in problems for steps in exchanges.programs(problem, group)]
     compile_ahead([*auto, *(steps for each in programs for steps in each.values())])
     if group.rank == 0:
