@@ -92,6 +92,7 @@ class Painted:
             rank, _, pieces = grid.cells_of(one, each=kind != "read")
             for box, cell in pieces:
                 out.times += one.repeats * np.bincount(cell, minlength=size)
+                by = rank[box]
                 for r in range(world_size):
-                    out.ranks[cell[rank[box] == r]] |= 1 << r
+                    out.ranks[cell[by == r]] |= 1 << r
         return out

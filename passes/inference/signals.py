@@ -14,6 +14,7 @@ from .exchange import Exchange
 from .granules import Counter, elements_of
 from .placement import anchor_of, loops_kept, moved
 from .space import Loop
+from .symbols import Symbols
 
 if TYPE_CHECKING:
     from .sinks import Sink
@@ -98,7 +99,7 @@ def _signal_of(
 
     home = simple(symbols.at_start(access.starts[0], [*left, *access.inner]))
     granule = simple(counter.granules.index(boxes, symbols, left))
-    count = _count(counter, boxes, symbols)
+    count = _count(counter, boxes, symbols, left)
     for loop in left:
         count = count * symbols.inlined(loop.extent)
     value = simple(tirx.Cast("uint32", count))
@@ -106,8 +107,8 @@ def _signal_of(
     return exchange.guarded(stmt, boxes, simple, left), value
 
 
-def _count(counter: Counter, boxes: Boxes, symbols) -> tirx.PrimExpr:
-    """Units that one access brings, as an expression."""
+def _count(counter: Counter, boxes: Boxes, symbols: Symbols, left: Sequence[Loop]) -> tirx.PrimExpr:
+    """Units that one access brings, as an expression; as many in all rounds of ``left``."""
     access = boxes.access
     _, _, *bounds = boxes.flat(elements_of(boxes))
     counts = np.unique(bounds[-1])
@@ -118,6 +119,6 @@ def _count(counter: Counter, boxes: Boxes, symbols) -> tirx.PrimExpr:
         access.starts[1:], access.extents[1:], boxes.extents, counter.granules.shape, strict=True
     ):
         whole = extent if constant is None else tirx.IntImm("int32", constant)
-        left = size - symbols.at_start(start, access.inner)
-        elements = elements * tirx.min(symbols.inlined(whole), left)
+        first, whole = (symbols.at_start(e, [*left, *access.inner]) for e in (start, whole))
+        elements = elements * tirx.min(whole, size - first)
     return elements // counter.unit

@@ -152,9 +152,6 @@ def main() -> int:
         case = CASES[name]
         if tw.world_size() not in case.ranks:
             continue
-        if case.simulated_only:
-            print(f"rank {tw.rank()}: {name}: not run: {case.simulated_only}", flush=True)
-            continue
         if options.compile:
             compile_only(case)
             continue

@@ -31,7 +31,6 @@ class Case:
         mutated: the least world size in which every operation orders something.
         options: ``pass_configs``.
         sizes: values of a dynamic extent; ``inputs`` takes one as ``size``, or chooses one.
-        simulated_only: why it does not run on GPUs.
     """
 
     make: Callable[[int], Any]
@@ -44,7 +43,6 @@ class Case:
     mutated: int = 2
     options: Mapping[str, Any] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
-    simulated_only: str = ""
 
     def called(self, ranks: int) -> tw.Plan:
         """The program as part of its caller's stream, which after each call reads what it finds in
@@ -1022,7 +1020,7 @@ class own_in_place:
         return all_gather_loads.expected(inputs)
 
 
-@case(simulated_only="TileLang 0.1.15 cannot lay out its tiles for sm_90a (LayoutNode::Reshape)")
+@case()
 class gather_k:
     """The columns of A are with other ranks, so each round of the pipelined loop waits."""
 
