@@ -39,3 +39,17 @@ def test_own_last_serves_every_owner_and_itself_last(ranks, tiles):
         assert [owner for owner, _ in order[-tiles:]] == [rank] * tiles
     starts = [W.own_last(0, tiles, rank, ranks)[0] for rank in range(ranks)]
     assert sorted(starts) == list(range(ranks))
+
+
+@given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 45))
+def test_own_last_in_chunks_keeps_one_chunk_behind(ranks, tiles, chunk):
+    for rank in range(ranks):
+        order = [W.own_last(i, tiles, rank, ranks, chunk) for i in range(ranks * tiles)]
+        assert sorted(order) == [(r, t) for r in range(ranks) for t in range(tiles)]
+        when = {taken: i for i, taken in enumerate(order)}
+        for owner in range(ranks):
+            mine = [when[owner, t] for t in range(tiles)]
+            assert mine == sorted(mine)
+            for t in range(tiles if owner != rank else 0):
+                next_chunk = min((t // chunk + 2) * chunk, tiles) - 1
+                assert when[owner, next_chunk] < when[rank, t]

@@ -25,24 +25,45 @@ def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any
     band = index // (group * columns)
     first = band * group
     left = rows - first
-    least, most = (min, max) if isinstance(left, int) else (T.min, T.max)
+    least, most = _least_most(left)
     height = most(least(left, group), 1)
     within = index % (group * columns)
     return first + within % height, within // height
 
 
-def own_last(index: Any, tiles: Any, rank: Any, world_size: Any) -> tuple[Any, Any]:
+def own_last(
+    index: Any, tiles: Any, rank: Any, world_size: Any, chunk: int | None = None
+) -> tuple[Any, Any]:
     """Owner and position of the ``index``-th tile when each rank serves its right neighbour first,
     itself last.
 
     Tiles for others leave early and arrive while the rest is computed; no two ranks start with the
     same owner; what waits for others comes when they have had the most time.
 
+    In chunks a rank's own tiles come one chunk behind those of the others, so that the first of
+    them are complete early: the others' chunk 0, their chunk 1, own chunk 0, their chunk 2, own
+    chunk 1, and so on.
+
     Args:
         index: 0 to world_size * tiles - 1.
         tiles: tiles of one owner.
+        chunk: tiles of an owner that are taken together, the last time maybe fewer; None for all.
 
     Returns:
         (owner rank, tile 0 to tiles - 1 of that owner).
     """
-    return (rank + 1 + index // tiles) % world_size, index % tiles
+    if chunk is None or (isinstance(tiles, int) and chunk >= tiles) or world_size == 1:
+        return (rank + 1 + index // tiles) % world_size, index % tiles
+    least, most = _least_most(index)
+    others, last = world_size - 1, (tiles - 1) // chunk
+    # The others' first chunk is turn -1; a turn has their next one and then the own one.
+    turn = least((index - others * chunk) // (world_size * chunk), last - 1)
+    within = index - most((turn * world_size + others) * chunk, 0)
+    height = least(tiles - (turn + 1) * chunk, chunk)
+    place = least(within // height, others)
+    tile = (turn + 1 - place // others) * chunk + within - place * height
+    return (rank + 1 + place) % world_size, tile
+
+
+def _least_most(value: Any) -> tuple[Any, Any]:
+    return (min, max) if isinstance(value, int) else (T.min, T.max)
