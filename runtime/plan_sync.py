@@ -114,7 +114,8 @@ class PlanSync:
             begin = replace(begin, program=with_options(begin.program))
             out += [*_fork(guard, launch), begin]
         waited: set[str | None] = set()
-        for step in steps:
+        begun: set[int] = set()
+        for place, step in enumerate(steps):
             number = numbers.get(id(step), -1)
             if step is launch:
                 if self.flags and not self.leaves_room:
@@ -124,16 +125,37 @@ class PlanSync:
                 waited.add(step.stream)
                 out += after_guard(step.stream)
             at = step.stream, step.site, step.number
-            for name, index, value in self.awaited.get((rank, number), ()):
-                wait = with_options(_wait_and_clear(regions[name].whole[1]))
-                given = {"made": regions[name], "at": index[1], "value": value}
-                out.append(Launch(*at[:2], WAIT, kernel=wait, program=wait, arguments=given))
+            for other in [] if number in begun else self._together(rank, numbers, steps[place:]):
+                begun.add(other)
+                for name, index, value in self.awaited.get((rank, other), ()):
+                    wait = with_options(_wait_and_clear(regions[name].whole[1]))
+                    given = {"made": regions[name], "at": index[1], "value": value}
+                    out.append(Launch(*at[:2], WAIT, kernel=wait, program=wait, arguments=given))
             out.append(step)
             for name, to, run in self.flags.get((rank, number), ()):
                 flags = regions[name][to, run]
                 calls = regions[EPOCH][CALL : CALL + run.stop - run.start]
                 out.append(CopyValue(*at, dst=flags, src=calls))
         return out
+
+    def _together(self, rank: int, numbers: Mapping[int, int], steps: Sequence[Step]) -> list[int]:
+        """The first of ``steps``, if it waits, with those directly behind it that begin when all of
+        them can: between a kernel that waits and a copy pass 10 us, between copies 3.
+
+        One copy from each rank, in one stream, that no other rank waits for: what is behind them in
+        the stream comes no later than it would.
+        """
+        found: dict[int, int | None] = {}
+        for step in steps:
+            number = numbers.get(id(step), -1)
+            alone = not self.awaited.get((rank, number)) or (rank, number) in self.flags
+            source = step.src.rank if isinstance(step, Copy) else None
+            if found and (alone or source in found.values() or step.stream != steps[0].stream):
+                break
+            found[number] = source
+            if alone:
+                break
+        return list(found)
 
     def _begin(
         self, site: str, regions: Mapping[str, Region], world_size: int, stream: str | None
