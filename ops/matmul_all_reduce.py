@@ -6,6 +6,7 @@ the torch operator with its gradient.
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import zip_longest
 from math import ceil
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
 from .epilogue import Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
+from .identity import identities, identity_of
 from .matmul_reduce_scatter import summed_matmul
 from .operators import Choice, Operator
 from .problem import Problem
@@ -31,8 +33,9 @@ PADDED = 9 / 8
 """How many rows may be computed between copy engines, where every rank owns whole tiles, for each
 row that there is: beyond, tiles are shared out one by one."""
 BAND = 4
-"""Of tiles between copy engines. Sums leave when a band is complete, the last behind the kernel:
-lower bands leave sooner, but share less of the operands in L2 (benchmarks/LOG.md)."""
+"""Of tiles between copy engines, and the least that a rank owns there. Sums leave when a band is
+complete, the last behind the kernel: lower bands leave sooner, but share less of the operands in L2
+and take more copies (benchmarks/LOG.md)."""
 
 
 def one_shot_program(
@@ -194,17 +197,19 @@ def matmul_all_reduce_plan(
         products: W.Symmetric((ranks, share, N), out_dtype),
         parts: W.Symmetric((ranks, share, N), out_dtype),
         sums: W.Symmetric((share, N), out_dtype),
+        identity: identity_of(tiles, ranks, dtype),
         C: T.Tensor((M, N), out_dtype),
     ):
-        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, sums, C)
-        for peer in p.peers():
-            for rows in tiles.bands(share):
-                p.copy(parts[peer, p.rank, rows], products[p.rank, peer, rows], stream="copies")
-        for rows in tiles.bands(share):
-            for peer in p.peers():
-                first, end = (min(peer * share + m, M) for m in (rows.start, rows.stop))
+        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, sums, identity, C)
+        bands = tiles.bands(share)
+        # In the order in which the kernel takes them, see W.own_last.
+        for sent, summed in zip_longest(bands, [None, *bands]):
+            for peer in p.peers() if sent else ():
+                p.copy(parts[peer, p.rank, sent], products[p.rank, peer, sent], stream="copies")
+            for peer in p.peers() if summed else ():
+                first, end = (min(peer * share + m, M) for m in (summed.start, summed.stop))
                 if first < end:
-                    ready = slice(rows.start, rows.start + end - first)
+                    ready = slice(summed.start, summed.start + end - first)
                     p.copy(C[first:end], sums[peer, ready], stream="copies")
 
     return matmul_all_reduce
@@ -230,11 +235,12 @@ class MatmulAllReduce(Operator, op=NAME):
     }
 
     alone: ClassVar = {"copy_engines": "two_phase"}
+    constants: ClassVar = {"copy_engines": identities}
 
     def compute(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
-        self.run(a, self.problem.stored(b), *epilogue, *self.memory, c)
+        self.run(a, self.problem.stored(b), *epilogue, *self.memory, *self.given, c)
 
     @staticmethod
     def unfused(
@@ -251,8 +257,8 @@ class MatmulAllReduce(Operator, op=NAME):
         rows = ceil(problem.M / problem.ranks)
         tiles = walked_tiles(rows, problem.N, problem.ranks, problem.itemsize)
         choice = Choice("copy_engines", replace(tiles, band=BAND))
-        padded = problem.ranks * rows_of_owner(problem.M, problem.ranks, tiles)
-        fits = padded <= PADDED * problem.M and cls.can_run(choice.program)
+        share = rows_of_owner(problem.M, problem.ranks, tiles)
+        fits = BAND * tiles.M <= share <= PADDED * rows and cls.can_run(choice.program)
         return choice if fits else cls.recorded(problem, choice)
 
     @classmethod

@@ -14,6 +14,7 @@ from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
 from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
+from .identity import identities, identity_of, steps_of
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
@@ -93,7 +94,8 @@ def summed_matmul(
     biased: bool = False, out_dtype: str | None = None, shared: int = 0,
 ):  # fmt: skip
     """The kernel between copy engines: as ``matmul_reduce_scatter_program``, but that products for
-    other ranks stay here, in ``products`` (ranks, share, N), and theirs are found in ``parts``.
+    other ranks stay here, in ``products`` (ranks, share, N), and theirs are found in ``parts``,
+    which the tensor cores add, see ``identity``.
 
     Blocks walk over the tiles, see ``Walk``.
 
@@ -104,6 +106,9 @@ def summed_matmul(
     out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
     walk, half = Walk.over(ranks * rows * columns), tiles.M // 2
+    steps, each = ceil(K / tiles.K), steps_of(tiles, 1, dtype)
+    adding = (ranks - 1) * each
+    chunk = tiles.band * columns if shared else None  # copies wait for sums, too
 
     @T.prim_func
     def summed_matmul(
@@ -115,6 +120,7 @@ def summed_matmul(
         products: W.Symmetric((ranks, share, N), out_dtype),
         parts: W.Symmetric((ranks, share, N), out_dtype),
         sums: W.Symmetric((share, N), out_dtype) if shared else None,
+        identity: identity_of(tiles, ranks, dtype),
         C: T.Tensor((shared or share, N), out_dtype),
     ):
         with T.Kernel(walk.blocks, threads=tiles.threads) as block:
@@ -127,15 +133,32 @@ def summed_matmul(
             for turn in T.serial(walk.turns):
                 number = turn * walk.blocks + block
                 if number < walk.tiles:
-                    owner, tile = W.own_last(number, rows * columns, me, ranks)
+                    owner, tile = W.own_last(number, rows * columns, me, ranks, chunk)
                     row, column = W.swizzle_2d(tile, rows, columns, tiles.band)
                     m, n = row * tiles.M, column * tiles.N
 
                     T.clear(total)
-                    for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                    for step in T.Pipelined(
+                        T.if_then_else(owner == me, steps + adding, steps) if adding else steps,
+                        num_stages=tiles.stages,
+                    ):
                         k = step * tiles.K
-                        T.copy(A[owner * share + m, k], A_tile)
-                        T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                        if adding:
+                            source = (me + 1 + (step - steps) // each) % ranks
+                            there = (step - steps) % each * tiles.K
+                            if step < steps:
+                                T.copy(A[owner * share + m, k], A_tile)
+                            else:
+                                T.copy(parts[me, source, m, n + there], A_tile)
+                            if step < steps:
+                                T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                            else:
+                                T.copy(
+                                    identity[0, there] if transposed else identity[there, 0], B_tile
+                                )
+                        else:
+                            T.copy(A[owner * share + m, k], A_tile)
+                            T.copy(B[n, k] if transposed else B[k, n], B_tile)
                         accumulate(A_tile, B_tile, total, transposed)
                     if scaled:
                         scale(total, scale_a, scale_b)
@@ -145,12 +168,13 @@ def summed_matmul(
                             T.copy(total[first : first + half, :], C_tile)
                             T.copy(C_tile, products[me, owner, m + first, n])
                     else:
-                        for step in T.serial(ranks - 1):
-                            source = (me + 1 + step) % ranks
-                            for first in T.unroll(0, tiles.M, half):
-                                T.copy(parts[me, source, m + first, n], C_tile)
-                                for i, j in T.Parallel(half, tiles.N):
-                                    total[first + i, j] += C_tile[i, j]
+                        if not adding:
+                            for step in T.serial(ranks - 1):
+                                source = (me + 1 + step) % ranks
+                                for first in T.unroll(0, tiles.M, half):
+                                    T.copy(parts[me, source, m + first, n], C_tile)
+                                    for i, j in T.Parallel(half, tiles.N):
+                                        total[first + i, j] += C_tile[i, j]
                         if biased:
                             add_bias(total, bias, n)
                         for first in T.unroll(0, tiles.M, half):
@@ -184,9 +208,10 @@ def matmul_reduce_scatter_plan(
         scale_b: scale_of(dtype),
         products: W.Symmetric((ranks, share, N), out_dtype),
         parts: W.Symmetric((ranks, share, N), out_dtype),
+        identity: identity_of(tiles, ranks, dtype),
         C: T.Tensor((share, N), out_dtype),
     ):
-        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, None, C)
+        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, None, identity, C)
         for peer in p.peers():
             for rows in tiles.bands(share):
                 p.copy(parts[peer, p.rank, rows], products[p.rank, peer, rows], stream="copies")
@@ -203,11 +228,12 @@ class MatmulReduceScatter(Operator, op=NAME):
     }
 
     alone: ClassVar = {"copy_engines": "stores"}
+    constants: ClassVar = {"copy_engines": identities}
 
     def compute(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
-        self.run(a, self.problem.stored(b), *epilogue, *self.memory, c)
+        self.run(a, self.problem.stored(b), *epilogue, *self.memory, *self.given, c)
 
     @staticmethod
     def unfused(

@@ -44,12 +44,15 @@ class Operator(Made, ABC):
         programs: the tile programs, or plans, by the names of ``Choice.program``.
         alone: by the name of a program whose kernel and copies wait for each other, so that they
             must run side by side: the one that is taken where that is not sure.
+        constants: by the name of a program, what it takes that no caller gives, for a problem.
         problem: what it computes.
         in_graphs: what CUDA graphs record instead, if that is something else.
+        given: what ``run`` takes behind its memory, the same in each call.
     """
 
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
     alone: ClassVar[Mapping[str, str]] = {}
+    constants: ClassVar[Mapping[str, Callable[[Problem, Choice], tuple[torch.Tensor, ...]]]] = {}
     in_graphs: Operator | None = None
 
     def __init_subclass__(cls, op: str, **options: Any) -> None:
@@ -73,6 +76,8 @@ class Operator(Made, ABC):
         """
         super().__init__(self.program(problem, choice))
         self.problem = problem
+        constants = self.constants.get(choice.program)
+        self.given = constants(problem, choice) if constants else ()
         with ExitStack() as failed:
             failed.callback(self.free)
             if (recorded := self.recorded(problem, choice)) != choice:

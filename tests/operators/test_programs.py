@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +15,7 @@ from tileweave.ops import operators
 from tileweave.ops.all_gather_matmul import all_gather_matmul_plan, gathered_matmul
 from tileweave.ops.matmul_all_reduce import (
     MatmulAllReduce,
+    matmul_all_reduce_plan,
     one_shot_program,
     two_phase_program,
 )
@@ -25,6 +27,8 @@ from tileweave.ops.matmul_reduce_scatter import (
 from tileweave.ops.problem import Problem
 from tileweave.ops.tiles import FP8 as FP8_TILES
 from tileweave.ops.tiles import LARGE, SMALL, Tiles, Walk, tiles_for, walked_tiles
+from tileweave.passes.sizes import named
+from tileweave.runtime.plans import Copy, CopyValue, Launch
 
 TILES = Tiles(16, 16, 16, stages=2, threads=32, band=1)
 EVEN, TAILS = (16, 32, 32), (24, 40, 24)
@@ -46,11 +50,13 @@ CASES = [
 TILE_COPIES = {
     gathered_matmul: (3, 1),
     matmul_reduce_scatter_program: (2, 2),
-    summed_matmul: (2, 2),
+    summed_matmul: (4, 2),
     one_shot_program: (2, 2),
     two_phase_program: (2, 4),
 }
 """The kernels, and how often the text of each loads and stores a tile."""
+FP8_COPIES = {**TILE_COPIES, summed_matmul: (2, 2)}
+"""The same of fp8, whose parts are not added as tiles of A."""
 RESIDENT = 32
 """Blocks at a time: all of the programs, and what waits beside them."""
 
@@ -76,6 +82,7 @@ def simulated(program, ranks, a_shape, b_shape, transposed, dtype, biased):
         scaled.append(b.astype(np.float32))
         if biased:
             inputs[-1]["bias"] = bias
+        inputs[-1] |= identity_for(program)
         if dtype == FP8:
             scales = np.float32([0.25]), np.float32([2 * (rank + 1)])
             inputs[-1] |= dict(zip(("scale_a", "scale_b"), scales, strict=True))
@@ -87,6 +94,13 @@ def simulated(program, ranks, a_shape, b_shape, transposed, dtype, biased):
         [given.get("bias", 0) for given in inputs],
         [output["C"] for output in outputs],
     )
+
+
+def identity_for(program):
+    """What a plan takes to add parts by products, by its name."""
+    parameters = program.parameters if isinstance(program, tw.Plan) else ()
+    wanted = [p for p in parameters if p.name == "identity"]
+    return {p.name: np.eye(*p.extents).astype(DTYPES[p.dtype]) for p in wanted}
 
 
 def exact(a, b):
@@ -157,6 +171,8 @@ def test_all_ranks_get_the_same_bits(make):
         for _ in range(ranks)
     ]
     program = make(M, N, K, ranks, "bfloat16", False, TILES, biased=True)
+    for given in inputs:
+        given |= identity_for(program)
     first, *others = tw.simulate(program, ranks, inputs, schedules=1, resident_blocks=RESIDENT)
     assert all(np.array_equal(first["C"], other["C"]) for other in others)
     right = sum(exact(x["A"], x["B"]) for x in inputs) + bias.astype(np.float32)
@@ -174,13 +190,14 @@ def test_one_rank_waits_for_nobody(way):
     ("ranks", "rows", "expected"),
     [
         (1, 1 << 20, "one_shot"), (5, 32, "one_shot"), (5, 33, "two_phase"),
-        (2, 128, "one_shot"), (2, 129, "two_phase"), (2, 250, "copy_engines"),
-        (8, 16, "one_shot"), (8, 900, "two_phase"), (8, 1000, "copy_engines"),
+        (2, 128, "one_shot"), (2, 129, "two_phase"), (2, 768, "two_phase"),
+        (2, 1000, "copy_engines"),
+        (8, 16, "one_shot"), (8, 3500, "two_phase"), (8, 3800, "copy_engines"),
     ],
 )  # fmt: skip
 def test_how_sums_are_exchanged(ranks, rows, expected):
     """Once if they are small, of 8192 columns of 2 bytes; by copy engines if the rows are enough
-    for whole tiles of every rank."""
+    for a band of whole tiles of every rank."""
     asked = Problem("matmul_all_reduce", rows, 8192, 1024, ranks, torch.bfloat16, False)
     assert MatmulAllReduce.table(asked).program == expected
 
@@ -204,9 +221,32 @@ def test_fp8_goes_to_the_tensor_cores(make):
     cuda = tw.emit(make(200, 336, 144, 4, FP8, True, FP8_TILES, True, "bfloat16"))
     fp8 = "tl::DataType::kFloat8_e4m3"
     assert cuda.count("tl::wgmma_ss<") == cuda.count(f"<{fp8}, {fp8}, tl::DataType::kFloat32") == 1
-    assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == TILE_COPIES[make]
+    assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == FP8_COPIES[make]
     assert cuda.count("(scale_a[0] * scale_b[0])") == 1
     assert "float part[64]" in cuda and "cp_async" not in cuda
+
+
+def test_signals_that_leave_a_loop_do_not_name_it():
+    """Of tails and chunks, for which places of tiles are too long to be simplified."""
+    tiles = replace(walked_tiles(1000, 2056, 4), band=4)
+    plan = matmul_all_reduce_plan(3999, 2056, 1800, 4, "bfloat16", True, tiles)
+    shapes = {p.name: tuple(p.extents) for p in plan.parameters}
+    (kernel,) = (
+        s.program for s in plan.trace(0, 4, shapes, {})
+        if isinstance(s, Launch) and named(s.program) == "summed_matmul"
+    )  # fmt: skip
+    signals = [s for s in tw.emit(kernel, "tile").splitlines() if "tileweave.signal(" in s]
+    assert len(signals) == 2 and not any("_tmp" in s for s in signals)
+
+
+def test_sums_are_fetched_together():
+    """Copies of a band, one from each peer, stand behind all that they wait for."""
+    plan = matmul_all_reduce_plan(192, 16, 16, 4, "float16", False, TILES)
+    shapes = {p.name: tuple(p.extents) for p in plan.parameters}
+    steps = [s for s in plan.trace(0, 4, shapes, {}) if s.stream == "copies"]
+    kinds = "".join({Launch: "w", Copy: "c", CopyValue: "f"}.get(type(s), "") for s in steps)
+    sent, fetched = 3 * "wcf", "wwwccc"
+    assert kinds == sent + 2 * (sent + fetched) + fetched
 
 
 def test_registers_of_fp8_suffice(ptxas):
