@@ -24,7 +24,7 @@ import tileweave as tw
 from tileweave import ops
 from tileweave.ops.exchange import EXCHANGES
 from tileweave.ops.groups import group_of
-from tileweave.ops.transport import FASTEST
+from tileweave.ops.transport import fastest
 from tileweave.ops.ulysses import attend, exchanges_of, problem_of
 from tileweave.runtime.compile_ahead import compile_ahead
 from tileweave.runtime.measure import interleaved
@@ -106,7 +106,9 @@ def compile_all(given: Given, causal: bool, groups: list[int]) -> None:
             q, k, v = (parts(x.to("meta"), ranks, count)[0] for x in given)
             found += exchanges_of(problem_of(q, k, v, causal, None, ranks))
     compile_ahead(
-        EXCHANGES[problem.op].steps(problem, FASTEST if transport == "auto" else transport)
+        EXCHANGES[problem.op].steps(
+            problem, fastest(problem)[0] if transport == "auto" else transport
+        )
         for problem in dict.fromkeys(found)
         for transport in TRANSPORTS
         if transport != "nccl"

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 OWN = ("copy_engine", "tma", "ldst")
 TRANSPORTS = ("auto", *OWN, "nccl")
-FASTEST = "ldst"
-"""Of ``OWN``, for every collective: measured on 2 H200 that gave 1, 4, 16, 64 and 256 MiB each
-(benchmarks/LOG.md). It takes all that any of them takes."""
+ENGINES_FROM = 256 << 20
+"""Bytes of a rank from which copy engines are the fastest of some collectives; of 64 MiB they are
+not."""
+ENGINES = {"all_gather": 3, "reduce_scatter": 3, "all_reduce": 2}
+"""These collectives, each with the least number of ranks."""
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 """Types that are added in fp32."""
 ROW_BYTES = 16
@@ -33,6 +35,14 @@ class Transport(Reasoned):
             ``ldst``: loads and stores of threads; ``nccl``: ``torch.distributed``.
         reason: why this one.
     """
+
+
+def fastest(problem: Collective) -> tuple[str, ...]:
+    """Those of ``OWN`` that ``auto`` takes, the fastest first: measured on 2 and 4 H200
+    (benchmarks/LOG.md). The last takes all that any of them takes."""
+    least = ENGINES.get(problem.op)
+    engines = least and problem.ranks >= least and problem.nbytes >= ENGINES_FROM
+    return ("copy_engine", "ldst") if engines else ("ldst",)
 
 
 def chosen(
@@ -53,11 +63,11 @@ def chosen(
     require_own_device(problem.op, device, group)
     if asked == "nccl":
         return Transport("nccl", "asked for")
-    name = FASTEST if asked == "auto" else asked
-    found = obstacle(name, problem, device, group, made)
-    if found is None:
-        return Transport(name, "asked for" if asked == name else "the fastest")
-    if asked == name:
+    for name in fastest(problem) if asked == "auto" else (asked,):
+        found = obstacle(name, problem, device, group, made)
+        if found is None:
+            return Transport(name, "asked for" if asked == name else "the fastest")
+    if asked != "auto":
         raise TileWeaveError(f"{problem.op}: transport={asked!r}, but {found}")
     return Transport("nccl", found)
 

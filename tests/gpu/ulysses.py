@@ -19,7 +19,7 @@ from tileweave import ops
 from tileweave.ops import nccl
 from tileweave.ops.exchange import EXCHANGES, checked
 from tileweave.ops.groups import group_of
-from tileweave.ops.transport import FASTEST
+from tileweave.ops.transport import fastest
 from tileweave.ops.ulysses import exchanges_of, problem_of
 from tileweave.runtime.compile_ahead import compile_ahead
 
@@ -132,7 +132,9 @@ def compile_all(transports: list[str]) -> None:
             grad = torch.empty(problem.result, dtype=case.dtype, device="meta")
             found += [problem, checked(problem.op, grad, None, ranks, problem.options[::-1])]
     compile_ahead(
-        EXCHANGES[problem.op].steps(problem, FASTEST if transport == "auto" else transport)
+        EXCHANGES[problem.op].steps(
+            problem, fastest(problem)[0] if transport == "auto" else transport
+        )
         for problem in dict.fromkeys(found)
         for transport in transports
         if transport != "nccl"

@@ -155,6 +155,10 @@ def test_axes_that_ranks_cannot_share():
     [
         ("all_gather", (3,), torch.int32, "auto", "ldst", "the fastest"),
         ("all_to_all", (1 << 26,), BF16, "auto", "ldst", "the fastest"),
+        ("all_to_all", (1 << 28,), BF16, "auto", "ldst", "the fastest"),
+        ("all_gather", (1 << 26,), BF16, "auto", "ldst", "the fastest"),
+        ("all_gather", (1 << 27,), BF16, "auto", "copy_engine", "the fastest"),
+        ("all_reduce", ((1 << 27) + 2,), BF16, "auto", "ldst", "the fastest"),
         ("all_gather", (3,), torch.int32, "tma", None,
          "transport='tma', but a part has 12 bytes without a gap; expected a multiple of 16"),
         ("reduce_scatter", (8,), torch.int32, "auto", "nccl", "x is of torch.int32; expected torc"),
