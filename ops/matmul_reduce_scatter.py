@@ -108,7 +108,7 @@ def summed_matmul(
     walk, half = Walk.over(ranks * rows * columns), tiles.M // 2
     steps, each = ceil(K / tiles.K), steps_of(tiles, 1, dtype)
     adding = (ranks - 1) * each
-    chunk = tiles.band * columns if shared else None  # copies wait for sums, too
+    chunk = tiles.band * columns if shared else None  # copies fetch sums band by band
 
     @T.prim_func
     def summed_matmul(

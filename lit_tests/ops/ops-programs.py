@@ -116,18 +116,29 @@ def launched(plan):
     return next(s.program for s in steps if isinstance(s, Launch) and s.number > 0)
 
 
-# Between copy engines: blocks walk over tiles; both halves of one are complete before the stream is
-# told; own tiles wait for copies.
+# Between copy engines: blocks walk over tiles; for own ones the producer waits for copies, and loads
+# parts and the identity behind the product; both halves of others are complete before the stream is
+# told. Those who multiply wait for nobody.
 # CHECK-LABEL: TEST: summed_matmul
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: for (int turn = 0; turn < 8;
+# CHECK: condval = 124;
+# CHECK: condval = 112;
+# CHECK: if (112 <= step) {
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: tl::tma_load(A_desc
+# CHECK: if (112 <= step) {
+# CHECK-NEXT: tl::tma_load(parts_desc
+# CHECK: tl::tma_load(B_desc
+# CHECK: if (112 <= step) {
+# CHECK-NEXT: tl::tma_load(identity_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
+# CHECK-NOT: tw::wait_reached
 # CHECK: tl::tma_store(products_desc
 # CHECK: tw::complete_bulk_stores();
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_made[
 # CHECK: } else {
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
-# CHECK: *(uint4*)(parts
+# CHECK-NOT: parts
 # CHECK: tl::tma_store(C_desc
 walked = walked_tiles(1024, 8192, 4)
 show(launched(matmul_reduce_scatter_plan(1024, 8192, 7168, 4, "bfloat16", True, walked)))
@@ -208,10 +219,11 @@ show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 # Both exchanges by copy engines: the stream is told of products and, behind both places where they are
 # stored, of sums.
 # CHECK-LABEL: TEST: summed_matmul
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: tl::tma_load(parts_desc
 # CHECK: tl::wgmma_ss<
 # CHECK: tl::tma_store(products_desc
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_made[
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
 # CHECK: tl::tma_store(C_desc
 # CHECK: tl::tma_store(sums_desc
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_

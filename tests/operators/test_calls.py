@@ -361,21 +361,22 @@ def test_what_the_kernels_get_fits_their_declaration(transposed, biased):
     seen = []
     b = ones(N, K, dtype=BF16).t() if transposed else ones(K, N, dtype=BF16)
     parts, rows_of_all = (ones(ranks, ranks, share, n, dtype=BF16) for n in (N, K))
-    for op, make, rows, out, memory in (
-        ("matmul_reduce_scatter", MatmulReduceScatter, share * ranks, share, [parts] * 2),
-        ("all_gather_matmul", AllGatherMatmul, share, share * ranks, [rows_of_all]),
-        ("matmul_all_reduce", MatmulAllReduce, share, share, []),
+    identity = ones(64, 64, dtype=BF16)
+    for op, make, rows, out, memory, given in (
+        ("matmul_reduce_scatter", MatmulReduceScatter, share * ranks, share, [parts] * 2, identity),
+        ("all_gather_matmul", AllGatherMatmul, share, share * ranks, [rows_of_all], None),
+        ("matmul_all_reduce", MatmulAllReduce, share, share, [], None),
     ):
         asked = Problem(op, rows, N, K, ranks, BF16, transposed, biased)
         operator = object.__new__(make)
         operator.problem = asked
         operator.run = lambda *args: seen.append([tuple(x.shape) for x in args])
-        operator.memory = memory
+        operator.memory, operator.given = memory, () if given is None else (given,)
         bias = [ones(N, dtype=BF16)] * biased
         operator(ones(rows, K, dtype=BF16), b, ones(out, N, dtype=BF16), *bias)
     B = [(N, K) if transposed else (K, N), *[(N,)] * biased]
     assert seen == [
-        [(ranks * share, K), *B, *[(ranks, ranks, share, N)] * 2, (share, N)],
+        [(ranks * share, K), *B, *[(ranks, ranks, share, N)] * 2, (64, 64), (share, N)],
         [(share, K), *B, (ranks, ranks, share, K), (ranks, share, N)],
         [(share, K), *B, (share, N)],
     ]
