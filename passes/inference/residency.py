@@ -104,6 +104,15 @@ def _told(exchange: Exchange, moments: Moments, counter: Counter, boxes: Boxes) 
     return moments.of_signal(boxes, depth, exchange.sinks.get((counter, boxes)))
 
 
+def _first(found: Sequence[np.ndarray], keys: int) -> list[np.ndarray]:
+    """Of entries with the same ``keys`` first numbers the one whose next is least: a block that has
+    waited for something need not again."""
+    order = np.lexsort(found[keys::-1])
+    same = [a[order][1:] == a[order][:-1] for a in found[:keys]]
+    new = np.concatenate([[True], ~np.logical_and.reduce(same)])[: len(order)]
+    return [a[order[new]] for a in found]
+
+
 class _Play:
     """A launch, block by block, and the copies that take what it brings."""
 
@@ -126,12 +135,12 @@ class _Play:
 
     def _note(self, counter: Counter, boxes: Boxes, moment, signals: bool) -> None:
         units = elements_of(boxes) // counter.unit
-        rank, home, granule, when, block, count = boxes.where(
-            boxes.rank, boxes.home, counter.granules.of(boxes), moment, boxes.block, units
+        found = boxes.where(
+            boxes.rank, boxes.block, boxes.home, counter.granules.of(boxes), moment, units
         )
-        for r, h, g, t, b, n in zip(
-            *(a.tolist() for a in (rank, home, granule, when, block, count)), strict=True
-        ):
+        if not signals:
+            found = _first(found, keys=4)
+        for r, b, h, g, t, n in zip(*(a.tolist() for a in found), strict=True):
             self._events[r, b].append((t, (counter, h, g), n if signals else 0, boxes.access))
 
     def run(self, resident: int) -> None:
