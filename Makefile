@@ -1,6 +1,7 @@
 # The two commands of the README are `make test` and `make demo`; the others serve development.
 # Each makes its own environment in .venv and installs pinned requirements there.
 PYTHON ?= python3
+MINUTES ?= 15
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -14,6 +15,7 @@ count_gpus := import torch; print(torch.cuda.device_count())
 find_cuda := from tilelang.contrib.nvcc import find_cuda_path; print(find_cuda_path())
 with_cuda = CUDA_HOME=$$($(python) -c '$(find_cuda)')
 torchrun := $(python) -m torch.distributed.run --standalone
+gpu_programs := $(wildcard tests/gpu/*.py)
 
 # The checkout works without being installed: see tileweave/__init__.py.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
@@ -22,7 +24,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 help:
 	@echo "make test      all that needs no GPU: linters, device headers, lit, pytest"
 	@echo "make demo      GEMM + reduce-scatter on all visible GPUs; without one, in the simulator, and broken"
-	@echo "make test-gpu  tests/gpu on all visible GPUs"
+	@echo "make test-gpu  tests/gpu on all visible GPUs, each program for MINUTES=15 at most"
 	@echo "make lint | headers | lit | pytest | format | docs | clean"
 
 # pytest stands last: its summary is the last line of a green run. Each of its processes takes 1 GB
@@ -57,15 +59,18 @@ demo: .venv/ready
 	  $(python) examples/without_gpu.py; \
 	fi
 
-# A program that starts torchrun itself is run as it is.
+# A program that starts torchrun itself is run as it is. One that fails, or takes longer than
+# MINUTES (status 124), does not keep the others from running.
 test-gpu: .venv/ready
-	@gpus=$$($(python) -c '$(count_gpus)'); \
+	@gpus=$$($(python) -c '$(count_gpus)'); failed=; \
 	if [ $$gpus = 0 ]; then echo "test-gpu: 0 GPUs are visible; expected at least 1" >&2; exit 1; fi; \
-	for program in tests/gpu/*.py; do \
+	for program in $(gpu_programs); do \
 	  echo "test-gpu: $$program on $$gpus GPUs"; \
-	  if grep -q torch.distributed.run $$program; then $(python) $$program; \
-	  else $(torchrun) --nproc-per-node=$$gpus $$program; fi; \
-	done
+	  launch="$(torchrun) --nproc-per-node=$$gpus"; \
+	  if grep -q torch.distributed.run $$program; then launch=$(python); fi; \
+	  timeout $(MINUTES)m $$launch $$program || failed="$$failed $$program ($$?)"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "test-gpu: failed:$$failed" >&2; exit 1; fi
 
 lint: .venv/ready-lint
 	@if test -s .venv/ready-lint; then cat .venv/ready-lint; else \
