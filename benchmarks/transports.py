@@ -39,6 +39,10 @@ PIECES = (
     (1,), (1, 1), (3, 1), (5, 1), (12, 3, 1), (30, 5, 1), (4, 2, 1, 1), (1, 1, 1, 1), (1,) * 8,
 )  # fmt: skip
 """How long those of the last peer are, in one unit."""
+WALKED = (5, 1)
+"""Pieces of the variants whose kernel has ``BLOCKS``, not one for each tile: those that wait read
+the same word, and all of them together may hold up what arrives."""
+BLOCKS = (131, 262, 524)
 TRANSPORTS = ("copy_engine", "ldst", "tma")
 TILES = (1 << 13, 1 << 14, 1 << 15)
 """Bytes that a block moves at a time."""
@@ -78,13 +82,16 @@ def lines_of(problem: Collective, tile: int | None = None, shared_out: bool = Fa
     return Lines.of(count, problem.tile_dtype, tile=tile)
 
 
-def by_engines(pieces: Sequence[int], problem: Collective) -> Any:
+def by_engines(pieces: Sequence[int], problem: Collective, blocks: int | None = None) -> Any:
     if problem.op == "all_to_all":
         parts = Parts.of(problem)
-        return all_to_all_plan(parts, cut(parts.rows, parts.height, pieces))
-    plan_of = {"all_gather": all_gather_plan, "reduce_scatter": reduce_scatter_plan,
-               "all_reduce": all_reduce_plan}[problem.op]  # fmt: skip
-    lines = lines_of(problem, shared_out=problem.op != "all_gather")
+        return all_to_all_plan(parts, cut(parts.rows, parts.height, pieces), blocks)
+    if problem.op == "all_gather":
+        lines = lines_of(problem)
+        ends = cut(lines.rows, lines.height, pieces)
+        return all_gather_plan(lines, problem.ranks, ends, blocks)
+    plan_of = {"reduce_scatter": reduce_scatter_plan, "all_reduce": all_reduce_plan}[problem.op]
+    lines = lines_of(problem, shared_out=True)
     return plan_of(lines, problem.ranks, cut(lines.rows, lines.height, pieces))
 
 
@@ -97,12 +104,16 @@ def by_tiles(transport: str, tile: int, problem: Collective) -> Any:
     return program(lines, problem.ranks, transport)
 
 
-def variants_of(transports: Sequence[str]) -> list[Variant]:
+def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
     engines = [
         Variant(f"copy_engine, {':'.join(map(str, pieces))}", partial(by_engines, pieces))
         for pieces in PIECES
-        if "copy_engine" in transports
+    ] + [
+        Variant(f"copy_engine, {blocks} blocks", partial(by_engines, WALKED, blocks=blocks))
+        for blocks in BLOCKS
+        if op in ("all_gather", "all_to_all")
     ]
+    engines = engines if "copy_engine" in transports else []
     return engines + [
         Variant(f"{transport}, tiles of {tile >> 10} KiB", partial(by_tiles, transport, tile))
         for transport in transports
@@ -181,11 +192,10 @@ def main() -> int:
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
     parser.add_argument("--runs", type=int, default=10)
     options = parser.parse_args()
-    variants = variants_of(options.transports)
     if not torch.cuda.is_available():
         print("no GPU: nothing was timed; small ones are simulated")
         for op in options.ops:
-            simulated(op, variants)
+            simulated(op, variants_of(options.transports, op))
         return 0
     tw.init(heap_bytes=HEAP_BYTES)
     group, begin = group_of(""), time.perf_counter()
@@ -195,7 +205,10 @@ def main() -> int:
         for size in options.sizes
     ]
     gathered = tw.symmetric((max(p.ranks * p.elements for p in problems),), torch.bfloat16)
-    programs = [{v: v.make(problem) for v in variants} for problem in problems]
+    programs = [
+        {v: v.make(problem) for v in variants_of(options.transports, problem.op)}
+        for problem in problems
+    ]
     auto = [steps for problem in problems for steps in exchanges.programs(problem, group)]
     compile_ahead([*auto, *(steps for each in programs for steps in each.values())])
     if group.rank == 0:

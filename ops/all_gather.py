@@ -16,6 +16,7 @@ from . import nccl
 from .across_nodes import AcrossNodes, Move
 from .collective import Collective, require_exchangeable
 from .exchange import Exchange, define_exchange, exchange
+from .tiles import Walk
 from .words import Lines, alloc_of, collected, copies_to, words_of
 
 NAME = "all_gather"
@@ -50,10 +51,14 @@ def all_gather_program(lines: Lines, ranks: int, transport: str):
     return all_gather
 
 
-def collect_shares(lines: Lines, ranks: int):
-    """The kernel that copies what a rank gives, and what copy engines bring, to its place: a tile
-    of one rank in each block, in the order in which the ranks' shares arrive."""
-    dtype = lines.dtype
+def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
+    """The kernel that copies what a rank gives, and what copy engines bring, to its place, tile by
+    tile, in the order in which the ranks' shares arrive.
+
+    Args:
+        blocks: that walk over the tiles; None for one for each.
+    """
+    dtype, walk = lines.dtype, Walk.by(ranks * lines.tiles, blocks)
 
     @T.prim_func
     def collect_shares(
@@ -61,24 +66,30 @@ def collect_shares(lines: Lines, ranks: int):
         arrived: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
-        with T.Kernel(ranks * lines.tiles, threads=256) as block:
+        with T.Kernel(walk.blocks, threads=256) as block:
             held = T.alloc_fragment(lines.tile, dtype)
             me = W.rank()
-            before, source, tile = collected(block, me, lines.tiles, ranks)
-            first = tile * lines.height
-            if before == 0:
-                T.copy(x[first, 0], held)
-            else:
-                T.copy(arrived[me, source, first, 0], held)
-            T.copy(held, out[source, first, 0])
+            for turn in T.serial(walk.turns):
+                number = turn * walk.blocks + block
+                if number < walk.tiles:
+                    before, source, tile = collected(number, me, lines.tiles, ranks)
+                    first = tile * lines.height
+                    if before == 0:
+                        T.copy(x[first, 0], held)
+                    else:
+                        T.copy(arrived[me, source, first, 0], held)
+                    T.copy(held, out[source, first, 0])
 
     return collect_shares
 
 
-def all_gather_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
-    """Copy engines: x (rows, columns) goes to all others, to the last one in pieces; a kernel
-    copies what has arrived to out (ranks, rows, columns) while the rest is on its way."""
-    kernel, dtype = collect_shares(lines, ranks), lines.dtype
+def all_gather_plan(
+    lines: Lines, ranks: int, pieces: list[slice], blocks: int | None = None
+) -> Plan:
+    """Copy engines: x (rows, columns) goes to all others, to the last one in pieces; a kernel of
+    ``blocks`` copies what has arrived to out (ranks, rows, columns) while the rest is on its
+    way."""
+    kernel, dtype = collect_shares(lines, ranks, blocks), lines.dtype
 
     @plan
     def all_gather(

@@ -17,6 +17,7 @@ from ..runtime import Plan, Steps, plan
 from . import nccl
 from .collective import Collective, axis_of, require_exchangeable, shared
 from .exchange import Exchange, define_exchange, exchange
+from .tiles import Walk
 from .words import (
     COLUMNS,
     alloc_of,
@@ -138,14 +139,19 @@ def all_to_all_program(parts: Parts, transport: str):
     return all_to_all
 
 
-def collect_parts(parts: Parts):
-    """The kernel that copies what a rank keeps, and what copy engines bring, to its place: a tile
-    of one rank in each block, in the order in which the ranks' parts arrive."""
+def collect_parts(parts: Parts, blocks: int | None = None):
+    """The kernel that copies what a rank keeps, and what copy engines bring, to its place, tile by
+    tile, in the order in which the ranks' parts arrive.
+
+    Args:
+        blocks: that walk over the tiles; None for one for each.
+    """
     ranks, outer, rows, width, height, columns, dtype = (
         parts.ranks, parts.outer, parts.rows, parts.width, parts.height, parts.columns, parts.dtype,
     )  # fmt: skip
     given_behind, got_behind = parts.given_behind, parts.got_behind
     of_rank = outer * prod(parts.tiles)
+    walk = Walk.by(ranks * of_rank, blocks)
 
     @T.prim_func
     def collect_parts(
@@ -153,28 +159,32 @@ def collect_parts(parts: Parts):
         arrived: W.Symmetric((ranks, outer, rows, 1, width), dtype),
         out: T.Tensor(parts.shape(got_behind), dtype),
     ):
-        with T.Kernel(ranks * of_rank, threads=256) as block:
+        with T.Kernel(walk.blocks, threads=256) as block:
             held = T.alloc_fragment((height, 1, columns), dtype)
             me = W.rank()
-            before, source, tile = collected(block, me, of_rank, ranks)
-            o, m, n = parts.place_of(tile)[1:]
-            if before == 0:
-                T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
-            else:
-                T.copy(arrived[me, source, o, m, 0, n], held)
-            T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
+            for turn in T.serial(walk.turns):
+                number = turn * walk.blocks + block
+                if number < walk.tiles:
+                    before, source, tile = collected(number, me, of_rank, ranks)
+                    o, m, n = parts.place_of(tile)[1:]
+                    if before == 0:
+                        T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
+                    else:
+                        T.copy(arrived[me, source, o, m, 0, n], held)
+                    T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
 
     return collect_parts
 
 
-def all_to_all_plan(parts: Parts, pieces: list[slice]) -> Plan:
+def all_to_all_plan(parts: Parts, pieces: list[slice], blocks: int | None = None) -> Plan:
     """Copy engines: parts go to the others, the last one in pieces; a kernel copies what has
     arrived to its place while the rest is on its way.
 
     Args:
         pieces: rows of the last part.
+        blocks: of the kernel, as for ``collect_parts``.
     """
-    kernel = collect_parts(parts)
+    kernel = collect_parts(parts, blocks)
 
     def part(x, rank, piece):
         return x[:, piece, rank] if parts.given_behind else x[:, rank, piece, 0]

@@ -66,6 +66,12 @@ class Walk:
         turns = ceil(tiles / (SMS - 1))
         return Walk(tiles, turns, ceil(tiles / turns))
 
+    @staticmethod
+    def by(tiles: int, blocks: int | None) -> Walk:
+        """So many blocks at most, or one for each tile."""
+        blocks = min(blocks or tiles, tiles)
+        return Walk(tiles, ceil(tiles / blocks), blocks)
+
 
 LARGE = Tiles(128, 256, 64, stages=3)
 SMALL = Tiles(128, 128, 64, stages=4)

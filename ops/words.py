@@ -147,9 +147,9 @@ def copies_to(peers: Iterable[int], pieces: Sequence[slice]) -> Iterator[tuple[i
 
 
 def collected(
-    block: tirx.PrimExpr, me: tirx.PrimExpr, tiles: int, ranks: int
+    number: tirx.PrimExpr, me: tirx.PrimExpr, tiles: int, ranks: int
 ) -> tuple[tirx.PrimExpr, ...]:
-    """What a block copies to its place, of as many tiles from each rank: how many ranks come before
-    it, the rank, and the tile. Own ones come first, then those that arrive first."""
-    before = block // tiles
-    return before, (me + ranks - before) % ranks, block % tiles
+    """What is copied to its place as the ``number``-th, of as many tiles from each rank: how many
+    ranks come before, the rank, and the tile. Own ones come first, then those that arrive first."""
+    before = number // tiles
+    return before, (me + ranks - before) % ranks, number % tiles

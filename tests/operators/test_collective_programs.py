@@ -27,6 +27,9 @@ from tileweave.ops.transport import fastest
 from tileweave.ops.words import Lines, copies_to
 
 TRANSPORTS = ["copy_engine", "tma", "ldst"]
+WALKED = "copy_engine, blocks that walk"
+BY_ENGINES = {"copy_engine": None, WALKED: 2}
+"""How many blocks collect what copy engines bring; None for one a tile."""
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
 
@@ -51,12 +54,13 @@ def in_pieces(count, height):
     return [slice(*ends) for ends in itertools.pairwise([*starts, count])]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [*TRANSPORTS, WALKED])
 @pytest.mark.parametrize(("ranks", "count"), [(1, 64), (2, 96), (3, 112), (5, 12)])
 def test_all_gather(ranks, count, transport):
     lines = lines_of(count, "int32")
-    if transport == "copy_engine":
-        program = all_gather_plan(lines, ranks, in_pieces(lines.rows, lines.height))
+    if transport in BY_ENGINES:
+        pieces = in_pieces(lines.rows, lines.height)
+        program = all_gather_plan(lines, ranks, pieces, BY_ENGINES[transport])
     else:
         program = all_gather_program(lines, ranks, transport)
     rng = np.random.default_rng(ranks)
@@ -135,15 +139,15 @@ AXES = [((6, 6, 8), 1, 0), ((6, 4, 8), 0, 1), ((12, 2, 4), 0, 0), ((2, 3, 6, 4),
 """Of heads to sequence and back; parts without gaps; axes before, between and behind."""
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [*TRANSPORTS, WALKED])
 @pytest.mark.parametrize(("shape", "scatter", "gather"), AXES)
 def test_all_to_all(shape, scatter, gather, transport):
     ranks = 2 + scatter % 2
     parts, result = parts_of(shape, scatter, gather, ranks, tile=64)
-    if transport == "copy_engine":
+    if transport in BY_ENGINES:
         whole = [slice(0, parts.rows)]
         pieces = in_pieces(parts.rows, parts.height) if parts.outer == 1 else whole
-        program = all_to_all_plan(parts, pieces)
+        program = all_to_all_plan(parts, pieces, BY_ENGINES[transport])
     else:
         program = all_to_all_program(parts, transport)
     rng = np.random.default_rng(ranks)
