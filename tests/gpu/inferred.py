@@ -12,11 +12,14 @@ import argparse
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import tileweave as tw
+from tileweave.runtime.compile_ahead import compile_ahead
+from tileweave.runtime.configured import configured
 from tileweave.runtime.parameters import parameters_of, shapes_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -33,9 +36,7 @@ class Run:
     def __init__(self, case: Case, launches: int, delays: int | None) -> None:
         ranks, me = tw.world_size(), tw.rank()
         program = case.make(ranks)
-        configs = dict(case.options)
-        if delays is not None:
-            configs["tileweave.delays"] = delays
+        configs = configs_of(case, delays)
         is_plan = isinstance(program, tw.Plan)
         self.kernel = (
             program.with_configs(configs) if is_plan else tw.compile(program, pass_configs=configs)
@@ -131,30 +132,27 @@ def replayed(run: Run, launches: int, replays: int = 5) -> list[int]:
     return run.wrong(range(launches))
 
 
-def compile_only(case: Case) -> None:
-    """But for what is compiled at its first call: plans and dynamic sizes."""
-    program = case.make(tw.world_size())
-    for configs in (
-        () if case.sizes or isinstance(program, tw.Plan) else ({}, {"tileweave.delays": SEED})
-    ):
-        tw.compile(program, pass_configs={**case.options, **configs}).free()
+def configs_of(case: Case, delays: int | None) -> dict[str, Any]:
+    """``pass_configs``, with sleeps or without."""
+    return {**case.options, **({} if delays is None else {"tileweave.delays": delays})}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--launches", type=int, default=200)
-    parser.add_argument("--compile", action="store_true", help="fill TileLang's cache, run nothing")
     options = parser.parse_args()
     tw.init()
-    failed = 0
-    for name in options.names or CASES:
+    ranks, failed = tw.world_size(), 0
+    names = [name for name in options.names or CASES if ranks in CASES[name].ranks]
+    compile_ahead(
+        configured(name, CASES[name].make(ranks), configs_of(CASES[name], delays))
+        for name in names
+        for delays in (None, SEED)
+        if not CASES[name].sizes
+    )
+    for name in names:
         case = CASES[name]
-        if tw.world_size() not in case.ranks:
-            continue
-        if options.compile:
-            compile_only(case)
-            continue
         results = []
         for delays in (None, SEED):
             run = Run(case, options.launches, delays)
