@@ -284,8 +284,8 @@ def matmul_all_reduce(
     """The sum over ranks of ``a @ b``, on every rank: tiles leave as soon as they are ready.
 
     Fused, every rank gets the same bits, and equal inputs give equal bits. Products are rounded to
-    the type of ``a`` on their way and summed in fp32; docs/ops.md says in which order. ``nccl``
-    rounds and sums as NCCL does.
+    the type of ``a`` on their way and summed in fp32; docs/ops.md says in which order, and what
+    becomes of a row with a product that is not finite. ``nccl`` rounds and sums as NCCL does.
 
     The gradient is that of a tensor-parallel layer: what follows is computed alike on all ranks, so
     the gradient of the result is taken to be the same on all, and nothing is communicated.

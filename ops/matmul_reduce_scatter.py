@@ -264,7 +264,8 @@ def matmul_reduce_scatter(
 
     Fused, each rank's products are rounded to the type of ``a`` once, but for its own, and summed
     in fp32: on each rank its own first, then the right neighbour's, and so on: equal inputs give
-    equal bits. ``nccl`` rounds and sums as NCCL does.
+    equal bits. A product that is not finite may make others of its row NaN, see docs/ops.md.
+    ``nccl`` rounds and sums as NCCL does.
 
     Every rank calls it with the same shapes; the first call with new ones compiles, collectively.
 
