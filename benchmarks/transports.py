@@ -83,16 +83,14 @@ def lines_of(problem: Collective, tile: int | None = None, shared_out: bool = Fa
 
 
 def by_engines(pieces: Sequence[int], problem: Collective, blocks: int | None = None) -> Any:
+    walked = {} if blocks is None else {"blocks": blocks}
     if problem.op == "all_to_all":
         parts = Parts.of(problem)
-        return all_to_all_plan(parts, cut(parts.rows, parts.height, pieces), blocks)
-    if problem.op == "all_gather":
-        lines = lines_of(problem)
-        ends = cut(lines.rows, lines.height, pieces)
-        return all_gather_plan(lines, problem.ranks, ends, blocks)
-    plan_of = {"reduce_scatter": reduce_scatter_plan, "all_reduce": all_reduce_plan}[problem.op]
-    lines = lines_of(problem, shared_out=True)
-    return plan_of(lines, problem.ranks, cut(lines.rows, lines.height, pieces))
+        return all_to_all_plan(parts, cut(parts.rows, parts.height, pieces), **walked)
+    plan_of = {"all_gather": all_gather_plan, "reduce_scatter": reduce_scatter_plan,
+               "all_reduce": all_reduce_plan}[problem.op]  # fmt: skip
+    lines = lines_of(problem, shared_out=problem.op != "all_gather")
+    return plan_of(lines, problem.ranks, cut(lines.rows, lines.height, pieces), **walked)
 
 
 def by_tiles(transport: str, tile: int, problem: Collective) -> Any:

@@ -19,10 +19,10 @@ from .problem import Problem
 from .tiles import Tiles
 
 
-def steps_of(tiles: Tiles, parts: int, dtype: str) -> int:
-    """Steps that add so many parts of a tile; 0 if they cannot, as those of fp8 operands, whose
-    parts are of another type."""
-    return 0 if is_fp8(dtype) else parts * _steps_a_part(tiles)
+def steps_of(tiles: Tiles, dtype: str) -> int:
+    """Steps that add a part of a tile; 0 if they cannot, as those of fp8 operands, whose parts are
+    of another type."""
+    return 0 if is_fp8(dtype) else ceil(tiles.N / tiles.K)
 
 
 def identity_of(tiles: Tiles, ranks: int, dtype: str) -> Any:
@@ -39,11 +39,7 @@ def identities(problem: Problem, choice: Choice) -> tuple[torch.Tensor, ...]:
 
 
 def _extent(tiles: Tiles, ranks: int, dtype: str) -> int:
-    return _steps_a_part(tiles) * tiles.K if steps_of(tiles, ranks - 1, dtype) else 0
-
-
-def _steps_a_part(tiles: Tiles) -> int:
-    return ceil(tiles.N / tiles.K)
+    return steps_of(tiles, dtype) * tiles.K if ranks > 1 else 0
 
 
 @cache

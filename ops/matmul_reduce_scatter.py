@@ -106,7 +106,7 @@ def summed_matmul(
     out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
     walk, half = Walk.over(ranks * rows * columns), tiles.M // 2
-    steps, each = ceil(K / tiles.K), steps_of(tiles, 1, dtype)
+    steps, each = ceil(K / tiles.K), steps_of(tiles, dtype)
     adding = (ranks - 1) * each
     chunk = tiles.band * columns if shared else None  # copies fetch sums band by band
 
@@ -146,19 +146,14 @@ def summed_matmul(
                         if adding:
                             source = (me + 1 + (step - steps) // each) % ranks
                             there = (step - steps) % each * tiles.K
-                            if step < steps:
-                                T.copy(A[owner * share + m, k], A_tile)
-                            else:
-                                T.copy(parts[me, source, m, n + there], A_tile)
-                            if step < steps:
-                                T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                            else:
-                                T.copy(
-                                    identity[0, there] if transposed else identity[there, 0], B_tile
-                                )
-                        else:
+                        if not adding or step < steps:
                             T.copy(A[owner * share + m, k], A_tile)
+                        else:
+                            T.copy(parts[me, source, m, n + there], A_tile)
+                        if not adding or step < steps:
                             T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                        else:
+                            T.copy(identity[0, there] if transposed else identity[there, 0], B_tile)
                         accumulate(A_tile, B_tile, total, transposed)
                     if scaled:
                         scale(total, scale_a, scale_b)

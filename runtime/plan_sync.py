@@ -145,17 +145,16 @@ class PlanSync:
         One copy from each rank, in one stream, that no other rank waits for: what is behind them in
         the stream comes no later than it would.
         """
-        found: dict[int, int | None] = {}
+        first, stream = numbers.get(id(steps[0]), -1), steps[0].stream
+        found: dict[int | None, int] = {}
+        """By the rank from which they copy."""
         for step in steps:
-            number = numbers.get(id(step), -1)
-            alone = not self.awaited.get((rank, number)) or (rank, number) in self.flags
-            source = step.src.rank if isinstance(step, Copy) else None
-            if found and (alone or source in found.values() or step.stream != steps[0].stream):
+            copy = rank, numbers.get(id(step), -1)
+            fetches = isinstance(step, Copy) and self.awaited.get(copy) and copy not in self.flags
+            if not fetches or step.stream != stream or step.src.rank in found:
                 break
-            found[number] = source
-            if alone:
-                break
-        return list(found)
+            found[step.src.rank] = copy[1]
+        return list(found.values()) or [first]
 
     def _begin(
         self, site: str, regions: Mapping[str, Region], world_size: int, stream: str | None
