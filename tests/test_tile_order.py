@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tileweave as tw
 from tileweave import language as W
 
 
@@ -53,3 +55,15 @@ def test_own_last_in_chunks_keeps_one_chunk_behind(ranks, tiles, chunk):
             for t in range(tiles if owner != rank else 0):
                 next_chunk = min((t // chunk + 2) * chunk, tiles) - 1
                 assert when[owner, next_chunk] < when[rank, t]
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (lambda: W.own_last(0, 4, 0, 2, 0), "W.own_last: chunk=0; expected at least 1 tile"),
+        (lambda: W.swizzle_2d(0, 4, 2, -1), "W.swizzle_2d: group=-1; expected at least 1 tile"),
+    ],
+)
+def test_less_than_a_tile_is_refused(order, message):
+    with pytest.raises(tw.LanguageError, match=message):
+        order()

@@ -6,6 +6,8 @@ from typing import Any
 
 import tilelang.language as T
 
+from .builtins.errors import reject
+
 
 def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any, Any]:
     """Row and column of the ``index``-th tile of a ``rows`` x ``columns`` grid, walked in bands.
@@ -21,7 +23,11 @@ def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any
 
     Returns:
         (row, column), in tiles.
+
+    Raises:
+        LanguageError: a height below 1.
     """
+    _require_positive("W.swizzle_2d", "group", group)
     band = index // (group * columns)
     first = band * group
     left = rows - first
@@ -51,7 +57,12 @@ def own_last(
 
     Returns:
         (owner rank, tile 0 to tiles - 1 of that owner).
+
+    Raises:
+        LanguageError: a chunk of less than one tile.
     """
+    if chunk is not None:
+        _require_positive("W.own_last", "chunk", chunk)
     if chunk is None or (isinstance(tiles, int) and chunk >= tiles) or world_size == 1:
         return (rank + 1 + index // tiles) % world_size, index % tiles
     least, most = _least_most(index)
@@ -63,6 +74,11 @@ def own_last(
     place = least(within // height, others)
     tile = (turn + 1 - place // others) * chunk + within - place * height
     return (rank + 1 + place) % world_size, tile
+
+
+def _require_positive(op: str, name: str, value: Any) -> None:
+    if isinstance(value, int) and value < 1:
+        raise reject(op, f"{name}={value}", "at least 1 tile")
 
 
 def _least_most(value: Any) -> tuple[Any, Any]:
