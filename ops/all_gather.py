@@ -17,7 +17,7 @@ from .across_nodes import AcrossNodes, Move
 from .collective import Collective, require_exchangeable
 from .exchange import Exchange, define_exchange, exchange
 from .tiles import Walk
-from .words import Lines, alloc_of, collected, copies_to, words_of
+from .words import WALKERS, Lines, alloc_of, collected, copies_to, words_of
 
 NAME = "all_gather"
 
@@ -117,7 +117,7 @@ class AllGather(AcrossNodes, Exchange, op=NAME):
         lines = Lines.of(count, dtype)
         if transport != "copy_engine":
             return all_gather_program(lines, problem.ranks, transport)
-        return all_gather_plan(lines, problem.ranks, lines.pieces())
+        return all_gather_plan(lines, problem.ranks, lines.pieces(), WALKERS)
 
     @staticmethod
     def unfused(x, out, group):

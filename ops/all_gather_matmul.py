@@ -15,12 +15,13 @@ from ..runtime.group import Group
 from . import nccl
 from .call import call, refuse_gradients
 from .epilogue import NOTHING, SCHEMA, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
+from .forecast import gathered_us
 from .groups import group_of, name_of
 from .library import define
 from .operators import Choice, Operator
 from .prepared import prepared
 from .problem import Problem, checked
-from .tiles import Tiles, Walk, walked_tiles
+from .tiles import SMS, Tiles, Walk, walked
 
 NAME = "all_gather_matmul"
 
@@ -41,7 +42,8 @@ def gathered_matmul(
     """
     out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
-    walk, half = Walk.over(ranks * rows * columns), tiles.M // 2
+    # No block needs another one; where none of the SMs stays free, all begin behind the meeting.
+    walk, half = Walk.over(ranks * rows * columns, SMS), tiles.M // 2
 
     @T.prim_func
     def gathered_matmul(
@@ -137,8 +139,14 @@ class AllGatherMatmul(Operator, op=NAME):
         return gathered
 
     @staticmethod
-    def table(problem: Problem) -> Choice:
-        return Choice("copy_engines", walked_tiles(*problem.shards, problem.itemsize))
+    def options(problem: Problem) -> dict[Choice, float]:
+        share, N, ranks = problem.shards
+        return {
+            Choice("copy_engines", tiles): gathered_us(
+                share, N, problem.K, ranks, tiles, problem.itemsize
+            )
+            for tiles in walked(problem.itemsize)
+        }
 
 
 def all_gather_matmul(

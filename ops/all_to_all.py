@@ -20,6 +20,7 @@ from .exchange import Exchange, define_exchange, exchange
 from .tiles import Walk
 from .words import (
     COLUMNS,
+    WALKERS,
     alloc_of,
     collected,
     copies_to,
@@ -221,7 +222,7 @@ class AllToAll(Exchange, op=NAME):
         parts = Parts.of(problem)
         if transport != "copy_engine":
             return all_to_all_program(parts, transport)
-        return all_to_all_plan(parts, parts.pieces)
+        return all_to_all_plan(parts, parts.pieces, WALKERS)
 
     @staticmethod
     def run_bytes(problem):

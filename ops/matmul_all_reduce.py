@@ -18,24 +18,21 @@ from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
 from .epilogue import Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
+from .forecast import spread_us, summed_us
 from .identity import identities, identity_of
 from .matmul_reduce_scatter import summed_matmul
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
-from .tiles import Tiles, tiles_for, walked_tiles
+from .tiles import Tiles, stored, tiles_for, walked
 
 NAME = "matmul_all_reduce"
 ONE_SHOT_BYTES = 2 << 20
 """What each rank fetches at most in the one-shot program. A guess until it is measured: over NVLink
 so much takes about as long as the second exchange of the two-phase program."""
-PADDED = 9 / 8
-"""How many rows may be computed between copy engines, where every rank owns whole tiles, for each
-row that there is: beyond, tiles are shared out one by one."""
-BAND = 4
-"""Of tiles between copy engines, and the least that a rank owns there. Sums leave when a band is
-complete, the last behind the kernel: lower bands leave sooner, but share less of the operands in L2
-and take more copies (benchmarks/LOG.md)."""
+BANDS = (4, 8, 16)
+"""Of tiles between copy engines. Sums leave when a band is complete, the last behind the kernel:
+lower bands leave sooner, but share less of the operands in L2 and take more copies."""
 
 
 def one_shot_program(
@@ -250,16 +247,23 @@ class MatmulAllReduce(Operator, op=NAME):
         nccl.all_reduce(c, group)
         epilogue.add_to(c)
 
-    @classmethod
-    def table(cls, problem: Problem) -> Choice:
+    @staticmethod
+    def options(problem: Problem) -> dict[Choice, float]:
         if fetched_bytes(problem) <= ONE_SHOT_BYTES:
-            return Choice("one_shot", tiles_for(*problem.shards, problem.itemsize))
-        rows = ceil(problem.M / problem.ranks)
-        tiles = walked_tiles(rows, problem.N, problem.ranks, problem.itemsize)
-        choice = Choice("copy_engines", replace(tiles, band=BAND))
-        share = rows_of_owner(problem.M, problem.ranks, tiles)
-        fits = BAND * tiles.M <= share <= PADDED * rows and cls.can_run(choice.program)
-        return choice if fits else cls.recorded(problem, choice)
+            return {Choice("one_shot", tiles_for(*problem.shards, problem.itemsize)): 0.0}
+        sizes = problem.N, problem.K, problem.ranks
+        bytes_of = problem.itemsize, problem.out_dtype.itemsize
+        return {
+            Choice("copy_engines", tiles): summed_us(
+                rows_of_owner(problem.M, problem.ranks, tiles), *sizes, tiles, *bytes_of,
+                shared=True,
+            )
+            for each in walked(problem.itemsize)
+            for tiles in (replace(each, band=band) for band in BANDS)
+        } | {
+            Choice("two_phase", tiles): spread_us(problem.M, *sizes, tiles, *bytes_of)
+            for tiles in stored(problem.itemsize)
+        }  # fmt: skip
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterable[Choice]:

@@ -14,11 +14,12 @@ from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
 from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
+from .forecast import stored_us, summed_us
 from .identity import identities, identity_of, steps_of
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
-from .tiles import Tiles, Walk, walked_tiles
+from .tiles import Tiles, Walk, stored, walked
 
 NAME = "matmul_reduce_scatter"
 
@@ -237,10 +238,18 @@ class MatmulReduceScatter(Operator, op=NAME):
         nccl.reduce_scatter(epilogue.without_bias.multiply(a, b), c, group)
         epilogue.add_to(c)
 
-    @classmethod
-    def table(cls, problem: Problem) -> Choice:
-        choice = Choice("copy_engines", walked_tiles(*problem.shards, problem.itemsize))
-        return choice if cls.can_run(choice.program) else cls.recorded(problem, choice)
+    @staticmethod
+    def options(problem: Problem) -> dict[Choice, float]:
+        share, N, ranks = problem.shards
+        sizes = share, N, problem.K, ranks
+        bytes_of = problem.itemsize, problem.out_dtype.itemsize
+        return {
+            Choice("copy_engines", tiles): summed_us(*sizes, tiles, *bytes_of)
+            for tiles in walked(problem.itemsize)
+        } | {
+            Choice("stores", tiles): stored_us(*sizes, tiles, problem.itemsize)
+            for tiles in stored(problem.itemsize)
+        }
 
 
 def matmul_reduce_scatter(

@@ -126,15 +126,22 @@ class Operator(Made, ABC):
 
     @staticmethod
     @abstractmethod
-    def table(problem: Problem) -> Choice:
-        """What is taken where nothing was measured. It depends on the problem and the kind of GPU
-        alone."""
+    def options(problem: Problem) -> Mapping[Choice, float]:
+        """What may be taken where nothing was measured, and how long it takes, see ``forecast``."""
+
+    @classmethod
+    def table(cls, problem: Problem) -> Choice:
+        """What is taken where nothing was measured: of ``options`` the fastest. It depends on the
+        problem and the kind of GPU alone."""
+        options = cls.options(problem)
+        return min((c for c in options if cls.can_run(c.program)), key=lambda c: options[c])
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterable[Choice]:
-        """What tuning measures beside ``table(problem)``: every program with all tiles."""
-        every = FP8_CANDIDATES if problem.scaled else CANDIDATES
-        return [Choice(p, tiles) for p in cls.programs if cls.can_run(p) for tiles in every]
+        """What tuning measures: ``options``, and every program with all tiles."""
+        tiles = FP8_CANDIDATES if problem.scaled else CANDIDATES
+        every = [*cls.options(problem), *(Choice(p, each) for p in cls.programs for each in tiles)]
+        return [choice for choice in dict.fromkeys(every) if cls.can_run(choice.program)]
 
     @classmethod
     def can_run(cls, program: str) -> bool:

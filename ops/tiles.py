@@ -8,6 +8,9 @@ from math import ceil
 
 import torch
 
+SMS = 132
+"""Streaming multiprocessors of an H100 SXM or H200, each of which computes one tile at a time."""
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -48,10 +51,10 @@ class Tiles:
 class Walk:
     """How blocks walk over tiles: tile ``turn * blocks + block`` in each turn.
 
-    All walk over as many tiles, by as few blocks as can be: at least one SM stays free, for what
-    waits beside them. The operands of the next tile are loaded while the result of this one is
-    stored. That has half a tile of shared memory, so that four stages fit: a ring of three, which
-    goes on from tile to tile, costs 3 %, since TileLang computes its place modulo 3.
+    All walk over as many tiles, by as few blocks as can be. The operands of the next tile are
+    loaded while the result of this one is stored. That has half a tile of shared memory, so that
+    four stages fit: a ring of three, which goes on from tile to tile, costs 3 %, since TileLang
+    computes its place modulo 3.
 
     Attributes:
         tiles, turns, blocks: how many.
@@ -62,8 +65,12 @@ class Walk:
     blocks: int
 
     @staticmethod
-    def over(tiles: int) -> Walk:
-        turns = ceil(tiles / (SMS - 1))
+    def over(tiles: int, sms: int = SMS - 1) -> Walk:
+        """
+        Args:
+            sms: that walk at most; by default one stays free, for what waits beside them.
+        """
+        turns = ceil(tiles / sms)
         return Walk(tiles, turns, ceil(tiles / turns))
 
     @staticmethod
@@ -77,6 +84,8 @@ LARGE = Tiles(128, 256, 64, stages=3)
 SMALL = Tiles(128, 128, 64, stages=4)
 FP8 = Tiles(128, 128, 128, stages=4)
 """Two sums of a tile are in registers, see ``accumulate``: those of a larger one do not fit."""
+STORED = (LARGE, SMALL)
+"""What one block computes each, and stores over NVLink."""
 CANDIDATES = (
     LARGE,
     SMALL,
@@ -100,10 +109,10 @@ FP8_CANDIDATES = (
     Tiles(64, 128, 128, stages=6, threads=128),
 )
 """The same for fp8."""
+WALKED = tuple(Tiles(128, columns, 64, stages=4) for columns in (256, 224, 192, 128))
+"""With half a tile of shared memory for the result, see ``Walk``."""
 SHARED_BYTES = 227 << 10
 """What a block may take of shared memory on sm_90."""
-SMS = 132
-"""Streaming multiprocessors of an H100 SXM or H200, each of which computes one tile at a time."""
 
 
 @cache
@@ -129,26 +138,11 @@ def tiles_for(rows: int, columns: int, shards: int, itemsize: int = 2) -> Tiles:
     return LARGE if large >= SMS else SMALL
 
 
-_WALKED = (
-    (Tiles(128, 256, 64, stages=4), 1.0),
-    (Tiles(128, 224, 64, stages=4), 0.9),
-    (Tiles(128, 192, 64, stages=4), 0.77),
-    (Tiles(128, 128, 64, stages=4), 0.59),
-)
-"""Tiles, and how long one takes compared with the first, of bf16 on an H200 (benchmarks/LOG.md)."""
+def walked(itemsize: int) -> tuple[Tiles, ...]:
+    """Tiles over which a ``Walk`` goes, for operands with elements of so many bytes."""
+    return (FP8,) if itemsize == 1 else WALKED
 
 
-def walked_tiles(rows: int, columns: int, shards: int, itemsize: int = 2) -> Tiles:
-    """The tiles over which a ``Walk`` takes the least time; of fp8 always the same.
-
-    Args:
-        rows, columns, shards, itemsize: as for ``tiles_for``.
-    """
-    if itemsize == 1:
-        return FP8
-
-    def time(option: tuple[Tiles, float]) -> float:
-        tiles, each = option
-        return Walk.over(shards * ceil(rows / tiles.M) * ceil(columns / tiles.N)).turns * each
-
-    return min(_WALKED, key=time)[0]
+def stored(itemsize: int) -> tuple[Tiles, ...]:
+    """``STORED``, for operands with elements of so many bytes."""
+    return (FP8,) if itemsize == 1 else STORED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tilelang.language as T
 
 from .builtins.errors import reject
@@ -82,4 +83,6 @@ def _require_positive(op: str, name: str, value: Any) -> None:
 
 
 def _least_most(value: Any) -> tuple[Any, Any]:
+    if isinstance(value, np.ndarray):
+        return np.minimum, np.maximum
     return (min, max) if isinstance(value, int) else (T.min, T.max)

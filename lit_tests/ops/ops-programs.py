@@ -28,7 +28,7 @@ from tileweave.ops.matmul_reduce_scatter import (
 )
 from tileweave.ops.reduce_scatter import add_parts, reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.sp_attention import sp_attention_plan
-from tileweave.ops.tiles import FP8, LARGE, SMALL, walked_tiles
+from tileweave.ops.tiles import FP8, LARGE, SMALL, WALKED
 from tileweave.ops.words import Lines
 from tileweave.runtime.plans import Launch
 
@@ -140,7 +140,7 @@ def launched(plan):
 # CHECK: } else {
 # CHECK-NOT: parts
 # CHECK: tl::tma_store(C_desc
-walked = walked_tiles(1024, 8192, 4)
+walked = WALKED[0]
 show(launched(matmul_reduce_scatter_plan(1024, 8192, 7168, 4, "bfloat16", True, walked)))
 
 # A bias is no parameter where there is none; else it is loaded behind the last product.
@@ -228,7 +228,7 @@ show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 # CHECK: tl::tma_store(sums_desc
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_
 # CHECK-NOT: tw::wait_reached
-walked = walked_tiles(1024, 8192, 4)
+walked = WALKED[0]
 show(launched(matmul_all_reduce_plan(4096, 8192, 7168, 4, "bfloat16", True, walked)))
 
 # Tiles go to the peers as boxes of the TMA, which are complete before they are announced.

@@ -26,7 +26,7 @@ from tileweave.ops.matmul_reduce_scatter import (
 )
 from tileweave.ops.problem import Problem
 from tileweave.ops.tiles import FP8 as FP8_TILES
-from tileweave.ops.tiles import LARGE, SMALL, Tiles, Walk, tiles_for, walked_tiles
+from tileweave.ops.tiles import LARGE, SMALL, SMS, WALKED, Tiles, Walk, tiles_for
 from tileweave.passes.sizes import named
 from tileweave.runtime.plans import Copy, CopyValue, Launch
 
@@ -190,15 +190,15 @@ def test_one_rank_waits_for_nobody(way):
     ("ranks", "rows", "expected"),
     [
         (1, 1 << 20, "one_shot"), (5, 32, "one_shot"), (5, 33, "two_phase"),
-        (2, 128, "one_shot"), (2, 129, "two_phase"), (2, 768, "two_phase"),
-        (2, 1000, "copy_engines"),
-        (8, 16, "one_shot"), (8, 3500, "two_phase"), (8, 3800, "copy_engines"),
+        (2, 128, "one_shot"), (2, 129, "two_phase"),
+        (2, 8192, "copy_engines"),
+        (8, 16, "one_shot"), (8, 1024, "two_phase"), (8, 16384, "copy_engines"),
     ],
 )  # fmt: skip
 def test_how_sums_are_exchanged(ranks, rows, expected):
-    """Once if they are small, of 8192 columns of 2 bytes; by copy engines if the rows are enough
-    for a band of whole tiles of every rank."""
-    asked = Problem("matmul_all_reduce", rows, 8192, 1024, ranks, torch.bfloat16, False)
+    """Once if they are small, of 8192 columns of 2 bytes; by copy engines if there is so much to
+    multiply that they have time."""
+    asked = Problem("matmul_all_reduce", rows, 8192, 8192, ranks, torch.bfloat16, False)
     assert MatmulAllReduce.table(asked).program == expected
 
 
@@ -228,7 +228,7 @@ def test_fp8_goes_to_the_tensor_cores(make):
 
 def test_signals_that_leave_a_loop_do_not_name_it():
     """Of tails and chunks, for which places of tiles are too long to be simplified."""
-    tiles = replace(walked_tiles(1000, 2056, 4), band=4)
+    tiles = replace(WALKED[0], band=4)
     plan = matmul_all_reduce_plan(3999, 2056, 1800, 4, "bfloat16", True, tiles)
     shapes = {p.name: tuple(p.extents) for p in plan.parameters}
     (kernel,) = (
@@ -283,13 +283,8 @@ def test_blocks_walk_over_as_many_tiles(tiles, walk):
     assert Walk.over(tiles) == walk
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "shards", "N"),
-    [(1024, 8192, 4, 256), (1024, 7168, 2, 224), (512, 8192, 2, 256), (64, 512, 2, 128)],
-)
-def test_tiles_of_a_walk(rows, columns, shards, N):
-    assert walked_tiles(rows, columns, shards).N == N
-    assert walked_tiles(rows, columns, shards, itemsize=1) == FP8_TILES
+def test_all_sms_walk_where_nothing_waits_beside_them():
+    assert Walk.over(264, SMS) == Walk(264, 2, 132)
 
 
 @pytest.mark.parametrize("operator", [MatmulReduceScatter, MatmulAllReduce])

@@ -78,8 +78,8 @@ class StandIn(Operator, op="stand-in"):
         torch.mm(a, b, out=c)
 
     @staticmethod
-    def table(problem):
-        return Choice("two_phase", LARGE)
+    def options(problem):
+        return {Choice("two_phase", LARGE): 1.0}
 
     @classmethod
     def candidates(cls, problem):

@@ -36,8 +36,8 @@ def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
             pass
 
         @staticmethod
-        def table(problem: Problem) -> Choice:
-            return Choice("right", LARGE)
+        def options(problem: Problem) -> dict[Choice, float]:
+            return {Choice("right", LARGE): 1.0}
 
         @classmethod
         def candidates(cls, problem: Problem) -> list[Choice]:

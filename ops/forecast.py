@@ -1,0 +1,192 @@
+"""How long an operator takes, foretold: from this the table picks programs, tiles and bands.
+
+In us, of H200s all of which reach each other by NVLink. The constants are measured, one by one,
+and benchmarks/LOG.md compares what they add up to with what operators took: it is within a tenth
+from 1024 to 16384 rows of four models. What is less exact orders choices no worse.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import zip_longest
+from math import ceil
+
+import numpy as np
+
+from ..tile_order import own_last
+from .tiles import SMS, Tiles, Walk
+
+_RATE = 6.05e6
+"""Floating-point operations of 16-bit operands that an SM does in a us, in tiles of 128 x 256; of
+fp8 twice as many, which is not measured."""
+_RELATIVE = {256: 1.0, 224: 0.9, 192: 0.77, 128: 0.62}
+"""How long a tile of so many columns takes, compared with 256."""
+_RESULT = 2.0
+"""Until the result of a tile has left, where that is not hidden."""
+_BEGIN, _END = 3.0, 4.0
+"""Until a kernel's first tile begins, and from the end of its last one to that of the kernel."""
+_PUSHED, _FETCHED = 360e3, 340e3
+"""Bytes that a copy engine sends to a peer, or gets from one, in a us."""
+_MEETING = 12.0
+"""From the beginning of a call until the first copy, behind the kernel in which ranks meet."""
+_FLAG, _SEEN = 2.0, 2.0
+"""Copying a flag, and until who waits for it goes on."""
+_FURTHER, _PEER = 3.0, 4.0
+"""Until a copy behind another one, and what it takes longer to another peer."""
+_WAIT, _AFTER_WAIT, _AFTER_COPY = 2.5, 9.0, 8.0
+"""Until a kernel that waits goes on, from there to a copy, and from a copy to such a kernel."""
+_STORING = 1.1
+"""How much longer tiles take whose results are stored over NVLink."""
+_STORED = 33.0
+"""From the last tile until it is stored, has come, and is added."""
+_SPREAD, _SPREADING = 5.0, 385e3
+"""Until sums have come from where they were added up, and bytes of which it is so much longer by
+each us."""
+
+
+def tile_us(tiles: Tiles, K: int, itemsize: int) -> float:
+    """One SM, one tile."""
+    relative = _RELATIVE.get(tiles.N, tiles.N / 256) * tiles.M / 128
+    return relative * 2 * 128 * 256 * K / (_RATE * 2 / itemsize) + _RESULT
+
+
+@lru_cache(maxsize=256)
+def gathered_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
+    """``gathered_matmul`` between copy engines that bring what it multiplies.
+
+    Args:
+        share, N, K, ranks, tiles: as for the program.
+        itemsize: bytes of an operand's element.
+    """
+    each = tile_us(tiles, K, itemsize)
+    of_rank = ceil(share / tiles.M) * ceil(N / tiles.N)
+    walk = Walk.over(ranks * of_rank, SMS)
+    arrives = [0.0]
+    for peer in range(1, ranks):
+        before = _FLAG + _PEER if peer > 1 else _MEETING
+        sent = share * K * itemsize / _PUSHED
+        arrives.append(max(arrives[-1] - _FLAG - _SEEN, 0) + before + sent + _FLAG + _SEEN)
+    # Where no SM stays free for it, the kernel begins behind the meeting.
+    ends = np.full(walk.blocks, _MEETING if walk.blocks == SMS else _BEGIN)
+    for numbers in _turns(walk):
+        begins = np.array(arrives)[numbers // of_rank]
+        ends[: len(numbers)] = np.maximum(ends[: len(numbers)], begins) + each
+    return float(ends.max()) + _END
+
+
+@lru_cache(maxsize=256)
+def summed_us(
+    share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2, out_itemsize: int = 2,
+    shared: bool = False,
+) -> float:  # fmt: skip
+    """``summed_matmul`` between copy engines that bring products, and, if its sums are ``shared``,
+    these, too.
+
+    Args:
+        share, N, K, ranks, tiles: as for the program.
+        itemsize, out_itemsize: bytes of an element of the operands, and of the result.
+    """
+    each = tile_us(tiles, K, itemsize)
+    adding = (ranks - 1) * ceil(tiles.N / tiles.K) / ceil(K / tiles.K) * each
+    columns = ceil(N / tiles.N)
+    of_rank, of_band = ceil(share / tiles.M) * columns, tiles.band * columns
+    walk = Walk.over(ranks * of_rank)
+    heights = [rows.stop - rows.start for rows in tiles.bands(share)]
+    copies = Copies(
+        [height * N * out_itemsize for height in heights],
+        [ceil(height / tiles.M) * columns for height in heights],
+        ranks, shared,
+    )  # fmt: skip
+    ends = np.full(walk.blocks, _BEGIN)
+    for numbers in _turns(walk):
+        of_turn = ends[: len(numbers)]
+        owners, places = own_last(numbers, of_rank, 0, ranks, of_band if shared else None)
+        bands = places // of_band
+        of_turn += each
+        others = owners > 0
+        copies.made(owners[others], bands[others], of_turn[others])
+        for band in np.unique(bands[~others]):
+            own = ~others & (bands == band)
+            of_turn[own] = np.maximum(of_turn[own], copies.arrival(band)) + adding
+            copies.made(owners[own], bands[own], of_turn[own])
+    return max(float(ends.max()) + _END, copies.end())
+
+
+def stored_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
+    """``matmul_reduce_scatter_program``, whose tiles are stored over NVLink."""
+    turns = ceil(ranks * ceil(share / tiles.M) * ceil(N / tiles.N) / SMS)
+    return turns * tile_us(tiles, K, itemsize) * _STORING + _STORED
+
+
+def spread_us(
+    M: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2, out_itemsize: int = 2
+) -> float:
+    """``two_phase_program``: the same, and sums are stored, too."""
+    sums = M * N * out_itemsize * (ranks - 1) / ranks
+    return stored_us(M, N, K, 1, tiles, itemsize) + _SPREAD + sums / _SPREADING
+
+
+def _turns(walk: Walk) -> Iterator[np.ndarray]:
+    """The numbers of the tiles of each turn."""
+    for turn in range(walk.turns):
+        yield np.arange(turn * walk.blocks, min((turn + 1) * walk.blocks, walk.tiles))
+
+
+class Copies:
+    """What copy engines bring while a kernel computes it, on one rank; on the others it is alike.
+
+    Args:
+        nbytes: of each band of an owner.
+        tiles: how many each of them has.
+        shared: whether sums are brought, too: an own band then goes to all peers, from which this
+            rank gets theirs meanwhile.
+    """
+
+    def __init__(self, nbytes: list[float], tiles: list[int], ranks: int, shared: bool) -> None:
+        self._nbytes, self._ranks = nbytes, ranks
+        bands, peers = range(len(nbytes)), range(1, ranks)
+        self._left = {(owner, band): tiles[band] for owner in range(ranks) for band in bands}
+        self._ready = dict.fromkeys(self._left, 0.0)
+        self._arrived: dict[int, list[float]] = {band: [] for band in bands}
+        self._next = deque((peer, band) for peer in peers for band in bands)
+        if shared:
+            self._next = deque(
+                (owner, band)
+                for sent, summed in zip_longest(bands, [None, *bands])
+                for owners, band in ((peers, sent), ((0,) if ranks > 1 else (), summed))
+                for owner in owners
+                if band is not None
+            )
+        self._free = _MEETING - _AFTER_COPY
+
+    def made(self, owners: np.ndarray, bands: np.ndarray, ends: np.ndarray) -> None:
+        """Tiles are there."""
+        for owner, band in np.unique(np.stack([owners, bands]), axis=1).T.tolist():
+            these = ends[(owners == owner) & (bands == band)]
+            self._left[owner, band] -= len(these)
+            self._ready[owner, band] = max(self._ready[owner, band], float(these.max()))
+        while self._next and not self._left[self._next[0]]:
+            self._copy(*self._next.popleft())
+
+    def _copy(self, owner: int, band: int) -> None:
+        waited = max(self._free + _AFTER_COPY, self._ready[owner, band]) + _WAIT
+        begins, nbytes = waited + _AFTER_WAIT, self._nbytes[band]
+        if owner:
+            self._free = begins + nbytes / _PUSHED + _FLAG
+            self._arrived[band].append(self._free + _SEEN)
+        else:
+            peers = self._ranks - 1
+            each = nbytes / _FETCHED + _WAIT
+            self._free = begins + peers * (each + _FURTHER) - _FURTHER - _WAIT
+
+    def arrival(self, band: int) -> float:
+        """When others' products for an own band are there, all of which they have made."""
+        arrived = self._arrived[band]
+        assert len(arrived) == self._ranks - 1
+        return max(arrived, default=0.0)
+
+    def end(self) -> float:
+        """When all is brought."""
+        return self._free

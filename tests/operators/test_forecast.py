@@ -1,0 +1,122 @@
+"""What the table expects, against what was measured on 4 H200: benchmarks/LOG.md, 2026-11-22."""
+
+import numpy as np
+import pytest
+import torch
+
+from tileweave import language as W
+from tileweave.ops.forecast import gathered_us, stored_us, summed_us, tile_us
+from tileweave.ops.operators import OPERATORS
+from tileweave.ops.tiles import FP8, LARGE, SMALL, WALKED, Tiles, Walk
+from tileweave.ops.trial import problem_of
+
+ROWS = 1024, 2048, 4096, 8192, 16384
+GATHERED = {
+    (28672, 8192): (203, 325, 628, 1259, 2528),
+    (14336, 4096): (None, 113, 170, None, 646),
+    (53248, 16384): (655, None, 2301, 4641, 9572),
+}
+SUMMED = {
+    (8192, 28672): (200, 327, 639, 1279, 2567),
+    (4096, 14336): (114, 131, 177, 342, 681),
+    (16384, 53248): (631, 1196, 2356, 4727, 9786),
+    (8192, 29568): (206, 346, 681, 1364, 2737),
+}
+SHARED = {
+    (8192, 28672): (None, 424, 783, 1480, 2858),
+    (4096, 14336): (None, 194, 344, 670, 1420),
+    (16384, 53248): (None, 1381, 2646, 5193, 10415),
+    (8192, 29568): (None, 445, 818, 1544, 2989),
+}
+"""us, in tiles of 128 x 256, but where all-gathers took 224 columns; by (N, K) of all ranks."""
+NARROW = {(28672, 1024), (28672, 2048), (14336, 2048), (14336, 4096), (53248, 1024)}
+BAND_OF_4 = Tiles(128, 256, 64, stages=4, band=4)
+
+
+def measured(table):
+    return [
+        pytest.param(M, N, K, us, id=f"{M}x{N}x{K}")
+        for (N, K), times in table.items()
+        for M, us in zip(ROWS, times, strict=True)
+        if us
+    ]
+
+
+@pytest.mark.parametrize(("M", "N", "K", "us"), measured(GATHERED))
+def test_what_is_gathered(M, N, K, us):
+    tiles = WALKED[1] if (N, M) in NARROW else WALKED[0]
+    assert gathered_us(M // 4, N // 4, K, 4, tiles) == pytest.approx(us, rel=0.06)
+
+
+@pytest.mark.parametrize(("M", "N", "K", "us"), measured(SUMMED))
+def test_what_is_summed(M, N, K, us):
+    expected = summed_us(M // 4, N, K // 4, 4, WALKED[0])
+    assert expected == pytest.approx(us, rel=0.06 if us > 150 else 0.18)
+
+
+@pytest.mark.parametrize(("M", "N", "K", "us"), measured(SHARED))
+def test_what_is_summed_for_all(M, N, K, us):
+    assert summed_us(M // 4, N, K // 4, 4, BAND_OF_4, shared=True) == pytest.approx(us, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "K", "us"),
+    [(1024, 4096, 3584, 73), (2048, 4096, 3584, 128), (1024, 8192, 7168, 203),
+     (2048, 8192, 7168, 376)],
+)  # fmt: skip
+def test_what_is_stored(M, N, K, us):
+    assert stored_us(M // 4, N, K, 4, LARGE) == pytest.approx(us, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "program", "columns", "band"),
+    [
+        ("all_gather_matmul", (4096, 28672, 8192), "copy_engines", 256, 8),
+        ("all_gather_matmul", (1024, 14336, 4096), "copy_engines", 128, 8),
+        ("all_gather_matmul", (4096, 29568, 8192), "copy_engines", 224, 8),
+        ("matmul_reduce_scatter", (1024, 4096, 14336), "stores", 256, 8),
+        ("matmul_reduce_scatter", (1024, 8192, 28672), "copy_engines", 256, 8),
+        ("matmul_all_reduce", (2048, 4096, 14336), "two_phase", 256, 8),
+        ("matmul_all_reduce", (8192, 4096, 14336), "copy_engines", 256, 8),
+        ("matmul_all_reduce", (8192, 8192, 28672), "copy_engines", 256, 4),
+    ],
+)
+def test_what_the_table_takes(op, shape, program, columns, band):
+    choice = OPERATORS[op].table(problem_of(op, *shape, 4, torch.bfloat16))
+    found = choice.program, choice.tiles.N, choice.tiles.band
+    assert found == (program, columns, band)
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("ranks", "shape"), [(1, (8, 8, 8)), (3, (3, 24, 48)), (8, (8000, 8, 16))])
+def test_something_is_taken_of_all(op, dtype, ranks, shape):
+    """Whatever the sizes: a band higher than all rows, less than a tile, one rank."""
+    problem = problem_of(op, *shape, ranks, dtype)
+    choice = OPERATORS[op].table(problem)
+    assert choice in OPERATORS[op].candidates(problem)
+    assert all(0 <= us < 1e3 for us in OPERATORS[op].options(problem).values())
+    assert choice.tiles == FP8 or dtype == torch.float16
+
+
+def test_a_tile_takes_as_long_as_it_is_large():
+    assert tile_us(SMALL, 4096, 2) < tile_us(LARGE, 4096, 2) < tile_us(LARGE, 8192, 2)
+    assert tile_us(FP8, 4096, 1) < tile_us(SMALL, 4096, 2)
+
+
+@pytest.mark.parametrize("chunk", [None, 5, 7])
+def test_places_of_many_tiles(chunk):
+    """As those of each alone."""
+    numbers = np.arange(4 * 21)
+    owners, tiles = W.own_last(numbers, 21, 1, 4, chunk)
+    each = [W.own_last(number, 21, 1, 4, chunk) for number in numbers.tolist()]
+    assert list(zip(owners.tolist(), tiles.tolist(), strict=True)) == each
+
+
+def test_copies_begin_when_products_are_there():
+    """One turn, then nothing is hidden: products of each peer go behind each other."""
+    few = summed_us(128, 1024, 4096, 4, WALKED[0])
+    assert Walk.over(4 * 4).turns == 1
+    alone = tile_us(WALKED[0], 4096, 2)
+    assert few > alone + 3 * 128 * 1024 * 2 / 360e3
+    assert summed_us(128, 1024, 4096, 1, WALKED[0]) == pytest.approx(alone, abs=10)
