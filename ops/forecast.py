@@ -40,7 +40,8 @@ _WAIT, _AFTER_WAIT, _AFTER_COPY = 2.5, 9.0, 8.0
 _STORING = 1.1
 """How much longer tiles take whose results are stored over NVLink."""
 _STORED = 33.0
-"""From the last tile until it is stored, has come, and is added."""
+"""From the last tile of 128 x 256 until it is stored, has come, and is added; of others in
+proportion."""
 _SPREAD, _SPREADING = 5.0, 385e3
 """Until sums have come from where they were added up, and bytes of which it is so much longer by
 each us."""
@@ -117,7 +118,8 @@ def summed_us(
 def stored_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
     """``matmul_reduce_scatter_program``, whose tiles are stored over NVLink."""
     turns = ceil(ranks * ceil(share / tiles.M) * ceil(N / tiles.N) / SMS)
-    return turns * tile_us(tiles, K, itemsize) * _STORING + _STORED
+    last = _STORED * tiles.M * tiles.N / (128 * 256)
+    return turns * tile_us(tiles, K, itemsize) * _STORING + last
 
 
 def spread_us(

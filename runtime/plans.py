@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _WORDS = ("int32", "uint32")
 """Types of a flag that a stream can write."""
-_TRACES = 32
-"""Calls whose steps a plan remembers."""
+_TRACES = 256
+"""Ranks' calls whose steps a plan remembers."""
 
 
 @dataclass(frozen=True)
@@ -393,6 +393,22 @@ class Plan:
             del self._traces[next(iter(self._traces))]
         return steps
 
+    def launches(
+        self, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
+    ) -> list[Launch]:
+        """A launch of each program that one call launches on some rank, in the same order whichever
+        rank asks: all compile them, so that hidden memory is at one place on all.
+
+        Args:
+            shapes, scalars: as for ``trace``.
+        """
+        found: dict[int, Launch] = {}
+        for rank in range(world_size):
+            for step in self.trace(rank, world_size, shapes, scalars):
+                if isinstance(step, Launch):
+                    found.setdefault(id(step.program), step)
+        return list(found.values())
+
     def _sync_of(
         self, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> PlanSync | PullSync | None:
@@ -446,7 +462,8 @@ class Plan:
         return known[1]
 
     def kernels(self, world_size: int) -> list[tirx.PrimFunc]:
-        """The programs that a call launches, with what orders them, as it compiles them.
+        """The programs that a call launches on any rank, with what orders them, as it compiles
+        them.
 
         Raises:
             TileWeaveError: an extent is dynamic, or there are scalars: the call decides.
@@ -458,8 +475,7 @@ class Plan:
                 f"{self.name}: what it launches may depend on {', '.join(scalars)}; expected a "
                 "plan without scalars"
             )
-        steps = self.trace(0, world_size, shapes, {})
-        return [step.program for step in steps if isinstance(step, Launch)]
+        return [step.program for step in self.launches(world_size, shapes, {})]
 
     def is_synchronised(self, world_size: int) -> bool:
         """Whether some call for ``world_size`` ranks was given what orders it."""

@@ -401,6 +401,41 @@ def test_calls(every_rank, monkeypatch):
         assert flags == [6, 77]
 
 
+@T.prim_func
+def other(inbox: INBOX, out: T.Tensor((m, 8), "int32"), scale: T.float32, epoch: T.int32):
+    with T.Kernel(1, threads=32):
+        out[0, 1] = inbox[W.rank(), epoch % 2, 0, 0]
+
+
+def test_every_rank_compiles_what_any_rank_launches(every_rank, monkeypatch):
+    """In one order, as compiling and hidden memory are collective."""
+    world = Ranks(3, monkeypatch)
+    names = []
+    monkeypatch.setattr(
+        world, "compile",
+        lambda program, **_: names.append(program) or FakeKernel(program, world.here.log),
+    )  # fmt: skip
+    monkeypatch.setattr(plan_streams, "compile", world.compile)
+
+    @tw.plan
+    def uneven(p: tw.Steps, inbox: INBOX, out: T.Tensor((m, 8), "int32")):
+        if p.rank != 0:
+            p.launch(other, inbox, out, 0.5, 3)
+        if p.rank != 1:
+            p.launch(kernel, inbox, out, 0.5, 3)
+
+    def rank(group: Group) -> int:
+        world.join(group)
+        inbox = world.here.session.heap.allocate((2, 4, 8), torch.int32)
+        plan_streams.Calls(uneven)(inbox, ints(4, 8))
+        return len(world.here.log)
+
+    assert every_rank(rank, 3) == [1, 1, 2]
+    assert len(names) == 6 and all(names.count(program) == 3 for program in (kernel, other))
+    launches = uneven.launches(3, {"inbox": (2, 4, 8), "out": (4, 8)}, {})
+    assert [step.program for step in launches] == [kernel, other]
+
+
 ints = functools.partial(torch.zeros, dtype=torch.int32)
 
 

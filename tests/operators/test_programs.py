@@ -249,6 +249,16 @@ def test_sums_are_fetched_together():
     assert kinds == sent + 2 * (sent + fetched) + fetched
 
 
+def test_ranks_without_rows_compile_what_the_others_launch():
+    """Of 31 rows one rank has all sums, which the others fetch; it has nobody to fetch from."""
+    plan = matmul_all_reduce_plan(31, 16, 16, 4, "float16", False, LARGE)
+    shapes = {p.name: tuple(p.extents) for p in plan.parameters}
+    traces = [plan.trace(rank, 4, shapes, {}) for rank in range(4)]
+    of_ranks = [{id(s.program) for s in steps if isinstance(s, Launch)} for steps in traces]
+    assert of_ranks[0] < of_ranks[1] == of_ranks[2]
+    assert {id(program) for program in plan.kernels(4)} == of_ranks[1]
+
+
 def test_registers_of_fp8_suffice(ptxas):
     """Two sums of a tile, for ptxas and what it says of a kernel that adds all there is."""
     program = matmul_reduce_scatter_program(
