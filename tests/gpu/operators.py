@@ -152,7 +152,7 @@ def share_out_programs() -> None:
 def compile_all() -> None:
     """What most checks need, many at a time."""
     group = group_of("")
-    problems = [problem_of(product) for product in every_product()]
+    problems = [problem_of(product) for product in [*every_product(), *products(biased=True)]]
     choices = [choice_of("fused", problem, group) for problem in problems]
     compile_ahead(
         program
