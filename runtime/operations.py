@@ -141,7 +141,7 @@ class Operations:
     def of(self, steps: Iterable[Step], kernels: Mapping[int, Kernel]) -> list[Operation]:
         """
         Args:
-            kernels: by the number of the step that launches them.
+            kernels: by the ``id`` of the step that launches them.
         """
         operations: list[Operation] = []
         for step in steps:
@@ -158,7 +158,7 @@ class Operations:
                 case WaitStream():
                     operations += self._wait(step)
                 case Launch():
-                    operations.append(self._launch(step, kernels[step.number]))
+                    operations.append(self._launch(step, kernels[id(step)]))
             self._recorded.pop(step.stream, None)
         return operations
 

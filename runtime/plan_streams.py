@@ -126,10 +126,10 @@ class Calls:
             self._kernel(step)
         steps = self.plan.trace(session.group.rank, ranks, shapes, scalars)
         launches = [s for s in steps if isinstance(s, Launch)]
-        kernels = {s.number: self._kernel(s) for s in launches}
+        kernels = {id(s): self._kernel(s) for s in launches}
         hidden: dict[str, torch.Tensor] = {}
         for step in launches:
-            memory = kernels[step.number].hidden_tensors
+            memory = kernels[id(step)].hidden_tensors
             hidden |= {hidden_name(step.program, name): t for name, t in memory.items()}
         symmetric = [p.name for p in self.plan.parameters if p.symmetric]
         caller = torch.cuda.current_stream(session.group.device)
@@ -142,7 +142,8 @@ class Calls:
         native = None
         if has_driver(session.group.device):
             native = enqueuer(operations, list(tensors.values()))
-        return ReadyCall(operations, kernels.values(), native)
+        distinct = {id(kernel): kernel for kernel in kernels.values()}
+        return ReadyCall(operations, distinct.values(), native)
 
     def free(self) -> None:
         """See ``Plan.free``."""

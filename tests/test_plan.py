@@ -5,6 +5,7 @@ import ctypes
 import functools
 import threading
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -434,6 +435,42 @@ def test_every_rank_compiles_what_any_rank_launches(every_rank, monkeypatch):
     assert len(names) == 6 and all(names.count(program) == 3 for program in (kernel, other))
     launches = uneven.launches(3, {"inbox": (2, 4, 8), "out": (4, 8)}, {})
     assert [step.program for step in launches] == [kernel, other]
+
+
+def test_steps_that_the_compiler_adds_launch_their_own_kernels(every_rank, monkeypatch):
+    """They have one number, whatever they launch: a kernel that waits for two words is not one
+    that waits for four."""
+    world, ran = Ranks(1, monkeypatch), []
+
+    class Named(FakeKernel):
+        def __call__(self, inbox, out, scale, epoch):
+            ran.append((str(self.program.attrs["global_symbol"]), epoch))
+
+    monkeypatch.setattr(
+        plan_streams, "compile", lambda program, **_: Named(program, world.here.log)
+    )
+
+    @tw.plan
+    def several(p: tw.Steps, inbox: INBOX, out: T.Tensor((m, 8), "int32")):
+        for epoch, program in enumerate((kernel, other, kernel)):
+            p.launch(program, inbox, out, 0.5, epoch)
+
+    trace = several.trace
+    monkeypatch.setattr(
+        several, "trace",
+        lambda *args: [replace(s, number=-2) if isinstance(s, Launch) else s for s in trace(*args)],
+    )  # fmt: skip
+
+    def rank(group: Group) -> int:
+        world.join(group)
+        inbox = world.here.session.heap.allocate((2, 4, 8), torch.int32)
+        calls = plan_streams.Calls(several)
+        calls(inbox, ints(4, 8))
+        (ready,) = calls._thread.ready.values()
+        return len(ready.kernels)
+
+    assert every_rank(rank, 1) == [2]
+    assert ran == [("kernel", 0), ("other", 1), ("kernel", 2)]
 
 
 ints = functools.partial(torch.zeros, dtype=torch.int32)
