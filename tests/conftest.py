@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,11 +25,20 @@ hypothesis.settings.load_profile("tileweave")
 
 
 @pytest.fixture
-def every_rank() -> Callable[..., list[Any]]:
+def every_rank(monkeypatch) -> Callable[..., list[Any]]:
     """Runs ``function(group)`` once a rank, each in a thread of its own, on one store.
 
     Returns what each rank returned, or the exception it raised.
     """
+    # CPython 3.11 counts the depth of all threads' trees in one place: parsing tile programs in
+    # several threads at a time raises SystemError now and then. Ranks are processes otherwise.
+    parse, parsing = ast.parse, threading.Lock()
+
+    def parse_alone(*args: Any, **options: Any) -> ast.AST:
+        with parsing:
+            return parse(*args, **options)
+
+    monkeypatch.setattr(ast, "parse", parse_alone)
 
     def run(
         function: Callable[[Group], Any], world_size: int = 2, local_size: int | None = None
