@@ -1,8 +1,8 @@
 """How long an operator takes, foretold: from this the table picks programs, tiles and bands.
 
-In us, of H200s all of which reach each other by NVLink. The constants are measured, one by one,
-and benchmarks/LOG.md compares what they add up to with what operators took: it is within a tenth
-from 1024 to 16384 rows of four models. What is less exact orders choices no worse.
+In us, of H200s all of which reach each other by NVLink. What a copy, a flag and a wait take was
+measured for itself; the rate of an SM and the constants of stores are chosen so that the whole is
+what operators took. tests/operators/test_forecast.py says how near that is.
 """
 
 from __future__ import annotations
@@ -64,16 +64,14 @@ def gathered_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: 
     each = tile_us(tiles, K, itemsize)
     of_rank = ceil(share / tiles.M) * ceil(N / tiles.N)
     walk = Walk.over(ranks * of_rank, SMS)
-    arrives = [0.0]
-    for peer in range(1, ranks):
-        before = _FLAG + _PEER if peer > 1 else _MEETING
-        sent = share * K * itemsize / _PUSHED
-        arrives.append(max(arrives[-1] - _FLAG - _SEEN, 0) + before + sent + _FLAG + _SEEN)
+    sent = share * K * itemsize / _PUSHED + _FLAG
+    arrives = np.array([peer * (sent + _PEER) + _MEETING - _PEER + _SEEN for peer in range(ranks)])
+    arrives[0] = 0.0  # own rows
     # Where no SM stays free for it, the kernel begins behind the meeting.
     ends = np.full(walk.blocks, _MEETING if walk.blocks == SMS else _BEGIN)
     for numbers in _turns(walk):
-        begins = np.array(arrives)[numbers // of_rank]
-        ends[: len(numbers)] = np.maximum(ends[: len(numbers)], begins) + each
+        of_turn = ends[: len(numbers)]
+        of_turn[:] = np.maximum(of_turn, arrives[numbers // of_rank]) + each
     return float(ends.max()) + _END
 
 
@@ -112,7 +110,7 @@ def summed_us(
             own = ~others & (bands == band)
             of_turn[own] = np.maximum(of_turn[own], copies.arrival(band)) + adding
             copies.made(owners[own], bands[own], of_turn[own])
-    return max(float(ends.max()) + _END, copies.end())
+    return max(float(ends.max()) + _END, copies.end)
 
 
 def stored_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
@@ -152,16 +150,18 @@ class Copies:
         self._left = {(owner, band): tiles[band] for owner in range(ranks) for band in bands}
         self._ready = dict.fromkeys(self._left, 0.0)
         self._arrived: dict[int, list[float]] = {band: [] for band in bands}
-        self._next = deque((peer, band) for peer in peers for band in bands)
-        if shared:
-            self._next = deque(
-                (owner, band)
-                for sent, summed in zip_longest(bands, [None, *bands])
-                for owners, band in ((peers, sent), ((0,) if ranks > 1 else (), summed))
-                for owner in owners
-                if band is not None
-            )
-        self._free = _MEETING - _AFTER_COPY
+        self._next: deque[tuple[int, int]] = deque()
+        """(owner, band), in the order of the plan; own bands are owner 0's."""
+        if not shared:
+            self._next.extend((peer, band) for peer in peers for band in bands)
+        elif ranks > 1:
+            for sent, summed in zip_longest(bands, [None, *bands]):
+                if sent is not None:
+                    self._next.extend((peer, sent) for peer in peers)
+                if summed is not None:
+                    self._next.append((0, summed))
+        self.end = _MEETING - _AFTER_COPY
+        """When all is brought that could be so far."""
 
     def made(self, owners: np.ndarray, bands: np.ndarray, ends: np.ndarray) -> None:
         """Tiles are there."""
@@ -173,22 +173,18 @@ class Copies:
             self._copy(*self._next.popleft())
 
     def _copy(self, owner: int, band: int) -> None:
-        waited = max(self._free + _AFTER_COPY, self._ready[owner, band]) + _WAIT
+        waited = max(self.end + _AFTER_COPY, self._ready[owner, band]) + _WAIT
         begins, nbytes = waited + _AFTER_WAIT, self._nbytes[band]
         if owner:
-            self._free = begins + nbytes / _PUSHED + _FLAG
-            self._arrived[band].append(self._free + _SEEN)
+            self.end = begins + nbytes / _PUSHED + _FLAG
+            self._arrived[band].append(self.end + _SEEN)
         else:
             peers = self._ranks - 1
             each = nbytes / _FETCHED + _WAIT
-            self._free = begins + peers * (each + _FURTHER) - _FURTHER - _WAIT
+            self.end = begins + peers * (each + _FURTHER) - _FURTHER - _WAIT
 
     def arrival(self, band: int) -> float:
         """When others' products for an own band are there, all of which they have made."""
         arrived = self._arrived[band]
         assert len(arrived) == self._ranks - 1
         return max(arrived, default=0.0)
-
-    def end(self) -> float:
-        """When all is brought."""
-        return self._free

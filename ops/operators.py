@@ -127,7 +127,7 @@ class Operator(Made, ABC):
     @staticmethod
     @abstractmethod
     def options(problem: Problem) -> Mapping[Choice, float]:
-        """What may be taken where nothing was measured, and how long it takes, see ``forecast``."""
+        """What may be taken where nothing was measured, and its time in us, see ``forecast``."""
 
     @classmethod
     def table(cls, problem: Problem) -> Choice:

@@ -18,7 +18,7 @@ def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any
     The last band may be lower. Indices behind the last tile give places outside of the grid.
 
     Args:
-        index: from 0 on; an integer or an expression.
+        index: from 0 on; an integer, an expression or a NumPy array.
         rows, columns: tiles in each direction.
         group: height of a band, in tiles.
 
@@ -52,7 +52,7 @@ def own_last(
     chunk 1, and so on.
 
     Args:
-        index: 0 to world_size * tiles - 1.
+        index: 0 to world_size * tiles - 1; an integer, an expression or a NumPy array.
         tiles: tiles of one owner.
         chunk: tiles of an owner that are taken together, the last time maybe fewer; None for all.
 
