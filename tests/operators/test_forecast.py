@@ -113,6 +113,9 @@ def test_places_of_many_tiles(chunk):
     owners, tiles = W.own_last(numbers, 21, 1, 4, chunk)
     each = [W.own_last(number, 21, 1, 4, chunk) for number in numbers.tolist()]
     assert list(zip(owners.tolist(), tiles.tolist(), strict=True)) == each
+    places = W.swizzle_2d(numbers, 12, 7, chunk or 8)
+    each = [W.swizzle_2d(number, 12, 7, chunk or 8) for number in numbers.tolist()]
+    assert np.stack(places, 1).tolist() == [list(place) for place in each]
 
 
 def test_copies_begin_when_products_are_there():

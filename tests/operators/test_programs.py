@@ -12,7 +12,7 @@ import torch
 
 import tileweave as tw
 from tileweave.ops import operators
-from tileweave.ops.all_gather_matmul import all_gather_matmul_plan, gathered_matmul
+from tileweave.ops.all_gather_matmul import AllGatherMatmul, all_gather_matmul_plan, gathered_matmul
 from tileweave.ops.matmul_all_reduce import (
     MatmulAllReduce,
     matmul_all_reduce_plan,
@@ -291,6 +291,17 @@ def test_tiles(rows, columns, shards, tiles):
 )
 def test_blocks_walk_over_as_many_tiles(tiles, walk):
     assert Walk.over(tiles) == walk
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "shards", "N"),
+    [(1024, 8192, 4, 256), (1024, 7168, 2, 224), (512, 8192, 2, 256), (64, 512, 2, 128)],
+)
+def test_tiles_of_a_walk(rows, columns, shards, N):
+    asked = Problem("all_gather_matmul", rows, columns, 8192, shards, torch.bfloat16, True)
+    assert AllGatherMatmul.table(asked).tiles.N == N
+    asked = replace(asked, dtype=torch.float8_e4m3fn, result=torch.bfloat16)
+    assert AllGatherMatmul.table(asked).tiles == FP8_TILES
 
 
 def test_all_sms_walk_where_nothing_waits_beside_them():
