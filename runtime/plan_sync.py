@@ -308,7 +308,7 @@ def _count(words: int) -> tirx.PrimFunc:
 
 def meet_and_count(ranks: int, words: int = 1) -> tirx.PrimFunc:
     """The kernel that counts a call, in so many words, and returns when ``ranks - 1`` peers have
-    begun it, too. A thread for each peer: one after another they would take 2 us each."""
+    begun it, too. A thread for each peer: releases of one thread wait for each other."""
 
     @T.prim_func
     def begin(
