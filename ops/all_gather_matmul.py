@@ -10,20 +10,25 @@ import tilelang.language as T
 import torch
 
 from .. import language as W
+from ..passes import split_options
 from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
 from .call import call, refuse_gradients
 from .epilogue import NOTHING, SCHEMA, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
-from .forecast import gathered_us
+from .forecast import gathered_us, pushed_us
 from .groups import group_of, name_of
 from .library import define
 from .operators import Choice, Operator
 from .prepared import prepared
 from .problem import Problem, checked
-from .tiles import SMS, Tiles, Walk, walked
+from .tiles import SMS, Tiles, Walk, stored, walked
 
 NAME = "all_gather_matmul"
+_PUSHING = 64
+"""Blocks that store for others: so many run at a time on every GPU of sm_90."""
+_LINE = 64
+"""Elements of a cache line, of which a multiple is stored without a gap."""
 
 
 def gathered_matmul(
@@ -89,6 +94,66 @@ def gathered_matmul(
     return gathered_matmul
 
 
+def pushed_matmul(
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False, out_dtype: str | None = None,
+):  # fmt: skip
+    """The same of few rows by one kernel, whose blocks store own rows at all ranks before they
+    multiply: they are there before a copy engine would begin."""
+    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
+    M = ranks * share
+    rows, columns = ceil(M / tiles.M), ceil(N / tiles.N)
+    # The first blocks push, each a part of own rows, and to one rank if they are enough for all.
+    pushing = min(rows * columns, _PUSHING)
+    apart = min(pushing, ranks)
+    width = ceil(K / (pushing // apart) / _LINE) * _LINE
+    parts = ceil(K / width)
+
+    @T.prim_func
+    def pushed_matmul(
+        A: T.Tensor((share, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        C: T.Tensor((M, N), out_dtype),
+    ):
+        with T.Kernel(rows, columns, threads=tiles.threads) as (row, column):
+            gathered = W.alloc_symmetric((M, parts * width), dtype)
+            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
+            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
+            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+
+            me = W.rank()
+            block = column * rows + row
+            first, part = block % apart, block // apart
+            if part < parts:
+                for turn in T.serial(T.ceildiv(ranks - first, apart)):
+                    peer = (me + 1 + first + turn * apart) % ranks
+                    for i, j in T.Parallel(share, width):
+                        k = part * width + j
+                        gathered[peer, me * share + i, k] = T.if_then_else(k < K, A[i, k], 0)
+
+            m, n = row * tiles.M, column * tiles.N
+            T.clear(total)
+            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                k = step * tiles.K
+                T.copy(gathered[me, m, k], A_tile)
+                T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                accumulate(A_tile, B_tile, total, transposed)
+            if scaled:
+                scale(total, scale_a, scale_b)
+            if biased:
+                add_bias(total, bias, n)
+            T.copy(total, C_tile)
+            T.copy(C_tile, C[m, n])
+
+    # Blocks look once whether all rows are there: to look for each tile takes as long as it does.
+    granule = {"tileweave.granule": {"gathered": (M, parts * width)}}
+    return split_options(pushed_matmul, granule)[0]
+
+
 def all_gather_matmul_plan(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
@@ -120,13 +185,14 @@ def all_gather_matmul_plan(
 class AllGatherMatmul(Operator, op=NAME):
     """The plan for one problem; its memory is that in which it gathers."""
 
-    programs: ClassVar = {"copy_engines": all_gather_matmul_plan}
+    programs: ClassVar = {"copy_engines": all_gather_matmul_plan, "stores": pushed_matmul}
 
     def compute(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
         problem = self.problem
-        c = c.view(problem.ranks, problem.share, problem.N)
+        if self.memory:  # copies bring the rows of one rank after the other
+            c = c.view(problem.ranks, problem.share, problem.N)
         self.run(a, problem.stored(b), *epilogue, *self.memory, c)
 
     @staticmethod
@@ -146,6 +212,9 @@ class AllGatherMatmul(Operator, op=NAME):
                 share, N, problem.K, ranks, tiles, problem.itemsize
             )
             for tiles in walked(problem.itemsize)
+        } | {
+            Choice("stores", tiles): pushed_us(share, N, problem.K, ranks, tiles, problem.itemsize)
+            for tiles in stored(problem.itemsize)
         }
 
 
@@ -212,6 +281,8 @@ def _into(
     if choice:
         operator = prepared(ranks).operator(problem, choice, AllGatherMatmul)
         operator(a, b, c, *more.tensors)
+        if keep and not operator.memory:  # of few rows, which the kernel keeps to itself
+            return c, nccl.all_gather(a, ranks).clone()
         if keep:
             gathered = operator.memory[0].local.clone()
             gathered[ranks.rank] = a

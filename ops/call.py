@@ -14,7 +14,7 @@ from .measured import looked_up
 from .operators import Choice
 from .problem import Problem, agree, check_layout, checked, laid_out, refused
 from .remembered import recalled, remember, signature
-from .strategy import Strategy, chosen
+from .strategy import Strategy, chosen, not_fused
 from .tuner import choice_of
 
 
@@ -74,9 +74,9 @@ def _decided(
 ) -> Decision:  # fmt: skip
     ranks = group_of(group)
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
-    strategy = chosen(asked, problem, a.device, ranks).name
-    agree(ranks, problem, strategy if strategy == "nccl" else asked)
-    choice = choice_of(asked, problem, ranks) if strategy == "fused" else None
+    other = not_fused(asked, problem, a.device, ranks)
+    agree(ranks, problem, other.name if other else asked)
+    choice = None if other else choice_of(asked, problem, ranks)
     return Decision(problem, ranks, choice)
 
 

@@ -16,13 +16,21 @@ from math import ceil
 import numpy as np
 
 from ..tile_order import own_last
-from .tiles import SMS, Tiles, Walk
+from .tiles import SMS, STORED, Tiles, Walk
 
 _RATE = 6.05e6
 """Floating-point operations of 16-bit operands that an SM does in a us, in tiles of 128 x 256; of
 fp8 twice as many, which is not measured."""
-_RELATIVE = {256: 1.0, 224: 0.9, 192: 0.77, 128: 0.62}
-"""How long a tile of so many columns takes, compared with 256."""
+_RELATIVE = {
+    (128, 224, 4): 0.9, (128, 192, 4): 0.77, (128, 128, 4): 0.62, (128, 128, 6): 0.55,
+    (128, 64, 8): 0.4, (64, 128, 4): 0.36, (64, 64, 6): 0.26,
+}  # fmt: skip
+"""How long a tile takes, by rows, columns and stages, compared with 128 x 256; others in
+proportion to their size."""
+_READ = 3.15e6
+"""Bytes of the second operand that all SMs read in a us."""
+_EMPTY = 0.3
+"""How much longer tiles take without a row; the TMA fills in what there is not."""
 _RESULT = 2.0
 """Until the result of a tile has left, where that is not hidden."""
 _BEGIN, _END = 3.0, 4.0
@@ -39,17 +47,26 @@ _WAIT, _AFTER_WAIT, _AFTER_COPY = 2.5, 9.0, 8.0
 """Until a kernel that waits goes on, from there to a copy, and from a copy to such a kernel."""
 _STORING = 1.1
 """How much longer tiles take whose results are stored over NVLink."""
-_STORED = 33.0
+_STORED, _AT_LEAST = 33.0, 6.0
 """From the last tile of 128 x 256 until it is stored, has come, and is added; of others in
-proportion."""
+proportion, but for the least."""
+_PUBLISHED = 4.0
+"""Until all ranks may read what each has stored."""
 _SPREAD, _SPREADING = 5.0, 385e3
 """Until sums have come from where they were added up, and bytes of which it is so much longer by
 each us."""
+_PUSHED_BY_SMS = 150e3
+"""Bytes that SMs send in a us before they multiply."""
+_CUBLAS = 2.0
+"""What cuBLAS takes longer than the best tiles."""
+_SHORT, _LONG = (7.0, 10e-6), (26.0, 3e-6)
+"""What NCCL takes, and how much longer for each byte that a rank gets: the lesser of two."""
 
 
 def tile_us(tiles: Tiles, K: int, itemsize: int) -> float:
     """One SM, one tile."""
-    relative = _RELATIVE.get(tiles.N, tiles.N / 256) * tiles.M / 128
+    of_size = tiles.M * tiles.N / (128 * 256)
+    relative = _RELATIVE.get((tiles.M, tiles.N, tiles.stages), of_size)
     return relative * 2 * 128 * 256 * K / (_RATE * 2 / itemsize) + _RESULT
 
 
@@ -61,7 +78,7 @@ def gathered_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: 
         share, N, K, ranks, tiles: as for the program.
         itemsize: bytes of an operand's element.
     """
-    each = tile_us(tiles, K, itemsize)
+    each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
     of_rank = ceil(share / tiles.M) * ceil(N / tiles.N)
     walk = Walk.over(ranks * of_rank, SMS)
     sent = share * K * itemsize / _PUSHED + _FLAG
@@ -87,7 +104,7 @@ def summed_us(
         share, N, K, ranks, tiles: as for the program.
         itemsize, out_itemsize: bytes of an element of the operands, and of the result.
     """
-    each = tile_us(tiles, K, itemsize)
+    each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
     adding = (ranks - 1) * ceil(tiles.N / tiles.K) / ceil(K / tiles.K) * each
     columns = ceil(N / tiles.N)
     of_rank, of_band = ceil(share / tiles.M) * columns, tiles.band * columns
@@ -115,9 +132,9 @@ def summed_us(
 
 def stored_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
     """``matmul_reduce_scatter_program``, whose tiles are stored over NVLink."""
-    turns = ceil(ranks * ceil(share / tiles.M) * ceil(N / tiles.N) / SMS)
-    last = _STORED * tiles.M * tiles.N / (128 * 256)
-    return turns * tile_us(tiles, K, itemsize) * _STORING + last
+    last = max(_STORED * tiles.M * tiles.N / (128 * 256), _AT_LEAST)
+    rows = ranks * ceil(share / tiles.M) * tiles.M
+    return product_us(rows, N, K, tiles, itemsize) * _filled(share, tiles) * _STORING + last
 
 
 def spread_us(
@@ -126,6 +143,42 @@ def spread_us(
     """``two_phase_program``: the same, and sums are stored, too."""
     sums = M * N * out_itemsize * (ranks - 1) / ranks
     return stored_us(M, N, K, 1, tiles, itemsize) + _SPREAD + sums / _SPREADING
+
+
+def one_shot_us(M: int, N: int, K: int, tiles: Tiles, fetched: float, itemsize: int = 2) -> float:
+    """A program whose ranks fetch so many bytes of what the others have computed."""
+    product = product_us(M, N, K, tiles, itemsize) * _filled(M, tiles)
+    return _BEGIN + product + (_PUBLISHED + fetched / _FETCHED if fetched else 0.0)
+
+
+def pushed_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
+    """``pushed_matmul``."""
+    sent, M = (ranks - 1) * share * K * itemsize, ranks * share
+    product = product_us(M, N, K, tiles, itemsize) * _filled(M, tiles)
+    return _BEGIN + (_PUBLISHED + sent / _PUSHED_BY_SMS if sent else 0.0) + product
+
+
+def _filled(M: int, tiles: Tiles) -> float:
+    """How much longer tiles take of which not all rows are there."""
+    return 1 + _EMPTY * (1 - M / (ceil(M / tiles.M) * tiles.M))
+
+
+def product_us(M: int, N: int, K: int, tiles: Tiles, itemsize: int = 2) -> float:
+    """A kernel with a block for each tile, alone."""
+    turns = ceil(ceil(M / tiles.M) * ceil(N / tiles.N) / SMS)
+    return max(turns * tile_us(tiles, K, itemsize), N * K * itemsize / _READ)
+
+
+def unfused_us(M: int, N: int, K: int, moved: float, itemsize: int = 2) -> float:
+    """cuBLAS and NCCL, one after the other.
+
+    Args:
+        M, N, K: of what one rank multiplies.
+        moved: bytes that each rank gets; 0 if there is one rank.
+    """
+    product = _CUBLAS + min(product_us(M, N, K, tiles, itemsize) for tiles in STORED)
+    exchange = min(begin + each * moved for begin, each in (_SHORT, _LONG))
+    return product + (exchange if moved else 0.0)
 
 
 def _turns(walk: Walk) -> Iterator[np.ndarray]:

@@ -18,18 +18,17 @@ from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
 from .epilogue import Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
-from .forecast import spread_us, summed_us
+from .forecast import one_shot_us, spread_us, summed_us
 from .identity import identities, identity_of
 from .matmul_reduce_scatter import summed_matmul
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product, product
-from .tiles import Tiles, stored, tiles_for, walked
+from .tiles import Tiles, stored, walked
 
 NAME = "matmul_all_reduce"
-ONE_SHOT_BYTES = 2 << 20
-"""What each rank fetches at most in the one-shot program. A guess until it is measured: over NVLink
-so much takes about as long as the second exchange of the two-phase program."""
+HOPELESS_BYTES = 32 << 20
+"""What no rank would fetch in the one-shot program."""
 BANDS = (4, 8, 16)
 """Of tiles between copy engines. Sums leave when a band is complete, the last behind the kernel:
 lower bands leave sooner, but share less of the operands in L2 and take more copies."""
@@ -249,10 +248,9 @@ class MatmulAllReduce(Operator, op=NAME):
 
     @staticmethod
     def options(problem: Problem) -> dict[Choice, float]:
-        if fetched_bytes(problem) <= ONE_SHOT_BYTES:
-            return {Choice("one_shot", tiles_for(*problem.shards, problem.itemsize)): 0.0}
         sizes = problem.N, problem.K, problem.ranks
         bytes_of = problem.itemsize, problem.out_dtype.itemsize
+        fetched = fetched_bytes(problem)
         return {
             Choice("copy_engines", tiles): summed_us(
                 rows_of_owner(problem.M, problem.ranks, tiles), *sizes, tiles, *bytes_of,
@@ -261,14 +259,20 @@ class MatmulAllReduce(Operator, op=NAME):
             for each in walked(problem.itemsize)
             for tiles in (replace(each, band=band) for band in BANDS)
         } | {
-            Choice("two_phase", tiles): spread_us(problem.M, *sizes, tiles, *bytes_of)
+            choice: us
             for tiles in stored(problem.itemsize)
+            for choice, us in (
+                (Choice("two_phase", tiles), spread_us(problem.M, *sizes, tiles, *bytes_of)),
+                (Choice("one_shot", tiles), one_shot_us(
+                    problem.M, problem.N, problem.K, tiles, fetched, problem.itemsize
+                )),
+            )
         }  # fmt: skip
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterable[Choice]:
         """One-shot only for results that are not much too large for it."""
-        hopeless = fetched_bytes(problem) > 16 * ONE_SHOT_BYTES
+        hopeless = fetched_bytes(problem) > HOPELESS_BYTES
         every = super().candidates(problem)
         return [c for c in every if not (hopeless and c.program == "one_shot")]
 

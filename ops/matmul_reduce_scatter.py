@@ -14,7 +14,7 @@ from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
 from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
-from .forecast import stored_us, summed_us
+from .forecast import one_shot_us, stored_us, summed_us
 from .identity import identities, identity_of, steps_of
 from .operators import Choice, Operator
 from .problem import Problem
@@ -88,6 +88,64 @@ def matmul_reduce_scatter_program(
                 T.copy(C_tile, C[m, n])
 
     return matmul_reduce_scatter
+
+
+def scattered_one_shot(
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False, out_dtype: str | None = None,
+):  # fmt: skip
+    """The same of few rows: one tile may have those of all owners, who fetch theirs from all ranks.
+
+    All products are rounded to ``out_dtype``, the own one, too, which is added last.
+    """
+    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
+    rows, columns = ceil(ranks * share / tiles.M), ceil(N / tiles.N)
+    height = ceil(share / rows / 8) * 8  # of the own rows that a block adds up
+
+    @T.prim_func
+    def matmul_reduce_scatter_one_shot(
+        A: T.Tensor((ranks * share, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        C: T.Tensor((share, N), out_dtype),
+    ):
+        with T.Kernel(rows, columns, threads=tiles.threads) as (row, column):
+            parts = W.alloc_symmetric((ranks * share, N), out_dtype)  # what this rank computed
+            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
+            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
+            own_tile = T.alloc_shared((height, tiles.N), out_dtype)
+            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+            own = T.alloc_fragment((height, tiles.N), "float32")
+
+            me = W.rank()
+            m, n = row * tiles.M, column * tiles.N
+            T.clear(total)
+            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                k = step * tiles.K
+                T.copy(A[m, k], A_tile)
+                T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                accumulate(A_tile, B_tile, total, transposed)
+            if scaled:
+                scale(total, scale_a, scale_b)
+
+            T.copy(total, C_tile)
+            T.copy(C_tile, parts[me, m, n])
+            first = row * height
+            T.clear(own)
+            for step in T.serial(ranks):
+                source = (me + 1 + step) % ranks
+                T.copy(parts[source, me * share + first, n], own_tile)
+                for i, j in T.Parallel(height, tiles.N):
+                    own[i, j] += own_tile[i, j]
+            if biased:
+                add_bias(own, bias, n)
+            T.copy(own, own_tile)
+            T.copy(own_tile, C[first, n])
+
+    return matmul_reduce_scatter_one_shot
 
 
 def summed_matmul(
@@ -221,6 +279,7 @@ class MatmulReduceScatter(Operator, op=NAME):
     programs: ClassVar = {
         "copy_engines": matmul_reduce_scatter_plan,
         "stores": matmul_reduce_scatter_program,
+        "one_shot": scattered_one_shot,
     }
 
     alone: ClassVar = {"copy_engines": "stores"}
@@ -247,9 +306,15 @@ class MatmulReduceScatter(Operator, op=NAME):
             Choice("copy_engines", tiles): summed_us(*sizes, tiles, *bytes_of)
             for tiles in walked(problem.itemsize)
         } | {
-            Choice("stores", tiles): stored_us(*sizes, tiles, problem.itemsize)
+            choice: us
             for tiles in stored(problem.itemsize)
-        }
+            for choice, us in (
+                (Choice("stores", tiles), stored_us(*sizes, tiles, problem.itemsize)),
+                (Choice("one_shot", tiles), one_shot_us(
+                    problem.M, N, problem.K, tiles, problem.moved_bytes, problem.itemsize
+                )),
+            )
+        }  # fmt: skip
 
 
 def matmul_reduce_scatter(

@@ -15,6 +15,7 @@ from ..runtime import Plan
 from ..runtime.group import Group
 from ..runtime.kernel import capturing
 from .epilogue import Epilogue
+from .forecast import unfused_us
 from .made import Made
 from .problem import Problem
 from .tiles import CANDIDATES, FP8_CANDIDATES, Tiles, has_room_for_walks, tiles_for
@@ -128,6 +129,12 @@ class Operator(Made, ABC):
     @abstractmethod
     def options(problem: Problem) -> Mapping[Choice, float]:
         """What may be taken where nothing was measured, and its time in us, see ``forecast``."""
+
+    @classmethod
+    def foretold(cls, problem: Problem) -> tuple[float, float]:
+        """How long ``table`` takes, and ``unfused``, in us."""
+        sizes = problem.M, problem.N, problem.K, problem.moved_bytes
+        return cls.options(problem)[cls.table(problem)], unfused_us(*sizes, problem.itemsize)
 
     @classmethod
     def table(cls, problem: Problem) -> Choice:

@@ -109,6 +109,15 @@ class Problem:
         return self.result or self.dtype
 
     @property
+    def moved_bytes(self) -> int:
+        """What each rank must get from the others."""
+        others = self.ranks - 1
+        if self.gathers:
+            return others * self.share * self.K * self.itemsize
+        each = others * self.M * self.N * self.out_dtype.itemsize // self.ranks
+        return each if self.scatters else 2 * each
+
+    @property
     def tile_out_dtype(self) -> str:
         """TileLang's name of it."""
         return str(self.out_dtype).removeprefix("torch.")

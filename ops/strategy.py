@@ -11,6 +11,7 @@ from ..builtins.errors import TileWeaveError
 from ..runtime import session
 from ..runtime.group import Group
 from .epilogue import FP8
+from .operators import OPERATORS
 from .problem import Problem, fp8_obstacle
 
 if TYPE_CHECKING:
@@ -59,8 +60,12 @@ def chosen(
         TileWeaveError: ``asked`` is none, or is ``fused`` where that cannot be; or the tensors are
             on another rank's GPU.
     """
-    other = unless_fused(asked, problem.op, device, group, lambda: obstacle(problem, device, group))
-    return other or preferred(asked, problem, measured)
+    return not_fused(asked, problem, device, group) or preferred(asked, problem, measured)
+
+
+def not_fused(asked: str, problem: Problem, device: torch.device, group: Group) -> Strategy | None:
+    """The strategy for a problem that is not, or cannot be, fused; else None."""
+    return unless_fused(asked, problem.op, device, group, lambda: obstacle(problem, device, group))
 
 
 def unless_fused(
@@ -98,13 +103,20 @@ def preferred(asked: str, problem: Problem, measured: Measured | None) -> Strate
         TileWeaveError: ``fused`` was never right.
     """
     if asked == "auto":
-        return Strategy("fused", "it can be") if measured is None else measured.strategy
+        return foretold(problem) if measured is None else measured.strategy
     if measured is not None and measured.choice is None:
         raise TileWeaveError(
             f"{problem.op}: strategy='fused', but {measured.strategy.reason}; expected 'auto' or "
             "'nccl'"
         )
     return Strategy("fused", "asked for")
+
+
+def foretold(problem: Problem) -> Strategy:
+    """The one that should be faster."""
+    fused, nccl = OPERATORS[problem.op].foretold(problem)
+    name = "fused" if fused <= nccl else "nccl"
+    return Strategy(name, f"foretold: fused {fused / 1e3:.3f} ms, nccl {nccl / 1e3:.3f} ms")
 
 
 def require_own_device(op: str, device: torch.device, group: Group) -> None:

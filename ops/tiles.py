@@ -81,10 +81,16 @@ class Walk:
 
 
 LARGE = Tiles(128, 256, 64, stages=3)
-SMALL = Tiles(128, 128, 64, stages=4)
+SMALL = Tiles(128, 128, 64, stages=6)
+FEW_ROWS = (
+    Tiles(64, 128, 128, stages=4, threads=128),
+    Tiles(64, 64, 128, stages=6, threads=128),
+    Tiles(128, 64, 64, stages=8),
+)
+"""Where reading the second operand takes longest: much of it is under way."""
 FP8 = Tiles(128, 128, 128, stages=4)
 """Two sums of a tile are in registers, see ``accumulate``: those of a larger one do not fit."""
-STORED = (LARGE, SMALL)
+STORED = (LARGE, SMALL, *FEW_ROWS)
 """What one block computes each, and stores over NVLink."""
 CANDIDATES = (
     LARGE,
@@ -96,8 +102,9 @@ CANDIDATES = (
     Tiles(256, 128, 64, stages=3),
     Tiles(256, 128, 64, stages=4),
     Tiles(128, 192, 64, stages=4),
-    Tiles(128, 128, 64, stages=6),
+    Tiles(128, 128, 64, stages=4),
     Tiles(64, 256, 64, stages=4, threads=128),
+    *FEW_ROWS,
 )
 """What ``tw.tune`` tries unless an operator says otherwise."""
 FP8_CANDIDATES = (

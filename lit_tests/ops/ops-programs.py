@@ -8,7 +8,11 @@ import torch
 
 import tileweave as tw
 from tileweave.ops.all_gather import all_gather_plan, all_gather_program, collect_shares
-from tileweave.ops.all_gather_matmul import all_gather_matmul_plan, gathered_matmul
+from tileweave.ops.all_gather_matmul import (
+    all_gather_matmul_plan,
+    gathered_matmul,
+    pushed_matmul,
+)
 from tileweave.ops.all_reduce import add_and_share, all_reduce_plan
 from tileweave.ops.all_reduce import one_shot_program as all_reduce_one_shot
 from tileweave.ops.all_reduce import two_phase_program as all_reduce_two_phase
@@ -24,11 +28,12 @@ from tileweave.ops.matmul_all_reduce import (
 from tileweave.ops.matmul_reduce_scatter import (
     matmul_reduce_scatter_plan,
     matmul_reduce_scatter_program,
+    scattered_one_shot,
     summed_matmul,
 )
 from tileweave.ops.reduce_scatter import add_parts, reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.sp_attention import sp_attention_plan
-from tileweave.ops.tiles import FP8, LARGE, SMALL, WALKED
+from tileweave.ops.tiles import FEW_ROWS, FP8, LARGE, SMALL, WALKED
 from tileweave.ops.words import Lines
 from tileweave.runtime.plans import Launch
 
@@ -44,8 +49,10 @@ for make in (
     matmul_reduce_scatter_program,
     summed_matmul,
     matmul_reduce_scatter_plan,
+    scattered_one_shot,
     gathered_matmul,
     all_gather_matmul_plan,
+    pushed_matmul,
     one_shot_program,
     two_phase_program,
     matmul_all_reduce_plan,
@@ -71,8 +78,10 @@ for make in (
 # CHECK-NEXT: matmul_reduce_scatter_program []
 # CHECK-NEXT: summed_matmul []
 # CHECK-NEXT: matmul_reduce_scatter_plan []
+# CHECK-NEXT: scattered_one_shot []
 # CHECK-NEXT: gathered_matmul []
 # CHECK-NEXT: all_gather_matmul_plan []
+# CHECK-NEXT: pushed_matmul []
 # CHECK-NEXT: one_shot_program []
 # CHECK-NEXT: two_phase_program []
 # CHECK-NEXT: matmul_all_reduce_plan []
@@ -158,6 +167,30 @@ show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE))
 # CHECK: *(uint1*)(bias + {{.*}} - 128))
 # CHECK: tl::tma_store(C_desc
 show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE, biased=True))
+
+# Of few rows blocks store own ones at all ranks, 16 bytes a thread, tell each once, and look once
+# whether all are there.
+# CHECK-LABEL: TEST: pushed_matmul
+# CHECK: *(uint4*)(gathered +
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(gathered_arrived[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(gathered_arrived[
+# CHECK: tw::fence_proxy_async();
+# CHECK-NOT: tw::wait_reached
+# CHECK: tl::tma_load(gathered_desc
+# CHECK: tl::tma_load(B_desc
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
+# CHECK: tl::tma_store(C_desc
+show(pushed_matmul(16, 7168, 8192, 4, "bfloat16", True, FEW_ROWS[0]))
+
+# Products stay at home, for all owners in one tile; each fetches its rows.
+# CHECK-LABEL: TEST: matmul_reduce_scatter_one_shot
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
+# CHECK: tl::tma_store(parts_desc
+# CHECK: tw::complete_bulk_stores();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(parts_arrived[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: tl::tma_store(C_desc
+show(scattered_one_shot(16, 8192, 7168, 4, "bfloat16", True, FEW_ROWS[0]))
 
 # The owner adds it, behind what the others sent.
 # CHECK-LABEL: TEST: matmul_reduce_scatter

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tileweave import language as W
+from tileweave.ops import strategy
 from tileweave.ops.forecast import gathered_us, stored_us, summed_us, tile_us
 from tileweave.ops.operators import OPERATORS
 from tileweave.ops.tiles import FP8, LARGE, SMALL, WALKED, Tiles, Walk
@@ -66,7 +67,8 @@ def test_what_is_summed_for_all(M, N, K, us):
 )  # fmt: skip
 def test_what_is_stored(M, N, K, large, small):
     assert stored_us(M // 4, N, K, 4, LARGE) == pytest.approx(large, rel=0.09)
-    assert stored_us(M // 4, N, K, 4, SMALL) == pytest.approx(small, rel=0.09)
+    shallow = Tiles(128, 128, 64, stages=4)
+    assert stored_us(M // 4, N, K, 4, shallow) == pytest.approx(small, rel=0.09)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +77,10 @@ def test_what_is_stored(M, N, K, large, small):
         ("all_gather_matmul", (4096, 28672, 8192), "copy_engines", 256, 8),
         ("all_gather_matmul", (1024, 14336, 4096), "copy_engines", 128, 8),
         ("all_gather_matmul", (4096, 29568, 8192), "copy_engines", 224, 8),
-        ("matmul_reduce_scatter", (1024, 4096, 14336), "stores", 128, 8),
+        ("matmul_reduce_scatter", (1024, 4096, 14336), "one_shot", 256, 8),
         ("matmul_reduce_scatter", (1024, 8192, 28672), "copy_engines", 256, 8),
         ("matmul_all_reduce", (1024, 4096, 14336), "two_phase", 128, 8),
-        ("matmul_all_reduce", (2048, 4096, 14336), "two_phase", 256, 8),
+        ("matmul_all_reduce", (2048, 4096, 14336), "two_phase", 128, 8),
         ("matmul_all_reduce", (8192, 4096, 14336), "copy_engines", 256, 8),
         ("matmul_all_reduce", (8192, 8192, 28672), "copy_engines", 256, 4),
     ],
@@ -87,6 +89,34 @@ def test_what_the_table_takes(op, shape, program, columns, band):
     choice = OPERATORS[op].table(problem_of(op, *shape, 4, torch.bfloat16))
     found = choice.program, choice.tiles.N, choice.tiles.band
     assert found == (program, columns, band)
+
+
+FEW_ROWS = {
+    ("matmul_reduce_scatter", 8192, 14336):
+        {16: (47, 42), 64: (42, 46), 128: (44, 51), 256: (58, 72), 512: (102, 118)},
+    ("matmul_reduce_scatter", 4096, 7168):
+        {16: (25, 23), 64: (21, 24), 128: (22, 28), 256: (28, 35), 512: (40, 52), 1024: (63, 79)},
+    ("matmul_all_reduce", 8192, 14336):
+        {16: (51, 43), 64: (43, 50), 128: (46, 69), 256: (66, 84), 512: (116, 135)},
+    ("matmul_all_reduce", 4096, 7168):
+        {16: (26, 25), 64: (21, 26), 128: (23, 31), 256: (30, 52), 512: (45, 63), 1024: (77, 95)},
+    ("all_gather_matmul", 14336, 8192):
+        {16: (49, 47), 64: (44, 48), 128: (45, 56), 256: (61, 74)},
+    ("all_gather_matmul", 7168, 4096): {16: (25, 24), 64: (21, 24), 128: (22, 27), 256: (29, 37)},
+}  # fmt: skip
+"""Fused, and by NCCL and cuBLAS, in us, of 2 ranks."""
+
+
+@pytest.mark.parametrize(
+    ("op", "M", "N", "K", "fused", "nccl"),
+    [(op, M, N, K, *us) for (op, N, K), rows in FEW_ROWS.items() for M, us in rows.items()],
+)
+def test_few_rows(op, M, N, K, fused, nccl):
+    """The faster one is taken, or one that takes little longer."""
+    problem = problem_of(op, M, N, K, 2, torch.bfloat16)
+    assert OPERATORS[op].foretold(problem) == pytest.approx((fused, nccl), rel=0.2)
+    taken = {"fused": fused, "nccl": nccl}[strategy.foretold(problem).name]
+    assert taken <= 1.05 * min(fused, nccl)
 
 
 @pytest.mark.parametrize("op", OPERATORS)

@@ -42,11 +42,17 @@ class Multiplier(FakeKernel):
 
 FP8 = torch.float8_e4m3fn
 KERNELS = {
-    ops.all_gather_matmul: "gathered_matmul",
-    ops.matmul_reduce_scatter: "summed_matmul",
-    ops.matmul_all_reduce: "matmul_all_reduce_one_shot",
+    (ops.all_gather_matmul, "copy_engines"): "gathered_matmul",
+    (ops.all_gather_matmul, "stores"): "pushed_matmul",
+    (ops.matmul_reduce_scatter, "copy_engines"): "summed_matmul",
+    (ops.matmul_reduce_scatter, "stores"): "matmul_reduce_scatter",
+    (ops.matmul_reduce_scatter, "one_shot"): "matmul_reduce_scatter_one_shot",
+    (ops.matmul_all_reduce, "copy_engines"): "summed_matmul",
+    (ops.matmul_all_reduce, "two_phase"): "matmul_all_reduce",
+    (ops.matmul_all_reduce, "one_shot"): "matmul_all_reduce_one_shot",
 }
-"""The kernel of each operator on one rank."""
+"""The kernel of each operator's programs on one rank."""
+OPERATORS = list(dict.fromkeys(operator for operator, _ in KERNELS))
 
 
 @pytest.fixture
@@ -78,13 +84,32 @@ def on_rank(every_rank, monkeypatch):
     return run
 
 
+@pytest.fixture
+def taking(monkeypatch):
+    """Lets the table take a program of an operator, whatever is foretold."""
+
+    def take(operator, program):
+        kind = operators.OPERATORS[operator.__name__]
+        options = kind.options
+
+        def of_program(problem):
+            return {c: us for c, us in options(problem).items() if c.program == program}
+
+        monkeypatch.setattr(kind, "options", staticmethod(of_program))
+
+    tuner._decided.cache_clear()
+    yield take
+    tuner._decided.cache_clear()
+
+
 @pytest.mark.parametrize("given_out", [False, True], ids=["new", "out"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["row-major", "transposed"])
 @pytest.mark.parametrize(
     ("dtype", "biased"), [(torch.bfloat16, False), (torch.float16, False), (torch.float16, True)]
 )
-@pytest.mark.parametrize("operator", KERNELS)
-def test_value(on_rank, operator, dtype, biased, transposed, given_out):
+@pytest.mark.parametrize(("operator", "program"), KERNELS)
+def test_value(on_rank, taking, operator, program, dtype, biased, transposed, given_out):
+    taking(operator, program)
     a, b = torch.randn(40, 16).to(dtype), torch.randn(16, 24).to(dtype)
     bias = torch.randn(24).to(dtype) if biased else None
     b = b.t().contiguous().t() if transposed else b
@@ -97,39 +122,42 @@ def test_value(on_rank, operator, dtype, biased, transposed, given_out):
     expected = a @ b + bias if biased else a @ b
     assert all(torch.equal(c, expected) for c in results)
     assert not given_out or all(c is out for c in results)
-    assert [entry for entry in log if isinstance(entry, str)] == [KERNELS[operator]] * 2
+    assert [entry for entry in log if isinstance(entry, str)] == [KERNELS[operator, program]] * 2
 
 
 @pytest.mark.parametrize("out_dtype", [None, torch.float16])
-@pytest.mark.parametrize("operator", KERNELS)
-def test_fp8(on_rank, operator, out_dtype):
+@pytest.mark.parametrize(("operator", "program"), KERNELS)
+def test_fp8(on_rank, taking, operator, program, out_dtype):
+    taking(operator, program)
     a, b = (torch.randint(-4, 5, shape).to(FP8) for shape in ((40, 16), (32, 16)))
     wanted = out_dtype or torch.bfloat16
     given = {"bias": torch.randint(-4, 5, (32,)).to(wanted), "out_dtype": out_dtype}
     given |= {"scale_a": torch.tensor(0.5), "scale_b": torch.tensor([[0.25]])}
     (result, *rows), log = on_rank(
         lambda: [operator(a, b.t(), strategy="fused", **given)]
-        + ([ops.all_gather_matmul(a, b.t(), return_gathered=True, **given)[1]]
+        + ([operator(a, b.t(), return_gathered=True, strategy="fused", **given)[1]]
            if operator is ops.all_gather_matmul else [])
     )  # fmt: skip
     assert result.dtype == wanted
     assert torch.equal(result.float(), a.float() @ b.float().t() / 8 + given["bias"].float())
     assert all(torch.equal(found.float(), a.float()) for found in rows)
-    assert KERNELS[operator] in log
+    assert KERNELS[operator, program] in log
 
 
-def test_gathered_rows_are_a_copy(on_rank):
+@pytest.mark.parametrize("program", ["copy_engines", "stores"])
+def test_gathered_rows_are_a_copy(on_rank, taking, program):
+    taking(ops.all_gather_matmul, program)
     a, b = torch.randn(2, 40, 16).bfloat16(), torch.randn(16, 24).bfloat16()
 
     def calls():
-        return [ops.all_gather_matmul(x, b, return_gathered=True) for x in a]
+        return [ops.all_gather_matmul(x, b, return_gathered=True, strategy="fused") for x in a]
 
     results, _ = on_rank(calls)
     for x, (c, rows) in zip(a, results, strict=True):
         assert torch.equal(rows, x) and torch.equal(c, x @ b)
 
 
-@pytest.mark.parametrize("operator", KERNELS)
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_tuning_keeps_the_winner_alone(on_rank, monkeypatch, operator):
     """Of kernels that are made of real programs, in a real heap, and multiply by a fake."""
     monkeypatch.setattr(operators, "CANDIDATES", (LARGE, SMALL))
@@ -150,26 +178,27 @@ def test_tuning_keeps_the_winner_alone(on_rank, monkeypatch, operator):
 
     (found, choice, others, c, taken, left), _ = on_rank(calls)
     assert found.measured.choice == choice and others == [] and left == 0
-    assert (taken > 0) == (operator is ops.all_gather_matmul)  # the fake has no hidden memory
+    assert (taken > 0) == (choice.program == "copy_engines")  # the fake has no hidden memory
     assert [a.reason for a in found.attempts] == [""] * len(found.attempts) != [""]
     table = operators.OPERATORS[operator.__name__].options(found.problem)
     assert {a.choice.tiles for a in found.attempts} == {LARGE, SMALL, *(c.tiles for c in table)}
     assert torch.equal(c, a @ b)
 
 
-def test_each_problem_is_prepared_once_and_makes_room(on_rank):
+def test_each_problem_is_prepared_once_and_makes_room(on_rank, taking):
     """Of a heap of 2 MiB."""
+    taking(ops.all_gather_matmul, "copy_engines")
     b = torch.randn(512, 24).bfloat16()
 
     def calls():
         kept = []
         for rows in (600, 600, 1200, 600, 800):
-            ops.all_gather_matmul(torch.randn(rows, 512).bfloat16(), b)
+            ops.all_gather_matmul(torch.randn(rows, 512).bfloat16(), b, strategy="fused")
             kept.append([p.M for p, _ in prepared.prepared(group_of("")).operators])
         with pytest.raises(
             HeapExhausted, match=r"all_gather_matmul of \(4000, 512\) .* 4096000 by"
         ):
-            ops.all_gather_matmul(torch.randn(4000, 512).bfloat16(), b)
+            ops.all_gather_matmul(torch.randn(4000, 512).bfloat16(), b, strategy="fused")
         return kept
 
     kept, _ = on_rank(calls)
@@ -215,32 +244,37 @@ def test_an_exchange_that_does_not_fit_leaves_nothing(on_rank):
     assert torch.equal(found, x)
 
 
-def test_products_that_do_not_fit_leave_nothing(on_rank):
+def test_products_that_do_not_fit_leave_nothing(on_rank, taking):
     """Of a heap of 2 MiB: what arrives has room, what leaves has none any more."""
+    taking(ops.matmul_reduce_scatter, "copy_engines")
     b = torch.randn(8, 1024).bfloat16()
 
     def calls():
         heap = session.current().heap
         free = heap._free.largest
         with pytest.raises(HeapExhausted, match=r"matmul_reduce_scatter of \(640, 8\) "):
-            ops.matmul_reduce_scatter(torch.randn(640, 8).bfloat16(), b)
+            ops.matmul_reduce_scatter(torch.randn(640, 8).bfloat16(), b, strategy="fused")
         return free, heap._free.largest
 
     (before, after), _ = on_rank(calls)
     assert before == after
 
 
-def test_graphs_record_what_needs_no_branch(on_rank, monkeypatch):
+def test_graphs_record_what_needs_no_branch(on_rank, taking, monkeypatch):
     """A kernel and copies that wait for each other are two branches, which nothing orders."""
+    taking(ops.matmul_reduce_scatter, "copy_engines")
     a, b = torch.randn(40, 16).bfloat16(), torch.randn(16, 24).bfloat16()
 
+    def call():
+        return ops.matmul_reduce_scatter(a, b, strategy="fused")
+
     def calls():
-        results = [ops.matmul_reduce_scatter(a, b)]
+        results = [call()]
         with monkeypatch.context() as captured:
             for module in (operators, prepared):
                 captured.setattr(module, "capturing", lambda: True)
-            results.append(ops.matmul_reduce_scatter(a, b))
-        return [*results, ops.matmul_reduce_scatter(a, b)]
+            results.append(call())
+        return [*results, call()]
 
     results, log = on_rank(calls)
     assert all(torch.equal(found, a @ b) for found in results)

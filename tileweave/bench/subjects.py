@@ -14,7 +14,7 @@ from ..ops.attention_problem import AttentionProblem
 from ..ops.collective import Collective
 from ..ops.operators import OPERATORS as FUSED
 from ..ops.problem import Problem
-from ..ops.strategy import Strategy, chosen
+from ..ops.strategy import Strategy, not_fused
 from ..ops.transport import Transport
 from ..ops.trial import Trial, problem_of
 from ..ops.tuner import choice_of
@@ -101,7 +101,7 @@ class ProductSubject(Subject):
     @staticmethod
     def programs(problem: Problem, group):
         found = [products.product_program(problem)]
-        if chosen("auto", problem, group.device, group).name == "fused":
+        if not not_fused("auto", problem, group.device, group):
             choice = choice_of("auto", problem, group)
             if choice is not None:
                 found += FUSED[problem.op].launched(problem, choice)
