@@ -22,11 +22,11 @@ from .library import define
 from .operators import Choice, Operator
 from .prepared import prepared
 from .problem import Problem, checked
-from .tiles import SMS, Tiles, Walk, stored, walked
+from .tiles import SMS, Tiles, Walk, has_room_for_walks, stored, walked
 
 NAME = "all_gather_matmul"
-_PUSHING = 64
-"""Blocks that store for others: so many run at a time on every GPU of sm_90."""
+_RESIDENT = 64
+"""Blocks that run at a time on every GPU of sm_90."""
 _LINE = 64
 """Elements of a cache line, of which a multiple is stored without a gap."""
 
@@ -104,7 +104,7 @@ def pushed_matmul(
     M = ranks * share
     rows, columns = ceil(M / tiles.M), ceil(N / tiles.N)
     # The first blocks push, each a part of own rows, and to one rank if they are enough for all.
-    pushing = min(rows * columns, _PUSHING)
+    pushing = min(rows * columns, SMS if has_room_for_walks() else _RESIDENT)
     apart = min(pushing, ranks)
     width = ceil(K / (pushing // apart) / _LINE) * _LINE
     parts = ceil(K / width)
@@ -248,7 +248,7 @@ def all_gather_matmul(
         out: (M, N), contiguous; gets the result. Not differentiable.
         return_gathered: whether the rows of all ranks, (M, K), are returned, too.
         strategy: ``fused``, ``nccl`` (``torch.distributed`` and ``torch.mm``), or ``auto``: the
-            faster one if ``tw.tune`` measured it, else fused where that can be; ``strategy_of``.
+            faster one, measured by ``tw.tune`` or foretold, if it can be fused; ``strategy_of``.
 
     Returns:
         (M, N), in the type of ``a_shard``; with ``return_gathered`` that and the rows.

@@ -312,7 +312,7 @@ def matmul_all_reduce(
             else the type of the operands.
         out: (M, N), contiguous; gets the result. Not differentiable.
         strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: the
-            faster one if ``tw.tune`` measured it, else fused where that can be; ``strategy_of``.
+            faster one, measured by ``tw.tune`` or foretold, if it can be fused; ``strategy_of``.
 
     Returns:
         (M, N), in the type of ``a``.

@@ -350,7 +350,7 @@ def matmul_reduce_scatter(
             else the type of the operands.
         out: (M / ranks, N), contiguous; gets the result. Not differentiable.
         strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: the
-            faster one if ``tw.tune`` measured it, else fused where that can be; ``strategy_of``.
+            faster one, measured by ``tw.tune`` or foretold, if it can be fused; ``strategy_of``.
 
     Returns:
         (M / ranks, N), in the type of ``a``.
