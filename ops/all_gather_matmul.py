@@ -183,7 +183,7 @@ def all_gather_matmul_plan(
 
 
 class AllGatherMatmul(Operator, op=NAME):
-    """The plan for one problem; its memory is that in which it gathers."""
+    """By copy engines, whose memory is that in which they gather, or by stores of the kernel."""
 
     programs: ClassVar = {"copy_engines": all_gather_matmul_plan, "stores": pushed_matmul}
 

@@ -23,11 +23,14 @@ class Decision(NamedTuple):
 
     Attributes:
         choice: how it is fused; None for NCCL and cuBLAS.
+        lasts: whether it holds until somebody tunes or begins a session: not if something keeps the
+            problem from being fused, which may change.
     """
 
     problem: Problem
     group: Group
     choice: Choice | None
+    lasts: bool
 
 
 class Call(NamedTuple):
@@ -60,12 +63,12 @@ def call(
     decision: Decision | None = recalled(key)
     if decision is None:
         decision = _decided(op, a, b, out, group, asked, epilogue)
-        if decision.choice is not None and not capturing():
+        if decision.lasts and not capturing():
             remember(key, decision)
     problem = decision.problem
     a, b, epilogue = laid_out(problem, a, b, epilogue)
     c = a.new_empty(problem.shape, dtype=problem.out_dtype) if out is None else out
-    return Call(*decision, a, b, c, epilogue)
+    return Call(problem, decision.group, decision.choice, a, b, c, epilogue)
 
 
 def _decided(
@@ -77,7 +80,7 @@ def _decided(
     other = not_fused(asked, problem, a.device, ranks)
     agree(ranks, problem, other.name if other else asked)
     choice = None if other else choice_of(asked, problem, ranks)
-    return Decision(problem, ranks, choice)
+    return Decision(problem, ranks, choice, lasts=other is None)
 
 
 def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:

@@ -29,7 +29,7 @@ _RELATIVE = {
 proportion to their size."""
 _READ = 3.15e6
 """Bytes of the second operand that all SMs read in a us."""
-_EMPTY = 0.3
+_EMPTY = 0.35
 """How much longer tiles take without a row; the TMA fills in what there is not."""
 _RESULT = 2.0
 """Until the result of a tile has left, where that is not hidden."""

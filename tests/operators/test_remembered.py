@@ -59,6 +59,21 @@ def test_only_the_first_call_decides(decided):
     assert first.c.data_ptr() != second.c.data_ptr() and second.c.shape == (16, 24)
 
 
+def test_that_nccl_is_faster_is_remembered(decided, monkeypatch):
+    monkeypatch.setattr(call, "choice_of", lambda _, problem, __: decided.append(problem))
+    for _ in range(2):
+        assert made(bf16(16, 8), bf16(8, 24)).choice is None
+    assert len(decided) == 1
+
+
+def test_what_keeps_it_from_being_fused_is_asked_for_again(decided, monkeypatch):
+    asked = []
+    monkeypatch.setattr(strategy, "obstacle", lambda *_: asked.append(1) or "it rains")
+    for _ in range(2):
+        assert made(bf16(16, 8), bf16(8, 24)).choice is None
+    assert len(asked) == 2 and not decided
+
+
 @pytest.mark.parametrize(
     "other",
     [
