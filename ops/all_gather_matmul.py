@@ -1,6 +1,7 @@
-"""All-gather + GEMM: copy engines gather while one kernel multiplies what has arrived.
+"""All-gather + GEMM: copy engines gather while one kernel multiplies what has arrived; of few rows
+the kernel gathers.
 
-The tile program, the plan around it, and the torch operator with its gradient.
+The tile programs, the plan around one of them, and the torch operator with its gradient.
 """
 
 from math import ceil
@@ -8,6 +9,7 @@ from typing import Any, ClassVar
 
 import tilelang.language as T
 import torch
+from tilelang import tvm
 
 from .. import language as W
 from ..passes import split_options
@@ -22,13 +24,11 @@ from .library import define
 from .operators import Choice, Operator
 from .prepared import prepared
 from .problem import Problem, checked
-from .tiles import SMS, Tiles, Walk, has_room_for_walks, stored, walked
+from .tiles import SMS, Tiles, Walk, blocks_that_push, stored, walked
 
 NAME = "all_gather_matmul"
-_RESIDENT = 64
-"""Blocks that run at a time on every GPU of sm_90."""
-_LINE = 64
-"""Elements of a cache line, of which a multiple is stored without a gap."""
+_LINE = 128
+"""Bytes, of which a multiple is stored without a gap."""
 
 
 def gathered_matmul(
@@ -104,10 +104,14 @@ def pushed_matmul(
     M = ranks * share
     rows, columns = ceil(M / tiles.M), ceil(N / tiles.N)
     # The first blocks push, each a part of own rows, and to one rank if they are enough for all.
-    pushing = min(rows * columns, SMS if has_room_for_walks() else _RESIDENT)
+    pushing = min(rows * columns, blocks_that_push())
     apart = min(pushing, ranks)
-    width = ceil(K / (pushing // apart) / _LINE) * _LINE
+    line = _LINE // tvm.DataType(dtype).itemsize
+    width = ceil(K / (pushing // apart) / line) * line
     parts = ceil(K / width)
+    # So many rows that all threads, with those of the producer, store 16 bytes at a time.
+    at_once = (tiles.threads + 128) // 8
+    height = ceil(share / at_once) * at_once
 
     @T.prim_func
     def pushed_matmul(
@@ -131,9 +135,10 @@ def pushed_matmul(
             if part < parts:
                 for turn in T.serial(T.ceildiv(ranks - first, apart)):
                     peer = (me + 1 + first + turn * apart) % ranks
-                    for i, j in T.Parallel(share, width):
+                    for i, j in T.Parallel(height, width):
                         k = part * width + j
-                        gathered[peer, me * share + i, k] = T.if_then_else(k < K, A[i, k], 0)
+                        if i < share:
+                            gathered[peer, me * share + i, k] = T.if_then_else(k < K, A[i, k], 0)
 
             m, n = row * tiles.M, column * tiles.N
             T.clear(total)
@@ -278,20 +283,27 @@ def _into(
     """The result, in ``out`` if given, and the gathered rows in memory of their own, none unless
     ``keep``."""
     problem, ranks, choice, a, b, c, more = call(NAME, a, b, out, group, asked, Epilogue(*epilogue))
+    if keep and asked == "auto" and choice and choice.program == "stores":
+        choice = None  # the kernel keeps the rows to itself, and NCCL would gather them, too
     if choice:
         operator = prepared(ranks).operator(problem, choice, AllGatherMatmul)
         operator(a, b, c, *more.tensors)
-        if keep and not operator.memory:  # of few rows, which the kernel keeps to itself
-            return c, nccl.all_gather(a, ranks).clone()
-        if keep:
+        if keep and operator.memory:
             gathered = operator.memory[0].local.clone()
             gathered[ranks.rank] = a
             return c, gathered.view(problem.M, problem.K)
+        if keep:
+            return c, _apart(nccl.all_gather(a, ranks), a)
     else:
         gathered = AllGatherMatmul.unfused(a, b, c, ranks, more)
         if keep:
-            return c, gathered.clone() if gathered is a else gathered
+            return c, _apart(gathered, a)
     return c, a.new_empty(0, problem.K)
+
+
+def _apart(gathered: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """Gathered rows in memory of their own."""
+    return gathered.clone() if gathered is a else gathered
 
 
 def _eager(a_shard, b, group, return_gathered, strategy, *epilogue):

@@ -16,7 +16,7 @@ from math import ceil
 import numpy as np
 
 from ..tile_order import own_last
-from .tiles import SMS, STORED, Tiles, Walk
+from .tiles import SMS, Tiles, Walk, stored
 
 _RATE = 6.05e6
 """Floating-point operations of 16-bit operands that an SM does in a us, in tiles of 128 x 256; of
@@ -55,8 +55,8 @@ _PUBLISHED = 4.0
 _SPREAD, _SPREADING = 5.0, 385e3
 """Until sums have come from where they were added up, and bytes of which it is so much longer by
 each us."""
-_PUSHED_BY_SMS = 150e3
-"""Bytes that SMs send in a us before they multiply."""
+_PUSHED_BY_SMS = 150e3, 100
+"""Bytes that so many blocks send in a us before they multiply; fewer in proportion."""
 _CUBLAS = 2.0
 """What cuBLAS takes longer than the best tiles."""
 _SHORT, _LONG = (7.0, 10e-6), (26.0, 3e-6)
@@ -155,7 +155,9 @@ def pushed_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: in
     """``pushed_matmul``."""
     sent, M = (ranks - 1) * share * K * itemsize, ranks * share
     product = product_us(M, N, K, tiles, itemsize) * _filled(M, tiles)
-    return _BEGIN + (_PUBLISHED + sent / _PUSHED_BY_SMS if sent else 0.0) + product
+    rate, blocks = _PUSHED_BY_SMS
+    rate *= min(1, ceil(M / tiles.M) * ceil(N / tiles.N) / blocks)
+    return _BEGIN + (_PUBLISHED + sent / rate if sent else 0.0) + product
 
 
 def _filled(M: int, tiles: Tiles) -> float:
@@ -176,7 +178,7 @@ def unfused_us(M: int, N: int, K: int, moved: float, itemsize: int = 2) -> float
         M, N, K: of what one rank multiplies.
         moved: bytes that each rank gets; 0 if there is one rank.
     """
-    product = _CUBLAS + min(product_us(M, N, K, tiles, itemsize) for tiles in STORED)
+    product = _CUBLAS + min(product_us(M, N, K, tiles, itemsize) for tiles in stored(itemsize))
     exchange = min(begin + each * moved for begin, each in (_SHORT, _LONG))
     return product + (exchange if moved else 0.0)
 

@@ -259,14 +259,13 @@ class MatmulAllReduce(Operator, op=NAME):
             for each in walked(problem.itemsize)
             for tiles in (replace(each, band=band) for band in BANDS)
         } | {
-            choice: us
+            Choice("two_phase", tiles): spread_us(problem.M, *sizes, tiles, *bytes_of)
             for tiles in stored(problem.itemsize)
-            for choice, us in (
-                (Choice("two_phase", tiles), spread_us(problem.M, *sizes, tiles, *bytes_of)),
-                (Choice("one_shot", tiles), one_shot_us(
-                    problem.M, problem.N, problem.K, tiles, fetched, problem.itemsize
-                )),
+        } | {
+            Choice("one_shot", tiles): one_shot_us(
+                problem.M, problem.N, problem.K, tiles, fetched, problem.itemsize
             )
+            for tiles in stored(problem.itemsize)
         }  # fmt: skip
 
     @classmethod

@@ -1,8 +1,10 @@
 """GEMM + reduce-scatter: what one kernel computes goes to its owners over NVLink, who sum it up.
 
-The tile programs, by copy engines and by stores, and the torch operator with its gradient.
+The tile programs, by copy engines, by stores and in one exchange, and the torch operator with its
+gradient.
 """
 
+from collections.abc import Iterable
 from math import ceil
 from typing import Any, ClassVar
 
@@ -22,6 +24,8 @@ from .product import define_product, product
 from .tiles import Tiles, Walk, stored, walked
 
 NAME = "matmul_reduce_scatter"
+FEW = 2048
+"""Rows that are scattered in one exchange at most: their tiles of a column must run at a time."""
 
 
 def matmul_reduce_scatter_program(
@@ -274,7 +278,7 @@ def matmul_reduce_scatter_plan(
 
 
 class MatmulReduceScatter(Operator, op=NAME):
-    """By copy engines, or by stores."""
+    """By copy engines, by stores, or, of few rows, in one exchange."""
 
     programs: ClassVar = {
         "copy_engines": matmul_reduce_scatter_plan,
@@ -306,15 +310,19 @@ class MatmulReduceScatter(Operator, op=NAME):
             Choice("copy_engines", tiles): summed_us(*sizes, tiles, *bytes_of)
             for tiles in walked(problem.itemsize)
         } | {
-            choice: us
+            Choice("stores", tiles): stored_us(*sizes, tiles, problem.itemsize)
             for tiles in stored(problem.itemsize)
-            for choice, us in (
-                (Choice("stores", tiles), stored_us(*sizes, tiles, problem.itemsize)),
-                (Choice("one_shot", tiles), one_shot_us(
-                    problem.M, N, problem.K, tiles, problem.moved_bytes, problem.itemsize
-                )),
+        } | {
+            Choice("one_shot", tiles): one_shot_us(
+                problem.M, N, problem.K, tiles, problem.moved_bytes, problem.itemsize
             )
+            for tiles in stored(problem.itemsize) if problem.M <= FEW
         }  # fmt: skip
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterable[Choice]:
+        every = super().candidates(problem)
+        return [c for c in every if not (problem.M > FEW and c.program == "one_shot")]
 
 
 def matmul_reduce_scatter(

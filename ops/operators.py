@@ -134,7 +134,8 @@ class Operator(Made, ABC):
     def foretold(cls, problem: Problem) -> tuple[float, float]:
         """How long ``table`` takes, and ``unfused``, in us."""
         sizes = problem.M, problem.N, problem.K, problem.moved_bytes
-        return cls.options(problem)[cls.table(problem)], unfused_us(*sizes, problem.itemsize)
+        runs = (us for c, us in cls.options(problem).items() if cls.can_run(c.program))
+        return min(runs), unfused_us(*sizes, problem.itemsize)
 
     @classmethod
     def table(cls, problem: Problem) -> Choice:

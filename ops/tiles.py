@@ -131,6 +131,12 @@ def has_room_for_walks() -> bool:
     return torch.cuda.get_device_properties().multi_processor_count >= SMS
 
 
+def blocks_that_push() -> int:
+    """How many blocks of a kernel may store for other ranks before any of them goes on: all must
+    run at a time, on GPUs of sm_90 with fewer SMs, too, and beside a kernel of NCCL."""
+    return SMS - 32 if has_room_for_walks() else 64
+
+
 def tiles_for(rows: int, columns: int, shards: int, itemsize: int = 2) -> Tiles:
     """Large tiles where they fill the GPU once, else small ones; of fp8 always the same.
 

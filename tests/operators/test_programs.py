@@ -26,8 +26,8 @@ from tileweave.ops.matmul_reduce_scatter import (
     summed_matmul,
 )
 from tileweave.ops.problem import Problem
+from tileweave.ops.tiles import FEW_ROWS, LARGE, SMALL, SMS, WALKED, Tiles, Walk, tiles_for
 from tileweave.ops.tiles import FP8 as FP8_TILES
-from tileweave.ops.tiles import LARGE, SMALL, SMS, WALKED, Tiles, Walk, tiles_for
 from tileweave.passes.sizes import named
 from tileweave.runtime.plans import Copy, CopyValue, Launch
 
@@ -43,6 +43,7 @@ CASES = [
     (2, EVEN, True, "float16", True),
     (2, TAILS, False, "float16", False),
     (3, TAILS, True, "bfloat16", True),
+    (2, (8, 64, 136), False, "float16", True),
     (5, (8, 24, 8), False, "bfloat16", False),
     (8, (8, 8, 8), True, "bfloat16", True),
     (3, (24, 48, 48), True, FP8, True),
@@ -228,6 +229,25 @@ def test_fp8_goes_to_the_tensor_cores(make):
     assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == FP8_COPIES[make]
     assert cuda.count("(scale_a[0] * scale_b[0])") == 1
     assert "float part[64]" in cuda and "cp_async" not in cuda
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share", "N", "K", "tiles"),
+    [(2, 256, 3584, 4096, SMALL), (2, 33, 512, 4104, FEW_ROWS[0]), (4, 64, 7168, 8192, SMALL)],
+)
+def test_rows_are_pushed_16_bytes_at_a_time(ranks, share, N, K, tiles):
+    program = pushed_matmul(share, N, K, ranks, "bfloat16", True, tiles)
+    assert "*(uint4*)(gathered" in tw.emit(program, world_size=ranks)
+
+
+def test_one_exchange_is_for_few_rows():
+    """Of more, blocks would need others that do not run yet."""
+    asked = Problem("matmul_reduce_scatter", 32768, 256, 8192, 4, torch.bfloat16, False)
+    found = [*MatmulReduceScatter.options(asked), *MatmulReduceScatter.candidates(asked)]
+    assert "one_shot" not in {c.program for c in found}
+    tw.explain(
+        scattered_one_shot(512, 256, 64, 4, "bfloat16", False, FEW_ROWS[1]), 4
+    )  # not refused
 
 
 def test_signals_that_leave_a_loop_do_not_name_it():
