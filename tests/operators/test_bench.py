@@ -302,13 +302,15 @@ def test_every_transport_is_compiled_ahead(op, monkeypatch):
 @pytest.mark.parametrize(
     ("op", "M", "kernels"),
     [
-        ("all_gather_matmul", 256, 1), ("all_gather_matmul", 4096, 2),
+        ("all_gather_matmul", 256, 0), ("all_gather_matmul", 512, 1),
+        ("all_gather_matmul", 4096, 2),
         ("matmul_reduce_scatter", 256, 1),
         ("matmul_reduce_scatter", 4096, 4), ("matmul_all_reduce", 256, 1),
     ],
 )  # fmt: skip
 def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, M, kernels):
-    """The product alone, and the kernels of the operator that are made if there is a GPU."""
+    """The product alone, and the kernels of the operator that are made if there is a GPU, unless it
+    is handed over."""
     problem = problem_of(op, M, 2 * M, 2 * M, 2, torch.bfloat16)
     heap = types.SimpleNamespace(stride=1 << 30)
 
