@@ -200,6 +200,15 @@ class AllGatherMatmul(Operator, op=NAME):
             c = c.view(problem.ranks, problem.share, problem.N)
         self.run(a, problem.stored(b), *epilogue, *self.memory, c)
 
+    def rows(self, a: torch.Tensor, group: Group) -> torch.Tensor:
+        """Those that the last call has gathered; behind ``stores``, which keeps them to itself,
+        gathered again, or ``a``."""
+        if not self.memory:
+            return nccl.all_gather(a, group)
+        gathered = self.memory[0].local.clone()
+        gathered[group.rank] = a
+        return gathered.view(self.problem.M, self.problem.K)
+
     @staticmethod
     def unfused(
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
@@ -210,7 +219,7 @@ class AllGatherMatmul(Operator, op=NAME):
         return gathered
 
     @staticmethod
-    def options(problem: Problem) -> dict[Choice, float]:
+    def estimates(problem: Problem) -> dict[Choice, float]:
         share, N, ranks = problem.shards
         return {
             Choice("copy_engines", tiles): gathered_us(
@@ -288,22 +297,12 @@ def _into(
     if choice:
         operator = prepared(ranks).operator(problem, choice, AllGatherMatmul)
         operator(a, b, c, *more.tensors)
-        if keep and operator.memory:
-            gathered = operator.memory[0].local.clone()
-            gathered[ranks.rank] = a
-            return c, gathered.view(problem.M, problem.K)
-        if keep:
-            return c, _apart(nccl.all_gather(a, ranks), a)
+        gathered = operator.rows(a, ranks) if keep else a
     else:
         gathered = AllGatherMatmul.unfused(a, b, c, ranks, more)
-        if keep:
-            return c, _apart(gathered, a)
-    return c, a.new_empty(0, problem.K)
-
-
-def _apart(gathered: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """Gathered rows in memory of their own."""
-    return gathered.clone() if gathered is a else gathered
+    if not keep:
+        return c, a.new_empty(0, problem.K)
+    return c, gathered.clone() if gathered is a else gathered
 
 
 def _eager(a_shard, b, group, return_gathered, strategy, *epilogue):

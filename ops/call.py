@@ -23,14 +23,11 @@ class Decision(NamedTuple):
 
     Attributes:
         choice: how it is fused; None for NCCL and cuBLAS.
-        lasts: whether it holds until somebody tunes or begins a session: not if something keeps the
-            problem from being fused, which may change.
     """
 
     problem: Problem
     group: Group
     choice: Choice | None
-    lasts: bool
 
 
 class Call(NamedTuple):
@@ -62,25 +59,27 @@ def call(
     key = (op, group, asked, out_dtype, *(signature(t) for t in (a, b, out, *tensors)))
     decision: Decision | None = recalled(key)
     if decision is None:
-        decision = _decided(op, a, b, out, group, asked, epilogue)
-        if decision.lasts and not capturing():
+        decision, lasts = _decided(op, a, b, out, group, asked, epilogue)
+        if lasts and not capturing():
             remember(key, decision)
     problem = decision.problem
     a, b, epilogue = laid_out(problem, a, b, epilogue)
     c = a.new_empty(problem.shape, dtype=problem.out_dtype) if out is None else out
-    return Call(problem, decision.group, decision.choice, a, b, c, epilogue)
+    return Call(*decision, a, b, c, epilogue)
 
 
 def _decided(
     op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
     epilogue: Epilogue,
-) -> Decision:  # fmt: skip
+) -> tuple[Decision, bool]:  # fmt: skip
+    """With whether it holds until somebody tunes, or begins a session: what keeps a problem from
+    being fused may change."""
     ranks = group_of(group)
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
     other = not_fused(asked, problem, a.device, ranks)
     agree(ranks, problem, other.name if other else asked)
     choice = None if other else choice_of(asked, problem, ranks)
-    return Decision(problem, ranks, choice, lasts=other is None)
+    return Decision(problem, ranks, choice), other is None
 
 
 def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What is done to the sums of products, in fp32, before they are rounded and stored.
+"""Sums of products in fp32, and what is done to them before they are rounded and stored.
 
 As arguments of an operator, as steps of a tile program, and by torch.
 """
@@ -90,6 +90,18 @@ def accumulate(A_tile, B_tile, total, transposed):
             total[i, j] += part[i, j]
     else:
         T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+
+
+@T.macro
+def multiply(A, m, B, n, A_tile, B_tile, total, transposed, stages):
+    """``total`` is the rows of A from ``m`` on times the columns of B from ``n`` on, in fp32, by so
+    many tiles of both in flight; ``transposed`` is whether B is (N, K)."""
+    T.clear(total)
+    for step in T.Pipelined(T.ceildiv(A.shape[1], A_tile.shape[1]), num_stages=stages):
+        k = step * A_tile.shape[1]
+        T.copy(A[m, k], A_tile)
+        T.copy(B[n, k] if transposed else B[k, n], B_tile)
+        accumulate(A_tile, B_tile, total, transposed)
 
 
 @T.macro

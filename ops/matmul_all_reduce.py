@@ -4,7 +4,6 @@ The tile programs, one for small results and two for large ones, by stores and b
 the torch operator with its gradient.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import zip_longest
 from math import ceil
@@ -17,7 +16,7 @@ from .. import language as W
 from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
-from .epilogue import Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
+from .epilogue import Epilogue, add_bias, is_fp8, multiply, scale, scale_of
 from .forecast import one_shot_us, spread_us, summed_us
 from .identity import identities, identity_of
 from .matmul_reduce_scatter import summed_matmul
@@ -71,12 +70,7 @@ def one_shot_program(
             row, column = W.swizzle_2d(block, rows, columns, tiles.band)
             m, n = row * tiles.M, column * tiles.N
 
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                k = step * tiles.K
-                T.copy(A[m, k], A_tile)
-                T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                accumulate(A_tile, B_tile, total, transposed)
+            multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
             if scaled:
                 scale(total, scale_a, scale_b)
 
@@ -138,12 +132,7 @@ def two_phase_program(
             row, column = W.swizzle_2d(owner * share + tile, rows, columns, tiles.band)
             m, n = row * tiles.M, column * tiles.N
 
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                k = step * tiles.K
-                T.copy(A[m, k], A_tile)
-                T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                accumulate(A_tile, B_tile, total, transposed)
+            multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
             if scaled:
                 scale(total, scale_a, scale_b)
 
@@ -247,7 +236,7 @@ class MatmulAllReduce(Operator, op=NAME):
         epilogue.add_to(c)
 
     @staticmethod
-    def options(problem: Problem) -> dict[Choice, float]:
+    def estimates(problem: Problem) -> dict[Choice, float]:
         sizes = problem.N, problem.K, problem.ranks
         bytes_of = problem.itemsize, problem.out_dtype.itemsize
         fetched = fetched_bytes(problem)
@@ -269,11 +258,9 @@ class MatmulAllReduce(Operator, op=NAME):
         }  # fmt: skip
 
     @classmethod
-    def candidates(cls, problem: Problem) -> Iterable[Choice]:
-        """One-shot only for results that are not much too large for it."""
-        hopeless = fetched_bytes(problem) > HOPELESS_BYTES
-        every = super().candidates(problem)
-        return [c for c in every if not (hopeless and c.program == "one_shot")]
+    def suits(cls, problem: Problem, program: str) -> bool:
+        hopeless = fetched_bytes(problem) > HOPELESS_BYTES and program == "one_shot"
+        return not hopeless and super().suits(problem, program)
 
 
 def matmul_all_reduce(

@@ -4,7 +4,6 @@ The tile programs, by copy engines, by stores and in one exchange, and the torch
 gradient.
 """
 
-from collections.abc import Iterable
 from math import ceil
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ from .. import language as W
 from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
-from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
+from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, multiply, scale, scale_of
 from .forecast import one_shot_us, stored_us, summed_us
 from .identity import identities, identity_of, steps_of
 from .operators import Choice, Operator
@@ -68,12 +67,7 @@ def matmul_reduce_scatter_program(
             row, column = W.swizzle_2d(tile, rows, columns, tiles.band)
             m, n = row * tiles.M, column * tiles.N
 
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                k = step * tiles.K
-                T.copy(A[owner * share + m, k], A_tile)
-                T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                accumulate(A_tile, B_tile, total, transposed)
+            multiply(A, owner * share + m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
             if scaled:
                 scale(total, scale_a, scale_b)
 
@@ -126,12 +120,7 @@ def scattered_one_shot(
 
             me = W.rank()
             m, n = row * tiles.M, column * tiles.N
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                k = step * tiles.K
-                T.copy(A[m, k], A_tile)
-                T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                accumulate(A_tile, B_tile, total, transposed)
+            multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
             if scaled:
                 scale(total, scale_a, scale_b)
 
@@ -302,7 +291,7 @@ class MatmulReduceScatter(Operator, op=NAME):
         epilogue.add_to(c)
 
     @staticmethod
-    def options(problem: Problem) -> dict[Choice, float]:
+    def estimates(problem: Problem) -> dict[Choice, float]:
         share, N, ranks = problem.shards
         sizes = share, N, problem.K, ranks
         bytes_of = problem.itemsize, problem.out_dtype.itemsize
@@ -316,13 +305,13 @@ class MatmulReduceScatter(Operator, op=NAME):
             Choice("one_shot", tiles): one_shot_us(
                 problem.M, N, problem.K, tiles, problem.moved_bytes, problem.itemsize
             )
-            for tiles in stored(problem.itemsize) if problem.M <= FEW
+            for tiles in stored(problem.itemsize)
         }  # fmt: skip
 
     @classmethod
-    def candidates(cls, problem: Problem) -> Iterable[Choice]:
-        every = super().candidates(problem)
-        return [c for c in every if not (problem.M > FEW and c.program == "one_shot")]
+    def suits(cls, problem: Problem, program: str) -> bool:
+        many = problem.M > FEW and program == "one_shot"
+        return not many and super().suits(problem, program)
 
 
 def matmul_reduce_scatter(

@@ -127,34 +127,40 @@ class Operator(Made, ABC):
 
     @staticmethod
     @abstractmethod
-    def options(problem: Problem) -> Mapping[Choice, float]:
-        """What may be taken where nothing was measured, and its time in us, see ``forecast``."""
+    def estimates(problem: Problem) -> Mapping[Choice, float]:
+        """The time in us of what may be taken where nothing was measured, see ``forecast``."""
+
+    @classmethod
+    def suits(cls, problem: Problem, program: str) -> bool:
+        """Whether one of ``programs`` is for a problem, and the GPU is large enough for it."""
+        return program not in cls.alone or has_room_for_walks()
+
+    @classmethod
+    def options(cls, problem: Problem) -> dict[Choice, float]:
+        """``estimates`` of what suits the problem."""
+        every = cls.estimates(problem).items()
+        return {choice: us for choice, us in every if cls.suits(problem, choice.program)}
 
     @classmethod
     def foretold(cls, problem: Problem) -> tuple[float, float]:
         """How long ``table`` takes, and ``unfused``, in us."""
         sizes = problem.M, problem.N, problem.K, problem.moved_bytes
-        runs = (us for c, us in cls.options(problem).items() if cls.can_run(c.program))
-        return min(runs), unfused_us(*sizes, problem.itemsize)
+        return min(cls.options(problem).values()), unfused_us(*sizes, problem.itemsize)
 
     @classmethod
     def table(cls, problem: Problem) -> Choice:
         """What is taken where nothing was measured: of ``options`` the fastest. It depends on the
         problem and the kind of GPU alone."""
         options = cls.options(problem)
-        return min((c for c in options if cls.can_run(c.program)), key=lambda c: options[c])
+        return min(options, key=lambda choice: options[choice])
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterable[Choice]:
         """What tuning measures: ``options``, and every program with all tiles."""
         tiles = FP8_CANDIDATES if problem.scaled else CANDIDATES
-        every = [*cls.options(problem), *(Choice(p, each) for p in cls.programs for each in tiles)]
-        return [choice for choice in dict.fromkeys(every) if cls.can_run(choice.program)]
-
-    @classmethod
-    def can_run(cls, program: str) -> bool:
-        """Whether the GPU is large enough for one of ``programs``."""
-        return program not in cls.alone or has_room_for_walks()
+        programs = [p for p in cls.programs if cls.suits(problem, p)]
+        every = [*cls.options(problem), *(Choice(p, each) for p in programs for each in tiles)]
+        return list(dict.fromkeys(every))
 
 
 OPERATORS: dict[str, type[Operator]] = {}

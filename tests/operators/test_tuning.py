@@ -78,7 +78,7 @@ class StandIn(Operator, op="stand-in"):
         torch.mm(a, b, out=c)
 
     @staticmethod
-    def options(problem):
+    def estimates(problem):
         return {Choice("two_phase", LARGE): 1.0}
 
     @classmethod
@@ -378,7 +378,7 @@ def test_strategy_of_says_what_was_measured(disk, monkeypatch):
     a, b = torch.ones(24, 8).bfloat16(), torch.ones(16, 8).bfloat16().t()
     asked = replace(ASKED, ranks=1)
     said = lambda: ops.strategy_of(ops.matmul_all_reduce, a, b)  # noqa: E731
-    assert said() == strategy.foretold(asked)
+    assert said() == ("nccl", "foretold: fused 0.005 ms, nccl 0.004 ms")
     save(asked, ALONE, FAST)
     assert said() == ("fused", "measured: fused 0.500 ms, nccl 0.750 ms")
     monkeypatch.setitem(known_to(ALONE), asked, replace(FAST, nccl=0.25))

@@ -36,7 +36,7 @@ def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
             pass
 
         @staticmethod
-        def options(problem: Problem) -> dict[Choice, float]:
+        def estimates(problem: Problem) -> dict[Choice, float]:
             return {Choice("right", LARGE): 1.0}
 
         @classmethod

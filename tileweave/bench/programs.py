@@ -4,6 +4,7 @@ import tilelang.language as T
 
 from .. import language as W
 from ..ops.attention_problem import AttentionProblem
+from ..ops.epilogue import multiply
 from ..ops.flash import FAST_MATH, FlashTiles, flash_attention
 from ..ops.tiles import Tiles
 from ..runtime import Plan, Steps, plan
@@ -33,12 +34,7 @@ def matmul_program(M: int, N: int, K: int, dtype: str, transposed: bool, tiles: 
             row, column = W.swizzle_2d(block, rows, columns, tiles.band)
             m, n = row * tiles.M, column * tiles.N
 
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                k = step * tiles.K
-                T.copy(A[m, k], A_tile)
-                T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                T.gemm(A_tile, B_tile, total, transpose_B=transposed)
+            multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
             T.copy(total, C_tile)
             T.copy(C_tile, C[m, n])
 
