@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,15 @@ from tilelang import tvm
 
 import tileweave as tw
 from tileweave import ops, passes
-from tileweave.ops import made, strategy
+from tileweave.ops import call, made, strategy, transport
 from tileweave.ops.all_gather_matmul import all_gather_matmul_plan
+from tileweave.ops.operators import OPERATORS as OPERATORS_BY_NAME
+from tileweave.ops.operators import Choice
 from tileweave.ops.prepared import prepared
-from tileweave.ops.tiles import SMALL
+from tileweave.ops.remembered import forget
+from tileweave.ops.tiles import LARGE, SMALL
 from tileweave.passes.hidden import hidden_of
-from tileweave.runtime import heap, kernel, memory, native, plan_streams, session
+from tileweave.runtime import enqueue, heap, kernel, memory, plan_streams, session
 from tileweave.runtime.group import Group
 
 OPERATORS = (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce)
@@ -92,7 +95,7 @@ def make_up_a_session() -> None:
     library = Path(tempfile.mkdtemp()) / "stand_ins.so"
     command = ["cc", "-x", "c", "-shared", "-fPIC", "-", "-o", str(library)]
     subprocess.run(command, input=C_STAND_INS, text=True, check=True)
-    native.DRIVER = str(library)
+    enqueue.DRIVER = str(library)
     StandInKernel.launch = tvm_ffi.load_module(str(library))["kernel"]
     bindings = types.ModuleType("cuda.bindings")
     bindings.driver = StandInDriver("cuda.bindings.driver")
@@ -106,7 +109,7 @@ def make_up_a_session() -> None:
     torch.cuda.set_stream = plan_streams.current_stream = _nothing
 
     group = Group(0, RANKS, 0, torch.device("cpu"), None, None)
-    block = 1 << 22
+    block = 1 << 28
     storage = torch.zeros(RANKS * block, dtype=torch.uint8)
     memory_ = memory.Memory(storage.data_ptr(), block, block, storage)
     watchdog = types.SimpleNamespace(raise_if_deadlocked=_nothing)
@@ -115,7 +118,7 @@ def make_up_a_session() -> None:
     )
     plan_streams.compile = compile_nothing
     made.compiled = compile_nothing
-    strategy.obstacle = _nothing
+    strategy.obstacle = transport.obstacle = _nothing
     plan_streams.has_driver = lambda device: True
 
 
@@ -147,25 +150,25 @@ def plan_call() -> Callable[[], None]:
     return lambda: plan(a, b, gathered, c)
 
 
-def operator_calls() -> dict[str, Callable[[], torch.Tensor]]:
-    """One call of each operator, by its name."""
+def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """All that is measured, by name: the plan, operators by each of their programs, a collective;
+    each of nothing that was called before."""
     group = session.current().group
+    kept = prepared(group).operators
+    while kept:
+        kept.popitem()[1].free()
+    yield "plan", plan_call()
     bf16 = {"dtype": torch.bfloat16, "device": group.device}
     shard, b = torch.zeros(SHARE, K, **bf16), torch.zeros(K, N, **bf16)
     a = torch.zeros(group.world_size * SHARE, K, **bf16)
-    operands = (shard, a, a)
-    return {
-        op.__name__: partial(op, x, b, strategy="fused")
-        for op, x in zip(OPERATORS, operands, strict=True)
-    }
-
-
-def calls() -> dict[str, Callable[[], Any]]:
-    """All that is measured, by name; of nothing that was called before."""
-    kept = prepared(session.current().group).operators
-    while kept:
-        kept.popitem()[1].free()
-    return {"plan": plan_call(), **operator_calls()}
+    for op, x in zip(OPERATORS, (shard, a, a), strict=True):
+        for program in OPERATORS_BY_NAME[op.__name__].programs:
+            way = Choice(program, LARGE if program == "copy_engines" else SMALL)
+            call.choice_of = lambda *_, way=way: way
+            forget()
+            yield f"{op.__name__} by {program}", partial(op, x, b, strategy="fused")
+    for by in ("ldst", "copy_engine"):
+        yield f"all_gather by {by}", partial(ops.all_gather, shard, transport=by)
 
 
 def microseconds(call: Callable[[], None], calls: int, drain: Callable[[], None]) -> list[float]:
@@ -213,11 +216,11 @@ def main() -> int:
     drain = torch.cuda.synchronize if real else _nothing
     for by, value in (("C++", "1"), ("Python", "0")):
         os.environ["TILEWEAVE_NATIVE"] = value
-        for name, call in calls().items():
-            report(name, by, call, drain, options)
+        for name, one in calls():
+            report(name, by, one, drain, options)
             if name != "plan":
                 with torch.inference_mode():
-                    report(name, f"{by}, inference mode", call, drain, options)
+                    report(name, f"{by}, inference mode", one, drain, options)
     if real:
         tw.finalize()
     return 0

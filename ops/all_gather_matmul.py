@@ -4,6 +4,7 @@ the kernel gathers.
 The tile programs, the plan around one of them, and the torch operator with its gradient.
 """
 
+from collections.abc import Callable
 from math import ceil
 from typing import Any, ClassVar
 
@@ -22,8 +23,8 @@ from .forecast import gathered_us, pushed_us
 from .groups import group_of, name_of
 from .library import define
 from .operators import Choice, Operator
-from .prepared import prepared
 from .problem import Problem, checked
+from .product import define_product
 from .tiles import SMS, Tiles, Walk, blocks_that_push, stored, walked
 
 NAME = "all_gather_matmul"
@@ -192,13 +193,12 @@ class AllGatherMatmul(Operator, op=NAME):
 
     programs: ClassVar = {"copy_engines": all_gather_matmul_plan, "stores": pushed_matmul}
 
-    def compute(
+    def declared(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
-    ) -> None:
-        problem = self.problem
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
         if self.memory:  # copies bring the rows of one rank after the other
-            c = c.view(problem.ranks, problem.share, problem.N)
-        self.run(a, problem.stored(b), *epilogue, *self.memory, c)
+            c = c.view(self.problem.ranks, self.problem.share, self.problem.N)
+        return super().declared(a, b, c, *epilogue)
 
     def rows(self, a: torch.Tensor, group: Group) -> torch.Tensor:
         """Those that the last call has gathered; behind ``stores``, which keeps them to itself,
@@ -272,92 +272,106 @@ def all_gather_matmul(
         HeapExhausted: the symmetric heap is too small.
     """
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
+    if not return_gathered:
+        return _product(a_shard, b, group, out, strategy, epilogue)
     refuse_gradients(NAME, out, a_shard, b, *epilogue.tensors)
+    given = name_of(group), strategy, *epilogue
     if out is None:
-        c, gathered = torch.ops.tileweave.all_gather_matmul(
-            a_shard, b, name_of(group), return_gathered, strategy, *epilogue
-        )
-    else:
-        c = out
-        gathered = torch.ops.tileweave.all_gather_matmul_out(
-            a_shard, b, out, name_of(group), return_gathered, strategy, *epilogue
-        )
-    return (c, gathered) if return_gathered else c
+        return _product_and_rows(a_shard, b, *given)
+    return out, _rows_and_product(a_shard, b, out, *given)
 
 
-def _into(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, keep: bool, asked: str,
-    *epilogue: Any,
+def _computed(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    epilogue: Epilogue,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The result, in ``out`` if given, and the gathered rows in memory of their own, none unless
-    ``keep``."""
-    problem, ranks, choice, a, b, c, more = call(NAME, a, b, out, group, asked, Epilogue(*epilogue))
-    if keep and asked == "auto" and choice and choice.program == "stores":
+    """The result, in ``out`` if given, and the gathered rows in memory of their own."""
+    made = call(NAME, a, b, out, group, asked, epilogue)
+    choice = made.choice
+    if asked == "auto" and choice and choice.program == "stores":
         choice = None  # the kernel keeps the rows to itself, and NCCL would gather them, too
     if choice:
-        operator = prepared(ranks).operator(problem, choice, AllGatherMatmul)
-        operator(a, b, c, *more.tensors)
-        gathered = operator.rows(a, ranks) if keep else a
+        operator = made.operator(choice)
+        a, b, *rest = made.operands
+        operator(a, b, made.c, *rest)
+        rows = operator.rows(a, made.group)
     else:
-        gathered = AllGatherMatmul.unfused(a, b, c, ranks, more)
-    if not keep:
-        return c, a.new_empty(0, problem.K)
-    return c, gathered.clone() if gathered is a else gathered
+        a = made.a
+        rows = AllGatherMatmul.unfused(a, made.b, made.c, made.group, made.epilogue)
+    return made.c, rows.clone() if rows is a else rows
 
 
-def _eager(a_shard, b, group, return_gathered, strategy, *epilogue):
-    return _into(a_shard, b, None, group, return_gathered, strategy, *epilogue)
+def _eager(a_shard, b, group, strategy, *epilogue):
+    return _computed(a_shard, b, None, group, strategy, Epilogue(*epilogue))
 
 
-def _eager_out(a_shard, b, out, group, return_gathered, strategy, *epilogue):
-    return _into(a_shard, b, out, group, return_gathered, strategy, *epilogue)[1]
+def _eager_out(a_shard, b, out, group, strategy, *epilogue):
+    return _computed(a_shard, b, out, group, strategy, Epilogue(*epilogue))[1]
 
 
-def _fake(a_shard, b, group, return_gathered, strategy, *epilogue):
-    return _fakes(a_shard, b, None, group, return_gathered, *epilogue)
+def _fake(a_shard, b, group, strategy, *epilogue):
+    ranks = group_of(group).world_size
+    problem = checked(NAME, a_shard, b, ranks, None, Epilogue(*epilogue))
+    return a_shard.new_empty(problem.shape, dtype=problem.out_dtype), _fake_rows(a_shard, problem)
 
 
-def _fake_out(a_shard, b, out, group, return_gathered, strategy, *epilogue):
-    return _fakes(a_shard, b, out, group, return_gathered, *epilogue)[1]
+def _fake_out(a_shard, b, out, group, strategy, *epilogue):
+    ranks = group_of(group).world_size
+    return _fake_rows(a_shard, checked(NAME, a_shard, b, ranks, out, Epilogue(*epilogue)))
 
 
-def _fakes(a, b, out, group, keep, *epilogue):
-    problem = checked(NAME, a, b, group_of(group).world_size, out, Epilogue(*epilogue))
-    return a.new_empty(problem.shape, dtype=problem.out_dtype), a.new_empty(
-        problem.M if keep else 0, problem.K
-    )
+def _fake_rows(a: torch.Tensor, problem: Problem) -> torch.Tensor:
+    return a.new_empty(problem.M, problem.K)
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    a, b, ctx.group, ctx.kept, ctx.strategy, *_ = inputs
-    ctx.save_for_backward(output[1] if ctx.kept else a, b)
+def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    a, b, ctx.group, ctx.strategy, *_ = inputs
+    ctx.save_for_backward(a, b)
 
 
-def _gradients(ctx: Any, grad_c: torch.Tensor, grad_gathered: torch.Tensor) -> tuple:
-    """Without the gathered rows they are gathered again, which is cheaper than to keep them."""
+def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
+    """The rows are gathered again, which is cheaper than to keep them."""
+    a, b = ctx.saved_tensors
+    return _gradients_of(ctx, lambda: nccl.traced_all_gather(a, group_of(ctx.group)), b, grad_c)
+
+
+def _save_rows(ctx: Any, inputs: tuple, output: tuple) -> None:
+    _, b, ctx.group, ctx.strategy, *_ = inputs
+    ctx.save_for_backward(output[1], b)
+
+
+def _gradients_rows(ctx: Any, grad_c: torch.Tensor, grad_rows: torch.Tensor) -> tuple:
     rows, b = ctx.saved_tensors
-    group = group_of(ctx.group)
+    grad_a, *others = _gradients_of(ctx, lambda: rows, b, grad_c)
+    if grad_a is not None:
+        group = group_of(ctx.group)
+        grad_a = grad_a + nccl.traced_reduce_scatter(grad_rows.contiguous(), group)
+    return grad_a, *others
+
+
+def _gradients_of(
+    ctx: Any, gather: Callable[[], torch.Tensor], b: torch.Tensor, grad_c: torch.Tensor
+) -> tuple:
+    """Through the product alone."""
     grad_c = grad_c.contiguous()
     grad_a = grad_b = None
     if ctx.needs_input_grad[0]:
         grad_a = torch.ops.tileweave.matmul_reduce_scatter(
             grad_c, b.t(), ctx.group, ctx.strategy, *NOTHING
         )
-        if ctx.kept:
-            grad_a = grad_a + nccl.traced_reduce_scatter(grad_gathered.contiguous(), group)
     if ctx.needs_input_grad[1]:
-        rows = rows if ctx.kept else nccl.traced_all_gather(rows, group)
-        grad_b = rows.t() @ grad_c
-    grad_bias = grad_c.sum(0) if ctx.needs_input_grad[5] else None
-    return grad_a, grad_b, None, None, None, grad_bias, None, None, None
+        grad_b = gather().t() @ grad_c
+    grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
+    return grad_a, grad_b, None, None, grad_bias, None, None, None
 
 
-_OPTIONS = f"str group, bool return_gathered, str strategy, {SCHEMA}"
-define(
-    f"{NAME}(Tensor a_shard, Tensor b, {_OPTIONS}) -> (Tensor, Tensor)",
-    _eager, _fake, (_save, _gradients),
+_product = define_product(NAME, (_save, _gradients))
+_OPTIONS = f"str group, str strategy, {SCHEMA}"
+_product_and_rows = define(
+    f"{NAME}_rows(Tensor a_shard, Tensor b, {_OPTIONS}) -> (Tensor, Tensor)",
+    _eager, _fake, (_save_rows, _gradients_rows),
 )  # fmt: skip
-define(
-    f"{NAME}_out(Tensor a_shard, Tensor b, Tensor(a!) out, {_OPTIONS}) -> Tensor",
+_rows_and_product = define(
+    f"{NAME}_rows_out(Tensor a_shard, Tensor b, Tensor(a!) out, {_OPTIONS}) -> Tensor",
     _eager_out, _fake_out,
 )  # fmt: skip

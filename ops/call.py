@@ -1,7 +1,8 @@
-"""What every operator does before it multiplies."""
+"""What every operator that multiplies does around it."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +12,11 @@ from ..runtime.kernel import capturing
 from .epilogue import FP8, NOTHING, Epilogue
 from .groups import group_of, name_of
 from .measured import looked_up
-from .operators import Choice
+from .operators import OPERATORS, Choice, Operator
+from .prepared import prepared
 from .problem import Problem, agree, check_layout, checked, laid_out, refused
-from .remembered import recalled, remember, signature
+from .remembered import Remembered, signature
+from .repeated import repeat_later, repeat_of
 from .strategy import Strategy, chosen, not_fused
 from .tuner import choice_of
 
@@ -30,6 +33,9 @@ class Decision(NamedTuple):
     choice: Choice | None
 
 
+_decisions: Remembered[Decision] = Remembered()
+
+
 class Call(NamedTuple):
     """A checked call, ready to be computed: operands as kernels can read them, and memory for c."""
 
@@ -40,6 +46,44 @@ class Call(NamedTuple):
     b: torch.Tensor
     c: torch.Tensor
     epilogue: Epilogue
+
+    def operator(self, choice: Choice) -> Operator:
+        """What computes it as ``choice`` says. Collective if it is new."""
+        make = OPERATORS[self.problem.op]
+        return prepared(self.group).operator(self.problem, choice, make)
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """What an ``Operator`` takes beside c."""
+        return self.a, self.b, *self.epilogue.tensors
+
+
+def compute(
+    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    epilogue: Epilogue = NOTHING,
+) -> torch.Tensor:  # fmt: skip
+    """The result of a call, in ``out`` if given. Collective for each new problem.
+
+    Args:
+        out, group, asked: as for ``call``.
+    """
+    key = _key(op, a, b, out, group, asked, epilogue)
+    given = a, b, *epilogue.tensors
+    if (repeat := repeat_of(key, a.device)) is not None:
+        c = a.new_empty(repeat.shape, dtype=repeat.dtype) if out is None else out
+        repeat(given, c)
+        return c
+    made = _call(key, op, a, b, out, group, asked, epilogue)
+    if made.choice is None:
+        OPERATORS[op].unfused(made.a, made.b, made.c, made.group, made.epilogue)
+        return made.c
+    operator = made.operator(made.choice)
+    a, b, *rest = made.operands
+    operator(a, b, made.c, *rest)
+    if all(x.data_ptr() == y.data_ptr() for x, y in zip(given, made.operands, strict=True)):
+        inputs, c = operator.declared(a, b, made.c, *rest)
+        repeat_later(key, prepared(made.group), operator, inputs, c, made.c.shape)
+    return made.c
 
 
 def call(
@@ -53,15 +97,29 @@ def call(
         group: its name.
         asked: the strategy.
     """
+    key = _key(op, a, b, out, group, asked, epilogue)
+    return _call(key, op, a, b, out, group, asked, epilogue)
+
+
+def _key(
+    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    epilogue: Epilogue,
+) -> Hashable:  # fmt: skip
+    *tensors, out_dtype = epilogue
+    return (op, group, asked, out_dtype, *[signature(t) for t in (a, b, out, *tensors)])
+
+
+def _call(
+    key: Hashable, op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str,
+    asked: str, epilogue: Epilogue,
+) -> Call:  # fmt: skip
     if out is not None:
         check_layout(op, out)
-    *tensors, out_dtype = epilogue
-    key = (op, group, asked, out_dtype, *(signature(t) for t in (a, b, out, *tensors)))
-    decision: Decision | None = recalled(key)
+    decision = _decisions.get(key)
     if decision is None:
         decision, lasts = _decided(op, a, b, out, group, asked, epilogue)
         if lasts and not capturing():
-            remember(key, decision)
+            _decisions.put(key, decision)
     problem = decision.problem
     a, b, epilogue = laid_out(problem, a, b, epilogue)
     c = a.new_empty(problem.shape, dtype=problem.out_dtype) if out is None else out
@@ -84,6 +142,8 @@ def _decided(
 
 def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:
     """``out`` is not differentiable, as in torch; nor are products of fp8."""
+    if out is None and tensors[0].dtype != FP8:
+        return
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return
     whys = {"out is given": out is not None, f"the operands are of {FP8}": tensors[0].dtype == FP8}

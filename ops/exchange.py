@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +19,8 @@ from .library import define
 from .made import Made
 from .prepared import prepared
 from .problem import agree, check_layout, dense
+from .remembered import signature
+from .repeated import repeat_later, repeat_of
 from .transport import ROW_BYTES, SUMMED, Transport, chosen
 from .words import as_declared
 
@@ -35,7 +37,13 @@ class Moved(Made):
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Compute ``out``. Every rank calls it."""
-        self.run(as_declared(x, self._x), *self.memory, as_declared(out, self._out))
+        self.enqueue(*self.declared(x, out))
+
+    def declared(
+        self, x: torch.Tensor, out: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """What ``enqueue`` takes, at the same places."""
+        return [as_declared(x, self._x)], as_declared(out, self._out)
 
 
 class Exchange(Moved, ABC):
@@ -100,17 +108,19 @@ class Exchange(Moved, ABC):
 
 EXCHANGES: dict[str, type[Exchange]] = {}
 """By the operators' names."""
+_DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
+"""What calls them: for a new result, and for one in ``out``."""
 
 
 def exchange(
     name: str, x: torch.Tensor, group: Any, out: torch.Tensor | None, transport: str, *options: int
 ) -> torch.Tensor:
     """Call a collective that ``define_exchange`` defined; its result, in ``out`` if given."""
-    operators, group = torch.ops.tileweave, _name(name, group)
+    (into_new, into_out), group = _DEFINED[name], _name(name, group)
     if out is None:
-        return getattr(operators, name)(x, *options, group, transport)
+        return into_new(x, *options, group, transport)
     refuse_gradients(name, out, x)
-    getattr(operators, f"{name}_out")(x, out, *options, group, transport)
+    into_out(x, out, *options, group, transport)
     return out
 
 
@@ -178,6 +188,11 @@ def define_exchange(name: str) -> None:
     made = EXCHANGES[name]
 
     def into(x: torch.Tensor, out: torch.Tensor | None, *given: Any) -> torch.Tensor:
+        key = name, given, signature(x), signature(out)
+        if (repeat := repeat_of(key, x.device)) is not None:
+            out = x.new_empty(repeat.shape) if out is None else out
+            repeat((x,), out)
+            return out
         *options, group, asked = given
         ranks = _ranks(name, group)
         problem = checked(name, x, out, ranks.world_size, options)
@@ -186,13 +201,15 @@ def define_exchange(name: str) -> None:
         part, near = in_reach(problem, x, ranks)
         transport = chosen(asked, part, x.device, near, made).name
         agree(ranks, problem, transport)
-        x = dense(name, ARGUMENT, x)
+        given_x, x = x, dense(name, ARGUMENT, x)
         out = x.new_empty(problem.result) if out is None else out
         move = _move(part, transport, near)
         if isinstance(ranks, TwoLevels):
             made.across(at_any_place(move), x, out, ranks.nodes)
         else:
             move(x, out)
+            if isinstance(move, Exchange) and x is given_x:
+                repeat_later(key, prepared(near), move, *move.declared(x, out), out.shape)
         return out
 
     def eager(x, *given):
@@ -218,5 +235,8 @@ def define_exchange(name: str) -> None:
         return found, *(None for _ in ctx.options), None, None
 
     options = "".join(f"int {option}, " for option in made.options) + "str group, str transport"
-    define(f"{name}(Tensor x, {options}) -> Tensor", eager, fake, (save, gradients))
-    define(f"{name}_out(Tensor x, Tensor(a!) out, {options}) -> ()", eager_out, fake_out)
+    schema_out = f"{name}_out(Tensor x, Tensor(a!) out, {options}) -> ()"
+    _DEFINED[name] = (
+        define(f"{name}(Tensor x, {options}) -> Tensor", eager, fake, (save, gradients)),
+        define(schema_out, eager_out, fake_out),
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cached_property
 
 import torch
 from tvm import tirx
 
 from ..runtime import Plan, SymmetricTensor, symmetric
 from ..runtime import compile as compiled
+from ..runtime.ready_call import ReadyCall
 
 
 class Made:
@@ -17,8 +20,13 @@ class Made:
     Attributes:
         memory: the symmetric tensors that a plan takes, in the order of its parameters; a kernel
             has its own.
+        given: what it takes behind them, the same in each call.
         run: the kernel, or the plan.
+        last_used: grows with each use, see ``Prepared``.
     """
+
+    given: tuple[torch.Tensor, ...] = ()
+    last_used = 0
 
     def __init__(self, steps: tirx.PrimFunc | Plan) -> None:
         """Compile a kernel, which a plan does in its first call; take symmetric memory. Collective.
@@ -35,6 +43,20 @@ class Made:
                     failed.callback(self.memory[-1].free)
             self.run = steps if planned else compiled(steps)
             failed.pop_all()
+
+    def enqueue(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Run it on what a call brings, in the shapes and types that it declares."""
+        self.run(*inputs, *self.memory, *self.given, out)
+
+    def ready(
+        self, inputs: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> tuple[ReadyCall, list[int]]:
+        """What ``enqueue`` does with such tensors, see ``Plan.ready``."""
+        return self._plan.ready(*inputs, *self.memory, *self.given, out)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return self.run if isinstance(self.run, Plan) else Plan.of_program(self.run)
 
     def free(self) -> None:
         """Give its symmetric memory back. Collective."""

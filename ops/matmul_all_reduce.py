@@ -22,7 +22,7 @@ from .identity import identities, identity_of
 from .matmul_reduce_scatter import summed_matmul
 from .operators import Choice, Operator
 from .problem import Problem
-from .product import define_product, product
+from .product import define_product
 from .tiles import Tiles, stored, walked
 
 NAME = "matmul_all_reduce"
@@ -222,11 +222,6 @@ class MatmulAllReduce(Operator, op=NAME):
     alone: ClassVar = {"copy_engines": "two_phase"}
     constants: ClassVar = {"copy_engines": identities}
 
-    def compute(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
-    ) -> None:
-        self.run(a, self.problem.stored(b), *epilogue, *self.memory, *self.given, c)
-
     @staticmethod
     def unfused(
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
@@ -307,7 +302,7 @@ def matmul_all_reduce(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return product(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
+    return _product(a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -322,4 +317,4 @@ def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     return grad_a, grad_b, None, None, grad_bias, None, None, None
 
 
-define_product(NAME, MatmulAllReduce, (_save, _gradients))
+_product = define_product(NAME, (_save, _gradients))

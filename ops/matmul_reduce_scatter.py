@@ -19,7 +19,7 @@ from .forecast import one_shot_us, stored_us, summed_us
 from .identity import identities, identity_of, steps_of
 from .operators import Choice, Operator
 from .problem import Problem
-from .product import define_product, product
+from .product import define_product
 from .tiles import Tiles, Walk, stored, walked
 
 NAME = "matmul_reduce_scatter"
@@ -278,11 +278,6 @@ class MatmulReduceScatter(Operator, op=NAME):
     alone: ClassVar = {"copy_engines": "stores"}
     constants: ClassVar = {"copy_engines": identities}
 
-    def compute(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
-    ) -> None:
-        self.run(a, self.problem.stored(b), *epilogue, *self.memory, *self.given, c)
-
     @staticmethod
     def unfused(
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
@@ -356,7 +351,7 @@ def matmul_reduce_scatter(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return product(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
+    return _product(a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -366,12 +361,15 @@ def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
 
 def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     a, b = ctx.saved_tensors
-    grad_a, rows = torch.ops.tileweave.all_gather_matmul(
-        grad_c.contiguous(), b.t(), ctx.group, ctx.needs_input_grad[1], ctx.strategy, *NOTHING
-    )
-    grad_b = a.t() @ rows if ctx.needs_input_grad[1] else None
+    given = grad_c.contiguous(), b.t(), ctx.group, ctx.strategy, *NOTHING
+    grad_b = None
+    if ctx.needs_input_grad[1]:
+        grad_a, rows = torch.ops.tileweave.all_gather_matmul_rows(*given)
+        grad_b = a.t() @ rows
+    else:
+        grad_a = torch.ops.tileweave.all_gather_matmul(*given)
     grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
     return grad_a, grad_b, None, None, grad_bias, None, None, None
 
 
-define_product(NAME, MatmulReduceScatter, (_save, _gradients))
+_product = define_product(NAME, (_save, _gradients))

@@ -48,7 +48,6 @@ class Operator(Made, ABC):
         constants: by the name of a program, what it takes that no caller gives, for a problem.
         problem: what it computes.
         in_graphs: what CUDA graphs record instead, if that is something else.
-        given: what ``run`` takes behind its memory, the same in each call.
     """
 
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
@@ -90,13 +89,13 @@ class Operator(Made, ABC):
     ) -> None:
         """Compute ``c``. Every rank calls it, with ``Epilogue.tensors``."""
         made = self.in_graphs if self.in_graphs is not None and capturing() else self
-        made.compute(a, b, c, *epilogue)
+        made.enqueue(*made.declared(a, b, c, *epilogue))
 
-    @abstractmethod
-    def compute(
+    def declared(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
-    ) -> None:
-        """Let ``run`` compute ``c``."""
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """What ``enqueue`` takes, at the same places: inputs in the order of a call, and ``c``."""
+        return [a, self.problem.stored(b), *epilogue], c
 
     def free(self) -> None:
         """Give its symmetric memory back. Collective."""

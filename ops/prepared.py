@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from ..builtins.errors import TileWeaveError
@@ -13,7 +14,13 @@ from ..runtime.session import Session, init
 
 
 class Compiled(Protocol):
-    """An ``Operator`` or an ``Exchange``."""
+    """An ``Operator`` or an ``Exchange``.
+
+    Attributes:
+        last_used: grows with each use.
+    """
+
+    last_used: int
 
     def free(self) -> None:
         """Give its symmetric memory back. Collective."""
@@ -26,7 +33,7 @@ Made = TypeVar("Made", bound=Compiled)
 
 
 class Prepared:
-    """The operators and collectives of one session, the least recently used first.
+    """The operators and collectives of one session.
 
     Every rank makes the same calls in the same order, so the same ones are made and freed on all.
     """
@@ -36,6 +43,7 @@ class Prepared:
         """By problem and choice."""
         self._captured: set[tuple[Any, Any]] = set()
         """Those that a CUDA graph may replay at any time."""
+        self._uses = count(1)
 
     def operator(
         self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Made]
@@ -49,18 +57,22 @@ class Prepared:
             TileWeaveError: it is new, and a CUDA graph is being captured.
         """
         key = problem, choice
-        operator = self.operators.pop(key, None)
+        operator = self.operators.get(key)
         if operator is None:
             if capturing():
                 raise TileWeaveError(
                     f"{problem}: not compiled yet; expected one call before it is captured in a "
                     "CUDA graph"
                 )
-            operator = self.made(problem, choice, make)
+            operator = self.operators[key] = self.made(problem, choice, make)
         elif capturing():
             self._captured.add(key)
-        self.operators[key] = operator
+        self.use(operator)
         return operator
+
+    def use(self, operator: Compiled) -> None:
+        """Others make room before it does."""
+        operator.last_used = next(self._uses)
 
     def made(
         self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Made]
@@ -70,9 +82,10 @@ class Prepared:
             try:
                 return make(problem, choice)
             except HeapExhausted as error:
-                old = next((key for key in self.operators if key not in self._captured), None)
-                if old is None:
+                free = self.operators.keys() - self._captured
+                if not free:
                     raise HeapExhausted(f"{problem}: {error}") from None
+            old = min(free, key=lambda key: self.operators[key].last_used)
             self.operators.pop(old).free()
 
     def keep(self, problem: Hashable, choice: Hashable, operator: Compiled) -> None:
@@ -85,6 +98,7 @@ class Prepared:
             operator.free()
         else:
             self.operators[problem, choice] = operator
+            self.use(operator)
 
     def free(self) -> None:
         """Free all but those which a CUDA graph may replay. Collective."""

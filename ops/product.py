@@ -7,57 +7,31 @@ from typing import Any
 
 import torch
 
-from .call import call, refuse_gradients
+from .call import compute, refuse_gradients
 from .epilogue import SCHEMA, Epilogue
 from .groups import group_of, name_of
 from .library import define
-from .operators import Operator
-from .prepared import prepared
 from .problem import checked
 
 
-def product(
-    name: str, a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None,
-    strategy: str, epilogue: Epilogue,
-) -> torch.Tensor:  # fmt: skip
-    """Call an operator that ``define_product`` defined; its result, in ``out`` if given."""
-    operators = torch.ops.tileweave
-    refuse_gradients(name, out, a, b, *epilogue.tensors)
-    if out is None:
-        return getattr(operators, name)(a, b, name_of(group), strategy, *epilogue)
-    getattr(operators, f"{name}_out")(a, b, out, name_of(group), strategy, *epilogue)
-    return out
-
-
 def define_product(
-    name: str,
-    operator: type[Operator],
-    gradient: tuple[Callable[..., None], Callable[..., Any]],
-) -> None:
+    name: str, gradient: tuple[Callable[..., None], Callable[..., Any]]
+) -> Callable[..., torch.Tensor]:
     """``torch.ops.tileweave.name``, and ``name_out``, which has no gradient.
 
     Args:
+        name: of an ``Operator``.
         gradient: as for ``define``.
+
+    Returns:
+        What calls either: ``(a, b, group, out, strategy, epilogue) -> result``.
     """
 
-    def into(
-        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
-        *epilogue: Any,
-    ) -> torch.Tensor:  # fmt: skip
-        problem, ranks, choice, a, b, c, more = call(
-            name, a, b, out, group, asked, Epilogue(*epilogue)
-        )
-        if choice:
-            prepared(ranks).operator(problem, choice, operator)(a, b, c, *more.tensors)
-        else:
-            operator.unfused(a, b, c, ranks, more)
-        return c
-
     def eager(a, b, group, strategy, *epilogue):
-        return into(a, b, None, group, strategy, *epilogue)
+        return compute(name, a, b, None, group, strategy, Epilogue(*epilogue))
 
     def eager_out(a, b, out, group, strategy, *epilogue):
-        into(a, b, out, group, strategy, *epilogue)
+        compute(name, a, b, out, group, strategy, Epilogue(*epilogue))
 
     def fake(a, b, group, strategy, *epilogue):
         ranks = group_of(group).world_size
@@ -68,5 +42,18 @@ def define_product(
         checked(name, a, b, group_of(group).world_size, out, Epilogue(*epilogue))
 
     options = f"str group, str strategy, {SCHEMA}"
-    define(f"{name}(Tensor a, Tensor b, {options}) -> Tensor", eager, fake, gradient)
-    define(f"{name}_out(Tensor a, Tensor b, Tensor(a!) out, {options}) -> ()", eager_out, fake_out)
+    schema_out = f"{name}_out(Tensor a, Tensor b, Tensor(a!) out, {options}) -> ()"
+    into_new = define(f"{name}(Tensor a, Tensor b, {options}) -> Tensor", eager, fake, gradient)
+    into_out = define(schema_out, eager_out, fake_out)
+
+    def product(
+        a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None, strategy: str,
+        epilogue: Epilogue,
+    ) -> torch.Tensor:  # fmt: skip
+        refuse_gradients(name, out, a, b, *epilogue.tensors)
+        if out is None:
+            return into_new(a, b, name_of(group), strategy, *epilogue)
+        into_out(a, b, out, name_of(group), strategy, *epilogue)
+        return out
+
+    return product

@@ -1,45 +1,60 @@
-"""What was decided for calls: a call like an earlier one decides nothing anew."""
+"""What was found for calls: a call like an earlier one decides nothing anew."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 
 from ..runtime import session
 from ..runtime.session import Session
 
+Found = TypeVar("Found")
 _MOST = 256
-"""Decisions that are remembered."""
-_session: Session | None = None
-_decisions: dict[Hashable, Any] = {}
+"""Calls that are remembered."""
+_ALIGNMENT = 16
+"""Bytes at which kernels want tensors to begin."""
+_forgotten = 0
+"""How often ``forget`` was called."""
 
 
 def signature(tensor: torch.Tensor | None) -> Hashable:
-    """All of a tensor that decides something: not what is in it, nor where it lies."""
+    """All of a tensor that decides something: not what is in it, nor, but for whether kernels can
+    read it there, where it lies."""
     if tensor is None:
         return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    place = tensor.data_ptr() % _ALIGNMENT
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place
 
 
-def recalled(key: Hashable) -> Any:
-    """What was decided for ``key`` in the current session; None if nothing is remembered."""
-    return _decisions.get(key) if session.joined() is _session else None
+class Remembered(Generic[Found]):
+    """What was found in the current session, until somebody forgets; the oldest make room."""
 
+    def __init__(self) -> None:
+        self._found: dict[Hashable, Found] = {}
+        self._session: Session | None = None
+        self._forgotten = 0
 
-def remember(key: Hashable, decision: Any) -> None:
-    """Recall it until the session ends or somebody forgets; the oldest ones make room."""
-    global _session
-    if session.joined() is not _session:
-        forget()
-        _session = session.joined()
-    if _session is not None:
-        if len(_decisions) >= _MOST:
-            del _decisions[next(iter(_decisions))]
-        _decisions[key] = decision
+    def get(self, key: Hashable) -> Found | None:
+        """What was found for ``key``; None if nothing is remembered."""
+        return self._found.get(key) if self._lasts() else None
+
+    def put(self, key: Hashable, found: Found) -> None:
+        """Remember it, if there is a session."""
+        if not self._lasts():
+            self._found.clear()
+            self._session, self._forgotten = session.joined(), _forgotten
+        if self._session is not None:
+            if len(self._found) >= _MOST:
+                del self._found[next(iter(self._found))]
+            self._found[key] = found
+
+    def _lasts(self) -> bool:
+        return self._session is session.joined() and self._forgotten == _forgotten
 
 
 def forget() -> None:
-    """Whoever calls it may have changed what decisions rest on."""
-    _decisions.clear()
+    """Whoever calls it may have changed what calls rest on."""
+    global _forgotten
+    _forgotten += 1

@@ -173,7 +173,7 @@ def sp_attention(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    out, lse = torch.ops.tileweave.sp_attention(
+    out, lse = _attend(
         q, k, v, bool(causal), layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         softmax_scale, name_of(group), strategy,
     )  # fmt: skip
@@ -237,7 +237,7 @@ def _gradients(ctx: Any, grad_out: torch.Tensor, _: torch.Tensor) -> tuple:
     return *found, *(None for _ in range(9))
 
 
-define(
+_attend = define(
     f"{OP}(Tensor q, Tensor k, Tensor v, bool causal, str layout, Tensor? cu_seqlens_q, "
     "Tensor? cu_seqlens_k, int? max_seqlen_q, int? max_seqlen_k, float? softmax_scale, str group, "
     "str strategy) -> (Tensor, Tensor)",

@@ -9,6 +9,7 @@ import tvm_ffi
 
 from ..builtins.errors import TileWeaveError
 from ..passes.bind_runtime import BIND, REQUIRE_MULTICAST
+from .native import library
 from .session import Session, current
 
 _Words = ctypes.POINTER(ctypes.c_int64)
@@ -25,6 +26,16 @@ def register() -> None:
     """Register the functions that ``bind_runtime`` makes programs call."""
     tvm_ffi.register_global_func(BIND, f=_bind, override=True)
     tvm_ffi.register_global_func(REQUIRE_MULTICAST, f=require_multicast, override=True)
+
+
+def say(session: Session | None) -> None:
+    """Let the native part, if there is one, answer for ``session`` from now on; for None nobody
+    does."""
+    if (native := library()) is None:
+        return
+    values = {} if session is None else {name: of(session) for name, of in _VALUES.items()}
+    native.say(_bind, *(word for pair in values.items() for word in pair))
+    tvm_ffi.register_global_func(BIND, f=native.bind, override=True)
 
 
 def _bind(slots: ctypes.c_void_p, names: str) -> None:

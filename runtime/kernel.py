@@ -150,7 +150,7 @@ def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
 
 def capturing() -> bool:
     """Whether torch's current stream is recorded into a CUDA graph."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _own_outputs(out_idx: Any, parameters: int) -> Any:

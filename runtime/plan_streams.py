@@ -15,9 +15,9 @@ from tvm import tirx
 from ..builtins.errors import TileWeaveError
 from ..passes.sizes import named
 from .dynamic_kernel import DynamicKernel, Turns
+from .enqueue import enqueuer
 from .heap import SymmetricTensor
 from .kernel import Kernel, capturing, compile
-from .native import enqueuer
 from .operations import Operations
 from .parameters import Parameter, Shape, dynamic_extents, shapes_of
 from .plan_sync import GUARD, hidden_name
@@ -52,6 +52,15 @@ class Calls:
         self._turns = Turns()
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
+        ready, tensors, addresses = self.ready(args, kwargs)
+        self._take_turns(ready.kernels)
+        ready(tensors, addresses)
+
+    def ready(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[ReadyCall, list[torch.Tensor], list[int]]:
+        """A call checked, with its tensors and where they lie; the first time also compiled,
+        collectively."""
         session = current()
         if session is not self._session:
             self._begin(session)
@@ -67,14 +76,9 @@ class Calls:
             if len(known) >= _READY:
                 del known[next(iter(known))]
         known[key] = ready
-        self._take_turns(ready.kernels)
-        try:
-            ready(tensors, addresses)
-        except Exception:
-            session.watchdog.raise_if_deadlocked()
-            raise
+        return ready, tensors, addresses
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments in the order of the parameters."""
         try:
             given = self._signature.bind(*args, **kwargs).arguments
@@ -112,7 +116,7 @@ class Calls:
             self._turns.take(ordered)
 
     def _prepared(self, values: Sequence[Any], session: Session) -> ReadyCall:
-        """A call checked and its steps made ready; the first time also compiled, collectively."""
+        """A call checked and its steps made ready, compiled if they are not."""
         tensors: dict[str, torch.Tensor] = {}
         scalars: dict[str, Any] = {}
         for p, value in zip(self.plan.parameters, values, strict=True):
@@ -143,7 +147,7 @@ class Calls:
         if has_driver(session.group.device):
             native = enqueuer(operations, list(tensors.values()))
         distinct = {id(kernel): kernel for kernel in kernels.values()}
-        return ReadyCall(operations, distinct.values(), native)
+        return ReadyCall(session.watchdog, operations, distinct.values(), native)
 
     def free(self) -> None:
         """See ``Plan.free``."""

@@ -19,12 +19,20 @@ from ..passes import needs_sizes, specialize_sizes
 from ..passes.inference.options import own_options, split_options
 from .dynamic_kernel import DynamicKernel
 from .kernel import Kernel
-from .parameters import Parameter, Shape, parameters_of, shapes_of, shown_sizes
+from .parameters import (
+    Parameter,
+    Shape,
+    dynamic_extents,
+    parameters_of,
+    shapes_of,
+    shown_sizes,
+)
 from .regions import Region, RegionError, Rows, at_site, site
 
 if TYPE_CHECKING:
     from .plan_pulls import PullSync
     from .plan_sync import PlanSync
+    from .ready_call import ReadyCall
 
 _WORDS = ("int32", "uint32")
 """Types of a flag that a stream can write."""
@@ -350,15 +358,16 @@ class Plan:
         self._traces: dict[tuple, list[Step]] = {}
 
     @staticmethod
-    def of_program(func: tirx.PrimFunc) -> Plan:
+    def of_program(func: tirx.PrimFunc | Kernel) -> Plan:
         """The plan that launches ``func``, and nothing else."""
-        name = str(func.attrs["global_symbol"])
+        program = func.program if isinstance(func, Kernel) else func
+        name = str(program.attrs["global_symbol"])
 
         def body(p: Steps, *args: Any) -> None:
             p.launch(func, *args)
             p.steps = [replace(step, site=name) for step in p.steps]
 
-        return Plan(name, list(parameters_of(func)), body, name)
+        return Plan(name, list(parameters_of(program)), body, name)
 
     def with_configs(self, pass_configs: Mapping[str, Any]) -> Plan:
         """The same operator, whose kernels are compiled with these ``pass_configs``, too.
@@ -497,6 +506,21 @@ class Plan:
             TileWeaveError: an argument that does not fit the declaration. Nothing is enqueued then.
         """
         self._calls(*args, **kwargs)
+
+    def ready(self, *args: Any) -> tuple[ReadyCall, list[int]]:
+        """What a call does, checked, and where its tensors lie; the first time also compiled,
+        collectively. Called with other addresses it is a call with such tensors that lie elsewhere,
+        from the same thread in the same stream, as long as it is valid.
+
+        Raises:
+            TileWeaveError: an argument that does not fit the declaration, or dynamic extents, which
+                keep calls apart.
+        """
+        if dynamic := dynamic_extents(self.parameters):
+            names = ", ".join(map(str, dynamic))
+            raise TileWeaveError(f"{self.name}: {names} dynamic; expected numbers as extents")
+        ready, _, addresses = self._calls.ready(args, {})
+        return ready, addresses
 
     def free(self) -> None:
         """Give the hidden memory of the kernels that it compiled back. Collective, in the same

@@ -13,29 +13,34 @@ import torch
 from .driver import driver, failure
 from .kernel import Kernel
 from .operations import KernelLaunch, Operation
+from .watchdog import Watchdog
 
 
 class ReadyCall:
-    """What calls do that differ only in where their tensors lie.
+    """What calls do that differ only in where their tensors lie, from one thread in one stream.
 
     Attributes:
         kernels: those it launches.
+        native: whether only the tensors' addresses matter.
     """
 
     def __init__(
         self,
+        watchdog: Watchdog,
         operations: Sequence[Operation],
         kernels: Iterable[Kernel],
-        native: Callable[..., int] | None = None,
+        enqueue: Callable[..., int] | None = None,
     ) -> None:
         """
         Args:
-            native: enqueues the operations at once; see ``native.enqueuer``.
+            enqueue: enqueues the operations at once; see ``enqueue.enqueuer``.
         """
         self.kernels = list(kernels)
+        self.native = enqueue is not None
         self._hidden = [(k, k.hidden) for k in self.kernels]
-        self._operations, self._native = operations, native
-        self._actions = [] if native else [o.action() for o in operations]
+        self._watchdog = watchdog
+        self._operations, self._enqueue = operations, enqueue
+        self._actions = [] if enqueue else [o.action() for o in operations]
 
     @property
     def is_valid(self) -> bool:
@@ -49,13 +54,25 @@ class ReadyCall:
         """Enqueue all.
 
         Args:
-            tensors: of this call, in the order of the plan's parameters.
+            tensors: of this call, in the order of the plan's parameters; not asked for if it is
+                ``native``.
             addresses: where they lie.
+
+        Raises:
+            DeadlockError: of an earlier call that did not end.
         """
-        if self._native is None:
+        self._watchdog.raise_if_deadlocked()
+        try:
+            self._do(tensors, addresses)
+        except Exception:
+            self._watchdog.raise_if_deadlocked()
+            raise
+
+    def _do(self, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
+        if self._enqueue is None:
             for action in self._actions:
                 action(tensors, addresses)
-        elif failed := self._native(*addresses):
+        elif failed := self._enqueue(*addresses):
             number, status = divmod(failed, 1 << 32)
             operation = self._operations[number - 1]
             assert not isinstance(operation, KernelLaunch)  # which raises by itself

@@ -81,7 +81,9 @@ def init(
         group, heap, context, Watchdog(group, context.record, heap.describe, timeout_s)
     )
     from .barrier import prepare  # compiles for the session that is now up
+    from .host_functions import say
 
+    say(_session)
     prepare(_session)
     return _session
 
@@ -94,7 +96,10 @@ def finalize() -> None:
     global _session
     if _session is None:
         return
+    from .host_functions import say
+
     session, _session = _session, None
+    say(None)
     session.group.synchronize()
     session.group.meet("finalize")
     session.watchdog.close()

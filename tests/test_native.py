@@ -16,7 +16,7 @@ import torch
 import tvm_ffi
 
 import tileweave as tw
-from tileweave.runtime import driver, native, operations
+from tileweave.runtime import driver, enqueue, native, operations
 from tileweave.runtime.kernel import Kernel
 from tileweave.runtime.operations import DriverCall, KernelLaunch, Place, RowsCopy
 from tileweave.runtime.ready_call import ReadyCall
@@ -101,7 +101,7 @@ def library(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def stand_in(library, monkeypatch) -> StandIn:
-    monkeypatch.setattr(native, "DRIVER", str(library))
+    monkeypatch.setattr(enqueue, "DRIVER", str(library))
     found = StandIn(library)
     found.asked()
     found.fails_at.value = -1
@@ -119,9 +119,10 @@ def launches(function: Any, *args: object, hidden: Sequence[torch.Tensor] = ()) 
 
 
 def made(given, *done) -> ReadyCall:
-    call = native.enqueuer(done, given)
+    call = enqueue.enqueuer(done, given)
     assert call is not None
-    return ReadyCall(done, [o.kernel for o in done if isinstance(o, KernelLaunch)], call)
+    watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
+    return ReadyCall(watchdog, done, [o.kernel for o in done if isinstance(o, KernelLaunch)], call)
 
 
 def at(*tensors: torch.Tensor) -> tuple[list[torch.Tensor], list[int]]:
@@ -261,13 +262,13 @@ def test_what_tilelang_compiles(stand_in, nvcc):
 
 
 def test_only_kernels_of_tvm_are_launched_natively(stand_in):
-    assert native.enqueuer([launches(print, Place(0, 0))], [ints(1)]) is None
+    assert enqueue.enqueuer([launches(print, Place(0, 0))], [ints(1)]) is None
 
 
 def test_a_missing_driver_is_named(monkeypatch):
-    monkeypatch.setattr(native, "DRIVER", "libno-such-driver.so")
+    monkeypatch.setattr(enqueue, "DRIVER", "libno-such-driver.so")
     with pytest.raises(RuntimeError, match=r"libno-such-driver\.so"):
-        native.enqueuer([], [])
+        enqueue.enqueuer([], [])
 
 
 def test_python_remains(monkeypatch, tmp_path):
@@ -275,11 +276,11 @@ def test_python_remains(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWEAVE_NATIVE", "0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert native.enqueuer([], []) is None
+        assert enqueue.enqueuer([], []) is None
     monkeypatch.setenv("TILEWEAVE_NATIVE", "yes")
     with pytest.raises(tw.TileWeaveError, match="TILEWEAVE_NATIVE='yes'; expected 0 or 1"):
-        native.enqueuer([], [])
-    for compiler, why in ((None, "no C.. compiler"), ("false", "false refuses enqueue")):
+        enqueue.enqueuer([], [])
+    for compiler, why in ((None, "no C.. compiler"), ("false", "false refuses the native part")):
         if compiler is None:
             monkeypatch.delenv("CXX", raising=False)
             monkeypatch.setenv("PATH", str(tmp_path))
@@ -289,15 +290,15 @@ def test_python_remains(monkeypatch, tmp_path):
         monkeypatch.delenv("TILEWEAVE_NATIVE", raising=False)
         native._library.cache_clear()
         with pytest.warns(UserWarning, match=f"enqueued from Python.*{why}"):
-            assert native.enqueuer([], []) is None
+            assert enqueue.enqueuer([], []) is None
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert native.enqueuer([], []) is None
+            assert enqueue.enqueuer([], []) is None
     native._library.cache_clear()
 
 
 def test_it_says_of_the_driver_what_cuda_h_says(nvcc, tmp_path):
-    includes = [native.SOURCE.parent, tvm_ffi.libinfo.find_include_path()]
+    includes = [native.SOURCES[0].parent, tvm_ffi.libinfo.find_include_path()]
     done = subprocess.run(
         [nvcc, "-std=c++17", *(f"-I{i}" for i in includes), "-c", str(HERE / "layout.cc"),
          "-o", str(tmp_path / "layout.o")], capture_output=True, text=True,

@@ -691,7 +691,7 @@ def test_a_failure_is_told_as_a_deadlock_if_it_is_one(every_rank, monkeypatch):
 
 def test_kernels_are_compiled_before_a_graph_is_captured(every_rank, monkeypatch):
     world = Ranks(1, monkeypatch)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
 
     def rank(group: Group) -> list:

@@ -51,8 +51,8 @@ def tamper(name: str) -> None:
             super().__init__(problem, choice)
             self.is_wrong = choice.program == "wrong"
 
-        def compute(self, a, b, c, *epilogue):
-            super().compute(a, b, c, *epilogue)
+        def __call__(self, a, b, c, *epilogue):
+            super().__call__(a, b, c, *epilogue)
             if self.is_wrong and group_of("").rank == self.problem.ranks - 1:
                 c[-1, -1] += 1000 * c.abs().max()
 

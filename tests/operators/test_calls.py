@@ -388,13 +388,19 @@ def test_name_of_groups():
 
 
 @pytest.mark.parametrize(
-    "name", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"]
+    "name",
+    [
+        "all_gather_matmul",
+        "all_gather_matmul_rows",
+        "matmul_reduce_scatter",
+        "matmul_all_reduce",
+    ],
 )
 @pytest.mark.parametrize("out", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 def test_registered_as_torch_wants_it(name, out, biased):
-    options = ("", True, "auto") if name == "all_gather_matmul" else ("", "auto")
-    options += (torch.randn(4, requires_grad=not out) if biased else None, None, None, None)
+    bias = torch.randn(4, requires_grad=not out) if biased else None
+    options = "", "auto", bias, None, None, None
     tensors = [torch.randn(6, 8), torch.randn(8, 4)]
     if out:
         op, args = f"{name}_out", (*tensors, torch.empty(6, 4), *options)
@@ -404,10 +410,11 @@ def test_registered_as_torch_wants_it(name, out, biased):
     assert set(found.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("name", ["all_gather_matmul", "matmul_reduce_scatter"])
+@pytest.mark.parametrize(
+    "name", ["all_gather_matmul", "all_gather_matmul_rows", "matmul_reduce_scatter"]
+)
 def test_fp8_is_registered_as_torch_wants_it(name):
-    options = ("", True, "auto") if name == "all_gather_matmul" else ("", "auto")
-    args = *HALVES, *options, ones(48, dtype=BF16), *SCALES.values(), None
+    args = *HALVES, "", "auto", ones(48, dtype=BF16), *SCALES.values(), None
     found = torch.library.opcheck(
         getattr(torch.ops.tileweave, name).default, args,
         test_utils=("test_faketensor", "test_aot_dispatch_dynamic"),  # others multiply fp8 on CPUs

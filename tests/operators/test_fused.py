@@ -202,7 +202,7 @@ def test_each_problem_is_prepared_once_and_makes_room(on_rank, taking):
         return kept
 
     kept, _ = on_rank(calls)
-    assert kept == [[600], [600], [600, 1200], [1200, 600], [600, 800]]
+    assert kept == [[600], [600], [600, 1200], [600, 1200], [600, 800]]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class StandIn(Operator, op="stand-in"):
             raise tw.runtime.HeapExhausted("symmetric: full")
         self.alive.append(self.name)
 
-    def compute(self, a, b, c, *epilogue):
+    def __call__(self, a, b, c, *epilogue):
         self.calls += 1
         if self.name == "fails":
             raise RuntimeError("cannot be launched")
