@@ -70,7 +70,7 @@ def compute(
     key = _key(op, a, b, out, group, asked, epilogue)
     given = a, b, *epilogue.tensors
     if (repeat := repeat_of(key, a.device)) is not None:
-        c = a.new_empty(repeat.shape, dtype=repeat.dtype) if out is None else out
+        c = repeat.empty() if out is None else out
         repeat(given, c)
         return c
     made = _call(key, op, a, b, out, group, asked, epilogue)

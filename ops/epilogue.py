@@ -31,7 +31,7 @@ class Epilogue(NamedTuple):
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """What a kernel gets."""
-        return tuple(t for t in self[:3] if t is not None)
+        return tuple([t for t in self[:3] if t is not None])
 
     @property
     def scales(self) -> tuple[torch.Tensor, torch.Tensor] | None:

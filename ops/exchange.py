@@ -190,7 +190,7 @@ def define_exchange(name: str) -> None:
     def into(x: torch.Tensor, out: torch.Tensor | None, *given: Any) -> torch.Tensor:
         key = name, given, signature(x), signature(out)
         if (repeat := repeat_of(key, x.device)) is not None:
-            out = x.new_empty(repeat.shape) if out is None else out
+            out = repeat.empty() if out is None else out
             repeat((x,), out)
             return out
         *options, group, asked = given

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import reduce
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet
+from torch import _C
 
 _LIBRARY = torch.library.Library("tileweave", "DEF")
-_Key = DispatchKey
-_PLAIN = reduce(
-    DispatchKeySet.add,
-    (
-        _Key.CUDA, _Key.AutogradCPU, _Key.AutogradCUDA, _Key.ADInplaceOrView, _Key.AutocastCPU,
-        _Key.AutocastCUDA, _Key.BackendSelect,
-    ),
-    DispatchKeySet(_Key.CPU),
-)  # fmt: skip
-"""What tensors and a thread say to torch's dispatcher where nothing but gradients stands between
-the caller and ``eager``."""
-_LISTENING = ~_PLAIN.raw_repr()
 _VALUES = frozenset((type(None), str, bool, int, float, torch.dtype))
 """Of arguments that are no tensors."""
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -66,13 +53,14 @@ def define(
 
 
 def concerns_torch(args: Iterable[Any]) -> bool:
-    """Whether anybody listens to what torch's dispatcher is called with: gradients, a mode, a
-    tracer, a profiler, or a tensor that is more than its memory."""
-    c = torch._C
+    """Whether torch's dispatcher would do more with a call than find ``eager``: somebody listens, a
+    mode, a transform, a tracer or a profiler; or a tensor is more, or less, than its memory."""
     if (
-        c._dispatch_tls_local_include_set().raw_repr() & _LISTENING
-        or c._len_torch_function_stack()
-        or torch.autograd._profiler_enabled()
+        _C._len_torch_dispatch_stack()
+        or _C._len_torch_function_stack()
+        or _C._functorch.peek_interpreter_stack()
+        or _C._is_tracing()
+        or _C._autograd._profiler_enabled()
     ):
         return True
     differentiates = torch.is_grad_enabled()
@@ -80,8 +68,10 @@ def concerns_torch(args: Iterable[Any]) -> bool:
         kind = tensor.__class__
         if kind not in _VALUES and (
             kind not in _TENSORS
-            or c._dispatch_keys(tensor).raw_repr() & _LISTENING
             or (differentiates and tensor.requires_grad)
+            or tensor.is_meta
+            or tensor.is_neg()
+            or tensor.is_conj()
         ):
             return True
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 import torch
 
@@ -20,7 +21,7 @@ class Repeat:
     """What a call did, to be done with other tensors of the same shapes, types and strides.
 
     Attributes:
-        shape, dtype: of the result.
+        empty: makes memory for a result.
     """
 
     def __init__(
@@ -36,7 +37,10 @@ class Repeat:
         self._kept, self._made = kept, made
         self._ready, addresses = made.ready(inputs, out)
         self._between = addresses[len(inputs) : -1]
-        self.shape, self.dtype = shape, out.dtype
+        strides = tuple(torch.empty(shape, device="meta").stride())
+        self.empty = partial(
+            torch.empty_strided, tuple(shape), strides, dtype=out.dtype, device=out.device
+        )
 
     @property
     def is_valid(self) -> bool:

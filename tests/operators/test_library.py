@@ -48,7 +48,7 @@ def test_nobody_listens(around, make):
         (nullcontext, lambda: tensor(device="meta")),
         (nullcontext, lambda: tensor().as_subclass(Subclass)),
         (nullcontext, lambda: tensor(dtype=torch.complex64).conj().imag),
-        (nullcontext, lambda: tensor().to_sparse()),
+        (nullcontext, lambda: tensor(dtype=torch.complex64).conj()),
         (FakeTensorMode, tensor),
         (lambda: FlopCounterMode(display=False), tensor),
         (lambda: torch.device("cpu"), tensor),
