@@ -106,7 +106,9 @@ def _key(
     epilogue: Epilogue,
 ) -> Hashable:  # fmt: skip
     *tensors, out_dtype = epilogue
-    return (op, group, asked, out_dtype, *[signature(t) for t in (a, b, out, *tensors)])
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    signatures = [signature(t) for t in (a, b, out, *tensors)]
+    return (op, group, asked, out_dtype, deterministic, *signatures)
 
 
 def _call(
@@ -135,7 +137,10 @@ def _decided(
     ranks = group_of(group)
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
     other = not_fused(asked, problem, a.device, ranks)
-    agree(ranks, problem, other.name if other else asked)
+    how = other.name if other else asked
+    if OPERATORS[op].unordered and torch.are_deterministic_algorithms_enabled():
+        how += ", deterministic"
+    agree(ranks, problem, how)
     choice = None if other else choice_of(asked, problem, ranks)
     return Decision(problem, ranks, choice), other is None
 

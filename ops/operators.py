@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -46,6 +46,8 @@ class Operator(Made, ABC):
         alone: by the name of a program whose kernel and copies wait for each other, so that they
             must run side by side: the one that is taken where that is not sure.
         constants: by the name of a program, what it takes that no caller gives, for a problem.
+        unordered: programs in which who comes first decides the last bits of a sum: taken only
+            where measured to be faster, and never under ``torch.use_deterministic_algorithms``.
         problem: what it computes.
         in_graphs: what CUDA graphs record instead, if that is something else.
     """
@@ -53,6 +55,7 @@ class Operator(Made, ABC):
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
     alone: ClassVar[Mapping[str, str]] = {}
     constants: ClassVar[Mapping[str, Callable[[Problem, Choice], tuple[torch.Tensor, ...]]]] = {}
+    unordered: ClassVar[frozenset[str]] = frozenset()
     in_graphs: Operator | None = None
 
     def __init_subclass__(cls, op: str, **options: Any) -> None:
@@ -154,7 +157,7 @@ class Operator(Made, ABC):
         return min(options, key=lambda choice: options[choice])
 
     @classmethod
-    def candidates(cls, problem: Problem) -> Iterable[Choice]:
+    def candidates(cls, problem: Problem) -> list[Choice]:
         """What tuning measures: ``options``, and every program with all tiles."""
         tiles = FP8_CANDIDATES if problem.scaled else CANDIDATES
         programs = [p for p in cls.programs if cls.suits(problem, p)]

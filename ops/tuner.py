@@ -27,7 +27,7 @@ from ..runtime.kernel import capturing
 from ..runtime.measure import interleaved, largest
 from ..runtime.watchdog import DeadlockError
 from .groups import group_of, name_of
-from .measured import Measured, agreed, known_to, measured_as, save
+from .measured import Measured, agreed, heeded, known_to, measured_as, save
 from .operators import OPERATORS, Choice, Operator
 from .prepared import Prepared, prepared
 from .problem import Problem
@@ -127,7 +127,8 @@ def choice_of(asked: str, problem: Problem, group: Group) -> Choice | None:
     if problem not in known and not capturing():  # then nothing is compiled, either
         tune = partial(tune_problem, problem, group)
         known[problem] = agreed(problem, group, (lambda: tune().measured) if _wanted() else None)
-    return _decided(asked, problem, known.get(problem), OPERATORS[problem.op])
+    measured = heeded(problem, known.get(problem))
+    return _decided(asked, problem, measured, OPERATORS[problem.op])
 
 
 @lru_cache(maxsize=1024)

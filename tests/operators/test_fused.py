@@ -12,7 +12,7 @@ from tests.test_plan import FakeKernel, Ranks
 from tileweave import ops
 from tileweave.ops import made, operators, prepared, strategy, transport, tuner
 from tileweave.ops.groups import group_of
-from tileweave.ops.tiles import LARGE, SMALL
+from tileweave.ops.tiles import LARGE, SMALL, stored
 from tileweave.runtime import plan_streams, session
 from tileweave.runtime.heap import HeapExhausted
 from tileweave.runtime.parameters import parameters_of
@@ -47,6 +47,7 @@ KERNELS = {
     (ops.matmul_reduce_scatter, "copy_engines"): "summed_matmul",
     (ops.matmul_reduce_scatter, "stores"): "matmul_reduce_scatter",
     (ops.matmul_reduce_scatter, "one_shot"): "matmul_reduce_scatter_one_shot",
+    (ops.matmul_reduce_scatter, "reduce_add"): "matmul_reduce_scatter_add",
     (ops.matmul_all_reduce, "copy_engines"): "summed_matmul",
     (ops.matmul_all_reduce, "two_phase"): "matmul_all_reduce",
     (ops.matmul_all_reduce, "one_shot"): "matmul_all_reduce_one_shot",
@@ -93,7 +94,8 @@ def taking(monkeypatch):
         options = kind.options
 
         def of_program(problem):
-            return {c: us for c, us in options(problem).items() if c.program == program}
+            found = {c: us for c, us in options(problem).items() if c.program == program}
+            return found or {operators.Choice(program, stored(problem.itemsize)[0]): 1.0}
 
         monkeypatch.setattr(kind, "options", staticmethod(of_program))
 

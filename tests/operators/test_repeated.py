@@ -30,6 +30,7 @@ class StandIn(Made):
     """Says how it was called: whole, or by addresses."""
 
     said: list
+    unordered = frozenset()
     watchdog: types.SimpleNamespace
 
     def __init__(self, problem, choice):
