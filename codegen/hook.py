@@ -56,6 +56,7 @@ def _wrap_pipeline() -> None:
         mod = passes.run(passes.TILE_PASSES, mod)
         with _keeping_tiles_apart(mod):
             mod = stock_pipeline._lower(mod, target)
+        mod = passes.run(passes.BARRIER_PASSES, mod, every=True)
         mod = passes.run(passes.DEVICE_PASSES, mod)
         return include_headers(mod)
 

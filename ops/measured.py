@@ -58,9 +58,9 @@ class Measured:
         """From what ``json`` made of it.
 
         Raises:
-            ValueError: it is none, or is of a program that there is not.
+            ValueError: it is none, or is of a choice that there is not.
         """
-        programs = OPERATORS[problem.op].programs
+        operator = OPERATORS[problem.op]
         try:
             choice, fused, nccl = said["choice"], said["fused"], said["nccl"]
             numbers = [nccl]
@@ -68,7 +68,7 @@ class Measured:
                 choice = Choice(choice["program"], Tiles(**choice["tiles"]))
                 numbers += [fused, *astuple(choice.tiles)]
             is_legal = all(n > 0 for n in numbers) and (
-                fused is None if choice is None else choice.program in programs
+                fused is None if choice is None else operator.may_take(problem, choice)
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"{error!r} in {said!r}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,7 +18,14 @@ from .epilogue import Epilogue
 from .forecast import unfused_us
 from .made import Made
 from .problem import Problem
-from .tiles import CANDIDATES, FP8_CANDIDATES, Tiles, has_room_for_walks, tiles_for
+from .tiles import (
+    CANDIDATES,
+    FP8_CANDIDATES,
+    Tiles,
+    can_be_walked,
+    has_room_for_walks,
+    tiles_for,
+)
 
 
 @dataclass(frozen=True)
@@ -157,12 +164,23 @@ class Operator(Made, ABC):
         return min(options, key=lambda choice: options[choice])
 
     @classmethod
+    def tiles_tried(cls, problem: Problem, program: str) -> Iterable[Tiles]:
+        """Those with which tuning measures one of ``programs``."""
+        every = FP8_CANDIDATES if problem.scaled else CANDIDATES
+        return filter(can_be_walked, every) if program == "copy_engines" else every
+
+    @classmethod
+    def may_take(cls, problem: Problem, choice: Choice) -> bool:
+        """Whether ``choice``, which another version may have made, is one of this one's."""
+        tiles = cls.tiles_tried(problem, choice.program) if choice.program in cls.programs else ()
+        return choice.tiles in tiles or choice in cls.options(problem)
+
+    @classmethod
     def candidates(cls, problem: Problem) -> list[Choice]:
-        """What tuning measures: ``options``, and every program with all tiles."""
-        tiles = FP8_CANDIDATES if problem.scaled else CANDIDATES
+        """What tuning measures: ``options``, and every program with all tiles that are tried."""
         programs = [p for p in cls.programs if cls.suits(problem, p)]
-        every = [*cls.options(problem), *(Choice(p, each) for p in programs for each in tiles)]
-        return list(dict.fromkeys(every))
+        every = [Choice(p, tiles) for p in programs for tiles in cls.tiles_tried(problem, p)]
+        return list(dict.fromkeys([*cls.options(problem), *every]))
 
 
 OPERATORS: dict[str, type[Operator]] = {}

@@ -118,6 +118,8 @@ FP8_CANDIDATES = (
 """The same for fp8."""
 WALKED = tuple(Tiles(128, columns, 64, stages=4) for columns in (256, 224, 192, 128))
 """With half a tile of shared memory for the result, see ``Walk``."""
+_WARP_GROUP = 64
+"""Rows of a tile that one warp group multiplies."""
 SHARED_BYTES = 227 << 10
 """What a block may take of shared memory on sm_90."""
 
@@ -129,6 +131,12 @@ def has_room_for_walks() -> bool:
     if not torch.cuda.is_available():
         return True
     return torch.cuda.get_device_properties().multi_processor_count >= SMS
+
+
+def can_be_walked(tiles: Tiles) -> bool:
+    """Whether whole warp groups store a half of a tile: TileLang lets parts of one store it without
+    a barrier between them and those that wait for it ("Hoisting sync out of an if")."""
+    return tiles.M // 2 % _WARP_GROUP == 0
 
 
 def blocks_that_push() -> int:

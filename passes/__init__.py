@@ -3,6 +3,7 @@
 from .inference.options import is_chosen, split_options
 from .specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
 from .table import (
+    BARRIER_PASSES,
     DEVICE_PASSES,
     FINISH_PASSES,
     GROUP_PASSES,
@@ -18,6 +19,7 @@ from .table import (
 )
 
 __all__ = [
+    "BARRIER_PASSES",
     "DEVICE_PASSES",
     "FINISH_PASSES",
     "GROUP_PASSES",

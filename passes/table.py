@@ -31,6 +31,7 @@ from . import (
     require_arch,
     specialize_group,
     stage_waits,
+    sync_branches,
     verify_indices,
     verify_pipelined,
     verify_sync,
@@ -133,6 +134,12 @@ HOST_PASSES = (
 TILE_PASSES = SYNC_PASSES + HOST_PASSES
 """Run on tile-level IR before TileLang's pipeline, for every kernel that uses a builtin."""
 
+BARRIER_PASSES = (
+    Pass(sync_branches.sync_branches, "before those below, which then see every barrier"),
+)
+"""Run on lowered device functions after TileLang's pipeline, for every kernel of a program that
+uses a builtin, whether one is left in it or not."""
+
 DEVICE_PASSES = (
     Pass(guard_loads.guard_loads, "first: what follows sees where loads happen"),
     Pass(verify_pipelined.verify_pipelined, "reads what TileLang made of the loops"),
@@ -160,12 +167,12 @@ def run_group(
     return IRModule(functions, attrs=mod.attrs)
 
 
-def run(passes: Iterable[Pass], mod: IRModule, *arguments: Any) -> IRModule:
-    """``mod`` with every function that uses a builtin put through ``passes``; the others
-    untouched."""
+def run(passes: Iterable[Pass], mod: IRModule, *arguments: Any, every: bool = False) -> IRModule:
+    """``mod`` with the functions that use a builtin, or ``every`` one, put through ``passes``; the
+    others untouched."""
     functions = {}
     for name, func in mod.functions.items():
-        if isinstance(func, tirx.PrimFunc) and uses_tileweave(func):
+        if isinstance(func, tirx.PrimFunc) and (every or uses_tileweave(func)):
             for p in passes:
                 func = p.run(func, *arguments)
         functions[name] = func

@@ -45,7 +45,7 @@ def _library() -> tvm_ffi.Module | None:
         return tvm_ffi.load_module(str(built()))
     except (OSError, RuntimeError, TileWeaveError) as error:
         warnings.warn(
-            f"tileweave: calls of plans are enqueued from Python, which takes the host longer: "
+            "tileweave: calls of plans and operators are enqueued from Python, which takes longer: "
             f"{error}; expected a C++17 compiler as c++ or in CXX ({_VARIABLE}=0 says that it is "
             "meant so)",
             stacklevel=2,

@@ -260,6 +260,19 @@ def test_few_tiles_are_tried_of_what_was_never_the_fastest():
     assert "reduce_add" not in {c.program for c in MatmulReduceScatter.options(asked)}
 
 
+@pytest.mark.parametrize("kind", [AllGatherMatmul, MatmulReduceScatter, MatmulAllReduce])
+def test_whole_warp_groups_store_a_half_of_a_walked_tile(kind):
+    """TileLang has no barrier for parts of one."""
+    (name,) = (name for name, other in operators.OPERATORS.items() if other is kind)
+    asked = Problem(name, 1024, 4096, 4096, 4, torch.bfloat16, False)
+    walked = [c.tiles.M for c in kind.candidates(asked) if c.program == "copy_engines"]
+    assert set(walked) == {128, 256}
+    for program in kind.programs:  # as a file of another version may say
+        may = kind.may_take(asked, operators.Choice(program, FEW_ROWS[0]))
+        assert may == (program != "copy_engines")
+    assert not kind.may_take(asked, operators.Choice("three_phase", LARGE))
+
+
 def test_signals_that_leave_a_loop_do_not_name_it():
     """Of tails and chunks, for which places of tiles are too long to be simplified."""
     tiles = replace(WALKED[0], band=4)
