@@ -30,7 +30,8 @@ struct Answers {
   }
 };
 
-/*! \brief Never destroyed: Python, to which `otherwise` belongs, ends before static variables do. */
+/*! \brief Never destroyed: Python, to which `otherwise` belongs, ends before static variables do.
+ */
 Answers &TheAnswers() {
   static auto *answers = new Answers;
   return *answers;
