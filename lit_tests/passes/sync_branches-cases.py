@@ -14,10 +14,14 @@ def show(program):
     print(tw.emit(program, world_size=2))
 
 
-# Tiles share memory: neither case writes one before all warp groups have multiplied.
+# Tiles share memory: neither case writes one before all warp groups have multiplied. What is
+# chosen by the thread index has barriers of its own.
 # CHECK-LABEL: TEST: matmul_reduce_scatter
 # CHECK: void* A_tile = ((void*)((char*)buf_dyn_shmem + 0));
 # CHECK-NEXT: void* C_tile = ((void*)((char*)buf_dyn_shmem + 0));
+# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: } else {
+# CHECK-NEXT: tl::warpgroup_reg_alloc<240>();
 # CHECK: tl::wgmma_ss<
 # CHECK: != rank) {
 # CHECK-NEXT: tl::__sync_thread_partial(3, 256);
