@@ -109,7 +109,7 @@ def make_up_a_session() -> None:
     torch.cuda.set_stream = plan_streams.current_stream = _nothing
 
     group = Group(0, RANKS, 0, torch.device("cpu"), None, None)
-    block = 1 << 28
+    block = 1 << 22
     storage = torch.zeros(RANKS * block, dtype=torch.uint8)
     memory_ = memory.Memory(storage.data_ptr(), block, block, storage)
     watchdog = types.SimpleNamespace(raise_if_deadlocked=_nothing)

@@ -324,11 +324,6 @@ def _fake_rows(a: torch.Tensor, problem: Problem) -> torch.Tensor:
     return a.new_empty(problem.M, problem.K)
 
 
-def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    a, b, ctx.group, ctx.strategy, *_ = inputs
-    ctx.save_for_backward(a, b)
-
-
 def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     """The rows are gathered again, which is cheaper than to keep them."""
     a, b = ctx.saved_tensors
@@ -365,7 +360,7 @@ def _gradients_of(
     return grad_a, grad_b, None, None, grad_bias, None, None, None
 
 
-_product = define_product(NAME, (_save, _gradients))
+_product = define_product(NAME, _gradients)
 _OPTIONS = f"str group, str strategy, {SCHEMA}"
 _product_and_rows = define(
     f"{NAME}_rows(Tensor a_shard, Tensor b, {_OPTIONS}) -> (Tensor, Tensor)",

@@ -16,7 +16,7 @@ from .operators import OPERATORS, Choice, Operator
 from .prepared import prepared
 from .problem import Problem, agree, check_layout, checked, laid_out, refused
 from .remembered import Remembered, signature
-from .repeated import repeat_later, repeat_of
+from .repeated import repeat, repeat_later
 from .strategy import Strategy, chosen, not_fused
 from .tuner import choice_of
 
@@ -69,9 +69,7 @@ def compute(
     """
     key = _key(op, a, b, out, group, asked, epilogue)
     given = a, b, *epilogue.tensors
-    if (repeat := repeat_of(key, a.device)) is not None:
-        c = repeat.empty() if out is None else out
-        repeat(given, c)
+    if (c := repeat(key, given, out)) is not None:
         return c
     made = _call(key, op, a, b, out, group, asked, epilogue)
     if made.choice is None:
@@ -80,9 +78,8 @@ def compute(
     operator = made.operator(made.choice)
     a, b, *rest = made.operands
     operator(a, b, made.c, *rest)
-    if all(x.data_ptr() == y.data_ptr() for x, y in zip(given, made.operands, strict=True)):
-        inputs, c = operator.declared(a, b, made.c, *rest)
-        repeat_later(key, prepared(made.group), operator, inputs, c, made.c.shape)
+    declared = operator.declared(a, b, made.c, *rest)
+    repeat_later(key, given, prepared(made.group), operator, *declared, made.c)
     return made.c
 
 
@@ -147,16 +144,16 @@ def _decided(
 
 def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:
     """``out`` is not differentiable, as in torch; nor are products of fp8."""
-    if out is None and tensors[0].dtype != FP8:
+    if out is not None:
+        why = "out is given"
+    elif tensors[0].dtype == FP8:
+        why = f"the operands are of {FP8}"
+    else:
         return
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-        return
-    whys = {"out is given": out is not None, f"the operands are of {FP8}": tensors[0].dtype == FP8}
-    for why, holds in whys.items():
-        if holds:
-            raise refused(
-                op, f"{why} and an argument requires a gradient", "one of both, or torch.no_grad()"
-            )
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise refused(
+            op, f"{why} and an argument requires a gradient", "one of both, or torch.no_grad()"
+        )
 
 
 def strategy_of(

@@ -105,6 +105,13 @@ def multiply(A, m, B, n, A_tile, B_tile, total, transposed, stages):
 
 
 @T.macro
+def add_tile(total, tile):
+    """``total += tile``, which is of another type."""
+    for i, j in T.Parallel(*total.shape):
+        total[i, j] += tile[i, j]
+
+
+@T.macro
 def scale(total, scale_a, scale_b):
     """``total *= scale_a[0] * scale_b[0]``."""
     factor = scale_a[0] * scale_b[0]

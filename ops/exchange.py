@@ -20,7 +20,7 @@ from .made import Made
 from .prepared import prepared
 from .problem import agree, check_layout, dense
 from .remembered import signature
-from .repeated import repeat_later, repeat_of
+from .repeated import repeat, repeat_later
 from .transport import ROW_BYTES, SUMMED, Transport, chosen
 from .words import as_declared
 
@@ -189,10 +189,8 @@ def define_exchange(name: str) -> None:
 
     def into(x: torch.Tensor, out: torch.Tensor | None, *given: Any) -> torch.Tensor:
         key = name, given, signature(x), signature(out)
-        if (repeat := repeat_of(key, x.device)) is not None:
-            out = repeat.empty() if out is None else out
-            repeat((x,), out)
-            return out
+        if (done := repeat(key, (x,), out)) is not None:
+            return done
         *options, group, asked = given
         ranks = _ranks(name, group)
         problem = checked(name, x, out, ranks.world_size, options)
@@ -208,8 +206,8 @@ def define_exchange(name: str) -> None:
             made.across(at_any_place(move), x, out, ranks.nodes)
         else:
             move(x, out)
-            if isinstance(move, Exchange) and x is given_x:
-                repeat_later(key, prepared(near), move, *move.declared(x, out), out.shape)
+            if isinstance(move, Exchange):
+                repeat_later(key, (given_x,), prepared(near), move, *move.declared(x, out), out)
         return out
 
     def eager(x, *given):

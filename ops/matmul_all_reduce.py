@@ -16,7 +16,7 @@ from .. import language as W
 from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
-from .epilogue import Epilogue, add_bias, is_fp8, multiply, scale, scale_of
+from .epilogue import Epilogue, add_bias, add_tile, is_fp8, multiply, scale, scale_of
 from .forecast import one_shot_us, spread_us, summed_us
 from .identity import identities, identity_of
 from .matmul_reduce_scatter import summed_matmul
@@ -79,8 +79,7 @@ def one_shot_program(
             T.clear(total)
             for step in T.serial(ranks):
                 T.copy(parts[(block + step) % ranks, m, n], C_tile)
-                for i, j in T.Parallel(tiles.M, tiles.N):
-                    total[i, j] += C_tile[i, j]
+                add_tile(total, C_tile)
             if biased:
                 add_bias(total, bias, n)
             T.copy(total, C_tile)
@@ -143,8 +142,7 @@ def two_phase_program(
                 for step in T.serial(ranks - 1):
                     source = (me + 1 + step) % ranks
                     T.copy(parts[me, source, tile * tiles.M, 0], C_tile)
-                    for i, j in T.Parallel(tiles.M, tiles.N):
-                        total[i, j] += C_tile[i, j]
+                    add_tile(total, C_tile)
                 if biased:
                     add_bias(total, bias, n)
                 T.copy(total, C_tile)
@@ -305,10 +303,6 @@ def matmul_all_reduce(
     return _product(a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
 
 
-def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
 def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     a, b = ctx.saved_tensors
     grad_a = grad_c @ b.t() if ctx.needs_input_grad[0] else None
@@ -317,4 +311,4 @@ def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     return grad_a, grad_b, None, None, grad_bias, None, None, None
 
 
-_product = define_product(NAME, (_save, _gradients))
+_product = define_product(NAME, _gradients)

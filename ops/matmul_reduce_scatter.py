@@ -15,7 +15,17 @@ from .. import language as W
 from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
-from .epilogue import NOTHING, Epilogue, accumulate, add_bias, is_fp8, multiply, scale, scale_of
+from .epilogue import (
+    NOTHING,
+    Epilogue,
+    accumulate,
+    add_bias,
+    add_tile,
+    is_fp8,
+    multiply,
+    scale,
+    scale_of,
+)
 from .forecast import one_shot_us, stored_us, summed_us
 from .identity import identities, identity_of, steps_of
 from .operators import Choice, Operator
@@ -79,8 +89,7 @@ def matmul_reduce_scatter_program(
                 for step in T.serial(ranks - 1):
                     source = (me + 1 + step) % ranks
                     T.copy(parts[me, source, m, n], C_tile)
-                    for i, j in T.Parallel(tiles.M, tiles.N):
-                        total[i, j] += C_tile[i, j]
+                    add_tile(total, C_tile)
                 if biased:
                     add_bias(total, bias, n)
                 T.copy(total, C_tile)
@@ -132,8 +141,7 @@ def scattered_one_shot(
             for step in T.serial(ranks):
                 source = (me + 1 + step) % ranks
                 T.copy(parts[source, me * share + first, n], own_tile)
-                for i, j in T.Parallel(height, tiles.N):
-                    own[i, j] += own_tile[i, j]
+                add_tile(own, own_tile)
             if biased:
                 add_bias(own, bias, n)
             T.copy(own, own_tile)
@@ -189,8 +197,7 @@ def reduce_add_program(
                 T.atomic_add(sums[owner, m, n], C_tile, use_tma=True)
             else:
                 T.copy(sums[me, m, n], C_tile)
-                for i, j in T.Parallel(tiles.M, tiles.N):
-                    total[i, j] += C_tile[i, j]
+                add_tile(total, C_tile)
                 if biased:
                     add_bias(total, bias, n)
                 T.copy(total, C_tile)
@@ -422,11 +429,6 @@ def matmul_reduce_scatter(
     return _product(a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
 
 
-def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    a, b, ctx.group, ctx.strategy, *_ = inputs
-    ctx.save_for_backward(a, b)
-
-
 def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     a, b = ctx.saved_tensors
     given = grad_c.contiguous(), b.t(), ctx.group, ctx.strategy, *NOTHING
@@ -440,4 +442,4 @@ def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     return grad_a, grad_b, None, None, grad_bias, None, None, None
 
 
-_product = define_product(NAME, (_save, _gradients))
+_product = define_product(NAME, _gradients)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Agreed: TypeAlias = "Problem | Collective | AttentionProblem"
 
-_ALIGNMENT = 16
+ALIGNMENT = 16
 """Bytes to which the TMA wants the start of memory and every row of it."""
 ARGUMENTS = {
     "all_gather_matmul": ("a_shard", "b"),
@@ -219,8 +219,8 @@ def fp8_obstacle(problem: Problem) -> str | None:
             "row-major (N, K)"
         )
     for name, extent in (("N", problem.N), ("K", problem.K)):
-        if extent % _ALIGNMENT:
-            return f"{name}={extent}; expected a multiple of {_ALIGNMENT} for {problem.dtype}"
+        if extent % ALIGNMENT:
+            return f"{name}={extent}; expected a multiple of {ALIGNMENT} for {problem.dtype}"
     return None
 
 
@@ -246,7 +246,7 @@ def check_layout(op: str, out: torch.Tensor) -> None:
     if not is_laid_out(out):
         raise refused(
             op, f"out has strides {out.stride()} and begins at {out.data_ptr():#x}",
-            f"a contiguous tensor that begins at a multiple of {_ALIGNMENT} bytes",
+            f"a contiguous tensor that begins at a multiple of {ALIGNMENT} bytes",
         )  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
         warnings.warn(
             f"{op}: {name} of shape {_shape(tensor)} has strides {tensor.stride()} and begins at "
             f"{tensor.data_ptr():#x}; it is copied in each call, as it is not contiguous from a "
-            f"multiple of {_ALIGNMENT} bytes on",
+            f"multiple of {ALIGNMENT} bytes on",
             stacklevel=2,
         )
     return tensor.clone(memory_format=torch.contiguous_format)
@@ -305,7 +305,7 @@ def agree(group: Group | TwoLevels, problem: Agreed, strategy: str) -> None:
 
 def is_laid_out(tensor: torch.Tensor) -> bool:
     """Whether kernels can read and write it."""
-    return tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -14,14 +14,13 @@ from .library import define
 from .problem import checked
 
 
-def define_product(
-    name: str, gradient: tuple[Callable[..., None], Callable[..., Any]]
-) -> Callable[..., torch.Tensor]:
+def define_product(name: str, gradients: Callable[..., tuple]) -> Callable[..., torch.Tensor]:
     """``torch.ops.tileweave.name``, and ``name_out``, which has no gradient.
 
     Args:
         name: of an ``Operator``.
-        gradient: as for ``define``.
+        gradients: of its arguments, by that of the result; ``ctx`` has saved a and b, and holds
+            ``group`` and ``strategy``.
 
     Returns:
         What calls either: ``(a, b, group, out, strategy, epilogue) -> result``.
@@ -43,7 +42,8 @@ def define_product(
 
     options = f"str group, str strategy, {SCHEMA}"
     schema_out = f"{name}_out(Tensor a, Tensor b, Tensor(a!) out, {options}) -> ()"
-    into_new = define(f"{name}(Tensor a, Tensor b, {options}) -> Tensor", eager, fake, gradient)
+    schema = f"{name}(Tensor a, Tensor b, {options}) -> Tensor"
+    into_new = define(schema, eager, fake, (_save, gradients))
     into_out = define(schema_out, eager_out, fake_out)
 
     def product(
@@ -57,3 +57,8 @@ def define_product(
         return out
 
     return product
+
+
+def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    a, b, ctx.group, ctx.strategy, *_ = inputs
+    ctx.save_for_backward(a, b)

@@ -9,12 +9,11 @@ import torch
 
 from ..runtime import session
 from ..runtime.session import Session
+from .problem import ALIGNMENT
 
 Found = TypeVar("Found")
 _MOST = 256
 """Calls that are remembered."""
-_ALIGNMENT = 16
-"""Bytes at which kernels want tensors to begin."""
 _forgotten = 0
 """How often ``forget`` was called."""
 
@@ -24,7 +23,7 @@ def signature(tensor: torch.Tensor | None) -> Hashable:
     read it there, where it lies."""
     if tensor is None:
         return None
-    place = tensor.data_ptr() % _ALIGNMENT
+    place = tensor.data_ptr() % ALIGNMENT
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place
 
 

@@ -14,8 +14,13 @@ def sync_threads() -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_intrin("int32", op, tirx.StringImm("shared")))
 
 
-def is_sync_threads(stmt: tirx.Stmt) -> bool:
-    """Whether ``stmt`` is a barrier of the whole block and nothing else."""
+def is_barrier(stmt: tirx.Stmt) -> bool:
+    """Whether ``stmt`` is a barrier of the block, or of a part of it, and nothing else."""
     if not isinstance(stmt, tirx.Evaluate) or op_name(stmt.value) != "tirx.tvm_storage_sync":
         return False
-    return len(stmt.value.args) == 1 and stmt.value.args[0].value.startswith("shared")
+    return stmt.value.args[0].value.startswith("shared")
+
+
+def is_sync_threads(stmt: tirx.Stmt) -> bool:
+    """Whether ``stmt`` is a barrier of the whole block and nothing else."""
+    return is_barrier(stmt) and len(stmt.value.args) == 1

@@ -10,7 +10,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 from ..builtins.declare import builtin_of
 from .keep_to_block import SCOPE
 from .memory_order import writes
-from .walk import calls_in, flatten, has_effect, op_name, rewrite_children
+from .walk import calls_in, flatten, has_effect, op_name, rewrite_children, statements_of
 
 _WARP = 32
 _FOLLOWED = frozenset(
@@ -59,7 +59,7 @@ def _is_below(condition: tirx.PrimExpr, thread: tirx.Var, count: int) -> bool:
 
 
 def _dismissed(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:
-    stmts = list(producer.seq) if isinstance(producer, tirx.SeqStmt) else [producer]
+    stmts = statements_of(producer)
     # A warp group gives registers away as a whole.
     given = itertools.takewhile(lambda s: op_name(getattr(s, "value", None)) in _REGISTERS, stmts)
     first = len(list(given))

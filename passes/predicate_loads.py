@@ -16,7 +16,7 @@ from ..builtins.symmetric import itemsize, packed_strides
 from .memory_order import writes
 from .pin_pipelined import is_pipelined
 from .require_arch import sm_of
-from .walk import effects_in, flatten, has_loads, op_name, rewrite_children
+from .walk import effects_in, flatten, has_loads, op_name, rewrite_children, statements_of
 
 ONLY_IF = "tileweave.only_if"
 """Its second operand, an index; what it is an index of is accessed only where the first holds."""
@@ -83,7 +83,7 @@ def _choices(stmt: tirx.Stmt | None, conditions: list[tirx.PrimExpr]) -> Iterato
         yield from _choices(stmt.then_case, [*conditions, stmt.condition])
         yield from _choices(stmt.else_case, [*conditions, tirx.Not(stmt.condition)])
     else:
-        *before, last = stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt]
+        *before, last = statements_of(stmt)
         yield _Choice(conditions, before, last)
 
 

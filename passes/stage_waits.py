@@ -8,7 +8,15 @@ from tvm.tirx.stmt_functor import ir_transform
 from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
 from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined, loads_in, written_loads
-from .walk import builtins_in, calls_in, effects_in, location, op_name, rewrite_children
+from .walk import (
+    builtins_in,
+    calls_in,
+    effects_in,
+    location,
+    op_name,
+    rewrite_children,
+    statements_of,
+)
 
 STAGED = "tileweave.staged"
 """Annotation of the waits of a loop whose schedule is explicit."""
@@ -32,7 +40,7 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
         stmt = rewrite_children(stmt, stage)
         if not isinstance(stmt, tirx.For) or not is_pipelined(stmt):
             return stmt
-        stmts = list(stmt.body.seq) if isinstance(stmt.body, tirx.SeqStmt) else [stmt.body]
+        stmts = statements_of(stmt.body)
         guards = [bool(calls_in(s, lambda c: GUARDS_LOADS in c.annotations)) for s in stmts]
         loads = [bool(loads_in(s)) for s in stmts]
         writers = _writers(stmt.body)

@@ -56,19 +56,27 @@ class ThreadControl:
         """How what stands inside ``stmt`` may differ between threads, by ``stmt`` alone."""
         if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
             return self.of(stmt.condition)
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
+            self._index(stmt.node.thread_tag, stmt.node.var)
         if not isinstance(stmt, tirx.For):
             return Divergence.NONE
         tag = stmt.thread_binding.thread_tag if stmt.thread_binding is not None else ""
-        if tag == "blockIdx.x":
-            self.threads.clear()
-        if tag.startswith("threadIdx"):
-            self.threads.append(stmt.loop_var)
-            self._divergence[stmt.loop_var] = Divergence.CHOSEN
+        if self._index(tag, stmt.loop_var):
             return Divergence.NONE
         if stmt.kind == tirx.ForKind.PARALLEL:
             self._divergence[stmt.loop_var] = Divergence.CHOSEN
             return Divergence.CHOSEN
         return max(self.of(stmt.min), self.of(stmt.extent))
+
+    def _index(self, tag: str, variable: tirx.Var) -> bool:
+        """Note an index of blocks or threads; whether it is one of threads."""
+        if tag == "blockIdx.x":
+            self.threads.clear()
+        if not tag.startswith("threadIdx"):
+            return False
+        self.threads.append(variable)
+        self._divergence[variable] = Divergence.CHOSEN
+        return True
 
     def of(self, expr: tirx.PrimExpr) -> Divergence:
         """How ``expr`` may differ between threads: a call with effects may answer each its own."""

@@ -8,7 +8,14 @@ from tvm.ir import structural_equal
 
 from ..builtins.declare import builtin_of
 from ..builtins.hidden import site_of
-from .walk import bound_in, flatten, rewrite_children, variables_and_loads, written_tensors
+from .walk import (
+    bound_in,
+    flatten,
+    rewrite_children,
+    statements_of,
+    variables_and_loads,
+    written_tensors,
+)
 
 
 def wait_once(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -64,7 +71,7 @@ def _runs(
 ) -> list[tuple[tirx.PrimExpr | None, list[tirx.Stmt]]]:
     """The statements of ``stmt``: waits, with what tells their counters apart, or others."""
     runs: list[tuple[tirx.PrimExpr | None, list[tirx.Stmt]]] = []
-    for inner in stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt]:
+    for inner in statements_of(stmt):
         counter = None
         if inner not in done and _waits_for_one_value(inner, changed):
             counter = _narrow(_changing_part(inner.value.args[0].args[2], changed))

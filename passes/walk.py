@@ -49,6 +49,11 @@ def rewrite_children(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
     return new
 
 
+def statements_of(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    """Those that ``stmt`` is a sequence of, or ``stmt`` alone."""
+    return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
+
+
 def children_of(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     """The statements directly inside ``stmt``, in order."""
     found: list[tirx.Stmt] = []
@@ -107,7 +112,7 @@ def flatten(stmts: list[tirx.Stmt]) -> tirx.Stmt:
     """One statement out of several."""
     flat: list[tirx.Stmt] = []
     for stmt in stmts:
-        flat.extend(stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt])
+        flat.extend(statements_of(stmt))
     return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
 
 

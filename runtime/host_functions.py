@@ -29,13 +29,13 @@ def register() -> None:
 
 
 def say(session: Session | None) -> None:
-    """Let the native part, if there is one, answer for ``session`` from now on; for None nobody
-    does."""
-    if (native := library()) is None:
-        return
-    values = {} if session is None else {name: of(session) for name, of in _VALUES.items()}
-    native.say(_bind, *(word for pair in values.items() for word in pair))
-    tvm_ffi.register_global_func(BIND, f=native.bind, override=True)
+    """Let the native part, or Python if there is none, answer for ``session`` from now on; for None
+    nobody does."""
+    native = library()
+    if native is not None:
+        values = {} if session is None else {name: of(session) for name, of in _VALUES.items()}
+        native.say(_bind, values)
+    tvm_ffi.register_global_func(BIND, f=_bind if native is None else native.bind, override=True)
 
 
 def _bind(slots: ctypes.c_void_p, names: str) -> None:

@@ -70,14 +70,14 @@ def built() -> Path:
     command = [*shlex.split(compiler), *flags, *map(str, SOURCES), *link]
     said = "\0".join([*command, tvm_ffi.__version__, *(source.read_text() for source in SOURCES)])
     stamp = hashlib.sha256(said.encode()).hexdigest()[:16]
-    library = Path(str(env.TILELANG_CACHE_DIR)) / "tileweave" / f"native-{stamp}.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(str(env.TILELANG_CACHE_DIR)) / "tileweave" / f"native-{stamp}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Several ranks may do so at once: each its own, the last one stays.
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            made = Path(folder) / library.name
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
             done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
             if done.returncode != 0:
                 raise TileWeaveError(f"{compiler} refuses the native part: {done.stderr[:2000]}")
-            made.replace(library)
-    return library
+            made.replace(path)
+    return path

@@ -64,7 +64,6 @@ class Calls:
         session = current()
         if session is not self._session:
             self._begin(session)
-        session.watchdog.raise_if_deadlocked()
         values = args
         if kwargs or len(args) != len(self.plan.parameters):
             values = self._bound(args, kwargs)
@@ -72,6 +71,7 @@ class Calls:
         known = self._thread.ready
         ready = known.pop(key, None)
         if ready is None or not ready.is_valid:
+            session.watchdog.raise_if_deadlocked()  # rather than compile with ranks that stand
             ready = self._prepared(values, session)
             if len(known) >= _READY:
                 del known[next(iter(known))]

@@ -37,26 +37,25 @@ Answers &TheAnswers() {
   return *answers;
 }
 
-/*! \brief Arguments: who is asked otherwise; then names and values in turn. */
-void Say(ffi::PackedArgs args) {
+/*! \brief From now on these are the values by name, and `otherwise` is asked for others. */
+void Say(ffi::Function otherwise, ffi::Map<ffi::String, int64_t> values) {
   Answers &answers = TheAnswers();
-  answers.otherwise = args[0].cast<ffi::Function>();
+  answers.otherwise = std::move(otherwise);
   answers.values.clear();
-  for (int i = 1; i + 1 < args.size(); i += 2)
-    answers.values.emplace_back(args[i].cast<std::string>(), args[i + 1].cast<int64_t>());
+  for (const auto &[name, value] : values)
+    answers.values.emplace_back(name, value);
 }
 
-/*! \brief Arguments: slots on the host's stack, and whose values they get, parted by commas. */
-void Bind(ffi::PackedArgs args, ffi::Any *result) {
+/*! \brief Write the values of `names`, parted by commas, to slots on the host's stack. */
+void Bind(void *slots, ffi::String given) {
   const Answers &answers = TheAnswers();
-  auto *slot = static_cast<TVMFFIAny *>(args[0].cast<void *>());
-  std::string given = args[1].cast<std::string>();
-  std::string_view names = given;
+  auto *slot = static_cast<TVMFFIAny *>(slots);
+  std::string_view names(given.data(), given.size());
   while (true) {
     size_t end = names.find(',');
     const int64_t *value = answers.Of(names.substr(0, end));
     if (value == nullptr) {
-      answers.otherwise.CallPacked(args, result);
+      answers.otherwise(slots, given);
       return;
     }
     (slot++)->v_int64 = *value;
@@ -68,17 +67,5 @@ void Bind(ffi::PackedArgs args, ffi::Any *result) {
 
 } // namespace tileweave
 
-extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_say(void *, const TVMFFIAny *args, int32_t count,
-                                                TVMFFIAny *) {
-  TVM_FFI_SAFE_CALL_BEGIN();
-  tileweave::Say({reinterpret_cast<const tvm::ffi::AnyView *>(args), count});
-  TVM_FFI_SAFE_CALL_END();
-}
-
-extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_bind(void *, const TVMFFIAny *args, int32_t count,
-                                                 TVMFFIAny *result) {
-  TVM_FFI_SAFE_CALL_BEGIN();
-  tileweave::Bind({reinterpret_cast<const tvm::ffi::AnyView *>(args), count},
-                  reinterpret_cast<tvm::ffi::Any *>(result));
-  TVM_FFI_SAFE_CALL_END();
-}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(say, tileweave::Say);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(bind, tileweave::Bind);
