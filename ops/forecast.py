@@ -16,7 +16,7 @@ from math import ceil
 import numpy as np
 
 from ..tile_order import own_last
-from .tiles import SMS, Tiles, Walk, stored
+from .tiles import SMS, Tiles, Walk, late, stored
 
 _RATE = 6.05e6
 """Floating-point operations of 16-bit operands that an SM does in a us, in tiles of 128 x 256; of
@@ -41,6 +41,9 @@ _MEETING = 12.0
 """From the beginning of a call until the first copy, behind the kernel in which ranks meet."""
 _FLAG, _SEEN = 2.0, 2.0
 """Copying a flag, and until who waits for it goes on."""
+_LOW, _OF_LOW = 8, 1.016
+"""Below so many rows of tiles, a band shares less of the operands in L2: how much longer tiles
+take."""
 _FURTHER, _PEER = 3.0, 4.0
 """Until a copy behind another one, and what it takes longer to another peer."""
 _WAIT, _AFTER_WAIT, _AFTER_COPY = 2.5, 9.0, 8.0
@@ -105,28 +108,33 @@ def summed_us(
         itemsize, out_itemsize: bytes of an element of the operands, and of the result.
     """
     each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
-    adding = (ranks - 1) * ceil(tiles.N / tiles.K) / ceil(K / tiles.K) * each
-    columns = ceil(N / tiles.N)
-    of_rank, of_band = ceil(share / tiles.M) * columns, tiles.band * columns
+    if tiles.band < _LOW:
+        each *= _OF_LOW
+    adding = ceil(tiles.N / tiles.K) / ceil(K / tiles.K) * each
+    of_rank, of_piece = ceil(share / tiles.M) * ceil(N / tiles.N), tiles.of_piece(N)
     walk = Walk.over(ranks * of_rank)
-    heights = [rows.stop - rows.start for rows in tiles.bands(share)]
+    extents = [
+        (rows.stop - rows.start, columns.stop - columns.start)
+        for rows, columns in tiles.pieces(share, N)
+    ]
     copies = Copies(
-        [height * N * out_itemsize for height in heights],
-        [ceil(height / tiles.M) * columns for height in heights],
-        ranks, shared,
+        [height * width * out_itemsize for height, width in extents],
+        [ceil(height / tiles.M) * ceil(width / tiles.N) for height, width in extents],
+        ranks, shared, late(share, N, ranks, tiles),
     )  # fmt: skip
     ends = np.full(walk.blocks, _BEGIN)
     for numbers in _turns(walk):
         of_turn = ends[: len(numbers)]
-        owners, places = own_last(numbers, of_rank, 0, ranks, of_band if shared else None)
-        bands = places // of_band
+        owners, places = own_last(numbers, of_rank, 0, ranks, of_piece if shared else None)
+        pieces = places // of_piece
         of_turn += each
         others = owners > 0
-        copies.made(owners[others], bands[others], of_turn[others])
-        for band in np.unique(bands[~others]):
-            own = ~others & (bands == band)
-            of_turn[own] = np.maximum(of_turn[own], copies.arrival(band)) + adding
-            copies.made(owners[own], bands[own], of_turn[own])
+        copies.made(owners[others], pieces[others], of_turn[others])
+        for piece in np.unique(pieces[~others]):
+            own = ~others & (pieces == piece)
+            for arrival in copies.arrivals(piece):
+                of_turn[own] = np.maximum(of_turn[own], arrival) + adding
+            copies.made(owners[own], pieces[own], of_turn[own])
     return max(float(ends.max()) + _END, copies.end)
 
 
@@ -193,24 +201,27 @@ class Copies:
     """What copy engines bring while a kernel computes it, on one rank; on the others it is alike.
 
     Args:
-        nbytes: of each band of an owner.
+        nbytes: of each piece of an owner.
         tiles: how many each of them has.
-        shared: whether sums are brought, too: an own band then goes to all peers, from which this
+        shared: whether sums are brought, too: an own piece then goes to all peers, from which this
             rank gets theirs meanwhile.
+        late: whether the kernel stores what is for the last peer.
     """
 
-    def __init__(self, nbytes: list[float], tiles: list[int], ranks: int, shared: bool) -> None:
-        self._nbytes, self._ranks = nbytes, ranks
-        bands, peers = range(len(nbytes)), range(1, ranks)
-        self._left = {(owner, band): tiles[band] for owner in range(ranks) for band in bands}
+    def __init__(
+        self, nbytes: list[float], tiles: list[int], ranks: int, shared: bool, late: bool
+    ) -> None:
+        self._nbytes, self._ranks, self._late = nbytes, ranks, late
+        pieces, peers = range(len(nbytes)), range(1, ranks - late)
+        self._left = {(owner, piece): tiles[piece] for owner in range(ranks) for piece in pieces}
         self._ready = dict.fromkeys(self._left, 0.0)
-        self._arrived: dict[int, list[float]] = {band: [] for band in bands}
+        self._arrived: dict[int, list[float]] = {piece: [] for piece in pieces}
         self._next: deque[tuple[int, int]] = deque()
-        """(owner, band), in the order of the plan; own bands are owner 0's."""
+        """(owner, piece), in the order of the plan; own pieces are owner 0's."""
         if not shared:
-            self._next.extend((peer, band) for peer in peers for band in bands)
+            self._next.extend((peer, piece) for peer in peers for piece in pieces)
         elif ranks > 1:
-            for sent, summed in zip_longest(bands, [None, *bands]):
+            for sent, summed in zip_longest(pieces, [None, *pieces]):
                 if sent is not None:
                     self._next.extend((peer, sent) for peer in peers)
                 if summed is not None:
@@ -218,28 +229,31 @@ class Copies:
         self.end = _MEETING - _AFTER_COPY
         """When all is brought that could be so far."""
 
-    def made(self, owners: np.ndarray, bands: np.ndarray, ends: np.ndarray) -> None:
+    def made(self, owners: np.ndarray, pieces: np.ndarray, ends: np.ndarray) -> None:
         """Tiles are there."""
-        for owner, band in np.unique(np.stack([owners, bands]), axis=1).T.tolist():
-            these = ends[(owners == owner) & (bands == band)]
-            self._left[owner, band] -= len(these)
-            self._ready[owner, band] = max(self._ready[owner, band], float(these.max()))
+        for owner, piece in np.unique(np.stack([owners, pieces]), axis=1).T.tolist():
+            these = ends[(owners == owner) & (pieces == piece)]
+            self._left[owner, piece] -= len(these)
+            self._ready[owner, piece] = max(self._ready[owner, piece], float(these.max()))
+            if self._late and owner == self._ranks - 1 and not self._left[owner, piece]:
+                stored = self._ready[owner, piece] + self._nbytes[piece] / _PUSHED
+                self._arrived[piece].append(stored + _SEEN)
         while self._next and not self._left[self._next[0]]:
             self._copy(*self._next.popleft())
 
-    def _copy(self, owner: int, band: int) -> None:
-        waited = max(self.end + _AFTER_COPY, self._ready[owner, band]) + _WAIT
-        begins, nbytes = waited + _AFTER_WAIT, self._nbytes[band]
+    def _copy(self, owner: int, piece: int) -> None:
+        waited = max(self.end + _AFTER_COPY, self._ready[owner, piece]) + _WAIT
+        begins, nbytes = waited + _AFTER_WAIT, self._nbytes[piece]
         if owner:
             self.end = begins + nbytes / _PUSHED + _FLAG
-            self._arrived[band].append(self.end + _SEEN)
+            self._arrived[piece].append(self.end + _SEEN)
         else:
             peers = self._ranks - 1
             each = nbytes / _FETCHED + _WAIT
             self.end = begins + peers * (each + _FURTHER) - _FURTHER - _WAIT
 
-    def arrival(self, band: int) -> float:
-        """When others' products for an own band are there, all of which they have made."""
-        arrived = self._arrived[band]
+    def arrivals(self, piece: int) -> list[float]:
+        """When others' products for an own piece are there, all of which they have made."""
+        arrived = self._arrived[piece]
         assert len(arrived) == self._ranks - 1
-        return max(arrived, default=0.0)
+        return sorted(arrived)

@@ -5,7 +5,7 @@ the torch operator with its gradient.
 """
 
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from math import ceil
 from typing import Any, ClassVar
 
@@ -23,14 +23,15 @@ from .matmul_reduce_scatter import summed_matmul
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product
-from .tiles import Tiles, stored, walked
+from .tiles import Tiles, late, stored, walked
 
 NAME = "matmul_all_reduce"
 HOPELESS_BYTES = 32 << 20
 """What no rank would fetch in the one-shot program."""
-BANDS = (4, 8, 16)
-"""Of tiles between copy engines. Sums leave when a band is complete, the last behind the kernel:
-lower bands leave sooner, but share less of the operands in L2 and take more copies."""
+BANDS = (4, 1), (8, 1), (8, 2), (8, 4), (16, 1)
+"""Heights between copy engines, and into how many pieces they are cut. Sums leave when a piece is
+complete, the last behind the kernel: smaller ones leave sooner, but take more copies; lower bands
+share less of the operands in L2."""
 
 
 def one_shot_program(
@@ -97,7 +98,7 @@ def two_phase_program(
 
     Each rank owns as many tiles, in the order of ``W.swizzle_2d``; the last ones may lie behind the
     end of C. An owner's own tile stays in fp32; those of the others come rounded to ``out_dtype``
-    and are added in fp32, the right neighbour's first.
+    and are added in fp32, the left neighbour's first, which come first.
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
@@ -140,7 +141,7 @@ def two_phase_program(
                 T.copy(C_tile, parts[owner, me, tile * tiles.M, 0])
             else:
                 for step in T.serial(ranks - 1):
-                    source = (me + 1 + step) % ranks
+                    source = (me + ranks - 1 - step) % ranks  # as they arrive
                     T.copy(parts[me, source, tile * tiles.M, 0], C_tile)
                     add_tile(total, C_tile)
                 if biased:
@@ -168,6 +169,7 @@ def matmul_all_reduce_plan(
     out_dtype = out_dtype or dtype
     share = rows_of_owner(M, ranks, tiles)
     kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype, M)
+    stores = late(share, N, ranks, tiles)
 
     @plan
     def matmul_all_reduce(
@@ -179,21 +181,26 @@ def matmul_all_reduce_plan(
         scale_b: scale_of(dtype),
         products: W.Symmetric((ranks, share, N), out_dtype),
         parts: W.Symmetric((ranks, share, N), out_dtype),
+        latest: W.Symmetric((share, N), out_dtype) if stores else None,
         sums: W.Symmetric((share, N), out_dtype),
         identity: identity_of(tiles, ranks, dtype),
         C: T.Tensor((M, N), out_dtype),
     ):
-        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, sums, identity, C)
-        bands = tiles.bands(share)
+        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, latest, sums, identity, C)
+        pieces = tiles.pieces(share, N)
         # In the order in which the kernel takes them, see W.own_last.
-        for sent, summed in zip_longest(bands, [None, *bands]):
-            for peer in p.peers() if sent else ():
-                p.copy(parts[peer, p.rank, sent], products[p.rank, peer, sent], stream="copies")
-            for peer in p.peers() if summed else ():
-                first, end = (min(peer * share + m, M) for m in (summed.start, summed.stop))
+        for sent, summed in zip_longest(pieces, [None, *pieces]):
+            for peer in islice(p.peers(), ranks - 1 - stores) if sent else ():
+                made, theirs = products[p.rank, peer], parts[peer, p.rank]
+                p.copy(theirs[sent], made[sent], stream="copies")
+            if not summed:
+                continue
+            rows, columns = summed
+            for peer in p.peers():
+                first, end = (min(peer * share + m, M) for m in (rows.start, rows.stop))
                 if first < end:
-                    ready = slice(summed.start, summed.start + end - first)
-                    p.copy(C[first:end], sums[peer, ready], stream="copies")
+                    ready = slice(rows.start, rows.start + end - first)
+                    p.copy(C[first:end, columns], sums[peer, ready, columns], stream="copies")
 
     return matmul_all_reduce
 
@@ -239,7 +246,8 @@ class MatmulAllReduce(Operator, op=NAME):
                 shared=True,
             )
             for each in walked(problem.itemsize)
-            for tiles in (replace(each, band=band) for band in BANDS)
+            for tiles in (replace(each, band=band, cut=cut) for band, cut in BANDS)
+            if tiles.cuts(rows_of_owner(problem.M, problem.ranks, tiles), problem.N)
         } | {
             Choice("two_phase", tiles): spread_us(problem.M, *sizes, tiles, *bytes_of)
             for tiles in stored(problem.itemsize)

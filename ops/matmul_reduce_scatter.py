@@ -5,6 +5,7 @@ gradient.
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from math import ceil
 from typing import Any, ClassVar
 
@@ -31,7 +32,7 @@ from .identity import identities, identity_of, steps_of
 from .operators import Choice, Operator
 from .problem import Problem
 from .product import define_product
-from .tiles import Tiles, Walk, stored, walked
+from .tiles import Tiles, Walk, late, stored, walked
 
 NAME = "matmul_reduce_scatter"
 FEW = 2048
@@ -45,7 +46,7 @@ def matmul_reduce_scatter_program(
     """C (share, N): this rank's rows of the sum over ranks of A (ranks * share, K) times B.
 
     A rank's own tile stays in fp32; those of the others come rounded to ``out_dtype`` and are added
-    in fp32, the right neighbour's first.
+    in fp32, the left neighbour's first, which come first.
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
@@ -87,7 +88,7 @@ def matmul_reduce_scatter_program(
                 T.copy(C_tile, parts[owner, me, m, n])
             else:
                 for step in T.serial(ranks - 1):
-                    source = (me + 1 + step) % ranks
+                    source = (me + ranks - 1 - step) % ranks  # as they arrive
                     T.copy(parts[me, source, m, n], C_tile)
                     add_tile(total, C_tile)
                 if biased:
@@ -212,7 +213,8 @@ def summed_matmul(
 ):  # fmt: skip
     """The kernel between copy engines: as ``matmul_reduce_scatter_program``, but that products for
     other ranks stay here, in ``products`` (ranks, share, N), and theirs are found in ``parts``,
-    which the tensor cores add, see ``identity``.
+    which the tensor cores add, see ``identity``. Only what is ``late`` it stores itself, in
+    ``latest`` (share, N) of the owner.
 
     Blocks walk over the tiles, see ``Walk``.
 
@@ -225,7 +227,8 @@ def summed_matmul(
     walk, half = Walk.over(ranks * rows * columns), tiles.M // 2
     steps, each = ceil(K / tiles.K), steps_of(tiles, dtype)
     adding = (ranks - 1) * each
-    chunk = tiles.band * columns if shared else None  # copies fetch sums band by band
+    stores = late(share, N, ranks, tiles)
+    chunk = tiles.of_piece(N) if shared else None  # copies fetch sums piece by piece
 
     @T.prim_func
     def summed_matmul(
@@ -236,6 +239,7 @@ def summed_matmul(
         scale_b: scale_of(dtype),
         products: W.Symmetric((ranks, share, N), out_dtype),
         parts: W.Symmetric((ranks, share, N), out_dtype),
+        latest: W.Symmetric((share, N), out_dtype) if stores else None,
         sums: W.Symmetric((share, N), out_dtype) if shared else None,
         identity: identity_of(tiles, ranks, dtype),
         C: T.Tensor((shared or share, N), out_dtype),
@@ -247,6 +251,7 @@ def summed_matmul(
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
             me = W.rank()
+            served_last, serves_last = (me + ranks - 1) % ranks, (me + 1) % ranks
             for turn in T.serial(walk.turns):
                 number = turn * walk.blocks + block
                 if number < walk.tiles:
@@ -261,10 +266,12 @@ def summed_matmul(
                     ):
                         k = step * tiles.K
                         if adding:
-                            source = (me + 1 + (step - steps) // each) % ranks
+                            source = (me + ranks - 1 - (step - steps) // each) % ranks
                             there = (step - steps) % each * tiles.K
                         if not adding or step < steps:
                             T.copy(A[owner * share + m, k], A_tile)
+                        elif stores and source == serves_last:
+                            T.copy(latest[me, m, n + there], A_tile)
                         else:
                             T.copy(parts[me, source, m, n + there], A_tile)
                         if not adding or step < steps:
@@ -275,16 +282,23 @@ def summed_matmul(
                     if scaled:
                         scale(total, scale_a, scale_b)
 
-                    if owner != me:
+                    if stores and owner == served_last:
+                        for first in T.unroll(0, tiles.M, half):
+                            T.copy(total[first : first + half, :], C_tile)
+                            T.copy(C_tile, latest[owner, m + first, n])
+                    elif owner != me:
                         for first in T.unroll(0, tiles.M, half):
                             T.copy(total[first : first + half, :], C_tile)
                             T.copy(C_tile, products[me, owner, m + first, n])
                     else:
                         if not adding:
                             for step in T.serial(ranks - 1):
-                                source = (me + 1 + step) % ranks
+                                source = (me + ranks - 1 - step) % ranks
                                 for first in T.unroll(0, tiles.M, half):
-                                    T.copy(parts[me, source, m + first, n], C_tile)
+                                    if stores and source == serves_last:
+                                        T.copy(latest[me, m + first, n], C_tile)
+                                    else:
+                                        T.copy(parts[me, source, m + first, n], C_tile)
                                     for i, j in T.Parallel(half, tiles.N):
                                         total[first + i, j] += C_tile[i, j]
                         if biased:
@@ -302,13 +316,15 @@ def matmul_reduce_scatter_plan(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan: copy engines carry the products for other ranks while the kernel goes on.
+    """The plan: copy engines carry the products for other ranks while the kernel goes on, if they
+    are not ``late``.
 
     Stores of SMs over NVLink hold up their loads: pushed by the kernel, the same bytes took 9 % of
     the time of the GEMM (benchmarks/LOG.md).
     """
     out_dtype = out_dtype or dtype
     kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype)
+    stores = late(share, N, ranks, tiles)
 
     @plan
     def matmul_reduce_scatter(
@@ -320,13 +336,15 @@ def matmul_reduce_scatter_plan(
         scale_b: scale_of(dtype),
         products: W.Symmetric((ranks, share, N), out_dtype),
         parts: W.Symmetric((ranks, share, N), out_dtype),
+        latest: W.Symmetric((share, N), out_dtype) if stores else None,
         identity: identity_of(tiles, ranks, dtype),
         C: T.Tensor((share, N), out_dtype),
     ):
-        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, None, identity, C)
-        for peer in p.peers():
-            for rows in tiles.bands(share):
-                p.copy(parts[peer, p.rank, rows], products[p.rank, peer, rows], stream="copies")
+        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, latest, None, identity, C)
+        for peer in islice(p.peers(), ranks - 1 - stores):
+            for piece in tiles.pieces(share, N):
+                made, theirs = products[p.rank, peer], parts[peer, p.rank]
+                p.copy(theirs[piece], made[piece], stream="copies")
 
     return matmul_reduce_scatter
 
@@ -397,7 +415,7 @@ def matmul_reduce_scatter(
     """This rank's rows of the sum over ranks of ``a @ b``: tiles leave as soon as they are ready.
 
     Fused, each rank's products are rounded to the type of ``a`` once, but for its own, and summed
-    in fp32: on each rank its own first, then the right neighbour's, and so on: equal inputs give
+    in fp32: on each rank its own first, then the left neighbour's, and so on: equal inputs give
     equal bits. Where ``tw.tune`` found ``reduce_add`` to be faster, those of others are summed in
     the type of the result as they come, unless ``torch.use_deterministic_algorithms`` forbids it. A
     product that is not finite may make others of its row NaN, see docs/ops.md.

@@ -21,6 +21,7 @@ class Tiles:
         stages: tiles of both operands in flight.
         threads: of a block, without the producer that TileLang adds.
         band: rows of tiles that are walked together, column by column; see ``W.swizzle_2d``.
+        cut: pieces, from left to right, of a band, which copy engines bring one by one.
     """
 
     M: int
@@ -29,21 +30,36 @@ class Tiles:
     stages: int
     threads: int = 256
     band: int = 8
+    cut: int = 1
 
     def shared_bytes(self, itemsize: int) -> int:
         """What a block takes of shared memory at least: the result lies where the operands lay."""
         operands = (self.M + self.N) * self.K * self.stages
         return max(operands, self.M * self.N) * itemsize
 
-    def bands(self, rows: int) -> list[slice]:
-        """Rows that are complete at a time, of so many that are walked over: a band each."""
-        band = self.band * self.M
-        return [slice(low, min(low + band, rows)) for low in range(0, rows, band)]
+    def cuts(self, rows: int, columns: int) -> bool:
+        """Whether so many elements fall into whole pieces of equally many tiles."""
+        whole = ceil(rows / self.M) % self.band == 0 and ceil(columns / self.N) % self.cut == 0
+        return self.cut == 1 or whole
+
+    def of_piece(self, columns: int) -> int:
+        """Tiles of a piece of a whole band with so many elements in a row."""
+        return self.band * ceil(columns / self.N) // self.cut
+
+    def pieces(self, rows: int, columns: int) -> list[tuple[slice, slice]]:
+        """Parts that are complete at a time, of so many elements that are walked over and that
+        ``cuts`` is true of."""
+        height, width = self.band * self.M, ceil(columns / self.N) // self.cut * self.N
+        return [
+            (slice(low, min(low + height, rows)), slice(left, min(left + width, columns)))
+            for low in range(0, rows, height)
+            for left in range(0, columns, width)
+        ]
 
     def __str__(self) -> str:
         return (
             f"tiles of {self.M} x {self.N} x {self.K}, {self.stages} stages, {self.threads} "
-            f"threads, bands of {self.band}"
+            f"threads, bands of {self.band}{f' in {self.cut} pieces' if self.cut > 1 else ''}"
         )
 
 
@@ -65,12 +81,12 @@ class Walk:
     blocks: int
 
     @staticmethod
-    def over(tiles: int, sms: int = SMS - 1) -> Walk:
+    def over(tiles: int, sms: int | None = None) -> Walk:
         """
         Args:
             sms: that walk at most; by default one stays free, for what waits beside them.
         """
-        turns = ceil(tiles / sms)
+        turns = ceil(tiles / (sms or SMS - 1))
         return Walk(tiles, turns, ceil(tiles / turns))
 
     @staticmethod
@@ -78,6 +94,18 @@ class Walk:
         """So many blocks at most, or one for each tile."""
         blocks = min(blocks or tiles, tiles)
         return Walk(tiles, ceil(tiles / blocks), blocks)
+
+
+def late(share: int, N: int, ranks: int, tiles: Tiles) -> bool:
+    """Whether a kernel that walks between copy engines stores the products for the peer that it
+    serves last: some are made beside own tiles, which wait for such of a peer's, and a copy would
+    only begin then.
+
+    Args:
+        share, N: rows and columns of what it computes for each of the ranks.
+    """
+    each = ceil(share / tiles.M) * ceil(N / tiles.N)
+    return ranks > 1 and each < Walk.over(ranks * each).blocks
 
 
 LARGE = Tiles(128, 256, 64, stages=3)
