@@ -5,6 +5,7 @@ The tile programs, the plan around one of them, and the torch operator with its 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 from typing import Any, ClassVar
 
@@ -28,6 +29,10 @@ from .product import define_product
 from .tiles import SMS, Tiles, Walk, blocks_that_push, stored, walked
 
 NAME = "all_gather_matmul"
+CUTS = (1, 2, 3, 4)
+"""Pieces in which the rows of the first peer come. It takes longer until all are there."""
+PIECE_BYTES = 2 << 10
+"""Of a row in each of them at least: with 1 KiB copy engines take several times as long."""
 _LINE = 128
 """Bytes, of which a multiple is stored without a gap."""
 
@@ -166,7 +171,8 @@ def all_gather_matmul_plan(
 ) -> Plan:  # fmt: skip
     """The plan: every rank's A (share, K) goes to its peers, and each multiplies all by its own B.
 
-    Of gathered (ranks, share, K), the own rows' place stays as it is."""
+    The first peer's rows go in ``tiles.widening`` pieces. Of gathered (ranks, share, K), the own
+    rows' place stays as it is."""
     out_dtype = out_dtype or dtype
     kernel = gathered_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype)
 
@@ -181,8 +187,9 @@ def all_gather_matmul_plan(
         gathered: W.Symmetric((ranks, share, K), dtype),
         C: T.Tensor((ranks, share, N), out_dtype),
     ):
-        for peer in p.peers():
-            p.copy(gathered[peer, p.rank], A, stream="copies")
+        for number, peer in enumerate(p.peers()):
+            for k in [slice(0, K)] if number else tiles.widening(K):
+                p.copy(gathered[peer, p.rank, :, k], A[:, k], stream="copies")
         p.launch(kernel, A, B, bias, scale_a, scale_b, gathered, C)
 
     return all_gather_matmul
@@ -221,11 +228,14 @@ class AllGatherMatmul(Operator, op=NAME):
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:
         share, N, ranks = problem.shards
+        row = problem.K * problem.itemsize
         return {
             Choice("copy_engines", tiles): gathered_us(
                 share, N, problem.K, ranks, tiles, problem.itemsize
             )
-            for tiles in walked(problem.itemsize)
+            for each in walked(problem.itemsize)
+            for tiles in (replace(each, cut=cut) for cut in CUTS)
+            if tiles.cut == 1 or row >> tiles.cut - 1 >= PIECE_BYTES
         } | {
             Choice("stores", tiles): pushed_us(share, N, problem.K, ranks, tiles, problem.itemsize)
             for tiles in stored(problem.itemsize)

@@ -37,6 +37,8 @@ _BEGIN, _END = 3.0, 4.0
 """Until a kernel's first tile begins, and from the end of its last one to that of the kernel."""
 _PUSHED, _FETCHED = 360e3, 340e3
 """Bytes that a copy engine sends to a peer, or gets from one, in a us."""
+_PUSHED_ROWS = 200e3
+"""Of parts of rows."""
 _MEETING = 12.0
 """From the beginning of a call until the first copy, behind the kernel in which ranks meet."""
 _FLAG, _SEEN = 2.0, 2.0
@@ -84,14 +86,22 @@ def gathered_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: 
     each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
     of_rank = ceil(share / tiles.M) * ceil(N / tiles.N)
     walk = Walk.over(ranks * of_rank, SMS)
-    sent = share * K * itemsize / _PUSHED + _FLAG
-    arrives = np.array([peer * (sent + _PEER) + _MEETING - _PEER + _SEEN for peer in range(ranks)])
-    arrives[0] = 0.0  # own rows
+    # When tiles of a peer's rows are done that nothing else holds up.
+    comes = np.zeros(ranks)
+    sent, row = _MEETING - _PEER, share * itemsize
+    for peer in range(1, ranks):
+        pieces, rate = [slice(0, K)], _PUSHED
+        if peer == 1 and tiles.cut > 1:
+            pieces, rate = tiles.widening(K), _PUSHED_ROWS
+        sent += _PEER - _FURTHER
+        for k in pieces:
+            sent += _FURTHER + row * (k.stop - k.start) / rate + _FLAG
+            comes[peer] = max(comes[peer], sent + _SEEN + each * (1 - k.start / K))
     # Where no SM stays free for it, the kernel begins behind the meeting.
     ends = np.full(walk.blocks, _MEETING if walk.blocks == SMS else _BEGIN)
     for numbers in _turns(walk):
         of_turn = ends[: len(numbers)]
-        of_turn[:] = np.maximum(of_turn, arrives[numbers // of_rank]) + each
+        of_turn[:] = np.maximum(of_turn + each, comes[numbers // of_rank])
     return float(ends.max()) + _END
 
 

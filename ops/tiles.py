@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from math import ceil
 
 import torch
@@ -21,7 +22,8 @@ class Tiles:
         stages: tiles of both operands in flight.
         threads: of a block, without the producer that TileLang adds.
         band: rows of tiles that are walked together, column by column; see ``W.swizzle_2d``.
-        cut: pieces, from left to right, of a band, which copy engines bring one by one.
+        cut: pieces, from left to right, that copy engines bring one by one: of a band, or of the
+            rows that are needed first.
     """
 
     M: int
@@ -56,10 +58,17 @@ class Tiles:
             for left in range(0, columns, width)
         ]
 
+    def widening(self, columns: int) -> list[slice]:
+        """``cut`` pieces of rows that are multiplied as they come: a short one, so that it comes
+        soon, and then each as long as all before it together."""
+        steps = ceil(columns / self.K)
+        bounds = [steps >> left for left in range(self.cut - 1, 0, -1)]
+        return [slice(*pair) for pair in pairwise([0, *(b * self.K for b in bounds), columns])]
+
     def __str__(self) -> str:
         return (
             f"tiles of {self.M} x {self.N} x {self.K}, {self.stages} stages, {self.threads} "
-            f"threads, bands of {self.band}{f' in {self.cut} pieces' if self.cut > 1 else ''}"
+            f"threads, bands of {self.band}{f', {self.cut} pieces' if self.cut > 1 else ''}"
         )
 
 

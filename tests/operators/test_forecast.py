@@ -61,6 +61,19 @@ def test_what_is_gathered(M, N, K, us):
     assert gathered_us(M // 4, N // 4, K, 4, tiles) == pytest.approx(us, rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("M", "N", "K", "columns", "whole", "pieces", "taken"),
+    [(512, 7168, 8192, 224, 118, 109, 4), (1024, 7168, 8192, 224, 167, 167, 1)],
+)
+def test_rows_in_pieces(M, N, K, columns, whole, pieces, taken):
+    """Between 2 ranks: blocks begin with a peer's rows where own ones are too few."""
+    tiles = next(tiles for tiles in WALKED if tiles.N == columns)
+    found = [gathered_us(M // 2, N, K, 2, replace(tiles, cut=cut)) for cut in (1, 4)]
+    assert found == pytest.approx((whole, pieces), rel=0.05)
+    problem = problem_of("all_gather_matmul", M, 2 * N, K, 2, torch.bfloat16)
+    assert OPERATORS["all_gather_matmul"].table(problem).tiles.cut == taken
+
+
 @pytest.mark.parametrize(("M", "N", "K", "us"), measured(SUMMED))
 def test_what_is_summed(M, N, K, us):
     expected = summed_us(M // 4, N, K // 4, 4, WALKED[0])

@@ -154,6 +154,18 @@ def test_all_gather_matmul(way, ranks, sizes, transposed, dtype, biased):
         assert np.array_equal(found.reshape(right.shape), right), rank
 
 
+@pytest.mark.parametrize(("ranks", "K", "cut"), [(2, 64, 3), (2, 136, 4), (3, 56, 2), (4, 128, 4)])
+def test_rows_come_in_pieces(ranks, K, cut):
+    share, N, tiles = 24, 40, replace(TILES, cut=cut)
+    whole, first = range(K), tiles.widening(K)
+    assert len(first) == cut and [k for piece in first for k in whole[piece]] == [*whole]
+    program = AllGatherMatmul.programs["copy_engines"](share, N, K, ranks, "float16", True, tiles)
+    a, b, _, c = simulated(program, ranks, (share, K), (K, N), True, "float16", False)
+    for rank, found in enumerate(c):
+        right = exact(np.concatenate(a), b[rank]).astype(np.float16)
+        assert np.array_equal(found.reshape(right.shape), right), rank
+
+
 @pytest.mark.parametrize("make", MatmulAllReduce.programs.values())
 @pytest.mark.parametrize(
     ("ranks", "sizes", "transposed", "dtype"),
@@ -390,7 +402,7 @@ def test_tiles_of_rows_that_are_gathered(rows, columns, shards, N):
     asked = Problem("all_gather_matmul", rows, columns, 8192, shards, torch.bfloat16, True)
     assert AllGatherMatmul.table(asked).tiles.N == N
     asked = replace(asked, dtype=torch.float8_e4m3fn, result=torch.bfloat16)
-    assert AllGatherMatmul.table(asked).tiles == FP8_TILES
+    assert replace(AllGatherMatmul.table(asked).tiles, cut=1) == FP8_TILES
 
 
 def test_all_sms_walk_where_nothing_waits_beside_them():
