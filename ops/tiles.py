@@ -40,9 +40,10 @@ class Tiles:
         return max(operands, self.M * self.N) * itemsize
 
     def cuts(self, rows: int, columns: int) -> bool:
-        """Whether so many elements fall into whole pieces of equally many tiles."""
+        """Whether so many elements fall into whole pieces of equally many tiles, whose parts are
+        added in whole steps, see ``identity``."""
         whole = ceil(rows / self.M) % self.band == 0 and ceil(columns / self.N) % self.cut == 0
-        return self.cut == 1 or whole
+        return self.cut == 1 or (whole and self.N % self.K == 0)
 
     def of_piece(self, columns: int) -> int:
         """Tiles of a piece of a whole band with so many elements in a row."""

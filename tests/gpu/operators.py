@@ -37,8 +37,8 @@ SIZES = [
     (256, 512, 256), (1024, 2048, 1024), (264, 520, 4104), (200, 328, 136), (1000, 2056, 1800),
     (8, 8, 8),
 ]  # fmt: skip
-"""share, N, K: whole tiles, long rows, tails along every axis, less than a tile. An all-reduce has a
-row less than the shares of the ranks."""
+"""share, N, K: whole tiles, long rows, tails along every axis, less than a tile. An all-reduce has
+a row less than the shares of the ranks."""
 ALIKE = torch.Generator().manual_seed(0)
 """Gives every rank the same numbers."""
 FP8 = torch.float8_e4m3fn
@@ -141,8 +141,8 @@ def problem_of(product: Product) -> Problem:
 
 
 def share_out_programs() -> None:
-    """Every program of each operator, in any number of pieces, serves some of the problems, not only
-    what the table takes."""
+    """Every program of each operator, in any number of pieces, serves some of the problems, not the
+    table's choices alone."""
     known = known_to(group_of(""))
     for number, product in enumerate(every_product()):
         problem = problem_of(product)

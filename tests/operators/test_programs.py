@@ -217,6 +217,33 @@ def test_walks_of_many_turns(operator, ranks, share, band, cut, dtype, monkeypat
         assert np.array_equal(found, summed[rank] if scatters else np.concatenate(summed)), rank
 
 
+@pytest.mark.parametrize(("ranks", "N"), [(2, 72), (3, 88), (4, 48)])
+def test_steps_that_add_cross_tiles(ranks, N):
+    """As in tiles of 224 columns: what is late must be there of both tiles."""
+    share, K, tiles = 32, 24, Tiles(16, 24, 16, stages=2, threads=32)
+    assert late(share, N, ranks, tiles)
+    make = MatmulReduceScatter.programs["copy_engines"]
+    program = make(share, N, K, ranks, "bfloat16", True, tiles)
+    a, b, _, c = simulated(program, ranks, (ranks * share, K), (K, N), True, "bfloat16", False)
+    total = sum(exact(x, y) for x, y in zip(a, b, strict=True)).reshape(ranks, share, N)
+    for rank, found in enumerate(c):
+        assert np.array_equal(found, total[rank].astype(DTYPES["bfloat16"])), rank
+
+
+@pytest.mark.parametrize("tiles", [*WALKED, FP8_TILES])
+def test_pieces_are_of_whole_steps(tiles):
+    """A step that adds a part would else read two: there are no such, or they are inferred."""
+    share, N, fp8 = 1024, 20 * tiles.N - 8, tiles == FP8_TILES
+    tiles = replace(tiles, cut=2)
+    assert tiles.cuts(share, N) == (tiles.N != 224)
+    if tiles.cuts(share, N):
+        dtype, out = (FP8, "bfloat16") if fp8 else ("bfloat16", None)
+        plan = MatmulAllReduce.programs["copy_engines"](
+            2 * share, N, 1024, 2, dtype, True, tiles, False, out
+        )
+        assert len(plan.kernels(2)) == 3
+
+
 @pytest.mark.parametrize("make", MatmulAllReduce.programs.values())
 def test_all_ranks_get_the_same_bits(make):
     """Of numbers whose sum depends on the order, and a bias that must be added once."""
