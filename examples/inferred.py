@@ -59,7 +59,7 @@ def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, st
                 T.copy(C_tile, parts[owner, me * share + row * block_M, column * block_N])
             else:
                 for step in T.serial(ranks - 1):
-                    source = (me + 1 + step) % ranks
+                    source = (me + ranks - 1 - step) % ranks  # as they arrive
                     T.copy(parts[me, source * share + row * block_M, column * block_N], C_tile)
                     for i, j in T.Parallel(block_M, block_N):
                         total[i, j] += C_tile[i, j]

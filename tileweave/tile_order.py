@@ -45,7 +45,8 @@ def own_last(
     itself last.
 
     Tiles for others leave early and arrive while the rest is computed; no two ranks start with the
-    same owner; what waits for others comes when they have had the most time.
+    same owner; what waits for others comes when they have had the most time. Those of the left
+    neighbour arrive first, then those of the one to its left.
 
     In chunks a rank's own tiles come one chunk behind those of the others, so that the first of
     them are complete early: the others' chunk 0, their chunk 1, own chunk 0, their chunk 2, own

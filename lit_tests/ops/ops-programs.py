@@ -3,6 +3,7 @@
 
 import inspect
 import re
+from dataclasses import replace
 
 import torch
 
@@ -154,6 +155,34 @@ def launched(plan):
 # CHECK: tl::tma_store(C_desc
 walked = WALKED[0]
 show(launched(matmul_reduce_scatter_plan(1024, 8192, 7168, 4, "bfloat16", True, walked)))
+
+# Of few rows, products for the peer that is served last are stored there, complete before it is
+# told, and loaded from there behind the parts that copies bring.
+# CHECK-LABEL: TEST: summed_matmul
+# CHECK: for (int turn = 0; turn < 2;
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(latest_arrived[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: tl::tma_load(latest_desc
+# CHECK: tl::tma_load(parts_desc
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
+# CHECK: tl::tma_store(latest_desc
+# CHECK: tw::complete_bulk_stores();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(latest_arrived[
+# CHECK: tl::tma_store(products_desc
+# CHECK: tw::complete_bulk_stores();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_made[
+# CHECK: tl::tma_store(C_desc
+show(launched(matmul_reduce_scatter_plan(256, 8192, 7168, 4, "bfloat16", True, walked)))
+
+# The first peer's rows come in pieces: the producer waits for each when it is needed, in the loop.
+# CHECK-LABEL: TEST: gathered_matmul
+# CHECK: for (int step = 0; step < 128;
+# CHECK: if (waited !=
+# CHECK-SAME: step) >> {{.*}}4
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(gathered_arrived[
+# CHECK: tl::tma_load(gathered_desc
+pieces = replace(WALKED[1], cut=4)
+show(launched(all_gather_matmul_plan(256, 7168, 8192, 4, "bfloat16", True, pieces)))
 
 # A bias is no parameter where there is none; else it is loaded behind the last product.
 # CHECK-LABEL: TEST: gathered_matmul
