@@ -88,14 +88,14 @@ def gathered_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: 
     walk = Walk.over(ranks * of_rank, SMS)
     # When tiles of a peer's rows are done that nothing else holds up.
     comes = np.zeros(ranks)
-    sent, row = _MEETING - _PEER, share * itemsize
+    sent, column = _MEETING - _PEER, share * itemsize
     for peer in range(1, ranks):
         pieces, rate = [slice(0, K)], _PUSHED
         if peer == 1 and tiles.cut > 1:
             pieces, rate = tiles.widening(K), _PUSHED_ROWS
         sent += _PEER - _FURTHER
         for k in pieces:
-            sent += _FURTHER + row * (k.stop - k.start) / rate + _FLAG
+            sent += _FURTHER + column * (k.stop - k.start) / rate + _FLAG
             comes[peer] = max(comes[peer], sent + _SEEN + each * (1 - k.start / K))
     # Where no SM stays free for it, the kernel begins behind the meeting.
     ends = np.full(walk.blocks, _MEETING if walk.blocks == SMS else _BEGIN)

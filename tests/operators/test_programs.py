@@ -304,6 +304,14 @@ def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles, biased
     assert ("bias" in cuda) == biased
 
 
+def test_what_is_not_late_stays():
+    """Of many rows copy engines bring all: only parts are loaded, only products and sums stored."""
+    assert not late(1000, 8200, 4, LARGE)
+    cuda = tw.emit(summed_matmul(1000, 8200, 136, 4, "float16", False, LARGE, True))
+    assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == (4, 2)
+    assert "latest" not in cuda and "cp_async" not in cuda
+
+
 @pytest.mark.parametrize("make", TILE_COPIES)
 def test_fp8_goes_to_the_tensor_cores(make):
     """With tails along every axis; a tile's sums are added in fp32, and scaled once."""
