@@ -81,8 +81,7 @@ class StandInDriver(types.ModuleType):
 C_STAND_INS = """
 int cuMemcpyDtoDAsync_v2() { return 0; }
 int cuMemcpy2DAsync_v2() { return 0; }
-int cuStreamWriteValue32_v2() { return 0; }
-int cuStreamWaitValue32_v2() { return 0; }
+int cuStreamBatchMemOp_v2() { return 0; }
 int cuEventRecord() { return 0; }
 int cuStreamWaitEvent() { return 0; }
 int __tvm_ffi_kernel(void* self, const void* args, int count, void* result) { return 0; }

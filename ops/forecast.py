@@ -48,8 +48,10 @@ _LOW, _OF_LOW = 8, 1.016
 take."""
 _FURTHER, _PEER = 3.0, 4.0
 """Until a copy behind another one, and what it takes longer to another peer."""
-_WAIT, _AFTER_WAIT, _AFTER_COPY = 2.5, 9.0, 8.0
-"""Until a kernel that waits goes on, from there to a copy, and from a copy to such a kernel."""
+_BEHIND_COPY, _BEHIND_WORD = 6.0, 7.0
+"""From a copy, or the writing of a word, until a copy behind a wait for words."""
+_JOINED = 11.0
+"""From the last copy to the end of the call."""
 _STORING = 1.1
 """How much longer tiles take whose results are stored over NVLink."""
 _STORED, _AT_LEAST = 33.0, 6.0
@@ -145,7 +147,7 @@ def summed_us(
             for arrival in copies.arrivals(piece):
                 of_turn[own] = np.maximum(of_turn[own], arrival) + adding
             copies.made(owners[own], pieces[own], of_turn[own])
-    return max(float(ends.max()) + _END, copies.end)
+    return max(float(ends.max()) + _END, copies.end + _JOINED * shared)
 
 
 def stored_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
@@ -236,7 +238,7 @@ class Copies:
                     self._next.extend((peer, sent) for peer in peers)
                 if summed is not None:
                     self._next.append((0, summed))
-        self.end = _MEETING - _AFTER_COPY
+        self.end = _MEETING - _BEHIND_COPY
         """When all is brought that could be so far."""
 
     def made(self, owners: np.ndarray, pieces: np.ndarray, ends: np.ndarray) -> None:
@@ -252,15 +254,14 @@ class Copies:
             self._copy(*self._next.popleft())
 
     def _copy(self, owner: int, piece: int) -> None:
-        waited = max(self.end + _AFTER_COPY, self._ready[owner, piece]) + _WAIT
-        begins, nbytes = waited + _AFTER_WAIT, self._nbytes[piece]
+        nbytes = self._nbytes[piece]
+        begins = max(self.end + _BEHIND_COPY, self._ready[owner, piece] + _BEHIND_WORD)
         if owner:
             self.end = begins + nbytes / _PUSHED + _FLAG
             self._arrived[piece].append(self.end + _SEEN)
         else:
             peers = self._ranks - 1
-            each = nbytes / _FETCHED + _WAIT
-            self.end = begins + peers * (each + _FURTHER) - _FURTHER - _WAIT
+            self.end = begins + peers * (nbytes / _FETCHED + _FURTHER) - _FURTHER
 
     def arrivals(self, piece: int) -> list[float]:
         """When others' products for an own piece are there, all of which they have made."""

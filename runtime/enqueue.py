@@ -10,7 +10,7 @@ import torch
 import tvm_ffi
 
 from .native import library
-from .operations import KernelLaunch, Operation, Place, RowsCopy
+from .operations import KernelLaunch, Operation, Place, RowsCopy, WordCalls
 
 DRIVER = "libcuda.so.1"
 
@@ -41,6 +41,8 @@ def _encoded(
         rows = operation.rows
         return (operation.name, operation.dst, operation.src, rows.count, rows.width,
                 rows.dst_pitch, rows.src_pitch, operation.on)  # fmt: skip
+    if isinstance(operation, WordCalls):
+        return operation.name, operation.on, *operation.words
     if not isinstance(operation, KernelLaunch):
         return operation.name, *operation.args
     args: list[Any] = []

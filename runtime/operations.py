@@ -4,7 +4,8 @@ open."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +15,9 @@ from .kernel import Kernel
 from .plans import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .regions import Region, Rows
 
-_REACHED = 0
-"""CU_STREAM_WAIT_VALUE_GEQ: the difference is not negative as a signed number."""
+_WAIT, _WRITE = 1, 2
+"""CU_STREAM_MEM_OP_WAIT_VALUE_32 and CU_STREAM_MEM_OP_WRITE_VALUE_32. Without flags the first goes
+on when the difference is not negative as a signed number, and the second comes after a fence."""
 
 Action = Callable[[Sequence[torch.Tensor], Sequence[int]], Any]
 """Enqueues an operation of a call, given its tensors and their addresses."""
@@ -53,6 +55,36 @@ class DriverCall(NamedTuple):
             call(*known)
 
         return filled
+
+
+class WordCalls(NamedTuple):
+    """Words that a stream waits for or writes, one after the other.
+
+    Attributes:
+        words: of each the operation, where it lies, and the value.
+    """
+
+    on: int
+    words: tuple[tuple[int, int | Place, int], ...]
+    name = "cuStreamBatchMemOp"
+
+    def arguments(self, addresses: Sequence[int]) -> tuple[int, int, list[Any], int]:
+        """Those of a call whose tensors lie at ``addresses``."""
+        return self.on, len(self.words), [self._one(w, addresses) for w in self.words], 0
+
+    def _one(self, word: tuple[int, int | Place, int], addresses: Sequence[int]) -> Any:
+        kind, place, value = word
+        bindings = driver()
+        one = bindings.CUstreamBatchMemOpParams()
+        what = one.waitValue if kind == _WAIT else one.writeValue
+        what.operation = bindings.CUstreamBatchMemOpType(kind)
+        what.address, what.value = _address(place, addresses), value
+        return one
+
+    def action(self) -> Action:
+        """What does it."""
+        call = function(self.name, self.on)
+        return lambda tensors, addresses: call(*self.arguments(addresses))
 
 
 class RowsCopy(NamedTuple):
@@ -109,7 +141,7 @@ class KernelLaunch(NamedTuple):
         return here if self.on is self.caller else aside
 
 
-Operation = DriverCall | RowsCopy | KernelLaunch
+Operation = DriverCall | WordCalls | RowsCopy | KernelLaunch
 
 
 class Operations:
@@ -152,15 +184,15 @@ class Operations:
                     words = math.prod(step.dst.extent)
                     operations.append(self._copy(step, Rows(1, words, words, words)))
                 case WriteValue():
-                    operations.append(self._word("Write", step, step.dst, 0))
+                    operations.append(self._word(_WRITE, step, step.dst))
                 case WaitValue():
-                    operations.append(self._word("Wait", step, step.flag, _REACHED))
+                    operations.append(self._word(_WAIT, step, step.flag))
                 case WaitStream():
                     operations += self._wait(step)
                 case Launch():
                     operations.append(self._launch(step, kernels[id(step)]))
             self._recorded.pop(step.stream, None)
-        return operations
+        return list(_batched(operations))
 
     def _copy(self, step: Copy | CopyValue, rows: Rows) -> Operation:
         on = self._handle(step.stream)
@@ -171,9 +203,9 @@ class Operations:
         rows = Rows(rows.count, rows.width * size, rows.dst_pitch * size, rows.src_pitch * size)
         return RowsCopy(on, dst, src, rows)
 
-    def _word(self, what: str, step: WriteValue | WaitValue, word: Region, flags: int) -> Operation:
-        on, value = self._handle(step.stream), step.value & 0xFFFFFFFF
-        return DriverCall(f"cuStream{what}Value32", on, (on, self._place(word), value, flags))
+    def _word(self, kind: int, step: WriteValue | WaitValue, word: Region) -> WordCalls:
+        value = step.value & 0xFFFFFFFF
+        return WordCalls(self._handle(step.stream), ((kind, self._place(word), value),))
 
     def _wait(self, step: WaitStream) -> list[Operation]:
         """One event serves all who wait for the same point of a stream."""
@@ -207,6 +239,15 @@ class Operations:
         if name in self._fixed:
             return tensor.data_ptr() + offset
         return Place(self._indices[name], offset)
+
+
+def _batched(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """The same, words of one stream that follow each other at once."""
+    for batch, each in groupby(operations, lambda o: isinstance(o, WordCalls) and o.on):
+        if batch is False:
+            yield from each
+        else:
+            yield WordCalls(batch, tuple(word for o in each for word in o.words))
 
 
 def _address(place: int | Place, addresses: Sequence[int]) -> int:

@@ -50,12 +50,14 @@ class PullSync:
 
     def apply(
         self, rank: int, world_size: int, steps: Sequence[Step],
-        with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc],
+        with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc], recorded: bool,
     ) -> list[Step]:  # fmt: skip
         """The steps of one call on one rank, with what orders them.
 
         Args:
             with_options: a program -> the same with the plan's options.
+            recorded: whether a CUDA graph records them, which changes nothing: the number that a
+                flag must reach stands in device memory, where streams do not look.
 
         Raises:
             TileWeaveError: the copies are others than in the call that was looked at.

@@ -91,7 +91,7 @@ class Calls:
         """All that decides whether a call is legal and what it does, but for the addresses of
         tensors that are not symmetric; None if it cannot be legal. With it the tensors, and where
         they lie."""
-        key: list[Hashable] = [current_stream(self._session.group.device)]
+        key: list[Hashable] = [current_stream(self._session.group.device), capturing()]
         tensors, addresses = [], []
         for p, value in zip(self.plan.parameters, values, strict=True):
             if p.shape is None:
@@ -128,7 +128,8 @@ class Calls:
         ranks = session.group.world_size
         for step in self.plan.launches(ranks, shapes, scalars):
             self._kernel(step)
-        steps = self.plan.trace(session.group.rank, ranks, shapes, scalars)
+        rank, recorded = session.group.rank, capturing()
+        steps = self.plan.trace(rank, ranks, shapes, scalars, recorded=recorded)
         launches = [s for s in steps if isinstance(s, Launch)]
         kernels = {id(s): self._kernel(s) for s in launches}
         hidden: dict[str, torch.Tensor] = {}

@@ -8,10 +8,11 @@ call, tells the peers that it has begun here, and waits until it has begun there
 any more what the copies overwrite, be it the call before or what its caller did since. The other
 kernel starts beside it, if that is sure to leave it an SM.
 
-Before a copy of what the kernel brings, in another stream, a kernel of one block waits until it is
-there: the kernel beside it counts that up in a word, which is then set back to 0. A stream could
-wait by itself (``WaitValue``). But nothing orders the branches of a CUDA graph: a stream that waits
-may keep back the kernel it waits for, which a kernel does not.
+Before a copy of what the kernel brings, in another stream, that stream waits until it is there: the
+kernel beside it counts that up in a word, which is then set back to 0. What the host enqueues later
+in other streams may stand behind it, since streams share queues of the GPU. So it waits by itself
+(``WaitValue``) where all that it waits for is enqueued before. Elsewhere, and in CUDA graphs, where
+nothing orders the branches, a kernel of one block waits, which keeps nothing back.
 """
 
 from __future__ import annotations
@@ -80,12 +81,13 @@ class PlanSync:
 
     def apply(
         self, rank: int, world_size: int, steps: Sequence[Step],
-        with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc],
+        with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc], recorded: bool,
     ) -> list[Step]:  # fmt: skip
         """The steps of one call on one rank, with what orders them.
 
         Args:
             with_options: a program -> the same with the plan's options.
+            recorded: whether a CUDA graph records them.
 
         Raises:
             TileWeaveError: the copies are others than in the call that was looked at.
@@ -128,9 +130,14 @@ class PlanSync:
             for other in [] if number in begun else self._together(rank, numbers, steps[place:]):
                 begun.add(other)
                 for name, index, value in self.awaited.get((rank, other), ()):
-                    wait = with_options(_wait_and_clear(regions[name].whole[1]))
-                    given = {"made": regions[name], "at": index[1], "value": value}
-                    out.append(Launch(*at[:2], WAIT, kernel=wait, program=wait, arguments=given))
+                    if recorded or not self._is_last(rank, numbers, launch, steps[place:]):
+                        wait = with_options(_wait_and_clear(regions[name].whole[1]))
+                        given = {"made": regions[name], "at": index[1], "value": value}
+                        out.append(Launch(*at[:2], WAIT, wait, wait, given))
+                    else:
+                        word = regions[name][rank, index[1]]
+                        out.append(WaitValue(*at[:2], WAIT, flag=word, value=value))
+                        out.append(WriteValue(*at[:2], WAIT, dst=word, value=0))
             out.append(step)
             for name, to, run in self.flags.get((rank, number), ()):
                 flags = regions[name][to, run]
@@ -138,9 +145,18 @@ class PlanSync:
                 out.append(CopyValue(*at, dst=flags, src=calls))
         return out
 
+    def _is_last(
+        self, rank: int, numbers: Mapping[int, int], launch: Launch, steps: Sequence[Step]
+    ) -> bool:
+        """Whether all that others wait for, the kernel and copies, is enqueued before ``steps``, or
+        among them in the stream of the first."""
+        streams = {s.stream for s in steps if (rank, numbers.get(id(s), -1)) in self.flags}
+        return streams <= {steps[0].stream} and all(s is not launch for s in steps)
+
     def _together(self, rank: int, numbers: Mapping[int, int], steps: Sequence[Step]) -> list[int]:
         """The first of ``steps``, if it waits, with those directly behind it that begin when all of
-        them can: between a kernel that waits and a copy pass 10 us, between copies 3.
+        them can: between a kernel that waits and a copy pass 10 us, or 6 where the stream waits by
+        itself, between copies 3.
 
         One copy from each rank, in one stream, that no other rank waits for: what is behind them in
         the stream comes no later than it would.

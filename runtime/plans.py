@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
@@ -193,8 +194,8 @@ class Steps:
             dst: one element of an int32 or uint32 tensor.
             value: an integer, taken modulo 2**32.
 
-        Source: CUDA driver API, cuStreamWriteValue32: a fence as by __threadfence_system(), scoped
-        to the stream, comes before the write.
+        Source: CUDA driver API, cuStreamBatchMemOp, as cuStreamWriteValue32: a fence as by
+        __threadfence_system(), scoped to the stream, comes before the write.
         """
         self._require_word("write_value", "dst", dst)
         value = self._integer("write_value", value)
@@ -230,8 +231,9 @@ class Steps:
             value: an integer, taken modulo 2**32. The word has reached it while it is at most
                 2**31 - 1 above, across wrap-around.
 
-        Source: CUDA driver API, cuStreamWaitValue32 with CU_STREAM_WAIT_VALUE_GEQ; CUDA itself does
-        not know of this order, so the host enqueues what signals before what waits.
+        Source: CUDA driver API, cuStreamBatchMemOp, as cuStreamWaitValue32 with
+        CU_STREAM_WAIT_VALUE_GEQ; CUDA itself does not know of this order, so the host enqueues what
+        signals before what waits.
         """
         self._require_own_word("wait_value", "flag", flag)
         value = self._integer("wait_value", value)
@@ -379,8 +381,9 @@ class Plan:
         return Plan(self.name, self.parameters, self.body, self.site, configs)
 
     def trace(
-        self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
-    ) -> list[Step]:
+        self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any],
+        *, recorded: bool = False,
+    ) -> list[Step]:  # fmt: skip
         """The steps of one call on one rank, in the order in which the host enqueues them: side
         streams forked first, joined last. What orders its copies and kernels is among them, where
         the plan leaves that out.
@@ -388,15 +391,15 @@ class Plan:
         Args:
             shapes: of every tensor, of one rank's part if symmetric.
             scalars: the values of the others.
+            recorded: whether a CUDA graph records them.
         """
-        key = rank, world_size, tuple(shapes.items()), tuple(scalars.items())
+        key = rank, world_size, tuple(shapes.items()), tuple(scalars.items()), recorded
         steps = self._traces.pop(key, None)
         if steps is None:
             sync = self._sync_of(world_size, shapes, scalars)
             steps = self._traced(rank, world_size, shapes, scalars)
-            steps = (
-                steps if sync is None else sync.apply(rank, world_size, steps, self._with_options)
-            )
+            if sync is not None:
+                steps = sync.apply(rank, world_size, steps, self._with_options, recorded)
         self._traces[key] = steps
         if len(self._traces) > _TRACES:
             del self._traces[next(iter(self._traces))]
@@ -405,15 +408,16 @@ class Plan:
     def launches(
         self, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> list[Launch]:
-        """A launch of each program that one call launches on some rank, in the same order whichever
-        rank asks: all compile them, so that hidden memory is at one place on all.
+        """A launch of each program that one call launches on some rank, or that a CUDA graph
+        records for it, in the same order whichever rank asks: all compile them, so that hidden
+        memory is at one place on all.
 
         Args:
             shapes, scalars: as for ``trace``.
         """
         found: dict[int, Launch] = {}
-        for rank in range(world_size):
-            for step in self.trace(rank, world_size, shapes, scalars):
+        for rank, recorded in product(range(world_size), (False, True)):
+            for step in self.trace(rank, world_size, shapes, scalars, recorded=recorded):
                 if isinstance(step, Launch):
                     found.setdefault(id(step.program), step)
         return list(found.values())
@@ -510,7 +514,8 @@ class Plan:
     def ready(self, *args: Any) -> tuple[ReadyCall, list[int]]:
         """What a call does, checked, and where its tensors lie; the first time also compiled,
         collectively. Called with other addresses it is a call with such tensors that lie elsewhere,
-        from the same thread in the same stream, as long as it is valid.
+        from the same thread in the same stream, as long as it is valid; a CUDA graph records it if
+        one is being captured now.
 
         Raises:
             TileWeaveError: an argument that does not fit the declaration, or dynamic extents, which

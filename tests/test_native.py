@@ -18,13 +18,19 @@ import tvm_ffi
 import tileweave as tw
 from tileweave.runtime import driver, enqueue, native, operations
 from tileweave.runtime.kernel import Kernel
-from tileweave.runtime.operations import DriverCall, KernelLaunch, Place, RowsCopy
+from tileweave.runtime.operations import (
+    DriverCall,
+    KernelLaunch,
+    Place,
+    RowsCopy,
+    WordCalls,
+)
 from tileweave.runtime.ready_call import ReadyCall
 from tileweave.runtime.regions import Rows
 
 HERE = Path(__file__).parent / "native"
 STREAM, SIDE, EVENT = 0x10, 0x20, 0x30
-FUNCTIONS = ("copy", "rows", "write", "record", "wait", "kernel", "wait value")
+FUNCTIONS = ("copy", "rows", "write", "record", "wait", "kernel", "wait value", "words")
 
 
 class Asked(ctypes.Structure):
@@ -143,8 +149,7 @@ def test_driver_calls(stand_in):
         DriverCall("cuStreamWaitEvent", SIDE, (SIDE, EVENT, 0)),
         DriverCall("cuMemcpyDtoDAsync", SIDE, (to.data_ptr(), Place(0, 32), 64, SIDE)),
         RowsCopy(SIDE, to.data_ptr() + 64, Place(0, 8), Rows(2, 12, 32, 16)),
-        DriverCall("cuStreamWaitValue32", SIDE, (SIDE, Place(0, 4), 0xFFFFFFFE, 0)),
-        DriverCall("cuStreamWriteValue32", SIDE, (SIDE, word, 0xFFFFFFFF, 0)),
+        WordCalls(SIDE, ((1, Place(0, 4), 0xFFFFFFFE), (2, word, 0xFFFFFFFF))),
     )
     for given in (first, second):
         call(*at(given))
@@ -154,8 +159,9 @@ def test_driver_calls(stand_in):
             ("wait", SIDE, EVENT, 0, 0),
             ("copy", to.data_ptr(), source + 32, 64, SIDE),
             ("rows", to.data_ptr() + 64, source + 8, 22, SIDE),
-            ("wait value", SIDE, source + 4, 0xFFFFFFFE, 0),
-            ("write", SIDE, word, 0xFFFFFFFF, 0),
+            ("words", SIDE, 2, 0, 0),
+            ("wait value", source + 4, 0xFFFFFFFE, 0, 0),
+            ("write", word, 0xFFFFFFFF, 0, 0),
         ]
         assert torch.equal(to[:2], given[1:3])
         flat = given.flatten()

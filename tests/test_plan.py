@@ -286,6 +286,7 @@ class Ranks:
 
     CUmemorytype = types.SimpleNamespace(CU_MEMORYTYPE_DEVICE="device")
     CUDA_MEMCPY2D = types.SimpleNamespace
+    CUstreamBatchMemOpType = staticmethod({1: "wait", 2: "write"}.get)
 
     def new_stream(self, name: str = "side") -> FakeStream:
         stream = FakeStream(self.here.log, f"{name} {len(self.here.streams)}")
@@ -320,15 +321,22 @@ class Ranks:
             dst, src = what.dstDevice + row * what.dstPitch, what.srcDevice + row * what.srcPitch
             ctypes.memmove(dst, src, what.WidthInBytes)
 
-    def cuStreamWriteValue32(self, on: str, stream: int, dst: int, value: int, flags: int) -> None:
-        self.here.log.append((on, "write", value))
-        assert (self.here.streams[stream].name, flags) == (on, 0)
-        ctypes.c_uint32.from_address(dst).value = value
+    def CUstreamBatchMemOpParams(self) -> types.SimpleNamespace:
+        word = types.SimpleNamespace()
+        return types.SimpleNamespace(word=word, waitValue=word, writeValue=word)
 
-    def cuStreamWaitValue32(self, on: str, stream: int, word: int, value: int, flags: int) -> None:
-        seen = ctypes.c_uint32.from_address(word).value
-        self.here.log.append((on, "wait for value", seen, value))
-        assert (self.here.streams[stream].name, flags) == (on, 0)
+    def cuStreamBatchMemOp(
+        self, on: str, stream: int, count: int, words: list[types.SimpleNamespace], flags: int
+    ) -> None:
+        assert (self.here.streams[stream].name, count, flags) == (on, len(words), 0)
+        for word in (w.word for w in words):
+            at = ctypes.c_uint32.from_address(word.address)
+            if word.operation == "write":
+                self.here.log.append((on, "write", word.value))
+                at.value = word.value
+            else:
+                assert word.operation == "wait"
+                self.here.log.append((on, "wait for value", at.value, word.value))
 
     def cuEventRecord(self, on: str, event: int, stream: int) -> None:
         assert event and self.here.streams[stream].name == on
@@ -457,9 +465,12 @@ def test_steps_that_the_compiler_adds_launch_their_own_kernels(every_rank, monke
 
     trace = several.trace
     monkeypatch.setattr(
-        several, "trace",
-        lambda *args: [replace(s, number=-2) if isinstance(s, Launch) else s for s in trace(*args)],
-    )  # fmt: skip
+        several,
+        "trace",
+        lambda *args, **options: [
+            replace(s, number=-2) if isinstance(s, Launch) else s for s in trace(*args, **options)
+        ],
+    )
 
     def rank(group: Group) -> int:
         world.join(group)

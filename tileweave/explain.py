@@ -324,7 +324,10 @@ def _flag_steps(trace: Sequence[Step]) -> Iterator[Operation]:
     for step in trace:
         file, _, line = step.site.rpartition(":")
         place = file, int(line or 0)
-        if isinstance(step, (WriteValue, CopyValue)):
+        if step.number == WAIT:
+            if isinstance(step, (Launch, WaitValue)):
+                yield _before_copy(step, read[step.site], place)
+        elif isinstance(step, (WriteValue, CopyValue)):
             kernel, inferred, flag = step.dst.parameter.name.partition(".")
             if inferred:
                 reason = f"the stream tells {kernel} that p.copy has ended"
@@ -337,12 +340,16 @@ def _flag_steps(trace: Sequence[Step]) -> Iterator[Operation]:
         elif isinstance(step, Launch) and step.number == BEGIN and (peers := _met(step)):
             reason = "before p.copy overwrites it: a peer may read it until its call begins"
             yield from [Operation("wait", first, *place, reason, "", "1", "started")] * peers
-        elif isinstance(step, Launch) and step.number == WAIT:
-            reason, flag = "p.copy reads what another stream brings", "arrived"
-            if "made" in step.arguments:
-                kernel, _, flag = step.arguments["made"].parameter.name.partition(".")
-                reason = f"p.copy reads what {kernel} writes beside it"
-            yield Operation("wait", read[step.site], *place, reason, "", "1", flag)
+
+
+def _before_copy(step: Launch | WaitValue, tensor: str, place: tuple[str, int]) -> Operation:
+    """A wait that was put in before a copy which reads ``tensor``."""
+    reason, flag = "p.copy reads what another stream brings", "arrived"
+    made = step.flag if isinstance(step, WaitValue) else step.arguments.get("made")
+    if made is not None:
+        kernel, _, flag = made.parameter.name.partition(".")
+        reason = f"p.copy reads what {kernel} writes beside it"
+    return Operation("wait", tensor, *place, reason, "", "1", flag)
 
 
 def _met(begin: Launch) -> int:

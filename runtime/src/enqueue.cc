@@ -62,6 +62,16 @@ struct Rows {
 };
 constexpr int kMemoryTypeDevice = 2;
 
+/*! \brief CUstreamBatchMemOpParams of cuda.h, what waits for a word or writes one. */
+struct WordOperation {
+  int kind;
+  uint64_t address;
+  uint64_t value;
+  unsigned flags;
+  uint64_t alias;
+  uint64_t unused;
+};
+
 /*! \brief The functions of the driver that plans use. */
 class Driver {
 public:
@@ -73,16 +83,14 @@ public:
       TVM_FFI_THROW(RuntimeError) << dlerror();
     Find(&copy, "cuMemcpyDtoDAsync_v2");
     Find(&copy_rows, "cuMemcpy2DAsync_v2");
-    Find(&write_value, "cuStreamWriteValue32_v2");
-    Find(&wait_value, "cuStreamWaitValue32_v2");
+    Find(&words, "cuStreamBatchMemOp_v2");
     Find(&record, "cuEventRecord");
     Find(&wait, "cuStreamWaitEvent");
   }
 
   int (*copy)(uint64_t dst, uint64_t src, size_t bytes, Stream);
   int (*copy_rows)(const Rows *, Stream);
-  int (*write_value)(Stream, uint64_t word, uint32_t value, unsigned flags);
-  int (*wait_value)(Stream, uint64_t word, uint32_t value, unsigned flags);
+  int (*words)(Stream, unsigned count, WordOperation *, unsigned flags);
   int (*record)(Event, Stream);
   int (*wait)(Stream, Event, unsigned flags);
 
@@ -206,13 +214,23 @@ Operation Made(const std::string &name, const Arguments &given,
       return driver->copy_rows(&copied, stream);
     };
   }
-  if (name == "cuStreamWriteValue32" || name == "cuStreamWaitValue32") {
-    auto function = name == "cuStreamWaitValue32" ? driver->wait_value : driver->write_value;
+  if (name == "cuStreamBatchMemOp") {
     void *stream = Handle(given[0]);
-    Place word(given[1]);
-    uint32_t value = static_cast<uint32_t>(given[2].cast<int64_t>());
-    unsigned flags = given[3].cast<int64_t>();
-    return [=](const Addresses &at) { return function(stream, word(at), value, flags); };
+    std::vector<WordOperation> words;
+    std::vector<Place> places;
+    for (size_t i = 1; i < given.size(); ++i) {
+      auto word = given[i].cast<Arguments>();
+      WordOperation operation{};
+      operation.kind = word[0].cast<int>();
+      operation.value = word[2].cast<int64_t>();
+      words.push_back(operation);
+      places.emplace_back(word[1]);
+    }
+    return [=](const Addresses &at) mutable {
+      for (size_t i = 0; i < words.size(); ++i)
+        words[i].address = places[i](at);
+      return driver->words(stream, static_cast<unsigned>(words.size()), words.data(), 0);
+    };
   }
   void *first = Handle(given[0]);
   void *second = Handle(given[1]);

@@ -31,6 +31,7 @@ class Case:
         mutated: the least world size in which every operation orders something.
         options: ``pass_configs``.
         sizes: values of a dynamic extent; ``inputs`` takes one as ``size``, or chooses one.
+        recorded: whether ``called`` does it as CUDA graphs record it.
     """
 
     make: Callable[[int], Any]
@@ -43,6 +44,7 @@ class Case:
     mutated: int = 2
     options: Mapping[str, Any] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
+    recorded: bool = False
 
     def called(self, ranks: int) -> tw.Plan:
         """The program as part of its caller's stream, which after each call reads what it finds in
@@ -59,7 +61,15 @@ class Case:
                 p.copy(given[copy], given[mine][p.rank])
 
         parameters = [*plan.parameters, *found]
-        return tw.Plan(plan.name, parameters, body, plan.site, plan.pass_configs)
+        kind = Recorded if self.recorded else tw.Plan
+        return kind(plan.name, parameters, body, plan.site, plan.pass_configs)
+
+
+class Recorded(tw.Plan):
+    """A plan whose steps are those that CUDA graphs record."""
+
+    def trace(self, *arguments: Any, **_: Any) -> list:
+        return super().trace(*arguments, recorded=True)
 
 
 CASES: dict[str, Case] = {}
@@ -703,6 +713,11 @@ class copied_reduce_scatter:
         return [{"C": total[rank]} for rank in range(len(inputs))]
 
 
+@case(resident=3, unread=("products", "parts"), mutated=3, recorded=True)
+class recorded_reduce_scatter(copied_reduce_scatter):
+    """Kernels wait instead of streams."""
+
+
 @case()
 class fetched_by_copies:
     """Each rank's copy engines fetch what the others compute, from their memory, half by half."""
@@ -771,7 +786,7 @@ class packed_gather:
                     T.copy(gathered[me, owner, row, 0], tile)
                     T.copy(tile, Y[begin + step, 0, 0])
 
-        # equivalent(fork drop, join drop): nothing before or after the call writes X
+        # equivalent(fork drop): nothing before the call writes X
         @tw.plan
         def plan(
             p: tw.Steps,

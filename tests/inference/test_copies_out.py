@@ -7,7 +7,7 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 from tileweave.runtime.plan_sync import WAIT
-from tileweave.runtime.plans import Copy, Launch
+from tileweave.runtime.plans import Copy, Launch, WaitValue, WriteValue
 
 ROWS, N, F32 = 8, 16, "float32"
 GIVEN = T.Tensor((ROWS, N), F32)
@@ -77,12 +77,21 @@ def read_last(X: GIVEN, S: MINE, R: SENT, Y: GIVEN):
             T.copy(tile, Y[block - ROWS, 0])
 
 
-def steps_of(body, ranks=2, rank=0, **configs):
+@T.prim_func
+def pass_on(S: MINE, R: SENT):
+    with T.Kernel(ROWS, threads=32) as row:
+        tile = T.alloc_shared((1, N), F32)
+        T.copy(R[W.rank(), row, 0], tile)
+        T.copy(tile, S[W.rank(), row, 0])
+
+
+def steps_of(body, ranks=2, rank=0, recorded=False, **configs):
     """Those of a plan whose parameters are X, S, R and Y."""
     parameters = {"X": GIVEN, "S": MINE, "R": SENT, "Y": GIVEN}
     given = [tw.runtime.parameters.Parameter.of(name, kind) for name, kind in parameters.items()]
     plan = tw.Plan("f", given, body, "here:1", configs)
-    return plan.trace(rank, ranks, {name: (ROWS, N) for name in parameters}, {})
+    shapes = {name: (ROWS, N) for name in parameters}
+    return plan.trace(rank, ranks, shapes, {}, recorded=recorded)
 
 
 def said(body, **options):
@@ -98,10 +107,55 @@ def test_a_kernel_waits_for_what_a_copy_takes():
                 p.copy(R[peer, rows], S[p.rank, rows], stream="copies")
 
     steps = said(body, rank=1)
+    assert [type(s) for s in steps] == [Launch, *[WaitValue, WriteValue, Copy] * 2]
+    for half, (wait, clear) in enumerate(zip(steps[1::3], steps[2::3], strict=True)):
+        assert {(s.stream, s.number) for s in (wait, clear)} == {("copies", WAIT)}
+        assert wait.flag == clear.dst
+        assert (wait.flag.start, wait.value, clear.value) == ((1, half), 4, 0)  # rows, each is 1
+
+    steps = said(body, rank=1, recorded=True)
     assert [type(s) for s in steps] == [Launch, *[Launch, Copy] * 2]
     for half, wait in enumerate(steps[1::2]):
         assert (wait.stream, wait.number) == ("copies", WAIT)
-        assert (wait.arguments["at"], wait.arguments["value"]) == (half, 4)  # rows, each is 1
+        assert (wait.arguments["at"], wait.arguments["value"]) == (half, 4)
+
+
+def launch_first(p, X, S, R, Y):
+    p.launch(read_last, X, S, R, Y)
+    p.copy(R[1 - p.rank], S[p.rank], stream="copies")
+
+
+def launch_last(p, X, S, R, Y):
+    p.copy(R[1 - p.rank], S[p.rank], stream="copies")
+    p.launch(read_last, X, S, R, Y)
+
+
+def send_first(p, X, S, R, Y):
+    p.copy(R[1 - p.rank], X, stream="send")
+    p.launch(pass_on, S, R)
+    p.copy(Y, S[1 - p.rank], stream="fetch")
+
+
+def fetch_first(p, X, S, R, Y):
+    p.launch(pass_on, S, R)
+    p.copy(Y, S[1 - p.rank], stream="fetch")
+    p.copy(R[1 - p.rank], X, stream="send")
+
+
+@pytest.mark.parametrize(
+    ("body", "streams"),
+    [
+        (launch_first, {"copies"}),
+        (launch_last, set()),
+        (send_first, {"fetch"}),
+        (fetch_first, set()),
+    ],
+)
+def test_streams_wait_by_themselves_for_what_is_enqueued_before(body, streams):
+    """What comes later may stand behind them in a queue of the GPU."""
+    steps = said(body)
+    assert {s.stream for s in steps if isinstance(s, WaitValue)} == streams
+    assert bool(streams) != any(isinstance(s, Launch) and s.number == WAIT for s in steps)
 
 
 def test_what_several_copies_take_is_waited_for_once():
@@ -110,7 +164,8 @@ def test_what_several_copies_take_is_waited_for_once():
         for peer in p.peers():
             p.copy(R[peer], S[p.rank], stream="copies")
 
-    assert [type(s) for s in said(body, ranks=3)] == [Launch, Launch, Copy, Copy]
+    expected = [Launch, WaitValue, WriteValue, Copy, Copy]
+    assert [type(s) for s in said(body, ranks=3)] == expected
 
 
 def test_a_copy_behind_the_kernel_in_its_stream_waits_for_nothing():
@@ -127,7 +182,7 @@ def test_what_the_kernel_only_reads_is_not_waited_for():
         p.copy(R[1 - p.rank], S[p.rank], stream="there")
         p.copy(Y, R[p.rank], stream="back")
 
-    waits = [s for s in said(body) if s.number == WAIT]
+    waits = [s for s in said(body) if isinstance(s, WaitValue)]
     assert [s.stream for s in waits] == ["there"]
 
 

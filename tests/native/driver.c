@@ -21,11 +21,18 @@ typedef struct {
 } Rows;
 
 typedef struct {
+  int kind;
+  uint64_t address, value;
+  unsigned flags;
+  uint64_t alias, unused;
+} WordOperation;
+
+typedef struct {
   int64_t function;
   uint64_t arguments[4];
 } Asked;
 
-enum { COPY, ROWS, WRITE, RECORD, WAIT, KERNEL, WAIT_VALUE };
+enum { COPY, ROWS, WRITE, RECORD, WAIT, KERNEL, WAIT_VALUE, WORDS };
 
 Asked asked[256];
 int64_t count;
@@ -53,15 +60,14 @@ int cuMemcpy2DAsync_v2(const Rows *r, void *stream) {
   return status;
 }
 
-int cuStreamWriteValue32_v2(void *stream, uint64_t dst, uint32_t value, unsigned flags) {
-  int status = note(WRITE, (uint64_t)stream, dst, value, flags);
-  if (!status)
-    *(uint32_t *)dst = value;
+int cuStreamBatchMemOp_v2(void *stream, unsigned words, WordOperation *of, unsigned flags) {
+  int status = note(WORDS, (uint64_t)stream, words, flags, 0);
+  for (unsigned i = 0; !status && i < words; i++) {
+    note(of[i].kind == 1 ? WAIT_VALUE : WRITE, of[i].address, of[i].value, of[i].flags, 0);
+    if (of[i].kind == 2)
+      *(uint32_t *)of[i].address = of[i].value;
+  }
   return status;
-}
-
-int cuStreamWaitValue32_v2(void *stream, uint64_t word, uint32_t value, unsigned flags) {
-  return note(WAIT_VALUE, (uint64_t)stream, word, value, flags);
 }
 
 int cuEventRecord(void *event, void *stream) {

@@ -42,7 +42,7 @@ from tileweave.ops.tiles import (
 )
 from tileweave.ops.tiles import FP8 as FP8_TILES
 from tileweave.passes.sizes import named
-from tileweave.runtime.plans import Copy, CopyValue, Launch
+from tileweave.runtime.plans import Copy, CopyValue, Launch, WaitValue
 
 TILES = Tiles(16, 16, 16, stages=2, threads=32, band=1)
 EVEN, TAILS = (16, 32, 32), (24, 40, 24)
@@ -374,13 +374,15 @@ def test_signals_that_leave_a_loop_do_not_name_it():
     assert len(signals) == 3 and not any("_tmp" in s for s in signals)
 
 
-def test_sums_are_fetched_together():
+@pytest.mark.parametrize(("recorded", "wait"), [(False, WaitValue), (True, Launch)])
+def test_sums_are_fetched_together(recorded, wait):
     """Copies of a band, one from each peer, stand behind all that they wait for; what the peer that
     is served last gets is not copied."""
     plan = matmul_all_reduce_plan(192, 16, 16, 4, "float16", False, TILES)
     shapes = {p.name: tuple(p.extents) for p in plan.parameters}
-    steps = [s for s in plan.trace(0, 4, shapes, {}) if s.stream == "copies"]
-    kinds = "".join({Launch: "w", Copy: "c", CopyValue: "f"}.get(type(s), "") for s in steps)
+    steps = plan.trace(0, 4, shapes, {}, recorded=recorded)
+    steps = [s for s in steps if s.stream == "copies"]
+    kinds = "".join({wait: "w", Copy: "c", CopyValue: "f"}.get(type(s), "") for s in steps)
     sent, fetched = 2 * "wcf", "wwwccc"
     assert kinds == sent + 2 * (sent + fetched) + fetched
 
@@ -389,7 +391,7 @@ def test_ranks_without_rows_compile_what_the_others_launch():
     """Of 31 rows one rank has all sums, which the others fetch; it has nobody to fetch from."""
     plan = matmul_all_reduce_plan(31, 16, 16, 4, "float16", False, LARGE)
     shapes = {p.name: tuple(p.extents) for p in plan.parameters}
-    traces = [plan.trace(rank, 4, shapes, {}) for rank in range(4)]
+    traces = [plan.trace(rank, 4, shapes, {}, recorded=True) for rank in range(4)]
     of_ranks = [{id(s.program) for s in steps if isinstance(s, Launch)} for steps in traces]
     assert of_ranks[0] < of_ranks[1] == of_ranks[2]
     assert {id(program) for program in plan.kernels(4)} == of_ranks[1]

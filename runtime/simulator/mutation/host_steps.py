@@ -97,5 +97,5 @@ class ChangedPlan(Plan):
         self.__dict__.update(plan.__dict__)
         self._plan, self._edit = plan, edit
 
-    def trace(self, *arguments: Any) -> list[Step]:
-        return self._edit(self._plan.trace(*arguments))
+    def trace(self, *arguments: Any, **options: Any) -> list[Step]:
+        return self._edit(self._plan.trace(*arguments, **options))
