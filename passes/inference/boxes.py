@@ -33,11 +33,13 @@ class Boxes:
         mask: in which iterations it happens, and touches something.
         block: number of the block that runs it, in launch order.
         repeats: how many iterations do the very same.
-        extents: of each axis behind the rank's before clipping; one number where it is constant.
         outside: axes behind the rank's on which some boxes lie wholly behind the end.
         skipped: numbers of the loops around it that sometimes have no round.
         open_axes, open_loops, is_certain: of a read at a place that only the running kernel knows,
             see ``Region``: the last axes of the arrays are over all places.
+        shifts: of each axis, the rank's first, how far behind the place of the first round of
+            ``access.inner`` the box begins, as where a condition leaves rounds out; None where that
+            differs.
     """
 
     access: Access
@@ -48,12 +50,30 @@ class Boxes:
     mask: np.ndarray
     block: np.ndarray
     repeats: int
-    extents: tuple[int | None, ...]
     outside: tuple[int, ...] = ()
     skipped: tuple[int, ...] = ()
     open_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     open_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     is_certain: bool = True
+    shifts: tuple[int | None, ...] = ()
+
+    def shift(self, axis: int) -> int:
+        """See ``shifts``.
+
+        Raises:
+            LanguageError: it differs.
+        """
+        found = self.shifts[axis] if self.shifts else 0
+        if found is None:
+            raise self.refused(
+                "leaves out first rounds of a loop, not always as many",
+                "a condition that leaves out the same ones",
+            )
+        return found
+
+    def refused(self, what: str, expected: str) -> LanguageError:
+        """What is raised where nothing can be said of the access, which does ``what``."""
+        return _refused(self.access, what, expected)
 
     def flat(self, *more: np.ndarray) -> tuple[np.ndarray, ...]:
         """``rank, home, low..., high..., *more`` of the iterations in which it happens."""
@@ -213,6 +233,10 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
         np.any((b > n) & happens) for b, n in zip(high[1:], shape[1:], strict=True)
     ):
         raise _refused(access, "runs over the end of a row", "part of a row, or whole rows")
+    shifts = tuple(
+        _constant(*_where(happens, [a - _first(start, inner)]))
+        for a, start in zip(low, starts if inner else (), strict=bool(inner))
+    )
     clipped = [
         (np.maximum(a, 0), np.minimum(b, n)) for a, b, n in zip(low, high, shape, strict=True)
     ]
@@ -229,8 +253,7 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     return Boxes(
         access, space.rank, home, tuple(c[0] for c in clipped[1:]),
         tuple(c[1] for c in clipped[1:]), happens, block, repeats,
-        tuple(_constant(b - a) for a, b in zip(low[1:], high[1:], strict=True)), outside, skipped,
-        region.open_axes, region.open_loops, region.is_certain,
+        outside, skipped, region.open_axes, region.open_loops, region.is_certain, shifts,
     )  # fmt: skip
 
 
@@ -268,8 +291,18 @@ def merged_bounds(space, starts, extents, mask, inner):
     return low, high
 
 
+def _first(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """``values`` in the first rounds of the loops of ``axes``."""
+    for axis in axes:
+        values = np.take(values, [0], axis=axis)
+    return values
+
+
 def _constant(values: np.ndarray) -> int | None:
-    return int(values.flat[0]) if values.size and np.ptp(values) == 0 else None
+    """The one of ``values``, 0 of none; None if they differ."""
+    if not values.size:
+        return 0
+    return int(values.flat[0]) if np.ptp(values) == 0 else None
 
 
 def _refused(access: Access, what: str, expected: str) -> LanguageError:

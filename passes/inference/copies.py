@@ -75,7 +75,6 @@ class Copies:
         return Boxes(
             stands_for, rank, start[0], tuple(start[1:]), tuple(high[1:]),
             np.ones(len(rank), np.bool_), np.zeros(len(rank), np.int64), 1,
-            (None,) * (len(start) - 1),
         )  # fmt: skip
 
 

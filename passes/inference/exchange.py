@@ -166,7 +166,7 @@ class Exchange:
         """
         access = boxes.access
         for axis in boxes.outside:
-            start = self.symbols.at_start(access.starts[1 + axis], [*left, *access.inner])
+            start = self.symbols.start(boxes, 1 + axis, [*left, *access.inner])
             extent = boxes.access.tensor.shape[1 + axis]
             stmt = tirx.IfThenElse(simple(tirx.LT(start, extent)), stmt, None)
         return stmt

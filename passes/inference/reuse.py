@@ -88,7 +88,7 @@ def _wait(
     access, symbols = boxes.access, exchange.symbols
     kept = loops_kept(access, boxes, [boxes.home])
     left = access.loops[kept:]
-    home = symbols.simplified(symbols.at_start(access.starts[0], [*left, *access.inner]), access)
+    home = symbols.simplified(symbols.start(boxes, 0, [*left, *access.inner]), access)
     known, readers = boxes.ranks_and_homes(), _readers_of(traffic, scratch)
     only_home = all((int(readers[h]) ^ 1 << h) & ~(1 << r) == 0 for r, h in known)
     key = str(home)

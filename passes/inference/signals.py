@@ -97,7 +97,7 @@ def _signal_of(
         expr = sink.of_round_before(expr) if sink is not None else expr
         return symbols.simplified(expr, access)
 
-    home = simple(symbols.at_start(access.starts[0], [*left, *access.inner]))
+    home = simple(symbols.start(boxes, 0, [*left, *access.inner]))
     granule = simple(counter.granules.index(boxes, symbols, left))
     count = _count(counter, boxes, symbols, left)
     for loop in left:
@@ -109,16 +109,36 @@ def _signal_of(
 
 def _count(counter: Counter, boxes: Boxes, symbols: Symbols, left: Sequence[Loop]) -> tirx.PrimExpr:
     """Units that one access brings, as an expression; as many in all rounds of ``left``."""
-    access = boxes.access
-    _, _, *bounds = boxes.flat(elements_of(boxes))
-    counts = np.unique(bounds[-1])
-    if len(counts) == 1:
+    counts = boxes.flat(elements_of(boxes))[-1]
+    if np.ptp(counts) == 0:
         return tirx.IntImm("int32", int(counts[0]) // counter.unit)
     elements: tirx.PrimExpr = tirx.IntImm("int32", 1)
-    for start, extent, constant, size in zip(
-        access.starts[1:], access.extents[1:], boxes.extents, counter.granules.shape, strict=True
-    ):
-        whole = extent if constant is None else tirx.IntImm("int32", constant)
-        first, whole = (symbols.at_start(e, [*left, *access.inner]) for e in (start, whole))
-        elements = elements * tirx.min(whole, size - first)
+    for axis in range(len(boxes.low)):
+        elements = elements * _extent(counter, boxes, axis, symbols, left)
     return elements // counter.unit
+
+
+def _extent(
+    counter: Counter, boxes: Boxes, axis: int, symbols: Symbols, left: Sequence[Loop]
+) -> tirx.PrimExpr:
+    """How much of an axis behind the rank's one access touches, as an expression.
+
+    Raises:
+        LanguageError: conditions decide it otherwise than by an end that nothing goes beyond.
+    """
+    access, loops = boxes.access, [*left, *boxes.access.inner]
+    low, high = boxes.where(boxes.low[axis], boxes.high[axis])
+    most, end = int((high - low).max()), int(high.max())
+    if np.ptp(high - low) == 0:
+        return tirx.IntImm("int32", most)
+    if np.array_equal(high - low, np.minimum(most, end - low)):
+        whole = tirx.IntImm("int32", most)
+    elif not access.inner:
+        whole = symbols.at_start(access.extents[1 + axis], loops)
+        end = counter.granules.shape[axis]
+    else:
+        raise boxes.refused(
+            f"touches {int((high - low).min())} to {most} elements along an axis",
+            "as many each time, or fewer only before an end that nothing goes beyond",
+        )
+    return tirx.min(whole, end - symbols.start(boxes, 1 + axis, loops))

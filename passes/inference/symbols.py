@@ -47,7 +47,8 @@ class Symbols:
         if axis in boxes.open_axes:
             return boxes.open_axes[axis]
         resolved = self.in_place if in_place else self.at_start
-        return resolved(boxes.access.starts[axis], loops)
+        start = resolved(boxes.access.starts[axis], loops)
+        return start + shift if (shift := boxes.shift(axis)) else start
 
     def in_place(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
         """``at_start``; but where there are no loops to leave, ``expr`` as it stands in the
