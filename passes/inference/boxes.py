@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from tvm import tirx
+from tvm.tirx.stmt_functor import substitute
 
 from ...builtins.errors import LanguageError
 from ..walk import in_words
 from .accesses import Access, Program
 from .space import NotEvaluable, Space
+from .symbols import Symbols
 from .unknown import Region, possible_region
 
 _TABLE = 1 << 25
@@ -37,6 +39,9 @@ class Boxes:
         skipped: numbers of the loops around it that sometimes have no round.
         open_axes, open_loops, is_certain: of a read at a place that only the running kernel knows,
             see ``Region``: the last axes of the arrays are over all places.
+        asked: conditions inside the statement that the whole block reaches, in a round of
+            ``access.inner`` in which they hold if they do in any; none if they do in some round of
+            each iteration.
         shifts: of each axis, the rank's first, how far behind the place of the first round of
             ``access.inner`` the box begins, as where a condition leaves rounds out; None where that
             differs.
@@ -55,6 +60,7 @@ class Boxes:
     open_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     open_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     is_certain: bool = True
+    asked: tuple[tirx.PrimExpr, ...] = ()
     shifts: tuple[int | None, ...] = ()
 
     def shift(self, axis: int) -> int:
@@ -225,6 +231,8 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     if np.any((high[0] - low[0] != 1) & mask.any(axis=inner, keepdims=True)):
         raise _refused(access, "touches the copies of several ranks at once", "one rank a time")
     happens: np.ndarray = np.logical_or.reduce(mask, axis=inner, keepdims=True)
+    inlined = Symbols(program, world_size).inlined
+    asked = _asked(access, region, space, mask, happens, inlined)
     home = np.where(happens, low[0], 0)
     if np.any((home < 0) | (home >= world_size)):
         found = sorted(set(home[(home < 0) | (home >= world_size)].ravel().tolist()))
@@ -253,7 +261,39 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     return Boxes(
         access, space.rank, home, tuple(c[0] for c in clipped[1:]),
         tuple(c[1] for c in clipped[1:]), happens, block, repeats,
-        outside, skipped, region.open_axes, region.open_loops, region.is_certain, shifts,
+        outside, skipped, region.open_axes, region.open_loops, region.is_certain,
+        asked, shifts,
+    )  # fmt: skip
+
+
+def _asked(
+    access: Access, region: Region, space: Space, mask: np.ndarray, happens: np.ndarray,
+    inlined: Callable[[tirx.PrimExpr], tirx.PrimExpr],
+) -> tuple[tirx.PrimExpr, ...]:  # fmt: skip
+    """See ``Boxes.asked``."""
+    outer = access.conditions[: len(access.branches)]
+    within = [c for c in region.conditions if not any(c.same_as(o) for o in outer)]
+    axes = range(len(access.loops) + 1, len(access.loops) + 1 + len(access.inner))
+    reached = np.logical_or.reduce(space.inside, axis=tuple(axes), keepdims=True)
+    for condition in region.conditions:
+        if not any(condition.same_as(c) for c in within):
+            reached = reached & space.of(condition).astype(np.bool_)
+    if not within or not np.any(reached & ~happens):
+        return ()
+    often = mask.sum(axis=tuple(a for a in range(mask.ndim) if a not in axes))
+    rounds = np.unravel_index(np.argmax(often), often.shape)
+    at = mask
+    for axis, number in zip(axes, rounds, strict=True):
+        at = np.take(at, [number], axis=axis)
+    if np.all((at & reached) == happens):
+        first = {
+            loop.var: loop.min + int(number)
+            for loop, number in zip(access.inner, rounds, strict=True)
+        }
+        return tuple(substitute(inlined(condition), first) for condition in within)
+    raise _refused(
+        access, "leaves out all rounds of a loop, where its conditions do not all hold in one",
+        "conditions that hold in one certain round if in any",
     )  # fmt: skip
 
 

@@ -159,12 +159,15 @@ class Exchange:
         self, stmt: tirx.Stmt, boxes: Boxes, simple: Callable[[tirx.PrimExpr], tirx.PrimExpr],
         left: Sequence[Loop],
     ) -> tirx.Stmt:  # fmt: skip
-        """``stmt`` where the box of an access does not lie wholly behind the end of the tensor.
+        """``stmt`` where conditions leave some of an access, and its box does not lie wholly behind
+        the end of the tensor.
 
         Args:
             left: loops that ``stmt`` has left.
         """
         access = boxes.access
+        for condition in boxes.asked:
+            stmt = tirx.IfThenElse(simple(self.symbols.at_start(condition, left)), stmt, None)
         for axis in boxes.outside:
             start = self.symbols.start(boxes, 1 + axis, [*left, *access.inner])
             extent = boxes.access.tensor.shape[1 + axis]

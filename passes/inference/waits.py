@@ -93,7 +93,7 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
         if number in boxes.open_loops or number in boxes.skipped
     ]  # fmt: skip
     is_fixed = not any(has_loads(index) for index in _places(counter, boxes))
-    if is_fixed and not boxes.outside and not rounds:
+    if is_fixed and not boxes.outside and not boxes.asked and not rounds:
         done.append((key, access, kept))
     home = symbols.simplified(symbols.start(boxes, 0, loops, in_place=True), access)
     granule = counter.granules.index(boxes, symbols, left, in_place=True)

@@ -61,6 +61,28 @@ def test_right(write, ranks):
         np.testing.assert_array_equal(found[rank]["Y"], inputs[rank - 1]["X"])
 
 
+@T.prim_func
+def beyond_the_end(
+    X: T.Tensor((ROWS, N), F32), S: W.Symmetric((ROWS, N), F32), Y: T.Tensor((ROWS, N), F32)
+):
+    """The last block writes and reads nothing."""
+    with T.Kernel(4, threads=32) as block:
+        for i, j in T.Parallel(8, N):
+            row = block * 8 + 7 - i
+            if row < ROWS:
+                S[(W.rank() + 1) % 2, row, j] = X[row, j]
+        for i, j in T.Parallel(8, N):
+            if block * 8 + i < ROWS:
+                Y[block * 8 + i, j] = S[W.rank(), block * 8 + i, j]
+
+
+def test_blocks_that_do_nothing():
+    inputs = [{"X": np.full((ROWS, N), rank + 1, np.float32)} for rank in range(2)]
+    found = tw.simulate(beyond_the_end, 2, inputs, schedules=3, epochs=3)
+    for rank in range(2):
+        np.testing.assert_array_equal(found[rank]["Y"], inputs[1 - rank]["X"])
+
+
 @T.macro
 def rows_at(X, S, block, first, end):
     for i, j in T.Parallel(8, N):
@@ -80,10 +102,22 @@ def later_each_time(X, S, block):
     rows_at(X, S, block, 0, block)
 
 
+@T.macro
+def none_or_two(X, S, block):
+    tail(X, S, 1)
+    for i, j in T.Parallel(8, N):
+        if i // 2 == block * 2:
+            S[(W.rank() + 1) % W.world_size(), block * 16 + i, j] = X[i, j]
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
         (differently_many, "touches 1 to 3 elements along an axis; expected as many each time"),
+        (
+            none_or_two,
+            "leaves out all rounds of a loop, where its conditions",
+        ),
         (later_each_time, "leaves out first rounds of a loop, not always as many; expected"),
     ],
 )
