@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import zip_longest
 from math import ceil
 
 import numpy as np
@@ -52,6 +51,11 @@ _BEHIND_COPY, _BEHIND_WORD = 6.0, 7.0
 """From a copy, or the writing of a word, until a copy behind a wait for words."""
 _JOINED = 11.0
 """From the last copy to the end of the call."""
+_PIECE, _SHORT_OF_A_TURN = 4.0, 8.0
+"""How much longer the kernel takes for each piece behind the first, and if these are computed in
+less than a turn of all blocks."""
+_TOLD, _FETCHED_BY_SMS = 8.0, 340e3
+"""Until blocks fetch what the last tiles have become, and bytes that all of them get in a us."""
 _STORING = 1.1
 """How much longer tiles take whose results are stored over NVLink."""
 _STORED, _AT_LEAST = 33.0, 6.0
@@ -113,7 +117,7 @@ def summed_us(
     shared: bool = False,
 ) -> float:  # fmt: skip
     """``summed_matmul`` between copy engines that bring products, and, if its sums are ``shared``,
-    these, too.
+    these, too, but for the last piece, which its blocks fetch.
 
     Args:
         share, N, K, ranks, tiles: as for the program.
@@ -147,7 +151,11 @@ def summed_us(
             for arrival in copies.arrivals(piece):
                 of_turn[own] = np.maximum(of_turn[own], arrival) + adding
             copies.made(owners[own], pieces[own], of_turn[own])
-    return max(float(ends.max()) + _END, copies.end + _JOINED * shared)
+    end = float(ends.max()) + _END
+    if shared and ranks > 1:
+        end += _PIECE * (len(extents) - 1) + _SHORT_OF_A_TURN * (of_piece < walk.blocks)
+        end += _TOLD + (ranks - 1) * copies.nbytes[-1] / _FETCHED_BY_SMS
+    return max(end, copies.end + _JOINED * (len(extents) > 1) * shared)
 
 
 def stored_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
@@ -215,15 +223,15 @@ class Copies:
     Args:
         nbytes: of each piece of an owner.
         tiles: how many each of them has.
-        shared: whether sums are brought, too: an own piece then goes to all peers, from which this
-            rank gets theirs meanwhile.
+        shared: whether sums are brought, too, but for the last piece: an own piece then goes to all
+            peers, from which this rank gets theirs meanwhile.
         late: whether the kernel stores what is for the last peer.
     """
 
     def __init__(
         self, nbytes: list[float], tiles: list[int], ranks: int, shared: bool, late: bool
     ) -> None:
-        self._nbytes, self._ranks, self._late = nbytes, ranks, late
+        self.nbytes, self._ranks, self._late = nbytes, ranks, late
         pieces, peers = range(len(nbytes)), range(1, ranks - late)
         self._left = {(owner, piece): tiles[piece] for owner in range(ranks) for piece in pieces}
         self._ready = dict.fromkeys(self._left, 0.0)
@@ -233,11 +241,10 @@ class Copies:
         if not shared:
             self._next.extend((peer, piece) for peer in peers for piece in pieces)
         elif ranks > 1:
-            for sent, summed in zip_longest(pieces, [None, *pieces]):
-                if sent is not None:
-                    self._next.extend((peer, sent) for peer in peers)
-                if summed is not None:
-                    self._next.append((0, summed))
+            for sent in pieces:
+                self._next.extend((peer, sent) for peer in peers)
+                if sent:
+                    self._next.append((0, sent - 1))
         self.end = _MEETING - _BEHIND_COPY
         """When all is brought that could be so far."""
 
@@ -248,13 +255,13 @@ class Copies:
             self._left[owner, piece] -= len(these)
             self._ready[owner, piece] = max(self._ready[owner, piece], float(these.max()))
             if self._late and owner == self._ranks - 1 and not self._left[owner, piece]:
-                stored = self._ready[owner, piece] + self._nbytes[piece] / _PUSHED
+                stored = self._ready[owner, piece] + self.nbytes[piece] / _PUSHED
                 self._arrived[piece].append(stored + _SEEN)
         while self._next and not self._left[self._next[0]]:
             self._copy(*self._next.popleft())
 
     def _copy(self, owner: int, piece: int) -> None:
-        nbytes = self._nbytes[piece]
+        nbytes = self.nbytes[piece]
         begins = max(self.end + _BEHIND_COPY, self._ready[owner, piece] + _BEHIND_WORD)
         if owner:
             self.end = begins + nbytes / _PUSHED + _FLAG

@@ -5,7 +5,7 @@ the torch operator with its gradient.
 """
 
 from dataclasses import replace
-from itertools import islice, zip_longest
+from itertools import islice
 from math import ceil
 from typing import Any, ClassVar
 
@@ -165,11 +165,12 @@ def matmul_all_reduce_plan(
     biased: bool = False, out_dtype: str | None = None,
 ) -> Plan:  # fmt: skip
     """The plan: that of ``matmul_reduce_scatter``, but that copy engines also fetch the sums of the
-    others, as they become ready."""
+    others, as they become ready; those of the last piece the kernel fetches."""
     out_dtype = out_dtype or dtype
     share = rows_of_owner(M, ranks, tiles)
     kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype, M)
-    stores = late(share, N, ranks, tiles)
+    stores, pieces = late(share, N, ranks, tiles), tiles.pieces(share, N)
+    copied = ranks > 1 and len(pieces) > 1
 
     @plan
     def matmul_all_reduce(
@@ -182,15 +183,14 @@ def matmul_all_reduce_plan(
         products: W.Symmetric((ranks, share, N), out_dtype),
         parts: W.Symmetric((ranks, share, N), out_dtype),
         latest: W.Symmetric((share, N), out_dtype) if stores else None,
-        sums: W.Symmetric((share, N), out_dtype),
+        sums: W.Symmetric((share, N), out_dtype) if copied else None,
         identity: identity_of(tiles, ranks, dtype),
         C: T.Tensor((M, N), out_dtype),
     ):
         p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, latest, sums, identity, C)
-        pieces = tiles.pieces(share, N)
         # In the order in which the kernel takes them, see W.own_last.
-        for sent, summed in zip_longest(pieces, [None, *pieces]):
-            for peer in islice(p.peers(), ranks - 1 - stores) if sent else ():
+        for sent, summed in zip(pieces, [None, *pieces[:-1]], strict=True):
+            for peer in islice(p.peers(), ranks - 1 - stores):
                 made, theirs = products[p.rank, peer], parts[peer, p.rank]
                 p.copy(theirs[sent], made[sent], stream="copies")
             if not summed:

@@ -13,6 +13,7 @@ import tilelang.language as T
 import torch
 
 from .. import language as W
+from ..passes import split_options
 from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
@@ -27,6 +28,7 @@ from .epilogue import (
     scale,
     scale_of,
 )
+from .fetched import Fetched, fetch
 from .forecast import one_shot_us, stored_us, summed_us
 from .identity import identities, identity_of, steps_of
 from .operators import Choice, Operator
@@ -220,7 +222,8 @@ def summed_matmul(
 
     Args:
         shared: rows of A and C of an all-reduce, ``ranks * share`` at most; 0 for none. C then has
-            all of them, and own sums are put into its own rows and into ``sums`` (share, N).
+            all of them, and own sums are put into its own rows and into ``sums`` (share, N), whence
+            copies bring them; those of the last piece into ``rest``, which blocks fetch.
     """
     out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
@@ -229,6 +232,8 @@ def summed_matmul(
     adding = (ranks - 1) * each
     stores = late(share, N, ranks, tiles)
     chunk = tiles.of_piece(N) if shared else None  # copies fetch sums piece by piece
+    fetched, fetches = Fetched.of(share, N, tiles), bool(shared and ranks > 1)
+    copied = fetches and fetched.first > 0
 
     @T.prim_func
     def summed_matmul(
@@ -240,7 +245,7 @@ def summed_matmul(
         products: W.Symmetric((ranks, share, N), out_dtype),
         parts: W.Symmetric((ranks, share, N), out_dtype),
         latest: W.Symmetric((share, N), out_dtype) if stores else None,
-        sums: W.Symmetric((share, N), out_dtype) if shared else None,
+        sums: W.Symmetric((share, N), out_dtype) if copied else None,
         identity: identity_of(tiles, ranks, dtype),
         C: T.Tensor((shared or share, N), out_dtype),
     ):
@@ -249,6 +254,8 @@ def summed_matmul(
             B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
             C_tile = T.alloc_shared((half, tiles.N), out_dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+            if fetches:
+                rest = W.alloc_symmetric((fetched.rows, fetched.columns), out_dtype)
 
             me = W.rank()
             served_last, serves_last = (me + ranks - 1) % ranks, (me + 1) % ranks
@@ -303,13 +310,23 @@ def summed_matmul(
                                         total[first + i, j] += C_tile[i, j]
                         if biased:
                             add_bias(total, bias, n)
-                        for first in T.unroll(0, tiles.M, half):
-                            T.copy(total[first : first + half, :], C_tile)
-                            T.copy(C_tile, C[(me * share if shared else 0) + m + first, n])
-                            if shared:
-                                T.copy(C_tile, sums[me, m + first, n])
+                        if fetches and tile >= fetched.first:
+                            for first in T.unroll(0, tiles.M, half):
+                                T.copy(total[first : first + half, :], C_tile)
+                                T.copy(C_tile, C[me * share + m + first, n])
+                                T.copy(C_tile, rest[me, m - fetched.m + first, n - fetched.n])
+                        else:
+                            for first in T.unroll(0, tiles.M, half):
+                                T.copy(total[first : first + half, :], C_tile)
+                                T.copy(C_tile, C[(me * share if shared else 0) + m + first, n])
+                                if copied:
+                                    T.copy(C_tile, sums[me, m + first, n])
 
-    return summed_matmul
+            if fetches:
+                fetch(rest, C, share, fetched, block, walk.blocks, ranks)
+
+    granules = {"rest": fetched.granule} if fetches else {}
+    return split_options(summed_matmul, {"tileweave.granule": granules})[0]
 
 
 def matmul_reduce_scatter_plan(

@@ -295,7 +295,7 @@ show(one_shot_program(72, 8200, 1800, 4, "bfloat16", True, SMALL))
 show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 
 # Both exchanges by copy engines: the stream is told of products and, behind both places where they are
-# stored, of sums.
+# stored, of sums; the last of them are fetched, 16 bytes at a time, by blocks that have no tile left.
 # CHECK-LABEL: TEST: summed_matmul
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
 # CHECK: tl::tma_load(parts_desc
@@ -303,11 +303,21 @@ show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 # CHECK: tl::tma_store(products_desc
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_made[
 # CHECK: tl::tma_store(C_desc
+# CHECK: tl::tma_store(rest_desc
+# CHECK: tw::complete_bulk_stores();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(rest_arrived[
+# CHECK: tl::tma_store(C_desc
 # CHECK: tl::tma_store(sums_desc
+# CHECK: tw::complete_bulk_stores();
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_
 # CHECK-NOT: tw::wait_reached
-walked = WALKED[0]
-show(launched(matmul_all_reduce_plan(4096, 8192, 7168, 4, "bfloat16", True, walked)))
+# CHECK: for (int turn
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(rest_arrived[
+# CHECK: *(uint4*)(held {{.*}} = *(uint4*)(rest
+# CHECK: *(uint4*)(C {{.*}} = *(uint4*)(held
+# CHECK-NOT: tma_
+cut = replace(WALKED[0], cut=2)
+show(launched(matmul_all_reduce_plan(4096, 8192, 7168, 4, "bfloat16", True, cut)))
 
 # Tiles go to the peers as boxes of the TMA, which are complete before they are announced.
 # CHECK-LABEL: TEST: reduce_scatter

@@ -34,17 +34,16 @@ SHARED = {
 """us of 4 ranks, in tiles of 128 x 256, but where all-gathers took 224 columns; by (N, K) of all
 ranks. None where that was not measured, or with another program than there is now; sums of 4096
 columns are not there, which waited for kernels that waited."""
-BY_THEMSELVES = {
-    (1024, 8192, 7168): (169, 215), (2048, 8192, 7168): (None, 364), (2048, 4096, 3584): (89, 133),
-    (4096, 4096, 3584): (None, 215), (8192, 4096, 3584): (None, 384),
+FETCHED = {
+    (512, 8192, 7168): 124, (1024, 8192, 7168): 203, (2048, 8192, 7168): 353,
+    (4096, 8192, 7168): 680, (1024, 4096, 3584): 82, (2048, 4096, 3584): 122,
+    (4096, 4096, 3584): 207, (8192, 4096, 3584): 375,
 }  # fmt: skip
-"""us of 2 ranks whose streams wait by themselves: sums of each rank's rows, and of all for all, as
-the table cuts them; by M, N and a rank's K."""
+"""us of 2 ranks, what is summed for all as the table cuts it, the last piece fetched by blocks; by
+M, N and a rank's K."""
 BETWEEN_TWO = {
-    (4096, 8192, 7168): (634, {(4, 1): 707, (8, 1): 715, (8, 2): 697, (8, 4): 728}),
-    (8192, 8192, 7168): (1275, {(4, 1): 1378, (8, 1): 1379, (8, 2): 1358, (8, 4): 1407}),
-    (4096, 16384, 13312): (2318, {(4, 1): 2477, (8, 1): 2475, (8, 2): 2431, (8, 4): 2405}),
-    (8192, 4096, 3584): (338, {(8, 1): 388}),
+    (2048, 8192, 7168): (317, {(4, 1): 358, (8, 1): 370, (8, 2): 353, (8, 4): 362, (16, 1): 370}),
+    (4096, 8192, 7168): (634, {(4, 1): 689, (8, 1): 697, (8, 2): 679, (8, 4): 696, (16, 1): 760}),
 }
 """us of 2 ranks, what is summed, and what is summed for all in bands of so many rows of tiles in so
 many pieces; by M, N and a rank's K."""
@@ -96,29 +95,28 @@ def test_pieces(M, N, K):
     """The fastest is foretold, too."""
     summed, shared = BETWEEN_TWO[M, N, K]
     share, tiles = M // 2, WALKED[0]
-    assert summed_us(share, N, K, 2, tiles) == pytest.approx(summed, rel=0.04)
+    assert summed_us(share, N, K, 2, tiles) == pytest.approx(summed, rel=0.05)
     foretold = {
         (band, cut): summed_us(
             share, N, K, 2, replace(tiles, band=band, cut=cut), shared=True
         )
         for band, cut in shared
     }  # fmt: skip
-    assert foretold == pytest.approx(shared, rel=0.04)
+    assert foretold == pytest.approx(shared, rel=0.06)
     assert min(foretold, key=foretold.get) == min(shared, key=shared.get)
 
 
-@pytest.mark.parametrize(("shape", "measured"), BY_THEMSELVES.items())
-def test_streams_that_wait_by_themselves(shape, measured):
+@pytest.mark.parametrize(("shape", "us"), FETCHED.items())
+def test_sums_are_fetched(shape, us):
     M, N, K = shape
-    for op, us in zip(("matmul_reduce_scatter", "matmul_all_reduce"), measured, strict=True):
-        problem = problem_of(op, M, N, 2 * K, 2, torch.bfloat16)
-        estimates = OPERATORS[op].estimates(problem)
-        foretold = min(t for c, t in estimates.items() if c.program == "copy_engines")
-        assert us is None or foretold == pytest.approx(us, rel=0.04)
+    problem = problem_of("matmul_all_reduce", M, N, 2 * K, 2, torch.bfloat16)
+    estimates = OPERATORS["matmul_all_reduce"].estimates(problem)
+    foretold = min(t for c, t in estimates.items() if c.program == "copy_engines")
+    assert foretold == pytest.approx(us, rel=0.06)
 
 
 @pytest.mark.parametrize(
-    ("M", "N", "K", "summed", "shared"), [(512, 8192, 7168, 104, 133), (1024, 4096, 3584, 65, 93)]
+    ("M", "N", "K", "summed", "shared"), [(512, 8192, 7168, 104, 124), (1024, 4096, 3584, 65, 82)]
 )
 def test_what_is_late(M, N, K, summed, shared):
     """SMs store what copy engines would bring when all is done; 10 us less of 2 ranks."""
@@ -148,7 +146,7 @@ def test_what_is_stored(M, N, K, large, small):
         ("matmul_reduce_scatter", (1024, 4096, 14336), "one_shot", 256, 8, 1),
         ("matmul_reduce_scatter", (1024, 8192, 28672), "copy_engines", 256, 8, 1),
         ("matmul_all_reduce", (1024, 4096, 14336), "two_phase", 128, 8, 1),
-        ("matmul_all_reduce", (2048, 4096, 14336), "two_phase", 128, 8, 1),
+        ("matmul_all_reduce", (2048, 4096, 14336), "copy_engines", 256, 8, 1),
         ("matmul_all_reduce", (8192, 4096, 14336), "copy_engines", 256, 8, 1),
         ("matmul_all_reduce", (8192, 8192, 28672), "copy_engines", 256, 8, 2),
         ("matmul_all_reduce", (8192, 16384, 53248), "copy_engines", 256, 8, 4),

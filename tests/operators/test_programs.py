@@ -281,7 +281,7 @@ def test_one_rank_waits_for_nobody(way):
         (5, 32, "one_shot"), (5, 33, "one_shot"), (5, 256, "two_phase"),
         (2, 128, "one_shot"), (2, 129, "one_shot"), (2, 512, "one_shot"),
         (2, 1024, "copy_engines"), (2, 8192, "copy_engines"),
-        (8, 16, "one_shot"), (8, 1024, "two_phase"), (8, 16384, "copy_engines"),
+        (8, 16, "one_shot"), (8, 512, "two_phase"), (8, 16384, "copy_engines"),
     ],
 )  # fmt: skip
 def test_how_sums_are_exchanged(ranks, rows, expected):
@@ -371,30 +371,20 @@ def test_signals_that_leave_a_loop_do_not_name_it():
         if isinstance(s, Launch) and named(s.program) == "summed_matmul"
     )  # fmt: skip
     signals = [s for s in tw.emit(kernel, "tile").splitlines() if "tileweave.signal(" in s]
-    assert len(signals) == 3 and not any("_tmp" in s for s in signals)
+    assert len(signals) == 4 and not any("_tmp" in s for s in signals)
 
 
 @pytest.mark.parametrize(("recorded", "wait"), [(False, WaitValue), (True, Launch)])
 def test_sums_are_fetched_together(recorded, wait):
     """Copies of a band, one from each peer, stand behind all that they wait for; what the peer that
-    is served last gets is not copied."""
+    is served last gets is not copied, and the last band is fetched by the kernel."""
     plan = matmul_all_reduce_plan(192, 16, 16, 4, "float16", False, TILES)
     shapes = {p.name: tuple(p.extents) for p in plan.parameters}
     steps = plan.trace(0, 4, shapes, {}, recorded=recorded)
     steps = [s for s in steps if s.stream == "copies"]
     kinds = "".join({wait: "w", Copy: "c", CopyValue: "f"}.get(type(s), "") for s in steps)
     sent, fetched = 2 * "wcf", "wwwccc"
-    assert kinds == sent + 2 * (sent + fetched) + fetched
-
-
-def test_ranks_without_rows_compile_what_the_others_launch():
-    """Of 31 rows one rank has all sums, which the others fetch; it has nobody to fetch from."""
-    plan = matmul_all_reduce_plan(31, 16, 16, 4, "float16", False, LARGE)
-    shapes = {p.name: tuple(p.extents) for p in plan.parameters}
-    traces = [plan.trace(rank, 4, shapes, {}, recorded=True) for rank in range(4)]
-    of_ranks = [{id(s.program) for s in steps if isinstance(s, Launch)} for steps in traces]
-    assert of_ranks[0] < of_ranks[1] == of_ranks[2]
-    assert {id(program) for program in plan.kernels(4)} == of_ranks[1]
+    assert kinds == sent + 2 * (sent + fetched)
 
 
 def test_registers_of_fp8_suffice(ptxas):
