@@ -19,8 +19,9 @@ from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
 from .call import call, refuse_gradients
+from .communicating import Communicating, send
 from .epilogue import NOTHING, SCHEMA, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
-from .forecast import gathered_us, pushed_us
+from .forecast import communicated_us, gathered_us, pushed_us
 from .groups import group_of, name_of
 from .library import define
 from .operators import Choice, Operator
@@ -165,6 +166,68 @@ def pushed_matmul(
     return split_options(pushed_matmul, granule)[0]
 
 
+def communicated_matmul(
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False, out_dtype: str | None = None,
+):  # fmt: skip
+    """The same as ``gathered_matmul`` by one kernel, some of whose blocks do nothing but store own
+    rows at the other ranks, a piece for each of them before the next piece: of few rows, for which
+    copies to many ranks take longer to begin than to be made."""
+    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
+    rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
+    sent = Communicating.of(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
+    walk, half = sent.walk, tiles.M // 2
+
+    @T.prim_func
+    def communicated_matmul(
+        A: T.Tensor((share, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        C: T.Tensor((ranks, share, N), out_dtype),
+    ):
+        with T.Kernel(sent.blocks + walk.blocks, threads=tiles.threads) as block:
+            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
+            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
+            C_tile = T.alloc_shared((half, tiles.N), out_dtype)
+            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+            if ranks > 1:
+                gathered = W.alloc_symmetric((ranks, share, sent.pieces * sent.width), dtype)
+
+            me = W.rank()
+            if ranks > 1:
+                send(A, gathered, sent, block, ranks)
+
+            for turn in T.serial(walk.turns):
+                first = turn * walk.blocks
+                number = first + block - sent.blocks
+                if number >= first and number < walk.tiles:
+                    source = (me + ranks - number // (rows * columns)) % ranks
+                    row, column = W.swizzle_2d(number % (rows * columns), rows, columns, tiles.band)
+                    m, n = row * tiles.M, column * tiles.N
+
+                    T.clear(total)
+                    for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                        k = step * tiles.K
+                        if ranks == 1 or source == me:
+                            T.copy(A[m, k], A_tile)
+                        else:
+                            T.copy(gathered[me, source, m, k], A_tile)
+                        T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                        accumulate(A_tile, B_tile, total, transposed)
+                    if scaled:
+                        scale(total, scale_a, scale_b)
+                    if biased:
+                        add_bias(total, bias, n)
+                    for first in T.unroll(0, tiles.M, half):
+                        T.copy(total[first : first + half, :], C_tile)
+                        T.copy(C_tile, C[source, m + first, n])
+
+    granules = {"gathered": (1, share, sent.width)} if ranks > 1 else {}
+    return split_options(communicated_matmul, {"tileweave.granule": granules})[0]
+
+
 def all_gather_matmul_plan(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
@@ -196,19 +259,24 @@ def all_gather_matmul_plan(
 
 
 class AllGatherMatmul(Operator, op=NAME):
-    """By copy engines, whose memory is that in which they gather, or by stores of the kernel."""
+    """By copy engines, whose memory is that in which they gather, or by stores of the kernel's
+    blocks, of some or of all of them."""
 
-    programs: ClassVar = {"copy_engines": all_gather_matmul_plan, "stores": pushed_matmul}
+    programs: ClassVar = {
+        "copy_engines": all_gather_matmul_plan,
+        "communicating_blocks": communicated_matmul,
+        "stores": pushed_matmul,
+    }
 
     def declared(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        if self.memory:  # copies bring the rows of one rank after the other
+        if self.choice.program != "stores":  # no tile crosses the rows of a rank
             c = c.view(self.problem.ranks, self.problem.share, self.problem.N)
         return super().declared(a, b, c, *epilogue)
 
     def rows(self, a: torch.Tensor, group: Group) -> torch.Tensor:
-        """Those that the last call has gathered; behind ``stores``, which keeps them to itself,
+        """Those that the last call has gathered; behind a kernel that keeps them to itself,
         gathered again, or ``a``."""
         if not self.memory:
             return nccl.all_gather(a, group)
@@ -229,17 +297,28 @@ class AllGatherMatmul(Operator, op=NAME):
     def estimates(problem: Problem) -> dict[Choice, float]:
         share, N, ranks = problem.shards
         row = problem.K * problem.itemsize
-        return {
-            Choice("copy_engines", tiles): gathered_us(
-                share, N, problem.K, ranks, tiles, problem.itemsize
-            )
-            for each in walked(problem.itemsize)
-            for tiles in (replace(each, cut=cut) for cut in CUTS)
-            if tiles.cut == 1 or row >> tiles.cut - 1 >= PIECE_BYTES
-        } | {
-            Choice("stores", tiles): pushed_us(share, N, problem.K, ranks, tiles, problem.itemsize)
-            for tiles in stored(problem.itemsize)
-        }
+        return (
+            {
+                Choice("copy_engines", tiles): gathered_us(
+                    share, N, problem.K, ranks, tiles, problem.itemsize
+                )
+                for each in walked(problem.itemsize)
+                for tiles in (replace(each, cut=cut) for cut in CUTS)
+                if tiles.cut == 1 or row >> tiles.cut - 1 >= PIECE_BYTES
+            }
+            | {
+                Choice("communicating_blocks", tiles): communicated_us(
+                    share, N, problem.K, ranks, tiles, problem.itemsize
+                )
+                for tiles in walked(problem.itemsize)
+            }
+            | {
+                Choice("stores", tiles): pushed_us(
+                    share, N, problem.K, ranks, tiles, problem.itemsize
+                )
+                for tiles in stored(problem.itemsize)
+            }
+        )
 
 
 def all_gather_matmul(
@@ -298,7 +377,7 @@ def _computed(
     """The result, in ``out`` if given, and the gathered rows in memory of their own."""
     made = call(NAME, a, b, out, group, asked, epilogue)
     choice = made.choice
-    if asked == "auto" and choice and choice.program == "stores":
+    if asked == "auto" and choice and choice.program != "copy_engines":
         choice = None  # the kernel keeps the rows to itself, and NCCL would gather them, too
     if choice:
         operator = made.operator(choice)

@@ -15,6 +15,7 @@ from math import ceil
 import numpy as np
 
 from ..tile_order import own_last
+from .communicating import Communicating
 from .tiles import SMS, Tiles, Walk, late, stored
 
 _RATE = 6.05e6
@@ -68,6 +69,8 @@ _SPREAD, _SPREADING = 5.0, 385e3
 each us."""
 _PUSHED_BY_SMS = 150e3, 100
 """Bytes that so many blocks send in a us before they multiply; fewer in proportion."""
+_PUSHED_BY_ONE = 15e3
+"""Bytes that a block sends in a us which does nothing else."""
 _CUBLAS = 2.0
 """What cuBLAS takes longer than the best tiles."""
 _SHORT, _LONG = (7.0, 10e-6), (26.0, 3e-6)
@@ -108,6 +111,34 @@ def gathered_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: 
     for numbers in _turns(walk):
         of_turn = ends[: len(numbers)]
         of_turn[:] = np.maximum(of_turn + each, comes[numbers // of_rank])
+    return float(ends.max()) + _END
+
+
+@lru_cache(maxsize=256)
+def communicated_us(
+    share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
+) -> float:
+    """``communicated_matmul``, whose first blocks send own rows.
+
+    Args:
+        share, N, K, ranks, tiles: as for the program.
+        itemsize: bytes of an operand's element.
+    """
+    each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
+    of_rank = ceil(share / tiles.M) * ceil(N / tiles.N)
+    sent = Communicating.of(share, N, K, ranks, tiles, itemsize)
+    strip = sent.height * sent.width * itemsize
+    strip_us = max(strip / _PUSHED_BY_ONE, sent.blocks * strip / _FETCHED)
+    # When a piece of all ranks is there, tile after tile of those that are not own ones.
+    done = np.arange(1, sent.pieces + 1) * sent.of_piece * (ranks - 1)
+    comes = _BEGIN + np.ceil(done / max(sent.blocks, 1)) * strip_us + _SEEN
+    ends = np.full(sent.walk.blocks, _BEGIN)
+    for numbers in _turns(sent.walk):
+        of_turn = ends[: len(numbers)]
+        others = numbers >= of_rank
+        for piece in comes:
+            of_turn[others] = np.maximum(of_turn[others], piece) + each / sent.pieces
+        of_turn[~others] += each
     return float(ends.max()) + _END
 
 

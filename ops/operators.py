@@ -55,7 +55,7 @@ class Operator(Made, ABC):
         constants: by the name of a program, what it takes that no caller gives, for a problem.
         unordered: programs in which who comes first decides the last bits of a sum: taken only
             where measured to be faster, and never under ``torch.use_deterministic_algorithms``.
-        problem: what it computes.
+        problem, choice: what it computes, and how.
         in_graphs: what CUDA graphs record instead, if that is something else.
     """
 
@@ -85,7 +85,7 @@ class Operator(Made, ABC):
             HeapExhausted: there is not enough of it; nothing is taken then.
         """
         super().__init__(self.program(problem, choice))
-        self.problem = problem
+        self.problem, self.choice = problem, choice
         constants = self.constants.get(choice.program)
         self.given = constants(problem, choice) if constants else ()
         with ExitStack() as failed:

@@ -11,6 +11,7 @@ import tileweave as tw
 from tileweave.ops.all_gather import all_gather_plan, all_gather_program, collect_shares
 from tileweave.ops.all_gather_matmul import (
     all_gather_matmul_plan,
+    communicated_matmul,
     gathered_matmul,
     pushed_matmul,
 )
@@ -55,6 +56,7 @@ for make in (
     reduce_add_program,
     gathered_matmul,
     all_gather_matmul_plan,
+    communicated_matmul,
     pushed_matmul,
     one_shot_program,
     two_phase_program,
@@ -85,6 +87,7 @@ for make in (
 # CHECK-NEXT: reduce_add_program []
 # CHECK-NEXT: gathered_matmul []
 # CHECK-NEXT: all_gather_matmul_plan []
+# CHECK-NEXT: communicated_matmul []
 # CHECK-NEXT: pushed_matmul []
 # CHECK-NEXT: one_shot_program []
 # CHECK-NEXT: two_phase_program []
@@ -199,6 +202,23 @@ show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE))
 # CHECK: *(uint1*)(bias + {{.*}} - 128))
 # CHECK: tl::tma_store(C_desc
 show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE, biased=True))
+
+# The first blocks store own rows at the other ranks, 16 bytes a thread, and tell them of each strip;
+# the others walk over tiles: the producer waits for each piece when it is needed, in the loop.
+# CHECK-LABEL: TEST: communicated_matmul
+# CHECK: if (((int)blockIdx.x) < 20) {
+# CHECK: *(uint4*)(held + {{.*}} = condval;
+# CHECK: *(uint4*)(gathered + {{.*}} = *(uint4*)(held
+# CHECK: __syncthreads();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(gathered_arrived[
+# CHECK: if (20 <= ((int)blockIdx.x)) {
+# CHECK: if (waited !=
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(gathered_arrived[
+# CHECK: tw::fence_proxy_async();
+# CHECK: tl::tma_load(gathered_desc
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
+# CHECK: tl::tma_store(C_desc
+show(communicated_matmul(256, 3584, 4096, 4, "bfloat16", True, WALKED[0]))
 
 # Of few rows blocks store own ones at all ranks, 16 bytes a thread, tell each once, and look once
 # whether all are there.

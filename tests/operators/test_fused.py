@@ -43,6 +43,7 @@ class Multiplier(FakeKernel):
 FP8 = torch.float8_e4m3fn
 KERNELS = {
     (ops.all_gather_matmul, "copy_engines"): "gathered_matmul",
+    (ops.all_gather_matmul, "communicating_blocks"): "communicated_matmul",
     (ops.all_gather_matmul, "stores"): "pushed_matmul",
     (ops.matmul_reduce_scatter, "copy_engines"): "summed_matmul",
     (ops.matmul_reduce_scatter, "stores"): "matmul_reduce_scatter",

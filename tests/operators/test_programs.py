@@ -13,7 +13,13 @@ import torch
 import tileweave as tw
 from tileweave.ops import operators
 from tileweave.ops import tiles as tiles_module
-from tileweave.ops.all_gather_matmul import AllGatherMatmul, gathered_matmul, pushed_matmul
+from tileweave.ops.all_gather_matmul import (
+    AllGatherMatmul,
+    communicated_matmul,
+    gathered_matmul,
+    pushed_matmul,
+)
+from tileweave.ops.communicating import Communicating
 from tileweave.ops.matmul_all_reduce import (
     MatmulAllReduce,
     matmul_all_reduce_plan,
@@ -64,6 +70,7 @@ CASES = [
 """ranks; sizes; whether B is (N, K); type; whether there is a bias."""
 TILE_COPIES = {
     gathered_matmul: (3, 1),
+    communicated_matmul: (3, 1),
     pushed_matmul: (2, 1),
     matmul_reduce_scatter_program: (2, 2),
     summed_matmul: (5, 3),
@@ -330,6 +337,43 @@ def test_fp8_goes_to_the_tensor_cores(make):
 def test_rows_are_pushed_16_bytes_at_a_time(ranks, share, N, K, tiles):
     program = pushed_matmul(share, N, K, ranks, "bfloat16", True, tiles)
     assert "*(uint4*)(gathered" in tw.emit(program, world_size=ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share", "N", "K", "tiles"),
+    [
+        (2, 512, 3584, 4096, WALKED[0]),
+        (4, 100, 512, 4104, WALKED[3]),
+        (8, 128, 3584, 8192, FP8_TILES),
+    ],
+)
+def test_strips_are_sent_16_bytes_at_a_time(ranks, share, N, K, tiles):
+    """By registers that all blocks have."""
+    dtype = FP8 if tiles == FP8_TILES else "bfloat16"
+    program = communicated_matmul(share, N, K, ranks, dtype, True, tiles, False, "bfloat16")
+    cuda = tw.emit(program, world_size=ranks)
+    sixteen = "fp8_e4_16_t" if dtype == FP8 else "uint4"
+    assert f"*({sixteen}*)(gathered" in cuda and f"*({sixteen}*)(held" in cuda
+
+
+@pytest.mark.parametrize(
+    ("share", "N", "K", "ranks", "tiles", "itemsize"),
+    [
+        (256, 3584, 4096, 4, WALKED[0], 2), (100, 520, 4104, 3, WALKED[1], 2),
+        (128, 3584, 8192, 8, FP8_TILES, 1), (8, 8, 8, 2, WALKED[3], 2),
+    ],
+)  # fmt: skip
+def test_strips_that_blocks_send(share, N, K, ranks, tiles, itemsize):
+    """All of the rows, once to each other rank, a piece to all before the next one."""
+    sent = Communicating.of(share, N, K, ranks, tiles, itemsize)
+    assert sent.strips == sent.pieces * sent.of_piece * (ranks - 1)
+    assert (sent.pieces - 1) * sent.width < K <= sent.pieces * sent.width
+    assert (sent.of_piece - 1) * sent.height < share <= sent.of_piece * sent.height
+    assert sent.width * itemsize % 256 == 0
+    assert sent.height * sent.width * itemsize % ((tiles.threads + 128) * 16) == 0
+    assert sent.height * sent.width * itemsize <= 48 << 10
+    assert 0 < sent.blocks <= SMS - sent.walk.blocks
+    assert Communicating.of(share, N, K, 1, tiles, itemsize).blocks == 0
 
 
 def test_one_exchange_is_for_few_rows():
