@@ -297,28 +297,22 @@ class AllGatherMatmul(Operator, op=NAME):
     def estimates(problem: Problem) -> dict[Choice, float]:
         share, N, ranks = problem.shards
         row = problem.K * problem.itemsize
-        return (
-            {
-                Choice("copy_engines", tiles): gathered_us(
-                    share, N, problem.K, ranks, tiles, problem.itemsize
-                )
-                for each in walked(problem.itemsize)
-                for tiles in (replace(each, cut=cut) for cut in CUTS)
-                if tiles.cut == 1 or row >> tiles.cut - 1 >= PIECE_BYTES
-            }
-            | {
-                Choice("communicating_blocks", tiles): communicated_us(
-                    share, N, problem.K, ranks, tiles, problem.itemsize
-                )
-                for tiles in walked(problem.itemsize)
-            }
-            | {
-                Choice("stores", tiles): pushed_us(
-                    share, N, problem.K, ranks, tiles, problem.itemsize
-                )
-                for tiles in stored(problem.itemsize)
-            }
-        )
+        return {
+            Choice("copy_engines", tiles): gathered_us(
+                share, N, problem.K, ranks, tiles, problem.itemsize
+            )
+            for each in walked(problem.itemsize)
+            for tiles in (replace(each, cut=cut) for cut in CUTS)
+            if tiles.cut == 1 or row >> tiles.cut - 1 >= PIECE_BYTES
+        } | {
+            Choice("communicating_blocks", tiles): communicated_us(
+                share, N, problem.K, ranks, tiles, problem.itemsize
+            )
+            for tiles in walked(problem.itemsize)
+        } | {
+            Choice("stores", tiles): pushed_us(share, N, problem.K, ranks, tiles, problem.itemsize)
+            for tiles in stored(problem.itemsize)
+        }  # fmt: skip
 
 
 def all_gather_matmul(

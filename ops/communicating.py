@@ -57,8 +57,8 @@ class Communicating:
         least = at_once // gcd(at_once, width)
         height = least * max(1, _STRIP_BYTES // (width * itemsize) // least)
         pieces, of_piece = ceil(K / width), ceil(share / height)
-        least = min(_LEAST, SMS // 2) if ranks > 1 else 0
-        walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS - least)
+        kept = min(_LEAST, SMS // 2) if ranks > 1 else 0
+        walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS - kept)
         strips = pieces * of_piece * (ranks - 1)
         blocks = min(_MOST, SMS - walk.blocks, strips)
         return Communicating(walk, blocks, pieces, width, height, of_piece, strips)

@@ -541,6 +541,54 @@ def alone(monkeypatch, every_rank, function):
     return found
 
 
+def test_what_a_graph_records_may_be_something_else(every_rank, monkeypatch):
+    """Calls while one is captured are kept apart from others, alike as they are."""
+    state = {"capturing": False}
+    monkeypatch.setattr(plan_streams, "capturing", lambda: state["capturing"])
+    asked, trace = [], exchange.trace
+
+    def traced(*arguments, recorded=False):
+        asked.append(recorded)
+        return trace(*arguments, recorded=recorded)
+
+    monkeypatch.setattr(exchange, "trace", traced)
+
+    def calls(here, A, inbox, flags, word):
+        call = plan_streams.Calls(exchange)
+        found = []
+        for state["capturing"] in (False, True, False, True):
+            call(A, inbox, flags, word, 0)
+            found.append(asked[:])
+            asked.clear()
+        return found
+
+    first, captured, *again = alone(monkeypatch, every_rank, calls)
+    assert (first[-1], captured[-1]) == (False, True)
+    assert again == [[], []]
+
+
+def test_words_that_follow_each_other_are_one_call(every_rank, monkeypatch):
+    @tw.plan
+    def plan(p, flags: FLAGS, word: T.Tensor((1,), "uint32")):
+        p.wait_value(word[0], 3)
+        p.write_value(word[0], 0)
+        p.write_value(flags[p.rank, 0], 1, stream="side")
+        p.write_value(flags[p.rank, 1], 2)
+
+    batches = []
+    monkeypatch.setattr(
+        Ranks, "cuStreamBatchMemOp", lambda self, on, stream, count, *_: batches.append((on, count))
+    )
+
+    def calls(here, A, inbox, flags, word):
+        plan_streams.Calls(plan)(flags, word)
+
+    alone(monkeypatch, every_rank, calls)
+    assert [(on.split()[0], count) for on, count in batches] == [
+        ("caller", 2), ("side", 1), ("caller", 1)
+    ]  # fmt: skip
+
+
 def test_streams_that_wait_for_words(every_rank, monkeypatch):
     @tw.plan
     def plan(p, flags: FLAGS, word: T.Tensor((1,), "uint32")):
