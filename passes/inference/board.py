@@ -14,12 +14,14 @@ _PIECE = 1 << 20
 """Cells painted at a time: keeps temporary arrays small."""
 
 
-def volumes(shape: Sequence[int], size: Sequence[int]) -> np.ndarray:
+def volumes(
+    shape: Sequence[int], size: Sequence[int], ends: Sequence[int] | None = None
+) -> np.ndarray:
     """Elements in each box of ``size`` that ``shape`` is cut into; the last of an axis may be
-    smaller."""
+    smaller, and those behind ``ends``, by default those of ``shape``, do not count."""
     out = np.ones((), np.int64)
-    for extent, step in zip(shape, size, strict=True):
-        out = np.multiply.outer(out, np.minimum(step, extent - np.arange(0, extent, step)))
+    for extent, step, end in zip(shape, size, ends or shape, strict=True):
+        out = np.multiply.outer(out, np.clip(end - np.arange(0, extent, step), 0, step))
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 from tvm import tirx
@@ -159,10 +160,11 @@ def _arrivals(
     by_home = [np.unique(seen[home == r]) for r in range(len(arrivals))]
     if all(len(v) <= 1 for v in by_home):
         return by_rank(at, [int(v[0]) if len(v) else 0 for v in by_home])
-    elements = volumes(granules.shape, granules.size).ravel()
-    times = np.unique(seen * counter.unit // np.maximum(elements[number], 1))
-    if len(times) == 1 and np.array_equal(seen * counter.unit, elements[number] * times[0]):
-        return _clipped(counter, granule, int(times[0]))
+    for ends in (granules.shape, _ends(counter)):
+        elements = volumes(granules.shape, granules.size, ends).ravel()[number]
+        times = np.unique(seen * counter.unit // np.maximum(elements, 1))
+        if len(times) == 1 and np.array_equal(seen * counter.unit, elements * times[0]):
+            return _clipped(counter, granule, int(times[0]), ends)
     raise LanguageError(
         f"{boxes.access.text}: its granules of {granules.text} elements get "
         f"{int(values[0]) * counter.unit} to {int(values[-1]) * counter.unit} elements a launch; "
@@ -171,13 +173,21 @@ def _arrivals(
     )
 
 
-def _clipped(counter: Counter, granule: tirx.PrimExpr, times: int) -> tirx.PrimExpr:
-    """The same as an expression, in units."""
+def _ends(counter: Counter) -> tuple[int, ...]:
+    """Where on each axis ends what arrives."""
+    highs = [boxes.high for boxes in counter.traffic.of_kind(counter.kind)]
+    return tuple(max(int(high.max()) for high in axis) for axis in zip(*highs, strict=True))
+
+
+def _clipped(
+    counter: Counter, granule: tirx.PrimExpr, times: int, ends: Sequence[int]
+) -> tirx.PrimExpr:
+    """The same as an expression, in units, if nothing arrives behind ``ends``."""
     elements: tirx.PrimExpr = tirx.IntImm("int32", times)
     left = granule
     granules = counter.granules
     for count, size, extent in reversed(
-        list(zip(granules.counts, granules.size, granules.shape, strict=True))
+        list(zip(granules.counts, granules.size, ends, strict=True))
     ):
         elements = elements * tirx.min(size, extent - tirx.floormod(left, count) * size)
         left = tirx.floordiv(left, count)

@@ -61,24 +61,30 @@ def test_right(write, ranks):
         np.testing.assert_array_equal(found[rank]["Y"], inputs[rank - 1]["X"])
 
 
-@T.prim_func
-def beyond_the_end(
-    X: T.Tensor((ROWS, N), F32), S: W.Symmetric((ROWS, N), F32), Y: T.Tensor((ROWS, N), F32)
-):
+def beyond_the_end(rows):
     """The last block writes and reads nothing."""
-    with T.Kernel(4, threads=32) as block:
-        for i, j in T.Parallel(8, N):
-            row = block * 8 + 7 - i
-            if row < ROWS:
-                S[(W.rank() + 1) % 2, row, j] = X[row, j]
-        for i, j in T.Parallel(8, N):
-            if block * 8 + i < ROWS:
-                Y[block * 8 + i, j] = S[W.rank(), block * 8 + i, j]
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((ROWS, N), F32), S: W.Symmetric((rows, N), F32), Y: T.Tensor((ROWS, N), F32)
+    ):
+        with T.Kernel(4, threads=32) as block:
+            for i, j in T.Parallel(8, N):
+                row = block * 8 + 7 - i
+                if row < ROWS:
+                    S[(W.rank() + 1) % 2, row, j] = X[row, j]
+            for i, j in T.Parallel(8, N):
+                if block * 8 + i < ROWS:
+                    Y[block * 8 + i, j] = S[W.rank(), block * 8 + i, j]
+
+    return program
 
 
-def test_blocks_that_do_nothing():
+@pytest.mark.parametrize("rows", [ROWS, ROWS + 4, ROWS + 5, 2 * ROWS])
+def test_blocks_that_do_nothing(rows):
+    """The tensor may have more rows than are written."""
     inputs = [{"X": np.full((ROWS, N), rank + 1, np.float32)} for rank in range(2)]
-    found = tw.simulate(beyond_the_end, 2, inputs, schedules=3, epochs=3)
+    found = tw.simulate(beyond_the_end(rows), 2, inputs, schedules=3, epochs=3)
     for rank in range(2):
         np.testing.assert_array_equal(found[rank]["Y"], inputs[1 - rank]["X"])
 
