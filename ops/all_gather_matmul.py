@@ -267,6 +267,7 @@ class AllGatherMatmul(Operator, op=NAME):
         "communicating_blocks": communicated_matmul,
         "stores": pushed_matmul,
     }
+    walking: ClassVar = frozenset({"copy_engines", "communicating_blocks"})
 
     def declared(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor

@@ -155,10 +155,29 @@ def share_out_programs() -> None:
     forget()
 
 
+def of_gradients() -> list[Product]:
+    """What ``two_layers`` computes, forwards and backwards."""
+    wide, narrow = (
+        (ops.all_gather_matmul, 200, 1032, 512),
+        (ops.matmul_reduce_scatter, 200, 512, 1032),
+    )
+    return [
+        *(Product(*layer, biased=True) for layer in (wide, narrow)),
+        *(Product(*layer, transposed=False) for layer in (wide, narrow)),
+    ]
+
+
+def of_heap() -> list[Product]:
+    """Three that each need two fifths of the heap."""
+    share = HEAP_BYTES * 2 // 5 // (2 * 1024 * group_of("").world_size)
+    return [Product(ops.all_gather_matmul, share - 8 * i, 512, 1024) for i in range(3)]
+
+
 def compile_all() -> None:
-    """What most checks need, many at a time."""
+    """What the checks need, many at a time."""
     group = group_of("")
-    problems = [problem_of(product) for product in [*every_product(), *products(biased=True)]]
+    every = [*every_product(), *products(biased=True), *of_gradients(), *of_heap()]
+    problems = [problem_of(product) for product in every]
     choices = [choice_of("fused", problem, group) for problem in problems]
     compile_ahead(
         program
@@ -303,9 +322,8 @@ def check_gradients() -> str:
 
 def check_heap() -> str:
     """Operators make room for each other; one that cannot fit is refused."""
-    ranks = group_of("").world_size
-    share = HEAP_BYTES * 2 // 5 // (2 * 1024 * ranks)
-    given = [Product(ops.all_gather_matmul, share - 8 * i, 512, 1024) for i in range(3)]
+    given = of_heap()
+    share = given[0].sizes[0]
     for _ in range(2):
         for product in given:
             product.refill()
