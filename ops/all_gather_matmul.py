@@ -52,10 +52,9 @@ def gathered_matmul(
         biased: whether bias is a parameter; else there is none.
         out_dtype: of bias and C; else that of A.
     """
-    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
+    out_dtype = out_dtype or dtype
     # No block needs another one; where none of the SMs stays free, all begin behind the meeting.
-    walk, half = Walk.over(ranks * rows * columns, SMS), tiles.M // 2
+    walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS)
 
     @T.prim_func
     def gathered_matmul(
@@ -68,37 +67,52 @@ def gathered_matmul(
         C: T.Tensor((ranks, share, N), out_dtype),
     ):
         with T.Kernel(walk.blocks, threads=tiles.threads) as block:
-            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((half, tiles.N), out_dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-
-            me = W.rank()
-            for turn in T.serial(walk.turns):
-                number = turn * walk.blocks + block
-                if number < walk.tiles:
-                    source = (me + ranks - number // (rows * columns)) % ranks  # as they arrive
-                    row, column = W.swizzle_2d(number % (rows * columns), rows, columns, tiles.band)
-                    m, n = row * tiles.M, column * tiles.N
-
-                    T.clear(total)
-                    for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                        k = step * tiles.K
-                        if source == me:
-                            T.copy(A[m, k], A_tile)
-                        else:
-                            T.copy(gathered[me, source, m, k], A_tile)
-                        T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                        accumulate(A_tile, B_tile, total, transposed)
-                    if scaled:
-                        scale(total, scale_a, scale_b)
-                    if biased:
-                        add_bias(total, bias, n)
-                    for first in T.unroll(0, tiles.M, half):
-                        T.copy(total[first : first + half, :], C_tile)
-                        T.copy(C_tile, C[source, m + first, n])
+            walk_over_gathered(
+                A, gathered, B, bias, scale_a, scale_b, C, walk, block, 0, tiles, transposed, biased
+            )
 
     return gathered_matmul
+
+
+@T.macro
+def walk_over_gathered(
+    A, gathered, B, bias, scale_a, scale_b, C, walk, block, before, tiles, transposed, biased
+):
+    """Blocks behind the first ``before`` walk over the tiles of C (ranks, share, N): own rows, in
+    A, and those of others in ``gathered`` (ranks, share, K or more), as they arrive."""
+    ranks, share, N = C.shape
+    K, half = A.shape[1], tiles.M // 2
+    rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
+    A_tile = T.alloc_shared((tiles.M, tiles.K), A.dtype)
+    B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), A.dtype)
+    C_tile = T.alloc_shared((half, tiles.N), C.dtype)
+    total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+
+    me = W.rank()
+    for turn in T.serial(walk.turns):
+        earlier = turn * walk.blocks
+        number = earlier + block - before
+        if number >= earlier and number < walk.tiles:
+            source = (me + ranks - number // (rows * columns)) % ranks
+            row, column = W.swizzle_2d(number % (rows * columns), rows, columns, tiles.band)
+            m, n = row * tiles.M, column * tiles.N
+
+            T.clear(total)
+            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
+                k = step * tiles.K
+                if ranks == 1 or source == me:
+                    T.copy(A[m, k], A_tile)
+                else:
+                    T.copy(gathered[me, source, m, k], A_tile)
+                T.copy(B[n, k] if transposed else B[k, n], B_tile)
+                accumulate(A_tile, B_tile, total, transposed)
+            if is_fp8(str(A.dtype)):
+                scale(total, scale_a, scale_b)
+            if biased:
+                add_bias(total, bias, n)
+            for first in T.unroll(0, tiles.M, half):
+                T.copy(total[first : first + half, :], C_tile)
+                T.copy(C_tile, C[source, m + first, n])
 
 
 def pushed_matmul(
@@ -116,8 +130,7 @@ def pushed_matmul(
     line = _LINE // tvm.DataType(dtype).itemsize
     width = ceil(K / (pushing // apart) / line) * line
     parts = ceil(K / width)
-    # So many rows that all threads, with those of the producer, store 16 bytes at a time.
-    at_once = (tiles.threads + 128) // 8
+    at_once = tiles.rows_at_once(_LINE)
     height = ceil(share / at_once) * at_once
 
     @T.prim_func
@@ -173,10 +186,8 @@ def communicated_matmul(
     """The same as ``gathered_matmul`` by one kernel, some of whose blocks do nothing but store own
     rows at the other ranks, a piece for each of them before the next piece: of few rows, for which
     copies to many ranks take longer to begin than to be made."""
-    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
+    out_dtype = out_dtype or dtype
     sent = Communicating.of(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
-    walk, half = sent.walk, tiles.M // 2
 
     @T.prim_func
     def communicated_matmul(
@@ -187,42 +198,15 @@ def communicated_matmul(
         scale_b: scale_of(dtype),
         C: T.Tensor((ranks, share, N), out_dtype),
     ):
-        with T.Kernel(sent.blocks + walk.blocks, threads=tiles.threads) as block:
-            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((half, tiles.N), out_dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+        with T.Kernel(sent.blocks + sent.walk.blocks, threads=tiles.threads) as block:
+            gathered = None
             if ranks > 1:
                 gathered = W.alloc_symmetric((ranks, share, sent.pieces * sent.width), dtype)
-
-            me = W.rank()
-            if ranks > 1:
                 send(A, gathered, sent, block, ranks)
-
-            for turn in T.serial(walk.turns):
-                first = turn * walk.blocks
-                number = first + block - sent.blocks
-                if number >= first and number < walk.tiles:
-                    source = (me + ranks - number // (rows * columns)) % ranks
-                    row, column = W.swizzle_2d(number % (rows * columns), rows, columns, tiles.band)
-                    m, n = row * tiles.M, column * tiles.N
-
-                    T.clear(total)
-                    for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                        k = step * tiles.K
-                        if ranks == 1 or source == me:
-                            T.copy(A[m, k], A_tile)
-                        else:
-                            T.copy(gathered[me, source, m, k], A_tile)
-                        T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                        accumulate(A_tile, B_tile, total, transposed)
-                    if scaled:
-                        scale(total, scale_a, scale_b)
-                    if biased:
-                        add_bias(total, bias, n)
-                    for first in T.unroll(0, tiles.M, half):
-                        T.copy(total[first : first + half, :], C_tile)
-                        T.copy(C_tile, C[source, m + first, n])
+            walk_over_gathered(
+                A, gathered, B, bias, scale_a, scale_b, C, sent.walk, block, sent.blocks, tiles,
+                transposed, biased,
+            )  # fmt: skip
 
     granules = {"gathered": (1, share, sent.width)} if ranks > 1 else {}
     return split_options(communicated_matmul, {"tileweave.granule": granules})[0]
@@ -373,7 +357,7 @@ def _computed(
     made = call(NAME, a, b, out, group, asked, epilogue)
     choice = made.choice
     if asked == "auto" and choice and choice.program != "copy_engines":
-        choice = None  # the kernel keeps the rows to itself, and NCCL would gather them, too
+        choice = _keeping_rows(made.problem)
     if choice:
         operator = made.operator(choice)
         a, b, *rest = made.operands
@@ -383,6 +367,16 @@ def _computed(
         a = made.a
         rows = AllGatherMatmul.unfused(a, made.b, made.c, made.group, made.epilogue)
     return made.c, rows.clone() if rows is a else rows
+
+
+def _keeping_rows(problem: Problem) -> Choice | None:
+    """The fastest that gathers rows where they can be seen, where the fastest of all does not; None
+    if NCCL, which would gather them, too, is foretold to be faster."""
+    options = AllGatherMatmul.options(problem).items()
+    found = {choice: us for choice, us in options if choice.program == "copy_engines"}
+    _, unfused = AllGatherMatmul.foretold(problem)
+    best = min(found, key=lambda choice: found[choice])
+    return best if found[best] <= unfused else None
 
 
 def _eager(a_shard, b, group, strategy, *epilogue):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, gcd
+from math import ceil
 
 import tilelang.language as T
 from tvm import tirx
@@ -29,8 +29,7 @@ class Communicating:
         walk: of those that multiply.
         blocks: how many communicate, the first ones.
         pieces, width: of rows, and their elements.
-        height: rows of a strip, of which all threads, with those of the producer, have as many
-            times 16 bytes.
+        height: rows of a strip, see ``Tiles.rows_at_once``.
         of_piece: strips of a piece, for one rank.
         strips: that a rank sends.
     """
@@ -53,8 +52,7 @@ class Communicating:
         """
         line = _LINE // itemsize
         width = ceil(K / _PIECES / line) * line
-        at_once = (tiles.threads + 128) * 16 // itemsize
-        least = at_once // gcd(at_once, width)
+        least = tiles.rows_at_once(width * itemsize)
         height = least * max(1, _STRIP_BYTES // (width * itemsize) // least)
         pieces, of_piece = ceil(K / width), ceil(share / height)
         kept = min(_LEAST, SMS // 2) if ranks > 1 else 0

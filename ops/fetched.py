@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, gcd
+from math import ceil
 from typing import Any
 
 import tilelang.language as T
@@ -50,10 +50,8 @@ class Fetched:
 
     @property
     def height(self) -> int:
-        """Of a strip, of which all threads, with those of the producer, have as many times 16
-        bytes."""
-        at_once = (self.tiles.threads + 128) * 8
-        least = at_once // gcd(at_once, self.tiles.N)
+        """Of a strip, see ``Tiles.rows_at_once``; sums have 2 bytes."""
+        least = self.tiles.rows_at_once(2 * self.tiles.N)
         return least * max(1, _ROWS // least)
 
     @property
@@ -64,13 +62,18 @@ class Fetched:
     @property
     def strips(self) -> int:
         """Of one rank."""
-        rows, columns = ceil(self.rows / self.tiles.M), ceil(self.columns / self.tiles.N)
+        rows, columns = self._counts
         return rows * columns * self.of_tile
+
+    @property
+    def _counts(self) -> tuple[int, int]:
+        """Rows and columns of tiles."""
+        return ceil(self.rows / self.tiles.M), ceil(self.columns / self.tiles.N)
 
     def place(self, strip: Any) -> tuple[Any, Any, Any]:
         """Row of the tile of a strip, first row of the strip there, and column; in the order in
         which tiles are computed."""
-        rows, columns = ceil(self.rows / self.tiles.M), ceil(self.columns / self.tiles.N)
+        rows, columns = self._counts
         row, column = W.swizzle_2d(strip // self.of_tile, rows, columns, self.tiles.band)
         return row * self.tiles.M, strip % self.of_tile * self.height, column * self.tiles.N
 

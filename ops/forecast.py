@@ -164,8 +164,9 @@ def summed_us(
         (rows.stop - rows.start, columns.stop - columns.start)
         for rows, columns in tiles.pieces(share, N)
     ]
+    nbytes = [height * width * out_itemsize for height, width in extents]
     copies = Copies(
-        [height * width * out_itemsize for height, width in extents],
+        nbytes,
         [ceil(height / tiles.M) * ceil(width / tiles.N) for height, width in extents],
         ranks, shared, late(share, N, ranks, tiles),
     )  # fmt: skip
@@ -185,7 +186,7 @@ def summed_us(
     end = float(ends.max()) + _END
     if shared and ranks > 1:
         end += _PIECE * (len(extents) - 1) + _SHORT_OF_A_TURN * (of_piece < walk.blocks)
-        end += _TOLD + (ranks - 1) * copies.nbytes[-1] / _FETCHED_BY_SMS
+        end += _TOLD + (ranks - 1) * nbytes[-1] / _FETCHED_BY_SMS
     return max(end, copies.end + _JOINED * (len(extents) > 1) * shared)
 
 
@@ -262,7 +263,7 @@ class Copies:
     def __init__(
         self, nbytes: list[float], tiles: list[int], ranks: int, shared: bool, late: bool
     ) -> None:
-        self.nbytes, self._ranks, self._late = nbytes, ranks, late
+        self._nbytes, self._ranks, self._late = nbytes, ranks, late
         pieces, peers = range(len(nbytes)), range(1, ranks - late)
         self._left = {(owner, piece): tiles[piece] for owner in range(ranks) for piece in pieces}
         self._ready = dict.fromkeys(self._left, 0.0)
@@ -286,13 +287,13 @@ class Copies:
             self._left[owner, piece] -= len(these)
             self._ready[owner, piece] = max(self._ready[owner, piece], float(these.max()))
             if self._late and owner == self._ranks - 1 and not self._left[owner, piece]:
-                stored = self._ready[owner, piece] + self.nbytes[piece] / _PUSHED
+                stored = self._ready[owner, piece] + self._nbytes[piece] / _PUSHED
                 self._arrived[piece].append(stored + _SEEN)
         while self._next and not self._left[self._next[0]]:
             self._copy(*self._next.popleft())
 
     def _copy(self, owner: int, piece: int) -> None:
-        nbytes = self.nbytes[piece]
+        nbytes = self._nbytes[piece]
         begins = max(self.end + _BEHIND_COPY, self._ready[owner, piece] + _BEHIND_WORD)
         if owner:
             self.end = begins + nbytes / _PUSHED + _FLAG

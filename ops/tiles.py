@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from math import ceil
+from math import ceil, gcd
 
 import torch
 
@@ -38,6 +38,12 @@ class Tiles:
         """What a block takes of shared memory at least: the result lies where the operands lay."""
         operands = (self.M + self.N) * self.K * self.stages
         return max(operands, self.M * self.N) * itemsize
+
+    def rows_at_once(self, nbytes: int) -> int:
+        """The least rows of so many bytes of which all threads, with those of the producer, have as
+        many times 16 bytes each."""
+        at_once = (self.threads + 128) * 16
+        return at_once // gcd(at_once, nbytes)
 
     def cuts(self, rows: int, columns: int) -> bool:
         """Whether so many elements fall into whole pieces of equally many tiles, whose parts are

@@ -126,30 +126,24 @@ class PlanSync:
             elif number in guarded and step.stream not in waited:
                 waited.add(step.stream)
                 out += after_guard(step.stream)
-            at = step.stream, step.site, step.number
-            for other in [] if number in begun else self._together(rank, numbers, steps[place:]):
-                begun.add(other)
-                for name, index, value in self.awaited.get((rank, other), ()):
-                    if recorded or not self._is_last(rank, numbers, launch, steps[place:]):
-                        wait = with_options(_wait_and_clear(regions[name].whole[1]))
-                        given = {"made": regions[name], "at": index[1], "value": value}
-                        out.append(Launch(*at[:2], WAIT, wait, wait, given))
-                    else:
-                        word = regions[name][rank, index[1]]
-                        out.append(WaitValue(*at[:2], WAIT, flag=word, value=value))
-                        out.append(WriteValue(*at[:2], WAIT, dst=word, value=0))
+            together = [] if number in begun else self._together(rank, numbers, steps[place:])
+            begun.update(together)
+            awaited = [f for other in together for f in self.awaited.get((rank, other), ())]
+            by_itself = not recorded and self._by_itself(rank, numbers, launch, steps[place:])
+            for name, index, value in awaited:
+                out += _wait(step, regions[name], rank, index[1], value, by_itself, with_options)
             out.append(step)
             for name, to, run in self.flags.get((rank, number), ()):
                 flags = regions[name][to, run]
                 calls = regions[EPOCH][CALL : CALL + run.stop - run.start]
-                out.append(CopyValue(*at, dst=flags, src=calls))
+                out.append(CopyValue(step.stream, step.site, step.number, dst=flags, src=calls))
         return out
 
-    def _is_last(
+    def _by_itself(
         self, rank: int, numbers: Mapping[int, int], launch: Launch, steps: Sequence[Step]
     ) -> bool:
-        """Whether all that others wait for, the kernel and copies, is enqueued before ``steps``, or
-        among them in the stream of the first."""
+        """Whether the stream of the first of ``steps`` may wait by itself: the kernel, and copies
+        that others wait for, are enqueued before, or behind it in the same stream."""
         streams = {s.stream for s in steps if (rank, numbers.get(id(s), -1)) in self.flags}
         return streams <= {steps[0].stream} and all(s is not launch for s in steps)
 
@@ -181,6 +175,20 @@ class PlanSync:
         if waits:
             given = {"started": regions["started"], **given}
         return Launch(stream, site, BEGIN, kernel=kernel, program=kernel, arguments=given)
+
+
+def _wait(
+    step: Step, made: Region, rank: int, at: int, value: int, by_itself: bool,
+    with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc],
+) -> list[Step]:  # fmt: skip
+    """What waits before ``step`` until the word ``at`` of ``rank`` has reached ``value``, and sets
+    it back to 0: its stream by itself, or a kernel."""
+    place = step.stream, step.site, WAIT
+    if by_itself:
+        word = made[rank, at]
+        return [WaitValue(*place, flag=word, value=value), WriteValue(*place, dst=word, value=0)]
+    kernel = with_options(_wait_and_clear(made.whole[1]))
+    return [Launch(*place, kernel, kernel, {"made": made, "at": at, "value": value})]
 
 
 def _fork(guard: str | None, launch: Launch) -> list[Step]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -231,8 +231,7 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     if np.any((high[0] - low[0] != 1) & mask.any(axis=inner, keepdims=True)):
         raise _refused(access, "touches the copies of several ranks at once", "one rank a time")
     happens: np.ndarray = np.logical_or.reduce(mask, axis=inner, keepdims=True)
-    inlined = Symbols(program, world_size).inlined
-    asked = _asked(access, region, space, mask, happens, inlined)
+    asked = _asked(access, region, program, space, mask, happens)
     home = np.where(happens, low[0], 0)
     if np.any((home < 0) | (home >= world_size)):
         found = sorted(set(home[(home < 0) | (home >= world_size)].ravel().tolist()))
@@ -267,18 +266,20 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
 
 
 def _asked(
-    access: Access, region: Region, space: Space, mask: np.ndarray, happens: np.ndarray,
-    inlined: Callable[[tirx.PrimExpr], tirx.PrimExpr],
+    access: Access, region: Region, program: Program, space: Space, mask: np.ndarray,
+    happens: np.ndarray,
 ) -> tuple[tirx.PrimExpr, ...]:  # fmt: skip
     """See ``Boxes.asked``."""
-    outer = access.conditions[: len(access.branches)]
+    branches = access.conditions[: len(access.branches)]
+    outer = [c for c in region.conditions if any(c.same_as(b) for b in branches)]
     within = [c for c in region.conditions if not any(c.same_as(o) for o in outer)]
+    if not within:
+        return ()
     axes = range(len(access.loops) + 1, len(access.loops) + 1 + len(access.inner))
     reached = np.logical_or.reduce(space.inside, axis=tuple(axes), keepdims=True)
-    for condition in region.conditions:
-        if not any(condition.same_as(c) for c in within):
-            reached = reached & space.of(condition).astype(np.bool_)
-    if not within or not np.any(reached & ~happens):
+    for condition in outer:
+        reached = reached & space.of(condition).astype(np.bool_)
+    if not np.any(reached & ~happens):
         return ()
     often = mask.sum(axis=tuple(a for a in range(mask.ndim) if a not in axes))
     rounds = np.unravel_index(np.argmax(often), often.shape)
@@ -290,7 +291,8 @@ def _asked(
             loop.var: loop.min + int(number)
             for loop, number in zip(access.inner, rounds, strict=True)
         }
-        return tuple(substitute(inlined(condition), first) for condition in within)
+        symbols = Symbols(program, space.shape[0])
+        return tuple(substitute(symbols.inlined(condition), first) for condition in within)
     raise _refused(
         access, "leaves out all rounds of a loop, where its conditions do not all hold in one",
         "conditions that hold in one certain round if in any",

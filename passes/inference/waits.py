@@ -160,11 +160,11 @@ def _arrivals(
     by_home = [np.unique(seen[home == r]) for r in range(len(arrivals))]
     if all(len(v) <= 1 for v in by_home):
         return by_rank(at, [int(v[0]) if len(v) else 0 for v in by_home])
-    for ends in (granules.shape, _ends(counter)):
-        elements = volumes(granules.shape, granules.size, ends).ravel()[number]
-        times = np.unique(seen * counter.unit // np.maximum(elements, 1))
-        if len(times) == 1 and np.array_equal(seen * counter.unit, elements * times[0]):
-            return _clipped(counter, granule, int(times[0]), ends)
+    ends = _ends(counter)
+    elements = volumes(granules.shape, granules.size, ends).ravel()[number]
+    times = np.unique(seen * counter.unit // np.maximum(elements, 1))
+    if len(times) == 1 and np.array_equal(seen * counter.unit, elements * times[0]):
+        return _clipped(counter, granule, int(times[0]), ends)
     raise LanguageError(
         f"{boxes.access.text}: its granules of {granules.text} elements get "
         f"{int(values[0]) * counter.unit} to {int(values[-1]) * counter.unit} elements a launch; "
@@ -175,8 +175,9 @@ def _arrivals(
 
 def _ends(counter: Counter) -> tuple[int, ...]:
     """Where on each axis ends what arrives."""
-    highs = [boxes.high for boxes in counter.traffic.of_kind(counter.kind)]
-    return tuple(max(int(high.max()) for high in axis) for axis in zip(*highs, strict=True))
+    bounds = [boxes.bounds for boxes in counter.traffic.of_kind(counter.kind)]
+    axes = zip(*bounds, strict=True)
+    return tuple(max(int(high.max(initial=0)) for _, high in axis) for axis in axes)
 
 
 def _clipped(

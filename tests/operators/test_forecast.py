@@ -9,7 +9,6 @@ import torch
 
 from tileweave import language as W
 from tileweave.ops import strategy
-from tileweave.ops.all_gather_matmul import CUTS
 from tileweave.ops.forecast import (
     communicated_us,
     gathered_us,
@@ -39,8 +38,9 @@ SHARED = {
     (8192, 29568): (None, 445, 818, 1544, 2989),
 }
 """us of 4 ranks, in tiles of 128 x 256, but where all-gathers took 224 columns; by (N, K) of all
-ranks. None where that was not measured, or with another program than there is now; sums of 4096
-columns are not there, which waited for kernels that waited."""
+ranks. None where that was not measured, or with another program than there is now."""
+BY_KERNELS = {4096: 344, 8192: 670, 16384: 1420}
+"""us of 4 ranks, of x 4096 x 14336, where copies waited for kernels that waited."""
 FETCHED = {
     (512, 8192, 7168): 124, (1024, 8192, 7168): 203, (2048, 8192, 7168): 353,
     (4096, 8192, 7168): 680, (1024, 4096, 3584): 82, (2048, 4096, 3584): 122,
@@ -88,9 +88,12 @@ def test_what_is_gathered(M, N, K, us):
 def test_rows_in_pieces(M, N, K, columns, whole, pieces, taken):
     """Between 2 ranks: blocks begin with a peer's rows where own ones are too few."""
     tiles = next(tiles for tiles in WALKED if tiles.N == columns)
-    found = {cut: gathered_us(M // 2, N, K, 2, replace(tiles, cut=cut)) for cut in CUTS}
-    assert (found[1], found[4]) == pytest.approx((whole, pieces), rel=0.05)
-    assert min(found, key=found.get) == taken
+    found = [gathered_us(M // 2, N, K, 2, replace(tiles, cut=cut)) for cut in (1, 4)]
+    assert found == pytest.approx((whole, pieces), rel=0.05)
+    problem = problem_of("all_gather_matmul", M, 2 * N, K, 2, torch.bfloat16)
+    options = OPERATORS["all_gather_matmul"].options(problem).items()
+    copied = {choice: us for choice, us in options if choice.program == "copy_engines"}
+    assert min(copied, key=copied.get).tiles.cut == taken
 
 
 @pytest.mark.parametrize(("ranks", "share", "N", "K", "copied", "sent"), COMMUNICATED)
@@ -115,19 +118,26 @@ def test_what_is_summed_for_all(M, N, K, us):
     assert summed_us(M // 4, N, K // 4, 4, BAND_OF_4, shared=True) == pytest.approx(us, rel=0.1)
 
 
+@pytest.mark.parametrize(("M", "us"), BY_KERNELS.items())
+def test_streams_wait_sooner_than_kernels(M, us):
+    assert 0.5 * us < summed_us(M // 4, 4096, 3584, 4, BAND_OF_4, shared=True) < 0.9 * us
+
+
 @pytest.mark.parametrize(("M", "N", "K"), BETWEEN_TWO)
 def test_pieces(M, N, K):
     """The fastest is foretold, too."""
     summed, shared = BETWEEN_TWO[M, N, K]
     share, tiles = M // 2, WALKED[0]
-    assert summed_us(share, N, K, 2, tiles) == pytest.approx(summed, rel=0.05)
+    alone = summed_us(share, N, K, 2, tiles)
+    assert alone == pytest.approx(summed, rel=0.04 if M > 2048 else 0.05)
     foretold = {
         (band, cut): summed_us(
             share, N, K, 2, replace(tiles, band=band, cut=cut), shared=True
         )
         for band, cut in shared
     }  # fmt: skip
-    assert foretold == pytest.approx(shared, rel=0.06)
+    more = {way: us / alone for way, us in foretold.items()}
+    assert more == pytest.approx({way: us / summed for way, us in shared.items()}, rel=0.03)
     assert min(foretold, key=foretold.get) == min(shared, key=shared.get)
 
 
@@ -137,7 +147,7 @@ def test_sums_are_fetched(shape, us):
     problem = problem_of("matmul_all_reduce", M, N, 2 * K, 2, torch.bfloat16)
     estimates = OPERATORS["matmul_all_reduce"].estimates(problem)
     foretold = min(t for c, t in estimates.items() if c.program == "copy_engines")
-    assert foretold == pytest.approx(us, rel=0.06)
+    assert foretold == pytest.approx(us, rel=0.045)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tileweave.ops import operators
 from tileweave.ops import tiles as tiles_module
 from tileweave.ops.all_gather_matmul import (
     AllGatherMatmul,
+    _keeping_rows,
     communicated_matmul,
     gathered_matmul,
     pushed_matmul,
@@ -374,6 +375,22 @@ def test_strips_that_blocks_send(share, N, K, ranks, tiles, itemsize):
     assert sent.height * sent.width * itemsize <= 48 << 10
     assert 0 < sent.blocks <= SMS - sent.walk.blocks
     assert Communicating.of(share, N, K, 1, tiles, itemsize).blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "program", "kept"),
+    [
+        (4, "stores", None),
+        (256, "communicating_blocks", "copy_engines"),
+        (1024, "copy_engines", "copy_engines"),
+    ],
+)  # fmt: skip
+def test_what_keeps_gathered_rows(rows, program, kept):
+    """If it is faster than NCCL, which would gather them, too."""
+    asked = Problem("all_gather_matmul", rows, 3584, 4096, 4, torch.bfloat16, True)
+    assert AllGatherMatmul.table(asked).program == program
+    found = _keeping_rows(asked)
+    assert found == kept or found.program == kept
 
 
 def test_one_exchange_is_for_few_rows():
