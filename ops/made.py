@@ -29,19 +29,22 @@ class Made:
     last_used = 0
 
     def __init__(self, steps: tirx.PrimFunc | Plan) -> None:
-        """Compile a kernel, which a plan does in its first call; take symmetric memory. Collective.
+        """Compile, and take symmetric memory, that of kernels included. Collective.
 
         Raises:
             HeapExhausted: there is not enough of it; nothing is taken then.
         """
-        planned = isinstance(steps, Plan)
         self.memory: list[SymmetricTensor] = []
+        if not isinstance(steps, Plan):
+            self.run = compiled(steps)
+            return
+        self.run = steps
         with ExitStack() as failed:
-            for p in steps.parameters if planned else ():
+            for p in steps.parameters:
                 if p.symmetric:
                     self.memory.append(symmetric(p.extents, getattr(torch, p.dtype)))
                     failed.callback(self.memory[-1].free)
-            self.run = steps if planned else compiled(steps)
+            steps.compile()
             failed.pop_all()
 
     def enqueue(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:

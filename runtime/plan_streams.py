@@ -6,6 +6,7 @@ import inspect
 import numbers
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -61,9 +62,7 @@ class Calls:
     ) -> tuple[ReadyCall, list[torch.Tensor], list[int]]:
         """A call checked, with its tensors and where they lie; the first time also compiled,
         collectively."""
-        session = current()
-        if session is not self._session:
-            self._begin(session)
+        session = self._here()
         values = args
         if kwargs or len(args) != len(self.plan.parameters):
             values = self._bound(args, kwargs)
@@ -77,6 +76,22 @@ class Calls:
                 del known[next(iter(known))]
         known[key] = ready
         return ready, tensors, addresses
+
+    def compile(self) -> None:
+        """See ``Plan.compile``."""
+        ranks = self._here().group.world_size
+        with ExitStack() as failed:
+            failed.callback(self.free)
+            for step in self.plan.launches_of_any_call(ranks):
+                self._kernel(step)
+            failed.pop_all()
+
+    def _here(self) -> Session:
+        """The current session, to which all belongs that is kept."""
+        session = current()
+        if session is not self._session:
+            self._begin(session)
+        return session
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments in the order of the parameters."""

@@ -481,6 +481,14 @@ class Plan:
         Raises:
             TileWeaveError: an extent is dynamic, or there are scalars: the call decides.
         """
+        return [step.program for step in self.launches_of_any_call(world_size)]
+
+    def launches_of_any_call(self, world_size: int) -> list[Launch]:
+        """``launches`` of a plan whose calls launch all the same.
+
+        Raises:
+            TileWeaveError: an extent is dynamic, or there are scalars: the call decides.
+        """
         shapes = shapes_of(self.parameters, {}, self.name)
         scalars = [p.name for p in self.parameters if p.shape is None]
         if scalars:
@@ -488,7 +496,7 @@ class Plan:
                 f"{self.name}: what it launches may depend on {', '.join(scalars)}; expected a "
                 "plan without scalars"
             )
-        return [step.program for step in self.launches(world_size, shapes, {})]
+        return self.launches(world_size, shapes, {})
 
     def is_synchronised(self, world_size: int) -> bool:
         """Whether some call for ``world_size`` ranks was given what orders it."""
@@ -510,6 +518,17 @@ class Plan:
             TileWeaveError: an argument that does not fit the declaration. Nothing is enqueued then.
         """
         self._calls(*args, **kwargs)
+
+    def compile(self) -> None:
+        """Compile its kernels, and take the hidden memory that they need, ahead of the first call.
+        Collective.
+
+        Raises:
+            HeapExhausted: there is not enough symmetric memory; nothing is taken then.
+            TileWeaveError: an extent is dynamic, or there are scalars: the call decides what it
+                launches; or what ``tw.compile`` raises.
+        """
+        self._calls.compile()
 
     def ready(self, *args: Any) -> tuple[ReadyCall, list[int]]:
         """What a call does, checked, and where its tensors lie; the first time also compiled,

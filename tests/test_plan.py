@@ -16,7 +16,7 @@ import tileweave as tw
 from tileweave import language as W
 from tileweave.runtime import operations, plan_streams, plans
 from tileweave.runtime.group import Group
-from tileweave.runtime.heap import Heap
+from tileweave.runtime.heap import Heap, HeapExhausted
 from tileweave.runtime.kernel import Kernel
 from tileweave.runtime.memory import PAGE, Memory
 from tileweave.runtime.plans import Copy, CopyValue, Launch, WaitStream, WaitValue, WriteValue
@@ -443,6 +443,45 @@ def test_every_rank_compiles_what_any_rank_launches(every_rank, monkeypatch):
     assert len(compiled) == 6 and compiled.count(kernel) == compiled.count(other) == 3
     launches = uneven.launches(3, {"inbox": (2, 4, 8), "out": (4, 8)}, {})
     assert [step.program for step in launches] == [kernel, other]
+
+
+def test_compiled_ahead_of_calls(every_rank, monkeypatch):
+    """With hidden memory; what does not fit leaves nothing."""
+    world = Ranks(1, monkeypatch)
+
+    def compiled(program, **_):
+        made = FakeKernel(program, world.here.log)
+        world.here.compiled.append(program)
+        made.hidden = {"held": world.here.session.heap.allocate((PAGE // 2 + 1,), torch.uint8)}
+        return made
+
+    monkeypatch.setattr(plan_streams, "compile", compiled)
+
+    def launching(*kernels):
+        @tw.plan
+        def plan(p: tw.Steps, inbox: INBOX, out: T.Tensor((4, 8), "int32")):
+            for each in kernels:
+                p.launch(each, inbox, out, 0.5, 3)
+
+        return plan
+
+    def rank(group: Group) -> None:
+        world.join(group)
+        heap = world.here.session.heap
+        inbox = heap.allocate((2, 4, 8), torch.int32)
+        free = heap._free.largest
+        with pytest.raises(HeapExhausted):
+            launching(kernel, other).compile()
+        assert heap._free.largest == free and world.here.compiled == [kernel, other]
+        plan = launching(other)
+        plan.compile()
+        assert heap._free.largest < free and world.here.log == []
+        plan(inbox, ints(4, 8))
+        assert world.here.compiled == [kernel, other, other] and len(world.here.log) == 1
+        plan.free()
+        assert heap._free.largest == free
+
+    every_rank(rank, 1)
 
 
 def test_steps_that_the_compiler_adds_launch_their_own_kernels(every_rank, monkeypatch):

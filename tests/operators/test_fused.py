@@ -263,6 +263,32 @@ def test_products_that_do_not_fit_leave_nothing(on_rank, taking):
     assert before == after
 
 
+def test_room_is_made_for_what_kernels_of_plans_hide(on_rank, taking, monkeypatch):
+    """Of a heap of 2 MiB, of which each kernel takes 1.2 MB beside what the plan declares."""
+    taking(ops.all_gather_matmul, "copy_engines")
+    compiled = plan_streams.compile
+
+    def hiding(program, **options):
+        made = compiled(program, **options)
+        if parameters_of(program):
+            made.hidden = {"held": session.current().heap.allocate((1200000,), torch.uint8)}
+        return made
+
+    monkeypatch.setattr(plan_streams, "compile", hiding)
+    b = torch.randn(16, 24).bfloat16()
+
+    def calls():
+        kept = []
+        for rows in (40, 48, 40):
+            a = torch.randn(rows, 16).bfloat16()
+            assert torch.equal(ops.all_gather_matmul(a, b, strategy="fused"), a @ b)
+            kept.append([p.M for p, _ in prepared.prepared(group_of("")).operators])
+        return kept
+
+    kept, _ = on_rank(calls)
+    assert kept == [[40], [48], [40]]
+
+
 def test_graphs_record_what_needs_no_branch(on_rank, taking, monkeypatch):
     """A kernel and copies that wait for each other are two branches, which nothing orders."""
     taking(ops.matmul_reduce_scatter, "copy_engines")
