@@ -405,7 +405,11 @@ def _fake_rows(a: torch.Tensor, problem: Problem) -> torch.Tensor:
 def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
     """The rows are gathered again, which is cheaper than to keep them."""
     a, b = ctx.saved_tensors
-    return _gradients_of(ctx, lambda: nccl.traced_all_gather(a, group_of(ctx.group)), b, grad_c)
+
+    def gather() -> torch.Tensor:
+        return torch.ops.tileweave.all_gather(a.contiguous(), ctx.group, "nccl")
+
+    return _gradients_of(ctx, gather, b, grad_c)
 
 
 def _save_rows(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -417,8 +421,8 @@ def _gradients_rows(ctx: Any, grad_c: torch.Tensor, grad_rows: torch.Tensor) -> 
     rows, b = ctx.saved_tensors
     grad_a, *others = _gradients_of(ctx, lambda: rows, b, grad_c)
     if grad_a is not None:
-        group = group_of(ctx.group)
-        grad_a = grad_a + nccl.traced_reduce_scatter(grad_rows.contiguous(), group)
+        gathered = torch.ops.tileweave.reduce_scatter(grad_rows.contiguous(), ctx.group, "nccl")
+        grad_a = grad_a + gathered
     return grad_a, *others
 
 

@@ -6,17 +6,12 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 
 from ..runtime.group import Group
 
 # Renamed in torch 2.13; the old names warn there.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_traced_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
-_traced_reduce = (
-    getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
-)
 
 
 def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
@@ -82,17 +77,3 @@ def start_exchanges(
         dist.P2POp(op, tensor.view(torch.uint8), group=group.process_group, group_peer=peer)
         for op, tensor, peer in pairs
     ])  # fmt: skip
-
-
-def traced_all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
-    """``all_gather`` that ``torch.compile`` can trace."""
-    if group.process_group is None:
-        return share
-    return functional.wait_tensor(_traced_gather(share, 0, group.process_group))
-
-
-def traced_reduce_scatter(rows: torch.Tensor, group: Group) -> torch.Tensor:
-    """``reduce_scatter`` that ``torch.compile`` can trace."""
-    if group.process_group is None:
-        return rows
-    return functional.wait_tensor(_traced_reduce(rows, "sum", 0, group.process_group))

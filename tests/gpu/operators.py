@@ -9,6 +9,7 @@ graphs and of the heap, run with gloo: that tries this file, not the kernels.
 import argparse
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -155,6 +156,10 @@ def share_out_programs() -> None:
     forget()
 
 
+def of_most() -> list[Product]:
+    return [*every_product(), *products(biased=True)]
+
+
 def of_gradients() -> list[Product]:
     """What ``two_layers`` computes, forwards and backwards."""
     wide, narrow = (
@@ -173,11 +178,11 @@ def of_heap() -> list[Product]:
     return [Product(ops.all_gather_matmul, share - 8 * i, 512, 1024) for i in range(3)]
 
 
-def compile_all() -> None:
+def compile_all(checks: Iterable[str]) -> None:
     """What the checks need, many at a time."""
     group = group_of("")
-    every = [*every_product(), *products(biased=True), *of_gradients(), *of_heap()]
-    problems = [problem_of(product) for product in every]
+    needed = dict.fromkeys(NEEDED.get(name, of_most) for name in checks)
+    problems = [problem_of(product) for of_check in needed for product in of_check()]
     choices = [choice_of("fused", problem, group) for problem in problems]
     compile_ahead(
         program
@@ -369,12 +374,14 @@ CHECKS = {
     "disagreement": check_disagreement,
 }
 NEED_GPU = ("graph", "heap")
+NEEDED = {"gradients": of_gradients, "heap": of_heap, "disagreement": list}
+"""The products of checks that have not those of most."""
 
 
 def verdicts(options: argparse.Namespace) -> Verdicts:
     if GPU:
         share_out_programs()
-        compile_all()
+        compile_all(options.checks or CHECKS)
     torch.manual_seed(group_of("").rank)
     for name in options.checks or CHECKS:
         if runs_here(name, NEED_GPU):

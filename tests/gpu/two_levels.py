@@ -4,7 +4,11 @@
 
 One machine's GPUs are taken for nodes of ``--local-world-size`` GPUs, by default two nodes. Results
 are compared with those of torch.distributed without nodes. Without a GPU the same checks run with
-gloo: that tries this file, not the transports.
+gloo: that tries this file, not the transports. Where two GPUs are all there is, each can be a node,
+whose ranks share it in time slices:
+
+    torchrun --nproc-per-node=4 --no-python \\
+        sh -c 'CUDA_VISIBLE_DEVICES=$((LOCAL_RANK / 2)) exec python tests/gpu/two_levels.py'
 """
 
 import argparse
@@ -13,7 +17,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import tileweave as tw
 from tileweave import ops
@@ -137,6 +141,18 @@ CHECKS = {
 }
 
 
+def mesh_of(shape: tuple[int, int]) -> DeviceMesh:
+    names = ("node", "local")
+    if torch.cuda.device_count() >= shape[1] or not GPU:
+        return init_device_mesh("cuda" if GPU else "cpu", shape, mesh_dim_names=names)
+    # NCCL takes a GPU once.
+    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    torch.cuda.set_device(0)
+    dist.init_process_group("gloo")
+    backends = {"node": "nccl", "local": "gloo"}
+    return init_device_mesh("cuda", shape, mesh_dim_names=names, backend_override=backends)
+
+
 def main() -> int:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -146,7 +162,7 @@ def main() -> int:
     options = parser.parse_args()
     local = options.local_world_size
     shape = ranks // local, local
-    mesh = init_device_mesh("cuda" if GPU else "cpu", shape, mesh_dim_names=("node", "local"))
+    mesh = mesh_of(shape)
     rank, failed = dist.get_rank(), 0
     if GPU:
         tw.init(mesh.get_group("local"), heap_bytes=HEAP_BYTES)
