@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..builtins.errors import TileWeaveError
+from ..runtime import session
 from ..runtime.group import Group
 from .collective import Collective
 from .strategy import Reasoned, obstacle_of_ranks, require_own_device
@@ -76,4 +77,13 @@ def obstacle(
     name: str, problem: Collective, device: torch.device, group: Group, made: type[Exchange]
 ) -> str | None:
     """What keeps one of ``OWN`` from a problem, and what it needs."""
-    return obstacle_of_ranks(device, group) or made.obstacle(problem, name)
+    found = obstacle_of_ranks(device, group)
+    if found is not None:
+        return found
+    joined = session.joined()
+    if name == "copy_engine" and joined is not None and joined.group.shares_gpus:
+        return (
+            "ranks share a GPU, where a copy needs the SMs of the kernel that waits for it; "
+            "expected a GPU for each rank"
+        )
+    return made.obstacle(problem, name)

@@ -6,7 +6,7 @@ import atexit
 import os
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -28,7 +28,14 @@ class Group:
     device: torch.device
     process_group: dist.ProcessGroup | None
     store: dist.Store | None
+    gpus: tuple[str, ...] = field(default=(), compare=False)
+    """The UUID of each rank's GPU; empty where nobody has asked for them."""
     _exchanged: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether some ranks have the same GPU, which serves one of them at a time."""
+        return len(set(self.gpus)) < len(self.gpus)
 
     def exchange(self, topic: str, value: str, timeout_s: float = 300.0) -> list[str]:
         """Every rank's ``value`` for ``topic``, in rank order. Collective, through the host only.
@@ -91,7 +98,7 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
         return Group(0, 1, 0, device, None, None)
 
     if not dist.is_initialized():
-        _initialise(device, devices)
+        _initialise(local_rank, device)
     process_group = process_group or dist.group.WORLD
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
     name = process_group.group_name
@@ -100,22 +107,38 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
         f"tileweave/{name}/{_joined[name]}",
         dist.distributed_c10d._get_default_store(),
     )
-    return Group(rank, world_size, local_rank, device, process_group, store)
-
-
-def _initialise(device: torch.device, devices: int) -> None:
-    """Initialise torch.distributed, left only when the process ends: torch cannot come back."""
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > devices:
-        os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+    group = _knowing_gpus(Group(rank, world_size, local_rank, device, process_group, store))
+    if group.shares_gpus:
         warnings.warn(
-            f"tileweave: more ranks than the {devices} visible GPU(s): ranks share a GPU in time "
-            "slices, right but slow",
-            stacklevel=4,
+            f"tileweave: {world_size} ranks on {len(set(group.gpus))} GPU(s): ranks share a GPU in "
+            "time slices, right but slow",
+            stacklevel=3,
         )
-        dist.init_process_group("gloo")
-    else:
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    indices = group.exchange("index of the GPU", str(device.index))
+    if len(set(indices)) < world_size:  # torch takes equal indices for one GPU
+        os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+    return group
+
+
+def _initialise(local_rank: int, device: torch.device) -> None:
+    """Initialise torch.distributed, left only when the process ends: torch cannot come back."""
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    store.set_timeout(dist.constants.default_pg_timeout)
+    met = dist.PrefixStore("tileweave/before torch.distributed", store)
+    shared = _knowing_gpus(Group(rank, world_size, local_rank, device, None, met)).shares_gpus
+    dist.init_process_group(
+        "gloo" if shared else "cpu:gloo,cuda:nccl",  # NCCL takes a GPU once
+        store=dist.PrefixStore("default_pg", store),
+        rank=rank,
+        world_size=world_size,
+        device_id=None if shared else device,
+    )
     atexit.register(_leave)
+
+
+def _knowing_gpus(group: Group) -> Group:
+    uuid = str(torch.cuda.get_device_properties(group.device).uuid)
+    return replace(group, gpus=tuple(group.exchange("GPUs", uuid)))
 
 
 def _leave() -> None:

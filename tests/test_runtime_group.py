@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -79,6 +81,7 @@ def test_another_failure_of_the_store_is_not_called_a_wait():
 
 JOIN = """
 import sys
+import types
 import torch
 import torch.distributed as dist
 from tileweave.runtime.group import join
@@ -87,6 +90,7 @@ torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
 torch.cuda.current_device = lambda: 0
 torch.cuda.set_device = lambda device: None
+torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid=sys.argv[1])
 rank, file = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=3)
 pair = dist.new_group([0, 2])
@@ -117,3 +121,62 @@ def test_groups_joined_one_after_the_other_do_not_mix(tmp_path):
     for rank, (out, err) in enumerate(outputs):
         pair = [f"{rank} {rank // 2} 2 ['pair 0', 'pair 2']"] if rank != 1 else []
         assert out.splitlines() == [*pair, *(f"{rank} {rank} 3 {said}" for said in alls)], err
+
+
+INITIALISE = """
+import os
+import sys
+import types
+import warnings
+import torch
+import torch.distributed as dist
+from tileweave.runtime.group import join
+
+given, uuid, visible = dist.init_process_group, sys.argv[1], int(sys.argv[2])
+
+def init_process_group(backend, *, device_id, **options):
+    print("shared" if device_id is None else device_id, backend)
+    given("gloo", **options)
+
+dist.init_process_group = init_process_group
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: visible
+torch.cuda.set_device = lambda device: None
+torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid=uuid)
+with warnings.catch_warnings(record=True) as warned:
+    group = join()
+print(group.gpus, group.shares_gpus, *(str(w.message)[:29] for w in warned))
+print(os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"))
+dist.barrier()
+"""
+BOTH = "cpu:gloo,cuda:nccl"
+SHARED = "tileweave: 2 ranks on 1 GPU(s)"[:29]
+
+
+@pytest.mark.parametrize(
+    ("uuids", "visible", "said"),
+    [
+        ("ab", 2, ("cuda:{} " + BOTH, "False", "None")),
+        ("ab", 1, ("cuda:0 " + BOTH, "False", "1")),  # each process sees its own
+        ("aa", 1, ("shared gloo", "True " + SHARED, "1")),
+    ],
+)
+def test_ranks_know_whether_they_share_a_gpu(tmp_path, uuids, visible, said):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    here = os.environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    here.pop("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", None)
+    of_rank = [here | {"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(2)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", INITIALISE, uuid, str(visible)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for uuid, environment in zip(uuids, of_rank, strict=True)
+    ]  # fmt: skip
+    for rank, process in enumerate(ranks):
+        out, err = process.communicate(timeout=240)
+        begun, joined, allowed = said
+        expected = [begun.format(rank), f"{tuple(uuids)} {joined}", allowed]
+        assert out.splitlines() == expected, err

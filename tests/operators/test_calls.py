@@ -186,6 +186,22 @@ def test_transports(monkeypatch, op, shape, dtype, asked, name, reason):
             found()
 
 
+@pytest.mark.parametrize("gpus", ["abcd", "abab", ""])
+def test_no_copies_behind_a_kernel_of_the_same_gpu(monkeypatch, gpus):
+    cpu = torch.device("cpu")
+    group = Group(0, 4, 0, cpu, None, None, tuple(gpus))
+    monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
+    monkeypatch.setattr(transport.session, "joined", lambda: types.SimpleNamespace(group=group))
+    x = torch.empty(1 << 27, dtype=BF16, device="meta")
+    problem = exchange.checked("all_gather", x, None, 4, ())
+    made = exchange.EXCHANGES["all_gather"]
+    taken = transport.chosen("auto", problem, cpu, group, made).name
+    assert taken == ("ldst" if gpus == "abab" else "copy_engine")
+    if gpus == "abab":
+        with pytest.raises(tw.TileWeaveError, match=r"ranks share a GPU, .*; expected a GPU for e"):
+            transport.chosen("copy_engine", problem, cpu, group, made)
+
+
 def test_transport_of():
     found = ops.transport_of(ops.all_to_all, ones(4, 8), 1, 0)
     assert str(found) == "nccl: the tensors are on cpu; expected cuda"
