@@ -24,7 +24,8 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 help:
 	@echo "make test      all that needs no GPU: linters, device headers, lit, pytest"
 	@echo "make demo      GEMM + reduce-scatter on all visible GPUs; without one, in the simulator, and broken"
-	@echo "make test-gpu  tests/gpu on all visible GPUs, each program for MINUTES=15 at most"
+	@echo "make test-gpu  tests/gpu on all visible GPUs, each program for MINUTES=15 at most;"
+	@echo "               RANKS=8 for more ranks than GPUs, which share these in time slices"
 	@echo "make lint | headers | lit | pytest | format | docs | clean"
 
 # pytest stands last: its summary is the last line of a green run. Each of its processes takes 1 GB
@@ -62,11 +63,11 @@ demo: .venv/ready
 # A program that starts torchrun itself is run as it is. One that fails, or takes longer than
 # MINUTES (status 124), does not keep the others from running.
 test-gpu: .venv/ready
-	@gpus=$$($(python) -c '$(count_gpus)'); failed=; \
+	@gpus=$$($(python) -c '$(count_gpus)'); ranks=$${RANKS:-$$gpus}; failed=; \
 	if [ $$gpus = 0 ]; then echo "test-gpu: 0 GPUs are visible; expected at least 1" >&2; exit 1; fi; \
 	for program in $(gpu_programs); do \
-	  echo "test-gpu: $$program on $$gpus GPUs"; \
-	  launch="$(torchrun) --nproc-per-node=$$gpus"; \
+	  echo "test-gpu: $$program, $$ranks ranks on $$gpus GPUs"; \
+	  launch="$(torchrun) --nproc-per-node=$$ranks"; \
 	  if grep -q torch.distributed.run $$program; then launch=$(python); fi; \
 	  timeout $(MINUTES)m $$launch $$program || failed="$$failed $$program ($$?)"; \
 	done; \

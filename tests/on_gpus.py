@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 import tileweave as tw
 from tileweave.ops.groups import group_of
+from tileweave.runtime import session
 
 GPU = torch.cuda.is_available()
 Verdicts = Iterator[tuple[str, ...]]
@@ -34,6 +35,15 @@ def runs_here(name: str, need_gpu: Collection[str]) -> bool:
         return True
     say(f"{name}: not run: no GPU")
     return False
+
+
+def transports_here(asked: list[str]) -> list[str]:
+    """Those that ranks can take which share a GPU, if they do; the others are said."""
+    joined = session.joined()
+    if joined is None or not joined.group.shares_gpus or "copy_engine" not in asked:
+        return asked
+    say("copy_engine: not run: ranks share a GPU")
+    return [transport for transport in asked if transport != "copy_engine"]
 
 
 def main(

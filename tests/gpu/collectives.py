@@ -24,7 +24,7 @@ from tileweave.runtime.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
+from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here, transports_here
 
 TRANSPORTS = ["copy_engine", "tma", "ldst"]
 HEAP_BYTES = 6 << 30
@@ -281,10 +281,11 @@ NEED_GPU = ("graph",)
 
 
 def verdicts(options: argparse.Namespace) -> Verdicts:
+    transports = transports_here(options.transports)
     if GPU:
-        compile_all(options.transports)
+        compile_all(transports)
     torch.manual_seed(group_of("").rank)
-    for name, transport in product(options.checks or CHECKS, options.transports):
+    for name, transport in product(options.checks or CHECKS, transports):
         if runs_here(name, NEED_GPU):
             LEFT_OUT.clear()
             fault = CHECKS[name](transport)

@@ -4,16 +4,14 @@
 
 One machine's GPUs are taken for nodes of ``--local-world-size`` GPUs, by default two nodes. Results
 are compared with those of torch.distributed without nodes. Without a GPU the same checks run with
-gloo: that tries this file, not the transports. Where two GPUs are all there is, each can be a node,
-whose ranks share it in time slices:
-
-    torchrun --nproc-per-node=4 --no-python \\
-        sh -c 'CUDA_VISIBLE_DEVICES=$((LOCAL_RANK / 2)) exec python tests/gpu/two_levels.py'
+gloo: that tries this file, not the transports. Four ranks on two GPUs are two nodes whose ranks share
+one in time slices.
 """
 
 import argparse
 import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,7 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import tileweave as tw
 from tileweave import ops
 
-GPU = torch.cuda.is_available()
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.on_gpus import GPU, transports_here
+
 TRANSPORTS = ["copy_engine", "tma", "ldst", "nccl"]
 HEAP_BYTES = 4 << 30
 SHAPES = [(1024, 256), (7, 8), (3, 5), (5 << 20, 4)]
@@ -143,11 +144,12 @@ CHECKS = {
 
 def mesh_of(shape: tuple[int, int]) -> DeviceMesh:
     names = ("node", "local")
-    if torch.cuda.device_count() >= shape[1] or not GPU:
+    if torch.cuda.device_count() >= shape[0] * shape[1] or not GPU:
         return init_device_mesh("cuda" if GPU else "cpu", shape, mesh_dim_names=names)
-    # NCCL takes a GPU once.
-    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-    torch.cuda.set_device(0)
+    # NCCL, between nodes, takes a GPU once.
+    node = int(os.environ["LOCAL_RANK"]) // shape[1]
+    os.environ["LOCAL_RANK"] = str(node)
+    torch.cuda.set_device(node)
     dist.init_process_group("gloo")
     backends = {"node": "nccl", "local": "gloo"}
     return init_device_mesh("cuda", shape, mesh_dim_names=names, backend_override=backends)
@@ -167,8 +169,9 @@ def main() -> int:
     if GPU:
         tw.init(mesh.get_group("local"), heap_bytes=HEAP_BYTES)
     torch.manual_seed(rank)
+    transports = transports_here(options.transports) if GPU else TRANSPORTS[-1:]
     for name in options.checks or CHECKS:
-        for transport in options.transports if GPU else TRANSPORTS[-1:]:
+        for transport in transports:
             fault = CHECKS[name](mesh, transport)
             failed += bool(fault)
             dist.barrier()

@@ -25,7 +25,7 @@ from tileweave.runtime.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
+from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here, transports_here
 
 TRANSPORTS = ["auto", "copy_engine", "tma", "ldst", "nccl"] if GPU else ["auto"]
 HEAP_BYTES = 6 << 30
@@ -230,9 +230,10 @@ NEED_GPU = ("graph",)
 
 
 def verdicts(options: argparse.Namespace) -> Verdicts:
+    transports = transports_here(options.transports)
     if GPU:
-        compile_all(options.transports)
-    for name, transport in product(options.checks or CHECKS, options.transports):
+        compile_all(transports)
+    for name, transport in product(options.checks or CHECKS, transports):
         if runs_here(name, NEED_GPU):
             yield f"{name} by {transport if GPU else 'gloo'}", CHECKS[name](transport)
 
