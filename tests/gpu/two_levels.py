@@ -4,8 +4,8 @@
 
 One machine's GPUs are taken for nodes of ``--local-world-size`` GPUs, by default two nodes. Results
 are compared with those of torch.distributed without nodes. Without a GPU the same checks run with
-gloo: that tries this file, not the transports. Four ranks on two GPUs are two nodes whose ranks share
-one in time slices.
+gloo: that tries this file, not the transports. Four ranks on two GPUs are two nodes whose ranks
+share one in time slices.
 """
 
 import argparse
