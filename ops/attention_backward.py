@@ -296,10 +296,21 @@ def _fake(
     return grad_q, grad_k, grad_v
 
 
+def _save_nothing(ctx: Any, inputs: tuple, output: tuple) -> None: ...
+
+
+def _no_second_gradient(ctx: Any, *_: torch.Tensor) -> tuple:
+    raise refused(
+        "sp_attention", "a gradient of its gradient is asked for",
+        "create_graph=False, or SequenceParallelAttention(reference=True)",
+    )  # fmt: skip
+
+
 define(
     f"{NAME}(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, bool causal, str layout, float? softmax_scale, "
     "str group, str transport) -> (Tensor, Tensor, Tensor)",
     _backward,
     _fake,
+    (_save_nothing, _no_second_gradient),
 )

@@ -14,7 +14,7 @@ from .groups import group_of, name_of
 from .measured import looked_up
 from .operators import OPERATORS, Choice, Operator
 from .prepared import prepared
-from .problem import Problem, agree, check_layout, checked, laid_out, refused
+from .problem import Problem, agree, check_layout, checked, laid_out, packed, refused
 from .remembered import Remembered, signature
 from .repeated import repeat, repeat_later
 from .strategy import Strategy, chosen, not_fused
@@ -121,7 +121,7 @@ def _call(
             _decisions.put(key, decision)
     problem = decision.problem
     a, b, epilogue = laid_out(problem, a, b, epilogue)
-    c = a.new_empty(problem.shape, dtype=problem.out_dtype) if out is None else out
+    c = a.new_empty(problem.shape, dtype=problem.out_dtype) if out is None else packed(out)
     return Call(*decision, a, b, c, epilogue)
 
 
@@ -144,6 +144,8 @@ def _decided(
 
 def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:
     """``out`` is not differentiable, as in torch; nor are products of fp8."""
+    if out is not None and out.requires_grad and torch.is_grad_enabled():
+        raise refused(op, "out requires a gradient", "one that does not, or torch.no_grad()")
     if out is not None:
         why = "out is given"
     elif tensors[0].dtype == FP8:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
 _groups: dict[dist.ProcessGroup, Group] = {}
 """Groups in which tileweave was not initialised: of CPU tensors, or parts of the world."""
+_pairs: dict[tuple[Group, Group], TwoLevels] = {}
+_ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+_met: Counter[str] = Counter()
+"""How many groups of a name have exchanged something: torch gives the names of those that are gone
+to others, and what was left in the store is not read again."""
 _BY = " by "
 """Between the names of the groups of two levels."""
 
@@ -45,7 +52,20 @@ class TwoLevels:
         return self.nodes.rank * self.node.world_size + self.node.rank
 
     def exchange(self, topic: str, value: str) -> list[str]:
-        """As ``Group.exchange``."""
+        """As ``Group.exchange``.
+
+        Raises:
+            TileWeaveError: ranks of the same place have different places: torch sorts the ranks of
+                a group, whatever their order in a mesh.
+        """
+        for ranks, other in ((self.nodes, self.node), (self.node, self.nodes)):
+            if len(places := set(ranks.exchange("place", str(other.rank)))) > 1:
+                among = ", ".join(map(str, dist.get_process_group_ranks(ranks.process_group)))
+                raise TileWeaveError(
+                    f"group: the ranks {among} along one axis of the mesh are numbers "
+                    f"{', '.join(sorted(places))} along the other; expected the same order of "
+                    "ranks in each row and each column, such as [[0, 1], [2, 3]]"
+                )
         said = self.nodes.exchange(topic, json.dumps(self.node.exchange(topic, value)))
         return [value for node in said for value in json.loads(node)]
 
@@ -81,7 +101,12 @@ def ranks_of(name: str) -> Group | TwoLevels:
         TileWeaveError: as ``group_of``.
     """
     nodes, _, node = name.partition(_BY)
-    return TwoLevels(group_of(nodes), group_of(node)) if node else group_of(name)
+    if not node:
+        return group_of(name)
+    pair = group_of(nodes), group_of(node)
+    if pair not in _pairs:
+        _pairs[pair] = TwoLevels(*pair)
+    return _pairs[pair]
 
 
 def group_of(name: str) -> Group:
@@ -106,7 +131,7 @@ def group_of(name: str) -> Group:
             "group=None: the processes have not met; expected tw.init() or "
             "torch.distributed.init_process_group() before this"
         )
-    return Group(0, 1, 0, torch.device("cpu"), None, None)
+    return _ALONE
 
 
 def _name(group: dist.ProcessGroup | None) -> str | None:
@@ -130,11 +155,43 @@ def _group(group: dist.ProcessGroup) -> Group:
                 f"group={group.group_name!r}: this process is not in it; expected only its ranks "
                 "to call"
             )
-        store = dist.PrefixStore(
-            f"tileweave/ops/{group.group_name}", dist.distributed_c10d._get_default_store()
-        )
+        _forget_destroyed()
+        store = cast("dist.Store", _StoreOf(group.group_name))
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         _groups[group] = Group(
             rank, dist.get_world_size(group), local_rank, torch.device("cpu"), group, store
         )
     return _groups[group]
+
+
+class _StoreOf:
+    """The part of torch's store for a group of that name; for which of them, if there were others,
+    is counted in the first exchange: it is the first that all ranks take part in."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @cached_property
+    def _store(self) -> dist.Store:
+        _met[self._name] += 1
+        default = dist.distributed_c10d._get_default_store()
+        return dist.PrefixStore(f"tileweave/ops/{self._name}/{_met[self._name]}", default)
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._store, method)
+
+
+def _forget_destroyed() -> None:
+    """So that their sockets are closed."""
+    for group in [group for group in _groups if not _is_alive(group)]:
+        gone = _groups.pop(group)
+        for pair in [pair for pair in _pairs if gone in pair]:
+            del _pairs[pair]
+
+
+def _is_alive(group: dist.ProcessGroup) -> bool:
+    try:
+        dist.get_process_group_ranks(group)
+    except (KeyError, ValueError, RuntimeError):
+        return False
+    return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,13 +29,14 @@ def define(
         gradient: saves what the gradients need, and makes them, as ``torch.library`` wants it.
 
     Returns:
-        It, for calls from Python: ``eager`` itself where torch's dispatcher, which takes as long as
+        It, for calls from Python: ``eager`` alone where torch's dispatcher, which takes as long as
         all the rest of a call, would do nothing but find it.
     """
     name = schema.partition("(")[0]
+    computed = _in_given_types(eager, written=_written(schema))
     # b stays transposed under torch.compile if it is: no copy, and the kernel for it.
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
-    _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, computed, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tileweave::{name}", fake, lib=_LIBRARY)
     if gradient is not None:
         save, gradients = gradient
@@ -47,9 +48,33 @@ def define(
     def operator(*args: Any) -> Any:
         if torch.compiler.is_compiling() or concerns_torch(args):
             return dispatched(*args)
-        return eager(*args)
+        return computed(*args)
 
     return operator
+
+
+def _written(schema: str) -> list[int]:
+    """Which arguments an operator writes."""
+    arguments = schema.partition("(")[2].rpartition("->")[0].split(",")
+    return [place for place, argument in enumerate(arguments) if "!)" in argument]
+
+
+def _in_given_types(eager: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
+    """``eager``, by operations of torch that ``torch.autocast`` leaves alone; torch is told what it
+    wrote, as it does not see what kernels do."""
+
+    def computed(*args: Any) -> Any:
+        if _C._is_any_autocast_enabled():
+            with torch.autocast(args[0].device.type, enabled=False):
+                result = eager(*args)
+        else:
+            result = eager(*args)
+        for place in written:
+            if not args[place].is_inference():
+                torch.autograd.graph.increment_version(args[place])
+        return result
+
+    return computed
 
 
 def concerns_torch(args: Iterable[Any]) -> bool:

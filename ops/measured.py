@@ -11,6 +11,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import tilelang
 import torch
@@ -24,7 +25,7 @@ from .strategy import Strategy
 from .tiles import Tiles
 
 _TUNE = "tune"
-_known: dict[Group, dict[Problem, Measured | None]] = {}
+_known: WeakKeyDictionary[Group, dict[Problem, Measured | None]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..runtime.group import Group
+from .problem import packed
 
 # Renamed in torch 2.13; the old names warn there.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -28,8 +29,7 @@ def all_gather_into(share: torch.Tensor, rows: torch.Tensor, group: Group) -> No
     if group.process_group is None:
         rows.copy_(share)
     else:
-        # As bytes: gloo knows no fp8.
-        _gather(rows.view(torch.uint8), share.view(torch.uint8), group=group.process_group)
+        _gather(_bytes(rows), _bytes(share), group=group.process_group)
 
 
 def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
@@ -51,8 +51,7 @@ def all_to_all(given: torch.Tensor, got: torch.Tensor, group: Group) -> None:
     if group.process_group is None:
         got.copy_(given)
     else:
-        got, given = got.view(torch.uint8), given.view(torch.uint8)  # gloo knows no fp8
-        dist.all_to_all_single(got, given, group=group.process_group)
+        dist.all_to_all_single(_bytes(got), _bytes(given), group=group.process_group)
 
 
 def start_exchange(
@@ -74,6 +73,11 @@ def start_exchanges(
     """``start_exchange`` of several tensors at a time."""
     pairs = [(dist.isend, x, to) for x in given] + [(dist.irecv, x, source) for x in got]
     return dist.batch_isend_irecv([
-        dist.P2POp(op, tensor.view(torch.uint8), group=group.process_group, group_peer=peer)
+        dist.P2POp(op, _bytes(tensor), group=group.process_group, group_peer=peer)
         for op, tensor, peer in pairs
     ])  # fmt: skip
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """All that is moved is moved so: gloo knows no fp8."""
+    return packed(tensor).view(torch.uint8)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 
 from ..builtins.errors import TileWeaveError
+from ..builtins.symmetric import packed_strides
 from ..runtime.group import Group
 from .epilogue import FP8, NOTHING, Epilogue
 from .groups import TwoLevels
@@ -30,7 +32,7 @@ ARGUMENTS = {
 _FP8_RESULTS = (torch.bfloat16, torch.float16)
 """What products of fp8 operands may be rounded to; the first is the default."""
 _warned: set[tuple[str, str]] = set()
-_agreed: dict[Group | TwoLevels, set[tuple[Agreed, str]]] = {}
+_agreed: WeakKeyDictionary[Group | TwoLevels, set[tuple[Agreed, str]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,7 @@ def laid_out(
 def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """An argument as kernels can read it."""
     if is_laid_out(tensor):
-        return tensor
+        return packed(tensor)
     if (op, name) not in _warned:
         _warned.add((op, name))
         warnings.warn(
@@ -306,6 +308,13 @@ def agree(group: Group | TwoLevels, problem: Agreed, strategy: str) -> None:
 def is_laid_out(tensor: torch.Tensor) -> bool:
     """Whether kernels can read and write it."""
     return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
+
+
+def packed(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor with strides that say so, also along extents of 1, where any would do."""
+    if 1 not in tensor.shape:
+        return tensor
+    return tensor.as_strided(tensor.shape, packed_strides(tuple(tensor.shape)))
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -95,7 +95,8 @@ class SpAttention(Made):
         super().__init__(sp_attention_plan(problem, tiles))
         self.problem, self.tiles = problem, tiles
         self._work: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        """By cu_seqlens_q and cu_seqlens_k: their versions, and the tiles of queries."""
+        """By cu_seqlens_q and cu_seqlens_k: their versions, what they were, and the tiles of
+        queries."""
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
@@ -114,15 +115,23 @@ class SpAttention(Made):
         self.run(q, *work, k, v, *self.memory, out, lse.view(batch, -1, *pieces))
 
     def _tiles_of(self, rank: int, cu_q: torch.Tensor, cu_k: torch.Tensor) -> torch.Tensor:
-        """``packed_tiles``, anew where offsets are; in a graph, in each replay."""
+        """``packed_tiles``, anew where offsets are; in a graph, in each replay. What is written
+        where torch does not count it, the GPU asserts not to be."""
         given = self.problem, self.tiles, rank, cu_q, cu_k
         if capturing() or cu_q.is_inference() or cu_k.is_inference():
             return packed_tiles(*given)
         versions = cu_q._version, cu_k._version
         by_k: Any = self._work.setdefault(cu_q, WeakTensorKeyDictionary())
         if cu_k not in by_k or by_k[cu_k][0] != versions:
-            by_k[cu_k] = versions, packed_tiles(*given)
-        return by_k[cu_k][1]
+            by_k[cu_k] = versions, torch.cat([cu_q, cu_k]), packed_tiles(*given)
+            return by_k[cu_k][2]
+        _, offsets, tiles = by_k[cu_k]
+        torch._assert_async(
+            (offsets == torch.cat([cu_q, cu_k])).all(),
+            f"{OP}: cu_seqlens were changed by what torch does not count, such as "
+            "torch.distributed; expected new tensors, or torch.autograd.graph.increment_version",
+        )
+        return tiles
 
 
 def sp_attention(
@@ -220,7 +229,8 @@ def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, stra
 
 def _fake(q, k, v, *given):
     problem = _problem(q, k, v, *given[:-1])
-    return q.new_empty(problem.shape), q.new_empty(problem.lse_shape, dtype=torch.float32)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty(problem.shape), q.new_empty(problem.lse_shape, dtype=wide)
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:

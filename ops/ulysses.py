@@ -96,7 +96,10 @@ def attend(
         q, k, v: (B, S, H, D); fewer heads of k and v than of q serve as many of these each.
         causal: aligned at the ends of the sequences.
     """
-    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[_HEADS] != k.shape[_HEADS]}
+    options: dict[str, Any] = {
+        "scale": scale,
+        "enable_gqa": bool(q.shape[_HEADS] != k.shape[_HEADS]),
+    }
     if causal and q.shape[_SEQUENCE] == k.shape[_SEQUENCE]:
         options["is_causal"] = True  # which all of torch's kernels know; it means the beginnings
     elif causal:
@@ -116,7 +119,7 @@ def _ulysses_attention(
     problem = problem_of(q, k, v, causal, softmax_scale, ranks.world_size)
     for each in exchanges_of(problem) if transport != "auto" else ():  # which makes any exchange
         chosen(transport, replace(each, op=NAME), q.device, ranks, EXCHANGES[each.op])
-    if not torch.compiler.is_compiling():
+    if not (torch.compiler.is_compiling() or isinstance(q.numel(), torch.SymInt)):
         agree(ranks, problem, transport)
     if (copies := copies_of(problem)) > 1:
         k, v = (x.repeat_interleave(copies, _HEADS) for x in (k, v))
@@ -160,7 +163,7 @@ def ulysses_attention(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    if softmax_scale is not None:
+    if softmax_scale is not None and not torch.compiler.is_compiling():
         softmax_scale = checked_scale(NAME, 1, softmax_scale)
     return torch.ops.tileweave.ulysses_attention(
         q, k, v, bool(causal), softmax_scale, name_of(group), transport

@@ -13,6 +13,7 @@ import torch
 from tvm import tirx
 
 from ..runtime.parameters import Parameter
+from .problem import packed
 from .tiles import SMS
 
 TILE, _BLOCKS = 1 << 15, 256
@@ -39,7 +40,7 @@ def words_of(nbytes: int) -> tuple[str, int]:
 
 def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     """A contiguous tensor, in the words and the shape of a parameter."""
-    flat = tensor.view(-1)
+    flat = packed(tensor).view(-1)
     dtype = getattr(torch, parameter.dtype)
     if flat.dtype != dtype:
         flat = flat.view(torch.uint8).view(dtype)

@@ -114,5 +114,14 @@ def refusals() -> list[str]:
     return said
 
 
+def other_order(*nodes: tuple[int, ...]) -> str:
+    """What is said of a mesh whose ranks rise along one axis and not along the other."""
+    try:
+        ops.all_gather(torch.ones(2), mesh_of(*nodes))
+    except tw.TileWeaveError as error:
+        return str(error)
+    return ""
+
+
 def transport() -> str:
     return str(ops.transport_of(ops.all_gather, torch.ones(4), group=mesh_of((0, 1), (2, 3))))

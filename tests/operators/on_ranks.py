@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
+import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -456,3 +458,39 @@ def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
 def exchange_differs() -> None:
     """Every rank gives another shape."""
     ops.all_gather(torch.ones(2, 3 + dist.get_rank()))
+
+
+def strides() -> dict[str, bool]:
+    """Tensors of one column, or of one element, are contiguous whatever their strides are."""
+    me, right = dist.get_rank(), {}
+    column, element = numbers(1, 4, of=me, what="x").t(), numbers(4, 4, of=me, what="x")[:1, 0]
+    for name, x in (("column", column), ("element", element)):
+        right[name] = torch.equal(ops.all_gather(x), torch.cat(_everyones(x)))
+    b = numbers(1, 5, of=me, what="b")
+    right["product"] = torch.allclose(
+        ops.all_gather_matmul(column, b), torch.cat(_everyones(column)) @ b
+    )
+    return right
+
+
+def _everyones(x: torch.Tensor) -> list[torch.Tensor]:
+    found = [torch.empty(x.shape, dtype=x.dtype) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, x.contiguous().clone(memory_format=torch.contiguous_format))
+    return found
+
+
+def groups_that_come_and_go() -> int:
+    """How many descriptors five groups leave open, each of which was used and destroyed."""
+
+    def once() -> None:
+        group = dist.new_group()
+        ops.all_gather(torch.ones(2), group)
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+    once()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        once()
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")) - before

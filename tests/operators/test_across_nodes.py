@@ -6,6 +6,7 @@ transports run in test_nodes_simulated.py, and with NCCL in tests/gpu/two_levels
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +79,12 @@ def test_refusals(four):
             "all_gather: transport='ldst', but the tensors are on cpu; expected cuda"
         )
         assert out == "all_gather: out has shape (4,); expected (8,)"
+
+
+@pytest.mark.parametrize("nodes", [((0, 1), (3, 2)), ((0, 3), (1, 2))])
+def test_meshes_in_another_order_than_their_groups(four, nodes):
+    for said in four.run(mesh_on_ranks.other_order, *nodes):
+        assert re.search("numbers 0, 1 along the other; expected the same order of ranks", said)
 
 
 def test_transport_is_that_within_a_node(four):

@@ -477,3 +477,41 @@ def test_module_of_the_page():
     mlp, x = names["MLP"](8, 6), torch.randn(4, 8)
     expected = torch.nn.functional.silu(x @ mlp.up.t()) @ mlp.down.t()
     assert torch.allclose(mlp(x), expected)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, out: ops.all_gather(x, out=out),
+        lambda x, out: ops.all_reduce(x, out=out),
+        lambda x, out: ops.matmul_reduce_scatter(x, torch.eye(4), out=out),
+        lambda x, out: ops.matmul_all_reduce(x, torch.eye(4), out=out),
+        lambda x, out: ops.all_gather_matmul(x, torch.eye(4), out=out),
+    ],
+)
+def test_out_of_a_gradient(call):
+    """Of ``out`` there is none; and what needs its values for one notices."""
+    x, weight = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    with pytest.raises(tw.TileWeaveError, match="out requires a gradient; expected one that does"):
+        call(x, weight * 3)
+    with torch.no_grad():
+        assert torch.equal(call(x, weight), x)
+    out = call(x, torch.empty(4, 4))
+    product = out * weight
+    call(-x, out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_autocast_leaves_operators_alone():
+    a, b = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8)
+    q = torch.randn(1, 4, 2, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (a @ b).dtype == torch.bfloat16
+        found = ops.matmul_reduce_scatter(a, b), ops.all_gather_matmul(a, b)
+        attended, lse = ops.sp_attention(q, q, q, causal=True, return_lse=True)
+        sum(c.sum() for c in found).backward()
+    assert all(c.dtype == torch.float32 and torch.equal(c, a @ b) for c in found)
+    assert torch.allclose(a.grad, 2 * b.sum(1).expand(4, 8))
+    assert attended.dtype == lse.dtype == torch.float32
+    assert torch.equal(attended, ops.sp_attention(q, q, q, causal=True))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import tileweave as tw
 from tileweave import ops
@@ -16,7 +17,7 @@ from tileweave.ops.attention_problem import AttentionProblem
 from tileweave.ops.attention_reference import SequenceParallelAttention, reference_attention
 from tileweave.ops.flash import FAST_MATH, FlashTiles, packed_tiles, tiles_for
 from tileweave.ops.sequence import PARTS
-from tileweave.ops.sp_attention import rows_for, sp_attention_plan
+from tileweave.ops.sp_attention import SpAttention, rows_for, sp_attention_plan
 from tileweave.runtime.plans import Copy, Launch
 
 
@@ -152,6 +153,22 @@ def test_packed_tiles():
     assert sorted(rows) == list(range(problem.q_rows))
 
 
+def test_tiles_are_not_those_of_other_offsets():
+    """Those that were made serve until offsets change; also where torch does not count that."""
+    problem, (cu_q, cu_k) = packed_of(2, "zigzag", [(10, 10), (20, 26)])
+    made = object.__new__(SpAttention)
+    made.problem, made.tiles = problem, FlashTiles(16, 16, 2, 128)
+    made._work = WeakTensorKeyDictionary()
+    first = made._tiles_of(0, cu_q, cu_k)
+    assert made._tiles_of(0, cu_q, cu_k) is first
+    cu_q[1] += 4
+    second = made._tiles_of(0, cu_q, cu_k)
+    assert torch.equal(second, packed_tiles(problem, made.tiles, 0, cu_q, cu_k))
+    cu_q.numpy()[1] -= 4
+    with pytest.raises(RuntimeError, match="cu_seqlens were changed by what torch does not count"):
+        made._tiles_of(0, cu_q, cu_k)
+
+
 @pytest.mark.parametrize("layout", PARTS)
 def test_schedules(layout):
     """Many interleavings of what takes several tiles of everything."""
@@ -268,3 +285,22 @@ def test_explain_says_what_attention_waits_for():
     assert found.reuse == dict.fromkeys(
         "KV", "copies wait until the readers' ranks have begun the same call"
     )
+
+
+def attention(q, k, v):
+    return ops.sp_attention(q, k, v, causal=True)
+
+
+def test_second_gradients_are_refused():
+    x = [torch.randn(1, 4, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    first = torch.autograd.grad(attention(*x).pow(3).sum(), x, create_graph=True)
+    with pytest.raises(tw.TileWeaveError, match="a gradient of its gradient is asked for; expecte"):
+        torch.autograd.grad(sum(g.pow(2).sum() for g in first), x)
+
+
+def test_compiled_for_fp64():
+    x = [torch.randn(1, 4, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    found = [torch.autograd.grad(f(*x).pow(3).sum(), x) for f in (attention, compiled)]
+    for right, gradient in zip(*found, strict=True):
+        assert torch.allclose(gradient, right)

@@ -6,11 +6,15 @@ own (test_programs.py, tests/gpu/ops.py).
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
+import torch.distributed as dist
 
 import tileweave as tw
 from tests.operators import on_ranks, tuned_on_ranks
+from tileweave.ops import groups
 
 OPERATORS = [on_ranks.gather, on_ranks.scatter, on_ranks.reduce]
 
@@ -77,6 +81,28 @@ def test_part_of_the_world(three, operator, form):
     *inside, outside = three.run(operator, "row-major", "new", form)
     assert_right(inside)
     assert isinstance(outside, tw.TileWeaveError) and "expected" in str(outside)
+
+
+def test_strides_along_extents_of_one(three):
+    assert_right(three.run(on_ranks.strides))
+
+
+def test_groups_that_are_gone_are_forgotten(three):
+    for left_open in three.run(on_ranks.groups_that_come_and_go):
+        assert left_open <= 2
+
+
+def test_a_group_with_the_name_of_another_exchanges_anew(monkeypatch):
+    """Of which another rank has only asked who is in it, and found what was said in the second."""
+    store = dist.HashStore()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(groups, "_met", Counter())
+    first, second, asked, other = (groups._StoreOf("tp") for _ in range(4))
+    first.set("said", "3")
+    assert not second.check(["said"])
+    second.set("said", "4")
+    monkeypatch.setattr(groups, "_met", Counter())
+    assert other.get("said") == b"3" and asked.get("said") == b"4"
 
 
 def test_ranks_that_disagree_are_told(three):
