@@ -14,7 +14,16 @@ from .groups import group_of, name_of
 from .measured import looked_up
 from .operators import OPERATORS, Choice, Operator
 from .prepared import prepared
-from .problem import Problem, agree, check_layout, checked, laid_out, packed, refused
+from .problem import (
+    Problem,
+    agree,
+    check_layout,
+    checked,
+    laid_out,
+    operator_name,
+    packed,
+    refused,
+)
 from .remembered import Remembered, signature
 from .repeated import repeat, repeat_later
 from .strategy import Strategy, chosen, not_fused
@@ -166,11 +175,11 @@ def strategy_of(
     """How an operator would compute a call, and why; nothing is computed.
 
     Args:
-        op: the operator, such as ``ops.matmul_reduce_scatter``.
+        op: the operator, such as ``ops.matmul_reduce_scatter``, or its name.
         a, b, group, strategy, bias, scale_a, scale_b, out_dtype: as it would get them.
     """
-    ranks = group_of(name_of(group))
+    name, ranks = operator_name("strategy_of", op, OPERATORS), group_of(name_of(group))
     problem = checked(
-        op.__name__, a, b, ranks.world_size, None, Epilogue(bias, scale_a, scale_b, out_dtype)
+        name, a, b, ranks.world_size, None, Epilogue(bias, scale_a, scale_b, out_dtype)
     )
     return chosen(strategy, problem, a.device, ranks, looked_up(problem, ranks))

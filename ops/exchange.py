@@ -18,7 +18,7 @@ from .groups import TwoLevels, group_of, name_of, ranks_of
 from .library import define
 from .made import Made
 from .prepared import prepared
-from .problem import agree, check_layout, dense
+from .problem import agree, check_layout, dense, operator_name, refused
 from .remembered import signature
 from .repeated import repeat, repeat_later
 from .transport import ROW_BYTES, SUMMED, Transport, chosen
@@ -116,6 +116,8 @@ def exchange(
     name: str, x: torch.Tensor, group: Any, out: torch.Tensor | None, transport: str, *options: int
 ) -> torch.Tensor:
     """Call a collective that ``define_exchange`` defined; its result, in ``out`` if given."""
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+        raise refused(name, f"{ARGUMENT}={x!r}", "a dense torch.Tensor")
     (into_new, into_out), group = _DEFINED[name], _name(name, group)
     if out is None:
         return into_new(x, *options, group, transport)
@@ -130,13 +132,14 @@ def transport_of(
     """How a collective would move its data, and why; nothing is moved.
 
     Args:
-        op: the operator, such as ``ops.all_gather``.
+        op: the operator, such as ``ops.all_gather``, or its name.
         x, options, group, transport: as it would get them.
 
     Returns:
         On several nodes, what moves it within a node.
     """
-    name = op.__name__
+    name = operator_name("transport_of", op, EXCHANGES)
+    options = options or (0,) * len(EXCHANGES[name].options)
     ranks = _ranks(name, _name(name, group))
     problem, ranks = in_reach(checked(name, x, None, ranks.world_size, options), x, ranks)
     return chosen(transport, problem, x.device, ranks, EXCHANGES[name])

@@ -83,6 +83,10 @@ def name_of(group: Any, axes: int = 1) -> str:
     if group is None:
         return ""
     if isinstance(group, DeviceMesh) and group.ndim <= axes:
+        if group.get_coordinate() is None:
+            raise TileWeaveError(
+                f"group={group!r}: this process is not in it; expected only its ranks to call"
+            )
         return _BY.join(group.get_group(axis).group_name for axis in range(group.ndim))
     if isinstance(group, dist.ProcessGroup):
         return group.group_name

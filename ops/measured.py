@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,13 +21,13 @@ import torch
 from tilelang import env
 
 from .. import __version__
+from ..builtins.errors import TileWeaveError
 from ..runtime.group import Group
 from .operators import OPERATORS, Choice
 from .problem import Problem
 from .strategy import Strategy
 from .tiles import Tiles
 
-_TUNE = "tune"
 _known: WeakKeyDictionary[Group, dict[Problem, Measured | None]] = WeakKeyDictionary()
 
 
@@ -68,10 +71,13 @@ class Measured:
             if choice is not None:
                 choice = Choice(choice["program"], Tiles(**choice["tiles"]))
                 numbers += [fused, *astuple(choice.tiles)]
-            is_legal = all(n > 0 for n in numbers) and (
-                fused is None if choice is None else operator.may_take(problem, choice)
+            is_whole = choice is None or all(type(n) is int for n in astuple(choice.tiles))
+            is_legal = (
+                is_whole
+                and all(n > 0 for n in numbers)
+                and (fused is None if choice is None else operator.may_take(problem, choice))
             )
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{error!r} in {said!r}") from None
         if not is_legal:
             raise ValueError(f"{said!r}")
@@ -92,13 +98,22 @@ def known_to(group: Group) -> dict[Problem, Measured | None]:
 def agreed(
     problem: Problem, group: Group, tune: Callable[[], Measured] | None = None
 ) -> Measured | None:
-    """What rank 0 has on disk; if it has nothing and ``tune``, what that measures. Collective."""
+    """What rank 0 has on disk; if it has nothing and ``tune``, what that measures. Collective.
+
+    Raises:
+        TileWeaveError: some ranks may tune, and others may not.
+    """
     mine = saved(problem, group) if group.rank == 0 else None
-    said = group.exchange("tuned", _TUNE if mine is None and tune else str(mine or ""))[0]
-    if said == _TUNE:
-        assert tune is not None  # every rank is asked for the same
-        return tune()
-    return Measured.of(json.loads(said), problem) if said else None
+    said = group.exchange("tuned", json.dumps([tune is not None, str(mine or "")]))
+    may, (found, *_) = zip(*map(json.loads, said), strict=True)
+    if found:
+        return Measured.of(json.loads(found), problem)
+    if len(set(may)) > 1:
+        those = ", ".join(str(rank) for rank, tunes in enumerate(may) if tunes)
+        raise TileWeaveError(
+            f"{problem}: TILEWEAVE_TUNE is 1 on rank {those} only; expected the same on every rank"
+        )
+    return tune() if tune else None
 
 
 def heeded(problem: Problem, measured: Measured | None) -> Measured | None:
@@ -131,21 +146,32 @@ def saved(problem: Problem, group: Group) -> Measured | None:
 
 
 def save(problem: Problem, group: Group, measured: Measured) -> None:
-    """Put it on disk, for one rank; a warning if that cannot be."""
+    """Put it on disk, for one rank, beside what others put there; a warning if that cannot be."""
     file = file_of(group)
     try:
-        results = _read(file)
-    except ValueError:
-        results = {}
-    results[str(problem)] = asdict(measured)
-    try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        with _alone_in(file.parent), tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            try:
+                results = _read(file)
+            except ValueError:
+                results = {}
+            results[str(problem)] = asdict(measured)
             made = Path(folder) / file.name
             made.write_text(json.dumps(machine(group) | {"results": results}, indent=1))
             made.replace(file)
     except OSError as error:
         _warn(f"what was tuned is forgotten when the process ends: {error}")
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """While no other process is, nor another thread."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def file_of(group: Group) -> Path:
@@ -172,7 +198,7 @@ def _read(file: Path) -> dict[str, Any]:
         said = json.loads(file.read_text())
     except FileNotFoundError:
         return {}
-    except OSError as error:
+    except (OSError, RecursionError) as error:
         raise ValueError(str(error)) from None
     results = said.get("results") if isinstance(said, dict) else None
     if not isinstance(results, dict):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -134,6 +135,21 @@ class Problem:
             f"{self.op} of ({self.rows}, {self.K}) x {order}({self.K}, {self.N}) {self.tile_dtype}"
             f"{f' to {self.tile_out_dtype}' if self.result else ''}{' with bias' * self.biased}"
         )
+
+
+def operator_name(asks: str, op: Any, known: Iterable[str]) -> str:
+    """The name of an operator, which may be given instead of it.
+
+    Args:
+        asks: who wants to know.
+
+    Raises:
+        TileWeaveError: it is none of ``known``.
+    """
+    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    if name not in known:
+        raise TileWeaveError(f"{asks}: op={name}; expected {' or '.join(known)}")
+    return name
 
 
 def checked(

@@ -30,7 +30,7 @@ from .groups import group_of, name_of
 from .measured import Measured, agreed, heeded, known_to, measured_as, save
 from .operators import OPERATORS, Choice, Operator
 from .prepared import Prepared, prepared
-from .problem import Problem
+from .problem import Problem, operator_name
 from .remembered import forget
 from .strategy import obstacle, preferred
 from .tiles import SHARED_BYTES
@@ -99,13 +99,17 @@ def tune(
         TileWeaveError: there is no such operator, or no other way than NCCL and cuBLAS; or the
             ranks differ in what they ask for.
     """
-    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
-    if name not in OPERATORS:
-        raise TileWeaveError(f"tune: op={name}; expected {' or '.join(OPERATORS)}")
+    name = operator_name("tune", op, OPERATORS)
+    if not isinstance(dtype, torch.dtype):
+        raise TileWeaveError(f"tune: dtype={dtype!r}; expected a torch.dtype")
     ranks = group_of(name_of(group))
     problems = []
     for shape in shapes:
-        if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
+        if not (
+            isinstance(shape, Sequence)
+            and len(shape) == 3
+            and all(isinstance(n, int) and n > 0 for n in shape)
+        ):
             raise TileWeaveError(f"tune: shape={shape!r}; expected (M, N, K)")
         M, N, K = shape
         problems.append(problem_of(name, M, N, K, ranks.world_size, dtype, transposed))

@@ -205,6 +205,23 @@ def test_no_copies_behind_a_kernel_of_the_same_gpu(monkeypatch, gpus):
 def test_transport_of():
     found = ops.transport_of(ops.all_to_all, ones(4, 8), 1, 0)
     assert str(found) == "nccl: the tensors are on cpu; expected cuda"
+    assert ops.transport_of("all_to_all", ones(4, 8)) == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (lambda: ops.transport_of(ops.matmul_all_reduce, ones(4, 8)),
+         "transport_of: op=matmul_all_reduce; expected all_gather or"),
+        (lambda: ops.strategy_of(ops.all_gather, ones(4, 8), ones(8, 4)),
+         "strategy_of: op=all_gather; expected all_gather_matmul or"),
+        (lambda: ops.all_reduce(1.0), "all_reduce: x=1.0; expected a dense torch.Tensor"),
+        (lambda: ops.all_gather(torch.eye(3).to_sparse()), "expected a dense torch.Tensor"),
+    ],
+)  # fmt: skip
+def test_what_is_no_operator_or_no_tensor(asked, said):
+    with pytest.raises(tw.TileWeaveError, match=re.escape(said)):
+        asked()
 
 
 def test_any_rows_are_reduced():

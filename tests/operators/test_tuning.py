@@ -4,9 +4,11 @@ exchanges are real; test_torch.py tunes on processes."""
 from __future__ import annotations
 
 import json
+import re
 import threading
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -306,6 +308,14 @@ def test_the_variable_is_0_or_1(contest, monkeypatch):
         assert "TILEWEAVE_TUNE='yes'; expected 0 or 1" in str(error)
 
 
+def test_either_all_ranks_may_tune_or_none(contest, monkeypatch):
+    """Where nothing was measured yet."""
+    may = iter([True, False])
+    monkeypatch.setattr(tuner, "_wanted", lambda: next(may))
+    for error in contest("quick", function=choices()):
+        assert re.search("TILEWEAVE_TUNE is 1 on rank [01] only; expected the same", str(error))
+
+
 def test_ranks_with_other_files_do_as_rank_0_does(contest, monkeypatch):
     on_disk = {0: FAST, 1: Measured(Choice("slow", LARGE), 9.0, 1.0)}
     monkeypatch.setattr(measured, "saved", lambda problem, group: on_disk[group.rank])
@@ -330,6 +340,13 @@ def test_on_disk_and_back(disk, found):
     assert [f.name for f in disk.rglob("*") if f.is_file()] == [file_of(ALONE).name]
     said = json.loads(file_of(ALONE).read_text())
     assert said["ranks"] == 1 and said["torch"] == torch.__version__ and len(said["results"]) == 2
+
+
+def test_who_saves_at_the_same_time_loses_nothing(disk):
+    every = [replace(ASKED, N=8 * n) for n in range(1, 25)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda problem: save(problem, ALONE, FAST), every))
+    assert [saved(problem, ALONE) for problem in every] == [FAST] * len(every)
 
 
 @pytest.mark.parametrize("what", ["gpu", "ranks", "tileweave", "tilelang", "torch"])
@@ -404,6 +421,8 @@ def test_candidates_fit(op):
         ((3, [(8, 8, 8)]), "tune: op=3; expected all_gather_matmul or"),
         ((ops.all_gather_matmul, [(8, 8)]), "tune: shape=(8, 8); expected (M, N, K)"),
         ((OP, [(8, 8, -8)]), "tune: shape=(8, 8, -8); expected (M, N, K)"),
+        ((OP, (8, 8, 8)), "tune: shape=8; expected (M, N, K)"),
+        ((OP, [(8, 8, 8)], "bfloat16"), "tune: dtype='bfloat16'; expected a torch.dtype"),
         ((OP, [(8, 8, 8)]), "tune: matmul_all_reduce of (8, 8) x transposed (8, 8) bfloat16: the "
          "tensors are on cpu; expected cuda"),
     ],

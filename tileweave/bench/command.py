@@ -233,7 +233,7 @@ def _write(wanted: Wanted, machine: dict[str, Any], results: list[Result]) -> No
 
 def _require_files(json: str | None, figure: str | None) -> None:
     for option, file in (("--json", json), ("--figure", figure)):
-        if file is not None and not Path(file).parent.is_dir():
+        if file is not None and (Path(file).is_dir() or not Path(file).parent.is_dir()):
             raise TileWeaveError(f"bench: {option} {file}; expected a name in a folder that exists")
     if figure is not None:
         if Path(figure).suffix != ".png":
