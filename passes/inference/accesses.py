@@ -227,15 +227,16 @@ class _Collector:
                 self._enter_kernel(stmt)
             self.program.grid.append(loop)
             self._within(self._loops, loop, None, stmt)
-        elif self._anchor is not None or stmt.kind in (
+            return stmt
+        self._forget(stmt)
+        if self._anchor is not None or stmt.kind in (
             tirx.ForKind.PARALLEL,
             tirx.ForKind.VECTORIZED,
         ):
             self._anchored(stmt, lambda: self._inside(self._inner, loop, stmt))
         else:
-            self._forget(stmt)
             self._within(self._loops, loop, stmt, stmt)
-            self._forget(stmt)
+        self._forget(stmt)
         return stmt
 
     def _enter_kernel(self, stmt: tirx.For) -> None:
