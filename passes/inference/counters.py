@@ -34,28 +34,37 @@ def make_counters(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
     for traffic in exchange.traffic:
         name = traffic.tensor.name
         granules = choose_granules(traffic, exchange.options.granule.get(name))
-        kinds: list[tuple[Kind, str]] = []
-        if traffic.in_kernel("read"):
-            kinds.append((traffic.last_producer, "arrived"))
-        if traffic.has("add"):
-            kinds.append(("write", "cleared"))
-        for kind, what in kinds:
-            users = traffic.in_kernel("add" if what == "cleared" else "read")
-            _add(exchange, counter_of(traffic, kind, granules, users), f"{name}_{what}")
-        if traffic.copies_out is not None:
-            _add(exchange, _of_copies_out(traffic, granules), f"{name}_made")
-        if _must_be_complete(traffic, traffic.tensor in scratch):
+        names = _names(traffic)
+        for kind, (what, _, _) in names.items():
+            if users := traffic.users_of(kind):
+                _add(exchange, counter_of(traffic, kind, granules, users), f"{name}_{what}")
+        for kind, (_, what, _) in names.items():
+            if traffic.copies_out is not None and traffic.needs(traffic.copies_out, kind):
+                _add(exchange, _of_copies_out(traffic, kind, granules), f"{name}_{what}")
+        for kind, (_, _, what) in names.items():
+            if not _must_be_complete(traffic, kind, traffic.tensor in scratch):
+                continue
             if traffic.copies is not None:
                 _await_all(exchange, traffic)
                 continue
             whole = Granules(traffic.grid.shape, traffic.grid.shape)
-            counter = counter_of(traffic, traffic.last_producer, whole, [])
+            counter = counter_of(traffic, kind, whole, [])
             counter.at_exit = True
-            _add(exchange, counter, f"{name}_complete")
+            _add(exchange, counter, f"{name}_{what}")
 
 
-def _of_copies_out(traffic: Traffic, granules: Granules) -> Counter:
-    """The counter of what the kernel brings for a plan's copies to take."""
+def _names(traffic: Traffic) -> dict[Kind, tuple[str, str, str]]:
+    """By kind of what they count, the names of counters for accesses of the kernel, for copies of
+    a plan, and for the end of the launch."""
+    names: dict[Kind, tuple[str, str, str]]
+    names = {traffic.last_producer: ("arrived", "made", "complete")}
+    if traffic.has("add"):
+        names["write"] = ("cleared", "written", "settled")
+    return names
+
+
+def _of_copies_out(traffic: Traffic, kind: Kind, granules: Granules) -> Counter:
+    """The counter of what accesses of ``kind`` bring for a plan's copies to take."""
     out = traffic.copies_out
     assert out is not None
     if traffic.copies is not None:
@@ -63,7 +72,7 @@ def _of_copies_out(traffic: Traffic, granules: Granules) -> Counter:
             f"{out.access.text}, and {traffic.copies.access.text}, beside one kernel; expected two "
             f"tensors, or flags and waits written by hand{out.access.location}"
         )
-    counter = counter_of(traffic, traffic.last_producer, granules, [out])
+    counter = counter_of(traffic, kind, granules, [out])
     counter.by_copies = True
     stream_of: dict[tuple, str | None] = {}
     for copy, *granule in copies_with_granules(counter, out):
@@ -76,21 +85,23 @@ def _of_copies_out(traffic: Traffic, granules: Granules) -> Counter:
     return counter
 
 
-def _must_be_complete(traffic: Traffic, scratch: bool) -> bool:
-    """Whether others bring something that no read of the owner surely waits for, though it
-    matters."""
-    if scratch and not traffic.has("add"):
+def _must_be_complete(traffic: Traffic, kind: Kind, scratch: bool) -> bool:
+    """Whether accesses of ``kind`` of others complete something that no read of the owner surely
+    waits for, though it matters."""
+    if scratch and kind == "write":
         return False
     reads = traffic.of_kind("read")
     certain = [b for b in reads if b.is_certain]
     if len(certain) == len(reads):
-        return _is_left(traffic, traffic.painted["read"])
-    return _is_left(traffic, Painted.by(traffic.grid, traffic.world_size, "read", certain))
+        return _is_left(traffic, kind, traffic.painted["read"])
+    return _is_left(traffic, kind, Painted.by(traffic.grid, traffic.world_size, "read", certain))
 
 
-def _is_left(traffic: Traffic, reads: Painted) -> bool:
-    """Whether others bring something to an owner who does not read it."""
-    brought = traffic.painted[traffic.last_producer].ranks.reshape(traffic.world_size, -1)
+def _is_left(traffic: Traffic, kind: Kind, reads: Painted) -> bool:
+    """Whether accesses of ``kind`` of others complete something for an owner who does not read
+    it."""
+    brought = np.where(traffic.complete_after(kind), traffic.painted[kind].ranks, 0)
+    brought = brought.reshape(traffic.world_size, -1)
     read = reads.ranks.reshape(traffic.world_size, -1)
     own = 1 << np.arange(traffic.world_size)[:, None]
     return bool(np.any((brought & ~own != 0) & (read & own == 0)))
@@ -101,7 +112,7 @@ def _await_all(exchange: Exchange, traffic: Traffic) -> None:
     kernel may have waited for a part only."""
     counter = next((c for c in exchange.counters if c.traffic is traffic), None)
     every = counter is not None and np.all(counter.arrivals == 1)
-    if not every or _is_left(traffic, traffic.painted["read"]):
+    if not every or _is_left(traffic, "write", traffic.painted["read"]):
         copies = traffic.copies.access
         raise LanguageError(
             f"{copies.text}, of which the kernel of its owner reads a part only; expected "

@@ -136,18 +136,6 @@ class Exchange:
             number = number * loop.extent + loop.var
         return self.symbols.inlined(number)
 
-    def users_of(self, counter: Counter) -> list[Boxes]:
-        """The accesses of the kernel that need what ``counter`` counts: reads of data that others
-        complete, and additions to data that is cleared."""
-        traffic = counter.traffic
-        if counter.at_exit:
-            return []
-        if counter.by_copies:
-            return []
-        if counter.kind == "write" and traffic.has("add"):
-            return traffic.in_kernel("add")
-        return traffic.in_kernel("read")
-
     def epochs_of(self, tensor: tirx.Buffer) -> tirx.PrimExpr:
         """How many launches have used the same of the tensor's buffers, this one included."""
         count = tirx.const(self.buffers[tensor], "uint32")

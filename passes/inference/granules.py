@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from tvm import tirx
@@ -14,6 +14,7 @@ from ...builtins.errors import LanguageError
 from .accesses import Kind
 from .board import volumes
 from .boxes import Boxes
+from .copies import Copies
 from .space import Loop
 from .symbols import Symbols
 from .traffic import Traffic
@@ -174,6 +175,7 @@ class Counter:
         also_at_exit: whether the owner waits at the end of the launch for all its granules, too,
             since reads may wait for some of them only.
         by_copies: whether a plan's copies wait for it, whose streams set it back to 0.
+        users: the accesses of the kernel that wait for it.
     """
 
     traffic: Traffic
@@ -186,6 +188,7 @@ class Counter:
     at_exit: bool = False
     also_at_exit: bool = False
     by_copies: bool = False
+    users: list[Boxes] = field(default_factory=list)
     flags: tirx.Buffer | None = None
 
     @property
@@ -212,7 +215,8 @@ def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Box
     for boxes in users:
         for rank, home in boxes.ranks_and_homes():
             waiting[home] |= 1 << rank
-    counter = Counter(traffic, kind, granules, unit, waiting, arrivals // unit)
+    in_kernel = [b for b in users if not isinstance(b.access, Copies)]
+    counter = Counter(traffic, kind, granules, unit, waiting, arrivals // unit, users=in_kernel)
     if counter.is_of_copies and not counter.pulled:
         counter.own = _own_share(traffic, granules)
     return counter

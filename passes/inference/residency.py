@@ -52,7 +52,7 @@ def verify_residency(exchange: Exchange) -> None:
             for c, *at in copy.brings:
                 last[c][tuple(at)] = max(last[c][tuple(at)], now)
     for counter in counters:
-        for boxes in exchange.users_of(counter):
+        for boxes in counter.users:
             moment = moments.of(boxes, wait_depth(exchange, counter, boxes))
             places = tuple(range(-len(boxes.open_axes), 0))
             latest = last[counter][boxes.home, counter.granules.of(boxes)]
@@ -65,7 +65,7 @@ def verify_residency(exchange: Exchange) -> None:
 def _verify_room(exchange: Exchange, counters: Sequence[Counter]) -> None:
     """Refuse a kernel that waits, and takes all SMs, where copies take what it brings: a kernel of
     a block must run beside it, which waits for that."""
-    waiting = [boxes.access for counter in counters for boxes in exchange.users_of(counter)]
+    waiting = [boxes.access for counter in counters for boxes in counter.users]
     most = exchange.options.resident_blocks - 1
     few = isinstance(exchange.grid, tirx.IntImm) and int(exchange.grid) <= most
     if waiting and not few:
@@ -88,7 +88,7 @@ def leaves_room(exchange: Exchange) -> bool:
     for counter in exchange.counters:
         if counter.at_exit or counter.also_at_exit:
             waits[:, -1] = True
-        for boxes in exchange.users_of(counter):
+        for boxes in counter.users:
             granules = counter.granules.of(boxes)
             rank, granule, block = boxes.distinct(boxes.rank, granules, boxes.block)
             if counter.own:
@@ -124,7 +124,7 @@ class _Play:
         for counter in counters:
             for boxes in counter.traffic.in_kernel(counter.kind):
                 self._note(counter, boxes, _told(exchange, moments, counter, boxes), True)
-            for boxes in exchange.users_of(counter):
+            for boxes in counter.users:
                 depth = wait_depth(exchange, counter, boxes)
                 self._note(counter, boxes, moments.of(boxes, depth), False)
             for (home, granule), units in np.ndenumerate(counter.arrivals):

@@ -137,7 +137,7 @@ def _heard_from(exchange: Exchange, boxes: Boxes) -> np.ndarray:
         if counter.is_of_copies:
             continue
         makers = _makers(counter)
-        for other in (b for b in exchange.users_of(counter) if b.is_certain):
+        for other in (b for b in counter.users if b.is_certain):
             shared = loops_shared(other.access, boxes.access)
             if other.access.place[shared] > boxes.access.place[shared] or not other.repeats:
                 continue
@@ -174,15 +174,14 @@ def _too_far(exchange: Exchange, traffic: Traffic) -> tuple[int, int] | None:
     """A writer and a reader of what it writes for which it does not wait in every launch."""
     waits_for = [0] * exchange.world_size
     for other in exchange.traffic:
-        made = other.painted[other.last_producer].ranks.reshape(exchange.world_size, -1)
+        added, written = (other.painted[kind].ranks for kind in ("add", "write"))
+        made = np.where(other.complete_after("add"), added, written)
         for boxes in (b for b in other.in_kernel("read") if b.is_certain):
             rank, _, pieces = other.grid.cells_of(boxes)
             for box, cell in pieces:
                 for reader in range(exchange.world_size):
                     of_reader = cell[rank[box] == reader]
-                    waits_for[reader] |= int(
-                        np.bitwise_or.reduce(made.ravel()[of_reader], initial=0)
-                    )
+                    waits_for[reader] |= int(np.bitwise_or.reduce(made[of_reader], initial=0))
     for writer, reader in sorted(_pairs(traffic, scratch=True)):
         if not waits_for[writer] >> reader & 1:
             return writer, reader

@@ -49,7 +49,7 @@ def _waits_in(exchange: Exchange, loop: tirx.For | None) -> bool:
     return any(
         around is not None and loop is not None and around.same_as(loop)
         for counter in exchange.counters
-        for boxes in exchange.users_of(counter)
+        for boxes in counter.users
         for around in boxes.access.around
     )
 

@@ -61,7 +61,8 @@ class Traffic:
         """Whether it must be synchronised: what one block writes another may read, or a copy is
         reached from another rank."""
         made = self.has("write") or self.has("add")
-        return (made and self.has("read")) or any(_foreign(b) for b in self.boxes.values())
+        passed_on = (made and self.has("read")) or (self.has("write") and self.has("add"))
+        return passed_on or any(_foreign(b) for b in self.boxes.values())
 
     @property
     def is_written_again(self) -> bool:
@@ -70,8 +71,28 @@ class Traffic:
 
     @property
     def last_producer(self) -> Kind:
-        """After what kind of access the data is complete."""
+        """After what kind of access the data is complete; but for cells without additions."""
         return "add" if self.has("add") else "write"
+
+    def complete_after(self, kind: Kind) -> np.ndarray:
+        """Which cells are complete after accesses of ``kind``: those with additions after these,
+        the others after their write."""
+        added = self.painted["add"].times > 0
+        return added if kind == "add" else ~added
+
+    def users_of(self, kind: Kind) -> list[Boxes]:
+        """The accesses of the kernel that need what those of ``kind`` bring: reads of what is
+        complete after these, and additions to what is cleared."""
+        reads = self.in_kernel("read")
+        if not self.has("add"):
+            return reads
+        clearing = self.in_kernel("add") if kind == "write" else []
+        return [*clearing, *(b for b in reads if self.needs(b, kind))]
+
+    def needs(self, read: Boxes, kind: Kind) -> bool:
+        """Whether some cell of ``read`` is complete after accesses of ``kind``."""
+        touched = Painted.by(self.grid, self.world_size, "read", [read]).times > 0
+        return bool(np.any(touched & self.complete_after(kind)))
 
 
 def traffic_of(

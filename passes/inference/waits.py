@@ -36,7 +36,7 @@ def place_waits(exchange: Exchange) -> None:
     """
     for counter in exchange.counters:
         done: list[tuple[list[tirx.PrimExpr], Access, int]] = []
-        for boxes in exchange.users_of(counter):
+        for boxes in counter.users:
             _wait(exchange, counter, boxes, done)
 
 

@@ -8,8 +8,12 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.runtime.simulator import Executable
+
+from .programs import Case
 
 N, F32 = 16, "float32"
+pytestmark = pytest.mark.filterwarnings("ignore::tileweave.SimulationWarning")
 
 
 def inputs_of(ranks: int, rows: int = 8) -> list[dict[str, Any]]:
@@ -75,3 +79,144 @@ def test_registers_of_inner_loops(program):
     inputs = inputs_of(2)
     for rank, found in enumerate(simulated(program, 2, inputs)):
         np.testing.assert_allclose(found["Y"], inputs[rank - 1]["X"][::2].sum(0), rtol=1e-5)
+
+
+@T.macro
+def sums_above_messages(X, S):
+    """The upper half of each copy gets additions, the lower half a message."""
+    right = (W.rank() + 1) % W.world_size()
+    for i, j in T.Parallel(4, N):
+        S[W.rank(), i, j] = 0
+    for i, j in T.Parallel(4, N):
+        T.atomic_add(S[right, i, j], X[i, j])
+    for i, j in T.Parallel(4, N):
+        S[right, 4 + i, j] = X[4 + i, j]
+
+
+@T.prim_func
+def sums_and_messages(
+    X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)
+):
+    with T.Kernel(1, threads=32):
+        sums_above_messages(X, S)
+        for i, j in T.Parallel(4, N):
+            Y[i, j] = S[W.rank(), i, j]
+        for i, j in T.Parallel(4, N):
+            Y[4 + i, j] = S[W.rank(), 4 + i, j]
+
+
+@T.prim_func
+def sums_of_some_ranks(
+    X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)
+):
+    """Rank 0 gets what its left neighbour adds, the others what they clear themselves."""
+    with T.Kernel(2, threads=32) as b:
+        if b == 0:
+            for i, j in T.Parallel(8, N):
+                S[W.rank(), i, j] = 0
+        else:
+            if W.rank() == W.world_size() - 1:
+                for i, j in T.Parallel(8, N):
+                    T.atomic_add(S[0, i, j], X[i, j])
+            for i, j in T.Parallel(8, N):
+                Y[i, j] = S[W.rank(), i, j]
+
+
+@T.prim_func
+def sum_before_message(X: T.Tensor((8, N), F32), Y: T.Tensor((8, N), F32)):
+    """Through the same memory, each in its round."""
+    with T.Kernel(1, threads=32):
+        S = W.alloc_symmetric((8, N), F32)
+        right = (W.rank() + 1) % W.world_size()
+        tile = T.alloc_fragment((8, N), F32)
+        for i, j in T.Parallel(8, N):
+            S[W.rank(), i, j] = 0
+        for i, j in T.Parallel(8, N):
+            T.atomic_add(S[right, i, j], X[i, j])
+        T.copy(S[W.rank(), 0, 0], tile)
+        T.copy(tile, S[right, 0, 0])
+        T.copy(S[W.rank(), 0, 0], tile)
+        T.copy(tile, Y)
+
+
+def to_the_right(inputs, steps=1):
+    return [inputs[rank - steps]["X"] for rank in range(len(inputs))]
+
+
+def to_the_first(inputs):
+    return [inputs[-1]["X"], *(np.zeros_like(one["X"]) for one in inputs[1:])]
+
+
+@pytest.mark.parametrize(
+    ("program", "right"),
+    [
+        (sums_and_messages, to_the_right),
+        (sums_of_some_ranks, to_the_first),
+        (sum_before_message, lambda inputs: to_the_right(inputs, 2)),
+    ],
+)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_reads_of_what_gets_no_additions(program, right, ranks):
+    inputs = inputs_of(ranks)
+    for found, y in zip(simulated(program, ranks, inputs), right(inputs), strict=True):
+        np.testing.assert_array_equal(found["Y"], y)
+
+
+@T.prim_func
+def left_to_the_caller(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32)):
+    with T.Kernel(1, threads=32):
+        sums_above_messages(X, S)
+
+
+@T.prim_func
+def sums_of_other_blocks(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32)):
+    """Each block adds to what the other has cleared."""
+    with T.Kernel(2, threads=32) as b:
+        for i, j in T.Parallel(4, N):
+            S[W.rank(), b * 4 + i, j] = 0
+        for i, j in T.Parallel(4, N):
+            row = (1 - b) * 4 + i
+            T.atomic_add(S[W.rank(), row, j], X[row, j])
+
+
+@pytest.mark.parametrize(
+    ("program", "steps", "ranks"),
+    [(left_to_the_caller, 1, 2), (left_to_the_caller, 1, 3), (sums_of_other_blocks, 0, 2)],
+)
+def test_what_the_caller_finds(program, steps, ranks):
+    """Nothing is read in the kernel."""
+    inputs = inputs_of(ranks)
+    called = Case(lambda _: program, lambda *_: [], lambda _: []).called(ranks)
+    found = tw.simulate(Executable(called, ranks), ranks, inputs, schedules=10, epochs=3)
+    for mine, right in zip(found, to_the_right(inputs, steps), strict=True):
+        np.testing.assert_array_equal(mine["S_found"], right)
+
+
+@T.prim_func
+def passed_on(
+    X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), R: W.Symmetric((8, N), F32),
+    Y: T.Tensor((8, N), F32),
+):  # fmt: skip
+    with T.Kernel(1, threads=32):
+        sums_above_messages(X, S)
+        for half in T.serial(2):
+            for i, j in T.Parallel(4, N):
+                Y[4 * half + i, j] = R[W.rank(), 4 * half + i, j]
+
+
+def test_copies_that_take_sums_and_messages():
+    """A plan's copies wait for both."""
+
+    @tw.plan
+    def plan(
+        p: tw.Steps, X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32),
+        R: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32),
+    ):  # fmt: skip
+        p.launch(passed_on, X, S, R, Y)
+        for rows in (slice(0, 4), slice(4, 8)):
+            p.copy(R[(p.rank + 1) % p.world_size, rows], S[p.rank, rows], stream="copies")
+
+    inputs = inputs_of(3)
+    found = tw.simulate(Executable(plan, 3), 3, inputs, schedules=10, epochs=3)
+    for mine, right in zip(found, to_the_right(inputs, 2), strict=True):
+        np.testing.assert_array_equal(mine["Y"], right)
