@@ -30,7 +30,7 @@ from .inference.round_copies import give_rounds
 from .inference.signals import place_signals
 from .inference.sinks import choose_sinks
 from .inference.symbols import Symbols
-from .inference.traffic import Traffic, traffic_of, verify_traffic
+from .inference.traffic import Traffic, refuse_jumps, traffic_of, verify_traffic
 from .inference.waits import place_waits
 from .memory_order import releases
 from .sizes import in_numbers, sizes_of
@@ -104,6 +104,7 @@ def _inferred(
         return func, Explanation(_unordered(func, tensors))
     rounds: dict[str, str] = {}
     program, traffic = _traffic(func, tensors, world_size)
+    refuse_jumps(program, traffic)
     again = [t for t in traffic if t.is_written_again]
     if again:
         func, options, rounds = give_rounds(func, again, program, options, heap_stride)

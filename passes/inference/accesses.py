@@ -33,6 +33,27 @@ MOVERS = frozenset(
 """Builtins that move data; the others order it, or act on single words atomically."""
 
 
+JUMPS = {
+    "tl.loop_break": "T.loop_break",
+    "tirx.break_loop": "break",
+    "tirx.continue_loop": "continue",
+    "tirx.thread_return": "T.thread_return",
+}
+"""What leaves out statements behind it, by operator: its name in a program."""
+
+
+@dataclass(frozen=True, eq=False)
+class Jump:
+    """A statement that leaves a round of ``loop``, or the kernel if that is None."""
+
+    name: str
+    loop: Loop | None
+    location: str
+
+    def may_skip(self, access: Access) -> bool:
+        return self.loop is None or self.loop in (*access.loops, *access.inner)
+
+
 @dataclass(frozen=True, eq=False)
 class Branch:
     """An ``if`` of which the whole block takes one side.
@@ -121,6 +142,7 @@ class Program:
         body: the kernel's body, before and behind which statements can be put.
         values: of the variables that it binds, and of ``registers``.
         registers: variables that stand for what a T.alloc_var holds somewhere.
+        jumps: what leaves loops, but those of unknown rounds, or the kernel.
         unordered: what is left out of ``accesses`` because the program says so.
         func: the program itself.
     """
@@ -133,6 +155,7 @@ class Program:
     body: tirx.Stmt | None = None
     values: dict[tirx.Var, tirx.PrimExpr] = field(default_factory=dict)
     registers: set[tirx.Var] = field(default_factory=set)
+    jumps: list[Jump] = field(default_factory=list)
     func: tirx.PrimFunc | None = None
 
     @cached_property
@@ -324,6 +347,8 @@ class _Collector:
         for call in calls_in(stmt, lambda c: True):
             spec = builtin_of(call)
             name = spec.name if spec is not None else op_name(call)
+            if name in JUMPS:
+                self._jump(JUMPS[name])
             if spec is not None:
                 if name in MOVERS:
                     self._moved(call, spec)
@@ -343,6 +368,13 @@ class _Collector:
                         op = f"T.{name.split('.')[-1].replace('atomicadd', 'atomic_add')}"
                         self._add(kind, op, load, extents)
         self._element_loads(stmt)
+
+    def _jump(self, name: str) -> None:
+        around = [*self._loops, *self._inner]
+        if name == "T.thread_return":
+            self.program.jumps.append(Jump(name, None, location(self._anchor)))
+        elif around and not self._unknown:
+            self.program.jumps.append(Jump(name, around[-1], location(self._anchor)))
 
     def _moved(self, call: tirx.Call, spec) -> None:
         size = next(

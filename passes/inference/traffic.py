@@ -132,6 +132,22 @@ def verify_traffic(traffic: Traffic) -> None:
     refuse_unwritten(traffic)
 
 
+def refuse_jumps(program: Program, every: Sequence[Traffic]) -> None:
+    """Refuse what may leave out accesses, or what is put behind them.
+
+    Raises:
+        LanguageError: names an access and what may leave it out.
+    """
+    accesses = [b.access for t in every for b in t.in_kernel("read", "write", "add")]
+    for jump in program.jumps:
+        for access in (a for a in accesses if jump.may_skip(a)):
+            raise LanguageError(
+                f"{access.text}, and {jump.name} may leave it out, or what orders it; expected a "
+                f"condition around it, or signals and waits written by hand{access.location}"
+                f"{jump.location}"
+            )
+
+
 def _foreign(boxes: Boxes) -> bool:
     return any(rank != home for rank, home in boxes.ranks_and_homes())
 

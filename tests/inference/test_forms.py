@@ -220,3 +220,108 @@ def test_copies_that_take_sums_and_messages():
     found = tw.simulate(Executable(plan, 3), 3, inputs, schedules=10, epochs=3)
     for mine, right in zip(found, to_the_right(inputs, 2), strict=True):
         np.testing.assert_array_equal(mine["Y"], right)
+
+
+@T.macro
+def left_by_loop_break(X, S, b):
+    for row in T.serial(8):
+        if row > W.rank():
+            T.loop_break()
+        for j in T.Parallel(N):
+            S[0, row, j] = X[row, j]
+
+
+@T.macro
+def left_by_break(X, S, b):
+    for row in T.serial(8):
+        if row > W.rank():
+            break
+        for j in T.Parallel(N):
+            S[0, row, j] = X[row, j]
+
+
+@T.macro
+def left_by_continue(X, S, b):
+    for row in T.serial(8):
+        if row > W.rank():
+            continue
+        for j in T.Parallel(N):
+            S[0, row, j] = X[row, j]
+
+
+@T.macro
+def left_by_data(X, S, b):
+    for row in T.serial(8):
+        if X[row, 0] > 0:
+            T.loop_break()
+        for j in T.Parallel(N):
+            S[0, row, j] = X[row, j]
+
+
+@T.macro
+def left_by_threads(X, S, b):
+    if T.get_thread_binding() < N:
+        for row in T.serial(8):
+            if row > W.rank():
+                T.loop_break()
+            S[0, row, T.get_thread_binding()] = X[row, T.get_thread_binding()]
+
+
+@T.macro
+def left_by_return(X, S, b):
+    if b == 1:
+        T.thread_return()
+    T.copy(X, S[0, 0, 0])
+
+
+def given_by(write, blocks=1):
+    """Rank 0 reads what ``write`` brings."""
+
+    @T.prim_func
+    def program(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
+        with T.Kernel(blocks, threads=32) as b:
+            write(X, S, b)
+            if W.rank() == 0:
+                for i, j in T.Parallel(8, N):
+                    Y[i, j] = S[0, i, j]
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (left_by_loop_break, "T.loop_break"),
+        (left_by_break, "break"),
+        (left_by_continue, "continue"),
+        (left_by_data, "T.loop_break"),
+        (left_by_threads, "T.loop_break"),
+        (left_by_return, "T.thread_return"),
+    ],
+)
+def test_jumps_over_accesses(write, name):
+    message = refused(given_by(write, blocks=2))
+    assert f", and {name} may leave it out, or what orders it; expected a condition" in message
+
+
+@T.prim_func
+def break_beside(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
+    """What leaves a loop without accesses, in a loop of accesses."""
+    with T.Kernel(1, threads=32):
+        found = T.alloc_var("int32")
+        for half in T.serial(2):
+            for k in T.serial(5):
+                found = k
+                if k == 3:
+                    T.loop_break()
+            for i, j in T.Parallel(4, N):
+                row = half * 4 + i
+                S[(W.rank() + 1) % W.world_size(), row, j] = X[row, j] + found
+        for i, j in T.Parallel(8, N):
+            Y[i, j] = S[W.rank(), i, j]
+
+
+def test_jumps_beside_accesses():
+    inputs = inputs_of(2)
+    for found, right in zip(simulated(break_beside, 2, inputs), to_the_right(inputs), strict=True):
+        np.testing.assert_array_equal(found["Y"], right + np.float32(3))
