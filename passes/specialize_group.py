@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
@@ -17,14 +18,16 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
 
     Constants turn ``(rank + 1) % world_size`` into plain arithmetic, give the TMA descriptor its
     shape and make the compiled kernel, and its cache entry, one per group size. An attribute keeps
-    the size for ``bind_runtime``.
+    the size for ``bind_runtime``. Negative constants as indices count from the end, as TileLang
+    reads them later.
 
     Args:
         world_size: ranks in the group.
         heap_stride: bytes between the heaps of two ranks.
 
-    Before: ``S: (world_size, M, N), strides (heap_stride_2, N, 1)``; ``tileweave.world_size()``
-    After:  ``S: (4, M, N), strides (1073741824, N, 1)``; ``4``
+    Before: ``S: (world_size, M, N), strides (heap_stride_2, N, 1)``; ``tileweave.world_size()``;
+    ``S[rank, -1, 0]``
+    After:  ``S: (4, M, N), strides (1073741824, N, 1)``; ``4``; ``S[rank, M - 1, 0]``
     """
     ranks = tirx.IntImm("int32", world_size)
     concrete = {}
@@ -45,5 +48,29 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
     def constant(node):
         return ranks if op_name(node) == "tileweave.world_size" else None
 
-    func = func.with_body(ir_transform(func.body, None, constant, ["tirx.Call"]))
+    body = _from_start(ir_transform(func.body, None, constant, ["tirx.Call"]))
+    func = func.with_body(body)
     return func.with_attr(GROUP_SIZE, ranks) if uses_tileweave(func) else func
+
+
+def _from_start(body: tirx.Stmt) -> tirx.Stmt:
+    """``body`` with indices that count from the end, which are negative constants, counted from
+    0."""
+
+    def change(node):
+        if not any(_is_negative(i) for i in node.indices):
+            return None
+        pairs = zip(node.indices, node.buffer.shape, strict=True)
+        indices = [n + i if _is_negative(i) else i for i, n in pairs]
+        if isinstance(node, tirx.BufferLoad):
+            return tirx.BufferLoad(node.buffer, indices, node.predicate, node.span)
+        store = tirx.BufferStore(node.buffer, node.value, indices, node.predicate)
+        if (span := get_stmt_span(node)) is not None:
+            set_stmt_span(store, span)
+        return store
+
+    return ir_transform(body, None, change, ["tirx.BufferLoad", "tirx.BufferStore"])
+
+
+def _is_negative(index: tirx.PrimExpr) -> bool:
+    return isinstance(index, tirx.IntImm) and int(index) < 0

@@ -36,6 +36,7 @@ class Boxes:
         block: number of the block that runs it, in launch order.
         repeats: how many iterations do the very same.
         outside: axes behind the rank's on which some boxes lie wholly behind the end.
+        before: axes behind the rank's on which some boxes begin before the first element.
         skipped: numbers of the loops around it that sometimes have no round.
         open_axes, open_loops, is_certain: of a read at a place that only the running kernel knows,
             see ``Region``: the last axes of the arrays are over all places.
@@ -56,6 +57,7 @@ class Boxes:
     block: np.ndarray
     repeats: int
     outside: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
     skipped: tuple[int, ...] = ()
     open_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     open_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
@@ -245,8 +247,9 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
         for a, start in zip(low, starts if inner else (), strict=bool(inner))
     )
     clipped = [
-        (np.maximum(a, 0), np.minimum(b, n)) for a, b, n in zip(low, high, shape, strict=True)
+        (np.maximum(a, 0), np.clip(b, 0, n)) for a, b, n in zip(low, high, shape, strict=True)
     ]
+    before = tuple(axis for axis, a in enumerate(low[1:]) if np.any((a < 0) & happens))
     beyond = [(low >= n) & happens for low, n in zip(low[1:], shape[1:], strict=True)]
     outside = tuple(axis for axis, some in enumerate(beyond) if some.any())
     for axis in outside:
@@ -260,7 +263,7 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     return Boxes(
         access, space.rank, home, tuple(c[0] for c in clipped[1:]),
         tuple(c[1] for c in clipped[1:]), happens, block, repeats,
-        outside, skipped, region.open_axes, region.open_loops, region.is_certain,
+        outside, before, skipped, region.open_axes, region.open_loops, region.is_certain,
         asked, shifts,
     )  # fmt: skip
 

@@ -105,7 +105,8 @@ def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> 
         wanted: the user's choice, by axis.
 
     Raises:
-        LanguageError: ``wanted`` divides a box, or has not as many axes as the tensor.
+        LanguageError: ``wanted`` divides a box, or has not as many axes as the tensor; or a box
+            begins before the first element of an axis.
     """
     shape = traffic.grid.shape
     if wanted is not None and len(wanted) != len(shape):
@@ -129,9 +130,20 @@ def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> 
         else:
             size.append(_least(bounds, extent))
     granules = Granules(shape, tuple(size))
+    for boxes in every:
+        _refuse_before(boxes, granules)
     if wanted is None and np.any(_times_copied(traffic, granules) > 1):
         return Granules(shape, tuple(_cut(traffic, axis, n) for axis, n in enumerate(size)))
     return granules
+
+
+def _refuse_before(boxes: Boxes, granules: Granules) -> None:
+    """Refuse a box that TileLang clips at the start of an axis, where its start counts."""
+    for axis in boxes.before:
+        if boxes.access.kind != "read" or granules.counts[axis] > 1:
+            raise boxes.refused(
+                "begins before the first element of an axis", "indices from 0 on, or a condition"
+            )
 
 
 def _cut(traffic: Traffic, axis: int, least: int) -> int:

@@ -325,3 +325,59 @@ def test_jumps_beside_accesses():
     inputs = inputs_of(2)
     for found, right in zip(simulated(break_beside, 2, inputs), to_the_right(inputs), strict=True):
         np.testing.assert_array_equal(found["Y"], right + np.float32(3))
+
+
+def before_the_start(first, read_first, height=8):
+    """Blocks pass on tiles of which those of block 0 begin at rows ``first`` and ``read_first``."""
+
+    @T.prim_func
+    def program(X: T.Tensor((32, N), F32), S: W.Symmetric((32, N), F32), Y: T.Tensor((32, N), F32)):
+        with T.Kernel(5, threads=32) as b:
+            tile = T.alloc_shared((8, N), F32)
+            rows = T.alloc_shared((height, N), F32)
+            if b * 8 + first < 32:
+                T.copy(X[b * 8 + first, 0], tile)
+                T.copy(tile, S[(W.rank() + 1) % W.world_size(), b * 8 + first, 0])
+            if b < 4:
+                T.copy(S[W.rank(), b * 8 + read_first, 0], rows)
+                for i, j in T.Parallel(8, N):
+                    Y[b * 8 + i, j] = rows[i, j]
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("first", "read_first", "text"),
+    [(-8, 0, "T.copy writes"), (-4, 0, "T.copy writes"), (0, -8, "T.copy reads")],
+)
+def test_what_begins_before_the_start(first, read_first, text):
+    message = refused(before_the_start(first, read_first))
+    assert message.startswith(text)
+    assert "which begins before the first element of an axis; expected indices from 0" in message
+
+
+def test_halos_before_the_start():
+    """One counter stands for the whole axis: where a read begins does not matter."""
+    inputs = inputs_of(2, rows=32)
+    found = simulated(before_the_start(0, -1, height=10), 2, inputs)
+    for mine, right in zip(found, to_the_right(inputs), strict=True):
+        np.testing.assert_array_equal(mine["Y"], np.pad(right, ((1, 0), (0, 0)))[:32])
+
+
+@T.prim_func
+def last_row(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((2, N), F32)):
+    with T.Kernel(8, threads=32) as b:
+        for j in T.Parallel(N):
+            S[(W.rank() + 1) % W.world_size(), b, j] = X[b, j]
+        if b == 0:
+            for j in T.Parallel(N):
+                Y[0, j] = S[W.rank(), -1, j]
+            for j in T.Parallel(N):
+                Y[-1, j] = X[-2, j]
+
+
+def test_indices_from_the_end():
+    inputs = inputs_of(2)
+    for rank, found in enumerate(simulated(last_row, 2, inputs)):
+        right = inputs[rank - 1]["X"][-1], inputs[rank]["X"][-2]
+        np.testing.assert_array_equal(found["Y"], np.stack(right))
