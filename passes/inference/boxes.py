@@ -143,12 +143,15 @@ def combinations(fields: Sequence[np.ndarray], mask: np.ndarray) -> list[np.ndar
     return [found[n] for n in sorted(found)]
 
 
-def _apart(arrays: Sequence[np.ndarray]) -> list[list[int]]:
-    """The numbers of those that, one by one, vary along an axis in common; axes are counted from
-    the last."""
+def _apart(arrays: Sequence[np.ndarray], along: Sequence[int] | None = None) -> list[list[int]]:
+    """The numbers of those that, one by one, vary along an axis in common, of those ``along`` which
+    they are asked to; axes are counted from the last."""
     sets: list[tuple[set[int], list[int]]] = []
     for number, array in enumerate(arrays):
-        axes, numbers = {a - array.ndim for a, n in enumerate(array.shape) if n != 1}, [number]
+        axes = {a - array.ndim for a, n in enumerate(array.shape) if n != 1}
+        if along is not None:
+            axes &= {a - array.ndim for a in along}
+        numbers = [number]
         for others, known in [s for s in sets if s[0] & axes]:
             sets.remove((others, known))
             axes, numbers = axes | others, known + numbers
@@ -307,6 +310,8 @@ def merged_bounds(space, starts, extents, mask, inner):
     not fill theirs without holes."""
     if not inner:
         return starts, [s + e for s, e in zip(starts, extents, strict=True)]
+    same = [a for a in inner if all(v.shape[a] == 1 for v in (*starts, *extents))]
+    mask = mask.any(axis=tuple(same), keepdims=True) if same else mask
     partial = any(mask.shape[a] > 1 for a in inner)
     low, high, count = [], [], np.int64(1)
     for start, extent in zip(starts, extents, strict=True):
@@ -323,17 +328,48 @@ def merged_bounds(space, starts, extents, mask, inner):
     touched = np.int64(1)
     for extent in extents:
         touched = touched * extent.max(axis=inner, keepdims=True)
-    if partial:
+    groups = [[starts[n] for n in numbers] for numbers in _apart(starts, inner)]
+    places = [_distinct_places(group, inner) for group in groups]
+    shapes = [np.broadcast_shapes(*(s.shape for s in group)) for group in groups]
+    sizes = [math.prod(shape[a] for a in inner) for shape in shapes]
+    if not partial:
+        for some in places:
+            touched = touched * some
+    elif all(np.all(some == size) for some, size in zip(places, sizes, strict=True)):
         where = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, *(s.shape for s in starts)))
         touched = touched * where.sum(axis=inner, keepdims=True)
     else:
-        for axis in inner:
-            if any(s.shape[axis] > 1 for s in starts):
-                touched = touched * space.shape[axis]
+        touched = touched * _distinct_places(starts, inner, mask)
     happens = mask.any(axis=inner, keepdims=True)
     if np.any((touched != count) & happens):
         return None
     return low, high
+
+
+def _distinct_places(
+    starts: Sequence[np.ndarray], inner: tuple[int, ...], mask: np.ndarray = _TRUE
+) -> np.ndarray:
+    """How many combinations of ``starts`` occur over the axes ``inner``, where the mask holds:
+    several threads may touch the same."""
+    code = np.int64(0)
+    for start in (_relative(s, inner) for s in starts):
+        low, high = int(start.min(initial=0)), int(start.max(initial=0))
+        code = code * (high - low + 1) + (start - low)
+    code = np.where(mask, code, -1)
+    code = np.moveaxis(code, inner, range(-len(inner), 0))
+    code = np.sort(code.reshape(*code.shape[: code.ndim - len(inner)], -1))
+    new = np.diff(code, prepend=-1) != 0
+    return np.expand_dims(new.sum(axis=-1), inner)
+
+
+def _relative(start: np.ndarray, inner: tuple[int, ...]) -> np.ndarray:
+    """``start`` behind that of the first rounds of the loops of ``inner``, once where the other
+    loops do not change it."""
+    behind = start - _first(start, inner)
+    for axis in (a for a in range(behind.ndim) if a not in inner and behind.shape[a] > 1):
+        once = np.take(behind, [0], axis=axis)
+        behind = once if np.all(behind == once) else behind
+    return behind
 
 
 def _first(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:

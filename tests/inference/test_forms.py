@@ -381,3 +381,89 @@ def test_indices_from_the_end():
     for rank, found in enumerate(simulated(last_row, 2, inputs)):
         right = inputs[rank - 1]["X"][-1], inputs[rank]["X"][-2]
         np.testing.assert_array_equal(found["Y"], np.stack(right))
+
+
+@T.macro
+def by_first_warps(X, S, peer, b):
+    with T.ws(0):
+        for i, j in T.Parallel(4, N):
+            S[peer, b * 4 + i, j] = X[b * 4 + i, j]
+
+
+@T.macro
+def by_one_warp(X, S, peer, b):
+    if T.get_thread_binding() // 32 == 0:
+        W.put_warp(X[b * 4, 0], S[peer, b * 4, 0], 4 * N)
+
+
+@T.macro
+def a_row_a_warp(X, S, peer, b):
+    warp = T.get_thread_binding() // 32
+    if warp < 4:
+        W.put_warp(X[b * 4 + warp, 0], S[peer, b * 4 + warp, 0], N)
+
+
+@T.macro
+def by_some_threads(X, S, peer, b):
+    if T.get_thread_binding() < 32:
+        for i, j in T.Parallel(4, N):
+            S[peer, b * 4 + i, j] = X[b * 4 + i, j]
+
+
+@T.prim_func
+def read_by_several(
+    X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)
+):
+    """Threads 2 n and 2 n + 1 read the same."""
+    with T.Kernel(1, threads=256):
+        for i, j in T.Parallel(8, N):
+            S[(W.rank() + 1) % W.world_size(), i, j] = X[i, j]
+        thread = T.get_thread_binding()
+        if thread < 8 * N:
+            Y[thread // N, thread % N] = S[W.rank(), thread // 2 // N, thread // 2 % N]
+
+
+def test_reads_by_several_threads():
+    inputs = inputs_of(2)
+    for rank, found in enumerate(simulated(read_by_several, 2, inputs)):
+        right = np.repeat(inputs[rank - 1]["X"].ravel()[: 4 * N], 2)
+        np.testing.assert_array_equal(found["Y"].ravel(), right)
+
+
+def of_threads(write):
+    @T.prim_func
+    def program(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
+        with T.Kernel(2, threads=256) as b:
+            write(X, S, (W.rank() + 1) % W.world_size(), b)
+            with T.ws(1):
+                for i, j in T.Parallel(4, N):
+                    Y[b * 4 + i, j] = S[W.rank(), b * 4 + i, j]
+
+    return program
+
+
+@pytest.mark.parametrize("write", [by_first_warps, by_one_warp, by_some_threads, a_row_a_warp])
+def test_what_several_threads_touch(write):
+    """It is a box, however many threads touch each element."""
+    inputs, program = inputs_of(2), of_threads(write)
+    (told,) = [
+        o for o in tw.explain(program, 2).ops if o.kind == "signal" and o.flag == "S_arrived"
+    ]
+    assert (told.granule, told.amount) == ("4 x 16", "1 x 64 elements")
+    if write is not a_row_a_warp:  # the simulator knows no operands that differ between threads
+        for found, right in zip(simulated(program, 2, inputs), to_the_right(inputs), strict=True):
+            np.testing.assert_array_equal(found["Y"], right)
+
+
+@T.macro
+def with_a_hole(X, S, peer, b):
+    """Threads 0 and 1 write row 0, thread 2 row 2."""
+    thread = T.get_thread_binding()
+    if thread < 3:
+        S[peer, b * 4 + thread // 2 * 2, 0] = X[b * 4, 0]
+
+
+def test_holes():
+    message = refused(of_threads(with_a_hole))
+    assert message.startswith("a store writes")
+    assert "touches elements that are no box without holes" in message
