@@ -194,6 +194,8 @@ def _load_by_thread(frame: Frame, tile: Tile, index: list, site: str) -> tuple[A
         index = [np.where(covered, i, 0) if isinstance(i, np.ndarray) else i for i in index]
     key = (row, *index)
     bad = None if tile.poison is None else tile.poison[key]
+    if bad is not None:  # other threads may never have written theirs
+        bad = bad & (frame.mask.on[:, None] if bad.ndim > 1 else frame.mask.on)
     return tile.data[key], bad if np.any(bad) else None
 
 
@@ -210,7 +212,7 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
             select(frame, tile.name, tile.shape, index, site)
             on = frame.mask.threads
             parts = [i[on] if _of_threads(i, frame) else i for i in index]
-            wide = any(np.ndim(p) > 1 for p in parts) or _lanes(parts, frame)
+            wide = any(np.ndim(i) > 1 or (np.ndim(i) and not _of_threads(i, frame)) for i in index)
             key = (on[:, None] if wide else on, *parts)
             values = values[on] if _of_threads(values, frame) else values
             if poison is not None and _of_threads(poison, frame):
@@ -244,7 +246,3 @@ def _differs(index: list, values: Any) -> bool:
 
 def _of_threads(value: Any, frame: Frame) -> bool:
     return isinstance(value, np.ndarray) and value.shape[:1] == frame.mask.on.shape
-
-
-def _lanes(parts: list, frame: Frame) -> bool:
-    return any(isinstance(p, np.ndarray) and p.shape[:1] != (frame.mask.count,) for p in parts)
