@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
+from ..builtins.errors import LanguageError
 from ..builtins.symmetric import is_symmetric, itemsize
-from .walk import op_name, uses_tileweave
+from .walk import location, op_name, uses_tileweave
 
 GROUP_SIZE = "tileweave.group_size"
 """Attribute of a program compiled for a group: its number of ranks."""
@@ -24,6 +25,9 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
     Args:
         world_size: ranks in the group.
         heap_stride: bytes between the heaps of two ranks.
+
+    Raises:
+        LanguageError: the program accesses a symmetric tensor by another shape.
 
     Before: ``S: (world_size, M, N), strides (heap_stride_2, N, 1)``; ``tileweave.world_size()``;
     ``S[rank, -1, 0]``
@@ -43,6 +47,7 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
                 scope=buffer.scope(),
             )
     if concrete:
+        _refuse_views(func)
         func = func.specialize(concrete)
 
     def constant(node):
@@ -51,6 +56,28 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
     body = _from_start(ir_transform(func.body, None, constant, ["tirx.Call"]))
     func = func.with_body(body)
     return func.with_attr(GROUP_SIZE, ranks) if uses_tileweave(func) else func
+
+
+def _refuse_views(func: tirx.PrimFunc) -> None:
+    tensors = {b.data: b for b in func.buffer_map.values() if is_symmetric(b)}
+    views: list[tirx.Buffer] = []
+    lines: list[str] = []
+
+    def visit(node) -> None:
+        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
+            tensor = tensors.get(node.buffer.data, node.buffer)
+            if not node.buffer.same_as(tensor):
+                views.append(node.buffer)
+        if views and isinstance(node, tirx.Stmt) and (line := location(node)):
+            lines.append(line)
+
+    post_order_visit(func.body, visit)
+    if views:
+        name = tensors[views[0].data].name
+        raise LanguageError(
+            f"{views[0].name} is {name} in another shape; expected accesses to {name} itself: a "
+            f"symmetric tensor has no views{''.join(lines[:1])}"
+        )
 
 
 def _from_start(body: tirx.Stmt) -> tirx.Stmt:

@@ -467,3 +467,34 @@ def test_holes():
     message = refused(of_threads(with_a_hole))
     assert message.startswith("a store writes")
     assert "touches elements that are no box without holes" in message
+
+
+@T.prim_func
+def view(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
+    with T.Kernel(1, threads=32):
+        flat = T.reshape(S, (S.shape[0], 8 * N))
+        T.copy(X, S[(W.rank() + 1) % W.world_size(), 0:8, 0:N])
+        for i in T.Parallel(8 * N):
+            Y[i // N, i % N] = flat[W.rank(), i]
+
+
+def test_views():
+    assert "expected accesses to S itself: a symmetric tensor has no views" in refused(view)
+
+
+@T.prim_func
+def lanes(X: T.Tensor((64, 4), "uint32"), Y: T.Tensor((64, 4), "uint32")):
+    with T.Kernel(1, threads=64):
+        thread = T.get_thread_binding()
+        got = T.alloc_local((4,), "uint32")
+        if thread < 2:
+            got[0:2] = W.ld(X[thread, 0], 2, scope="sys", sem="relaxed")
+            Y[thread, 0] = got[0]
+            Y[thread, 1] = got[1]
+
+
+def test_as_many_lanes_as_threads():
+    """Of a vector in registers."""
+    given = np.arange(256, dtype=np.uint32).reshape(64, 4)
+    (found,) = tw.simulate(lanes, 1, [{"X": given, "Y": np.zeros_like(given)}])
+    np.testing.assert_array_equal(found["Y"][:2, :2], given[:2, :2])
