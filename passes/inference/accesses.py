@@ -27,6 +27,12 @@ ADDS = frozenset(
 """What adds to memory, of TileLang's operators and our builtins: any number may meet in one
 element, in any order."""
 
+LANES = {
+    "tl.atomic_addx2_elem_op": tirx.IntImm("int32", 2),
+    "tl.atomic_addx4_elem_op": tirx.IntImm("int32", 4),
+}
+"""Elements that an operator takes at a time, by its name; its pointers tell of the first only."""
+
 MOVERS = frozenset(
     {"put_block", "put_warp", "get_block", "get_warp", "bulk_load", "bulk_store", "bulk_reduce"}
 )
@@ -359,6 +365,7 @@ class _Collector:
                     kinds = _kinds(name, int(mode))
                 elif op_name(argument) == "tl.access_ptr" and not name.startswith("tl.tileop"):
                     load, extent, mode = argument.args
+                    extent = LANES.get(name, extent)
                     extents = _run(load, extent) if load.buffer.data in self._tensors else []
                     kinds = _kinds(name, int(mode))
                 else:

@@ -231,12 +231,18 @@ class Expressions:
         )
 
     def indices(self, indices, name: str, site: str) -> Value:
-        """The values of several index expressions; none of them may be poison."""
+        """The values of several index expressions; none of them may be poison. Beside one of
+        several lanes the others have an axis for them, too."""
         exprs = [self.compile(i, site) for i in indices]
+        single = [not isinstance(i, (tirx.Ramp, tirx.Broadcast)) for i in indices]
+        some = range(len(exprs)) if not all(single) else ()
         poison = either(*(e.poison for e in exprs))
 
         def values(frame):
             found = [e.value(frame) for e in exprs]
+            for n in some:
+                if single[n] and isinstance(found[n], np.ndarray):
+                    found[n] = found[n][..., None]
             if poison is not None and is_poisoned(poison(frame), frame):
                 raise SimulationError(
                     "poison",

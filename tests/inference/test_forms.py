@@ -498,3 +498,33 @@ def test_as_many_lanes_as_threads():
     given = np.arange(256, dtype=np.uint32).reshape(64, 4)
     (found,) = tw.simulate(lanes, 1, [{"X": given, "Y": np.zeros_like(given)}])
     np.testing.assert_array_equal(found["Y"][:2, :2], given[:2, :2])
+
+
+def summed(add, lanes, dtype):
+    @T.prim_func
+    def program(
+        X: T.Tensor((8, N), dtype), S: W.Symmetric((8, N), dtype), Y: T.Tensor((8, N), dtype)
+    ):
+        with T.Kernel(2, threads=32) as b:
+            for i, j in T.Parallel(4, N):
+                S[W.rank(), b * 4 + i, j] = 0
+            for i, j in T.Parallel(4, N // lanes):
+                add(
+                    S[(W.rank() + 1) % W.world_size(), b * 4 + i, j * lanes],
+                    X[b * 4 + i, j * lanes],
+                )
+            for i, j in T.Parallel(4, N):
+                Y[b * 4 + i, j] = S[W.rank(), b * 4 + i, j]
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("add", "lanes", "dtype"), [(T.atomic_addx2, 2, "float16"), (T.atomic_addx4, 4, F32)]
+)
+def test_additions_of_several_elements(add, lanes, dtype):
+    inputs = [{"X": one["X"].astype(dtype)} for one in inputs_of(2)]
+    program = summed(add, lanes, dtype)
+    for found, right in zip(simulated(program, 2, inputs), to_the_right(inputs), strict=True):
+        np.testing.assert_array_equal(found["Y"], right)
+    assert f"AtomicAddx{lanes}" in tw.emit(program, world_size=2)
