@@ -398,22 +398,36 @@ class _Collector:
             self._add(effect, f"W.{spec.name}", load, _run(load, size))
 
     def _element_loads(self, *nodes: tirx.Stmt | tirx.PrimExpr) -> None:
-        """The elements that ``nodes`` load, but for those that only say where a region starts."""
+        """The elements that ``nodes`` load, but for those that only say where a region starts;
+        those in an arm of ``T.if_then_else`` under its condition."""
         starts: list[tirx.BufferLoad] = []
         loads: list[tirx.BufferLoad] = []
+        choices: list[tirx.Call] = []
 
-        def visit(node) -> None:
+        def visit(node):
+            if op_name(node) == "tirx.if_then_else":
+                choices.append(node)
+                return node
             if op_name(node) in ("tl.region", "tl.access_ptr"):
                 starts.append(node.args[0])
             elif isinstance(node, tirx.BufferLoad) and node.buffer.data in self._tensors:
                 loads.append(node)
+            return None
 
         for node in nodes:
-            post_order_visit(node, visit)
+            stmt = node if isinstance(node, tirx.Stmt) else tirx.Evaluate(node)
+            ir_transform(stmt, visit, None, ["tirx.Call", "tirx.BufferLoad"])
         for load in loads:
             if not any(load.same_as(s) for s in starts):
                 ones = [tirx.IntImm("int32", 1)] * len(load.indices)
                 self._add("read", "a load", load, ones)
+        for choice in choices:
+            condition, then, other = choice.args
+            self._element_loads(condition)
+            for arm, holds in ((then, condition), (other, tirx.Not(condition))):
+                self._conditions.append(self._resolved(holds))
+                self._element_loads(arm)
+                self._conditions.pop()
 
     def _add(
         self, kind: Kind, op: str, node: tirx.BufferLoad | tirx.BufferStore, extents: Sequence

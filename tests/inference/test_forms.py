@@ -528,3 +528,39 @@ def test_additions_of_several_elements(add, lanes, dtype):
     for found, right in zip(simulated(program, 2, inputs), to_the_right(inputs), strict=True):
         np.testing.assert_array_equal(found["Y"], right)
     assert f"AtomicAddx{lanes}" in tw.emit(program, world_size=2)
+
+
+@T.prim_func
+def from_the_left(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
+    """Rank 0 has no left neighbour."""
+    with T.Kernel(2, threads=32) as b:
+        for i, j in T.Parallel(4, N):
+            S[W.rank(), b * 4 + i, j] = X[b * 4 + i, j]
+        for i, j in T.Parallel(4, N):
+            Y[b * 4 + i, j] = T.if_then_else(W.rank() > 0, S[W.rank() - 1, b * 4 + i, j], -1.0)
+
+
+@T.prim_func
+def neighbours(X: T.Tensor((8, N), F32), S: W.Symmetric((10, N), F32), Y: T.Tensor((8, N), F32)):
+    """Row 8 is written by nobody."""
+    with T.Kernel(2, threads=32) as b:
+        for i, j in T.Parallel(4, N):
+            S[(W.rank() + 1) % W.world_size(), b * 4 + i, j] = X[b * 4 + i, j]
+        for i, j in T.Parallel(4, N):
+            row = b * 4 + i
+            Y[row, j] = T.if_then_else(row > 0, S[W.rank(), row - 1, j], 0.0) + T.if_then_else(
+                row < 7, S[W.rank(), row + 1, j], 0.0
+            )
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_loads_in_one_arm_of_a_choice(ranks):
+    inputs = inputs_of(ranks)
+    found = simulated(from_the_left, ranks, inputs)
+    np.testing.assert_array_equal(found[0]["Y"], -1)
+    for mine, left in zip(found[1:], inputs, strict=False):
+        np.testing.assert_array_equal(mine["Y"], left["X"])
+    found = simulated(neighbours, ranks, inputs)
+    for mine, right in zip(found, to_the_right(inputs), strict=True):
+        padded = np.pad(right, ((1, 1), (0, 0)))
+        np.testing.assert_array_equal(mine["Y"], padded[:-2] + padded[2:])
