@@ -253,7 +253,7 @@ def _own_share(traffic: Traffic, granules: Granules) -> int:
         return 0
     for copy, numbers in zip(copies.access.each, granules.of_copies(copies), strict=True):
         before = copy.before and copy.rank == copy.start[0]
-        mine = (numbers // share == copy.start[0]) & (copy.rank == copy.start[0])
+        mine = numbers // share == copy.start[0]
         if np.any(mine != before):
             return 0
     return share
