@@ -106,12 +106,15 @@ def pulls_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
     """
     every = [(rank, s) for rank, trace in enumerate(traces) for s in trace]
     copies = [(rank, s) for rank, s in every if isinstance(s, Copy)]
-    pulled = {s.src.parameter.name for r, s in copies if s.src.rank not in (None, r)}
-    if not pulled or any(_by_hand(s) for _, s in every):
+    pulls = {s.src.parameter.name: s for r, s in copies if s.src.rank not in (None, r)}
+    if not pulls or any(_by_hand(s) for _, s in every):
         return None
+    pulled = set(pulls)
     brought = {s.dst.parameter.name for _, s in copies if s.dst.parameter.symmetric}
     launches = [s for _, s in every if isinstance(s, Launch)]
-    if any(_writes(launch, pulled) for launch in launches):
+    made = set().union(*(_written(launch) for launch in launches)) & pulled
+    if made:
+        _refuse_others(made, [s for name, s in pulls.items() if name not in made])
         return None  # the kernel tells the copies itself
     for launch in launches:
         _refuse_launch(launch, pulled | brought)
@@ -141,14 +144,25 @@ def _by_hand(step: Step) -> bool:
     return isinstance(step, (WriteValue, CopyValue, WaitValue))
 
 
-def _writes(launch: Launch, copied: set[str]) -> bool:
-    """Whether the kernel writes some of these tensors."""
+def _written(launch: Launch) -> set[str]:
+    """Names of the tensors that the kernel writes."""
     written = written_tensors(launch.program.body)
     buffers = {str(b.name): b.data for b in launch.program.buffer_map.values()}
-    return any(
-        isinstance(value, Region) and value.parameter.name in copied and buffers[name] in written
+    return {
+        value.parameter.name
         for name, value in launch.arguments.items()
-    )
+        if isinstance(value, Region) and buffers[name] in written
+    }
+
+
+def _refuse_others(made: set[str], pulls: Sequence[Copy]) -> None:
+    """Refuse reads of what copies bring, in a plan that reads what a kernel brings."""
+    for step in pulls:
+        raise TileWeaveError(
+            f"p.copy reads {step.src}, which no kernel writes, in a plan whose copies read from "
+            f"peers what a kernel writes ({', '.join(sorted(made))}); expected two plans, or flags "
+            f"and waits written by hand{_at(step)}"
+        )
 
 
 def _refuse_launch(launch: Launch, copied: set[str]) -> None:

@@ -228,7 +228,7 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
     program, explanation = explained(mod[name], len(traces), _STRIDE)
     if not explanation.copied and not explanation.awaited:
         return None
-    _refuse_behind(name, traces, original, explanation.copied)
+    _refuse_behind(name, traces, original, explanation.copied, explanation.awaited)
     return PlanSync(
         original,
         kernel,
@@ -242,17 +242,25 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
 
 def _refuse_behind(
     name: str, traces: Sequence[Sequence[Step]], kernel: tirx.PrimFunc,
-    flags: Mapping[tuple[int, int], list[tuple]],
+    flags: Mapping[tuple[int, int], list[tuple]], awaited: Mapping[tuple[int, int], list[tuple]],
 ) -> None:  # fmt: skip
-    """Refuse copies that a kernel waits for and that come after it in its stream."""
+    """Refuse copies that a kernel waits for and that come after it in its stream, and such as wait
+    for it and come before it."""
     for rank, steps in enumerate(traces):
         launch = next(s for s in steps if isinstance(s, Launch) and s.program is kernel)
         for c, step in _copies(rank, launch, steps):
-            if (rank, c.number) in flags and step.stream == launch.stream and not c.before:
-                at = f"\n --> {c.line}"
+            copy, at = (rank, c.number), f"\n --> {c.line}"
+            if step.stream != launch.stream:
+                continue
+            if copy in flags and not c.before:
                 raise TileWeaveError(
                     f"{name} waits for a copy to {step.dst}, which comes after it in "
                     f"{step.where}; expected another stream, or the copy first{at}"
+                )
+            if copy in awaited and c.before:
+                raise TileWeaveError(
+                    f"p.copy waits for {name} to bring {step.src}, which comes after it in "
+                    f"{step.where}; expected another stream, or the kernel first{at}"
                 )
 
 
@@ -279,8 +287,8 @@ def region_of(program: tirx.PrimFunc, hidden: Hidden, world_size: int) -> Region
 
 
 def _copies(rank: int, launch: Launch, steps: Sequence[Step]) -> list[tuple[KnownCopy, Copy]]:
-    """The copies into symmetric tensors that ``launch`` takes, and beside it out of them, under its
-    names for them."""
+    """The copies into symmetric tensors that ``launch`` takes, and those out of them that its stream
+    does not order, under its names for them."""
     names = {
         value.parameter.name: name
         for name, value in launch.arguments.items()
@@ -291,7 +299,8 @@ def _copies(rank: int, launch: Launch, steps: Sequence[Step]) -> list[tuple[Know
     for number, step in enumerate(s for s in steps if isinstance(s, Copy)):
         beside = step.stream != launch.stream
         sides: list[tuple[Kind, Region]] = [("write", step.dst)]
-        sides.extend([("read", step.src)] if beside else [])
+        foreign = step.src.rank not in (None, rank)
+        sides.extend([("read", step.src)] if beside or foreign else [])
         made += [
             (
                 KnownCopy(

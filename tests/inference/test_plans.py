@@ -63,3 +63,51 @@ def test_peers_bring_what_might_be_the_own_share():
     inputs = [{"X": np.full((2, N), 1 + rank, np.float32)} for rank in range(2)]
     for rank, out in enumerate(run(swap, 2, inputs)):
         assert np.array_equal(out["Y"], inputs[1 - rank]["X"])
+
+
+@tw.plan
+def fetch(p, X: ROW, S: PART, Y: ROW):
+    p.launch(write_all, X, S)
+    p.copy(Y, S[(p.rank + 1) % p.world_size])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_fetch_of_what_kernels_write_in_the_launching_stream(ranks):
+    inputs = inputs_of(ranks)
+    for rank, out in enumerate(run(fetch, ranks, inputs)):
+        assert np.array_equal(out["Y"], inputs[(rank + 1) % ranks]["X"])
+
+
+@tw.plan
+def fetch_first(p, X: ROW, S: PART, Y: ROW):
+    p.copy(Y, S[(p.rank + 1) % p.world_size])
+    p.launch(write_all, X, S)
+
+
+@tw.plan
+def fetch_both(p, X: ROW, S: PART, Q: PART, Y: ROW, Z: ROW):
+    peer = (p.rank + 1) % p.world_size
+    p.copy(Q[p.rank], X)
+    p.launch(write_all, X, S)
+    p.copy(Y, S[peer], stream="one")
+    p.copy(Z, Q[peer], stream="two")
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (
+            fetch_first,
+            "p.copy waits for write_all to bring S[1, 0:16], which comes after it in the caller's "
+            "stream; expected another stream, or the kernel first",
+        ),
+        (
+            fetch_both,
+            "p.copy reads Q[0, 0:16], which no kernel writes, in a plan whose copies read from "
+            "peers what a kernel writes (S); expected two plans, or flags and waits written by hand",
+        ),
+    ],
+)
+def test_refused(plan, message):
+    error = refused(plan, 3)
+    assert message in error and __file__ in error
