@@ -39,11 +39,13 @@ class PullSync:
     """What a plan's calls get for one world size and one set of shapes.
 
     Attributes:
+        site: of a copy.
         copies: of each rank, as the plan says them.
         told: by copy, its flag, and which ranks wait for it.
         awaited: by copy, those it waits for.
     """
 
+    site: str
     copies: Mapping[int, list[tuple]]
     told: Mapping[Made, tuple[int, list[int]]]
     awaited: Mapping[Made, list[Made]]
@@ -66,8 +68,7 @@ class PullSync:
         begin, wait = with_options(_begin(world_size)), with_options(_wait(len(self.told)))
         _, launches = (region_of(begin, h, world_size) for h in hidden_of(begin))
         (arrived,) = (region_of(wait, h, world_size) for h in hidden_of(wait))
-        first = next(s for s in steps if isinstance(s, Copy))
-        out: list[Step] = [Launch(None, first.site, BEGIN, begin, begin, {})]
+        out: list[Step] = [Launch(None, self.site, BEGIN, begin, begin, {})]
         streams = {s.stream for s in steps}
         heard: set[tuple[str | None, Made]] = set()
         behind: dict[str | None, set[str | None]] = {}
@@ -135,7 +136,7 @@ def pulls_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
             readers.setdefault(writer, []).append(rank)
     told = {w: (n, sorted({*readers[w]})) for n, w in enumerate(sorted(readers))}
     places = {rank: _places(trace) for rank, trace in enumerate(traces)}
-    return PullSync(places, told, awaited)
+    return PullSync(copies[0][1].site, places, told, awaited)
 
 
 def _by_hand(step: Step) -> bool:

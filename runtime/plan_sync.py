@@ -18,9 +18,9 @@ nothing orders the branches, a kernel of one block waits, which keeps nothing ba
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import tilelang.language as T
 from tilelang import tvm
@@ -66,6 +66,7 @@ class PlanSync:
         kernel: the same, knowing the copies.
         hidden: the memory that the kernel and the copies share.
         copies: what it knows of them.
+        copied: names of the plan's tensors that they take.
         leaves_room: whether the kernel is sure to leave the guard an SM.
         flags: by rank and number of a copy, the flags it sets.
         awaited: by the same, the flags it waits for, with their values.
@@ -75,6 +76,7 @@ class PlanSync:
     kernel: tirx.PrimFunc
     hidden: tuple[Hidden, ...]
     copies: tuple[KnownCopy, ...]
+    copied: frozenset[str]
     leaves_room: bool
     flags: Mapping[tuple[int, int], list[tuple]]
     awaited: Mapping[tuple[int, int], list[tuple]]
@@ -93,7 +95,8 @@ class PlanSync:
             TileWeaveError: the copies are others than in the call that was looked at.
         """
         regions = {h.name: region_of(self.kernel, h, world_size) for h in self.hidden}
-        launch = next(s for s in steps if isinstance(s, Launch) and s.program is self.original)
+        found = _launches_of(self.original, self.copied, steps)
+        launch = _only(self.original, self.copied, rank, found, self.copies[0].line)
         made = _copies(rank, launch, steps)
         expected = [c for c in self.copies if c.rank == rank]
         require_same_copies(
@@ -112,7 +115,8 @@ class PlanSync:
 
         out: list[Step] = []
         if self.flags:
-            begin = self._begin(made[0][1].site, regions, world_size, guard)
+            site = (made[0][1] if made else launch).site
+            begin = self._begin(site, regions, world_size, guard)
             begin = replace(begin, program=with_options(begin.program))
             out += [*_fork(guard, launch), begin]
         waited: set[str | None] = set()
@@ -205,13 +209,13 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
     if any(isinstance(s, (WriteValue, CopyValue, WaitValue)) for s in itertools.chain(*traces)):
         return None
     found: dict[int, tirx.PrimFunc] = {}
-    copies: list[KnownCopy] = []
+    copied: set[str] = set()
     for rank, steps in enumerate(traces):
         for launch in (s for s in steps if isinstance(s, Launch)):
             made = _copies(rank, launch, steps)
             if made and not is_explicit(launch.program):
                 found[id(launch.program)] = launch.program
-                copies += [c for c, _ in made]
+                copied |= {launch.arguments[c.tensor].parameter.name for c, _ in made}
     if not found:
         return None
     if len(found) > 1:
@@ -221,47 +225,87 @@ def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
             "by hand"
         )
     (original,) = found.values()
+    every = [_launches_of(original, copied, steps) for steps in traces]
+    made = [
+        of_copy
+        for rank, (launches, steps) in enumerate(zip(every, traces, strict=True))
+        for launch in launches[:1]
+        for of_copy in _copies(rank, launch, steps)
+    ]
+    copies = tuple(c for c, _ in made)
+    reads_only = all(c.kind == "read" for c in copies)
+    if reads_only and _ordered(original, copies, frozenset(copied), len(traces)) is None:
+        return None  # nothing in this call brings what they read
+    by_rank = [
+        _only(original, copied, rank, launches, copies[0].line)
+        for rank, launches in enumerate(every)
+    ]
+    sync = _ordered(original, copies, frozenset(copied), len(traces))
+    if sync is not None:
+        _refuse_behind(sync, by_rank, made)
+    return sync
+
+
+@lru_cache(maxsize=64)
+def _ordered(
+    original: tirx.PrimFunc, copies: tuple[KnownCopy, ...], copied: frozenset[str], world_size: int
+) -> PlanSync | None:
+    """What orders a kernel and copies; None if they need nothing. Calls that differ in scalars only
+    ask again."""
     kernel = with_copies(original, copies)
     name = str(kernel.attrs["global_symbol"])
     mod = tvm.IRModule({name: kernel})
-    mod = passes.run_group(mod, len(traces), _STRIDE, passes.PREPARE_PASSES)
-    program, explanation = explained(mod[name], len(traces), _STRIDE)
-    if not explanation.copied and not explanation.awaited:
+    mod = passes.run_group(mod, world_size, _STRIDE, passes.PREPARE_PASSES)
+    program, explanation = explained(mod[name], world_size, _STRIDE)
+    flags, awaited = explanation.copied, explanation.awaited
+    if not flags and not awaited:
         return None
-    _refuse_behind(name, traces, original, explanation.copied, explanation.awaited)
-    return PlanSync(
-        original,
-        kernel,
-        tuple(hidden_of(program)),
-        tuple(copies),
-        explanation.leaves_room,
-        explanation.copied,
-        explanation.awaited,
-    )
+    hidden, room = tuple(hidden_of(program)), explanation.leaves_room
+    return PlanSync(original, kernel, hidden, copies, copied, room, flags, awaited)
+
+
+def _launches_of(kernel: tirx.PrimFunc, copied: Set[str], steps: Sequence[Step]) -> list[Launch]:
+    """The launches of a kernel that take what the plan copies."""
+    return [
+        s for s in steps
+        if isinstance(s, Launch) and s.program is kernel
+        and any(isinstance(v, Region) and v.parameter.name in copied for v in s.arguments.values())
+    ]  # fmt: skip
+
+
+def _only(
+    kernel: tirx.PrimFunc, copied: Set[str], rank: int, launches: Sequence[Launch], line: str
+) -> Launch:
+    """The only one of the launches on a rank; refuses several, and none, at ``line`` of a copy."""
+    if len(launches) != 1:
+        at = "".join(f"\n --> {site}" for site in [s.site for s in launches] or [line])
+        raise TileWeaveError(
+            f"{named(kernel)} takes what the plan copies ({', '.join(sorted(copied))}), and rank "
+            f"{rank} launches it {len(launches)} times; expected once on every rank in every call, "
+            f"or flags and waits written by hand{at}"
+        )
+    return launches[0]
 
 
 def _refuse_behind(
-    name: str, traces: Sequence[Sequence[Step]], kernel: tirx.PrimFunc,
-    flags: Mapping[tuple[int, int], list[tuple]], awaited: Mapping[tuple[int, int], list[tuple]],
-) -> None:  # fmt: skip
+    sync: PlanSync, launches: Sequence[Launch], copies: Sequence[tuple[KnownCopy, Copy]]
+) -> None:
     """Refuse copies that a kernel waits for and that come after it in its stream, and such as wait
     for it and come before it."""
-    for rank, steps in enumerate(traces):
-        launch = next(s for s in steps if isinstance(s, Launch) and s.program is kernel)
-        for c, step in _copies(rank, launch, steps):
-            copy, at = (rank, c.number), f"\n --> {c.line}"
-            if step.stream != launch.stream:
-                continue
-            if copy in flags and not c.before:
-                raise TileWeaveError(
-                    f"{name} waits for a copy to {step.dst}, which comes after it in "
-                    f"{step.where}; expected another stream, or the copy first{at}"
-                )
-            if copy in awaited and c.before:
-                raise TileWeaveError(
-                    f"p.copy waits for {name} to bring {step.src}, which comes after it in "
-                    f"{step.where}; expected another stream, or the kernel first{at}"
-                )
+    for c, step in copies:
+        copy, launch, at = (c.rank, c.number), launches[c.rank], f"\n --> {c.line}"
+        if step.stream != launch.stream:
+            continue
+        if copy in sync.flags and not c.before:
+            raise TileWeaveError(
+                f"{launch.name} waits for a copy to {step.dst}, which comes after it in "
+                f"{step.where}; expected another stream, or the copy first{at}"
+            )
+        if copy in sync.awaited and c.before:
+            raise TileWeaveError(
+                f"p.copy waits for {launch.name} to bring {step.src}, which comes after it in "
+                f"{step.where}; expected another stream, or the kernel first{at}"
+            )
 
 
 def require_same_copies(found: list[tuple], expected: list[tuple], who: str = "") -> None:
@@ -287,7 +331,7 @@ def region_of(program: tirx.PrimFunc, hidden: Hidden, world_size: int) -> Region
 
 
 def _copies(rank: int, launch: Launch, steps: Sequence[Step]) -> list[tuple[KnownCopy, Copy]]:
-    """The copies into symmetric tensors that ``launch`` takes, and those out of them that its stream
+    """The copies into symmetric tensors that ``launch`` takes, and out of them such as its stream
     does not order, under its names for them."""
     names = {
         value.parameter.name: name
@@ -316,7 +360,7 @@ def _copies(rank: int, launch: Launch, steps: Sequence[Step]) -> list[tuple[Know
 
 
 def _place(copy: KnownCopy) -> tuple:
-    return copy.kind, copy.tensor, copy.start, copy.extent
+    return copy.kind, copy.tensor, copy.start, copy.extent, copy.stream, copy.before
 
 
 @cache

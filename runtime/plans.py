@@ -356,7 +356,9 @@ class Plan:
         self.body, self.pass_configs = body, dict(pass_configs or {})
         own_options(self.pass_configs)
         self._programs: dict[int, tuple[tirx.PrimFunc, tirx.PrimFunc]] = {}
-        self._syncs: dict[tuple, PlanSync | PullSync | None] = {}
+        self._syncs: dict[tuple, PlanSync | PullSync] = {}
+        self._last: tuple[tuple, bool] = (), False
+        """The call looked at last, and whether it needs an order."""
         self._traces: dict[tuple, list[Step]] = {}
 
     @staticmethod
@@ -425,8 +427,10 @@ class Plan:
     def _sync_of(
         self, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> PlanSync | PullSync | None:
+        """What orders a call: the same for the same shapes, in all calls that need it."""
         key = world_size, tuple(shapes.items())
-        if key not in self._syncs:
+        call = key, tuple(scalars.items())
+        if self._last[0] != call:
             from .plan_pulls import pulls_of
             from .plan_sync import sync_of
 
@@ -435,8 +439,11 @@ class Plan:
                 traces = [self._traced(r, world_size, shapes, scalars) for r in ranks]
             except RegionError:
                 return None  # the rank whose region it is says so
-            self._syncs[key] = pulls_of(traces) or sync_of(traces)
-        return self._syncs[key]
+            found = pulls_of(traces) or sync_of(traces)
+            if found is not None:
+                self._syncs.setdefault(key, found)
+            self._last = call, found is not None
+        return self._syncs[key] if self._last[1] else None
 
     def _traced(
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]

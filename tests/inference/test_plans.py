@@ -93,9 +93,29 @@ def fetch_both(p, X: ROW, S: PART, Q: PART, Y: ROW, Z: ROW):
     p.copy(Z, Q[peer], stream="two")
 
 
+@tw.plan
+def only_at_root(p, X: ROW, S: PARTS, Y: ROWS):
+    p.copy(S[0, p.rank % 2], X, stream="push")
+    if p.rank == 0:
+        p.launch(collect_at_root, S, Y)
+
+
+@tw.plan
+def launched_twice(p, X: ROW, S: PART, Y: ROW, Z: ROW):
+    p.copy(S[(p.rank + 1) % p.world_size], X, stream="push")
+    p.launch(read_all, S, Y)
+    p.launch(read_all, S, Z)
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
+        (
+            only_at_root,
+            "collect_at_root takes what the plan copies (S), and rank 1 launches it 0 times; "
+            "expected once on every rank in every call, or flags and waits written by hand",
+        ),
+        (launched_twice, "read_all takes what the plan copies (S), and rank 0 launches it 2 times"),
         (
             fetch_first,
             "p.copy waits for write_all to bring S[1, 0:16], which comes after it in the caller's "
@@ -104,10 +124,121 @@ def fetch_both(p, X: ROW, S: PART, Q: PART, Y: ROW, Z: ROW):
         (
             fetch_both,
             "p.copy reads Q[0, 0:16], which no kernel writes, in a plan whose copies read from "
-            "peers what a kernel writes (S); expected two plans, or flags and waits written by hand",
+            "peers what a kernel writes (S); expected two plans, or flags and waits written by",
         ),
     ],
 )
 def test_refused(plan, message):
     error = refused(plan, 3)
     assert message in error and __file__ in error
+
+
+@tw.plan
+def broadcast(p, X: ROW, S: PART, Y: ROW):
+    if p.rank == 0:
+        for r in range(p.world_size):
+            p.copy(S[r], X, stream="push")
+    p.launch(read_all, S, Y)
+
+
+@T.prim_func
+def collect_at_root(S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
+    with T.Kernel(2, threads=32) as b:
+        if W.rank() == 0:
+            t = T.alloc_fragment((N,), F32)
+            T.copy(S[W.rank(), b, 0], t)
+            T.copy(t, Y[b, 0])
+
+
+@tw.plan
+def gather(p, X: ROW, S: PARTS, Y: ROWS):
+    p.copy(S[0, p.rank], X, stream="push")
+    p.launch(collect_at_root, S, Y)
+
+
+@tw.plan
+def pull(p, X: ROW, S: PART, Y: ROW):
+    if p.rank == 0:
+        p.copy(S[0], X)
+    elif p.rank == 1:
+        p.copy(Y, S[0])
+
+
+@pytest.mark.parametrize("plan", [broadcast, pull])
+def test_ranks_that_copy_nothing(plan):
+    inputs = inputs_of(3)
+    for rank, out in enumerate(run(plan, 3, inputs)):
+        if rank == 1 or plan is broadcast:
+            assert np.array_equal(out["Y"], inputs[0]["X"])
+
+
+def test_ranks_that_read_nothing():
+    inputs = inputs_of(2)
+    assert np.array_equal(run(gather, 2, inputs)[0]["Y"], [i["X"] for i in inputs])
+
+
+@tw.plan
+def late(p, X: ROW, S: PART, Y: ROW, warm: T.int32):
+    if not warm:
+        p.copy(S[(p.rank + 1) % p.world_size], X, stream="push")
+        p.launch(read_all, S, Y)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_some_calls_copy_nothing(first):
+    inputs = inputs_of(3, warm=lambda epoch: int(epoch % 2 == first))
+    for rank, out in enumerate(run(late, 3, inputs)):
+        assert np.array_equal(out["Y"], inputs[rank - 1]["X"])
+
+
+def of_rows(say):
+    """A plan that is another when ``flag`` is 1."""
+
+    @tw.plan
+    def of_rows(p, X: ROW, S: PARTS, Y: ROWS, flag: T.int32):
+        for r in p.peers():
+            p.copy(S[r, p.rank], X, stream="push")
+        say(p, X, S, Y, flag)
+
+    return of_rows
+
+
+def elsewhere(p, X, S, Y, flag):
+    p.copy(S[p.rank, p.rank], X, stream="own" if flag else None)
+    p.launch(collect, S, Y)
+
+
+def behind(p, X, S, Y, flag):
+    if not flag:
+        p.copy(S[p.rank, p.rank], X)
+    p.launch(collect, S, Y)
+    if flag:
+        p.copy(S[p.rank, p.rank], X)
+
+
+@T.prim_func
+def collect_again(S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
+    with T.Kernel(2, threads=32) as b:
+        for i in T.Parallel(N):
+            Y[b, i] = S[W.rank(), b, i]
+
+
+def other_kernel(p, X, S, Y, flag):
+    p.copy(S[p.rank, p.rank], X)
+    p.launch(collect_again if flag else collect, S, Y)
+
+
+@pytest.mark.parametrize(
+    ("say", "message"),
+    [
+        (elsewhere, "collect: the plan's copies are [("),
+        (behind, "which comes after it in the caller's stream; expected another stream, or the"),
+        (
+            other_kernel,
+            "collect takes what the plan copies (S), and rank 0 launches it 0 times; expected once "
+            "on every rank in every call, or flags and waits written by hand",
+        ),
+    ],
+)
+def test_calls_that_differ(say, message):
+    assert message in refused(of_rows(say), 2, inputs_of(2, flag=lambda epoch: epoch % 2))
