@@ -32,8 +32,8 @@ from ..builtins.errors import TileWeaveError
 from ..passes.hidden import Hidden, hidden_of
 from ..passes.infer_sync import explained, is_explicit
 from ..passes.inference.accesses import Kind
+from ..passes.inference.copies import COPIES, with_copies
 from ..passes.inference.copies import Copy as KnownCopy
-from ..passes.inference.copies import with_copies
 from ..passes.inference.epochs import CALL, EPOCH
 from ..passes.sizes import named
 from .parameters import Parameter
@@ -318,8 +318,10 @@ def require_same_copies(found: list[tuple], expected: list[tuple], who: str = ""
 
 
 def hidden_name(kernel: tirx.PrimFunc, hidden: str) -> str:
-    """By what name steps of a plan mean a hidden parameter of a kernel."""
-    return f"{named(kernel)}.{hidden}"
+    """By what name steps of a plan mean a hidden parameter of a kernel. They mean those of a kernel
+    that the plan has given copies or memory; another may have the same name."""
+    is_meant = COPIES in (kernel.attrs or {}) or hidden_of(kernel)
+    return f"{'' if is_meant else 'another '}{named(kernel)}.{hidden}"
 
 
 def region_of(program: tirx.PrimFunc, hidden: Hidden, world_size: int) -> Region:

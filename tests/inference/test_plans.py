@@ -133,6 +133,55 @@ def test_refused(plan, message):
     assert message in error and __file__ in error
 
 
+def exchange_called(name):
+    """A kernel that gives its numbers to all ranks, of another program's name."""
+
+    @T.prim_func
+    def exchange(X: T.Tensor((N,), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
+        with T.Kernel(2, threads=32) as b:
+            t = T.alloc_fragment((N,), F32)
+            T.copy(X, t)
+            T.copy(t, S[b, W.rank(), 0])
+            T.copy(S[W.rank(), b, 0], t)
+            T.copy(t, Y[b, 0])
+
+    return exchange.with_attr("global_symbol", name)
+
+
+def beside_pushes(p, X, S, Y):
+    for r in range(2):
+        p.copy(S[r, p.rank], X, stream="push")
+    p.launch(collect, S, Y)
+
+
+def beside_pulls(p, X, S, Y):
+    p.copy(S[p.rank, p.rank], X)
+    p.copy(Y[p.rank], X)
+    p.copy(Y[1 - p.rank], S[1 - p.rank, 1 - p.rank], stream="fetch")
+
+
+@pytest.mark.parametrize(
+    ("say", "name"),
+    [(beside_pushes, "collect"), (beside_pulls, "begin"), (beside_pulls, "await_copy")],
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_kernels_of_one_name(say, name, first):
+    own = exchange_called(name)
+
+    @tw.plan
+    def names(p, X: ROW, S: PARTS, Q: PARTS, Y: ROWS, Z: ROWS):
+        if first:
+            p.launch(own, X, Q, Z)
+        say(p, X, S, Y)
+        if not first:
+            p.launch(own, X, Q, Z)
+
+    inputs = inputs_of(2)
+    right = np.stack([i["X"] for i in inputs])
+    for out in run(names, 2, inputs):
+        assert np.array_equal(out["Y"], right) and np.array_equal(out["Z"], right)
+
+
 @tw.plan
 def broadcast(p, X: ROW, S: PART, Y: ROW):
     if p.rank == 0:
