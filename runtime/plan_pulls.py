@@ -124,7 +124,6 @@ def pulls_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
         (rank, s.number): _writers(rank, s, copies)
         for rank, s in copies if s.src.parameter.name in pulled
     }  # fmt: skip
-    _refuse_cycle(traces, awaited)
     by_stream = {(rank, s.number): s.stream for rank, s in copies}
     awaited = {
         reader: [w for w in writers if not _is_before(w, reader, by_stream)]
@@ -136,7 +135,11 @@ def pulls_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
             readers.setdefault(writer, []).append(rank)
     told = {w: (n, sorted({*readers[w]})) for n, w in enumerate(sorted(readers))}
     places = {rank: _places(trace) for rank, trace in enumerate(traces)}
-    return PullSync(copies[0][1].site, places, told, awaited)
+    sync = PullSync(copies[0][1].site, places, told, awaited)
+    ranks = range(len(traces))
+    ordered = [sync.apply(r, len(traces), traces[r], lambda p: p, recorded=False) for r in ranks]
+    _refuse_cycle(ordered, awaited)
+    return sync
 
 
 def _by_hand(step: Step) -> bool:

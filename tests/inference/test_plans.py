@@ -94,6 +94,18 @@ def fetch_both(p, X: ROW, S: PART, Q: PART, Y: ROW, Z: ROW):
 
 
 @tw.plan
+def crossing(p, X: ROW, S: W.Symmetric((4, N), F32), Y: ROW):
+    """Rank 0 waits in stream b behind what it has said in a, for which rank 1 waits."""
+    if p.rank == 0:
+        p.copy(S[0, 3], S[1, 2], stream="a")
+        p.copy(S[0, 1], S[1, 0], stream="b")
+    elif p.rank == 1:
+        p.copy(S[1, 0], X)
+        p.copy(S[1, 2], S[0, 1], stream="c")
+        p.copy(Y, S[0, 3], stream="d")
+
+
+@tw.plan
 def only_at_root(p, X: ROW, S: PARTS, Y: ROWS):
     p.copy(S[0, p.rank % 2], X, stream="push")
     if p.rank == 0:
@@ -114,6 +126,10 @@ def launched_twice(p, X: ROW, S: PART, Y: ROW, Z: ROW):
             only_at_root,
             "collect_at_root takes what the plan copies (S), and rank 1 launches it 0 times; "
             "expected once on every rank in every call, or flags and waits written by hand",
+        ),
+        (
+            crossing,
+            "p.copy waits for itself, by way of other ranks; expected an order in which each",
         ),
         (launched_twice, "read_all takes what the plan copies (S), and rank 0 launches it 2 times"),
         (
