@@ -317,6 +317,18 @@ def require_same_copies(found: list[tuple], expected: list[tuple], who: str = ""
         )
 
 
+def refuse_pushes(traces: Sequence[Sequence[Step]]) -> None:
+    """Refuse copies to peers in a call that nothing orders, where other calls are ordered."""
+    for rank, steps in enumerate(traces):
+        for step in steps:
+            if isinstance(step, Copy) and step.dst.rank not in (None, rank):
+                raise TileWeaveError(
+                    f"p.copy writes {step.dst}, which nothing reads in this call, unlike in an "
+                    "earlier one; expected the same copies and readers in every call, or flags and "
+                    f"waits written by hand\n --> {step.site}"
+                )
+
+
 def hidden_name(kernel: tirx.PrimFunc, hidden: str) -> str:
     """By what name steps of a plan mean a hidden parameter of a kernel. They mean those of a kernel
     that the plan has given copies or memory; another may have the same name."""

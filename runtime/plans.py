@@ -263,8 +263,17 @@ class Steps:
                 f"{len(args)} arguments",
                 f"{len(parameters)}: {', '.join(p.name for p in parameters)}",
             )
+        taken: dict[str, str] = {}
         for p, value in zip(parameters, args, strict=True):
             self._require_argument(f"launch of {name}", p, value)
+            if not p.symmetric:
+                continue
+            if taken.setdefault(value.parameter.name, p.name) != p.name:
+                both = f"{taken[value.parameter.name]} and {p.name}"
+                raise self._refused(
+                    f"launch of {name}", f"{both} are both {value.parameter.name}",
+                    "a tensor for each, since each is synchronised by itself",
+                )  # fmt: skip
         given = {
             p.name: value.shape[1:] if p.symmetric else value.shape
             for p, value in zip(parameters, args, strict=True)
@@ -432,7 +441,7 @@ class Plan:
         call = key, tuple(scalars.items())
         if self._last[0] != call:
             from .plan_pulls import pulls_of
-            from .plan_sync import sync_of
+            from .plan_sync import refuse_pushes, sync_of
 
             ranks = range(world_size)
             try:
@@ -442,6 +451,8 @@ class Plan:
             found = pulls_of(traces) or sync_of(traces)
             if found is not None:
                 self._syncs.setdefault(key, found)
+            elif key in self._syncs:
+                refuse_pushes(traces)
             self._last = call, found is not None
         return self._syncs[key] if self._last[1] else None
 

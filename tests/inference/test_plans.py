@@ -105,6 +105,19 @@ def crossing(p, X: ROW, S: W.Symmetric((4, N), F32), Y: ROW):
         p.copy(Y, S[0, 3], stream="d")
 
 
+@T.prim_func
+def pass_on(A: W.Symmetric((N,), F32), B: W.Symmetric((N,), F32)):
+    with T.Kernel(1, threads=32) as _:
+        for i in T.Parallel(N):
+            B[W.rank(), i] = A[W.rank(), i]
+
+
+@tw.plan
+def one_for_two(p, X: ROW, S: PART):
+    p.copy(S[(p.rank + 1) % p.world_size], X, stream="push")
+    p.launch(pass_on, S, S)
+
+
 @tw.plan
 def only_at_root(p, X: ROW, S: PARTS, Y: ROWS):
     p.copy(S[0, p.rank % 2], X, stream="push")
@@ -130,6 +143,10 @@ def launched_twice(p, X: ROW, S: PART, Y: ROW, Z: ROW):
         (
             crossing,
             "p.copy waits for itself, by way of other ranks; expected an order in which each",
+        ),
+        (
+            one_for_two,
+            "launch of pass_on: A and B are both S; expected a tensor for each, since each",
         ),
         (launched_twice, "read_all takes what the plan copies (S), and rank 0 launches it 2 times"),
         (
@@ -288,6 +305,12 @@ def collect_again(S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
             Y[b, i] = S[W.rank(), b, i]
 
 
+def no_kernel(p, X, S, Y, flag):
+    p.copy(S[p.rank, p.rank], X)
+    if not flag:
+        p.launch(collect, S, Y)
+
+
 def other_kernel(p, X, S, Y, flag):
     p.copy(S[p.rank, p.rank], X)
     p.launch(collect_again if flag else collect, S, Y)
@@ -298,6 +321,7 @@ def other_kernel(p, X, S, Y, flag):
     [
         (elsewhere, "collect: the plan's copies are [("),
         (behind, "which comes after it in the caller's stream; expected another stream, or the"),
+        (no_kernel, "p.copy writes S[1, 0, 0:16], which nothing reads in this call, unlike in an"),
         (
             other_kernel,
             "collect takes what the plan copies (S), and rank 0 launches it 0 times; expected once "
