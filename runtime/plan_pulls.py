@@ -1,18 +1,19 @@
 """Order a plan of which no line says so: its copies read what copies of other ranks bring.
 
-A plan that copies from a peer's part of a symmetric tensor, into which that peer's calls copy, gets
-three things. Before all else a kernel of one block counts the call and meets the peers: nobody
-copies before what the call before copied has been read. Each copy that others read is followed by
-its flags: the number of the call, copied from device memory, so that a CUDA graph finds the right
-one. And before a copy that reads what another rank, or another stream, has brought, a kernel of one
-block waits in its stream for that flag. It comes behind the copies before it in the plan that peers
-wait for: in a CUDA graph what waits might else hold them up.
+A plan that copies from a peer's part of a symmetric tensor, into which that peer's calls copy, or
+from the own part, into which peers copy, gets three things. Before all else a kernel of one block
+counts the call and meets the peers: nobody copies before what the call before copied has been read.
+Each copy that others read is followed by its flags: the number of the call, copied from device
+memory, so that a CUDA graph finds the right one. And before a copy that reads what another rank, or
+another stream, has brought, a kernel of one block waits in its stream for that flag. It comes
+behind the copies before it in the plan that peers wait for: in a CUDA graph what waits might else
+hold them up.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from graphlib import CycleError, TopologicalSorter
 
 import tilelang.language as T
@@ -99,7 +100,8 @@ class PullSync:
 
 def pulls_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
     """What the calls of a plan need, whose steps on each rank are ``traces``; None if no copy reads
-    another rank's memory, or only what a kernel beside it writes, or they order themselves.
+    another rank's memory, or what others bring, or only what a kernel beside it writes, or they
+    order themselves.
 
     Raises:
         TileWeaveError: what a copy reads is not what copies bring, all of it and once; or copies
@@ -107,13 +109,17 @@ def pulls_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
     """
     every = [(rank, s) for rank, trace in enumerate(traces) for s in trace]
     copies = [(rank, s) for rank, s in every if isinstance(s, Copy)]
-    pulls = {s.src.parameter.name: s for r, s in copies if s.src.rank not in (None, r)}
+    pulls = {
+        s.src.parameter.name: s for r, s in copies
+        if s.src.rank not in (None, r) or _is_pushed(r, s, copies, traces[r])
+    }  # fmt: skip
     if not pulls or any(_by_hand(s) for _, s in every):
         return None
     pulled = set(pulls)
     brought = {s.dst.parameter.name for _, s in copies if s.dst.parameter.symmetric}
     launches = [s for _, s in every if isinstance(s, Launch)]
     made = set().union(*(_written(launch) for launch in launches)) & pulled
+    made |= {s.src.parameter.name for r, s in copies if _is_beside(s, traces[r])}
     if made:
         _refuse_others(made, [s for name, s in pulls.items() if name not in made])
         return None  # the kernel tells the copies itself
@@ -150,23 +156,64 @@ def _by_hand(step: Step) -> bool:
 
 def _written(launch: Launch) -> set[str]:
     """Names of the tensors that the kernel writes."""
-    written = written_tensors(launch.program.body)
-    buffers = {str(b.name): b.data for b in launch.program.buffer_map.values()}
-    return {
-        value.parameter.name
-        for name, value in launch.arguments.items()
-        if isinstance(value, Region) and buffers[name] in written
-    }
+    given = launch.arguments
+    written = (given[name] for name in _written_by(launch.program) & given.keys())
+    return {value.parameter.name for value in written}
+
+
+@lru_cache(maxsize=64)
+def _written_by(program: tirx.PrimFunc) -> set[str]:
+    """Names of the parameters that ``program`` writes."""
+    written = written_tensors(program.body)
+    return {str(b.name) for b in program.buffer_map.values() if b.data in written}
 
 
 def _refuse_others(made: set[str], pulls: Sequence[Copy]) -> None:
     """Refuse reads of what copies bring, in a plan that reads what a kernel brings."""
     for step in pulls:
         raise TileWeaveError(
-            f"p.copy reads {step.src}, which no kernel writes, in a plan whose copies read from "
-            f"peers what a kernel writes ({', '.join(sorted(made))}); expected two plans, or flags "
-            f"and waits written by hand{_at(step)}"
+            f"p.copy reads {step.src}, which copies bring, in a plan whose copies wait for what a "
+            f"kernel writes ({', '.join(sorted(made))}); expected two plans, or flags and waits "
+            f"written by hand{_at(step)}"
         )
+
+
+def _is_pushed(
+    rank: int, copy: Copy, copies: Sequence[tuple[int, Copy]], trace: Sequence[Step]
+) -> bool:
+    """Whether ``copy`` reads own memory that other ranks' copies bring, and comes behind no kernel
+    that has waited for them."""
+    name = copy.src.parameter.name
+    if not copy.src.parameter.symmetric:
+        return False
+    return any(r != rank and s.dst.overlaps(copy.src) for r, s in copies) and not any(
+        id(copy) in _behind(s, trace) for s in trace if isinstance(s, Launch) and name in _taken(s)
+    )
+
+
+def _is_beside(copy: Copy, trace: Sequence[Step]) -> bool:
+    """Whether a kernel of the same rank writes what ``copy`` reads, and no stream orders them."""
+    name, symmetric = copy.src.parameter.name, copy.src.parameter.symmetric
+    return symmetric and any(
+        id(copy) not in _behind(s, trace) and id(s) not in _behind(copy, trace)
+        for s in trace if isinstance(s, Launch) and name in _written(s)
+    )  # fmt: skip
+
+
+def _behind(first: Step, trace: Sequence[Step]) -> set[int]:
+    """``id`` of each step that streams order behind ``first``."""
+    streams: set[str | None] = set()
+    found: set[int] = set()
+    for step in trace:
+        if step is first or (isinstance(step, WaitStream) and step.other in streams):
+            streams.add(step.stream)
+        elif step.stream in streams:
+            found.add(id(step))
+    return found
+
+
+def _taken(launch: Launch) -> set[str]:
+    return {v.parameter.name for v in launch.arguments.values() if isinstance(v, Region)}
 
 
 def _refuse_launch(launch: Launch, copied: set[str]) -> None:
@@ -174,8 +221,8 @@ def _refuse_launch(launch: Launch, copied: set[str]) -> None:
         if isinstance(value, Region) and value.parameter.name in copied:
             raise TileWeaveError(
                 f"{launch.name} takes {value.parameter.name}, in a plan whose copies read from "
-                "peers; expected that copies alone take it, or flags and waits written by hand"
-                f"{_at(launch)}"
+                "peers, or what peers bring; expected that copies alone take it, or flags and "
+                f"waits written by hand{_at(launch)}"
             )
 
 

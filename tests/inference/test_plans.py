@@ -1,5 +1,12 @@
 """Plans whose copies and kernels are ordered, or refused, whatever rank makes a copy, launches the
-kernel, or comes last."""
+kernel, or comes last.
+
+``TILEWEAVE_PLANS=1000`` tries as many random ones instead of a few.
+"""
+
+import itertools
+import os
+import random
 
 import numpy as np
 import pytest
@@ -8,6 +15,7 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 
+PLANS = int(os.environ.get("TILEWEAVE_PLANS", 20))
 N, F32 = 16, "float32"
 ROW, ROWS = T.Tensor((N,), F32), T.Tensor((2, N), F32)
 PART, PARTS = W.Symmetric((N,), F32), W.Symmetric((2, N), F32)
@@ -119,6 +127,20 @@ def one_for_two(p, X: ROW, S: PART):
 
 
 @tw.plan
+def beside_the_kernel(p, X: ROW, S: PART, Y: ROW, V: ROW):
+    p.copy(S[(p.rank + 1) % p.world_size], X, stream="push")
+    p.launch(read_all, S, Y)
+    p.copy(V, S[p.rank], stream="out")
+
+
+@tw.plan
+def made_and_pushed(p, X: ROW, S: PART, Q: PART, Y: ROW):
+    p.launch(write_all, X, S)
+    p.copy(Q[(p.rank + 1) % p.world_size], S[p.rank], stream="push")
+    p.copy(Y, Q[p.rank], stream="out")
+
+
+@tw.plan
 def only_at_root(p, X: ROW, S: PARTS, Y: ROWS):
     p.copy(S[0, p.rank % 2], X, stream="push")
     if p.rank == 0:
@@ -148,6 +170,15 @@ def launched_twice(p, X: ROW, S: PART, Y: ROW, Z: ROW):
             one_for_two,
             "launch of pass_on: A and B are both S; expected a tensor for each, since each",
         ),
+        (
+            beside_the_kernel,
+            "read_all takes S, in a plan whose copies read from peers, or what peers bring; ",
+        ),
+        (
+            made_and_pushed,
+            "p.copy reads Q[2, 0:16], which copies bring, in a plan whose copies wait for what a "
+            "kernel writes (S); expected two plans, or flags and waits written by hand",
+        ),
         (launched_twice, "read_all takes what the plan copies (S), and rank 0 launches it 2 times"),
         (
             fetch_first,
@@ -156,8 +187,8 @@ def launched_twice(p, X: ROW, S: PART, Y: ROW, Z: ROW):
         ),
         (
             fetch_both,
-            "p.copy reads Q[0, 0:16], which no kernel writes, in a plan whose copies read from "
-            "peers what a kernel writes (S); expected two plans, or flags and waits written by",
+            "p.copy reads Q[0, 0:16], which copies bring, in a plan whose copies wait for what a "
+            "kernel writes (S); expected two plans, or flags and waits written by hand",
         ),
     ],
 )
@@ -260,6 +291,46 @@ def test_ranks_that_read_nothing():
 
 
 @tw.plan
+def push_ring(p, X: ROW, S: W.Symmetric((3, N), F32), Y: T.Tensor((3, N), F32)):
+    """Each rank passes on to its right neighbour what its left one has passed on to it."""
+    right = (p.rank + 1) % 3
+    p.copy(S[p.rank, p.rank], X, stream="own")
+    p.copy(S[right, p.rank], X, stream="push")
+    p.copy(S[right, (p.rank - 1) % 3], S[p.rank, (p.rank - 1) % 3], stream="push")
+    for source in range(3):
+        p.copy(Y[source], S[p.rank, source], stream="out")
+
+
+@tw.plan
+def push_all(p, X: ROW, S: W.Symmetric((3, N), F32), Y: T.Tensor((3, N), F32)):
+    for r in range(3):
+        p.copy(S[r, p.rank], X, stream="push")
+    p.copy(Y, S[p.rank], stream="out")
+
+
+@tw.plan
+def behind_the_kernel(p, X: ROW, S: PART, Y: ROW, V: ROW):
+    p.copy(S[(p.rank + 1) % p.world_size], X, stream="push")
+    p.launch(read_all, S, Y)
+    p.wait_stream(None, stream="out")
+    p.copy(V, S[p.rank], stream="out")
+
+
+@pytest.mark.parametrize("plan", [push_ring, push_all])
+def test_copies_of_own_memory_that_peers_push_into(plan):
+    inputs = inputs_of(3)
+    for out in run(plan, 3, inputs):
+        assert np.array_equal(out["Y"], [i["X"] for i in inputs])
+
+
+def test_copies_of_own_memory_behind_the_kernel_need_nothing_else():
+    inputs = inputs_of(3)
+    for rank, out in enumerate(run(behind_the_kernel, 3, inputs)):
+        assert np.array_equal(out["Y"], inputs[rank - 1]["X"])
+        assert np.array_equal(out["V"], inputs[rank - 1]["X"])
+
+
+@tw.plan
 def late(p, X: ROW, S: PART, Y: ROW, warm: T.int32):
     if not warm:
         p.copy(S[(p.rank + 1) % p.world_size], X, stream="push")
@@ -331,3 +402,71 @@ def other_kernel(p, X, S, Y, flag):
 )
 def test_calls_that_differ(say, message):
     assert message in refused(of_rows(say), 2, inputs_of(2, flag=lambda epoch: epoch % 2))
+
+
+def consumer(rows, height, blocks, backwards):
+    """Reads ``rows`` in tiles, each block several."""
+
+    @T.prim_func
+    def consume(S: W.Symmetric((rows, N), F32), Y: T.Tensor((rows, N), F32)):
+        with T.Kernel(blocks, threads=32) as block:
+            tile = T.alloc_fragment((height, N), F32)
+            for i in T.serial(rows // height // blocks):
+                at = block + i * blocks
+                row = rows - height - at * height if backwards else at * height
+                T.copy(S[W.rank(), row, 0], tile)
+                T.copy(tile, Y[row, 0])
+
+    return consume
+
+
+def cut(rng, rows, height):
+    inner = [row for row in range(height, rows, height) if rng.random() < 0.5]
+    ends = [0, *inner, rows]
+    return [slice(*ends) for ends in itertools.pairwise(ends)]
+
+
+def random_pushes(rng, ranks, rows, height):
+    """Whose rows each rank gets, by piece; and what each rank copies, in which streams, and
+    whether behind the kernel."""
+    sources, said = {}, {rank: [] for rank in range(ranks)}
+    common = cut(rng, rows, height)
+    pattern = rng.choice(["any", "left", "slots", "one"])
+    for owner in range(ranks):
+        for n, piece in enumerate(common if rng.random() < 0.7 else cut(rng, rows, height)):
+            source = {"any": rng.randrange(ranks), "left": owner - 1, "slots": n, "one": 0}[pattern]
+            sources[owner, piece.start, piece.stop] = source = source % ranks
+            stream = rng.choice([None, "a", "b"])
+            is_late = stream is not None and rng.random() < 0.2
+            said[source].append((owner, piece, stream, is_late))
+    for copies in said.values():
+        rng.shuffle(copies)
+    return sources, said
+
+
+@pytest.mark.parametrize("seed", range(PLANS))
+def test_random_pushes(seed):
+    rng = random.Random(seed)
+    ranks, height = rng.choice([2, 3]), rng.choice([1, 2])
+    rows = height * rng.choice([2, 4, 6])
+    tiles = rows // height
+    blocks = rng.choice([n for n in range(1, tiles + 1) if tiles % n == 0])
+    kernel = consumer(rows, height, blocks, rng.random() < 0.5)
+    sources, said = random_pushes(rng, ranks, rows, height)
+    shape = T.Tensor((rows, N), F32)
+
+    @tw.plan
+    def pushes(p, X: shape, S: W.Symmetric((rows, N), F32), Y: shape):
+        for late in (False, True):
+            for owner, piece, stream, is_late in said[p.rank]:
+                if is_late == late:
+                    p.copy(S[owner, piece], X[piece], stream=stream)
+            if not late:
+                p.launch(kernel, S, Y)
+
+    numbers = np.random.default_rng(seed)
+    inputs = [{"X": numbers.standard_normal((rows, N), np.float32)} for _ in range(ranks)]
+    found = tw.simulate(pushes, ranks, inputs, schedules=3, epochs=3, resident_blocks=64)
+    for (owner, *ends), source in sources.items():
+        piece = slice(*ends)
+        assert np.array_equal(found[owner]["Y"][piece], inputs[source]["X"][piece])
