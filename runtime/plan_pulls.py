@@ -10,6 +10,7 @@ behind the copies before it in the plan that peers wait for: in a CUDA graph wha
 hold them up.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -230,7 +231,8 @@ def _writers(rank: int, copy: Copy, copies: Sequence[tuple[int, Copy]]) -> list[
     """The copies that bring what ``copy`` reads."""
     found = [(r, s) for r, s in copies if s.dst.overlaps(copy.src)]
     brought = sum(math.prod(_common(s.dst, copy.src)) for _, s in found)
-    if brought != math.prod(copy.src.extent):
+    twice = any(a.dst.overlaps(b.dst) for (_, a), (_, b) in itertools.combinations(found, 2))
+    if twice or brought != math.prod(copy.src.extent):
         what = "only partly, or twice," if found else "by no copy"
         raise TileWeaveError(
             f"p.copy reads {copy.src} on rank {rank}, which is written {what} in this call; "

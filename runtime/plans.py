@@ -329,8 +329,11 @@ class Steps:
 
     def _require_argument(self, op: str, p: Parameter, value: Any) -> None:
         if p.shape is None:
-            if isinstance(value, Region) or not hasattr(value, "__float__"):
-                raise self._refused(op, f"{p.name}={value}", f"a number ({p.dtype})")
+            kind, what = "__float__", "a number"
+            if "int" in p.dtype:
+                kind, what = "__index__", "an integer"
+            if isinstance(value, Region) or not hasattr(value, kind):
+                raise self._refused(op, f"{p.name}={value}", f"{what} ({p.dtype})")
             return
         self._require_region(op, p.name, value)
         if not value.is_whole:

@@ -141,6 +141,25 @@ def made_and_pushed(p, X: ROW, S: PART, Q: PART, Y: ROW):
 
 
 @tw.plan
+def one_half_twice(p, X: ROW, S: PART, Y: ROW):
+    for _ in range(2):
+        p.copy(S[p.rank, 0:8], X[0:8])
+    p.copy(Y, S[(p.rank + 1) % p.world_size])
+
+
+@T.prim_func
+def fill(Y: T.Tensor((N,), F32), number: T.int32):
+    with T.Kernel(1, threads=32) as _:
+        for i in T.Parallel(N):
+            Y[i] = T.Cast("float32", number)
+
+
+@tw.plan
+def no_integer(p, Y: ROW):
+    p.launch(fill, Y, 1.9)
+
+
+@tw.plan
 def only_at_root(p, X: ROW, S: PARTS, Y: ROWS):
     p.copy(S[0, p.rank % 2], X, stream="push")
     if p.rank == 0:
@@ -179,6 +198,11 @@ def launched_twice(p, X: ROW, S: PART, Y: ROW, Z: ROW):
             "p.copy reads Q[2, 0:16], which copies bring, in a plan whose copies wait for what a "
             "kernel writes (S); expected two plans, or flags and waits written by hand",
         ),
+        (
+            one_half_twice,
+            "p.copy reads S[1, 0:16] on rank 0, which is written only partly, or twice, in",
+        ),
+        (no_integer, "launch of fill: number=1.9; expected an integer (int32)"),
         (launched_twice, "read_all takes what the plan copies (S), and rank 0 launches it 2 times"),
         (
             fetch_first,
@@ -193,7 +217,7 @@ def launched_twice(p, X: ROW, S: PART, Y: ROW, Z: ROW):
     ],
 )
 def test_refused(plan, message):
-    error = refused(plan, 3)
+    error = refused(plan, 3, [{}] * 3 if plan is no_integer else None)
     assert message in error and __file__ in error
 
 
