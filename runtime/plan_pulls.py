@@ -26,7 +26,7 @@ from ..passes.hidden import Hidden, hidden_of, set_hidden
 from ..passes.infer_sync import is_explicit
 from ..passes.inference.epochs import CALL
 from ..passes.walk import written_tensors
-from .plan_sync import BEGIN, WAIT, meet_and_count, region_of, require_same_copies
+from .plan_sync import BEGIN, WAIT, behind, meet_and_count, region_of, require_same_copies
 from .plans import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .regions import Region
 
@@ -188,7 +188,7 @@ def _is_pushed(
     if not copy.src.parameter.symmetric:
         return False
     return any(r != rank and s.dst.overlaps(copy.src) for r, s in copies) and not any(
-        id(copy) in _behind(s, trace) for s in trace if isinstance(s, Launch) and name in _taken(s)
+        id(copy) in behind(s, trace) for s in trace if isinstance(s, Launch) and name in _taken(s)
     )
 
 
@@ -196,21 +196,9 @@ def _is_beside(copy: Copy, trace: Sequence[Step]) -> bool:
     """Whether a kernel of the same rank writes what ``copy`` reads, and no stream orders them."""
     name, symmetric = copy.src.parameter.name, copy.src.parameter.symmetric
     return symmetric and any(
-        id(copy) not in _behind(s, trace) and id(s) not in _behind(copy, trace)
+        id(copy) not in behind(s, trace) and id(s) not in behind(copy, trace)
         for s in trace if isinstance(s, Launch) and name in _written(s)
     )  # fmt: skip
-
-
-def _behind(first: Step, trace: Sequence[Step]) -> set[int]:
-    """``id`` of each step that streams order behind ``first``."""
-    streams: set[str | None] = set()
-    found: set[int] = set()
-    for step in trace:
-        if step is first or (isinstance(step, WaitStream) and step.other in streams):
-            streams.add(step.stream)
-        elif step.stream in streams:
-            found.add(id(step))
-    return found
 
 
 def _taken(launch: Launch) -> set[str]:

@@ -30,7 +30,7 @@ from .. import language as W
 from .. import passes
 from ..builtins.errors import TileWeaveError
 from ..passes.hidden import Hidden, hidden_of
-from ..passes.infer_sync import explained, is_explicit
+from ..passes.infer_sync import Explanation, explained, is_explicit
 from ..passes.inference.accesses import Kind
 from ..passes.inference.copies import COPIES, with_copies
 from ..passes.inference.copies import Copy as KnownCopy
@@ -253,15 +253,20 @@ def _ordered(
     """What orders a kernel and copies; None if they need nothing. Calls that differ in scalars only
     ask again."""
     kernel = with_copies(original, copies)
-    name = str(kernel.attrs["global_symbol"])
-    mod = tvm.IRModule({name: kernel})
-    mod = passes.run_group(mod, world_size, _STRIDE, passes.PREPARE_PASSES)
-    program, explanation = explained(mod[name], world_size, _STRIDE)
+    program, explanation = _inferred(kernel, world_size)
     flags, awaited = explanation.copied, explanation.awaited
     if not flags and not awaited:
         return None
     hidden, room = tuple(hidden_of(program)), explanation.leaves_room
     return PlanSync(original, kernel, hidden, copies, copied, room, flags, awaited)
+
+
+@lru_cache(maxsize=64)
+def _inferred(kernel: tirx.PrimFunc, world_size: int) -> tuple[tirx.PrimFunc, Explanation]:
+    name = str(kernel.attrs["global_symbol"])
+    mod = tvm.IRModule({name: kernel})
+    mod = passes.run_group(mod, world_size, _STRIDE, passes.PREPARE_PASSES)
+    return explained(mod[name], world_size, _STRIDE)
 
 
 def _launches_of(kernel: tirx.PrimFunc, copied: Set[str], steps: Sequence[Step]) -> list[Launch]:
@@ -315,6 +320,33 @@ def require_same_copies(found: list[tuple], expected: list[tuple], who: str = ""
             f"{who}the plan's copies are {found}, in an earlier call {expected}; expected the same "
             "in every call, or flags and waits written by hand"
         )
+
+
+def behind(first: Step, trace: Sequence[Step]) -> set[int]:
+    """``id`` of each step that streams order behind ``first``."""
+    streams: set[str | None] = set()
+    found: set[int] = set()
+    for step in trace:
+        if step is first or (isinstance(step, WaitStream) and step.other in streams):
+            streams.add(step.stream)
+        elif step.stream in streams:
+            found.add(id(step))
+    return found
+
+
+def refuse_beside_itself(traces: Sequence[Sequence[Step]]) -> None:
+    """Refuse launches of a kernel beside each other that share its counters."""
+    for steps in traces:
+        launches = [s for s in steps if isinstance(s, Launch)]
+        for one, other in itertools.combinations(launches, 2):
+            if one.program is not other.program or id(other) in behind(one, steps):
+                continue
+            if not is_explicit(one.program) and hidden_of(_inferred(one.program, len(traces))[0]):
+                raise TileWeaveError(
+                    f"{one.name} in {one.where} and in {other.where}, whose counters both use; "
+                    "expected one stream, a p.wait_stream in between, or two kernels"
+                    f"\n --> {one.site}\n --> {other.site}"
+                )
 
 
 def refuse_pushes(traces: Sequence[Sequence[Step]]) -> None:

@@ -444,13 +444,14 @@ class Plan:
         call = key, tuple(scalars.items())
         if self._last[0] != call:
             from .plan_pulls import pulls_of
-            from .plan_sync import refuse_pushes, sync_of
+            from .plan_sync import refuse_beside_itself, refuse_pushes, sync_of
 
             ranks = range(world_size)
             try:
                 traces = [self._traced(r, world_size, shapes, scalars) for r in ranks]
             except RegionError:
                 return None  # the rank whose region it is says so
+            refuse_beside_itself(traces)
             found = pulls_of(traces) or sync_of(traces)
             if found is not None:
                 self._syncs.setdefault(key, found)

@@ -270,6 +270,33 @@ def test_kernels_of_one_name(say, name, first):
         assert np.array_equal(out["Y"], right) and np.array_equal(out["Z"], right)
 
 
+def in_streams(*streams, wait=False):
+    kernel = exchange_called("exchange")
+
+    @tw.plan
+    def in_streams(p, X: ROW, S: PARTS, Q: PARTS, Y: ROWS, Z: ROWS):
+        for stream, given in zip(streams, ((X, S, Y), (X, Q, Z)), strict=True):
+            if wait and stream == streams[-1]:
+                p.wait_stream(streams[0], stream=stream)
+            p.launch(kernel, *given, stream=stream)
+
+    return in_streams
+
+
+def test_one_kernel_in_streams_behind_each_other():
+    inputs = inputs_of(2)
+    for plan in (in_streams("a", "b", wait=True), in_streams("a", "a")):
+        for out in run(plan, 2, inputs):
+            assert np.array_equal(out["Z"], [i["X"] for i in inputs])
+
+
+def test_one_kernel_beside_itself():
+    assert (
+        "exchange in stream 'a' and in stream 'b', whose counters both use; expected one stream, a "
+        "p.wait_stream in between, or two kernels" in refused(in_streams("a", "b"), 2)
+    )
+
+
 @tw.plan
 def broadcast(p, X: ROW, S: PART, Y: ROW):
     if p.rank == 0:
