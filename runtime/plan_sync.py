@@ -342,23 +342,23 @@ def refuse_beside_itself(traces: Sequence[Sequence[Step]]) -> None:
             if one.program is not other.program or id(other) in behind(one, steps):
                 continue
             if not is_explicit(one.program) and hidden_of(_inferred(one.program, len(traces))[0]):
+                at = f"\n --> {one.site}\n --> {other.site}"
                 raise TileWeaveError(
                     f"{one.name} in {one.where} and in {other.where}, whose counters both use; "
-                    "expected one stream, a p.wait_stream in between, or two kernels"
-                    f"\n --> {one.site}\n --> {other.site}"
+                    f"expected one stream, a p.wait_stream in between, or two kernels{at}"
                 )
 
 
 def refuse_pushes(traces: Sequence[Sequence[Step]]) -> None:
     """Refuse copies to peers in a call that nothing orders, where other calls are ordered."""
     for rank, steps in enumerate(traces):
-        for step in steps:
-            if isinstance(step, Copy) and step.dst.rank not in (None, rank):
-                raise TileWeaveError(
-                    f"p.copy writes {step.dst}, which nothing reads in this call, unlike in an "
-                    "earlier one; expected the same copies and readers in every call, or flags and "
-                    f"waits written by hand\n --> {step.site}"
-                )
+        for step in (s for s in steps if isinstance(s, Copy) and s.dst.rank not in (None, rank)):
+            at = f"\n --> {step.site}"
+            raise TileWeaveError(
+                f"p.copy writes {step.dst}, which nothing reads in this call, unlike in an "
+                "earlier one; expected the same copies and readers in every call, or flags and "
+                f"waits written by hand{at}"
+            )
 
 
 def hidden_name(kernel: tirx.PrimFunc, hidden: str) -> str:

@@ -180,6 +180,7 @@ def test_what_the_kernel_only_reads_is_not_waited_for():
     def body(p, X, S, R, Y):
         p.launch(read_last, X, S, R, Y)
         p.copy(R[1 - p.rank], S[p.rank], stream="there")
+        p.wait_stream(None, stream="back")
         p.copy(Y, R[p.rank], stream="back")
 
     waits = [s for s in said(body) if isinstance(s, WaitValue)]
