@@ -442,7 +442,8 @@ class Plan:
         """What orders a call: the same for the same shapes, in all calls that need it."""
         key = world_size, tuple(shapes.items())
         call = key, tuple(scalars.items())
-        if self._last[0] != call:
+        last = self._last  # other threads may look at other calls meanwhile
+        if last[0] != call:
             from .plan_pulls import pulls_of
             from .plan_sync import refuse_beside_itself, refuse_pushes, sync_of
 
@@ -457,8 +458,8 @@ class Plan:
                 self._syncs.setdefault(key, found)
             elif key in self._syncs:
                 refuse_pushes(traces)
-            self._last = call, found is not None
-        return self._syncs[key] if self._last[1] else None
+            last = self._last = call, found is not None
+        return self._syncs[key] if last[1] else None
 
     def _traced(
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
