@@ -69,6 +69,24 @@ def _check(op: str, src: Any, dst: Any, size: Any, spaces: tuple[str, str]) -> N
         room = math.prod(int(e) for e in ref.buffer.shape) if space == "shared" else int(size)
         if int(size) > room:
             raise reject(op, f"size={int(size)}, {name}={ref.buffer.name}", f"at most its {room}")
+        first = _first(ref) if space == "shared" else None
+        if first is not None:
+            if first + int(size) > room:
+                raise reject(
+                    op, f"size={int(size)}, {name}={ref}", f"at most {room - first}, up to its end"
+                )
+            if first * itemsize % 16:
+                raise reject(op, f"{name}={ref}", "a start at a multiple of 16 bytes")
+
+
+def _first(ref: tirx.BufferLoad) -> int | None:
+    """Which element of a buffer in shared memory; None if that is not constant."""
+    number = 0
+    for index, extent in zip(ref.indices, ref.buffer.shape, strict=True):
+        if not isinstance(index, tirx.IntImm):
+            return None
+        number = number * int(extent) + int(index)
+    return number
 
 
 @builtin(level="leader", barrier_before=True, proxy_fence=True, observes=True, sm=90)

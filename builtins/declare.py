@@ -377,6 +377,8 @@ def _vector(value: Any) -> Any:
     *outer, last = value.region
     if not isinstance(last.extent, tirx.IntImm) or any(not _is_one(r.extent) for r in outer):
         return value
+    if int(last.extent) < 1:
+        raise reject("vector", f"{value}", "a slice of at least one element")
     last = last.min if _is_one(last.extent) else tirx.Ramp(last.min, 1, last.extent)
     return tirx.BufferLoad(value.buffer, [*(r.min for r in outer), last])
 
@@ -410,7 +412,7 @@ def _is_integer(dtype: str) -> bool:
 def _literal(spec: Builtin, parameter: str, value: Any, dtype: str) -> Any:
     """A Python number as one of ``dtype``; negative ones become unsigned by their bits."""
     if not _is_integer(dtype):
-        return value
+        return float(value)
     bits = tvm.DataType(dtype).bits
     low, high = -(1 << (bits - 1)), (1 << (bits - dtype.startswith("int"))) - 1
     if not float(value).is_integer() or not low <= value <= high:

@@ -57,7 +57,10 @@ class SymmetricProxy(StridedTensorProxy):
         size = itemsize(dtype)
         if size not in _HEAP_STRIDES:
             raise reject("Symmetric", f"dtype={dtype!r}", "elements of 1, 2, 4, 8 or 16 bytes")
-        strides = (heap_stride(size), *packed_strides(shape))
+        # TileLang widens offsets of 32 bits only where strides are alike; the heap's has 64.
+        packed = (tirx.Cast("int64", s) if isinstance(s, tirx.PrimExpr) else s
+                  for s in packed_strides(shape))  # fmt: skip
+        strides = (heap_stride(size), *packed)
         return super().__call__((WORLD_SIZE, *shape), strides, dtype)
 
     def __getitem__(self, keys: Any) -> tirx.Buffer:

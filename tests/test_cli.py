@@ -172,6 +172,20 @@ def test_simulate_refuses_a_timeline(file, capsys, tmp_path, programs, name, mes
     assert captured.out == "" and message in captured.err and not where.exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ranks", "0"], "--ranks 0; expected at least 1"),
+        (["--seed", "-1"], "--seed -1; expected 0 or more"),
+        (["--set", "nosuch=3"], "--set nosuch, of clean; expected none, as there are no scalars"),
+    ],
+)
+@pytest.mark.parametrize("command", ["simulate", "mutate"])
+def test_simulate_refuses_in_one_line(file, capsys, command, options, message):
+    assert main([command, file(CLEAN), *options]) == 1
+    assert f"{command}: {message}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("schedules", "shown"), [(2, True), (1, False)])
 def test_simulate_shows_a_bar_on_a_terminal(file, capsys, monkeypatch, schedules, shown):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

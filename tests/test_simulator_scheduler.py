@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tilelang.language as T
+import torch
 
 import tileweave as tw
 from tileweave import language as W
@@ -119,8 +120,41 @@ def test_inputs_that_do_not_fit():
         ([{}], "expected one for each rank"),
         ([{"count": 0, "who": 0, "x": 1}] * 3, "input 'x'"),
         ([{"count": 0}] * 3, "no value for who"),
+        ({"count": 0, "who": 0}, "expected a list with one dict a rank"),
+        ([{"count": 0, "who": "x"}] * 3, "who='x'; expected a number or a function"),
+        ([{"count": 2**40, "who": 0}] * 3, "count=1099511627776; expected -2147483648 to"),
     ):
         with pytest.raises(tw.TileWeaveError, match=words):
             tw.simulate(meets_but_one, 3, inputs)
     with pytest.raises(tw.TileWeaveError, match="expected uint32"):
         tw.simulate(tickets, 1, [{"count": np.zeros(2, np.uint32)}])
+
+
+rows = T.dynamic("rows")
+
+
+@T.prim_func
+def reads_own(S: W.Symmetric((rows,), "float32"), out: T.Tensor((rows,), "float32")):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(32):
+            if i < rows:
+                out[i] = S[W.rank(), i]
+
+
+def test_a_symmetric_tensor_has_one_shape():
+    given = [{"S": np.zeros(n, np.float32)} for n in (4, 1)]
+    with pytest.raises(tw.TileWeaveError, match=r"S of rank 1 has shape \(1,\); expected \(4,\)"):
+        tw.simulate(reads_own, 2, given)
+
+
+@T.prim_func
+def copies(given: T.Tensor((4,), "bfloat16"), out: T.Tensor((4,), "bfloat16")):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(4):
+            out[i] = given[i]
+
+
+def test_tensors_of_torch_that_numpy_has_no_type_for():
+    given = torch.arange(4).bfloat16().requires_grad_()
+    (found,) = tw.simulate(copies, 1, [{"given": given}])
+    assert found["out"].tolist() == [0, 1, 2, 3]

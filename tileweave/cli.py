@@ -25,7 +25,7 @@ from .emit import STAGES, emit
 from .explain import explain, source_of
 from .runtime import Plan
 from .runtime.configured import configured
-from .runtime.parameters import dynamic_extents
+from .runtime.parameters import dynamic_extents, parameters_of
 
 PrimFunc = tvm.tirx.PrimFunc
 
@@ -363,6 +363,10 @@ def _explain(options: argparse.Namespace) -> None:
         raise TileWeaveError(
             f"explain: --html of {', '.join(programs)}; expected one program, FILE:NAME"
         )
+    if options.html and (Path(options.html).is_dir() or not Path(options.html).parent.is_dir()):
+        raise TileWeaveError(
+            f"explain: --html {options.html}; expected a name in a folder that exists"
+        )
     if options.html and Path(options.html).suffix != ".html":
         raise TileWeaveError(f"explain: --html {options.html}; expected a name that ends in .html")
     sizes = _sizes(options, programs)
@@ -399,7 +403,12 @@ def _of_each(
     """The outcome of each program, but for kernels of a plan, which has run them."""
     from .runtime.simulator import Executable
 
+    if options.ranks < 1:
+        raise TileWeaveError(f"{options.command}: --ranks {options.ranks}; expected at least 1")
+    if options.seed < 0:
+        raise TileWeaveError(f"{options.command}: --seed {options.seed}; expected 0 or more")
     scalars = dict(_value_of_scalar(pair, options.command) for pair in options.set)
+    _require_parameters(programs, scalars, options.command)
     sizes = _sizes(options, programs)
     found, launched = [], set()
     for name, program in programs.items():
@@ -410,6 +419,19 @@ def _of_each(
             found.append(run(name, executable, scalars | sizes[name], options))
             launched |= executable.launched
     return found
+
+
+def _require_parameters(programs: dict[str, Any], scalars: dict[str, Any], command: str) -> None:
+    """Refuse values of what no program takes."""
+    legal: set[str] = set()
+    for program in programs.values():
+        every = program.parameters if isinstance(program, Plan) else parameters_of(program)
+        legal |= {p.name for p in every if p.shape is None} | set(dynamic_extents(every))
+    for name in scalars.keys() - legal:
+        raise TileWeaveError(
+            f"{command}: --set {name}, of {', '.join(programs)}; expected "
+            f"{' or '.join(sorted(legal)) or 'none, as there are no scalars'}"
+        )
 
 
 def _simulated(
@@ -453,7 +475,7 @@ def _value_of_scalar(pair: str, command: str) -> tuple[str, Any]:
     if value == "epoch":
         return name, lambda epoch: epoch
     try:
-        return name, float(value) if "." in value else int(value)
+        return name, int(value) if value.lstrip("+-").isdigit() else float(value)
     except ValueError:
         raise TileWeaveError(
             f"{command}: --set {pair}; expected NAME=NUMBER or NAME=epoch"

@@ -115,6 +115,64 @@ refused(in_bound)
 
 
 @T.prim_func
+def in_remainder(A: T.Tensor((8,), "int32")):
+    with T.Kernel(1, threads=128):
+        A[1] = W.atom_add(A[0], 1) % 7
+
+
+# CHECK: in_remainder: atom_add: stands in a signed quotient or remainder, which may be evaluated
+# CHECK-NEXT: --> {{.*}}placement.py:
+refused(in_remainder)
+
+
+@T.prim_func
+def in_absolute(A: T.Tensor((8,), "int32")):
+    with T.Kernel(1, threads=128):
+        A[1] = T.abs(W.ld(A[0]))
+
+
+# CHECK: in_absolute: ld: stands in what is chosen from, as T.abs is made of
+refused(in_absolute)
+
+
+@T.prim_func
+def on_both_sides(A: T.Tensor((8,), "int32")):
+    with T.Kernel(1, threads=128):
+        if W.ld(A[0]) != W.ld(A[0]):
+            A[1] = 1
+
+
+# CHECK: on_both_sides: ld: stands on both sides of an operator
+refused(on_both_sides)
+
+
+@T.prim_func
+def beside_fragment(F: T.Tensor((64,), "float32"), D: T.Tensor((16,), "float32")):
+    with T.Kernel(1, threads=128):
+        o = T.alloc_fragment((16,), "float32")
+        for i in T.Parallel(16):
+            o[i] = W.atom_add(F[i], T.float32(1))
+        T.copy(o, D)
+
+
+# CHECK: beside_fragment: atom_add: stands in a parallel loop that fills the fragment o, whose elements several
+# CHECK-NEXT: --> {{.*}}placement.py:
+refused(beside_fragment)
+
+
+@T.prim_func
+def apart(A: T.Tensor((8,), "int32"), U: T.Tensor((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        A[1] = W.ld(A[0]) - W.ld(A[2])
+        U[1] = W.atom_add(U[0], 1) % T.uint32(7)
+
+
+# CHECK: apart: taken
+tw.emit(apart, "cuda")
+print("apart: taken")
+
+
+@T.prim_func
 def from_variable(F: W.Symmetric((8,), "uint32"), A: T.Tensor((8,), "int32")):
     with T.Kernel(1, threads=128):
         count = T.alloc_var("int32")

@@ -55,6 +55,12 @@ refused("arguments", lambda A, S, P, t, f: W.put_block(A, S))
 # CHECK: load space: bulk_load: dst=A is in global memory; expected a shared-memory tensor
 refused("load space", lambda A, S, P, t, f: W.bulk_load(A, S, 4, f[0]))
 
+# CHECK: load end: bulk_load: size=4096, dst=tile[1, 0]; expected at most 4032, up to its end
+refused("load end", lambda A, S, P, t, f: W.bulk_load(t[1, 0], S, 4096, f[0]))
+
+# CHECK: load start: bulk_load: dst=tile[0, 1]; expected a start at a multiple of 16 bytes
+refused("load start", lambda A, S, P, t, f: W.bulk_load(t[0, 1], S, 4, f[0]))
+
 # CHECK: load barrier: bulk_load: barrier=A is in global memory; expected a barrier-memory tensor
 refused("load barrier", lambda A, S, P, t, f: W.bulk_load(t, S, 4, A))
 

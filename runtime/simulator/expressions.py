@@ -306,6 +306,9 @@ class Expressions:
         if full == "tl.infinity":
             value = np.float64(np.inf).astype(numpy_dtype(call.dtype))
             return Expr(lambda frame: value)
+        if full == "tirx.large_uint_imm":  # its lower half comes first
+            large = numpy_dtype(call.dtype).type(int(call.args[0]) + (int(call.args[1]) << 32))
+            return Expr(lambda frame: large)
         if full == "tirx.reinterpret":
             inner, dtype = self.compile(call.args[0], site), str(call.dtype)
             if dtype == "handle":

@@ -210,6 +210,12 @@ class Program:
             env[slot] = shapes[name][axis]
         for name, (slot, dtype) in self.scalars.items():
             value = scalars[name]
+            if np.issubdtype(dtype, np.integer):
+                legal = np.iinfo(dtype)
+                if not legal.min <= value <= legal.max:
+                    raise TileWeaveError(
+                        f"simulate: {name}={value}; expected {legal.min} to {legal.max} ({dtype})"
+                    )
             env[slot] = int(value) if str(dtype) in ("int32", "int64") else dtype.type(value)
         frame: Any = SimpleNamespace(
             env=env, block=None, mask=None, space=None, cache={}, active=None

@@ -59,7 +59,7 @@ def writer(path: str | Path) -> Callable[[Drawing], None]:
         TileWeaveError: another suffix, no such folder, or PNG without matplotlib.
     """
     path = Path(path)
-    if not path.parent.is_dir():
+    if path.is_dir() or not path.parent.is_dir():
         raise TileWeaveError(f"timeline: {path}; expected a name in a folder that exists")
     if path.suffix == ".png":
         _require_matplotlib()

@@ -148,6 +148,10 @@ def _scalar(p: Parameter, values: Mapping[str, Any]) -> Any:
 
 def _checked(executable: Executable, inputs: Inputs | None) -> list[dict[str, Any]]:
     world_size, parameters = executable.world_size, executable.parameters
+    if inputs is not None and (
+        isinstance(inputs, Mapping) or not all(isinstance(i, Mapping) for i in inputs)
+    ):
+        raise TileWeaveError(f"simulate: inputs={inputs!r}; expected a list with one dict a rank")
     given = [dict(i) for i in inputs] if inputs is not None else [{} for _ in range(world_size)]
     if len(given) != world_size:
         raise TileWeaveError(f"simulate: {len(given)} inputs; expected one for each rank")
@@ -160,7 +164,14 @@ def _checked(executable: Executable, inputs: Inputs | None) -> list[dict[str, An
                 )
         for p in parameters:
             if p.shape is None:
-                _scalar(p, values)
+                scalar = _scalar(p, values)
+                if not (
+                    callable(scalar) or (hasattr(scalar, "__float__") and np.ndim(scalar) == 0)
+                ):
+                    raise TileWeaveError(
+                        f"simulate: {p.name}={scalar!r}; expected a number or a function of the "
+                        "launch"
+                    )
             elif isinstance(values.get(p.name), str):
                 _require_alias(p, values[p.name], executable)
     return given
@@ -263,6 +274,12 @@ class Case:
             return Tensor(machine.memory, p.name, shape, dtype, written=p.name in self.written)
 
         if p.symmetric:
+            for rank, shapes in enumerate(self.shapes):
+                if shapes[p.name] != self.shapes[0][p.name]:
+                    raise TileWeaveError(
+                        f"simulate: {p.name} of rank {rank} has shape {shapes[p.name]}; expected "
+                        f"{self.shapes[0][p.name]} as of rank 0, since it is symmetric"
+                    )
             tensors = [tensor(0)] * world_size
             tensors[0].symmetric = True
         else:
@@ -270,7 +287,7 @@ class Case:
         for rank, values in enumerate(self.given):
             if p.name not in values:
                 continue
-            array, shape = np.asarray(values[p.name]), self.shapes[rank][p.name]
+            array, shape = _array(values[p.name]), self.shapes[rank][p.name]
             if array.shape != shape or array.dtype != dtype:
                 raise TileWeaveError(
                     f"simulate: {p.name} of rank {rank} is {array.dtype} {array.shape}; expected "
@@ -278,6 +295,20 @@ class Case:
                 )
             tensors[rank].give((rank,) if p.symmetric else (Ellipsis,), array)
         return tensors
+
+
+def _array(value: Any) -> np.ndarray:
+    """What was given, of torch, too, which has bfloat16 and fp8 that NumPy knows by ml_dtypes."""
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    import torch
+
+    value = value.detach().cpu()
+    try:
+        return value.numpy()
+    except TypeError:
+        bits = value.contiguous().view({1: torch.uint8, 2: torch.int16}[value.element_size()])
+        return bits.numpy().view(numpy_dtype(str(value.dtype).removeprefix("torch.")))
 
 
 def _outputs(machine: Machine) -> list[dict[str, np.ndarray]]:
