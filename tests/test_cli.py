@@ -177,7 +177,7 @@ def test_simulate_refuses_a_timeline(file, capsys, tmp_path, programs, name, mes
     [
         (["--ranks", "0"], "--ranks 0; expected at least 1"),
         (["--seed", "-1"], "--seed -1; expected 0 or more"),
-        (["--set", "nosuch=3"], "--set nosuch, of clean; expected none, as there are no scalars"),
+        (["--set", "nosuch=3"], "--set nosuch, of clean; expected epoch"),
     ],
 )
 @pytest.mark.parametrize("command", ["simulate", "mutate"])
