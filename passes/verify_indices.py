@@ -79,7 +79,9 @@ def _refuse_replicas(loop: tirx.For) -> None:
 
 
 def _on_both_sides(node) -> list[tirx.PrimExpr]:
-    """Calls that are equal to one of the other side."""
+    """Calls that are equal to one of the other side; those that give vectors stay apart."""
+    if tvm.DataType(str(node.a.dtype)).lanes > 1:
+        return []
     others = effects_in(node.b)
     return [
         call for call in effects_in(node.a)

@@ -147,6 +147,14 @@ def test_a_symmetric_tensor_has_one_shape():
         tw.simulate(reads_own, 2, given)
 
 
+@pytest.mark.parametrize("size", [-1, 4.0, "4"])
+def test_extents_are_whole_numbers(size):
+    with pytest.raises(
+        tw.TileWeaveError, match=r"extent rows=.*; expected a whole number from 0 on"
+    ):
+        tw.simulate(reads_own, 1, [{"rows": size}])
+
+
 @T.prim_func
 def copies(given: T.Tensor((4,), "bfloat16"), out: T.Tensor((4,), "bfloat16")):
     with T.Kernel(1, threads=32):

@@ -79,3 +79,20 @@ def elements(S: W.Symmetric((8, 16), "float32"), B: W.Symmetric((16,), "uint8"),
 # CHECK-NEXT: S[(((int64_t)rank) * (int64_t)268435456)] = 0x1p+1f
 print("TEST: elements")
 print(tw.emit(elements, pass_configs=UNORDERED))
+
+
+ROWS, COLUMNS = T.dynamic("rows"), T.dynamic("columns")
+
+
+@T.prim_func
+def last_row(A: T.Tensor((128,), "int8"), S: W.Symmetric((ROWS, COLUMNS), "int8")):
+    with T.Kernel(1, threads=128):
+        for i in T.Parallel(128):
+            A[i] = W.ld(S[W.rank(), ROWS - 1, i])
+
+
+# More than 2^31 elements are behind rows of dynamic extents, too.
+# CHECK-LABEL: TEST: last_row
+# CHECK: (((int64_t)rows) - (int64_t)1) * ((int64_t)columns)
+print("TEST: last_row")
+print(tw.emit(last_row, "cuda", pass_configs=UNORDERED))

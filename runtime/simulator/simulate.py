@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -118,9 +119,7 @@ def random_inputs(
     parameters = executable.parameters
     values = {p.name: _scalar(p, scalars) for p in parameters if p.shape is None}
     for name in dynamic_extents(parameters).keys() & scalars.keys():
-        if not isinstance(scalars[name], int):
-            raise TileWeaveError(f"simulate: extent {name}; expected a whole number")
-        values[name] = scalars[name]
+        values[name] = _extent(name, scalars[name])
     given = [values] * executable.world_size
     case = Case(executable, given, 1)
     inputs: list[dict[str, Any]] = []
@@ -146,6 +145,14 @@ def _scalar(p: Parameter, values: Mapping[str, Any]) -> Any:
     return values[p.name]
 
 
+def _extent(name: str, value: Any) -> int:
+    if not isinstance(value, numbers.Integral) or value < 0:
+        raise TileWeaveError(
+            f"simulate: extent {name}={value!r}; expected a whole number from 0 on"
+        )
+    return int(value)
+
+
 def _checked(executable: Executable, inputs: Inputs | None) -> list[dict[str, Any]]:
     world_size, parameters = executable.world_size, executable.parameters
     if inputs is not None and (
@@ -162,6 +169,8 @@ def _checked(executable: Executable, inputs: Inputs | None) -> list[dict[str, An
                 raise TileWeaveError(
                     f"simulate: input {name!r}; expected {', '.join(sorted(names))}"
                 )
+        for name in dynamic_extents(parameters).keys() & values.keys():
+            values[name] = _extent(name, values[name])
         for p in parameters:
             if p.shape is None:
                 scalar = _scalar(p, values)
