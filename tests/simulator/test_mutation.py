@@ -471,4 +471,4 @@ def copies(src: T.Tensor((n,), "float32"), dst: T.Tensor((n,), "float32")):
     assert main(["simulate", str(file), "--ranks", "1"]) == 1
     assert "n of src is dynamic" in capsys.readouterr().err
     assert main(["simulate", str(file), "--ranks", "1", "--set", "n=1.5"]) == 1
-    assert "extent n; expected a whole number" in capsys.readouterr().err
+    assert "extent n=1.5; expected a whole number" in capsys.readouterr().err
