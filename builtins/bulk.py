@@ -46,6 +46,7 @@ from .declare import (
     require_same_type,
 )
 from .errors import reject
+from .symmetric import packed_strides
 from .words import BulkReduceOp
 
 _MAX_BYTES = (1 << 20) - 1
@@ -81,12 +82,10 @@ def _check(op: str, src: Any, dst: Any, size: Any, spaces: tuple[str, str]) -> N
 
 def _first(ref: tirx.BufferLoad) -> int | None:
     """Which element of a buffer in shared memory; None if that is not constant."""
-    number = 0
-    for index, extent in zip(ref.indices, ref.buffer.shape, strict=True):
-        if not isinstance(index, tirx.IntImm):
-            return None
-        number = number * int(extent) + int(index)
-    return number
+    if not all(isinstance(index, tirx.IntImm) for index in ref.indices):
+        return None
+    strides = packed_strides([int(extent) for extent in ref.buffer.shape])
+    return sum(int(i) * stride for i, stride in zip(ref.indices, strides, strict=True))
 
 
 @builtin(level="leader", barrier_before=True, proxy_fence=True, observes=True, sm=90)

@@ -219,10 +219,9 @@ def _checked(
     lse: torch.Tensor, ranks: int, **options: Any,
 ) -> AttentionProblem:  # fmt: skip
     problem = checked_attention(q, k, v, ranks, op=NAME, **options)
-    wide = torch.promote_types(q.dtype, torch.float32)
     for name, tensor, shape, dtype in (
         ("grad_out", grad_out, problem.shape, q.dtype), ("out", out, problem.shape, q.dtype),
-        ("lse", lse, problem.lse_shape, wide),
+        ("lse", lse, problem.lse_shape, problem.wide_dtype),
     ):  # fmt: skip
         if tuple(tensor.shape) != shape:
             raise refused(NAME, f"{name} has shape {tuple(tensor.shape)}", f"{shape}")

@@ -85,9 +85,14 @@ class AttentionProblem:
 
     @property
     def lse_shape(self) -> tuple[int, ...]:
-        """Of the logarithms of the sums, in fp32."""
+        """Of the logarithms of the sums."""
         rows = (self.heads, self.q_rows)
         return rows if self.packed else (self.batch, *rows)
+
+    @property
+    def wide_dtype(self) -> torch.dtype:
+        """Of these logarithms, and what numbers and gradients are added in: fp32, or fp64."""
+        return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def tile_dtype(self) -> str:

@@ -151,7 +151,7 @@ def attend_gathered(
     ranks = group_of(name_of(group))
     cu_q, cu_k = (None if cu is None else cu.cpu() for cu in (cu_q, cu_k))
     checked_maxima(problem, cu_q, cu_k, max_q, max_k)
-    wide = torch.promote_types(q.dtype, torch.float32)  # also what gradients are added in
+    wide = problem.wide_dtype
     ks, vs = (
         all_gather(x.to(wide), group, transport="nccl").chunk(ranks.world_size) for x in (k, v)
     )

@@ -33,7 +33,7 @@ def define(
         all the rest of a call, would do nothing but find it.
     """
     name = schema.partition("(")[0]
-    computed = _in_given_types(eager, written=_written(schema))
+    computed = _in_given_types(eager, _written(schema))
     # b stays transposed under torch.compile if it is: no copy, and the kernel for it.
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
     _LIBRARY.impl(name, computed, "CompositeExplicitAutograd")
@@ -55,8 +55,8 @@ def define(
 
 def _written(schema: str) -> list[int]:
     """Which arguments an operator writes."""
-    arguments = schema.partition("(")[2].rpartition("->")[0].split(",")
-    return [place for place, argument in enumerate(arguments) if "!)" in argument]
+    arguments = _C.parse_schema(f"tileweave::{schema}").arguments
+    return [n for n, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
 
 
 def _in_given_types(eager: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:

@@ -229,8 +229,7 @@ def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, stra
 
 def _fake(q, k, v, *given):
     problem = _problem(q, k, v, *given[:-1])
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return q.new_empty(problem.shape), q.new_empty(problem.lse_shape, dtype=wide)
+    return q.new_empty(problem.shape), q.new_empty(problem.lse_shape, dtype=problem.wide_dtype)
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:

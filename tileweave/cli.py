@@ -25,6 +25,7 @@ from .emit import STAGES, emit
 from .explain import explain, source_of
 from .runtime import Plan
 from .runtime.configured import configured
+from .runtime.out_file import out_file
 from .runtime.parameters import dynamic_extents, parameters_of
 
 PrimFunc = tvm.tirx.PrimFunc
@@ -363,11 +364,7 @@ def _explain(options: argparse.Namespace) -> None:
         raise TileWeaveError(
             f"explain: --html of {', '.join(programs)}; expected one program, FILE:NAME"
         )
-    if options.html and (Path(options.html).is_dir() or not Path(options.html).parent.is_dir()):
-        raise TileWeaveError(
-            f"explain: --html {options.html}; expected a name in a folder that exists"
-        )
-    if options.html and Path(options.html).suffix != ".html":
+    if options.html and out_file("explain: --html", options.html).suffix != ".html":
         raise TileWeaveError(f"explain: --html {options.html}; expected a name that ends in .html")
     sizes = _sizes(options, programs)
     told: set[tuple] = set()

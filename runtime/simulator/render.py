@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...builtins.errors import TileWeaveError
+from ..out_file import out_file
 from .drawing import Drawing, Line, Polygon, Rect, Text
 
 _DPI = 100
@@ -58,9 +59,7 @@ def writer(path: str | Path) -> Callable[[Drawing], None]:
     Raises:
         TileWeaveError: another suffix, no such folder, or PNG without matplotlib.
     """
-    path = Path(path)
-    if path.is_dir() or not path.parent.is_dir():
-        raise TileWeaveError(f"timeline: {path}; expected a name in a folder that exists")
+    path = out_file("timeline:", path)
     if path.suffix == ".png":
         _require_matplotlib()
         return lambda drawing: png(drawing, path)

@@ -26,6 +26,7 @@ from ..runtime.compile_ahead import compile_ahead
 from ..runtime.group import Group
 from ..runtime.heap import HeapExhausted
 from ..runtime.measure import interleaved, largest
+from ..runtime.out_file import out_file
 from .attention import ATTENTION, Lengths
 from .contenders import OPERATORS, OURS, Judge, contenders_of
 from .exchanges import COLLECTIVES, size_of
@@ -233,8 +234,8 @@ def _write(wanted: Wanted, machine: dict[str, Any], results: list[Result]) -> No
 
 def _require_files(json: str | None, figure: str | None) -> None:
     for option, file in (("--json", json), ("--figure", figure)):
-        if file is not None and (Path(file).is_dir() or not Path(file).parent.is_dir()):
-            raise TileWeaveError(f"bench: {option} {file}; expected a name in a folder that exists")
+        if file is not None:
+            out_file(f"bench: {option}", file)
     if figure is not None:
         if Path(figure).suffix != ".png":
             raise TileWeaveError(f"bench: --figure {figure}; expected a name that ends in .png")
