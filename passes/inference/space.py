@@ -116,11 +116,10 @@ class Space:
                 extents.append(1)
                 continue
             self.skipped.append(self.inside & (extent <= 0))
-            rounds = self._along(axis, np.arange(int(extent.max(initial=0))))
-            if extent.size > 1:
+            # An axis has a point even where no iteration is.
+            rounds = self._along(axis, np.arange(max(1, int(extent.max(initial=0)))))
+            if extent.size > 1 or np.any(extent <= 0):
                 self.inside = self.inside & (rounds < extent)
-            if rounds.size == 0:
-                self.inside = self.inside & False
             self._known[loop.var], self._rounds[loop.var] = low + rounds, rounds
             extents.append(rounds.size)
         self.shape = tuple(extents)

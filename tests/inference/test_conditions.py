@@ -51,7 +51,20 @@ def from_the_last(X, S, block):
                 S[(W.rank() + 1) % W.world_size(), row, j] = X[row, j]
 
 
-@pytest.mark.parametrize("write", [tail, behind_the_first, from_the_last])
+@T.macro
+def and_in_no_round(X, S, block):
+    """A loop, some loop within it, or those of all threads, which do not go round."""
+    tail(X, S, block)
+    for _ in T.serial(0):
+        tail(X, S, block)
+    for step in T.serial(4):
+        for _ in T.serial(T.max(step - 3, 0)):
+            T.copy(X[block * 8, 0], S[(W.rank() + 1) % W.world_size(), block * 8, 0])
+    for i, j in T.Parallel(0, N):
+        X[i, j] = S[W.rank(), i, j]
+
+
+@pytest.mark.parametrize("write", [tail, behind_the_first, from_the_last, and_in_no_round])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_right(write, ranks):
     rng = np.random.default_rng(ranks)
