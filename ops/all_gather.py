@@ -17,6 +17,7 @@ from .across_nodes import AcrossNodes, Move
 from .collective import Collective, require_exchangeable
 from .exchange import Exchange, define_exchange, exchange
 from .tiles import Walk
+from .transport import SUMMED
 from .words import WALKERS, Lines, alloc_of, collected, copies_to, words_of
 
 NAME = "all_gather"
@@ -146,7 +147,8 @@ class AllGather(AcrossNodes, Exchange, op=NAME):
 
     @staticmethod
     def gradient(grad, group, transport):
-        return torch.ops.tileweave.reduce_scatter(grad, group, transport)
+        adds = transport if grad.dtype in SUMMED else "nccl"
+        return torch.ops.tileweave.reduce_scatter(grad, group, adds)
 
 
 def all_gather(

@@ -201,6 +201,15 @@ def test_wrong_usage(arguments, capsys):
     assert capsys.readouterr().err.startswith("usage: tileweave")
 
 
+def test_it_can_be_stopped(file, monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tileweave.cli.emit", stopped)
+    assert main(["emit", file(PROGRAM.format(name="one", value="1"))]) == 130
+    assert capsys.readouterr().err == "tileweave: stopped\n"
+
+
 def test_module_runs_and_stands_a_closed_pipe(file):
     path = file(PROGRAM.format(name="one", value=1.0))
     run = subprocess.run(

@@ -89,8 +89,10 @@ def test_refused_with_what_an_option_makes_of_it():
     [
         ({"tileweave.delay": 3}, "pass_configs: tileweave.delay; expected tileweave.reuse, tilew"),
         ({"tileweave.reuse": "never"}, "pass_configs: tileweave.reuse='never'; expected 'auto' or"),
+        ({"tl.no_wgmma": 1}, "pass_configs: tl.no_wgmma; expected an option of TileLang, such as"),
+        ({"tl.disable_wgmma": "no"}, "pass_configs: tl.disable_wgmma='no'; Expect config"),
     ],
-)
+)  # fmt: skip
 def test_options_that_there_are_not(configs, message):
     with pytest.raises(tw.TileWeaveError, match=re.escape(message)):
 

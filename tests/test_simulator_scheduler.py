@@ -1,5 +1,7 @@
 """Which blocks run when, and what is said when none can."""
 
+import re
+
 import numpy as np
 import pytest
 import tilelang.language as T
@@ -145,6 +147,16 @@ def test_a_symmetric_tensor_has_one_shape():
     given = [{"S": np.zeros(n, np.float32)} for n in (4, 1)]
     with pytest.raises(tw.TileWeaveError, match=r"S of rank 1 has shape \(1,\); expected \(4,\)"):
         tw.simulate(reads_own, 2, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("world_size", 2.0), ("schedules", "3"), ("epochs", None), ("epochs", 0)]
+)
+def test_how_often_is_a_number(name, value):
+    arguments = {"world_size": 1, name: value}
+    said = f"simulate: {name}={value!r}; expected at least 1, an integer"
+    with pytest.raises(tw.TileWeaveError, match=re.escape(said)):
+        tw.simulate(reads_own, **arguments)
 
 
 @pytest.mark.parametrize("size", [-1, 4.0, "4"])

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,7 +11,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave import language as W
-from tileweave.runtime.simulator import Executable, drawing, simulate
+from tileweave.runtime.simulator import Executable, drawing, render, simulate
 from tileweave.runtime.simulator.drawing import FAULTS, Line, Text, draw
 from tileweave.runtime.simulator.simulate import Case
 from tileweave.runtime.simulator.timeline import Recorder
@@ -224,6 +225,24 @@ def test_of_too_much_the_last_is_drawn(monkeypatch):
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(tw.TileWeaveError, match="expected a name in a folder that exists"):
         tw.simulate(exchange(), 2, inputs(2), timeline=tmp_path / "no" / "a.svg")
+
+
+@pytest.mark.parametrize("signals", [True, False])
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_a_file_that_cannot_be_written_hides_no_fault(tmp_path, monkeypatch, signals, suffix):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(render, "png", full)
+    monkeypatch.setattr(Path, "write_text", full)
+    file = tmp_path / f"a.{suffix}"
+    said = f"timeline: {file} cannot be written: .*No space left"
+    if signals:
+        with pytest.raises(tw.TileWeaveError, match=said):
+            tw.simulate(exchange(), 2, inputs(2), timeline=file)
+        return
+    with pytest.warns(tw.SimulationWarning, match=said), pytest.raises(tw.SimulationError):
+        tw.simulate(exchange(signals=False), 2, inputs(2), timeline=file)
 
 
 @pytest.mark.parametrize("name", ["a.pdf", "a", "a.htm"])

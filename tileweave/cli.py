@@ -32,7 +32,7 @@ PrimFunc = tvm.tirx.PrimFunc
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; its exit status: 0 done, 1 a TileWeaveError, 2 wrong usage."""
+    """Run one command; its exit status: 0 done, 1 a TileWeaveError, 2 wrong usage, 130 stopped."""
     options = _parser().parse_args(argv)
     try:
         options.run(options)
@@ -40,6 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     except TileWeaveError as error:
         print(f"tileweave: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("tileweave: stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

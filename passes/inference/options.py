@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from tvm import tirx
+from tvm.ir.transform import PassContext
 
 from ...builtins.errors import TileWeaveError
 
@@ -67,6 +69,9 @@ def own_options(configs: Mapping[str, Any]) -> dict[str, Any]:
         TileWeaveError: an option that there is not, or a value that it cannot have.
     """
     ours = {n[len(PREFIX) :]: v for n, v in configs.items() if n.startswith(PREFIX)}
+    for name, value in configs.items():
+        if not name.startswith(PREFIX):
+            _require_stock(name, value)
     for name, value in ours.items():
         legal = _LEGAL.get(name)
         if legal is None:
@@ -75,6 +80,21 @@ def own_options(configs: Mapping[str, Any]) -> dict[str, Any]:
         if not legal[0](value):
             raise TileWeaveError(f"pass_configs: {PREFIX}{name}={value!r}; expected {legal[1]}")
     return ours
+
+
+def _require_stock(name: str, value: Any) -> None:
+    """Refuse what TileLang knows no option for, before it does."""
+    try:
+        PassContext(config={name: value})
+    except AttributeError as error:
+        known = PassContext.list_configs()
+        if name in known:
+            why = str(error).splitlines()[-1]
+            raise TileWeaveError(f"pass_configs: {name}={value!r}; {why}") from None
+        near = get_close_matches(name, known, n=1, cutoff=0)
+        raise TileWeaveError(
+            f"pass_configs: {name}; expected an option of TileLang, such as {near[0]}"
+        ) from None
 
 
 def options_of(func: tirx.PrimFunc) -> Options:

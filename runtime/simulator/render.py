@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import singledispatch
+from functools import partial, singledispatch
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,18 @@ def writer(path: str | Path) -> Callable[[Drawing], None]:
     path = out_file("timeline:", path)
     if path.suffix == ".png":
         _require_matplotlib()
-        return lambda drawing: png(drawing, path)
+        return lambda drawing: _written(path, partial(png, drawing, path))
     render = {".svg": svg, ".html": html}.get(path.suffix)
     if render is None:
         raise TileWeaveError(f"timeline: {path}; expected a name that ends in .html, .svg or .png")
-    return lambda drawing: _write(path, render(drawing))
+    return lambda drawing: _written(path, lambda: path.write_text(render(drawing), "utf-8"))
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def _written(path: Path, write: Callable[[], object]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise TileWeaveError(f"timeline: {path} cannot be written: {error}") from None
 
 
 def _require_matplotlib() -> None:

@@ -76,8 +76,8 @@ def simulate(
         ("world_size", world_size), ("schedules", schedules), ("epochs", epochs),
         ("resident_blocks", resident_blocks),
     ):  # fmt: skip
-        if value < 1:
-            raise TileWeaveError(f"simulate: {name}={value}; expected at least 1")
+        if not isinstance(value, numbers.Integral) or value < 1:
+            raise TileWeaveError(f"simulate: {name}={value!r}; expected at least 1, an integer")
     executable = program
     if not isinstance(program, Executable):
         program = configured("simulate", program, pass_configs)
@@ -92,7 +92,10 @@ def simulate(
         except SimulationError as error:
             fault = error.in_schedule(number)
             if write is not None:
-                write(draw(machine.timeline(name, number, fault)))
+                try:
+                    write(draw(machine.timeline(name, number, fault)))
+                except TileWeaveError as unwritten:  # the fault says more
+                    warnings.warn(str(unwritten), SimulationWarning, stacklevel=2)
             raise fault from None
         found = unconsumed(machine.every_tensor())
         lost = found if number == seed else {k: v for k, v in lost.items() if k in found}
