@@ -4,8 +4,9 @@ and of the operators, with which come torch's dispatch and the checks of the arg
     torchrun --nproc-per-node=4 benchmarks/plan_call_cost.py [--calls 1000] [--profile]
     python benchmarks/plan_call_cost.py
 
-The median over calls that find the GPU idle, so that no full queue holds the host up; operators
-also in ``torch.inference_mode()``, where torch does not look for gradients; and the same with
+The median over calls that find the GPU idle, so that no full queue holds the host up. Ranks that
+share a GPU call one after another, rank 0 first, whose figure is that of a rank with its own GPU but
+for copies within one. Operators also in ``torch.inference_mode()``, where torch does not look for gradients; and the same with
 TILEWEAVE_NATIVE=0, where Python enqueues. Without a GPU the driver, torch's streams and events, and
 the kernels are stand-ins that do nothing: what is left is what torch, TVM-FFI and TileWeave do for
 rank 0 of 4. It says which of both it was.
@@ -73,6 +74,8 @@ class StandInDriver(types.ModuleType):
 
     class CUresult:
         CUDA_SUCCESS = 0
+
+    CUstreamBatchMemOpParams = CUDA_MEMCPY2D = Nothing
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: (0,)
@@ -172,11 +175,17 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def microseconds(call: Callable[[], None], calls: int, drain: Callable[[], None]) -> list[float]:
     """Of each call."""
-    found = []
+    found, group = [], session.current().group
     for _ in range(calls):
+        if group.shares_gpus:
+            for _ in range(group.rank + 1):
+                group.exchange("plan_call_cost", "")
         begin = time.perf_counter_ns()
         call()
         found.append((time.perf_counter_ns() - begin) / 1e3)
+        if group.shares_gpus:
+            for _ in range(group.rank + 1, group.world_size + 1):
+                group.exchange("plan_call_cost", "")
         drain()
     return found
 
