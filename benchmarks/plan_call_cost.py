@@ -169,7 +169,7 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
             call.choice_of = lambda *_, way=way: way
             forget()
             yield f"{op.__name__} by {program}", partial(op, x, b, strategy="fused")
-    for by in ("ldst", "copy_engine"):
+    for by in ("ldst",) if group.shares_gpus else ("ldst", "copy_engine"):
         yield f"all_gather by {by}", partial(ops.all_gather, shard, transport=by)
 
 
