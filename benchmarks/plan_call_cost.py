@@ -179,13 +179,13 @@ def microseconds(call: Callable[[], None], calls: int, drain: Callable[[], None]
     for _ in range(calls):
         if group.shares_gpus:
             for _ in range(group.rank + 1):
-                group.exchange("plan_call_cost", "")
+                group.meet("plan_call_cost")
         begin = time.perf_counter_ns()
         call()
         found.append((time.perf_counter_ns() - begin) / 1e3)
         if group.shares_gpus:
             for _ in range(group.rank + 1, group.world_size + 1):
-                group.exchange("plan_call_cost", "")
+                group.meet("plan_call_cost")
         drain()
     return found
 
