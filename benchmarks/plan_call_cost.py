@@ -4,12 +4,12 @@ and of the operators, with which come torch's dispatch and the checks of the arg
     torchrun --nproc-per-node=4 benchmarks/plan_call_cost.py [--calls 1000] [--profile]
     python benchmarks/plan_call_cost.py
 
-The median over calls that find the GPU idle, so that no full queue holds the host up. Ranks that
-share a GPU call one after another, rank 0 first, whose figure is that of a rank with its own GPU but
-for copies within one. Operators also in ``torch.inference_mode()``, where torch does not look for gradients; and the same with
-TILEWEAVE_NATIVE=0, where Python enqueues. Without a GPU the driver, torch's streams and events, and
-the kernels are stand-ins that do nothing: what is left is what torch, TVM-FFI and TileWeave do for
-rank 0 of 4. It says which of both it was.
+The median over calls that find the GPU idle, so that no full queue holds the host up; operators
+also in ``torch.inference_mode()``, where torch does not look for gradients; and the same with
+TILEWEAVE_NATIVE=0, where Python enqueues. Ranks that share a GPU call one after another, rank 0
+first: its figure is that of a rank with a GPU of its own, but for copies within one. Without a GPU
+the driver, torch's streams and events, and the kernels are stand-ins that do nothing: what is left
+is what torch, TVM-FFI and TileWeave do for rank 0 of 4. It says which of both it was.
 """
 
 import argparse

@@ -4,8 +4,9 @@ the kernel gathers.
 The tile programs, the plan around one of them, and the torch operator with its gradient.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from math import ceil
 from typing import Any, ClassVar
 
@@ -53,7 +54,7 @@ def gathered_matmul(
         out_dtype: of bias and C; else that of A.
     """
     out_dtype = out_dtype or dtype
-    # No block needs another one; where none of the SMs stays free, all begin behind the meeting.
+    # No block needs another one; where none of the SMs stays free, one begins behind the meeting.
     walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS)
 
     @T.prim_func
@@ -68,18 +69,57 @@ def gathered_matmul(
     ):
         with T.Kernel(walk.blocks, threads=tiles.threads) as block:
             walk_over_gathered(
-                A, gathered, B, bias, scale_a, scale_b, C, walk, block, 0, tiles, transposed, biased
-            )
+                A, None, gathered, B, bias, scale_a, scale_b, C, walk, block, tiles, transposed,
+                biased, False, True,
+            )  # fmt: skip
 
     return gathered_matmul
 
 
+def ahead_matmul(
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False, out_dtype: str | None = None,
+):  # fmt: skip
+    """The same where some blocks begin with none of the own rows: these store the own ones at the
+    right neighbour first, which begins with them, and has them before a copy engine would begin."""
+    out_dtype = out_dtype or dtype
+    sent = Communicating.waiting(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
+    sends = sent.peers > 0
+    copies = not sends or ranks - 1 > sent.peers
+
+    @T.prim_func
+    def ahead_matmul(
+        A: T.Tensor((share, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        gathered: W.Symmetric((ranks, share, K), dtype) if copies else None,
+        C: T.Tensor((ranks, share, N), out_dtype),
+    ):
+        with T.Kernel(sent.walk.blocks, threads=tiles.threads) as block:
+            ahead = None
+            if sends:
+                ahead = W.alloc_symmetric((1, share, sent.pieces * sent.width), dtype)
+                send(A, ahead, 0, sent, block, ranks)
+            walk_over_gathered(
+                A, ahead, gathered, B, bias, scale_a, scale_b, C, sent.walk, sent.around(block),
+                tiles, transposed, biased, sends, copies,
+            )  # fmt: skip
+
+    granules = {"ahead": (1, share, sent.width)} if sends else {}
+    return split_options(ahead_matmul, {"tileweave.granule": granules})[0]
+
+
 @T.macro
 def walk_over_gathered(
-    A, gathered, B, bias, scale_a, scale_b, C, walk, block, before, tiles, transposed, biased
-):
-    """Blocks behind the first ``before`` walk over the tiles of C (ranks, share, N): own rows, in
-    A, and those of others in ``gathered`` (ranks, share, K or more), as they arrive."""
+    A, ahead, gathered, B, bias, scale_a, scale_b, C, walk, place, tiles, transposed, biased, sends,
+    copies,
+):  # fmt: skip
+    """Blocks, each with its ``place`` from 0 on, walk over the tiles of C (ranks, share, N): own
+    rows, in A, and as they arrive those of others. These are in ``gathered`` (ranks, share, K or
+    more) if there are ``copies``, but the left neighbour's, if ranks send some, in ``ahead``
+    (1, share, K or more)."""
     ranks, share, N = C.shape
     K, half = A.shape[1], tiles.M // 2
     rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
@@ -91,7 +131,7 @@ def walk_over_gathered(
     me = W.rank()
     for turn in T.serial(walk.turns):
         earlier = turn * walk.blocks
-        number = earlier + block - before
+        number = earlier + place
         if number >= earlier and number < walk.tiles:
             source = (me + ranks - number // (rows * columns)) % ranks
             row, column = W.swizzle_2d(number % (rows * columns), rows, columns, tiles.band)
@@ -102,7 +142,9 @@ def walk_over_gathered(
                 k = step * tiles.K
                 if ranks == 1 or source == me:
                     T.copy(A[m, k], A_tile)
-                else:
+                elif sends and (not copies or source == (me + ranks - 1) % ranks):
+                    T.copy(ahead[me, 0, m, k], A_tile)
+                elif copies:
                     T.copy(gathered[me, source, m, k], A_tile)
                 T.copy(B[n, k] if transposed else B[k, n], B_tile)
                 accumulate(A_tile, B_tile, total, transposed)
@@ -187,7 +229,8 @@ def communicated_matmul(
     rows at the other ranks, a piece for each of them before the next piece: of few rows, for which
     copies to many ranks take longer to begin than to be made."""
     out_dtype = out_dtype or dtype
-    sent = Communicating.of(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
+    sent = Communicating.apart(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
+    shared = ranks > 1
 
     @T.prim_func
     def communicated_matmul(
@@ -200,15 +243,15 @@ def communicated_matmul(
     ):
         with T.Kernel(sent.blocks + sent.walk.blocks, threads=tiles.threads) as block:
             gathered = None
-            if ranks > 1:
+            if shared:
                 gathered = W.alloc_symmetric((ranks, share, sent.pieces * sent.width), dtype)
-                send(A, gathered, sent, block, ranks)
+                send(A, gathered, W.rank(), sent, block, ranks)
             walk_over_gathered(
-                A, gathered, B, bias, scale_a, scale_b, C, sent.walk, block, sent.blocks, tiles,
-                transposed, biased,
+                A, None, gathered, B, bias, scale_a, scale_b, C, sent.walk, sent.behind(block),
+                tiles, transposed, biased, False, shared,
             )  # fmt: skip
 
-    granules = {"gathered": (1, share, sent.width)} if ranks > 1 else {}
+    granules = {"gathered": (1, share, sent.width)} if shared else {}
     return split_options(communicated_matmul, {"tileweave.granule": granules})[0]
 
 
@@ -220,8 +263,29 @@ def all_gather_matmul_plan(
 
     The first peer's rows go in ``tiles.widening`` pieces. Of gathered (ranks, share, K), the own
     rows' place stays as it is."""
-    out_dtype = out_dtype or dtype
-    kernel = gathered_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype)
+    sizes = share, N, K, ranks, dtype, transposed
+    kernel = gathered_matmul(*sizes, tiles, biased, out_dtype)
+    return _plan(kernel, 0, tiles.widening(K), *sizes, biased, out_dtype or dtype)
+
+
+def ahead_plan(
+    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False, out_dtype: str | None = None,
+) -> Plan:  # fmt: skip
+    """The same around ``ahead_matmul``: copy engines serve those whom it does not, each at once."""
+    sizes = share, N, K, ranks, dtype, transposed
+    kernel = ahead_matmul(*sizes, tiles, biased, out_dtype)
+    sent = Communicating.waiting(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
+    return _plan(kernel, sent.peers, [slice(0, K)], *sizes, biased, out_dtype or dtype)
+
+
+def _plan(
+    kernel: Any, served: int, pieces: list[slice], share: int, N: int, K: int, ranks: int,
+    dtype: str, transposed: bool, biased: bool, out_dtype: str,
+) -> Plan:  # fmt: skip
+    """Copies to all but the ``served`` right neighbours, to the first of all in pieces, beside a
+    kernel."""
+    copies = not served or ranks - 1 > served
 
     @plan
     def all_gather_matmul(
@@ -231,11 +295,11 @@ def all_gather_matmul_plan(
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
         scale_b: scale_of(dtype),
-        gathered: W.Symmetric((ranks, share, K), dtype),
+        gathered: W.Symmetric((ranks, share, K), dtype) if copies else None,
         C: T.Tensor((ranks, share, N), out_dtype),
     ):
-        for number, peer in enumerate(p.peers()):
-            for k in [slice(0, K)] if number else tiles.widening(K):
+        for number, peer in islice(enumerate(p.peers()), served, None):
+            for k in [slice(0, K)] if number else pieces:
                 p.copy(gathered[peer, p.rank, :, k], A[:, k], stream="copies")
         p.launch(kernel, A, B, bias, scale_a, scale_b, gathered, C)
 
@@ -244,14 +308,16 @@ def all_gather_matmul_plan(
 
 class AllGatherMatmul(Operator, op=NAME):
     """By copy engines, whose memory is that in which they gather, or by stores of the kernel's
-    blocks, of some or of all of them."""
+    blocks, of some or of all of them, or by both: ``waiting_blocks`` only if measured, as it has
+    not run between GPUs yet."""
 
     programs: ClassVar = {
         "copy_engines": all_gather_matmul_plan,
+        "waiting_blocks": ahead_plan,
         "communicating_blocks": communicated_matmul,
         "stores": pushed_matmul,
     }
-    walking: ClassVar = frozenset({"copy_engines", "communicating_blocks"})
+    walking: ClassVar = frozenset({"copy_engines", "waiting_blocks", "communicating_blocks"})
 
     def declared(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
@@ -261,9 +327,9 @@ class AllGatherMatmul(Operator, op=NAME):
         return super().declared(a, b, c, *epilogue)
 
     def rows(self, a: torch.Tensor, group: Group) -> torch.Tensor:
-        """Those that the last call has gathered; behind a kernel that keeps them to itself,
+        """Those that the last call has gathered; behind a kernel that keeps some to itself,
         gathered again, or ``a``."""
-        if not self.memory:
+        if self.choice.program != "copy_engines":
             return nccl.all_gather(a, group)
         gathered = self.memory[0].local.clone()
         gathered[group.rank] = a
@@ -277,6 +343,14 @@ class AllGatherMatmul(Operator, op=NAME):
         gathered = nccl.all_gather(a, group)
         epilogue.multiply(gathered, b, out=c)
         return gathered
+
+    @classmethod
+    def tiles_tried(cls, problem: Problem, program: str) -> Iterable[Tiles]:
+        if program != "waiting_blocks":
+            return super().tiles_tried(problem, program)
+        sizes, itemsize = (problem.share, problem.N, problem.K, problem.ranks), problem.itemsize
+        every = walked(itemsize)
+        return [t for t in every if Communicating.waiting(*sizes, t, itemsize).peers]
 
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:

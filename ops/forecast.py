@@ -126,7 +126,7 @@ def communicated_us(
     """
     each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
     of_rank = ceil(share / tiles.M) * ceil(N / tiles.N)
-    sent = Communicating.of(share, N, K, ranks, tiles, itemsize)
+    sent = Communicating.apart(share, N, K, ranks, tiles, itemsize)
     strip = sent.height * sent.width * itemsize
     strip_us = max(strip / _PUSHED_BY_ONE, sent.blocks * strip / _FETCHED)
     # When a piece of all ranks is there, tile after tile of those that are not own ones.
