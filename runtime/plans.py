@@ -7,6 +7,7 @@ order in which the host enqueues it. The same list runs on CUDA streams and in t
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -296,7 +297,7 @@ class Steps:
         Args:
             other: a stream that has steps; None is the caller's.
         """
-        if other is not None and other not in {s.stream for s in self.steps}:
+        if other is not None and other not in [s.stream for s in self.steps]:
             raise self._refused("wait_stream", f"other={other!r} has no steps", "one that has")
         self._add(WaitStream, stream, other=other)
 
@@ -323,8 +324,8 @@ class Steps:
 
     def _integer(self, op: str, value: Any) -> int:
         try:
-            return value.__index__()
-        except AttributeError:
+            return operator.index(value)
+        except TypeError:
             raise self._refused(op, f"value={value!r}", "an integer") from None
 
     def _require_argument(self, op: str, p: Parameter, value: Any) -> None:

@@ -153,6 +153,16 @@ REFUSED = [
      "number (float32)"),
     (lambda p, A, *_: p.launch(len, A), "kernel=<built-in function len>; expected a T.prim_func"),
     (lambda p, A, *_: p.wait_stream("nobody"), "other='nobody' has no steps"),
+    (lambda p, A, *_: p.wait_stream(["a"]), "other=['a'] has no steps"),
+    (lambda p, A, *_: A[torch.tensor([0, 1])], "index tensor([0, 1]) of axis 0; expected an "
+     "integer or a slice"),
+    (lambda p, A, *_: A[int], "index <class 'int'> of axis 0; expected an integer or a slice"),
+    (lambda p, A, *_: A[A], "index A[0:4, 0:8] of axis 0; expected an integer or a slice"),
+    (lambda p, A, *_: A[0 : 4 : torch.ones(2)], "index tensor([1., 1.]) of axis 0; expected"),
+    (lambda p, A, inbox, flags, *_: p.write_value(flags[1, 0], torch.tensor([1, 2])),
+     "value=tensor([1, 2]); expected an integer"),
+    (lambda p, A, inbox, flags, *_: p.write_value(flags[1, 0], flags[0, 0]),
+     "value=flags[0, 0]; expected an integer"),
     (lambda p, A, inbox, *_: p.copy(inbox[1, 0], A, stream=3), "stream=3; expected a name, or "
      "None"),
 ]  # fmt: skip
