@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import numbers
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -50,9 +51,32 @@ class Parameter:
         """Those of its shape; of a scalar none."""
         return self.shape or ()
 
+    def number(self, value: Any) -> int | float:
+        """``value`` as Python's number, where it is one of this scalar's type.
+
+        Raises:
+            ValueError: it is not; says what is expected.
+        """
+        if "int" not in self.dtype:
+            if not isinstance(value, numbers.Real):
+                raise ValueError(f"a number ({self.dtype})")
+            return int(value) if self.dtype == "bool" else float(value)
+        if not isinstance(value, numbers.Integral):
+            raise ValueError(f"an integer ({self.dtype})")
+        count = 1 << tvm.DataType(self.dtype).bits
+        low = 0 if self.dtype.startswith("uint") else -count // 2
+        if not low <= value < low + count:
+            raise ValueError(f"{low} to {low + count - 1} ({self.dtype})")
+        return int(value)
+
     def across(self, shape: Shape, world_size: int) -> Shape:
         """The shape a program sees of a tensor whose part is ``shape``: with the rank axis."""
         return (world_size, *shape) if self.symmetric else shape
+
+
+def key_of(number: Any) -> Hashable:
+    """What tells a scalar from every other: 0.0 equals -0.0, and 1 equals 1.0."""
+    return type(number), repr(number)
 
 
 @lru_cache(maxsize=256)

@@ -20,7 +20,7 @@ from .enqueue import enqueuer
 from .heap import SymmetricTensor
 from .kernel import Kernel, capturing, compile
 from .operations import Operations
-from .parameters import Parameter, Shape, dynamic_extents, shapes_of
+from .parameters import Parameter, Shape, dynamic_extents, key_of, shapes_of
 from .plan_sync import GUARD, hidden_name
 from .plans import Launch, Plan
 from .ready_call import ReadyCall
@@ -112,7 +112,7 @@ class Calls:
             if p.shape is None:
                 if not isinstance(value, numbers.Number):
                     return None, [], []
-                key += type(value), value
+                key.append(key_of(value))
                 continue
             if p.symmetric and isinstance(value, SymmetricTensor):
                 value = value.all
@@ -185,11 +185,10 @@ class Calls:
         return found
 
     def _scalar(self, p: Parameter, value: Any) -> Any:
-        kind = numbers.Integral if "int" in p.dtype else numbers.Real
-        if not isinstance(value, kind):
-            what = "an integer" if kind is numbers.Integral else "a number"
-            raise self._refused(f"{p.name}={value!r}", f"{what} ({p.dtype})")
-        return value
+        try:
+            return p.number(value)
+        except ValueError as error:
+            raise self._refused(f"{p.name}={value!r}", str(error)) from None
 
     def _tensor(self, p: Parameter, value: Any, session: Session) -> torch.Tensor:
         group, heap = session.group, session.heap

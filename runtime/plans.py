@@ -25,6 +25,7 @@ from .parameters import (
     Parameter,
     Shape,
     dynamic_extents,
+    key_of,
     parameters_of,
     shapes_of,
     shown_sizes,
@@ -264,9 +265,9 @@ class Steps:
                 f"{len(args)} arguments",
                 f"{len(parameters)}: {', '.join(p.name for p in parameters)}",
             )
+        args = tuple(map(partial(self._argument, f"launch of {name}"), parameters, args))
         taken: dict[str, str] = {}
         for p, value in zip(parameters, args, strict=True):
-            self._require_argument(f"launch of {name}", p, value)
             if not p.symmetric:
                 continue
             if taken.setdefault(value.parameter.name, p.name) != p.name:
@@ -285,7 +286,7 @@ class Steps:
                 raise self._refused(
                     f"launch of {name}", f"{p_name} has shape {given[p_name]}", str(shape)
                 )
-        arguments = {p.name: value for p, value in zip(parameters, args, strict=True)}
+        arguments = dict(zip((p.name for p in parameters), args, strict=True))
         sizes = shown_sizes(parameters, given)
         self._add(
             Launch, stream, kernel=kernel, program=program, arguments=arguments, sizes=sizes
@@ -328,14 +329,12 @@ class Steps:
         except TypeError:
             raise self._refused(op, f"value={value!r}", "an integer") from None
 
-    def _require_argument(self, op: str, p: Parameter, value: Any) -> None:
+    def _argument(self, op: str, p: Parameter, value: Any) -> Any:
         if p.shape is None:
-            kind, what = "__float__", "a number"
-            if "int" in p.dtype:
-                kind, what = "__index__", "an integer"
-            if isinstance(value, Region) or not hasattr(value, kind):
-                raise self._refused(op, f"{p.name}={value}", f"{what} ({p.dtype})")
-            return
+            try:
+                return p.number(value)
+            except ValueError as error:
+                raise self._refused(op, f"{p.name}={value!r}", str(error)) from None
         self._require_region(op, p.name, value)
         if not value.is_whole:
             raise self._refused(op, f"{p.name}={value}", "a whole tensor of the plan")
@@ -346,6 +345,7 @@ class Steps:
             )  # fmt: skip
         if value.dtype != p.dtype:
             raise self._refused(op, f"{p.name}={value} of {value.dtype}", p.dtype)
+        return value
 
     def _refused(self, op: str, what: str, expected: str) -> TileWeaveError:
         return TileWeaveError(f"{op}: {what}; expected {expected}{at_site()}")
@@ -408,7 +408,7 @@ class Plan:
             scalars: the values of the others.
             recorded: whether a CUDA graph records them.
         """
-        key = rank, world_size, tuple(shapes.items()), tuple(scalars.items()), recorded
+        key = rank, world_size, tuple(shapes.items()), _keys(scalars), recorded
         steps = self._traces.pop(key, None)
         if steps is None:
             sync = self._sync_of(world_size, shapes, scalars)
@@ -442,7 +442,7 @@ class Plan:
     ) -> PlanSync | PullSync | None:
         """What orders a call: the same for the same shapes, in all calls that need it."""
         key = world_size, tuple(shapes.items())
-        call = key, tuple(scalars.items())
+        call = key, _keys(scalars)
         last = self._last  # other threads may look at other calls meanwhile
         if last[0] != call:
             from .plan_pulls import pulls_of
@@ -577,6 +577,10 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"tw.plan {self.name}({', '.join(p.name for p in self.parameters)})"
+
+
+def _keys(scalars: Mapping[str, Any]) -> tuple:
+    return tuple((name, key_of(value)) for name, value in scalars.items())
 
 
 def plan(

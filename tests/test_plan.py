@@ -8,6 +8,7 @@ import types
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import tilelang.language as T
 import torch
@@ -151,6 +152,10 @@ REFUSED = [
      "expected int32"),
     (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, A, 1), "scale=A[0:4, 0:8]; expected a "
      "number (float32)"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, torch.tensor(2.0), 1), "scale=tensor(2.); "
+     "expected a number (float32)"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, 2.0, 1 << 31), "epoch=2147483648; expected "
+     "-2147483648 to 2147483647 (int32)"),
     (lambda p, A, *_: p.launch(len, A), "kernel=<built-in function len>; expected a T.prim_func"),
     (lambda p, A, *_: p.wait_stream("nobody"), "other='nobody' has no steps"),
     (lambda p, A, *_: p.wait_stream(["a"]), "other=['a'] has no steps"),
@@ -614,6 +619,30 @@ def test_what_a_graph_records_may_be_something_else(every_rank, monkeypatch):
     first, captured, *again = alone(monkeypatch, every_rank, calls)
     assert (first[-1], captured[-1]) == (False, True)
     assert again == [[], []]
+
+
+def test_scalars_are_python_s_numbers_each_its_own(every_rank, monkeypatch):
+    """0.0 equals -0.0, but is another; a number of NumPy would wrap around."""
+    seen = []
+
+    @tw.plan
+    def plan(p, inbox: INBOX, A: T.Tensor((m, 8), "int32"), scale: T.float32, epoch: T.int32):
+        seen.append((str(scale), epoch + 1))
+        p.launch(kernel, inbox, A, scale, epoch)
+
+    def calls(here, A, inbox, flags, word):
+        call = plan_streams.Calls(plan)
+        for scale in (0.0, -0.0, float("nan"), float("nan")):
+            call(inbox, A, scale, np.uint8(255))
+        with pytest.raises(tw.TileWeaveError) as refused:
+            call(inbox, A, 0.0, 1 << 31)
+        assert str(refused.value) == (
+            "plan: epoch=2147483648; expected -2147483648 to 2147483647 (int32)"
+        )
+        return [str(scale) for _, _, scale in here.log]
+
+    assert alone(monkeypatch, every_rank, calls) == ["0.0", "-0.0", "nan", "nan"]
+    assert set(seen) == {("0.0", 256), ("-0.0", 256), ("nan", 256)}
 
 
 def test_words_that_follow_each_other_are_one_call(every_rank, monkeypatch):
