@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit, substitute
@@ -42,7 +43,7 @@ class Parameter:
             return Parameter(
                 name, str(annotation.dtype), shape[1:] if symmetric else shape, symmetric
             )
-        if type(annotation).__name__ == "dtype":
+        if isinstance(annotation, T.dtype):
             return Parameter(name, str(annotation))
         return None
 
@@ -57,12 +58,13 @@ class Parameter:
         Raises:
             ValueError: it is not; says what is expected.
         """
-        if "int" not in self.dtype:
-            if not isinstance(value, numbers.Real):
-                raise ValueError(f"a number ({self.dtype})")
+        kind, what = numbers.Real, "a number"
+        if "int" in self.dtype:
+            kind, what = numbers.Integral, "an integer"
+        if not issubclass(type(value), kind):
+            raise ValueError(f"{what} ({self.dtype})")
+        if kind is numbers.Real:
             return int(value) if self.dtype == "bool" else float(value)
-        if not isinstance(value, numbers.Integral):
-            raise ValueError(f"an integer ({self.dtype})")
         count = 1 << tvm.DataType(self.dtype).bits
         low = 0 if self.dtype.startswith("uint") else -count // 2
         if not low <= value < low + count:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 _WORDS = ("int32", "uint32")
 """Types of a flag that a stream can write."""
+_BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+_STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _TRACES = 256
 """Ranks' calls whose steps a plan remembers."""
 
@@ -603,6 +606,8 @@ def plan(
     """
     if function is None:
         return partial(plan, pass_configs=pass_configs)
+    if not (inspect.isfunction(function) or inspect.ismethod(function)):
+        raise TileWeaveError(f"plan: {function!r}; expected a function")
     first, *others = inspect.signature(function).parameters.values() or [None]
     code = function.__code__
     site = f"{code.co_filename}:{code.co_firstlineno}"
@@ -612,19 +617,25 @@ def plan(
         if given.name in absent:
             continue
         parameter = Parameter.of(given.name, given.annotation)
-        if parameter is None or given.default is not given.empty:
+        if parameter is None or given.default is not given.empty or given.kind not in _BY_NAME:
             shown = "" if given.annotation is given.empty else f": {given.annotation!r}"
             if isinstance(given.annotation, str):
                 shown += " (from __future__ import annotations makes it a string)"
             raise TileWeaveError(
-                f"plan {function.__name__}: parameter {given.name}{shown}; expected T.Tensor(...), "
-                f"W.Symmetric(...) or a scalar type such as T.int32, without a default\n --> {site}"
+                f"plan {function.__name__}: parameter {_STARS.get(given.kind, '')}{given.name}"
+                f"{shown}; expected T.Tensor(...), W.Symmetric(...) or a scalar type such as T.int32, "
+                f"without a default, and a name to call it by\n --> {site}"
             )
         parameters.append(parameter)
+    refused = None
     if first is None:
-        raise TileWeaveError(
-            f"plan {function.__name__}: no parameters; expected one for the steps\n --> {site}"
-        )
+        refused = "no parameters; expected one for the steps"
+    elif first.kind is first.KEYWORD_ONLY or Parameter.of(first.name, first.annotation):
+        refused = f"parameter {first.name} comes first; expected one for the steps before it"
+    elif code.co_flags & _LATER:
+        refused = "says its steps when somebody iterates or awaits; expected a plain function"
+    if refused is not None:
+        raise TileWeaveError(f"plan {function.__name__}: {refused}\n --> {site}")
 
     def body(p: Steps, *args: Any) -> None:
         function(p, **absent, **{a.name: arg for a, arg in zip(parameters, args, strict=True)})

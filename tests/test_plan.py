@@ -246,6 +246,59 @@ def test_declarations():
             """Nothing."""
 
 
+def without_steps(A: FLAGS, B: FLAGS): ...
+def by_position(p, A: FLAGS, /): ...
+def any_number(p, *A: FLAGS): ...
+def any_name(p, **A: FLAGS): ...
+def steps_by_name(*, p, A: FLAGS): ...
+def of_torch(p, A: FLAGS, x: torch.int32): ...
+
+
+def generator(p, A: FLAGS):
+    yield
+
+
+async def coroutine(p, A: FLAGS): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (without_steps, "parameter A comes first; expected one for the steps before it"),
+        (by_position, "parameter A: buffer; expected .* and a name to call it by"),
+        (any_number, r"parameter \*A: buffer; expected .* and a name to call it by"),
+        (any_name, r"parameter \*\*A: buffer; expected .* and a name to call it by"),
+        (steps_by_name, "parameter p comes first; expected one for the steps before it"),
+        (of_torch, "parameter x: torch.int32; expected .* scalar type such as T.int32"),
+        (generator, "says its steps when somebody iterates or awaits; expected a plain function"),
+        (coroutine, "says its steps when somebody iterates or awaits; expected a plain function"),
+        (functools.partial(by_position), "plan: functools.partial.*; expected a function"),
+        (tw.plan(lambda p: None), "plan: tw.plan <lambda>.*; expected a function"),
+        (3, "plan: 3; expected a function"),
+    ],
+)
+def test_refused_functions(function, message):
+    with pytest.raises(tw.TileWeaveError, match=message):
+        tw.plan(function)
+
+
+def test_functions_that_plans_are_made_of():
+    rows = STANDARD["A"]
+
+    class Of:
+        def method(self, p, A: rows): ...
+
+    @functools.wraps(Of().method)
+    def wrapper(*args, **kwargs): ...
+
+    def by_name(p, *, A: rows): ...
+
+    for function in (Of().method, wrapper, by_name):
+        plan = tw.plan(function)
+        assert [q.name for q in plan.parameters] == ["A"]
+        assert plan.trace(0, 1, {"A": (4, 8)}, {}) == []
+
+
 class FakeStream:
     """Remembers what it is given, in the log of all streams."""
 
