@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -97,6 +98,23 @@ def parameters_of(func: tirx.PrimFunc) -> tuple[Parameter, ...]:
 def dynamic_extents(parameters: Iterable[Parameter]) -> dict[str, tirx.Var]:
     """The extents that are known only when the program runs, by name."""
     return {e.name: e for p in parameters for e in p.extents if isinstance(e, tirx.Var)}
+
+
+def bound(
+    where: str, parameters: Iterable[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The arguments of a call in the order of ``parameters``.
+
+    Raises:
+        TileWeaveError: one that is missing, or that there is not.
+    """
+    kind, names = inspect.Parameter.POSITIONAL_OR_KEYWORD, [p.name for p in parameters]
+    try:
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TileWeaveError(f"{where}: {error}; expected ({', '.join(names)})") from None
+    return tuple(given.values())
 
 
 def shapes_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from .enqueue import enqueuer
 from .heap import SymmetricTensor
 from .kernel import Kernel, capturing, compile
 from .operations import Operations
-from .parameters import Parameter, Shape, dynamic_extents, key_of, shapes_of
+from .parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
 from .plan_sync import GUARD, hidden_name
 from .plans import Launch, Plan
 from .ready_call import ReadyCall
@@ -37,10 +36,6 @@ class Calls:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._signature = inspect.Signature([
-            inspect.Parameter(p.name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            for p in plan.parameters
-        ])  # fmt: skip
         self._dynamic = bool(dynamic_extents(plan.parameters))
         self._begin(None)
 
@@ -65,7 +60,7 @@ class Calls:
         session = self._here()
         values = args
         if kwargs or len(args) != len(self.plan.parameters):
-            values = self._bound(args, kwargs)
+            values = bound(self.plan.name, self.plan.parameters, args, kwargs)
         key, tensors, addresses = self._key(values)
         known = self._thread.ready
         ready = known.pop(key, None)
@@ -92,15 +87,6 @@ class Calls:
         if session is not self._session:
             self._begin(session)
         return session
-
-    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments in the order of the parameters."""
-        try:
-            given = self._signature.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            names = ", ".join(p.name for p in self.plan.parameters)
-            raise TileWeaveError(f"{self.plan.name}: {error}; expected ({names})") from None
-        return tuple(given.values())
 
     def _key(self, values: Sequence[Any]) -> tuple[Hashable, list[torch.Tensor], list[int]]:
         """All that decides whether a call is legal and what it does, but for the addresses of
@@ -226,6 +212,7 @@ class Calls:
     def _kernel(self, step: Launch) -> Kernel:
         """The compiled kernel of a step. Collective the first time."""
         if isinstance(step.kernel, Kernel) and step.kernel.program is step.program:
+            step.kernel.require(self._here())
             return step.kernel
         if isinstance(step.kernel, DynamicKernel) and step.kernel.runs(step.program):
             return step.kernel.at(**step.sizes)

@@ -369,8 +369,8 @@ class Plan:
         pass_configs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.name, self.parameters, self.site = name, parameters, site
+        own_options(pass_configs or {})
         self.body, self.pass_configs = body, dict(pass_configs or {})
-        own_options(self.pass_configs)
         self._programs: dict[int, tuple[tirx.PrimFunc, tirx.PrimFunc]] = {}
         self._syncs: dict[tuple, PlanSync | PullSync] = {}
         self._last: tuple[tuple, bool] = (), False
@@ -395,6 +395,7 @@ class Plan:
         Raises:
             TileWeaveError: an option that there is not, or a value that it cannot have.
         """
+        own_options(pass_configs)
         configs = {**self.pass_configs, **pass_configs}
         return Plan(self.name, self.parameters, self.body, self.site, configs)
 
@@ -623,8 +624,8 @@ def plan(
                 shown += " (from __future__ import annotations makes it a string)"
             raise TileWeaveError(
                 f"plan {function.__name__}: parameter {_STARS.get(given.kind, '')}{given.name}"
-                f"{shown}; expected T.Tensor(...), W.Symmetric(...) or a scalar type such as T.int32, "
-                f"without a default, and a name to call it by\n --> {site}"
+                f"{shown}; expected T.Tensor(...), W.Symmetric(...) or a scalar type such as "
+                f"T.int32, without a default, and a name to call it by\n --> {site}"
             )
         parameters.append(parameter)
     refused = None
