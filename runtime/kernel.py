@@ -104,7 +104,7 @@ class Kernel:
         ``tw.finalize`` does it for all that is left.
         """
         for memory in self.hidden.values():
-            if isinstance(memory, SymmetricTensor):
+            if isinstance(memory, SymmetricTensor) and memory.is_live:
                 memory.free()
         self.hidden, self.hidden_tensors = {}, {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -133,7 +133,7 @@ def symmetric(shape: tuple[int, ...] | int, dtype: torch.dtype) -> SymmetricTens
 
     Args:
         shape: of one rank's copy, in elements.
-        dtype: torch type with elements of 1, 2, 4, 8 or 16 bytes.
+        dtype: torch type with elements of 1, 2, 4, 8 or 16 bytes, not a quantized one.
 
     Returns:
         The tensor, with ``.all`` (world_size, *shape), ``.local`` and ``.peer(rank)``.
@@ -143,7 +143,7 @@ def symmetric(shape: tuple[int, ...] | int, dtype: torch.dtype) -> SymmetricTens
         TileWeaveError: ranks ask for different things, or a shape or type is not legal.
     """
     heap = current().heap
-    return heap.allocate(tuple(shape) if isinstance(shape, Iterable) else (shape,), dtype)
+    return heap.allocate(tuple(shape) if isinstance(shape, Sequence) else (shape,), dtype)
 
 
 def _variable(name: str, default: float, legal: tuple[float, float]) -> float:
