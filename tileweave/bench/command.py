@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from .. import __version__
 from ..builtins.errors import TileWeaveError
+from ..emit import LARGEST
 from ..ops.groups import group_of
 from ..ops.prepared import free_prepared
 from ..runtime import SymmetricTensor, finalize, init, symmetric
@@ -139,7 +140,7 @@ def shapes_of(
             hidden, inner = MODELS[name]
             N, K = (inner, hidden) if op == "all_gather_matmul" else (hidden, inner)
             found += [Shape(name, M, N, K) for M in rows]
-        elif len(sizes) == 3 and all(s.isdecimal() and int(s) > 0 for s in sizes):
+        elif len(sizes) == 3 and all(s.isdecimal() and 0 < int(s) <= LARGEST for s in sizes):
             found.append(Shape("", *map(int, sizes)))
         else:
             raise TileWeaveError(
