@@ -51,9 +51,13 @@ def specialize_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.Prim
     After:  ``S: (world_size, 20, N)``, ``T.Kernel(3)``
     """
     name, names = func.attrs["global_symbol"], dynamic_sizes(func)
+    if not isinstance(sizes, Mapping):
+        raise TileWeaveError(f"{name}: sizes={sizes!r}; expected a dict, extent -> size")
     for size, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise TileWeaveError(f"{name}: size {size}={value!r}; expected a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+            raise TileWeaveError(
+                f"{name}: size {size}={value!r}; expected a positive integer of 31 bits"
+            )
     missing = [n for n in names if n not in sizes]
     if missing:
         raise TileWeaveError(

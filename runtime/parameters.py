@@ -127,10 +127,16 @@ def shapes_of(
         extents: dynamic ones by name, as far as they are told rather than shown.
 
     Raises:
-        TileWeaveError: an extent that nothing given shows.
+        TileWeaveError: an extent that nothing given shows, or a tensor with other axes.
     """
     tensors = [p for p in parameters if p.shape is not None]
     sizes = shown_sizes(tensors, given, extents)
+    for p in tensors:
+        shape = given.get(p.name, p.extents)
+        if len(shape) != len(p.extents) and dynamic_extents([p]):  # the size is not what is missing
+            raise TileWeaveError(
+                f"{where}: {p.name} has shape {shape}; expected {len(p.extents)} axes"
+            )
     return {p.name: tuple(_size(e, sizes, p, where) for e in p.extents) for p in tensors}
 
 

@@ -104,11 +104,17 @@ class Calls:
                 value = value.all
             if not isinstance(value, torch.Tensor):
                 return None, [], []
+            try:
+                address, shape, strides = value.data_ptr(), value.shape, value.stride()
+            except RuntimeError:
+                return None, [], []
+            if not address and value.numel():  # a fake of torch.compile's
+                return None, [], []
             tensors.append(value)
-            addresses.append(value.data_ptr())
-            key += value.shape, value.stride(), value.dtype, value.device
+            addresses.append(address)
+            key += shape, strides, value.dtype, value.device
             if p.symmetric:
-                key.append(addresses[-1])
+                key.append(address)
         return tuple(key), tensors, addresses
 
     def _take_turns(self, kernels: Iterable[Kernel]) -> None:
@@ -199,6 +205,9 @@ class Calls:
             raise self._refused(f"{p.name} is of {part.dtype}", str(dtype))
         if part.device != group.device:
             raise self._refused(f"{p.name} is on {part.device}", str(group.device))
+        if not _has_memory(part):
+            kind = f"{type(part).__name__} of {part.layout}"
+            raise self._refused(f"{p.name} is a {kind} without memory of its own", "a dense tensor")
         if not part.is_contiguous():
             raise self._refused(
                 f"{p.name} has shape {tuple(part.shape)} and strides {part.stride()}",
@@ -266,6 +275,13 @@ def has_driver(device: torch.device) -> bool:
 def current_stream(device: torch.device) -> Hashable:
     """What tells torch's current stream from others, sooner than ``torch.cuda.current_stream``."""
     return torch._C._cuda_getCurrentStream(device.index)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return not tensor.is_nested and (tensor.data_ptr() != 0 or tensor.numel() == 0)
+    except RuntimeError:
+        return False
 
 
 def _shown(value: Any) -> str:

@@ -372,8 +372,9 @@ def test_nvcc_is_asked(tmp_path, monkeypatch):
     assert find_nvcc() == Nvcc(path, "12.8.93", (80, 90))
 
 
-def test_nvcc_that_fails(tmp_path, monkeypatch):
-    path = fake_nvcc(tmp_path, "exit 1\n", monkeypatch)
+@pytest.mark.parametrize("does", ["exit 1\n", "printf '\\377\\376'\n"])  # the latter is no text
+def test_nvcc_that_fails(tmp_path, monkeypatch, does):
+    path = fake_nvcc(tmp_path, does, monkeypatch)
     assert find_nvcc() == Nvcc("", f"{path}: does not say its version")
 
 

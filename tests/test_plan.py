@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tilelang.language as T
 import torch
+from torch._subclasses import FakeTensorMode
 
 import tileweave as tw
 from tileweave import language as W
@@ -696,6 +697,34 @@ def test_scalars_are_python_s_numbers_each_its_own(every_rank, monkeypatch):
 
     assert alone(monkeypatch, every_rank, calls) == ["0.0", "-0.0", "nan", "nan"]
     assert set(seen) == {("0.0", 256), ("-0.0", 256), ("nan", 256)}
+
+
+def test_tensors_without_memory_are_refused(every_rank, monkeypatch):
+    """Also behind a call whose tensors looked alike: a copy from address 0 ends the process."""
+
+    def calls(here, A, inbox, flags, word):
+        call, said = plan_streams.Calls(shared), []
+        call(A, inbox, flags, word)
+        with FakeTensorMode():
+            fake = torch.zeros(4, 8, dtype=torch.int32)
+        for bad in (
+            fake,
+            A.to_sparse(),
+            A.to_sparse_csr(),
+            torch.nested.nested_tensor([A]),
+            A[None],
+        ):
+            with pytest.raises(tw.TileWeaveError) as error:
+                call(bad, inbox, flags, word)
+            said.append(str(error.value))
+        return said
+
+    *without, axes = alone(monkeypatch, every_rank, calls)
+    assert axes == "shared: A has shape (1, 4, 8); expected 2 axes"
+    assert [s.partition(" is a ")[2].partition(" of ")[0] for s in without] == [
+        "FakeTensor", "Tensor", "Tensor", "Tensor"
+    ]  # fmt: skip
+    assert all(s.endswith("without memory of its own; expected a dense tensor") for s in without)
 
 
 def test_words_that_follow_each_other_are_one_call(every_rank, monkeypatch):
