@@ -26,6 +26,10 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
         TileWeaveError: sizes that are missing, or that the program does not have.
     """
     names = dynamic_sizes(func)
+    if not isinstance(sizes, Mapping):
+        raise TileWeaveError(
+            f"{func.attrs['global_symbol']}: sizes={sizes!r}; expected a dict, extent -> size"
+        )
     for size in sizes:
         if size not in names:
             legal = " or ".join(names) or "no sizes: it has no dynamic extent"
@@ -51,8 +55,6 @@ def specialize_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.Prim
     After:  ``S: (world_size, 20, N)``, ``T.Kernel(3)``
     """
     name, names = func.attrs["global_symbol"], dynamic_sizes(func)
-    if not isinstance(sizes, Mapping):
-        raise TileWeaveError(f"{name}: sizes={sizes!r}; expected a dict, extent -> size")
     for size, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
             raise TileWeaveError(
