@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -44,6 +45,8 @@ _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: 
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _TRACES = 256
 """Ranks' calls whose steps a plan remembers."""
+_keeping = threading.Lock()
+"""Held while what is remembered changes: threads may call one plan."""
 
 
 @dataclass(frozen=True)
@@ -413,15 +416,17 @@ class Plan:
             recorded: whether a CUDA graph records them.
         """
         key = rank, world_size, tuple(shapes.items()), _keys(scalars), recorded
-        steps = self._traces.pop(key, None)
+        with _keeping:
+            steps = self._traces.pop(key, None)
         if steps is None:
             sync = self._sync_of(world_size, shapes, scalars)
             steps = self._traced(rank, world_size, shapes, scalars)
             if sync is not None:
                 steps = sync.apply(rank, world_size, steps, self._with_options, recorded)
-        self._traces[key] = steps
-        if len(self._traces) > _TRACES:
-            del self._traces[next(iter(self._traces))]
+        with _keeping:
+            self._traces[key] = steps
+            if len(self._traces) > _TRACES:
+                del self._traces[next(iter(self._traces))]
         return steps
 
     def launches(

@@ -3,6 +3,7 @@ fakes; memory is not: the ranks are threads whose heaps lie side by side, and co
 
 import ctypes
 import functools
+import sys
 import threading
 import types
 from dataclasses import replace
@@ -725,6 +726,32 @@ def test_tensors_without_memory_are_refused(every_rank, monkeypatch):
         "FakeTensor", "Tensor", "Tensor", "Tensor"
     ]  # fmt: skip
     assert all(s.endswith("without memory of its own; expected a dense tensor") for s in without)
+
+
+def test_threads_trace_one_plan(monkeypatch):
+    """More calls than it remembers."""
+    monkeypatch.setattr(plans, "_TRACES", 4)
+    plan, failed = declared(lambda p, epoch: None, epoch=T.int32), []
+
+    def traces(first):
+        try:
+            for epoch in range(first, 8000, 8):
+                plan.trace(0, 1, {}, {"epoch": epoch})
+        except Exception as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=traces, args=(first,)) for first in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failed == []
+    assert len(plan._traces) == 4
 
 
 def test_words_that_follow_each_other_are_one_call(every_rank, monkeypatch):
