@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..builtins.errors import TileWeaveError
 from ..runtime import session
-from ..runtime.group import Group
+from ..runtime.group import Group, from_torchrun
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
@@ -130,7 +129,7 @@ def group_of(name: str) -> Group:
         return _group(_resolved(name))
     if (world := dist.group.WORLD) is not None:
         return _group(world)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if from_torchrun("WORLD_SIZE", 1) > 1:
         raise TileWeaveError(
             "group=None: the processes have not met; expected tw.init() or "
             "torch.distributed.init_process_group() before this"
@@ -161,7 +160,7 @@ def _group(group: dist.ProcessGroup) -> Group:
             )
         _forget_destroyed()
         store = cast("dist.Store", _StoreOf(group.group_name))
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        local_rank = from_torchrun("LOCAL_RANK", 0)
         _groups[group] = Group(
             rank, dist.get_world_size(group), local_rank, torch.device("cpu"), group, store
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import tempfile
 import warnings
@@ -74,10 +75,10 @@ class Measured:
             is_whole = choice is None or all(type(n) is int for n in astuple(choice.tiles))
             is_legal = (
                 is_whole
-                and all(n > 0 for n in numbers)
+                and all(math.isfinite(n) and n > 0 for n in numbers)
                 and (fused is None if choice is None else operator.may_take(problem, choice))
             )
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError(f"{error!r} in {said!r}") from None
         if not is_legal:
             raise ValueError(f"{said!r}")

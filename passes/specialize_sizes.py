@@ -26,6 +26,10 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
         TileWeaveError: sizes that are missing, or that the program does not have.
     """
     names = dynamic_sizes(func)
+    if not isinstance(sizes, Mapping):
+        raise TileWeaveError(
+            f"{func.attrs['global_symbol']}: sizes={sizes!r}; expected a dict, extent -> size"
+        )
     for size in sizes:
         if size not in names:
             legal = " or ".join(names) or "no sizes: it has no dynamic extent"
@@ -52,8 +56,10 @@ def specialize_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.Prim
     """
     name, names = func.attrs["global_symbol"], dynamic_sizes(func)
     for size, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise TileWeaveError(f"{name}: size {size}={value!r}; expected a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+            raise TileWeaveError(
+                f"{name}: size {size}={value!r}; expected a positive integer of 31 bits"
+            )
     missing = [n for n in names if n not in sizes]
     if missing:
         raise TileWeaveError(

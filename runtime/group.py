@@ -86,14 +86,20 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
             "init: this process sees no CUDA device; expected one GPU a rank (programs can still "
             "be looked at with tw.emit and `tileweave emit`)"
         )
+    # To a rank that is not in it, torch gives something else for a new group.
+    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+        raise TileWeaveError(
+            f"init: process_group={process_group!r}; expected a group of torch.distributed that "
+            "this rank is in"
+        )
     devices = torch.cuda.device_count()
     if "LOCAL_RANK" in os.environ:
-        local_rank = int(os.environ["LOCAL_RANK"])
+        local_rank = from_torchrun("LOCAL_RANK", 0)
     else:  # without torchrun: whoever initialised torch.distributed has chosen the GPU
         local_rank = torch.cuda.current_device() if dist.is_initialized() else 0
     device = torch.device("cuda", local_rank % devices)
     torch.cuda.set_device(device)
-    distributed = dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    distributed = dist.is_initialized() or from_torchrun("WORLD_SIZE", 1) > 1
     if not distributed:
         return Group(0, 1, 0, device, None, None)
 
@@ -120,9 +126,26 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
     return group
 
 
+def from_torchrun(variable: str, least: int) -> int:
+    """One of the numbers that torchrun puts into the environment; ``least`` without it.
+
+    Raises:
+        TileWeaveError: it is no number, or less.
+    """
+    value = os.environ.get(variable, str(least))
+    if not value.isdecimal() or int(value) < least:
+        raise TileWeaveError(f"init: {variable}={value!r}; expected {least} or more, from torchrun")
+    return int(value)
+
+
 def _initialise(local_rank: int, device: torch.device) -> None:
     """Initialise torch.distributed, left only when the process ends: torch cannot come back."""
-    store, rank, world_size = next(dist.rendezvous("env://"))
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://"))
+    except ValueError as error:
+        raise TileWeaveError(
+            f"init: {error}; expected the variables of torchrun, or torch.distributed initialised"
+        ) from None
     store.set_timeout(dist.constants.default_pg_timeout)
     met = dist.PrefixStore("tileweave/before torch.distributed", store)
     shared = _knowing_gpus(Group(rank, world_size, local_rank, device, None, met)).shares_gpus

@@ -4,6 +4,8 @@ on every rank."""
 from __future__ import annotations
 
 import math
+import operator
+from typing import Any, NoReturn
 
 import torch
 
@@ -43,15 +45,33 @@ class SymmetricTensor:
 
     def peer(self, rank: int) -> torch.Tensor:
         """Torch tensor ``shape``: the copy of ``rank``."""
-        if not 0 <= rank < self._heap.group.world_size:
-            raise TileWeaveError(
-                f"peer: rank={rank}; expected 0 to {self._heap.group.world_size - 1}"
-            )
-        return self.all[rank]
+        ranks = range(self._heap.group.world_size)
+        if type(rank) is bool or rank not in ranks:
+            raise TileWeaveError(f"peer: rank={rank!r}; expected 0 to {ranks[-1]}")
+        return self.all[int(rank)]
 
     def free(self) -> None:
         """Give the memory back. Collective: every rank frees the same tensors in the same order."""
         self._heap.free(self)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether nobody has given its memory back, ``tw.finalize`` neither."""
+        return "all" in vars(self)
+
+    def forget(self) -> None:
+        """Its memory is another's from now on, or nobody's."""
+        del self.all, self.local, self.multicast
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("all", "local", "multicast"):
+            raise TileWeaveError(f"{name}: {self} was freed; expected a live symmetric tensor")
+        raise AttributeError(f"SymmetricTensor has no attribute {name!r}")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TileWeaveError(
+            f"copy: {self} is memory of all ranks; expected its .local to be copied or pickled"
+        )
 
     def __repr__(self) -> str:
         return f"SymmetricTensor(shape={self.shape}, dtype={self.dtype}, offset={self.offset})"
@@ -136,13 +156,13 @@ class Heap:
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> SymmetricTensor:
         """A zeroed symmetric tensor; see ``tw.symmetric``."""
-        if not isinstance(dtype, torch.dtype) or not is_symmetric_dtype(dtype.itemsize):
+        is_plain = isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
+        if not is_plain or not is_symmetric_dtype(dtype.itemsize):
             raise TileWeaveError(
                 f"symmetric: dtype={dtype!r}; expected a torch.dtype with elements of 1, 2, 4, 8 "
-                "or 16 bytes"
+                "or 16 bytes, not quantized"
             )
-        if any(not isinstance(s, int) or s < 1 for s in shape):
-            raise TileWeaveError(f"symmetric: shape={shape}; expected positive integers")
+        shape = _extents(shape)
         self._agree(f"allocate {shape} {dtype}")
         nbytes = _nbytes(shape, dtype)
         offset = self._free.take(_aligned(nbytes))
@@ -169,6 +189,7 @@ class Heap:
         self.group.synchronize()
         self.group.meet("symmetric heap: idle")
         self._live.remove(tensor)
+        tensor.forget()
         self._free.give(tensor.offset, _aligned(tensor.nbytes))
 
     def describe(self, address: int) -> str:
@@ -188,6 +209,9 @@ class Heap:
 
     def close(self) -> None:
         """Unmap the memory. Kernels that use it must have ended on every rank."""
+        for tensor in self._live:
+            tensor.forget()
+        self._live.clear()
         self._memory.close()
 
     def _agree(self, what: str) -> None:
@@ -197,6 +221,16 @@ class Heap:
                     f"symmetric heap: rank {self.group.rank} does `{what}` where rank {peer} "
                     f"does `{theirs}`; expected the same calls in the same order on every rank"
                 )
+
+
+def _extents(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    try:
+        found = tuple(map(operator.index, shape))
+    except TypeError:
+        found = (0,)
+    if any(s < 1 for s in found) or bool in map(type, shape):
+        raise TileWeaveError(f"symmetric: shape={shape}; expected positive integers")
+    return found
 
 
 def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

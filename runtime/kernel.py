@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from ..passes.walk import builtins_in
 from .compile_once import compile_once
 from .heap import HeapExhausted, SymmetricTensor
 from .host_functions import require_multicast
+from .parameters import Parameter, bound, parameters_of
 from .session import Session, current, init
 from .warm import warm
 
@@ -48,20 +50,43 @@ class Kernel:
         kernel: JITKernel,
         program: tirx.PrimFunc,
         hidden: Mapping[str, torch.Tensor | SymmetricTensor] = MappingProxyType({}),
+        session: Session | None = None,
     ) -> None:
+        """
+        Args:
+            session: in which it is compiled, with which its memory goes.
+        """
+        self._session = session
         self.kernel, self.program, self.hidden = kernel, program, hidden
         _, self.hidden_tensors = tensors_of((), dict(hidden))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        watchdog = current().watchdog
+        session = current()
+        self.require(session)
+        watchdog = session.watchdog
         watchdog.raise_if_deadlocked()
+        if kwargs or len(args) != len(self._inputs):
+            args = bound(str(self.program.attrs["global_symbol"]), self._inputs, args, kwargs)
         try:
-            positional, named = tensors_of(args, kwargs)
-            call = self.kernel if named else self.launch
-            return call(*positional, *self.hidden_tensors.values(), **named)
+            positional, _ = tensors_of(args, {})
+            return self.launch(*positional, *self.hidden_tensors.values())
         except Exception:
             watchdog.raise_if_deadlocked()
             raise
+
+    def require(self, session: Session) -> None:
+        """Raise TileWeaveError unless it was compiled in ``session``."""
+        if self._session is not None and self._session is not session:
+            raise TileWeaveError(
+                f"{self.program.attrs['global_symbol']}: compiled before tw.finalize; expected "
+                "tw.compile after the last tw.init"
+            )
+
+    @cached_property
+    def _inputs(self) -> list[Parameter]:
+        """What a call gives: of the program's parameters those that are no outputs."""
+        outputs = getattr(getattr(self.kernel, "adapter", None), "result_idx", None) or ()
+        return [p for i, p in enumerate(parameters_of(self.program)) if i not in outputs]
 
     @cached_property
     def launch(self) -> Callable[..., Any]:
@@ -79,11 +104,13 @@ class Kernel:
         ``tw.finalize`` does it for all that is left.
         """
         for memory in self.hidden.values():
-            if isinstance(memory, SymmetricTensor):
+            if isinstance(memory, SymmetricTensor) and memory.is_live:
                 memory.free()
         self.hidden, self.hidden_tensors = {}, {}
 
     def __getattr__(self, name: str) -> Any:
+        if name == "kernel":  # of a copy that has nothing yet
+            raise AttributeError(name)
         return getattr(self.kernel, name)
 
 
@@ -112,9 +139,12 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel | DynamicKernel:
         )
     if not isinstance(func, tirx.PrimFunc):
         raise TileWeaveError(f"compile: {func!r}; expected a T.prim_func")
+    if unknown := [f"{n}={v!r}" for n, v in options.items() if n not in _OPTIONS]:
+        raise TileWeaveError(f"compile: {', '.join(unknown)}; expected {', '.join(_OPTIONS)}")
+    outputs = _own_outputs(options.get("out_idx"), parameters_of(func))
     session = init()
     func, options["pass_configs"] = passes.split_options(func, options.get("pass_configs") or {})
-    options["out_idx"] = _own_outputs(options.get("out_idx"), len(func.params))
+    options["out_idx"] = outputs
     if passes.needs_sizes(func):
         from .dynamic_kernel import DynamicKernel
 
@@ -136,7 +166,7 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
     with names_kept(program):
         kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
     warm(kernel, session)
-    return Kernel(kernel, func, _memories(hidden_of(program), session))
+    return Kernel(kernel, func, _memories(hidden_of(program), session), session)
 
 
 def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
@@ -148,16 +178,33 @@ def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
     return program
 
 
+_OPTIONS = tuple(inspect.signature(tilelang.compile).parameters)[1:]
+"""Those of ``tilelang.compile``."""
+
+
 def capturing() -> bool:
     """Whether torch's current stream is recorded into a CUDA graph."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def _own_outputs(out_idx: Any, parameters: int) -> Any:
+def _own_outputs(out_idx: Any, parameters: Sequence[Parameter]) -> list[int] | int | None:
     """Outputs counted from the start: hidden parameters stand behind the program's own."""
-    if isinstance(out_idx, (list, tuple)):
-        return [_own_outputs(i, parameters) for i in out_idx]
-    return out_idx + parameters if isinstance(out_idx, int) and out_idx < 0 else out_idx
+    if out_idx is None:
+        return None
+    given = list(out_idx) if isinstance(out_idx, (list, tuple)) else [out_idx]
+    legal = {
+        at: i
+        for i, p in enumerate(parameters)
+        for at in (i, i - len(parameters))
+        if p.shape is not None and not p.symmetric
+    }
+    if not all(type(i) is int and i in legal for i in given):
+        raise TileWeaveError(
+            f"compile: out_idx={out_idx!r}; expected {', '.join(map(str, sorted(legal)))}: each "
+            "call makes a T.Tensor for it"
+        )
+    found = [legal[i] for i in given]
+    return found if isinstance(out_idx, (list, tuple)) else found[0]
 
 
 def _memories(

@@ -28,10 +28,15 @@ _VARIABLE = "TILEWEAVE_NATIVE"
 
 def library() -> tvm_ffi.Module | None:
     """The native part; None where Python does what it does."""
-    return _library() if _wanted() else None
+    return _library() if wanted() else None
 
 
-def _wanted() -> bool:
+def wanted() -> bool:
+    """Whether it is to be used at all.
+
+    Raises:
+        TileWeaveError: the variable says neither.
+    """
     value = os.environ.get(_VARIABLE, "1")
     if value not in ("0", "1"):
         raise TileWeaveError(f"{_VARIABLE}={value!r}; expected 0 or 1")
@@ -67,7 +72,11 @@ def built() -> Path:
     flags = ["-std=c++17", "-O2", "-shared", "-fPIC", *(f"-I{i}" for i in sorted(includes))]
     # nodelete: what it made may outlive the module, as the end of Python has no order.
     link = [f"-L{lib}", f"-Wl,-rpath,{lib},-z,nodelete", "-ltvm_ffi", "-ldl"]
-    command = [*shlex.split(compiler), *flags, *map(str, SOURCES), *link]
+    try:
+        words = shlex.split(compiler)
+    except ValueError as error:
+        raise TileWeaveError(f"CXX={compiler!r}: {error}") from None
+    command = [*words, *flags, *map(str, SOURCES), *link]
     said = "\0".join([*command, tvm_ffi.__version__, *(source.read_text() for source in SOURCES)])
     stamp = hashlib.sha256(said.encode()).hexdigest()[:16]
     path = Path(str(env.TILELANG_CACHE_DIR)) / "tileweave" / f"native-{stamp}.so"

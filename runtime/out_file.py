@@ -14,9 +14,29 @@ def out_file(asks: str, file: str | Path) -> Path:
         asks: who wants to, such as ``bench: --json``.
 
     Raises:
-        TileWeaveError: it is a folder, or lies in none that exists.
+        TileWeaveError: it is a folder, or lies in none that exists; or its name is too long.
     """
     path = Path(file)
-    if path.is_dir() or not path.parent.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise _failed(asks, file, error) from None
+    if is_folder or not path.parent.is_dir():
         raise TileWeaveError(f"{asks} {file}; expected a name in a folder that exists")
     return path
+
+
+def write_out(asks: str, file: str | Path, text: str) -> None:
+    """Write it.
+
+    Raises:
+        TileWeaveError: the system refuses.
+    """
+    try:
+        Path(file).write_text(text)
+    except OSError as error:
+        raise _failed(asks, file, error) from None
+
+
+def _failed(asks: str, file: str | Path, error: OSError) -> TileWeaveError:
+    return TileWeaveError(f"{asks} {file}: {error.strerror}; expected a file that can be written")

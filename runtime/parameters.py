@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+import numbers
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit, substitute
@@ -41,7 +44,7 @@ class Parameter:
             return Parameter(
                 name, str(annotation.dtype), shape[1:] if symmetric else shape, symmetric
             )
-        if type(annotation).__name__ == "dtype":
+        if isinstance(annotation, T.dtype):
             return Parameter(name, str(annotation))
         return None
 
@@ -50,9 +53,33 @@ class Parameter:
         """Those of its shape; of a scalar none."""
         return self.shape or ()
 
+    def number(self, value: Any) -> int | float:
+        """``value`` as Python's number, where it is one of this scalar's type.
+
+        Raises:
+            ValueError: it is not; says what is expected.
+        """
+        kind, what = numbers.Real, "a number"
+        if "int" in self.dtype:
+            kind, what = numbers.Integral, "an integer"
+        if not issubclass(type(value), kind):
+            raise ValueError(f"{what} ({self.dtype})")
+        if kind is numbers.Real:
+            return int(value) if self.dtype == "bool" else float(value)
+        count = 1 << tvm.DataType(self.dtype).bits
+        low = 0 if self.dtype.startswith("uint") else -count // 2
+        if not low <= value < low + count:
+            raise ValueError(f"{low} to {low + count - 1} ({self.dtype})")
+        return int(value)
+
     def across(self, shape: Shape, world_size: int) -> Shape:
         """The shape a program sees of a tensor whose part is ``shape``: with the rank axis."""
         return (world_size, *shape) if self.symmetric else shape
+
+
+def key_of(number: Any) -> Hashable:
+    """What tells a scalar from every other: 0.0 equals -0.0, and 1 equals 1.0."""
+    return type(number), repr(number)
 
 
 @lru_cache(maxsize=256)
@@ -73,6 +100,23 @@ def dynamic_extents(parameters: Iterable[Parameter]) -> dict[str, tirx.Var]:
     return {e.name: e for p in parameters for e in p.extents if isinstance(e, tirx.Var)}
 
 
+def bound(
+    where: str, parameters: Iterable[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The arguments of a call in the order of ``parameters``.
+
+    Raises:
+        TileWeaveError: one that is missing, or that there is not.
+    """
+    kind, names = inspect.Parameter.POSITIONAL_OR_KEYWORD, [p.name for p in parameters]
+    try:
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TileWeaveError(f"{where}: {error}; expected ({', '.join(names)})") from None
+    return tuple(given.values())
+
+
 def shapes_of(
     parameters: Iterable[Parameter], given: Mapping[str, Shape], where: str,
     extents: Mapping[str, int] | None = None,
@@ -83,10 +127,16 @@ def shapes_of(
         extents: dynamic ones by name, as far as they are told rather than shown.
 
     Raises:
-        TileWeaveError: an extent that nothing given shows.
+        TileWeaveError: an extent that nothing given shows, or a tensor with other axes.
     """
     tensors = [p for p in parameters if p.shape is not None]
     sizes = shown_sizes(tensors, given, extents)
+    for p in tensors:
+        shape = given.get(p.name, p.extents)
+        if len(shape) != len(p.extents) and dynamic_extents([p]):  # the size is not what is missing
+            raise TileWeaveError(
+                f"{where}: {p.name} has shape {shape}; expected {len(p.extents)} axes"
+            )
     return {p.name: tuple(_size(e, sizes, p, where) for e in p.extents) for p in tensors}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from .enqueue import enqueuer
 from .heap import SymmetricTensor
 from .kernel import Kernel, capturing, compile
 from .operations import Operations
-from .parameters import Parameter, Shape, dynamic_extents, shapes_of
+from .parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
 from .plan_sync import GUARD, hidden_name
 from .plans import Launch, Plan
 from .ready_call import ReadyCall
@@ -37,10 +36,6 @@ class Calls:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._signature = inspect.Signature([
-            inspect.Parameter(p.name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            for p in plan.parameters
-        ])  # fmt: skip
         self._dynamic = bool(dynamic_extents(plan.parameters))
         self._begin(None)
 
@@ -65,7 +60,7 @@ class Calls:
         session = self._here()
         values = args
         if kwargs or len(args) != len(self.plan.parameters):
-            values = self._bound(args, kwargs)
+            values = bound(self.plan.name, self.plan.parameters, args, kwargs)
         key, tensors, addresses = self._key(values)
         known = self._thread.ready
         ready = known.pop(key, None)
@@ -93,15 +88,6 @@ class Calls:
             self._begin(session)
         return session
 
-    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments in the order of the parameters."""
-        try:
-            given = self._signature.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            names = ", ".join(p.name for p in self.plan.parameters)
-            raise TileWeaveError(f"{self.plan.name}: {error}; expected ({names})") from None
-        return tuple(given.values())
-
     def _key(self, values: Sequence[Any]) -> tuple[Hashable, list[torch.Tensor], list[int]]:
         """All that decides whether a call is legal and what it does, but for the addresses of
         tensors that are not symmetric; None if it cannot be legal. With it the tensors, and where
@@ -112,17 +98,23 @@ class Calls:
             if p.shape is None:
                 if not isinstance(value, numbers.Number):
                     return None, [], []
-                key += type(value), value
+                key.append(key_of(value))
                 continue
             if p.symmetric and isinstance(value, SymmetricTensor):
                 value = value.all
             if not isinstance(value, torch.Tensor):
                 return None, [], []
+            try:
+                address, shape, strides = value.data_ptr(), value.shape, value.stride()
+            except RuntimeError:
+                return None, [], []
+            if not address and value.numel():  # a fake of torch.compile's
+                return None, [], []
             tensors.append(value)
-            addresses.append(value.data_ptr())
-            key += value.shape, value.stride(), value.dtype, value.device
+            addresses.append(address)
+            key += shape, strides, value.dtype, value.device
             if p.symmetric:
-                key.append(addresses[-1])
+                key.append(address)
         return tuple(key), tensors, addresses
 
     def _take_turns(self, kernels: Iterable[Kernel]) -> None:
@@ -185,11 +177,10 @@ class Calls:
         return found
 
     def _scalar(self, p: Parameter, value: Any) -> Any:
-        kind = numbers.Integral if "int" in p.dtype else numbers.Real
-        if not isinstance(value, kind):
-            what = "an integer" if kind is numbers.Integral else "a number"
-            raise self._refused(f"{p.name}={value!r}", f"{what} ({p.dtype})")
-        return value
+        try:
+            return p.number(value)
+        except ValueError as error:
+            raise self._refused(f"{p.name}={value!r}", str(error)) from None
 
     def _tensor(self, p: Parameter, value: Any, session: Session) -> torch.Tensor:
         group, heap = session.group, session.heap
@@ -214,6 +205,9 @@ class Calls:
             raise self._refused(f"{p.name} is of {part.dtype}", str(dtype))
         if part.device != group.device:
             raise self._refused(f"{p.name} is on {part.device}", str(group.device))
+        if not _has_memory(part):
+            kind = f"{type(part).__name__} of {part.layout}"
+            raise self._refused(f"{p.name} is a {kind} without memory of its own", "a dense tensor")
         if not part.is_contiguous():
             raise self._refused(
                 f"{p.name} has shape {tuple(part.shape)} and strides {part.stride()}",
@@ -227,6 +221,7 @@ class Calls:
     def _kernel(self, step: Launch) -> Kernel:
         """The compiled kernel of a step. Collective the first time."""
         if isinstance(step.kernel, Kernel) and step.kernel.program is step.program:
+            step.kernel.require(self._here())
             return step.kernel
         if isinstance(step.kernel, DynamicKernel) and step.kernel.runs(step.program):
             return step.kernel.at(**step.sizes)
@@ -280,6 +275,13 @@ def has_driver(device: torch.device) -> bool:
 def current_stream(device: torch.device) -> Hashable:
     """What tells torch's current stream from others, sooner than ``torch.cuda.current_stream``."""
     return torch._C._cuda_getCurrentStream(device.index)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return not tensor.is_nested and (tensor.data_ptr() != 0 or tensor.numel() == 0)
+    except RuntimeError:
+        return False
 
 
 def _shown(value: Any) -> str:

@@ -7,6 +7,8 @@ order in which the host enqueues it. The same list runs on CUDA streams and in t
 from __future__ import annotations
 
 import inspect
+import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -24,6 +26,7 @@ from .parameters import (
     Parameter,
     Shape,
     dynamic_extents,
+    key_of,
     parameters_of,
     shapes_of,
     shown_sizes,
@@ -37,8 +40,13 @@ if TYPE_CHECKING:
 
 _WORDS = ("int32", "uint32")
 """Types of a flag that a stream can write."""
+_BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+_STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _TRACES = 256
 """Ranks' calls whose steps a plan remembers."""
+_keeping = threading.Lock()
+"""Held while what is remembered changes: threads may call one plan."""
 
 
 @dataclass(frozen=True)
@@ -263,9 +271,9 @@ class Steps:
                 f"{len(args)} arguments",
                 f"{len(parameters)}: {', '.join(p.name for p in parameters)}",
             )
+        args = tuple(map(partial(self._argument, f"launch of {name}"), parameters, args))
         taken: dict[str, str] = {}
         for p, value in zip(parameters, args, strict=True):
-            self._require_argument(f"launch of {name}", p, value)
             if not p.symmetric:
                 continue
             if taken.setdefault(value.parameter.name, p.name) != p.name:
@@ -284,7 +292,7 @@ class Steps:
                 raise self._refused(
                     f"launch of {name}", f"{p_name} has shape {given[p_name]}", str(shape)
                 )
-        arguments = {p.name: value for p, value in zip(parameters, args, strict=True)}
+        arguments = dict(zip((p.name for p in parameters), args, strict=True))
         sizes = shown_sizes(parameters, given)
         self._add(
             Launch, stream, kernel=kernel, program=program, arguments=arguments, sizes=sizes
@@ -296,7 +304,7 @@ class Steps:
         Args:
             other: a stream that has steps; None is the caller's.
         """
-        if other is not None and other not in {s.stream for s in self.steps}:
+        if other is not None and other not in [s.stream for s in self.steps]:
             raise self._refused("wait_stream", f"other={other!r} has no steps", "one that has")
         self._add(WaitStream, stream, other=other)
 
@@ -323,18 +331,16 @@ class Steps:
 
     def _integer(self, op: str, value: Any) -> int:
         try:
-            return value.__index__()
-        except AttributeError:
+            return operator.index(value)
+        except TypeError:
             raise self._refused(op, f"value={value!r}", "an integer") from None
 
-    def _require_argument(self, op: str, p: Parameter, value: Any) -> None:
+    def _argument(self, op: str, p: Parameter, value: Any) -> Any:
         if p.shape is None:
-            kind, what = "__float__", "a number"
-            if "int" in p.dtype:
-                kind, what = "__index__", "an integer"
-            if isinstance(value, Region) or not hasattr(value, kind):
-                raise self._refused(op, f"{p.name}={value}", f"{what} ({p.dtype})")
-            return
+            try:
+                return p.number(value)
+            except ValueError as error:
+                raise self._refused(op, f"{p.name}={value!r}", str(error)) from None
         self._require_region(op, p.name, value)
         if not value.is_whole:
             raise self._refused(op, f"{p.name}={value}", "a whole tensor of the plan")
@@ -345,6 +351,7 @@ class Steps:
             )  # fmt: skip
         if value.dtype != p.dtype:
             raise self._refused(op, f"{p.name}={value} of {value.dtype}", p.dtype)
+        return value
 
     def _refused(self, op: str, what: str, expected: str) -> TileWeaveError:
         return TileWeaveError(f"{op}: {what}; expected {expected}{at_site()}")
@@ -365,8 +372,8 @@ class Plan:
         pass_configs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.name, self.parameters, self.site = name, parameters, site
+        own_options(pass_configs or {})
         self.body, self.pass_configs = body, dict(pass_configs or {})
-        own_options(self.pass_configs)
         self._programs: dict[int, tuple[tirx.PrimFunc, tirx.PrimFunc]] = {}
         self._syncs: dict[tuple, PlanSync | PullSync] = {}
         self._last: tuple[tuple, bool] = (), False
@@ -391,6 +398,7 @@ class Plan:
         Raises:
             TileWeaveError: an option that there is not, or a value that it cannot have.
         """
+        own_options(pass_configs)
         configs = {**self.pass_configs, **pass_configs}
         return Plan(self.name, self.parameters, self.body, self.site, configs)
 
@@ -407,16 +415,18 @@ class Plan:
             scalars: the values of the others.
             recorded: whether a CUDA graph records them.
         """
-        key = rank, world_size, tuple(shapes.items()), tuple(scalars.items()), recorded
-        steps = self._traces.pop(key, None)
+        key = rank, world_size, tuple(shapes.items()), _keys(scalars), recorded
+        with _keeping:
+            steps = self._traces.pop(key, None)
         if steps is None:
             sync = self._sync_of(world_size, shapes, scalars)
             steps = self._traced(rank, world_size, shapes, scalars)
             if sync is not None:
                 steps = sync.apply(rank, world_size, steps, self._with_options, recorded)
-        self._traces[key] = steps
-        if len(self._traces) > _TRACES:
-            del self._traces[next(iter(self._traces))]
+        with _keeping:
+            self._traces[key] = steps
+            if len(self._traces) > _TRACES:
+                del self._traces[next(iter(self._traces))]
         return steps
 
     def launches(
@@ -441,7 +451,7 @@ class Plan:
     ) -> PlanSync | PullSync | None:
         """What orders a call: the same for the same shapes, in all calls that need it."""
         key = world_size, tuple(shapes.items())
-        call = key, tuple(scalars.items())
+        call = key, _keys(scalars)
         last = self._last  # other threads may look at other calls meanwhile
         if last[0] != call:
             from .plan_pulls import pulls_of
@@ -578,6 +588,10 @@ class Plan:
         return f"tw.plan {self.name}({', '.join(p.name for p in self.parameters)})"
 
 
+def _keys(scalars: Mapping[str, Any]) -> tuple:
+    return tuple((name, key_of(value)) for name, value in scalars.items())
+
+
 def plan(
     function: Callable[..., None] | None = None, *, pass_configs: Mapping[str, Any] | None = None
 ) -> Any:
@@ -598,6 +612,8 @@ def plan(
     """
     if function is None:
         return partial(plan, pass_configs=pass_configs)
+    if not (inspect.isfunction(function) or inspect.ismethod(function)):
+        raise TileWeaveError(f"plan: {function!r}; expected a function")
     first, *others = inspect.signature(function).parameters.values() or [None]
     code = function.__code__
     site = f"{code.co_filename}:{code.co_firstlineno}"
@@ -607,19 +623,25 @@ def plan(
         if given.name in absent:
             continue
         parameter = Parameter.of(given.name, given.annotation)
-        if parameter is None or given.default is not given.empty:
+        if parameter is None or given.default is not given.empty or given.kind not in _BY_NAME:
             shown = "" if given.annotation is given.empty else f": {given.annotation!r}"
             if isinstance(given.annotation, str):
                 shown += " (from __future__ import annotations makes it a string)"
             raise TileWeaveError(
-                f"plan {function.__name__}: parameter {given.name}{shown}; expected T.Tensor(...), "
-                f"W.Symmetric(...) or a scalar type such as T.int32, without a default\n --> {site}"
+                f"plan {function.__name__}: parameter {_STARS.get(given.kind, '')}{given.name}"
+                f"{shown}; expected T.Tensor(...), W.Symmetric(...) or a scalar type such as "
+                f"T.int32, without a default, and a name to call it by\n --> {site}"
             )
         parameters.append(parameter)
+    refused = None
     if first is None:
-        raise TileWeaveError(
-            f"plan {function.__name__}: no parameters; expected one for the steps\n --> {site}"
-        )
+        refused = "no parameters; expected one for the steps"
+    elif first.kind is first.KEYWORD_ONLY or Parameter.of(first.name, first.annotation):
+        refused = f"parameter {first.name} comes first; expected one for the steps before it"
+    elif code.co_flags & _LATER:
+        refused = "says its steps when somebody iterates or awaits; expected a plain function"
+    if refused is not None:
+        raise TileWeaveError(f"plan {function.__name__}: {refused}\n --> {site}")
 
     def body(p: Steps, *args: Any) -> None:
         function(p, **absent, **{a.name: arg for a, arg in zip(parameters, args, strict=True)})

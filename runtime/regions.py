@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +86,11 @@ class Region:
             if isinstance(i, slice):
                 low = 0 if i.start is None else _integer(i.start, self, axis)
                 high = size if i.stop is None else _integer(i.stop, self, axis)
-                if i.step not in (None, 1) or not 0 <= low < high <= size:
-                    step = "" if i.step is None else f":{i.step}"
+                step = 1 if i.step is None else _integer(i.step, self, axis)
+                if step != 1 or not 0 <= low < high <= size:
+                    shown = "" if i.step is None else f":{step}"
                     raise RegionError(
-                        f"{self}: slice {low}:{high}{step} of axis {axis}; expected a part of "
+                        f"{self}: slice {low}:{high}{shown} of axis {axis}; expected a part of "
                         f"0:{size} in steps of 1{at_site()}"
                     )
                 start[axis], extent[axis] = start[axis] + low, high - low
@@ -109,11 +111,13 @@ class Region:
         ]
         return f"{self.parameter.name}[{', '.join(parts)}]"
 
+    __repr__ = __str__
+
 
 def _integer(value: Any, region: Region, axis: int) -> int:
     try:
-        return value.__index__()
-    except AttributeError:
+        return operator.index(value)
+    except TypeError:
         raise RegionError(
             f"{region}: index {value!r} of axis {axis}; expected an integer or a slice{at_site()}"
         ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from .context import Context
 from .group import Group, join
 from .heap import Heap, SymmetricTensor
 from .memory import memory_of
+from .native import wanted
 from .watchdog import Watchdog
 
 RESERVED_BYTES = 1 << 16
@@ -35,6 +36,11 @@ class Session:
     heap: Heap
     context: Context
     watchdog: Watchdog
+
+    def close(self) -> None:
+        """Give up what it holds. Kernels that use it must have ended on every rank."""
+        self.watchdog.close()
+        self.heap.close()
 
 
 def init(
@@ -61,6 +67,7 @@ def init(
     else:
         size = _number("heap_bytes", heap_bytes, HEAP_BYTES)
     timeout_s = _variable("TILEWEAVE_TIMEOUT_S", 30, TIMEOUT_S)
+    wanted()  # judges its variable
     group = join(process_group)
     agreed = group.exchange("init", f"heap_bytes={int(size)}")
     if len(set(agreed)) > 1:
@@ -83,8 +90,12 @@ def init(
     from .barrier import prepare  # compiles for the session that is now up
     from .host_functions import say
 
-    say(_session)
-    prepare(_session)
+    try:
+        say(_session)
+        prepare(_session)
+    except BaseException:
+        _leave().close()
+        raise
     return _session
 
 
@@ -93,17 +104,22 @@ def finalize() -> None:
 
     ``torch.distributed`` stays initialised until the process ends; ``tw.init()`` may follow.
     """
-    global _session
     if _session is None:
         return
-    from .host_functions import say
-
-    session, _session = _session, None
-    say(None)
+    session = _leave()
     session.group.synchronize()
     session.group.meet("finalize")
-    session.watchdog.close()
-    session.heap.close()
+    session.close()
+
+
+def _leave() -> Session:
+    """The session, which is no longer the current one."""
+    global _session
+    from .host_functions import say
+
+    session, _session = current(), None
+    say(None)
+    return session
 
 
 def current() -> Session:
@@ -133,7 +149,7 @@ def symmetric(shape: tuple[int, ...] | int, dtype: torch.dtype) -> SymmetricTens
 
     Args:
         shape: of one rank's copy, in elements.
-        dtype: torch type with elements of 1, 2, 4, 8 or 16 bytes.
+        dtype: torch type with elements of 1, 2, 4, 8 or 16 bytes, not a quantized one.
 
     Returns:
         The tensor, with ``.all`` (world_size, *shape), ``.local`` and ``.peer(rank)``.
@@ -143,7 +159,7 @@ def symmetric(shape: tuple[int, ...] | int, dtype: torch.dtype) -> SymmetricTens
         TileWeaveError: ranks ask for different things, or a shape or type is not legal.
     """
     heap = current().heap
-    return heap.allocate(tuple(shape) if isinstance(shape, Iterable) else (shape,), dtype)
+    return heap.allocate(tuple(shape) if isinstance(shape, Sequence) else (shape,), dtype)
 
 
 def _variable(name: str, default: float, legal: tuple[float, float]) -> float:

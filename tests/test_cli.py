@@ -71,6 +71,10 @@ def test_emit_takes_an_alias_once(file, capsys):
         ((), "", (), "has no T.prim_func; expected one at module level"),
         (("one",), "x", (), "there is no file"),
         (("one",), "", ("--world-size", "0"), "world_size=0; expected at least 1"),
+        (("one",), "", ("--world-size", str(1 << 40)), "; expected at least 1, and at most 21474"),
+        (("one",), "", ("--arch", "sm_1"), "arch='sm_1'; expected 'sm_80', 'sm_90a'"),
+        (("one",), "", ("--arch", "sm_9999"), "arch='sm_9999'; expected 'sm_80', 'sm_90a'"),
+        (("one",), "a" * 300, (), "expected FILE or FILE:NAME"),
         (("one",), "", ("--arch", "hopper"), "arch='hopper'; expected 'sm_80'"),
     ],
 )
@@ -368,8 +372,9 @@ def test_nvcc_is_asked(tmp_path, monkeypatch):
     assert find_nvcc() == Nvcc(path, "12.8.93", (80, 90))
 
 
-def test_nvcc_that_fails(tmp_path, monkeypatch):
-    path = fake_nvcc(tmp_path, "exit 1\n", monkeypatch)
+@pytest.mark.parametrize("does", ["exit 1\n", "printf '\\377\\376'\n"])  # the latter is no text
+def test_nvcc_that_fails(tmp_path, monkeypatch, does):
+    path = fake_nvcc(tmp_path, does, monkeypatch)
     assert find_nvcc() == Nvcc("", f"{path}: does not say its version")
 
 

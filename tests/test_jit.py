@@ -1,11 +1,19 @@
 """tw.jit takes programs in both of TileLang's styles."""
 
+import copy
+import functools
+import sys
+import types
+
 import pytest
 import tilelang.language as T
 import torch
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.runtime import kernel
+
+tw_jit = sys.modules["tileweave.jit"]
 
 
 @tw.jit
@@ -63,3 +71,127 @@ def test_symmetric_tensors_are_passed_as_the_tensors_of_all_ranks():
     positional, named = tensors_of((tensor, 3), {"x": tensor, "y": 2})
     assert positional[0] is tensor.all and named["x"] is tensor.all
     assert (positional[1], named["y"]) == (3, 2)
+
+
+@T.prim_func
+def taken(X: W.Symmetric((8,), "float32"), n: T.int32, Y: T.Tensor((8,), "float32")):
+    with T.Kernel(1, threads=32):
+        Y[n] = X[W.rank(), 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"out_idx": [5]}, r"compile: out_idx=\[5\]; expected -1, 2: each call makes a T.Tensor"),
+        ({"out_idx": -4}, "compile: out_idx=-4; expected -1, 2"),
+        ({"out_idx": 0}, "compile: out_idx=0; expected -1, 2"),  # symmetric
+        ({"out_idx": (1, 2)}, r"compile: out_idx=\(1, 2\); expected -1, 2"),  # a scalar
+        ({"out_idx": True}, "compile: out_idx=True; expected -1, 2"),
+        ({"out_idx": "Y"}, "compile: out_idx='Y'; expected -1, 2"),
+        ({"pass_configs": 3}, "pass_configs=3; expected a dict"),
+        ({"pass_configs": ["tl.x"]}, r"pass_configs=\['tl.x'\]; expected a dict"),
+        ({"pass_configs": {3: 1}}, r"pass_configs=\{3: 1\}; expected a dict"),
+        (
+            {"pass_configs": {"tl.config_index_bitwidth": 1 << 99}},
+            "pass_configs: tl.config_index_bitwidth=.* too large",
+        ),
+        ({"out_indices": 2}, "compile: out_indices=2; expected out_idx, execution_backend, target"),
+    ],
+)
+def test_options_that_are_refused(options, message, monkeypatch):
+    monkeypatch.setattr(kernel, "init", lambda: None)
+    with pytest.raises(tw.TileWeaveError, match=message):
+        tw.compile(taken, **options)
+
+
+def up(monkeypatch):
+    """A session that is up as far as calls of kernels ask."""
+    watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
+    session = types.SimpleNamespace(watchdog=watchdog)
+    monkeypatch.setattr(kernel, "current", lambda: session)
+    return session
+
+
+def made(result_idx=(), hidden=(), session=None):
+    """A kernel of ``taken`` that returns what TileLang's would be given."""
+    adapter = types.SimpleNamespace(result_idx=list(result_idx))
+    found = kernel.Kernel(types.SimpleNamespace(adapter=adapter), taken, dict(hidden), session)
+    found.__dict__["launch"] = lambda *args: args
+    return found
+
+
+def test_kernels_take_arguments_by_name(monkeypatch):
+    """TileLang's take them in their order only, and hidden memory stands behind all."""
+    up(monkeypatch)
+    X, Y, counter = (torch.zeros(n) for n in (8, 8, 1))
+    both = (X, 3, Y)
+    for call in (lambda f: f(X, 3, Y), lambda f: f(Y=Y, X=X, n=3), lambda f: f(X, Y=Y, n=3)):
+        assert call(made()) == both
+        assert call(made(hidden={"counter": counter})) == (*both, counter)
+    assert made([2])(n=3, X=X) == (X, 3)
+    for call in (lambda f: f(X, 3), lambda f: f(X, 3, Y, 4), lambda f: f(X, 3, Z=Y)):
+        with pytest.raises(tw.TileWeaveError, match=r"^taken: .*; expected \(X, n, Y\)$"):
+            call(made(hidden={"counter": counter}))
+
+
+def test_kernels_of_an_earlier_session_are_not_launched(monkeypatch):
+    """Their symmetric memory is unmapped."""
+    session, X = up(monkeypatch), torch.zeros(8)
+    assert made(session=session)(X, 3, X) == (X, 3, X)
+    with pytest.raises(tw.TileWeaveError, match=r"^taken: compiled before tw\.finalize; expected "):
+        made(session=types.SimpleNamespace())(X, 3, X)
+
+
+def test_a_new_session_compiles_anew(monkeypatch):
+    sessions, compiled = [None, object()], []
+
+    @tw.jit
+    def make(n):
+        return taken
+
+    def compiles(func, **options):
+        compiled.append(func)
+        sessions[0] = sessions[0] or object()
+        return object()
+
+    monkeypatch.setattr(tw_jit, "compile", compiles)
+    monkeypatch.setattr(tw_jit, "joined", lambda: sessions[0])
+    first = make(1)  # opens a session
+    assert make(1) is first and len(compiled) == 1
+    sessions.reverse()
+    second = make(1)
+    assert second is not first and make(1) is second and len(compiled) == 2
+    assert len(make.par_compile([(1,), {"n": 2}])) == 2 and len(compiled) == 4
+
+
+def test_a_folder_for_debugging_is_refused():
+    with pytest.raises(tw.TileWeaveError, match="jit: debug_root_path='here'; expected none"):
+        tw.jit(debug_root_path="here")
+
+
+def test_kernels_are_copied_and_looked_at_without_end():
+    """What a kernel has not is asked of TileLang's, which a copy has not at first."""
+    found = made()
+    assert copy.copy(found).kernel is found.kernel
+    assert not hasattr(found, "nothing_of_the_kind")
+
+
+class Holder:
+    def made(self, jit):
+        @jit
+        def lazy(n):
+            """A text that
+            begins in the first column."""
+            return taken
+
+        return lazy
+
+
+def test_decorated_functions_may_have_texts_in_the_first_column():
+    assert Holder().made(tw.jit).get_tir(4).same_as(taken)
+
+
+@pytest.mark.parametrize("function", [3, taken, functools.partial(up)])
+def test_what_is_no_function_is_refused(function):
+    with pytest.raises(tw.TileWeaveError, match=r"(?s)^jit: .*; expected a function"):
+        tw.jit(function)

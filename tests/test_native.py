@@ -286,7 +286,11 @@ def test_python_remains(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWEAVE_NATIVE", "yes")
     with pytest.raises(tw.TileWeaveError, match="TILEWEAVE_NATIVE='yes'; expected 0 or 1"):
         enqueue.enqueuer([], [])
-    for compiler, why in ((None, "no C.. compiler"), ("false", "false refuses the native part")):
+    for compiler, why in (
+        (None, "no C.. compiler"),
+        ("false", "false refuses the native part"),
+        ("'c++", 'CXX="\'c\\+\\+": No closing quotation'),
+    ):
         if compiler is None:
             monkeypatch.delenv("CXX", raising=False)
             monkeypatch.setenv("PATH", str(tmp_path))

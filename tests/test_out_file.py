@@ -3,7 +3,7 @@
 import pytest
 
 from tileweave import TileWeaveError
-from tileweave.runtime.out_file import out_file
+from tileweave.runtime.out_file import out_file, write_out
 
 
 def test_a_new_file_and_an_old_one(tmp_path):
@@ -11,6 +11,14 @@ def test_a_new_file_and_an_old_one(tmp_path):
     old.write_text("{}")
     assert out_file("bench: --json", str(old)) == old
     assert out_file("bench: --json", tmp_path / "new.json") == tmp_path / "new.json"
+
+
+def test_what_the_system_refuses(tmp_path):
+    expected = "expected a file that can be written"
+    with pytest.raises(TileWeaveError, match=f"bench: --json .*: File name too long; {expected}"):
+        out_file("bench: --json", tmp_path / ("a" * 300))
+    with pytest.raises(TileWeaveError, match=f"/dev/full: No space left on device; {expected}"):
+        write_out("bench: --json", "/dev/full", "text")
 
 
 @pytest.mark.parametrize("name", [".", "none/a.json"])

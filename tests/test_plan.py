@@ -3,14 +3,17 @@ fakes; memory is not: the ranks are threads whose heaps lie side by side, and co
 
 import ctypes
 import functools
+import sys
 import threading
 import types
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import tilelang.language as T
 import torch
+from torch._subclasses import FakeTensorMode
 
 import tileweave as tw
 from tileweave import language as W
@@ -151,8 +154,22 @@ REFUSED = [
      "expected int32"),
     (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, A, 1), "scale=A[0:4, 0:8]; expected a "
      "number (float32)"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, torch.tensor(2.0), 1), "scale=tensor(2.); "
+     "expected a number (float32)"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, 2.0, 1 << 31), "epoch=2147483648; expected "
+     "-2147483648 to 2147483647 (int32)"),
     (lambda p, A, *_: p.launch(len, A), "kernel=<built-in function len>; expected a T.prim_func"),
     (lambda p, A, *_: p.wait_stream("nobody"), "other='nobody' has no steps"),
+    (lambda p, A, *_: p.wait_stream(["a"]), "other=['a'] has no steps"),
+    (lambda p, A, *_: A[torch.tensor([0, 1])], "index tensor([0, 1]) of axis 0; expected an "
+     "integer or a slice"),
+    (lambda p, A, *_: A[int], "index <class 'int'> of axis 0; expected an integer or a slice"),
+    (lambda p, A, *_: A[A], "index A[0:4, 0:8] of axis 0; expected an integer or a slice"),
+    (lambda p, A, *_: A[0 : 4 : torch.ones(2)], "index tensor([1., 1.]) of axis 0; expected"),
+    (lambda p, A, inbox, flags, *_: p.write_value(flags[1, 0], torch.tensor([1, 2])),
+     "value=tensor([1, 2]); expected an integer"),
+    (lambda p, A, inbox, flags, *_: p.write_value(flags[1, 0], flags[0, 0]),
+     "value=flags[0, 0]; expected an integer"),
     (lambda p, A, inbox, *_: p.copy(inbox[1, 0], A, stream=3), "stream=3; expected a name, or "
      "None"),
 ]  # fmt: skip
@@ -229,6 +246,59 @@ def test_declarations():
         @tw.plan
         def empty():
             """Nothing."""
+
+
+def without_steps(A: FLAGS, B: FLAGS): ...
+def by_position(p, A: FLAGS, /): ...
+def any_number(p, *A: FLAGS): ...
+def any_name(p, **A: FLAGS): ...
+def steps_by_name(*, p, A: FLAGS): ...
+def of_torch(p, A: FLAGS, x: torch.int32): ...
+
+
+def generator(p, A: FLAGS):
+    yield
+
+
+async def coroutine(p, A: FLAGS): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (without_steps, "parameter A comes first; expected one for the steps before it"),
+        (by_position, "parameter A: buffer; expected .* and a name to call it by"),
+        (any_number, r"parameter \*A: buffer; expected .* and a name to call it by"),
+        (any_name, r"parameter \*\*A: buffer; expected .* and a name to call it by"),
+        (steps_by_name, "parameter p comes first; expected one for the steps before it"),
+        (of_torch, "parameter x: torch.int32; expected .* scalar type such as T.int32"),
+        (generator, "says its steps when somebody iterates or awaits; expected a plain function"),
+        (coroutine, "says its steps when somebody iterates or awaits; expected a plain function"),
+        (functools.partial(by_position), "plan: functools.partial.*; expected a function"),
+        (tw.plan(lambda p: None), "plan: tw.plan <lambda>.*; expected a function"),
+        (3, "plan: 3; expected a function"),
+    ],
+)
+def test_refused_functions(function, message):
+    with pytest.raises(tw.TileWeaveError, match=message):
+        tw.plan(function)
+
+
+def test_functions_that_plans_are_made_of():
+    rows = STANDARD["A"]
+
+    class Of:
+        def method(self, p, A: rows): ...
+
+    @functools.wraps(Of().method)
+    def wrapper(*args, **kwargs): ...
+
+    def by_name(p, *, A: rows): ...
+
+    for function in (Of().method, wrapper, by_name):
+        plan = tw.plan(function)
+        assert [q.name for q in plan.parameters] == ["A"]
+        assert plan.trace(0, 1, {"A": (4, 8)}, {}) == []
 
 
 class FakeStream:
@@ -604,6 +674,84 @@ def test_what_a_graph_records_may_be_something_else(every_rank, monkeypatch):
     first, captured, *again = alone(monkeypatch, every_rank, calls)
     assert (first[-1], captured[-1]) == (False, True)
     assert again == [[], []]
+
+
+def test_scalars_are_python_s_numbers_each_its_own(every_rank, monkeypatch):
+    """0.0 equals -0.0, but is another; a number of NumPy would wrap around."""
+    seen = []
+
+    @tw.plan
+    def plan(p, inbox: INBOX, A: T.Tensor((m, 8), "int32"), scale: T.float32, epoch: T.int32):
+        seen.append((str(scale), epoch + 1))
+        p.launch(kernel, inbox, A, scale, epoch)
+
+    def calls(here, A, inbox, flags, word):
+        call = plan_streams.Calls(plan)
+        for scale in (0.0, -0.0, float("nan"), float("nan")):
+            call(inbox, A, scale, np.uint8(255))
+        with pytest.raises(tw.TileWeaveError) as refused:
+            call(inbox, A, 0.0, 1 << 31)
+        assert str(refused.value) == (
+            "plan: epoch=2147483648; expected -2147483648 to 2147483647 (int32)"
+        )
+        return [str(scale) for _, _, scale in here.log]
+
+    assert alone(monkeypatch, every_rank, calls) == ["0.0", "-0.0", "nan", "nan"]
+    assert set(seen) == {("0.0", 256), ("-0.0", 256), ("nan", 256)}
+
+
+def test_tensors_without_memory_are_refused(every_rank, monkeypatch):
+    """Also behind a call whose tensors looked alike: a copy from address 0 ends the process."""
+
+    def calls(here, A, inbox, flags, word):
+        call, said = plan_streams.Calls(shared), []
+        call(A, inbox, flags, word)
+        with FakeTensorMode():
+            fake = torch.zeros(4, 8, dtype=torch.int32)
+        for bad in (
+            fake,
+            A.to_sparse(),
+            A.to_sparse_csr(),
+            torch.nested.nested_tensor([A]),
+            A[None],
+        ):
+            with pytest.raises(tw.TileWeaveError) as error:
+                call(bad, inbox, flags, word)
+            said.append(str(error.value))
+        return said
+
+    *without, axes = alone(monkeypatch, every_rank, calls)
+    assert axes == "shared: A has shape (1, 4, 8); expected 2 axes"
+    assert [s.partition(" is a ")[2].partition(" of ")[0] for s in without] == [
+        "FakeTensor", "Tensor", "Tensor", "Tensor"
+    ]  # fmt: skip
+    assert all(s.endswith("without memory of its own; expected a dense tensor") for s in without)
+
+
+def test_threads_trace_one_plan(monkeypatch):
+    """More calls than it remembers."""
+    monkeypatch.setattr(plans, "_TRACES", 4)
+    plan, failed = declared(lambda p, epoch: None, epoch=T.int32), []
+
+    def traces(first):
+        try:
+            for epoch in range(first, 8000, 8):
+                plan.trace(0, 1, {}, {"epoch": epoch})
+        except Exception as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=traces, args=(first,)) for first in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failed == []
+    assert len(plan._traces) == 4
 
 
 def test_words_that_follow_each_other_are_one_call(every_rank, monkeypatch):

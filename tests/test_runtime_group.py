@@ -10,9 +10,10 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tileweave import TileWeaveError
-from tileweave.runtime.group import Group
+from tileweave.runtime.group import Group, join
 
 
 def test_values_come_in_rank_order(every_rank):
@@ -121,6 +122,39 @@ def test_groups_joined_one_after_the_other_do_not_mix(tmp_path):
     for rank, (out, err) in enumerate(outputs):
         pair = [f"{rank} {rank // 2} 2 ['pair 0', 'pair 2']"] if rank != 1 else []
         assert out.splitlines() == [*pair, *(f"{rank} {rank} 3 {said}" for said in alls)], err
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """One, of which nothing is asked, and no torchrun."""
+    for name, value in (
+        ("is_available", True), ("device_count", 1), ("current_device", 0), ("set_device", None)
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    for variable in ("WORLD_SIZE", "LOCAL_RANK", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("WORLD_SIZE", "many", "init: WORLD_SIZE='many'; expected 1 or more, from torchrun"),
+        ("WORLD_SIZE", "", "init: WORLD_SIZE=''; expected 1 or more"),
+        ("WORLD_SIZE", "0", "init: WORLD_SIZE='0'; expected 1 or more"),
+        ("LOCAL_RANK", "-1", "init: LOCAL_RANK='-1'; expected 0 or more"),
+        ("WORLD_SIZE", "2", "init: .*variable RANK expected.*; expected the variables of torchrun"),
+    ],
+)
+def test_variables_that_torchrun_would_not_set(gpu, monkeypatch, variable, value, message):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(TileWeaveError, match=message):
+        join()
+
+
+@pytest.mark.parametrize("group", ["pair", 3, dist.GroupMember.NON_GROUP_MEMBER])
+def test_groups_without_this_rank_are_refused(gpu, group):
+    with pytest.raises(TileWeaveError, match=r"init: process_group=.*; expected a group of torch"):
+        join(group)
 
 
 INITIALISE = """

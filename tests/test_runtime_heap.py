@@ -3,9 +3,12 @@ and their heaps lie side by side in one buffer, as they do on GPUs."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import pickle
 import types
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -129,20 +132,26 @@ def test_exhaustion_says_what_was_asked_and_what_is_free():
     assert heap.allocate((3 * ALIGNMENT,), torch.uint8).local.numel() == 3 * ALIGNMENT
 
 
-@pytest.mark.parametrize("shape", [(0,), (4, -1), (2.5,), ("8",)])
+@pytest.mark.parametrize("shape", [(0,), (4, -1), (2.5,), ("8",), (True,), ((4,),)])
 def test_shapes_that_are_refused(shape):
     with pytest.raises(TileWeaveError) as error:
         alone().allocate(shape, torch.float32)
     assert str(error.value) == f"symmetric: shape={shape}; expected positive integers"
 
 
-@pytest.mark.parametrize("dtype", ["float32", None, 4])
+def test_extents_are_numbers_of_any_kind():
+    """Which ranks agree on, whoever says them."""
+    tensor = alone().allocate((np.int64(3), torch.tensor(5)), torch.float32)
+    assert tensor.shape == (3, 5) and {*map(type, tensor.shape)} == {int}
+
+
+@pytest.mark.parametrize("dtype", ["float32", None, 4, [], torch.qint8, torch.quint4x2])
 def test_dtypes_that_are_refused(dtype):
     with pytest.raises(TileWeaveError) as error:
         alone().allocate((4,), dtype)
     assert str(error.value) == (
         f"symmetric: dtype={dtype!r}; expected a torch.dtype with elements of 1, 2, 4, 8 or 16 "
-        "bytes"
+        "bytes, not quantized"
     )
 
 
@@ -166,9 +175,31 @@ def test_only_a_live_tensor_of_this_heap_can_be_freed():
         )
 
 
-@pytest.mark.parametrize("peer", [-1, 1])
+def test_freed_memory_is_not_handed_out():
+    """It may be another tensor's; after the heap is closed it is nobody's."""
+    heap = alone()
+    freed, closed = heap.allocate((4,), torch.int32), heap.allocate((4,), torch.int32)
+    freed.free()
+    assert closed.is_live and closed.multicast is None
+    heap.close()
+    for tensor in (freed, closed):
+        assert not tensor.is_live and not hasattr(tensor, "nothing")
+        for use in (lambda t: t.all, lambda t: t.local, lambda t: t.peer(0), lambda t: t.multicast):
+            with pytest.raises(TileWeaveError, match=r"was freed; expected a live symmetric"):
+                use(tensor)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_memory_of_all_ranks_is_not_copied(copied):
+    """Storage that claims any size would be read to its end."""
+    tensor = alone().allocate((4,), torch.int32)
+    with pytest.raises(TileWeaveError, match=r"copy: Symm.*; expected its \.local to be copied"):
+        copied(tensor)
+
+
+@pytest.mark.parametrize("peer", [-1, 1, "a", None, False])
 def test_peers_are_ranks_of_the_group(peer):
-    with pytest.raises(TileWeaveError, match=rf"peer: rank={peer}; expected 0 to 0"):
+    with pytest.raises(TileWeaveError, match=rf"peer: rank={peer!r}; expected 0 to 0"):
         alone().allocate((4,), torch.int32).peer(peer)
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
 
 import tileweave as tw
-from tileweave.runtime import session
+from tileweave.runtime import host_functions, session
+from tileweave.runtime.group import Group
+from tileweave.runtime.heap import Heap
+
+barrier = sys.modules["tileweave.runtime.barrier"]
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +110,33 @@ def test_shapes_of_symmetric(monkeypatch, shape, taken):
 
     monkeypatch.setattr(session, "_session", FakeSession)
     assert tw.symmetric(shape, torch.int32) == (taken, torch.int32)
+
+
+def test_a_session_that_cannot_compile_is_not_up(monkeypatch):
+    """Else the next ``tw.init`` would do nothing."""
+    group = Group(0, 1, 0, torch.device("cpu"), None, None)
+    closed = []
+    watchdog = types.SimpleNamespace(close=lambda: closed.append("watchdog"))
+    monkeypatch.setattr(session, "join", lambda process_group: group)
+    monkeypatch.setattr(session, "Context", lambda *_, **__: types.SimpleNamespace(record=None))
+    monkeypatch.setattr(session, "Watchdog", lambda *_: watchdog)
+    monkeypatch.setattr(Heap, "close", lambda heap: closed.append("heap"))
+    monkeypatch.setattr(host_functions, "say", lambda session: None)
+
+    def prepare(session):
+        raise tw.TileWeaveError("no nvcc")
+
+    monkeypatch.setattr(barrier, "prepare", prepare)
+    for _ in range(2):
+        assert message_of(tw.init, heap_bytes=1 << 20) == "no nvcc"
+        assert session.joined() is None
+    assert closed == ["watchdog", "heap"] * 2
+
+
+def test_the_native_part_s_variable_is_judged_before_anything_is_up(monkeypatch):
+    monkeypatch.setenv("TILEWEAVE_NATIVE", "2")
+    monkeypatch.setattr(session, "join", lambda group: pytest.fail("joined"))
+    assert message_of(tw.init) == "TILEWEAVE_NATIVE='2'; expected 0 or 1"
 
 
 def test_ranks_with_different_heaps_are_told(monkeypatch):

@@ -21,11 +21,11 @@ from tilelang import tvm
 
 from . import __version__, passes
 from .builtins.errors import TileWeaveError
-from .emit import STAGES, emit
+from .emit import LARGEST, STAGES, emit
 from .explain import explain, source_of
 from .runtime import Plan
 from .runtime.configured import configured
-from .runtime.out_file import out_file
+from .runtime.out_file import out_file, write_out
 from .runtime.parameters import dynamic_extents, parameters_of
 
 PrimFunc = tvm.tirx.PrimFunc
@@ -205,14 +205,21 @@ def _add_products(parser: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int:
     """A positive integer of the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}; expected a positive integer")
+    if not text.isdecimal() or not 1 <= int(text) <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text}; expected a positive integer up to {LARGEST}")
     return int(text)
 
 
-def _listed(given: list[str]) -> list[str]:
+def _listed(options: argparse.Namespace, name: str) -> list[str]:
     """What is between commas or spaces."""
-    return [word for text in given for word in text.split(",") if word]
+    given = getattr(options, name)
+    words = [word for text in given for word in text.split(",") if word]
+    if given and not words:
+        raise TileWeaveError(
+            f"{options.command}: --{name} {' '.join(given)}; expected at least one, with commas or "
+            "spaces between them"
+        )
+    return words
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -222,7 +229,7 @@ def _bench(options: argparse.Namespace) -> None:
         bench.again(options.file, options.figure)
         return
     wanted = bench.Wanted(
-        options.ops, _listed(options.shapes), _counts(options, "rows"), options.dtype,
+        options.ops, _listed(options, "shapes"), _counts(options, "rows"), options.dtype,
         options.warmups, options.runs, options.json, options.figure,
         sizes=_counts(options, "sizes"), attention=_attention(options),
     )  # fmt: skip
@@ -244,7 +251,7 @@ def _tune(options: argparse.Namespace) -> None:
     from . import tuning
 
     tuning.run(
-        options.ops, _listed(options.shapes), _counts(options, "rows"), options.dtype,
+        options.ops, _listed(options, "shapes"), _counts(options, "rows"), options.dtype,
         options.row_major,
     )  # fmt: skip
 
@@ -252,7 +259,7 @@ def _tune(options: argparse.Namespace) -> None:
 def _counts(options: argparse.Namespace, name: str) -> list[int]:
     """The positive integers of an option."""
     try:
-        return [_count(text) for text in _listed(getattr(options, name))]
+        return [_count(text) for text in _listed(options, name)]
     except argparse.ArgumentTypeError as error:
         raise TileWeaveError(
             f"{options.command}: --{name} {error} (operators stand before the options)"
@@ -275,9 +282,10 @@ def _sizes(options: argparse.Namespace, programs: dict[str, Any]) -> dict[str, d
     given: dict[str, int] = {}
     for pair in options.size:
         name, _, value = pair.partition("=")
-        if not name or not value.isdecimal() or int(value) < 1:
+        if not name or not value.isdecimal() or not 1 <= int(value) <= LARGEST:
             raise TileWeaveError(
-                f"{options.command}: --size {pair}; expected NAME=VALUE, a positive integer"
+                f"{options.command}: --size {pair}; expected NAME=VALUE, a positive integer up to "
+                f"{LARGEST}"
             )
         given[name] = int(value)
     names = {key: _dynamic_sizes(program) for key, program in programs.items()}
@@ -363,11 +371,11 @@ def _emit(options: argparse.Namespace) -> None:
 def _explain(options: argparse.Namespace) -> None:
     """Plans first, each with its kernels."""
     programs = _programs(options, (Plan, PrimFunc))
-    if options.html and len(programs) > 1:
+    if options.html is not None and len(programs) > 1:
         raise TileWeaveError(
             f"explain: --html of {', '.join(programs)}; expected one program, FILE:NAME"
         )
-    if options.html and out_file("explain: --html", options.html).suffix != ".html":
+    if options.html is not None and out_file("explain: --html", options.html).suffix != ".html":
         raise TileWeaveError(f"explain: --html {options.html}; expected a name that ends in .html")
     sizes = _sizes(options, programs)
     told: set[tuple] = set()
@@ -376,8 +384,8 @@ def _explain(options: argparse.Namespace) -> None:
             continue
         found = explain(program, options.ranks, _configs(options), sizes=sizes[name])
         found = replace(found, name=name)
-        if options.html:
-            Path(options.html).write_text(found.html())
+        if options.html is not None:
+            write_out("explain: --html", options.html, found.html())
         separator = "\n" if told and not options.json else ""
         print(separator + (found.as_json() if options.json else str(found)))
         told.update(tuple(place) for _, *place in found.sources)
@@ -545,9 +553,9 @@ def _programs(options: argparse.Namespace, kinds: tuple[type, ...] = (PrimFunc,)
     the order of the kinds."""
     op, where = options.command, options.program
     words = " or ".join(_KINDS[kind] for kind in kinds)
-    file, _, name = (where, "", "") if Path(where).is_file() else where.rpartition(":")
+    file, _, name = (where, "", "") if os.path.isfile(where) else where.rpartition(":")
     path = Path(file or where)
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path's own raises for a name that is too long
         raise TileWeaveError(f"{op}: there is no file {path}; expected FILE or FILE:NAME")
     found: dict[str, Any] = {}
     values = vars(_load(op, path))

@@ -139,7 +139,9 @@ def find_nvcc() -> Nvcc:
         return Nvcc("", "not on PATH, and CUDA_HOME is not set")
     try:
         said, known = (
-            subprocess.run([path, flag], capture_output=True, text=True, timeout=60).stdout
+            subprocess.run(
+                [path, flag], capture_output=True, text=True, errors="replace", timeout=60
+            ).stdout
             for flag in ("--version", "--list-gpu-arch")
         )
     except (OSError, subprocess.TimeoutExpired) as error:

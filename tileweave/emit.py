@@ -20,6 +20,8 @@ from .codegen.names import names_kept
 Stage = Literal["tile", "device", "cuda", "ptx"]
 STAGES = ("tile", "device", "cuda", "ptx")
 EMIT_HEAP_STRIDE = 1 << 30
+LARGEST = (1 << 31) - 1
+"""Of ranks, and of extents: what a program counts with."""
 
 
 def emit(
@@ -90,9 +92,11 @@ def require_group(op: str, world_size: int, arch: str) -> None:
     Raises:
         TileWeaveError: no rank, or an architecture that there is not.
     """
-    if world_size < 1:
-        raise TileWeaveError(f"{op}: world_size={world_size}; expected at least 1")
-    if not re.fullmatch(r"sm_\d+[af]?", arch):
+    if type(world_size) is not int or not 1 <= world_size <= LARGEST:
+        raise TileWeaveError(
+            f"{op}: world_size={world_size!r}; expected at least 1, and at most {LARGEST}"
+        )
+    if not isinstance(arch, str) or not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
         raise TileWeaveError(f"{op}: arch={arch!r}; expected 'sm_80', 'sm_90a', 'sm_100a', ...")
 
 

@@ -68,6 +68,8 @@ def own_options(configs: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         TileWeaveError: an option that there is not, or a value that it cannot have.
     """
+    if not isinstance(configs, Mapping) or not all(isinstance(n, str) for n in configs):
+        raise TileWeaveError(f"pass_configs={configs!r}; expected a dict, option -> value")
     ours = {n[len(PREFIX) :]: v for n, v in configs.items() if n.startswith(PREFIX)}
     for name, value in configs.items():
         if not name.startswith(PREFIX):
@@ -86,7 +88,7 @@ def _require_stock(name: str, value: Any) -> None:
     """Refuse what TileLang knows no option for, before it does."""
     try:
         PassContext(config={name: value})
-    except AttributeError as error:
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
         known = PassContext.list_configs()
         if name in known:
             why = str(error).splitlines()[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import types
 
@@ -141,6 +142,43 @@ def test_a_run_can_be_drawn_elsewhere(tmp_path, capsys):
     assert ["all_gather_matmul", *"2048 x 8 x 8".split(), *times] in rows
 
 
+def test_wrong_results_are_written_as_json(tmp_path):
+    """Which has no infinite numbers."""
+    file = tmp_path / "bench.json"
+    wrong = result({"ours": 1.0, "nccl": 1.5}, ours=math.inf)
+    results.save(str(file), {}, [wrong])
+
+    def refused(name):
+        raise AssertionError(name)
+
+    json.loads(file.read_text(), parse_constant=refused)
+    assert results.load(str(file)) == ({}, [wrong])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ms": {}, "errors": {}},
+        {"errors": {"ours": 0.0}},
+        {"ms": {"ours": "1", "nccl": 1.5}},
+        {"ms": {"ours": 0.0, "nccl": 1.5}},
+        {"ms": {"ours": math.nan, "nccl": 1.5}},
+        {"ms": [1.0]},
+        {"seconds": None},
+        {"op": ["all_gather"]},
+        {"shape": {"name": "", "M": "8", "N": 8, "K": 8}},
+    ],
+)
+def test_what_was_not_measured_is_not_printed(tmp_path, change, capsys):
+    file = tmp_path / "bench.json"
+    results.save(str(file), {}, [result({"ours": 1.0, "nccl": 1.5})])
+    said = json.loads(file.read_text())
+    said["results"][0] |= change
+    file.write_text(json.dumps(said))
+    assert main(["bench", "--from", str(file)]) == 1
+    assert "expected what tileweave bench --json has written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -157,7 +195,13 @@ def test_a_run_can_be_drawn_elsewhere(tmp_path, capsys):
         (["--shapes", "llama7b"], "bench: --shapes llama7b; expected llama8b, llama70b, llama405b"),
         (["--shapes", "12x0x4"], "bench: --shapes 12x0x4; expected"),
         (["--rows", "1024,many"], "bench: --rows many; expected a positive integer"),
-        (["--rows", "1024", "all_gather_matmul"], "integer (operators stand before the options)"),
+        (["--rows", ","], "bench: --rows ,; expected at least one, with commas or spaces"),
+        (["--shapes", ""], "bench: --shapes ; expected at least one, with commas or spaces"),
+        (["--sizes", ",", ","], "bench: --sizes , ,; expected at least one, with commas or spaces"),
+        (["--shapes", "1x1x2147483648"], "bench: --shapes 1x1x2147483648; expected"),
+        (["--sizes", "2147483648"], "expected a positive integer up to 2147483647"),
+        (["--json", "a" * 300], ": File name too long; expected a file that can be written"),
+        (["--rows", "1024", "all_gather_matmul"], " (operators stand before the options)"),
         (["--json", "no/where.json"], "bench: --json no/where.json; expected a name in a folder"),
         (["--figure", "bench.svg"], "bench: --figure bench.svg; expected a name that ends in .png"),
         (["--from", "no.json"], "no.json'; expected what tileweave bench --json has written"),

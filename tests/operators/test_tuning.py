@@ -4,6 +4,7 @@ exchanges are real; test_torch.py tunes on processes."""
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 import types
@@ -367,6 +368,8 @@ def test_results_of_other_machines_and_versions_are_not_taken(disk, monkeypatch,
         json.dumps({"results": {str(ASKED): 3}}),
         json.dumps({"results": {str(ASKED): {"choice": None, "fused": None}}}),
         json.dumps({"results": {str(ASKED): {"choice": None, "fused": None, "nccl": -1}}}),
+        json.dumps({"results": {str(ASKED): {"choice": None, "fused": None, "nccl": math.inf}}}),
+        json.dumps({"results": {str(ASKED): {"choice": None, "fused": None, "nccl": 10**400}}}),
         str(FAST).join((f'{{"results": {{"{ASKED}": ', "}}")).replace("two_phase", "three_phase"),
         str(FAST).join((f'{{"results": {{"{ASKED}": ', "}}")).replace("stages", "steps"),
         str(FAST).join((f'{{"results": {{"{ASKED}": ', "}}")).replace('"stages": 6', '"stages": 0'),

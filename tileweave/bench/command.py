@@ -19,11 +19,12 @@ import torch.distributed as dist
 
 from .. import __version__
 from ..builtins.errors import TileWeaveError
+from ..emit import LARGEST
 from ..ops.groups import group_of
 from ..ops.prepared import free_prepared
 from ..runtime import SymmetricTensor, finalize, init, symmetric
 from ..runtime.compile_ahead import compile_ahead
-from ..runtime.group import Group
+from ..runtime.group import Group, from_torchrun
 from ..runtime.heap import HeapExhausted
 from ..runtime.measure import interleaved, largest
 from ..runtime.out_file import out_file
@@ -121,7 +122,7 @@ def _world_size() -> int:
     """Known before ranks meet."""
     if dist.is_initialized():
         return dist.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return from_torchrun("WORLD_SIZE", 1)
 
 
 def shapes_of(
@@ -139,7 +140,7 @@ def shapes_of(
             hidden, inner = MODELS[name]
             N, K = (inner, hidden) if op == "all_gather_matmul" else (hidden, inner)
             found += [Shape(name, M, N, K) for M in rows]
-        elif len(sizes) == 3 and all(s.isdecimal() and int(s) > 0 for s in sizes):
+        elif len(sizes) == 3 and all(s.isdecimal() and 0 < int(s) <= LARGEST for s in sizes):
             found.append(Shape("", *map(int, sizes)))
         else:
             raise TileWeaveError(
@@ -259,8 +260,11 @@ def join(cases: list[Subject], at_once: int = 1) -> Group:
         gathered = max(case.gathered_bytes for case in cases)
         given = "TILEWEAVE_HEAP_BYTES" in os.environ
         init(heap_bytes=None if given else at_once * most + gathered + _SPARE_BYTES)
-    elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo")
+    elif from_torchrun("WORLD_SIZE", 1) > 1 and not dist.is_initialized():
+        try:
+            dist.init_process_group("gloo")
+        except ValueError as error:
+            raise TileWeaveError(f"init: {error}; expected the variables of torchrun") from None
         atexit.register(dist.destroy_process_group)
     return group_of("")
 

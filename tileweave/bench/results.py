@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 from ..builtins.errors import TileWeaveError
 from ..ops.collective import sent_bytes
 from ..ops.trial import TOLERANCE
+from ..runtime.out_file import write_out
 from .contenders import (
     ASYNC_TP,
     EXCHANGE,
@@ -318,9 +320,16 @@ def _ratios(results: Iterable[Result], of: Any) -> list[tuple[float, Any]]:
 
 
 def save(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> None:
-    """As JSON, of which ``load`` is the inverse."""
-    text = json.dumps({**machine, "results": [asdict(r) for r in results]}, indent=1)
-    Path(file).write_text(text + "\n")
+    """As JSON, which has no infinite error but null, of which ``load`` is the inverse.
+
+    Raises:
+        TileWeaveError: it cannot be written.
+    """
+    said = [asdict(r) for r in results]
+    for each in said:
+        each["errors"] = {n: e if math.isfinite(e) else None for n, e in each["errors"].items()}
+    text = json.dumps({**machine, "results": said}, indent=1, allow_nan=False)
+    write_out("bench: --json", file, text + "\n")
 
 
 def load(file: str) -> tuple[dict[str, Any], list[Result]]:
@@ -332,12 +341,31 @@ def load(file: str) -> tuple[dict[str, Any], list[Result]]:
     kinds = {frozenset(field.name for field in fields(kind)): kind for kind in KINDS}
     try:
         machine = json.loads(Path(file).read_text())
-        results = [
-            Result(**{**r, "shape": kinds[frozenset(r["shape"])](**r["shape"])})
-            for r in machine.pop("results")
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        results = []
+        for r in machine.pop("results"):
+            shape = kinds[frozenset(r["shape"])](**r["shape"])
+            errors = {n: math.inf if e is None else e for n, e in r["errors"].items()}
+            results.append(_checked(Result(**{**r, "shape": shape, "errors": errors})))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TileWeaveError(
             f"bench: --from {file}: {error}; expected what tileweave bench --json has written"
         ) from None
     return machine, results
+
+
+def _checked(r: Result) -> Result:
+    """The same, which ``table`` and ``summary`` can print.
+
+    Raises:
+        ValueError: it is none that was measured.
+    """
+    numbers = [*r.ms.values(), *r.errors.values(), r.seconds]
+    if not (
+        all(type(getattr(r.shape, f.name)).__name__ == f.type for f in fields(r.shape))
+        and all(isinstance(word, str) for word in (r.op, r.strategy, r.reason))
+        and all(type(n) in (int, float) and n >= 0 for n in numbers)
+        and all(0 < ms < math.inf for ms in r.ms.values())
+        and OURS in r.ms.keys() == r.errors.keys()
+    ):
+        raise ValueError(f"{r} was not measured")
+    return r
