@@ -25,7 +25,7 @@ from .forecast import communicated_us, gathered_us, pushed_us
 from .groups import group_of, name_of
 from .library import define
 from .operators import Choice, Operator
-from .problem import Problem, checked
+from .problem import Problem, checked, require_operands
 from .product import define_product
 from .tiles import SMS, Tiles, Walk, blocks_that_push, stored, walked
 
@@ -342,6 +342,7 @@ def all_gather_matmul(
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     if not return_gathered:
         return _product(a_shard, b, group, out, strategy, epilogue)
+    require_operands(NAME, a_shard, b, out, epilogue)
     refuse_gradients(NAME, out, a_shard, b, *epilogue.tensors)
     given = name_of(group), strategy, *epilogue
     if out is None:

@@ -19,7 +19,7 @@ from ..runtime.kernel import capturing
 from .attention_problem import DTYPES, AttentionProblem, checked_attention
 from .groups import group_of, name_of
 from .library import define
-from .problem import agree, refused, require_like
+from .problem import agree, refused, require_dense, require_dense_or_none, require_like
 
 NAME = "sp_attention_backward"
 _SCORES = 1 << 26
@@ -208,6 +208,8 @@ def sp_attention_backward(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    require_dense(NAME, grad_out=grad_out, q=q, k=k, v=v, out=out, lse=lse)
+    require_dense_or_none(NAME, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     return torch.ops.tileweave.sp_attention_backward(
         grad_out, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, bool(causal), layout,
         softmax_scale, name_of(group), transport,

@@ -23,6 +23,7 @@ from .problem import (
     operator_name,
     packed,
     refused,
+    require_operands,
 )
 from .remembered import Remembered, signature
 from .repeated import repeat, repeat_later
@@ -179,7 +180,7 @@ def strategy_of(
         a, b, group, strategy, bias, scale_a, scale_b, out_dtype: as it would get them.
     """
     name, ranks = operator_name("strategy_of", op, OPERATORS), group_of(name_of(group))
-    problem = checked(
-        name, a, b, ranks.world_size, None, Epilogue(bias, scale_a, scale_b, out_dtype)
-    )
+    epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
+    require_operands(name, a, b, None, epilogue)
+    problem = checked(name, a, b, ranks.world_size, None, epilogue)
     return chosen(strategy, problem, a.device, ranks, looked_up(problem, ranks))
