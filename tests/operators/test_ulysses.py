@@ -83,8 +83,9 @@ REFUSED = [
     ((Q, Q, Q.to("meta")), {}, "v is on meta; expected cpu as q"),
     ((Q, Q[:, :3], Q[:, :3]), {}, "k has 3 rows on each rank and causal=True; expected at least 4"),
     ((Q, Q[:, :, :4], Q[:, :, :4]), {}, "q has 6 heads; expected a multiple of the 4 of k and v"),
-    ((Q, Q, Q), {"softmax_scale": float("nan")}, "softmax_scale=nan; expected a positive number, "),
-    ((Q, Q, Q), {"softmax_scale": "1"}, "softmax_scale='1'; expected a positive number, or None"),
+    ((Q, Q, Q), {"softmax_scale": float("nan")}, "softmax_scale=nan; expected a positive float32"),
+    ((Q, Q, Q), {"softmax_scale": "1"}, "softmax_scale='1'; expected a positive float32, or None"),
+    ((Q.to(torch.float8_e5m2),) * 3, {}, "q is of torch.float8_e5m2; expected a floating-point ty"),
     ((Q, Q, Q), {"transport": "fast"}, "transport='fast'; expected 'auto', 'copy_engine', 'tma', "),
     ((Q, Q, Q), {"transport": "tma"}, "transport='tma', but the tensors are on cpu; expected cuda"),
 ]  # fmt: skip
