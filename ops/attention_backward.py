@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from ..runtime.kernel import capturing
-from .attention_problem import DTYPES, AttentionProblem, checked_attention
+from .attention_problem import DTYPES, AttentionProblem, checked_attention, checked_maxima
 from .groups import group_of, name_of
 from .library import define
 from .problem import agree, refused, require_dense, require_dense_or_none, require_like
@@ -166,9 +166,11 @@ def _sequences(
             problem.op, "cu_seqlens_q is given while a CUDA graph is captured",
             "none, as the host reads it",
         )  # fmt: skip
+    offsets = cu_seqlens_q.cpu(), cu_seqlens_k.cpu()
+    checked_maxima(problem, *offsets)
     of_q, of_k = (
         [slice(*ends) for ends in pairwise((cu_seqlens // problem.ranks).tolist())]
-        for cu_seqlens in (cu_seqlens_q, cu_seqlens_k)
+        for cu_seqlens in offsets
     )
     return [Sequences(problem, *both) for both in zip(of_q, of_k, strict=True)]
 
