@@ -23,6 +23,7 @@ from .problem import (
     operator_name,
     packed,
     refused,
+    require_apart,
     require_operands,
 )
 from .remembered import Remembered, signature
@@ -77,6 +78,8 @@ def compute(
     Args:
         out, group, asked: as for ``call``.
     """
+    if out is not None:
+        require_apart(op, out, a, b, epilogue)
     key = _key(op, a, b, out, group, asked, epilogue)
     given = a, b, *epilogue.tensors
     if (c := repeat(key, given, out)) is not None:
@@ -104,6 +107,8 @@ def call(
         group: its name.
         asked: the strategy.
     """
+    if out is not None:
+        require_apart(op, out, a, b, epilogue)
     key = _key(op, a, b, out, group, asked, epilogue)
     return _call(key, op, a, b, out, group, asked, epilogue)
 

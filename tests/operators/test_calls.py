@@ -257,6 +257,22 @@ def test_what_is_no_operator_or_no_tensor(asked, said):
         asked()
 
 
+@pytest.mark.parametrize("operator", [GATHER, SCATTER, REDUCE])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_out_is_memory_of_its_own(operator, place):
+    """Else some of the result would be multiplied."""
+    a, b, bias = given = ones(8, 8), ones(8, 8), ones(8, 8)[2]
+    out = (a, b, bias.as_strided((8, 8), (8, 1), 0))[place]
+    name = ("a_shard" if operator is GATHER else "a", "b", "bias")[place]
+    said = f"^{operator.__name__}: out shares memory with {name}; expected memory of its own"
+    with pytest.raises(tw.TileWeaveError, match=said):
+        operator(a, b, bias=bias, out=out)
+    assert all(torch.equal(x, torch.ones_like(x)) for x in given)
+    beside = ones(3, 8, 8)
+    right = operator(beside[0], beside[2].t(), bias=bias)
+    assert torch.equal(operator(beside[0], beside[2].t(), bias=bias, out=beside[1]), right)
+
+
 def test_any_rows_are_reduced():
     assert checked("matmul_all_reduce", ones(10, 8), ones(8, 6), 4).shape == (10, 6)
 
