@@ -62,6 +62,24 @@ def test_memory_order_of_the_result():
     assert ops.ulysses_attention(q, k, v, causal=True).is_contiguous()
 
 
+@pytest.mark.parametrize("keys", [4, 6])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_leaves_it_alone(keys, compiled):
+    """The result is of the type of q, as of all operators."""
+    q, k = torch.randn(1, 4, 2, 8), torch.randn(1, keys, 2, 8)
+
+    def attend(q, k):
+        return ops.ulysses_attention(q, k, k, causal=True)
+
+    right = attend(q, k)
+    if compiled:
+        attend = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attend(q, k)
+        assert found.dtype == torch.float32 and torch.allclose(found, right)
+        assert attend(q.to("meta"), k.to("meta")).dtype == torch.float32
+
+
 def test_the_mask_takes_no_memory():
     assert ulysses._aligned_at_ends(1 << 20, 1 << 21).numel() == 0
 
