@@ -26,7 +26,7 @@ from .forecast import communicated_us, gathered_us, pushed_us
 from .groups import group_of, name_of
 from .library import define
 from .operators import Choice, Operator
-from .problem import Problem, checked
+from .problem import Problem, checked, require_operands
 from .product import define_product
 from .tiles import SMS, Tiles, Walk, blocks_that_push, stored, walked
 
@@ -35,6 +35,9 @@ CUTS = (1, 2, 3, 4)
 """Pieces in which the rows of the first peer come. It takes longer until all are there."""
 PIECE_BYTES = 2 << 10
 """Of a row in each of them at least: with 1 KiB copy engines take several times as long."""
+FEW = 2048
+"""Rows that all blocks of one kernel store at most: to infer who waits for which takes memory as
+their square."""
 _LINE = 128
 """Bytes, of which a multiple is stored without a gap."""
 
@@ -373,6 +376,11 @@ class AllGatherMatmul(Operator, op=NAME):
             for tiles in stored(problem.itemsize)
         }  # fmt: skip
 
+    @classmethod
+    def suits(cls, problem: Problem, program: str) -> bool:
+        many = problem.M > FEW and program == "stores"
+        return not many and super().suits(problem, program)
+
 
 def all_gather_matmul(
     a_shard: torch.Tensor,
@@ -416,6 +424,7 @@ def all_gather_matmul(
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     if not return_gathered:
         return _product(a_shard, b, group, out, strategy, epilogue)
+    require_operands(NAME, a_shard, b, out, epilogue)
     refuse_gradients(NAME, out, a_shard, b, *epilogue.tensors)
     given = name_of(group), strategy, *epilogue
     if out is None:

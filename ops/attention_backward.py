@@ -16,10 +16,10 @@ import torch
 from torch.nn.functional import pad
 
 from ..runtime.kernel import capturing
-from .attention_problem import DTYPES, AttentionProblem, checked_attention
+from .attention_problem import DTYPES, AttentionProblem, checked_attention, checked_maxima
 from .groups import group_of, name_of
 from .library import define
-from .problem import agree, refused, require_like
+from .problem import agree, refused, require_dense, require_dense_or_none, require_like
 
 NAME = "sp_attention_backward"
 _SCORES = 1 << 26
@@ -166,9 +166,11 @@ def _sequences(
             problem.op, "cu_seqlens_q is given while a CUDA graph is captured",
             "none, as the host reads it",
         )  # fmt: skip
+    offsets = cu_seqlens_q.cpu(), cu_seqlens_k.cpu()
+    checked_maxima(problem, *offsets)
     of_q, of_k = (
         [slice(*ends) for ends in pairwise((cu_seqlens // problem.ranks).tolist())]
-        for cu_seqlens in (cu_seqlens_q, cu_seqlens_k)
+        for cu_seqlens in offsets
     )
     return [Sequences(problem, *both) for both in zip(of_q, of_k, strict=True)]
 
@@ -208,6 +210,8 @@ def sp_attention_backward(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    require_dense(NAME, grad_out=grad_out, q=q, k=k, v=v, out=out, lse=lse)
+    require_dense_or_none(NAME, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     return torch.ops.tileweave.sp_attention_backward(
         grad_out, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, bool(causal), layout,
         softmax_scale, name_of(group), transport,

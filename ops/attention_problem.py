@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
 from typing import TypeAlias
 
 import torch
@@ -19,6 +18,7 @@ OP = "sp_attention"
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
 """Of q and k, and of v: what there are kernels for."""
+_MOST = torch.finfo(torch.float32).max
 _Maxima: TypeAlias = "tuple[int | None, int | None]"
 _asserted = WeakTensorKeyDictionary()
 """By cu_seqlens_q and cu_seqlens_k: for which problems and maxima the GPU was told to assert them,
@@ -158,8 +158,9 @@ def _check_operands(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4 - packed or 0 in tensor.shape:
             raise refused(op, f"{name} has shape {tuple(tensor.shape)}", f"{extents}, {given}")
-        if not tensor.is_floating_point():
-            raise refused(op, f"{name} is of {tensor.dtype}", "a floating-point type")
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            legal = "a floating-point type of 16 bits or more"
+            raise refused(op, f"{name} is of {tensor.dtype}", legal)
         require_like(op, name, tensor, "q", q)
     *batch, _, heads, dim = q.shape
     *_, k_rows, kv_heads, _ = k.shape
@@ -176,12 +177,12 @@ def checked_scale(op: str, dim: int, scale: float | None) -> float:
     """By which products of q and k, of ``dim`` numbers each, are multiplied.
 
     Raises:
-        TileWeaveError: ``scale`` is no positive number.
+        TileWeaveError: ``scale`` is no positive number that kernels can hold.
     """
     if scale is None:
         return dim**-0.5
-    if not isinstance(scale, (int, float)) or not isfinite(scale) or scale <= 0:
-        raise refused(op, f"softmax_scale={scale!r}", "a positive number, or None")
+    if not isinstance(scale, (int, float)) or not 0 < scale <= _MOST:
+        raise refused(op, f"softmax_scale={scale!r}", "a positive float32, or None")
     return float(scale)
 
 

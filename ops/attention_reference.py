@@ -14,9 +14,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from .all_gather import all_gather
-from .attention_problem import AttentionProblem, checked_attention, checked_maxima
+from .attention_problem import OP, AttentionProblem, checked_attention, checked_maxima
 from .groups import group_of, name_of
-from .problem import agree
+from .problem import agree, require_dense, require_dense_or_none
 from .sequence import shard_sequence, unshard_sequence
 
 _SCORES = 1 << 26
@@ -127,6 +127,8 @@ def gathered_attention(
     Raises:
         TileWeaveError: arguments that do not fit, or differ between ranks.
     """
+    require_dense(OP, q=q, k=k, v=v)
+    require_dense_or_none(OP, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     ranks = group_of(name_of(group))
     packing = {
         "cu_seqlens_q": cu_seqlens_q,

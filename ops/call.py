@@ -23,6 +23,8 @@ from .problem import (
     operator_name,
     packed,
     refused,
+    require_apart,
+    require_operands,
 )
 from .remembered import Remembered, signature
 from .repeated import repeat, repeat_later
@@ -76,6 +78,8 @@ def compute(
     Args:
         out, group, asked: as for ``call``.
     """
+    if out is not None:
+        require_apart(op, out, a, b, epilogue)
     key = _key(op, a, b, out, group, asked, epilogue)
     given = a, b, *epilogue.tensors
     if (c := repeat(key, given, out)) is not None:
@@ -103,6 +107,8 @@ def call(
         group: its name.
         asked: the strategy.
     """
+    if out is not None:
+        require_apart(op, out, a, b, epilogue)
     key = _key(op, a, b, out, group, asked, epilogue)
     return _call(key, op, a, b, out, group, asked, epilogue)
 
@@ -179,7 +185,7 @@ def strategy_of(
         a, b, group, strategy, bias, scale_a, scale_b, out_dtype: as it would get them.
     """
     name, ranks = operator_name("strategy_of", op, OPERATORS), group_of(name_of(group))
-    problem = checked(
-        name, a, b, ranks.world_size, None, Epilogue(bias, scale_a, scale_b, out_dtype)
-    )
+    epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
+    require_operands(name, a, b, None, epilogue)
+    problem = checked(name, a, b, ranks.world_size, None, epilogue)
     return chosen(strategy, problem, a.device, ranks, looked_up(problem, ranks))

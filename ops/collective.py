@@ -74,8 +74,8 @@ def axis_of(op: str, name: str, axis: int, x: torch.Tensor) -> int:
     Raises:
         TileWeaveError: there is no such axis.
     """
-    if not -x.ndim <= axis < x.ndim:
-        raise refused(op, f"{name}={axis}", f"an axis of {ARGUMENT} of shape {tuple(x.shape)}")
+    if not isinstance(axis, (int, torch.SymInt)) or not -x.ndim <= axis < x.ndim:
+        raise refused(op, f"{name}={axis!r}", f"an axis of {ARGUMENT} of shape {tuple(x.shape)}")
     return axis % x.ndim
 
 

@@ -18,7 +18,15 @@ from .groups import TwoLevels, group_of, name_of, ranks_of
 from .library import define
 from .made import Made
 from .prepared import prepared
-from .problem import agree, check_layout, dense, operator_name, refused
+from .problem import (
+    agree,
+    check_layout,
+    dense,
+    operator_name,
+    refused,
+    require_dense,
+    require_dense_or_none,
+)
 from .remembered import signature
 from .repeated import repeat, repeat_later
 from .transport import ROW_BYTES, SUMMED, Transport, chosen
@@ -116,8 +124,8 @@ def exchange(
     name: str, x: torch.Tensor, group: Any, out: torch.Tensor | None, transport: str, *options: int
 ) -> torch.Tensor:
     """Call a collective that ``define_exchange`` defined; its result, in ``out`` if given."""
-    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
-        raise refused(name, f"{ARGUMENT}={x!r}", "a dense torch.Tensor")
+    require_dense(name, **{ARGUMENT: x})
+    require_dense_or_none(name, out=out)
     (into_new, into_out), group = _DEFINED[name], _name(name, group)
     if out is None:
         return into_new(x, *options, group, transport)
@@ -139,7 +147,11 @@ def transport_of(
         On several nodes, what moves it within a node.
     """
     name = operator_name("transport_of", op, EXCHANGES)
-    options = options or (0,) * len(EXCHANGES[name].options)
+    require_dense(name, **{ARGUMENT: x})
+    wanted = EXCHANGES[name].options
+    options = options or (0,) * len(wanted)
+    if len(options) != len(wanted):
+        raise refused(name, f"options={options}", f"({', '.join(wanted)})" if wanted else "none")
     ranks = _ranks(name, _name(name, group))
     problem, ranks = in_reach(checked(name, x, None, ranks.world_size, options), x, ranks)
     return chosen(transport, problem, x.device, ranks, EXCHANGES[name])

@@ -63,18 +63,27 @@ def _in_given_types(eager: Callable[..., Any], written: Sequence[int]) -> Callab
     """``eager``, by operations of torch that ``torch.autocast`` leaves alone; torch is told what it
     wrote, as it does not see what kernels do."""
 
+    without_autocast = _without_autocast(eager)
+
     def computed(*args: Any) -> Any:
-        if _C._is_any_autocast_enabled():
-            with torch.autocast(args[0].device.type, enabled=False):
-                result = eager(*args)
-        else:
-            result = eager(*args)
+        result = without_autocast(*args)
         for place in written:
             if not args[place].is_inference():
                 torch.autograd.graph.increment_version(args[place])
         return result
 
     return computed
+
+
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any) -> Any:
+        kind = args[0].device.type
+        if _C._is_any_autocast_enabled() and torch.amp.is_autocast_available(kind):
+            with torch.autocast(kind, enabled=False):
+                return function(*args)
+        return function(*args)
+
+    return called
 
 
 def concerns_torch(args: Iterable[Any]) -> bool:
@@ -103,6 +112,7 @@ def concerns_torch(args: Iterable[Any]) -> bool:
 
 
 def define_composite(schema: str, function: Callable[..., Any]) -> None:
-    """An operator made of others, whose gradients it has."""
+    """An operator made of others, whose gradients it has, in given types, too."""
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
-    _LIBRARY.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
+    composite = _without_autocast(function)
+    _LIBRARY.impl(schema.partition("(")[0], composite, "CompositeImplicitAutograd")

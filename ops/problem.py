@@ -259,6 +259,28 @@ def require_like(
         raise refused(op, f"{name} is on {tensor.device}", f"{a.device} as {first}")
 
 
+def require_dense(op: str, **given: Any) -> None:
+    """Refuse what is no tensor whose numbers lie in memory, by the names of arguments."""
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            raise refused(op, f"{name}={tensor!r}", "a dense torch.Tensor")
+
+
+def require_dense_or_none(op: str, **given: Any) -> None:
+    """``require_dense`` of arguments that may be left out."""
+    for name, tensor in given.items():
+        if tensor is not None:
+            require_dense(op, **{name: tensor})
+
+
+def require_operands(op: str, a: Any, b: Any, out: Any, epilogue: Epilogue) -> None:
+    """``require_dense`` of all arguments of a product."""
+    bias, scale_a, scale_b, _ = epilogue
+    first, second = ARGUMENTS[op]
+    require_dense(op, **{first: a, second: b})
+    require_dense_or_none(op, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out)
+
+
 def check_layout(op: str, out: torch.Tensor) -> None:
     """Refuse an ``out`` that kernels cannot write."""
     if not is_laid_out(out):
@@ -266,6 +288,18 @@ def check_layout(op: str, out: torch.Tensor) -> None:
             op, f"out has strides {out.stride()} and begins at {out.data_ptr():#x}",
             f"a contiguous tensor that begins at a multiple of {ALIGNMENT} bytes",
         )  # fmt: skip
+
+
+def require_apart(
+    op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
+) -> None:
+    """Refuse an ``out`` that lies where an argument is read while it is written."""
+    begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
+    first, second = ARGUMENTS[op]
+    given = {first: a, second: b, "bias": epilogue.bias}
+    for name, x in given.items():
+        if x is not None and x.data_ptr() < end and begin < x.data_ptr() + x.nbytes:
+            raise refused(op, f"out shares memory with {name}", "memory of its own")
 
 
 def laid_out(

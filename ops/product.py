@@ -11,7 +11,7 @@ from .call import compute, refuse_gradients
 from .epilogue import SCHEMA, Epilogue
 from .groups import group_of, name_of
 from .library import define
-from .problem import checked
+from .problem import checked, require_operands
 
 
 def define_product(name: str, gradients: Callable[..., tuple]) -> Callable[..., torch.Tensor]:
@@ -50,6 +50,7 @@ def define_product(name: str, gradients: Callable[..., tuple]) -> Callable[..., 
         a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None, strategy: str,
         epilogue: Epilogue,
     ) -> torch.Tensor:  # fmt: skip
+        require_operands(name, a, b, out, epilogue)
         refuse_gradients(name, out, a, b, *epilogue.tensors)
         if out is None:
             return into_new(a, b, name_of(group), strategy, *epilogue)

@@ -33,7 +33,7 @@ from .groups import group_of, name_of
 from .library import define
 from .made import Made
 from .prepared import prepared
-from .problem import agree, dense
+from .problem import agree, dense, require_dense, require_dense_or_none
 from .strategy import Strategy, obstacle_of_ranks, unless_fused
 
 
@@ -182,6 +182,8 @@ def sp_attention(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    require_dense(OP, q=q, k=k, v=v)
+    require_dense_or_none(OP, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     out, lse = _attend(
         q, k, v, bool(causal), layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         softmax_scale, name_of(group), strategy,

@@ -17,7 +17,7 @@ from .collective import Collective
 from .exchange import EXCHANGES, checked
 from .groups import group_of, name_of
 from .library import define_composite
-from .problem import agree, refused
+from .problem import agree, refused, require_dense
 from .transport import chosen
 
 NAME = "ulysses_attention"
@@ -163,6 +163,7 @@ def ulysses_attention(
         TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    require_dense(NAME, q=q, k=k, v=v)
     if softmax_scale is not None and not torch.compiler.is_compiling():
         softmax_scale = checked_scale(NAME, 1, softmax_scale)
     return torch.ops.tileweave.ulysses_attention(

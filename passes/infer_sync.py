@@ -12,7 +12,6 @@ from tvm import tirx
 
 from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError, SyncWarning
-from ..builtins.symmetric import is_symmetric, itemsize
 from ..builtins.unordered import UNORDERED
 from .hidden import hidden_of, set_hidden, with_hidden
 from .inference.accesses import Program, collect_accesses
@@ -34,6 +33,7 @@ from .inference.traffic import Traffic, refuse_jumps, traffic_of, verify_traffic
 from .inference.waits import place_waits
 from .memory_order import releases
 from .sizes import in_numbers, sizes_of
+from .specialize_group import heap_tensors
 from .walk import builtins_in, uses_op
 
 
@@ -98,7 +98,7 @@ def explained(
 def _inferred(
     func: tirx.PrimFunc, world_size: int, heap_stride: int
 ) -> tuple[tirx.PrimFunc, Explanation]:
-    tensors = heap_tensors(func, heap_stride)
+    tensors = heap_tensors(func)
     options = options_of(func)
     if not tensors or options.verify == "off" or is_explicit(func):
         return func, Explanation(_unordered(func, tensors))
@@ -108,7 +108,7 @@ def _inferred(
     again = [t for t in traffic if t.is_written_again]
     if again:
         func, options, rounds = give_rounds(func, again, program, options, heap_stride)
-        tensors = heap_tensors(func, heap_stride)
+        tensors = heap_tensors(func)
         program, traffic = _traffic(func, tensors, world_size)
     for one in traffic:
         verify_traffic(one)
@@ -166,25 +166,12 @@ def _traffic(
     return program, found
 
 
-def heap_tensors(func: tirx.PrimFunc, heap_stride: int) -> list[tirx.Buffer]:
-    """The symmetric tensors of a program that was made one of a group."""
-    return [b for b in func.buffer_map.values() if _is_of_heap(b, heap_stride)]
-
-
 def _unordered(func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer]) -> tuple[Inserted, ...]:
     """What ``W.unordered`` takes out."""
     if not uses_op(func.body, UNORDERED):
         return ()
     left_out = collect_accesses(func, tensors).unordered
     return tuple(Inserted("unordered", u.tensor, u.line, u.reason) for u in left_out)
-
-
-def _is_of_heap(buffer: tirx.Buffer, heap_stride: int) -> bool:
-    if not len(buffer.strides) or is_symmetric(buffer):
-        return False
-    stride = buffer.strides[0]
-    size = itemsize(buffer.dtype)
-    return isinstance(stride, tirx.IntImm) and size > 0 and int(stride) * size == heap_stride
 
 
 def _alternated(exchange: Exchange, func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ..builtins.errors import LanguageError
 from ..builtins.symmetric import is_symmetric, itemsize
+from .hidden import hidden_of
 from .walk import location, op_name, uses_tileweave
 
 GROUP_SIZE = "tileweave.group_size"
 """Attribute of a program compiled for a group: its number of ranks."""
+_OF_HEAP = "tileweave.of_heap"
+"""Another one: which of its parameters are symmetric. Their strides do not tell: a tensor of the
+rank alone may have that of the heap, too."""
 
 
 def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
@@ -34,9 +40,11 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
     After:  ``S: (4, M, N), strides (1073741824, N, 1)``; ``4``; ``S[rank, M - 1, 0]``
     """
     ranks = tirx.IntImm("int32", world_size)
-    concrete = {}
-    for parameter, buffer in func.buffer_map.items():
-        if is_symmetric(buffer):
+    concrete, places = {}, []
+    for place, parameter in enumerate(func.params):
+        buffer = func.buffer_map.get(parameter)
+        if buffer is not None and is_symmetric(buffer):
+            places.append(place)
             stride = tirx.IntImm("int64", heap_stride // itemsize(buffer.dtype))
             concrete[parameter] = tirx.decl_buffer(
                 [ranks, *buffer.shape[1:]],
@@ -49,6 +57,7 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
     if concrete:
         _refuse_views(func)
         func = func.specialize(concrete)
+        func = func.with_attr(_OF_HEAP, tirx.StringImm(json.dumps(places)))
 
     def constant(node):
         return ranks if op_name(node) == "tileweave.world_size" else None
@@ -56,6 +65,15 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
     body = _from_start(ir_transform(func.body, None, constant, ["tirx.Call"]))
     func = func.with_body(body)
     return func.with_attr(GROUP_SIZE, ranks) if uses_tileweave(func) else func
+
+
+def heap_tensors(func: tirx.PrimFunc) -> list[tirx.Buffer]:
+    """The symmetric tensors of a program that was made one of a group, hidden ones too."""
+    marked = func.attrs[_OF_HEAP].value if func.attrs and _OF_HEAP in func.attrs else "[]"
+    hidden = hidden_of(func)
+    first = len(func.params) - len(hidden)
+    places = {*json.loads(marked), *(first + n for n, one in enumerate(hidden) if one.symmetric)}
+    return [func.buffer_map[func.params[place]] for place in sorted(places)]
 
 
 def _refuse_views(func: tirx.PrimFunc) -> None:

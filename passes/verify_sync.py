@@ -11,12 +11,13 @@ from tvm import tirx
 
 from ..builtins.errors import LanguageError, SyncWarning
 from .hidden import hidden_of
-from .infer_sync import heap_tensors, is_explicit
+from .infer_sync import is_explicit
 from .inference.conflicts import Conflict, Touch, conflicts
 from .inference.events import DATA, Event, collect_events
 from .inference.happens_before import HOLDS, HappensBefore, Operation, Timeline
 from .inference.launches import Launches, LeftOut, Rows
 from .inference.options import options_of
+from .specialize_group import heap_tensors
 
 LAUNCHES = 4
 """How many in a row are looked at: what three buffers in turn repeat."""
@@ -41,19 +42,19 @@ def verify_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
     Before and after: the same program
     """
     name = func.attrs["global_symbol"]
-    for one in verified(func, world_size, heap_stride):
+    for one in verified(func, world_size):
         message = f"verify_sync of {name}: {one.event.text}: {one.reason}; it is not verified"
         warnings.warn(f"{message}{one.event.location}", SyncWarning, stacklevel=2)
     return func
 
 
-def verified(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> list[LeftOut]:
+def verified(func: tirx.PrimFunc, world_size: int) -> list[LeftOut]:
     """``verify_sync`` of a program; what it has left out, because there is too much of it."""
     options = options_of(func)
     inferred = any(not h.scratch for h in hidden_of(func))
     if options.verify == "off" or inferred or not is_explicit(func):
         return []
-    message, left_out = find_fault(func, world_size, heap_stride)
+    message, left_out = find_fault(func, world_size)
     if message and options.verify == "error":
         raise LanguageError(message)
     if message:
@@ -61,10 +62,10 @@ def verified(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> list[Lef
     return left_out
 
 
-def find_fault(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tuple[str, list[LeftOut]]:
+def find_fault(func: tirx.PrimFunc, world_size: int) -> tuple[str, list[LeftOut]]:
     """What is wrong with the order of a program that was made one of a group, or ""; and what was
     too much to be looked at."""
-    tensors = heap_tensors(func, heap_stride)
+    tensors = heap_tensors(func)
     if not tensors:
         return "", []
     program, events = collect_events(func, tensors)

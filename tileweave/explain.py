@@ -179,7 +179,7 @@ def _of_kernel(
     tensors = {(i.line, i.flag): i.tensor for i in inferred.ops}
     times = {leaf.stmt: leaf.times for leaf in leaves_of(func.body)}
     ops += [_inferred(i, times) for i in inferred.ops if i.stmts]
-    unverified = [_left_out(one) for one in verified(func, world_size, EMIT_HEAP_STRIDE)]
+    unverified = [_left_out(one) for one in verified(func, world_size)]
     func = _through(passes.FINISH_PASSES, func, world_size)
     if uses_tileweave(func):
         tile, added = add_by_table(func)

@@ -10,6 +10,7 @@ from tilelang import tvm
 import tileweave as tw
 from tileweave import language as W
 from tileweave import passes
+from tileweave.passes.infer_sync import explained
 
 F32 = "float32"
 N = 8
@@ -586,3 +587,20 @@ def test_scratch_without_positive_extents(shape):
             with T.Kernel(1, threads=32):
                 S = W.alloc_symmetric(shape, F32)
                 T.copy(Y, S[W.rank(), 0])
+
+
+def test_a_rank_s_own_tensor_may_have_the_stride_of_the_heap():
+    """Every rank writes its own ``Y``, which is no symmetric tensor for all that."""
+    rows, stride = 4, 1 << 10
+
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((rows, 256), F32)):
+        with T.Kernel(1, threads=32):
+            T.copy(X, S[1 - W.rank(), 0])
+            for row in T.serial(rows):
+                T.copy(S[W.rank(), 0], Y[row, 0:N])
+
+    mod = passes.run_group(tvm.IRModule({"p": program}), 2, stride, passes.PREPARE_PASSES)
+    _, found = explained(mod["p"], 2, stride)
+    kinds = {(op.kind, op.tensor) for op in found.ops}
+    assert kinds == {("signal", "S"), ("wait", "S"), ("signal", "started")}

@@ -90,3 +90,21 @@ def test_offsets_cannot_be_read_into_a_graph(monkeypatch):
         sp_attention_backward(
             x, x, x, x, x, lse, causal=True, cu_seqlens_q=offsets, cu_seqlens_k=offsets
         )
+
+
+@pytest.mark.parametrize(
+    ("cu_q", "cu_k", "message"),
+    [
+        ([0, 3, 5], [0, 3, 6], r"cu_seqlens_q\[-1\]=5; expected 6, the rows of all ranks"),
+        ([0, 7, 6], [0, 3, 6], r"cu_seqlens_q\[2\]=6; expected at least cu_seqlens_q\[1\]=7"),
+        ([0, 3, 6], [0, 2, 6], "cu_seqlens_k: sequence 0 has 2 keys for 3 queries; expected at l"),
+    ],
+)
+def test_offsets_are_checked(cu_q, cu_k, message):
+    """Of rows that are in no sequence nobody would compute the gradient."""
+    q, lse = torch.zeros(6, 2, 8), torch.zeros(2, 6)
+    cu_q, cu_k = (torch.tensor(cu, dtype=torch.int32) for cu in (cu_q, cu_k))
+    with pytest.raises(tw.TileWeaveError, match=f"^sp_attention_backward: {message}"):
+        sp_attention_backward(
+            *(q, q, q, q, q, lse), causal=True, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k
+        )

@@ -14,6 +14,7 @@ import tileweave as tw
 from tileweave import ops
 from tileweave.ops import exchange, groups, prepared, problem, strategy, transport
 from tileweave.ops.all_gather_matmul import AllGatherMatmul
+from tileweave.ops.attention_backward import sp_attention_backward
 from tileweave.ops.epilogue import Epilogue
 from tileweave.ops.matmul_all_reduce import MatmulAllReduce
 from tileweave.ops.matmul_reduce_scatter import MatmulReduceScatter
@@ -37,6 +38,7 @@ FP8 = torch.float8_e4m3fn
 HALVES = ones(16, 32).to(FP8), ones(48, 32).to(FP8).t()
 """Operands of fp8, with what they need below."""
 SCALES = {"scale_a": ones(1), "scale_b": ones(1)}
+QKV = [ones(1, 4, 2, 8) for _ in "qkv"]
 GATHER, SCATTER, REDUCE = ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce
 REFUSED = [
     (GATHER, (ones(4), ones(4, 4)), {}, "a_shard has shape (4,); expected two positive extents"),
@@ -227,11 +229,48 @@ def test_transport_of():
          "strategy_of: op=all_gather; expected all_gather_matmul or"),
         (lambda: ops.all_reduce(1.0), "all_reduce: x=1.0; expected a dense torch.Tensor"),
         (lambda: ops.all_gather(torch.eye(3).to_sparse()), "expected a dense torch.Tensor"),
+        (lambda: ops.all_reduce(ones(4), out=[4]), "all_reduce: out=[4]; expected a dense torch."),
+        (lambda: GATHER(None, ones(8, 4)), "a_shard=None; expected a dense torch.Tensor"),
+        (lambda: GATHER(ones(4, 8), [1], return_gathered=True), "b=[1]; expected a dense torch."),
+        (lambda: SCATTER(ones(4, 8).to_sparse(), ones(8, 4)), "expected a dense torch.Tensor"),
+        (lambda: REDUCE(ones(4, 8), ones(8, 4), bias=1.0), "bias=1.0; expected a dense torch.Te"),
+        (lambda: REDUCE(ones(4, 8), ones(8, 4), scale_a=2), "scale_a=2; expected a dense torch.T"),
+        (lambda: REDUCE(ones(4, 8), ones(8, 4), out=3), "out=3; expected a dense torch.Tensor"),
+        (lambda: ops.strategy_of(REDUCE, ones(4, 8), None), "b=None; expected a dense torch.Tens"),
+        (lambda: ops.transport_of(ops.all_gather, None), "x=None; expected a dense torch.Tensor"),
+        (lambda: ops.transport_of(ops.all_to_all, ones(4, 8), 1),
+         "all_to_all: options=(1,); expected (scatter_dim, gather_dim)"),
+        (lambda: ops.transport_of(ops.all_gather, ones(4, 8), 1), "options=(1,); expected none"),
+        (lambda: ops.all_to_all(ones(4, 8), "rows"), "scatter_dim='rows'; expected an axis of x"),
+        (lambda: ops.all_to_all(ones(4, 8), 0, 0.5), "gather_dim=0.5; expected an axis of x of s"),
+        (lambda: ops.sp_attention(*QKV[:2], None, causal=True), "v=None; expected a dense torch."),
+        (lambda: ops.sp_attention(*QKV, causal=True, cu_seqlens_q=[0, 4], cu_seqlens_k=[0, 4]),
+         "cu_seqlens_q=[0, 4]; expected a dense torch.Tensor"),
+        (lambda: ops.ulysses_attention(None, *QKV[1:], causal=True), "q=None; expected a dense t"),
+        (lambda: ops.SequenceParallelAttention(causal=True, reference=True)(0, *QKV[1:]),
+         "sp_attention: q=0; expected a dense torch.Tensor"),
+        (lambda: sp_attention_backward(*QKV, *QKV[:2], None, causal=True), "lse=None; expected a"),
     ],
 )  # fmt: skip
 def test_what_is_no_operator_or_no_tensor(asked, said):
     with pytest.raises(tw.TileWeaveError, match=re.escape(said)):
         asked()
+
+
+@pytest.mark.parametrize("operator", [GATHER, SCATTER, REDUCE])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_out_is_memory_of_its_own(operator, place):
+    """Else some of the result would be multiplied."""
+    a, b, bias = given = ones(8, 8), ones(8, 8), ones(8, 8)[2]
+    out = (a, b, bias.as_strided((8, 8), (8, 1), 0))[place]
+    name = ("a_shard" if operator is GATHER else "a", "b", "bias")[place]
+    said = f"^{operator.__name__}: out shares memory with {name}; expected memory of its own"
+    with pytest.raises(tw.TileWeaveError, match=said):
+        operator(a, b, bias=bias, out=out)
+    assert all(torch.equal(x, torch.ones_like(x)) for x in given)
+    beside = ones(3, 8, 8)
+    right = operator(beside[0], beside[2].t(), bias=bias)
+    assert torch.equal(operator(beside[0], beside[2].t(), bias=bias, out=beside[1]), right)
 
 
 def test_any_rows_are_reduced():

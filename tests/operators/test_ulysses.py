@@ -62,6 +62,24 @@ def test_memory_order_of_the_result():
     assert ops.ulysses_attention(q, k, v, causal=True).is_contiguous()
 
 
+@pytest.mark.parametrize("keys", [4, 6])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_leaves_it_alone(keys, compiled):
+    """The result is of the type of q, as of all operators."""
+    q, k = torch.randn(1, 4, 2, 8), torch.randn(1, keys, 2, 8)
+
+    def attend(q, k):
+        return ops.ulysses_attention(q, k, k, causal=True)
+
+    right = attend(q, k)
+    if compiled:
+        attend = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attend(q, k)
+        assert found.dtype == torch.float32 and torch.allclose(found, right)
+        assert attend(q.to("meta"), k.to("meta")).dtype == torch.float32
+
+
 def test_the_mask_takes_no_memory():
     assert ulysses._aligned_at_ends(1 << 20, 1 << 21).numel() == 0
 
@@ -83,8 +101,9 @@ REFUSED = [
     ((Q, Q, Q.to("meta")), {}, "v is on meta; expected cpu as q"),
     ((Q, Q[:, :3], Q[:, :3]), {}, "k has 3 rows on each rank and causal=True; expected at least 4"),
     ((Q, Q[:, :, :4], Q[:, :, :4]), {}, "q has 6 heads; expected a multiple of the 4 of k and v"),
-    ((Q, Q, Q), {"softmax_scale": float("nan")}, "softmax_scale=nan; expected a positive number, "),
-    ((Q, Q, Q), {"softmax_scale": "1"}, "softmax_scale='1'; expected a positive number, or None"),
+    ((Q, Q, Q), {"softmax_scale": float("nan")}, "softmax_scale=nan; expected a positive float32"),
+    ((Q, Q, Q), {"softmax_scale": "1"}, "softmax_scale='1'; expected a positive float32, or None"),
+    ((Q.to(torch.float8_e5m2),) * 3, {}, "q is of torch.float8_e5m2; expected a floating-point ty"),
     ((Q, Q, Q), {"transport": "fast"}, "transport='fast'; expected 'auto', 'copy_engine', 'tma', "),
     ((Q, Q, Q), {"transport": "tma"}, "transport='tma', but the tensors are on cpu; expected cuda"),
 ]  # fmt: skip
