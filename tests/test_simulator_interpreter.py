@@ -267,6 +267,63 @@ def test_scalar_functions():
         np.testing.assert_allclose(got, expected.astype(np.float32), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_round_goes_to_even(dtype):
+    @T.prim_func
+    def program(A: T.Tensor((64,), dtype), B: T.Tensor((64,), dtype)):
+        with T.Kernel(1, threads=64) as _:
+            for i in T.Parallel(64):
+                B[i] = T.round(A[i])
+
+    A = (np.arange(64) / 4 - 8).astype(getattr(ml_dtypes, dtype, dtype))
+    assert (run(program, A=A)["B"] == np.rint(A)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("propagates", [False, True])
+def test_extremes_leave_out_what_is_no_number(dtype, propagates):
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def program(A: T.Tensor((rows, 4), dtype), B: T.Tensor((4, rows), dtype)):
+        with T.Kernel(rows, threads=32) as row:
+            tile, found = T.alloc_fragment((1, 4), dtype), T.alloc_fragment((1,), dtype)
+            T.copy(A[row, 0], tile)
+            T.reduce_max(tile, found, dim=1, nan_propagate=propagates)
+            T.copy(found, B[0, row])
+            T.reduce_min(tile, found, dim=1)
+            T.copy(found, B[1, row])
+            if T.get_thread_binding() == 0:
+                B[2, row] = T.max(A[row, 0], A[row, 1])
+                B[3, row] = T.min(A[row, 0], A[row, 1])
+
+    nan = np.nan
+    A = [[1, nan, 3, 2], [nan, nan, nan, nan], [nan, 1, 2, 3], [4, 3, 2, 1], [nan, -1, nan, nan]]
+    A = np.array(A).astype(getattr(ml_dtypes, dtype, dtype))
+    right = [
+        [3, -np.inf, 3, 4, -1], [1, np.inf, 1, 1, -1], [1, nan, 1, 4, -1], [1, nan, 1, 3, -1]
+    ]  # fmt: skip
+    if propagates and A.itemsize == 2:  # others have no such instruction
+        right[0] = [nan, nan, nan, 4, nan]
+    assert np.array_equal(run(program, A=A)["B"].astype(float), right, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
+def test_the_least_integer_is_divided(dtype):
+    @T.prim_func
+    def program(A: T.Tensor((4,), dtype), B: T.Tensor((2, 4), dtype)):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(4):
+                B[0, i] = T.truncdiv(A[i], T.Cast(dtype, 3))
+                B[1, i] = T.truncmod(A[i], T.Cast(dtype, 3))
+
+    least = np.iinfo(dtype).min
+    A = np.array([least, least + 1, -7, 7], dtype)
+    right = [[-(-int(a) // 3) if a < 0 else int(a) // 3 for a in A]]
+    right.append([int(a) - 3 * q for a, q in zip(A, right[0], strict=True)])
+    assert run(program, A=A)["B"].tolist() == right
+
+
 @T.prim_func
 def three_axes(B: T.Tensor((2, 3, 4, 8), "int32")):
     with T.Kernel(4, 3, 2, threads=(8, 2)) as (bx, by, bz):

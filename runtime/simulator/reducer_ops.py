@@ -15,7 +15,7 @@ from .tile_ops import region
 from .values import convert, is_float, numpy_dtype
 
 _COMBINE = {
-    "sum": np.add, "max": np.maximum, "min": np.minimum, "bitand": np.bitwise_and,
+    "sum": np.add, "max": np.fmax, "min": np.fmin, "bitand": np.bitwise_and,
     "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
 }  # fmt: skip
 

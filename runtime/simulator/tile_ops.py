@@ -269,37 +269,35 @@ def gemm(c: Statements, call: tirx.Call, site: str) -> Step:
     return c.preempted(run, call)
 
 
-_REDUCTIONS = {
-    "sum": np.add.reduce,
-    "max": np.maximum.reduce,
-    "min": np.minimum.reduce,
-    "abssum": lambda x, axis: np.add.reduce(np.abs(x), axis=axis),
-    "absmax": lambda x, axis: np.maximum.reduce(np.abs(x), axis=axis),
-    "bitand": np.bitwise_and.reduce,
-    "bitor": np.bitwise_or.reduce,
-    "bitxor": np.bitwise_xor.reduce,
-}
 _COMBINE = {
-    "sum": np.add, "abssum": np.add, "max": np.maximum, "absmax": np.maximum, "min": np.minimum,
+    "sum": np.add, "abssum": np.add, "max": np.fmax, "absmax": np.fmax, "min": np.fmin,
     "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
 }  # fmt: skip
+_PROPAGATES = {np.fmax: np.maximum, np.fmin: np.minimum}
+_FIRST = {"max": -np.inf, "absmax": 0, "min": np.inf}
+"""What is left of a row without a number."""
 
 
 def reduce(c: Statements, call: tirx.Call, site: str) -> Step:
     src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
     kind, axis = str(call.args[2].value), int(call.args[3])
     clear = c.compile(call.args[4], site).value
-    if kind not in _REDUCTIONS:
+    if kind not in _COMBINE:
         raise unsupported(f"T.reduce of type {kind}", site)
+    combine, dtype = _COMBINE[kind], numpy_dtype(call.args[0].args[0].buffer.dtype)
+    if dtype.itemsize == 2 and call.annotations and call.annotations.get("nan_propagate"):
+        combine = _PROPAGATES.get(combine, combine)
+    first = {"initial": _FIRST[kind]} if kind in _FIRST and is_float(dtype) else {}
 
     def run(frame):
         values, poison = src.read(frame, "T.reduce")
         wide = values.astype(np.float32) if _is_narrow(values) else values
-        found = _REDUCTIONS[kind](wide, axis=axis)
+        wide = np.abs(wide) if kind.startswith("abs") else wide
+        found = combine.reduce(wide, axis=axis, **first)
         bad = None if poison is None else poison.any(axis=axis)
         if not clear(frame):
             before, bad_before = dst.read(frame, "T.reduce")
-            found = _COMBINE[kind](before.reshape(found.shape).astype(found.dtype), found)
+            found = combine(before.reshape(found.shape).astype(found.dtype), found)
             if bad_before is not None:
                 bad_before = bad_before.reshape(found.shape)
                 bad = bad_before if bad is None else bad | bad_before
@@ -316,7 +314,7 @@ def scan(c: Statements, call: tirx.Call, site: str) -> Step:
     src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
     axis, reverse = int(call.args[2]), bool(call.args[3].value)
     name = call.op.name.rsplit(".", 1)[-1]
-    accumulate = {"cumsum": np.add, "cummax": np.maximum}[name].accumulate
+    accumulate = {"cumsum": np.add, "cummax": np.fmax}[name].accumulate
 
     def run(frame):
         values, poison = src.read(frame, f"T.{name}")
