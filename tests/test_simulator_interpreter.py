@@ -324,6 +324,36 @@ def test_the_least_integer_is_divided(dtype):
     assert run(program, A=A)["B"].tolist() == right
 
 
+UNDEFINED = {
+    "//": (lambda a, n: a // n, "a division by 0"),
+    "%": (lambda a, n: a % n, "a division by 0"),
+    "truncdiv": (T.truncdiv, "a division by 0"),
+    "<<": (lambda a, n: a << (n - 1), "a shift of 32 bits by -1"),
+    ">>": (lambda a, n: a >> (n + 32), "a shift of 32 bits by 32"),
+}
+
+
+@pytest.mark.parametrize("name", UNDEFINED)
+@pytest.mark.parametrize("of_memory", [False, True])
+def test_what_has_no_result_is_refused_where_it_happens(name, of_memory):
+    f, text = UNDEFINED[name]
+
+    @T.prim_func
+    def program(n: T.int32, A: T.Tensor((4,), "int32"), B: T.Tensor((4,), "int32")):
+        with T.Kernel(4, threads=32) as block:
+            if T.get_thread_binding() == 0:
+                if A[block] > 0:
+                    B[block] = f(block, A[block] - 1) if of_memory else f(block, n)
+
+    def given(*A):
+        return {"n": 0, "A": np.array(A, np.int32), "B": np.zeros(4, np.int32)}
+
+    run(program, **given(0, 0, 0, 0))
+    with pytest.raises(tw.SimulationError, match=text) as error:
+        run(program, **given(0, 1, 0, 0))
+    assert error.value.kind == "unsupported"
+
+
 @T.prim_func
 def three_axes(B: T.Tensor((2, 3, 4, 8), "int32")):
     with T.Kernel(4, 3, 2, threads=(8, 2)) as (bx, by, bz):

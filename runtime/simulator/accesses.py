@@ -90,6 +90,16 @@ def _active(frame: Frame, space: tuple) -> np.ndarray | None:
     return None
 
 
+def is_poisoned(poison: Any, frame: Frame) -> bool:
+    """Whether poison meets anything that is on the way."""
+    if poison is None:
+        return False
+    lanes = frame.lanes() if frame.block is not None else None
+    if isinstance(poison, np.ndarray) and lanes is not None and poison.shape == lanes.shape:
+        poison = poison & lanes
+    return bool(np.any(poison))
+
+
 def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     """Values and poison of ordinary loads."""
     tensor = ref.tensor(frame)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm import tirx
 
-from .accesses import GlobalRef, load_global, load_tile
+from .accesses import GlobalRef, is_poisoned, load_global, load_tile
 from .errors import SimulationError, unsupported
 from .functions import BINARY, FUNCTIONS
-from .values import convert, numpy_dtype
+from .values import convert, is_float, numpy_dtype
 
 Value = Callable[[Any], Any]
 
@@ -43,6 +43,9 @@ def either(*poisons: Value | None) -> Value | None:
         return found
 
     return poison
+
+
+_DIVISIONS = {tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod}
 
 
 ValueOf = Callable[[Any, tirx.Call, str], Expr]
@@ -79,7 +82,7 @@ class Expressions:
     def compile(self, expr: tirx.PrimExpr, site: str) -> Expr:
         kind = type(expr)
         if kind in BINARY:
-            return self._binary(BINARY[kind], expr, site)
+            return self._binary(kind, expr, site)
         handler = getattr(self, f"_{kind.__name__}", None)
         if handler is None:
             raise unsupported(f"expression {kind.__name__}: {expr}", site)
@@ -93,10 +96,31 @@ class Expressions:
         """The Python value of a literal, or None."""
         return expr.value if isinstance(expr, (tirx.IntImm, tirx.FloatImm)) else None
 
-    def _binary(self, f, expr, site: str) -> Expr:
-        a, b = self.compile(expr.a, site), self.compile(expr.b, site)
+    def _binary(self, kind, expr, site: str) -> Expr:
+        f, a, b = BINARY[kind], self.compile(expr.a, site), self.compile(expr.b, site)
         left, right = a.value, b.value
+        if kind in _DIVISIONS and not is_float(numpy_dtype(expr.b.dtype)):
+            right = self._defined(expr.b, right, lambda by: by == 0, "a division by", site)
         return Expr(lambda frame: f(left(frame), right(frame)), either(a.poison, b.poison))
+
+    def _defined(
+        self, expr: tirx.PrimExpr, value: Value, undefined: Callable[[Any], Any], what: str,
+        site: str,
+    ) -> Value:  # fmt: skip
+        """``value`` of ``expr``, refused where an operation with it has no result."""
+        constant = self.constant(expr)
+        if constant is not None and not undefined(constant):
+            return value
+
+        def checked(frame):
+            found = value(frame)
+            wrong = undefined(found)
+            if is_poisoned(wrong, frame):
+                one = np.asarray(found)[np.asarray(wrong)].flat[0]
+                raise unsupported(f"{what} {one}, of which CUDA defines no result,", site)
+            return found
+
+        return checked
 
     def _IntImm(self, expr, site: str) -> Expr:
         dtype = str(expr.dtype)
@@ -323,19 +347,15 @@ class Expressions:
             f = FUNCTIONS[name]
             args = [self.compile(a, site) for a in call.args]
             values = [a.value for a in args]
+            if name in ("shift_left", "shift_right"):
+                bits = numpy_dtype(call.args[0].dtype).itemsize * 8
+                values[1] = self._defined(
+                    call.args[1], values[1], lambda by: (by < 0) | (by >= bits),
+                    f"a shift of {bits} bits by", site,
+                )  # fmt: skip
             return Expr(lambda frame: f(*(v(frame) for v in values)),
                         either(*(a.poison for a in args)))  # fmt: skip
         raise unsupported(f"call of {full}", site)
-
-
-def is_poisoned(poison: Any, frame: Any) -> bool:
-    """Whether poison meets anything that is on the way."""
-    if poison is None:
-        return False
-    lanes = frame.lanes()
-    if isinstance(poison, np.ndarray) and lanes is not None and poison.shape == lanes.shape:
-        poison = poison & lanes
-    return bool(np.any(poison))
 
 
 class narrowed:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
-from .accesses import GlobalRef
+from .accesses import GlobalRef, is_poisoned
 from .errors import SimulationError, unsupported
-from .expressions import Expr, is_poisoned
+from .expressions import Expr
 from .statements import Statements
 from .values import numpy_dtype
 

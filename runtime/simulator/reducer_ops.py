@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from .accesses import is_poisoned
 from .errors import SimulationError, unsupported
-from .expressions import is_poisoned
 from .statements import Statements
 from .steps import Step
 from .tile_ops import region

@@ -10,10 +10,10 @@ from tilelang.ir import get_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from .accesses import GlobalRef, store_global, store_tile
+from .accesses import GlobalRef, is_poisoned, store_global, store_tile
 from .block import Frame, MBarrier, Tile
 from .errors import SimulationError, unsupported
-from .expressions import Expressions, is_poisoned, narrowed
+from .expressions import Expressions, narrowed
 from .steps import SPIN, Step, go, leave, sequence, together
 from .values import numpy_dtype
 
