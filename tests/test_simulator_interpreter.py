@@ -457,6 +457,33 @@ def unknown(A: T.Tensor((32,), "float32")):
         A[T.get_thread_binding()] = T.call_extern("float32", "my_function", A[0])
 
 
+def test_unwritten_memory_that_a_branch_leaves_out():
+    @T.prim_func
+    def program(A: T.Tensor((4,), "int32"), B: T.Tensor((8, 8), "int32"),
+                C: T.Tensor((8,), "int32")):  # fmt: skip
+        with T.Kernel(1, threads=32) as _:
+            tile = T.alloc_shared((8,), "int32")
+            for i in T.Parallel(4):
+                tile[i] = A[i]
+            for i, j in T.Parallel(8, 8):
+                x = tile[i]
+                if i < 4:
+                    if x > 2:
+                        B[i, j] = x
+                    else:
+                        B[i, j] = 0
+            for i in T.Parallel(8):
+                y = tile[i]
+                if i < 4:
+                    C[i] = y
+
+    A = np.array([1, 3, 2, 4], np.int32)
+    zeros = {"B": np.zeros((8, 8), np.int32), "C": np.zeros(8, np.int32)}
+    out = run(program, A=A, **zeros)
+    assert (out["B"][:4] == np.where(A > 2, A, 0)[:, None]).all()
+    assert (out["C"][:4] == A).all()
+
+
 def test_an_unknown_operation_is_named_with_its_line():
     with pytest.raises(tw.SimulationError) as error:
         run(unknown, A=np.zeros(32, np.float32))

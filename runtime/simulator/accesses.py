@@ -95,8 +95,12 @@ def is_poisoned(poison: Any, frame: Frame) -> bool:
     if poison is None:
         return False
     lanes = frame.lanes() if frame.block is not None else None
-    if isinstance(poison, np.ndarray) and lanes is not None and poison.shape == lanes.shape:
-        poison = poison & lanes
+    if isinstance(poison, np.ndarray) and lanes is not None:
+        lanes = lanes.reshape(lanes.shape + (1,) * (poison.ndim - lanes.ndim))  # of a vector
+        if poison.ndim == lanes.ndim and all(
+            a in (b, 1) or b == 1 for a, b in zip(poison.shape, lanes.shape, strict=True)
+        ):
+            poison = poison & lanes
     return bool(np.any(poison))
 
 
@@ -124,7 +128,7 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
 def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison: Any) -> None:
     """Ordinary stores."""
     tensor = ref.tensor(frame)
-    if poison is not None and np.any(poison) and not tensor.symmetric:
+    if not tensor.symmetric and is_poisoned(poison, frame):
         raise SimulationError(
             "poison",
             f"what is stored to {ref.name} is computed from memory that nobody has written, by "
