@@ -355,6 +355,70 @@ def test_what_has_no_result_is_refused_where_it_happens(name, of_memory):
 
 
 @T.prim_func
+def registers_of_points(
+    A: T.Tensor((8, 4), "float32"), at: T.Tensor((8,), "int32"), B: T.Tensor((6, 8, 4), "float32")
+):
+    with T.Kernel(1, threads=64) as _:
+        x, row = T.alloc_var("float32"), T.alloc_local((4,), "float32")
+        for i, j in T.Parallel(8, 4):
+            x = A[i, j]
+            if x < 0:
+                x = -2 * x
+            B[0, i, j] = x
+            x = 7
+        B[1, 0, 0] = x
+        for i in T.Parallel(8):
+            x = 0
+            for k in T.serial(4):
+                x += A[i, k]
+                row[k] = x
+            for k in T.vectorized(4):
+                B[2, i, k] = row[k]
+            B[3, i, 0] = row[at[i]]
+        with T.ws(0):
+            for i, j in T.Parallel(8, 4):
+                x = A[i, j]
+                if i > j:
+                    x = 0
+                B[4, i, j] = x
+
+
+def test_each_point_of_a_loop_has_its_own_registers():
+    A, at = normal(8, 4), rng.integers(0, 4, 8).astype(np.int32)
+    B = run(registers_of_points, A=A, at=at)["B"]
+    assert (B[0] == np.where(A < 0, -2 * A, A)).all() and B[1, 0, 0] == 7
+    sums = np.add.accumulate(A, axis=1)
+    np.testing.assert_allclose(B[2], sums, rtol=1e-5, atol=1e-6)
+    assert (B[3, :, 0] == B[2, np.arange(8), at]).all()
+    assert (B[4] == np.triu(A)).all()
+
+
+@pytest.mark.parametrize("way", ["behind", "within", "tile"])
+def test_registers_that_differ_are_refused_where_one_value_is_read(way):
+    @T.prim_func
+    def program(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            x, t = T.alloc_local((2,), "float32"), T.get_thread_binding()
+            total = T.alloc_local((1,), "float32")
+            x[0] = 0 if way == "behind" else t
+            x[1] = 0
+            if way == "behind":
+                for i in T.Parallel(64):
+                    x[0] += A[i]
+                B[t] = x[0]
+            elif way == "within":
+                for i in T.Parallel(64):
+                    B[i] = x[0]
+            else:
+                T.reduce_sum(x, total, dim=0)
+                B[t] = total[0]
+
+    with pytest.raises(tw.SimulationError, match="x, which differs between threads or po") as error:
+        run(program, A=normal(64))
+    assert error.value.kind == "unsupported"
+
+
+@T.prim_func
 def three_axes(B: T.Tensor((2, 3, 4, 8), "int32")):
     with T.Kernel(4, 3, 2, threads=(8, 2)) as (bx, by, bz):
         t, u = T.get_thread_binding(0), T.get_thread_binding(1)

@@ -310,12 +310,12 @@ class Statements(Expressions):
         def run(frame):
             if enter(frame):
                 body.run(frame)
-            frame.space, frame.active = None, None
+            frame.leave_space()
 
         def wait(frame):
             if enter(frame):
                 yield from body.run(frame)
-            frame.space, frame.active = None, None
+            frame.leave_space()
 
         return Step(wait, True) if body.waits else self.preempted(run, stmt)
 

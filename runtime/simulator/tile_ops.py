@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm import tirx
 
-from .accesses import GlobalRef, out_of_bounds
+from .accesses import GlobalRef, out_of_bounds, require_one_value
 from .block import Frame
 from .errors import SimulationError, unsupported
 from .order import SYS
@@ -48,8 +48,8 @@ class Region(NamedTuple):
         if self.ref is None:
             tile = frame.tile(self.slot)
             inside, part, shape = self.box(frame, tile.shape, False)
-            data, poison = _for_all(tile, frame)
-            found = data[inside], None if poison is None else poison[inside]
+            found = _for_all(tile, frame, inside)
+            require_one_value(frame, tile, found[1], self.site)
             dtype = tile.dtype
         else:
             tensor = self.ref.tensor(frame)
@@ -118,11 +118,11 @@ class Region(NamedTuple):
         return access
 
 
-def _for_all(tile: Any, frame: Frame) -> tuple[Any, Any]:
+def _for_all(tile: Any, frame: Frame, part: tuple) -> tuple[Any, Any]:
     if not tile.by_thread:
-        return tile.data, tile.poison
-    first = frame.mask.threads[0]
-    return tile.data[first], None if tile.poison is None else tile.poison[first]
+        return tile.data[part], None if tile.poison is None else tile.poison[part]
+    data, poison = tile.agreed(frame.mask.threads)
+    return data[part], None if poison is None else poison[part]
 
 
 def _rows(tile: Any, inside: tuple) -> tuple:
