@@ -7,11 +7,13 @@ the lanes of a vector. Plain Python integers stand for int32 and int64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import tirx
+from tvm.ir import structural_equal
 
 from .accesses import GlobalRef, is_poisoned, load_global, load_tile
 from .errors import SimulationError, unsupported
@@ -61,6 +63,8 @@ class Expressions:
         """Bindings whose value mentions what is bound only later."""
         self.globals: dict[tirx.Var, str] = {}
         """Tensor parameters, by their data pointer."""
+        self.declared: dict[tirx.Var, tirx.Buffer] = {}
+        """The same, as the program declares them; a reshaped view has another shape."""
         self.multicasts: dict[tirx.Var, str] = {}
         """Parameters that are multicast addresses, by their data pointer."""
         self.tiles: dict[tirx.Var, int] = {}
@@ -277,19 +281,36 @@ class Expressions:
 
         return values
 
-    def in_tile(self, buffer: tirx.Buffer, values: Value, site: str) -> Value:
-        """Indices of ``buffer`` as indices of the tile it is, or is a reshaped view of."""
-        shape, dtype = self.made[self.tiles[buffer.data]]
-        view = tuple(int(n) for n in buffer.shape)
+    def require_type(self, buffer: tirx.Buffer, site: str) -> None:
+        """Refuse a view of a tile or tensor as another type."""
+        whole = self.declared.get(buffer.data)
+        dtype = self.made[self.tiles[buffer.data]][1] if whole is None else numpy_dtype(whole.dtype)
         if numpy_dtype(buffer.dtype) != dtype:
-            raise unsupported(f"{buffer.name}, a view of another type", site)
-        if view == shape:
+            raise unsupported(f"{buffer.name}, a view of another type,", site)
+
+    def is_reshaped(self, buffer: tirx.Buffer) -> bool:
+        """Whether it may be a view of a tile or tensor of another shape."""
+        whole = self.declared.get(buffer.data)
+        if whole is not None:
+            return not structural_equal(buffer.shape, whole.shape)
+        return tuple(int(n) for n in buffer.shape) != self.made[self.tiles[buffer.data]][0]
+
+    def in_whole(self, buffer: tirx.Buffer, values: Value, site: str) -> Value:
+        """Indices of ``buffer`` as indices of the tile or tensor it is, or is a view of."""
+        self.require_type(buffer, site)
+        if not self.is_reshaped(buffer):
             return values
+        extents, name = self.indices(buffer.shape, buffer.name, site), self.globals.get(buffer.data)
+        made = () if name is not None else self.made[self.tiles[buffer.data]][0]
 
         def moved(frame):
-            flat = 0
-            for index, extent in zip(values(frame), view, strict=True):
+            shape = made if name is None else frame.block.tensors[name].shape
+            flat, inside = 0, True
+            for index, extent in zip(values(frame), extents(frame), strict=True):
                 flat = flat * extent + index
+                inside = inside & (index >= 0) & (index < extent)
+            behind = math.prod(shape)
+            flat = np.where(inside, flat, behind) if np.ndim(inside) else flat if inside else behind
             out = []
             for extent in reversed(shape[1:]):
                 out.insert(0, flat % extent)
@@ -304,13 +325,14 @@ class Expressions:
         node = self.node()
         if buffer.data in self.globals:
             ref = GlobalRef(self.globals[buffer.data], "load", site)
+            values = self.in_whole(buffer, values, site)
 
             def value(frame):
                 found, frame.cache[node] = load_global(frame, ref, values(frame))
                 return found
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
-            values = self.in_tile(buffer, values, site)
+            values = self.in_whole(buffer, values, site)
 
             def value(frame):
                 found, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), site)

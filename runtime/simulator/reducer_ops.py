@@ -42,7 +42,7 @@ def update(c: Statements, call: tirx.Call, site: str) -> Step:
     load = call.args[0]
     buffer, slot = load.buffer, c.tiles[load.buffer.data]
     combine = _COMBINE[c.reducers[buffer.data]]
-    index = c.in_tile(buffer, c.indices(load.indices, buffer.name, site), site)
+    index = c.in_whole(buffer, c.indices(load.indices, buffer.name, site), site)
     expr = c.compile(call.args[1], site)
 
     def run(frame):

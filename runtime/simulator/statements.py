@@ -185,13 +185,14 @@ class Statements(Expressions):
         value, poison = expr.value, expr.poison or (lambda frame: None)
         if buffer.data in self.globals:
             ref = GlobalRef(self.globals[buffer.data], "store", site)
+            index = self.in_whole(buffer, index, site)
 
             def run(frame):
                 at, found = index(frame), value(frame)
                 store_global(frame, ref, at, found, poison(frame))
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
-            index = self.in_tile(buffer, index, site)
+            index = self.in_whole(buffer, index, site)
 
             def run(frame):
                 at, found = index(frame), value(frame)

@@ -166,7 +166,11 @@ def region(c: Statements, node: Any, site: str) -> Region:
     sizes = c.indices([e if isinstance(e, tirx.PrimExpr) else tirx.IntImm("int32", int(e))
                        for e in extents], buffer.name, site)  # fmt: skip
     at = c.indices(starts, buffer.name, site)
+    if buffer.data in c.globals or buffer.data in c.tiles:
+        c.require_type(buffer, site)
     if buffer.data in c.globals:
+        if c.is_reshaped(buffer):
+            raise unsupported(f"an operation on tiles of {buffer.name}, a reshaped view,", site)
         ref, slot = GlobalRef(c.globals[buffer.data], "", site), -1
     elif buffer.data in c.tiles:
         ref, slot = None, c.tiles[buffer.data]
