@@ -308,6 +308,24 @@ def test_extremes_leave_out_what_is_no_number(dtype, propagates):
     assert np.array_equal(run(program, A=A)["B"].astype(float), right, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
+def test_numbers_too_large_for_an_integer_saturate(dtype):
+    @T.prim_func
+    def program(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), dtype)):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(8):
+                B[i] = T.Cast(dtype, A[i])
+
+    info = np.iinfo(dtype)
+    A = np.array([1e30, -1e30, np.inf, -np.inf, np.nan, -1.5, 2.75, 2.0**31], np.float32)
+    of_nan = {"int32": 0, "uint32": 0}.get(dtype, 1 << 63 if dtype == "uint64" else info.min)
+    right = [
+        info.max, info.min, info.max, info.min, of_nan, max(info.min, -1), 2,
+        min(info.max, 1 << 31),
+    ]  # fmt: skip
+    assert run(program, A=A)["B"].tolist() == right
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
 def test_the_least_integer_is_divided(dtype):
     @T.prim_func
