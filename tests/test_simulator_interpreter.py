@@ -326,6 +326,17 @@ def test_numbers_too_large_for_an_integer_saturate(dtype):
     assert run(program, A=A)["B"].tolist() == right
 
 
+def test_literals_of_a_choice_have_its_type():
+    @T.prim_func
+    def program(A: T.Tensor((4,), "int32"), B: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(4):
+                B[i] = (A[i] + T.if_then_else(A[i] > 0, 1, 2)) >> 4
+
+    A = np.array([2**31 - 1, -(2**31), 14, 15], np.int32)
+    assert run(program, A=A)["B"].tolist() == [-(2**27), -(2**27), 0, 1]
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
 def test_the_least_integer_is_divided(dtype):
     @T.prim_func

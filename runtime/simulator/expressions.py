@@ -214,7 +214,10 @@ class Expressions:
                 first = a.value(frame)
             with narrowed(frame, ~chosen):
                 second = b.value(frame)
-            return np.where(chosen, first, second)
+            found = np.where(chosen, first, second)
+            if isinstance(first, int) and isinstance(second, int):
+                return found.astype(numpy_dtype(then.dtype), copy=False)
+            return found
 
         def poison(frame):
             unclear = c.poison(frame) if c.poison else None
