@@ -87,12 +87,12 @@ class Tile:
         """Values and poison of registers of these threads; what differs is poison."""
         rows = self.data[threads]
         bits = rows.view(f"u{self.dtype.itemsize}")
-        differs = (bits != bits[0]).any(axis=0)
-        poison = None if self.poison is None else self.poison[threads].any(axis=0)
+        differs = np.any(bits != bits[0], axis=0)
+        poison = None if self.poison is None else np.any(self.poison[threads], axis=0)
         if not differs.any():
             return rows[0], poison
         self.parted = True
-        return rows[0], differs if poison is None else poison | differs
+        return rows[0], differs if poison is None else np.logical_or(poison, differs)
 
     def for_points(self, space: tuple[int, ...], threads: np.ndarray) -> Tile:
         """Registers of ``threads`` in a T.Parallel, for each of its points, one after another."""
