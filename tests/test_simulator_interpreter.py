@@ -267,6 +267,186 @@ def test_scalar_functions():
         np.testing.assert_allclose(got, expected.astype(np.float32), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_round_goes_to_even(dtype):
+    @T.prim_func
+    def program(A: T.Tensor((64,), dtype), B: T.Tensor((64,), dtype)):
+        with T.Kernel(1, threads=64) as _:
+            for i in T.Parallel(64):
+                B[i] = T.round(A[i])
+
+    A = (np.arange(64) / 4 - 8).astype(getattr(ml_dtypes, dtype, dtype))
+    assert (run(program, A=A)["B"] == np.rint(A)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("propagates", [False, True])
+def test_extremes_leave_out_what_is_no_number(dtype, propagates):
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def program(A: T.Tensor((rows, 4), dtype), B: T.Tensor((4, rows), dtype)):
+        with T.Kernel(rows, threads=32) as row:
+            tile, found = T.alloc_fragment((1, 4), dtype), T.alloc_fragment((1,), dtype)
+            T.copy(A[row, 0], tile)
+            T.reduce_max(tile, found, dim=1, nan_propagate=propagates)
+            T.copy(found, B[0, row])
+            T.reduce_min(tile, found, dim=1)
+            T.copy(found, B[1, row])
+            if T.get_thread_binding() == 0:
+                B[2, row] = T.max(A[row, 0], A[row, 1])
+                B[3, row] = T.min(A[row, 0], A[row, 1])
+
+    nan = np.nan
+    A = [[1, nan, 3, 2], [nan, nan, nan, nan], [nan, 1, 2, 3], [4, 3, 2, 1], [nan, -1, nan, nan]]
+    A = np.array(A).astype(getattr(ml_dtypes, dtype, dtype))
+    right = [
+        [3, -np.inf, 3, 4, -1], [1, np.inf, 1, 1, -1], [1, nan, 1, 4, -1], [1, nan, 1, 3, -1]
+    ]  # fmt: skip
+    if propagates and A.itemsize == 2:  # others have no such instruction
+        right[0] = [nan, nan, nan, 4, nan]
+    assert np.array_equal(run(program, A=A)["B"].astype(float), right, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
+def test_numbers_too_large_for_an_integer_saturate(dtype):
+    @T.prim_func
+    def program(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), dtype)):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(8):
+                B[i] = T.Cast(dtype, A[i])
+
+    info = np.iinfo(dtype)
+    A = np.array([1e30, -1e30, np.inf, -np.inf, np.nan, -1.5, 2.75, 2.0**31], np.float32)
+    of_nan = {"int32": 0, "uint32": 0}.get(dtype, 1 << 63 if dtype == "uint64" else info.min)
+    right = [
+        info.max, info.min, info.max, info.min, of_nan, max(info.min, -1), 2,
+        min(info.max, 1 << 31),
+    ]  # fmt: skip
+    assert run(program, A=A)["B"].tolist() == right
+
+
+def test_literals_of_a_choice_have_its_type():
+    @T.prim_func
+    def program(A: T.Tensor((4,), "int32"), B: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(4):
+                B[i] = (A[i] + T.if_then_else(A[i] > 0, 1, 2)) >> 4
+
+    A = np.array([2**31 - 1, -(2**31), 14, 15], np.int32)
+    assert run(program, A=A)["B"].tolist() == [-(2**27), -(2**27), 0, 1]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
+def test_the_least_integer_is_divided(dtype):
+    @T.prim_func
+    def program(A: T.Tensor((4,), dtype), B: T.Tensor((2, 4), dtype)):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(4):
+                B[0, i] = T.truncdiv(A[i], T.Cast(dtype, 3))
+                B[1, i] = T.truncmod(A[i], T.Cast(dtype, 3))
+
+    least = np.iinfo(dtype).min
+    A = np.array([least, least + 1, -7, 7], dtype)
+    right = [[-(-int(a) // 3) if a < 0 else int(a) // 3 for a in A]]
+    right.append([int(a) - 3 * q for a, q in zip(A, right[0], strict=True)])
+    assert run(program, A=A)["B"].tolist() == right
+
+
+UNDEFINED = {
+    "//": (lambda a, n: a // n, "a division by 0"),
+    "%": (lambda a, n: a % n, "a division by 0"),
+    "truncdiv": (T.truncdiv, "a division by 0"),
+    "<<": (lambda a, n: a << (n - 1), "a shift of 32 bits by -1"),
+    ">>": (lambda a, n: a >> (n + 32), "a shift of 32 bits by 32"),
+}
+
+
+@pytest.mark.parametrize("name", UNDEFINED)
+@pytest.mark.parametrize("of_memory", [False, True])
+def test_what_has_no_result_is_refused_where_it_happens(name, of_memory):
+    f, text = UNDEFINED[name]
+
+    @T.prim_func
+    def program(n: T.int32, A: T.Tensor((4,), "int32"), B: T.Tensor((4,), "int32")):
+        with T.Kernel(4, threads=32) as block:
+            if T.get_thread_binding() == 0:
+                if A[block] > 0:
+                    B[block] = f(block, A[block] - 1) if of_memory else f(block, n)
+
+    def given(*A):
+        return {"n": 0, "A": np.array(A, np.int32), "B": np.zeros(4, np.int32)}
+
+    run(program, **given(0, 0, 0, 0))
+    with pytest.raises(tw.SimulationError, match=text) as error:
+        run(program, **given(0, 1, 0, 0))
+    assert error.value.kind == "unsupported"
+
+
+@T.prim_func
+def registers_of_points(
+    A: T.Tensor((8, 4), "float32"), at: T.Tensor((8,), "int32"), B: T.Tensor((6, 8, 4), "float32")
+):
+    with T.Kernel(1, threads=64) as _:
+        x, row = T.alloc_var("float32"), T.alloc_local((4,), "float32")
+        for i, j in T.Parallel(8, 4):
+            x = A[i, j]
+            if x < 0:
+                x = -2 * x
+            B[0, i, j] = x
+            x = 7
+        B[1, 0, 0] = x
+        for i in T.Parallel(8):
+            x = 0
+            for k in T.serial(4):
+                x += A[i, k]
+                row[k] = x
+            for k in T.vectorized(4):
+                B[2, i, k] = row[k]
+            B[3, i, 0] = row[at[i]]
+        with T.ws(0):
+            for i, j in T.Parallel(8, 4):
+                x = A[i, j]
+                if i > j:
+                    x = 0
+                B[4, i, j] = x
+
+
+def test_each_point_of_a_loop_has_its_own_registers():
+    A, at = normal(8, 4), rng.integers(0, 4, 8).astype(np.int32)
+    B = run(registers_of_points, A=A, at=at)["B"]
+    assert (B[0] == np.where(A < 0, -2 * A, A)).all() and B[1, 0, 0] == 7
+    sums = np.add.accumulate(A, axis=1)
+    np.testing.assert_allclose(B[2], sums, rtol=1e-5, atol=1e-6)
+    assert (B[3, :, 0] == B[2, np.arange(8), at]).all()
+    assert (B[4] == np.triu(A)).all()
+
+
+@pytest.mark.parametrize("way", ["behind", "within", "tile"])
+def test_registers_that_differ_are_refused_where_one_value_is_read(way):
+    @T.prim_func
+    def program(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            x, t = T.alloc_local((2,), "float32"), T.get_thread_binding()
+            total = T.alloc_local((1,), "float32")
+            x[0] = 0 if way == "behind" else t
+            x[1] = 0
+            if way == "behind":
+                for i in T.Parallel(64):
+                    x[0] += A[i]
+                B[t] = x[0]
+            elif way == "within":
+                for i in T.Parallel(64):
+                    B[i] = x[0]
+            else:
+                T.reduce_sum(x, total, dim=0)
+                B[t] = total[0]
+
+    with pytest.raises(tw.SimulationError, match="x, which differs between threads or po") as error:
+        run(program, A=normal(64))
+    assert error.value.kind == "unsupported"
+
+
 @T.prim_func
 def three_axes(B: T.Tensor((2, 3, 4, 8), "int32")):
     with T.Kernel(4, 3, 2, threads=(8, 2)) as (bx, by, bz):
@@ -328,6 +508,62 @@ def warps(A: T.Tensor((64,), "int32")):
             A[t] = 100
 
 
+def test_reshaped_views_of_tensors():
+    M = T.dynamic("M")
+
+    @T.prim_func
+    def program(A: T.Tensor((M, 4), "int32"), B: T.Tensor((M * 2, 2), "int32"),
+                C: T.Tensor((M * 4,), "int32")):  # fmt: skip
+        with T.Kernel(1, threads=32) as _:
+            row, pairs = T.reshape(A, (M * 4,)), T.reshape(B, (M, 4))
+            for i, j in T.Parallel(8, 8):  # behind the ends of both axes, too
+                pairs[i, j] = A[i, j]
+            for i in T.Parallel(32):
+                C[i] = row[i]
+            T.sync_threads()
+            T.atomic_add(row[6], 10)
+            W.put_block(row[0], row[12], 4)
+
+    A = np.arange(20, dtype=np.int32).reshape(5, 4)
+    out = run(program, A=A, B=np.zeros((10, 2), np.int32))
+    assert (out["B"].ravel() == A.ravel()).all() and (out["C"] == A.ravel()).all()
+    A[1, 2] += 32 * 10
+    A[3] = A[0]
+    assert (out["A"] == A).all()
+
+
+@pytest.mark.parametrize("tile", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+def test_views_as_another_type_are_refused(tile, whole):
+    @T.prim_func
+    def program(A: T.Tensor((8, 4), "int32"), B: T.Tensor((8, 4), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            own, ones = T.alloc_shared((8, 4), "int32"), T.alloc_shared((8, 4), "float32")
+            view = T.view(own if tile else A, (8, 4), dtype="float32")
+            T.copy(A, own)
+            if whole:
+                T.copy(view, ones)
+                T.copy(ones, B)
+            else:
+                for i, j in T.Parallel(8, 4):
+                    B[i, j] = view[i, j]
+
+    with pytest.raises(tw.SimulationError, match="view, a view of another type, is not sim"):
+        run(program, A=np.ones((8, 4), np.int32))
+
+
+def test_a_tile_of_a_reshaped_tensor_is_refused():
+    @T.prim_func
+    def program(A: T.Tensor((8, 4), "int32"), B: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            tile, row = T.alloc_shared((16,), "int32"), T.reshape(A, (32,))
+            T.copy(row[0:16], tile)
+            T.copy(tile, B[0:16])
+
+    with pytest.raises(tw.SimulationError, match="an operation on tiles of row, a reshaped view"):
+        run(program, A=np.ones((8, 4), np.int32))
+
+
 def test_warps_and_lanes():
     A = run(warps, A=np.full(64, -1, np.int32))["A"]
     assert A.tolist() == [100] + [-1] * 31 + list(range(32))
@@ -368,6 +604,33 @@ def test_memory_nobody_wrote():
 def unknown(A: T.Tensor((32,), "float32")):
     with T.Kernel(1, threads=32) as _:
         A[T.get_thread_binding()] = T.call_extern("float32", "my_function", A[0])
+
+
+def test_unwritten_memory_that_a_branch_leaves_out():
+    @T.prim_func
+    def program(A: T.Tensor((4,), "int32"), B: T.Tensor((8, 8), "int32"),
+                C: T.Tensor((8,), "int32")):  # fmt: skip
+        with T.Kernel(1, threads=32) as _:
+            tile = T.alloc_shared((8,), "int32")
+            for i in T.Parallel(4):
+                tile[i] = A[i]
+            for i, j in T.Parallel(8, 8):
+                x = tile[i]
+                if i < 4:
+                    if x > 2:
+                        B[i, j] = x
+                    else:
+                        B[i, j] = 0
+            for i in T.Parallel(8):
+                y = tile[i]
+                if i < 4:
+                    C[i] = y
+
+    A = np.array([1, 3, 2, 4], np.int32)
+    zeros = {"B": np.zeros((8, 8), np.int32), "C": np.zeros(8, np.int32)}
+    out = run(program, A=A, **zeros)
+    assert (out["B"][:4] == np.where(A > 2, A, 0)[:, None]).all()
+    assert (out["C"][:4] == A).all()
 
 
 def test_an_unknown_operation_is_named_with_its_line():

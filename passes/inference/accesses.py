@@ -373,6 +373,7 @@ class _Collector:
                 if load.buffer.data in self._tensors:
                     for kind in kinds:
                         op = f"T.{name.split('.')[-1].replace('atomicadd', 'atomic_add')}"
+                        op = op.removesuffix("_elem_op")
                         self._add(kind, op, load, extents)
         self._element_loads(stmt)
 

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import SimulationError
+from .errors import SimulationError, unsupported
 from .values import convert
 
 if TYPE_CHECKING:
     from .block import Frame, Tile
     from .memory import Tensor
+
+
+_REGISTERS = ("local", "local.var")
+"""Scopes of what each thread has its own of, laid out by nobody."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,20 @@ def _active(frame: Frame, space: tuple) -> np.ndarray | None:
     return None
 
 
+def is_poisoned(poison: Any, frame: Frame) -> bool:
+    """Whether poison meets anything that is on the way."""
+    if poison is None:
+        return False
+    lanes = frame.lanes() if frame.block is not None else None
+    if isinstance(poison, np.ndarray) and lanes is not None:
+        lanes = lanes.reshape(lanes.shape + (1,) * (poison.ndim - lanes.ndim))  # of a vector
+        if poison.ndim == lanes.ndim and all(
+            a in (b, 1) or b == 1 for a, b in zip(poison.shape, lanes.shape, strict=True)
+        ):
+            poison = poison & lanes
+    return bool(np.any(poison))
+
+
 def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     """Values and poison of ordinary loads."""
     tensor = ref.tensor(frame)
@@ -114,7 +132,7 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
 def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison: Any) -> None:
     """Ordinary stores."""
     tensor = ref.tensor(frame)
-    if poison is not None and np.any(poison) and not tensor.symmetric:
+    if not tensor.symmetric and is_poisoned(poison, frame):
         raise SimulationError(
             "poison",
             f"what is stored to {ref.name} is computed from memory that nobody has written, by "
@@ -164,6 +182,10 @@ def _shares(frame: Frame, covered: np.ndarray | None, space: tuple):
 
 def load_tile(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, Any]:
     """Values and poison of loads from shared memory or registers."""
+    if tile in frame.points:
+        values, bad = _of_points(frame, tile, index, site)
+        require_one_value(frame, frame.points[tile], bad, site)
+        return values, bad
     data, poison = tile.data, tile.poison
     if tile.by_thread:
         own = frame.mask.single
@@ -172,17 +194,47 @@ def load_tile(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, An
         elif frame.space is None:
             return _load_by_thread(frame, tile, index, site)
         else:
-            first = frame.mask.threads[0]
-            data, poison = data[first], None if poison is None else poison[first]
+            data, poison = tile.agreed(frame.mask.threads)
     key, covered, _ = select(frame, tile.name, tile.shape, index, site)
     if covered is None:
         bad = None if poison is None else poison[key]
+        require_one_value(frame, tile, bad, site)
         return data[key], bad if np.any(bad) else None
     values, bad = np.zeros(covered.shape, tile.dtype), np.zeros(covered.shape, np.bool_)
     values[covered] = data[key]
     if poison is not None:
         bad[covered] = poison[key]
+    require_one_value(frame, tile, bad, site)
     return values, bad if bad.any() else None
+
+
+def require_one_value(frame: Frame, tile: Tile, poison: Any, site: str) -> None:
+    """Refuse a load of what threads, or points of a T.Parallel, do not agree about."""
+    if tile.parted and is_poisoned(poison, frame):
+        raise unsupported(
+            f"{tile.name}, which differs between threads or points of T.Parallel,", site
+        )
+
+
+def _of_points(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, Any]:
+    """As ``load_tile``, of registers of which each point of the T.Parallel has its own."""
+    select(frame, tile.name, tile.shape, index, site)
+    own = frame.points[tile]
+    key = _key_of_points(frame, tile, index, site)
+    bad = None if own.poison is None else own.poison[key]
+    return own.data[key], bad if np.any(bad) else None
+
+
+def _key_of_points(frame: Frame, tile: Tile, index: list, site: str) -> tuple:
+    space = frame.space
+    assert space is not None
+    if any(np.ndim(i) > len(space) for i in index):
+        raise unsupported(f"a vector of {tile.name}, of which each point has its own,", site)
+    points = np.arange(int(np.prod(space))).reshape(space)
+    at = [np.broadcast_to(i, space) for i in index]
+    if frame.active is not None:  # others may point outside
+        at = [np.where(frame.active, i, 0) for i in at]
+    return points, *at
 
 
 def _load_by_thread(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, Any]:
@@ -202,7 +254,7 @@ def _load_by_thread(frame: Frame, tile: Tile, index: list, site: str) -> tuple[A
 def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, site: str) -> None:
     """Stores to shared memory or registers."""
     values = convert(values, tile.dtype)
-    own_copies = tile.scope in ("local", "local.var") and frame.space is None
+    own_copies = tile.scope in _REGISTERS and frame.space is None
     if own_copies and (tile.by_thread or not frame.mask.full or _differs(index, values)):
         tile.spread(len(frame.mask.on))
         if frame.mask.single is not None:
@@ -219,6 +271,11 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
                 poison = poison[on]
         tile.data[key] = values
         tile.set_poison(key, poison)
+        return
+    if frame.space is not None and tile.scope in _REGISTERS and (
+        tile in frame.points or not any(isinstance(i, np.ndarray) for i in index)
+    ):  # fmt: skip
+        _store_of_points(frame, tile, index, values, poison, site)
         return
     if isinstance(values, np.ndarray) and any(isinstance(i, np.ndarray) for i in index):
         space = np.broadcast_shapes(values.shape, *(np.shape(i) for i in index))
@@ -238,6 +295,21 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
         frame.block.require_unread(tile, key, site)
     tile.data[key] = values
     tile.set_poison(key, poison)
+
+
+def _store_of_points(
+    frame: Frame, tile: Tile, index: list, values: Any, poison: Any, site: str
+) -> None:
+    space = frame.space
+    assert space is not None
+    select(frame, tile.name, tile.shape, index, site)
+    if tile not in frame.points:
+        frame.points[tile] = tile.for_points(space, frame.mask.threads)
+    on = np.ones(space, np.bool_) if frame.active is None else frame.active
+    key = tuple(np.broadcast_to(i, space)[on] for i in _key_of_points(frame, tile, index, site))
+    own = frame.points[tile]
+    own.data[key] = np.broadcast_to(values, space)[on]
+    own.set_poison(key, None if poison is None else np.broadcast_to(poison, space)[on])
 
 
 def _differs(index: list, values: Any) -> bool:

@@ -60,6 +60,8 @@ class Tile:
         self.poison: np.ndarray | None = np.ones(shape, np.bool_)
         self.by_thread = False
         """Registers whose value differs between threads: the first axis is the thread."""
+        self.parted = False
+        """Whether poison is also what threads, or points of a T.Parallel, do not agree about."""
 
     def set_poison(self, key: Any, poison: Any) -> None:
         """Note what was just written at ``key``: ``poison`` says which of it, or None."""
@@ -67,7 +69,7 @@ class Tile:
             if self.poison is not None:
                 self.poison[key] = False
                 if not self.poison.any():
-                    self.poison = None
+                    self.poison, self.parted = None, False
             return
         if self.poison is None:
             self.poison = np.zeros(self.data.shape, np.bool_)
@@ -80,6 +82,36 @@ class Tile:
             self.data = np.repeat(self.data[None], threads, axis=0)
             if self.poison is not None:
                 self.poison = np.repeat(self.poison[None], threads, axis=0)
+
+    def agreed(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Values and poison of registers of these threads; what differs is poison."""
+        rows = self.data[threads]
+        bits = rows.view(f"u{self.dtype.itemsize}")
+        differs = np.any(bits != bits[0], axis=0)
+        poison = None if self.poison is None else np.any(self.poison[threads], axis=0)
+        if not differs.any():
+            return rows[0], poison
+        self.parted = True
+        return rows[0], differs if poison is None else np.logical_or(poison, differs)
+
+    def for_points(self, space: tuple[int, ...], threads: np.ndarray) -> Tile:
+        """Registers of ``threads`` in a T.Parallel, for each of its points, one after another."""
+        data, poison = self.agreed(threads) if self.by_thread else (self.data, self.poison)
+        found, points = Tile(self.name, self.shape, self.dtype, self.scope), int(np.prod(space))
+        found.by_thread, found.parted = True, self.parted
+        found.data = np.repeat(data[None], points, axis=0)
+        found.poison = None if poison is None else np.repeat(poison[None], points, axis=0)
+        return found
+
+    def leave_points(self, points: Tile, mask: Mask) -> None:
+        """What the threads of ``mask`` hold behind the T.Parallel."""
+        data, poison = points.agreed(np.arange(len(points.data)))
+        if self.by_thread or not mask.full:
+            self.spread(len(mask.on))
+        key = mask.threads if self.by_thread else ...
+        self.data[key] = data
+        self.set_poison(key, poison)
+        self.parted = self.parted or points.parted
 
 
 @dataclass
@@ -230,7 +262,9 @@ def _overlap(shape: tuple, one: Any, other: Any) -> bool:
 class Frame:
     """Where execution of a block stands: its threads on the way and, in T.Parallel, its space."""
 
-    __slots__ = ("active", "block", "broken", "cache", "env", "mask", "newest", "polls", "space")
+    __slots__ = (
+        "active", "block", "broken", "cache", "env", "mask", "newest", "points", "polls", "space",
+    )  # fmt: skip
 
     def __init__(self, block: Block, mask: Mask) -> None:
         self.block, self.mask, self.env = block, mask, block.env
@@ -238,6 +272,8 @@ class Frame:
         """Extents of the T.Parallel loops around, outermost first."""
         self.active: np.ndarray | None = None
         """Elements of the space on the way; None is all."""
+        self.points: dict[Tile, Tile] = {}
+        """Registers written in the T.Parallel, of which each point has its own: by point."""
         self.broken: Mask | None = None
         self.cache: dict[int, Any] = {}
         self.newest = False
@@ -254,6 +290,13 @@ class Frame:
     def lanes(self) -> np.ndarray | None:
         """Which elements of a vector are on the way: of the T.Parallel space, else threads."""
         return self.active if self.space is not None else self.mask.on
+
+    def leave_space(self) -> None:
+        """Behind a T.Parallel."""
+        self.space, self.active = None, None
+        for tile, points in self.points.items():
+            tile.leave_points(points, self.mask)
+        self.points = {}
 
     def tile(self, slot: int) -> Tile:
         return self.block.tiles[slot]

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from .accesses import is_poisoned
 from .errors import SimulationError, unsupported
-from .expressions import Expr, is_poisoned
+from .expressions import Expr
 from .statements import Statements
 from .steps import Step
 

@@ -7,16 +7,18 @@ the lanes of a vector. Plain Python integers stand for int32 and int64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import tirx
+from tvm.ir import structural_equal
 
-from .accesses import GlobalRef, load_global, load_tile
+from .accesses import GlobalRef, is_poisoned, load_global, load_tile
 from .errors import SimulationError, unsupported
 from .functions import BINARY, FUNCTIONS
-from .values import convert, numpy_dtype
+from .values import convert, is_float, numpy_dtype
 
 Value = Callable[[Any], Any]
 
@@ -45,6 +47,9 @@ def either(*poisons: Value | None) -> Value | None:
     return poison
 
 
+_DIVISIONS = {tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod}
+
+
 ValueOf = Callable[[Any, tirx.Call, str], Expr]
 """Given the compiler of the program, which may know more than expressions."""
 
@@ -58,6 +63,8 @@ class Expressions:
         """Bindings whose value mentions what is bound only later."""
         self.globals: dict[tirx.Var, str] = {}
         """Tensor parameters, by their data pointer."""
+        self.declared: dict[tirx.Var, tirx.Buffer] = {}
+        """The same, as the program declares them; a reshaped view has another shape."""
         self.multicasts: dict[tirx.Var, str] = {}
         """Parameters that are multicast addresses, by their data pointer."""
         self.tiles: dict[tirx.Var, int] = {}
@@ -79,7 +86,7 @@ class Expressions:
     def compile(self, expr: tirx.PrimExpr, site: str) -> Expr:
         kind = type(expr)
         if kind in BINARY:
-            return self._binary(BINARY[kind], expr, site)
+            return self._binary(kind, expr, site)
         handler = getattr(self, f"_{kind.__name__}", None)
         if handler is None:
             raise unsupported(f"expression {kind.__name__}: {expr}", site)
@@ -93,10 +100,31 @@ class Expressions:
         """The Python value of a literal, or None."""
         return expr.value if isinstance(expr, (tirx.IntImm, tirx.FloatImm)) else None
 
-    def _binary(self, f, expr, site: str) -> Expr:
-        a, b = self.compile(expr.a, site), self.compile(expr.b, site)
+    def _binary(self, kind, expr, site: str) -> Expr:
+        f, a, b = BINARY[kind], self.compile(expr.a, site), self.compile(expr.b, site)
         left, right = a.value, b.value
+        if kind in _DIVISIONS and not is_float(numpy_dtype(expr.b.dtype)):
+            right = self._defined(expr.b, right, lambda by: by == 0, "a division by", site)
         return Expr(lambda frame: f(left(frame), right(frame)), either(a.poison, b.poison))
+
+    def _defined(
+        self, expr: tirx.PrimExpr, value: Value, undefined: Callable[[Any], Any], what: str,
+        site: str,
+    ) -> Value:  # fmt: skip
+        """``value`` of ``expr``, refused where an operation with it has no result."""
+        constant = self.constant(expr)
+        if constant is not None and not undefined(constant):
+            return value
+
+        def checked(frame):
+            found = value(frame)
+            wrong = undefined(found)
+            if is_poisoned(wrong, frame):
+                one = np.asarray(found)[np.asarray(wrong)].flat[0]
+                raise unsupported(f"{what} {one}, of which CUDA defines no result,", site)
+            return found
+
+        return checked
 
     def _IntImm(self, expr, site: str) -> Expr:
         dtype = str(expr.dtype)
@@ -186,7 +214,10 @@ class Expressions:
                 first = a.value(frame)
             with narrowed(frame, ~chosen):
                 second = b.value(frame)
-            return np.where(chosen, first, second)
+            found = np.where(chosen, first, second)
+            if isinstance(first, int) and isinstance(second, int):
+                return found.astype(numpy_dtype(then.dtype), copy=False)
+            return found
 
         def poison(frame):
             unclear = c.poison(frame) if c.poison else None
@@ -253,19 +284,36 @@ class Expressions:
 
         return values
 
-    def in_tile(self, buffer: tirx.Buffer, values: Value, site: str) -> Value:
-        """Indices of ``buffer`` as indices of the tile it is, or is a reshaped view of."""
-        shape, dtype = self.made[self.tiles[buffer.data]]
-        view = tuple(int(n) for n in buffer.shape)
+    def require_type(self, buffer: tirx.Buffer, site: str) -> None:
+        """Refuse a view of a tile or tensor as another type."""
+        whole = self.declared.get(buffer.data)
+        dtype = self.made[self.tiles[buffer.data]][1] if whole is None else numpy_dtype(whole.dtype)
         if numpy_dtype(buffer.dtype) != dtype:
-            raise unsupported(f"{buffer.name}, a view of another type", site)
-        if view == shape:
+            raise unsupported(f"{buffer.name}, a view of another type,", site)
+
+    def is_reshaped(self, buffer: tirx.Buffer) -> bool:
+        """Whether it may be a view of a tile or tensor of another shape."""
+        whole = self.declared.get(buffer.data)
+        if whole is not None:
+            return not structural_equal(buffer.shape, whole.shape)
+        return tuple(int(n) for n in buffer.shape) != self.made[self.tiles[buffer.data]][0]
+
+    def in_whole(self, buffer: tirx.Buffer, values: Value, site: str) -> Value:
+        """Indices of ``buffer`` as indices of the tile or tensor it is, or is a view of."""
+        self.require_type(buffer, site)
+        if not self.is_reshaped(buffer):
             return values
+        extents, name = self.indices(buffer.shape, buffer.name, site), self.globals.get(buffer.data)
+        made = () if name is not None else self.made[self.tiles[buffer.data]][0]
 
         def moved(frame):
-            flat = 0
-            for index, extent in zip(values(frame), view, strict=True):
+            shape = made if name is None else frame.block.tensors[name].shape
+            flat, inside = 0, True
+            for index, extent in zip(values(frame), extents(frame), strict=True):
                 flat = flat * extent + index
+                inside = inside & (index >= 0) & (index < extent)
+            behind = math.prod(shape)
+            flat = np.where(inside, flat, behind) if np.ndim(inside) else flat if inside else behind
             out = []
             for extent in reversed(shape[1:]):
                 out.insert(0, flat % extent)
@@ -280,13 +328,14 @@ class Expressions:
         node = self.node()
         if buffer.data in self.globals:
             ref = GlobalRef(self.globals[buffer.data], "load", site)
+            values = self.in_whole(buffer, values, site)
 
             def value(frame):
                 found, frame.cache[node] = load_global(frame, ref, values(frame))
                 return found
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
-            values = self.in_tile(buffer, values, site)
+            values = self.in_whole(buffer, values, site)
 
             def value(frame):
                 found, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), site)
@@ -323,19 +372,15 @@ class Expressions:
             f = FUNCTIONS[name]
             args = [self.compile(a, site) for a in call.args]
             values = [a.value for a in args]
+            if name in ("shift_left", "shift_right"):
+                bits = numpy_dtype(call.args[0].dtype).itemsize * 8
+                values[1] = self._defined(
+                    call.args[1], values[1], lambda by: (by < 0) | (by >= bits),
+                    f"a shift of {bits} bits by", site,
+                )  # fmt: skip
             return Expr(lambda frame: f(*(v(frame) for v in values)),
                         either(*(a.poison for a in args)))  # fmt: skip
         raise unsupported(f"call of {full}", site)
-
-
-def is_poisoned(poison: Any, frame: Any) -> bool:
-    """Whether poison meets anything that is on the way."""
-    if poison is None:
-        return False
-    lanes = frame.lanes()
-    if isinstance(poison, np.ndarray) and lanes is not None and poison.shape == lanes.shape:
-        poison = poison & lanes
-    return bool(np.any(poison))
 
 
 class narrowed:

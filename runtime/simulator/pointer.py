@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
-from .accesses import GlobalRef
+from .accesses import GlobalRef, is_poisoned
 from .errors import SimulationError, unsupported
-from .expressions import Expr, is_poisoned
+from .expressions import Expr
 from .statements import Statements
 from .values import numpy_dtype
 
@@ -28,8 +28,8 @@ class Pointer:
         starts = [i.base if isinstance(i, tirx.Ramp) else i for i in load.indices]
         self.index = c.indices(starts, buffer.name, site)
         self.slot = c.tiles.get(buffer.data, -1)
-        if self.slot >= 0:
-            self.index = c.in_tile(buffer, self.index, site)
+        if self.slot >= 0 or buffer.data in c.globals:
+            self.index = c.in_whole(buffer, self.index, site)
         self._name, self._memory = c.globals.get(buffer.data), c.memory_of(buffer)
         if self._name is None and self.slot < 0:
             raise self._unsupported()

@@ -161,6 +161,7 @@ class Program:
                 continue
             buffer = func.buffer_map[param]
             (c.multicasts if buffer.data in multicast else c.globals)[buffer.data] = buffer.name
+            c.declared[buffer.data] = buffer
             if buffer.data in written:
                 self.written.add(buffer.name)
             for axis, extent in enumerate(buffer.shape):

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from .accesses import is_poisoned
 from .errors import SimulationError, unsupported
-from .expressions import is_poisoned
 from .statements import Statements
 from .steps import Step
 from .tile_ops import region
 from .values import convert, is_float, numpy_dtype
 
 _COMBINE = {
-    "sum": np.add, "max": np.maximum, "min": np.minimum, "bitand": np.bitwise_and,
+    "sum": np.add, "max": np.fmax, "min": np.fmin, "bitand": np.bitwise_and,
     "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
 }  # fmt: skip
 
@@ -42,7 +42,7 @@ def update(c: Statements, call: tirx.Call, site: str) -> Step:
     load = call.args[0]
     buffer, slot = load.buffer, c.tiles[load.buffer.data]
     combine = _COMBINE[c.reducers[buffer.data]]
-    index = c.in_tile(buffer, c.indices(load.indices, buffer.name, site), site)
+    index = c.in_whole(buffer, c.indices(load.indices, buffer.name, site), site)
     expr = c.compile(call.args[1], site)
 
     def run(frame):

@@ -10,10 +10,10 @@ from tilelang.ir import get_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from .accesses import GlobalRef, store_global, store_tile
+from .accesses import GlobalRef, is_poisoned, store_global, store_tile
 from .block import Frame, MBarrier, Tile
 from .errors import SimulationError, unsupported
-from .expressions import Expressions, is_poisoned, narrowed
+from .expressions import Expressions, narrowed
 from .steps import SPIN, Step, go, leave, sequence, together
 from .values import numpy_dtype
 
@@ -185,13 +185,14 @@ class Statements(Expressions):
         value, poison = expr.value, expr.poison or (lambda frame: None)
         if buffer.data in self.globals:
             ref = GlobalRef(self.globals[buffer.data], "store", site)
+            index = self.in_whole(buffer, index, site)
 
             def run(frame):
                 at, found = index(frame), value(frame)
                 store_global(frame, ref, at, found, poison(frame))
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
-            index = self.in_tile(buffer, index, site)
+            index = self.in_whole(buffer, index, site)
 
             def run(frame):
                 at, found = index(frame), value(frame)
@@ -310,12 +311,12 @@ class Statements(Expressions):
         def run(frame):
             if enter(frame):
                 body.run(frame)
-            frame.space, frame.active = None, None
+            frame.leave_space()
 
         def wait(frame):
             if enter(frame):
                 yield from body.run(frame)
-            frame.space, frame.active = None, None
+            frame.leave_space()
 
         return Step(wait, True) if body.waits else self.preempted(run, stmt)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm import tirx
 
-from .accesses import GlobalRef, out_of_bounds
+from .accesses import GlobalRef, out_of_bounds, require_one_value
 from .block import Frame
 from .errors import SimulationError, unsupported
 from .order import SYS
@@ -48,8 +48,8 @@ class Region(NamedTuple):
         if self.ref is None:
             tile = frame.tile(self.slot)
             inside, part, shape = self.box(frame, tile.shape, False)
-            data, poison = _for_all(tile, frame)
-            found = data[inside], None if poison is None else poison[inside]
+            found = _for_all(tile, frame, inside)
+            require_one_value(frame, tile, found[1], self.site)
             dtype = tile.dtype
         else:
             tensor = self.ref.tensor(frame)
@@ -118,11 +118,11 @@ class Region(NamedTuple):
         return access
 
 
-def _for_all(tile: Any, frame: Frame) -> tuple[Any, Any]:
+def _for_all(tile: Any, frame: Frame, part: tuple) -> tuple[Any, Any]:
     if not tile.by_thread:
-        return tile.data, tile.poison
-    first = frame.mask.threads[0]
-    return tile.data[first], None if tile.poison is None else tile.poison[first]
+        return tile.data[part], None if tile.poison is None else tile.poison[part]
+    data, poison = tile.agreed(frame.mask.threads)
+    return data[part], None if poison is None else poison[part]
 
 
 def _rows(tile: Any, inside: tuple) -> tuple:
@@ -166,7 +166,11 @@ def region(c: Statements, node: Any, site: str) -> Region:
     sizes = c.indices([e if isinstance(e, tirx.PrimExpr) else tirx.IntImm("int32", int(e))
                        for e in extents], buffer.name, site)  # fmt: skip
     at = c.indices(starts, buffer.name, site)
+    if buffer.data in c.globals or buffer.data in c.tiles:
+        c.require_type(buffer, site)
     if buffer.data in c.globals:
+        if c.is_reshaped(buffer):
+            raise unsupported(f"an operation on tiles of {buffer.name}, a reshaped view,", site)
         ref, slot = GlobalRef(c.globals[buffer.data], "", site), -1
     elif buffer.data in c.tiles:
         ref, slot = None, c.tiles[buffer.data]
@@ -269,37 +273,35 @@ def gemm(c: Statements, call: tirx.Call, site: str) -> Step:
     return c.preempted(run, call)
 
 
-_REDUCTIONS = {
-    "sum": np.add.reduce,
-    "max": np.maximum.reduce,
-    "min": np.minimum.reduce,
-    "abssum": lambda x, axis: np.add.reduce(np.abs(x), axis=axis),
-    "absmax": lambda x, axis: np.maximum.reduce(np.abs(x), axis=axis),
-    "bitand": np.bitwise_and.reduce,
-    "bitor": np.bitwise_or.reduce,
-    "bitxor": np.bitwise_xor.reduce,
-}
 _COMBINE = {
-    "sum": np.add, "abssum": np.add, "max": np.maximum, "absmax": np.maximum, "min": np.minimum,
+    "sum": np.add, "abssum": np.add, "max": np.fmax, "absmax": np.fmax, "min": np.fmin,
     "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
 }  # fmt: skip
+_PROPAGATES = {np.fmax: np.maximum, np.fmin: np.minimum}
+_FIRST = {"max": -np.inf, "absmax": 0, "min": np.inf}
+"""What is left of a row without a number."""
 
 
 def reduce(c: Statements, call: tirx.Call, site: str) -> Step:
     src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
     kind, axis = str(call.args[2].value), int(call.args[3])
     clear = c.compile(call.args[4], site).value
-    if kind not in _REDUCTIONS:
+    if kind not in _COMBINE:
         raise unsupported(f"T.reduce of type {kind}", site)
+    combine, dtype = _COMBINE[kind], numpy_dtype(call.args[0].args[0].buffer.dtype)
+    if dtype.itemsize == 2 and call.annotations and call.annotations.get("nan_propagate"):
+        combine = _PROPAGATES.get(combine, combine)
+    first = {"initial": _FIRST[kind]} if kind in _FIRST and is_float(dtype) else {}
 
     def run(frame):
         values, poison = src.read(frame, "T.reduce")
         wide = values.astype(np.float32) if _is_narrow(values) else values
-        found = _REDUCTIONS[kind](wide, axis=axis)
+        wide = np.abs(wide) if kind.startswith("abs") else wide
+        found = combine.reduce(wide, axis=axis, **first)
         bad = None if poison is None else poison.any(axis=axis)
         if not clear(frame):
             before, bad_before = dst.read(frame, "T.reduce")
-            found = _COMBINE[kind](before.reshape(found.shape).astype(found.dtype), found)
+            found = combine(before.reshape(found.shape).astype(found.dtype), found)
             if bad_before is not None:
                 bad_before = bad_before.reshape(found.shape)
                 bad = bad_before if bad is None else bad | bad_before
@@ -316,7 +318,7 @@ def scan(c: Statements, call: tirx.Call, site: str) -> Step:
     src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
     axis, reverse = int(call.args[2]), bool(call.args[3].value)
     name = call.op.name.rsplit(".", 1)[-1]
-    accumulate = {"cumsum": np.add, "cummax": np.maximum}[name].accumulate
+    accumulate = {"cumsum": np.add, "cummax": np.fmax}[name].accumulate
 
     def run(frame):
         values, poison = src.read(frame, f"T.{name}")

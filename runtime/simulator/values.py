@@ -45,7 +45,8 @@ def unwritten(shape: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def convert(value: Any, dtype: np.dtype) -> Any:
-    """``value`` as ``dtype``: rounded to nearest even, integers cut to width, fp8 saturating."""
+    """``value`` as ``dtype``: rounded to nearest even, integers cut to width, fp8 and numbers too
+    large for 32 or 64 bits saturating."""
     if not hasattr(value, "dtype"):
         if isinstance(value, int) and dtype.kind in "iu":
             bits = dtype.itemsize * 8
@@ -60,5 +61,17 @@ def convert(value: Any, dtype: np.dtype) -> Any:
         most = float(ml_dtypes.finfo(dtype).max)
         value = np.clip(np.asarray(value, np.float32), -most, most)
     if dtype.kind in "iu" and is_float(value.dtype):
-        value = value.astype(np.float64)
+        wide = value.astype(np.float64)
+        return _saturated(wide, dtype) if dtype.itemsize >= 4 else wide.astype(dtype)
     return value.astype(dtype)
+
+
+def _saturated(value: Any, dtype: np.dtype) -> Any:
+    """Cut to a whole number, as PTX's cvt."""
+    info = np.iinfo(dtype)
+    of_nan = 0 if dtype.itemsize < 8 else 1 << 63 if dtype.kind == "u" else info.min
+    special = [value >= float(info.max), value <= float(info.min), np.isnan(value)]
+    found = value.astype(dtype)
+    for where, least in zip(special, (info.max, info.min, of_nan), strict=True):
+        found = np.where(where, dtype.type(least), found)
+    return found[()]

@@ -473,6 +473,18 @@ def after_the_last_rank():
     return program
 
 
+@refused("T.atomic_add adds to S[0, i]: S[0, 0:8] is added to, but no rank clears it first")
+def an_element_added_to_what_nobody_clears():
+    @T.prim_func
+    def program(S: W.Symmetric((8,), F32), Y: T.Tensor((8,), F32)):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(8):  # HERE
+                T.atomic_add(S[0, i], 1.0)
+            T.copy(S[0, 0:8], Y)
+
+    return program
+
+
 @refused("T.atomic_add adds to S[0, 0]: S[0, 0:8] is added to, but no rank clears it first")
 def nobody_clears():
     @T.prim_func
