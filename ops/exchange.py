@@ -22,6 +22,7 @@ from .problem import (
     agree,
     check_layout,
     dense,
+    is_dense,
     operator_name,
     refused,
     require_dense,
@@ -124,8 +125,9 @@ def exchange(
     name: str, x: torch.Tensor, group: Any, out: torch.Tensor | None, transport: str, *options: int
 ) -> torch.Tensor:
     """Call a collective that ``define_exchange`` defined; its result, in ``out`` if given."""
-    require_dense(name, **{ARGUMENT: x})
-    require_dense_or_none(name, out=out)
+    if not is_dense(x) or not (out is None or is_dense(out)):  # names take longer
+        require_dense(name, **{ARGUMENT: x})
+        require_dense_or_none(name, out=out)
     (into_new, into_out), group = _DEFINED[name], _name(name, group)
     if out is None:
         return into_new(x, *options, group, transport)

@@ -77,10 +77,11 @@ def _in_given_types(eager: Callable[..., Any], written: Sequence[int]) -> Callab
 
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any) -> Any:
-        kind = args[0].device.type
-        if _C._is_any_autocast_enabled() and torch.amp.is_autocast_available(kind):
-            with torch.autocast(kind, enabled=False):
-                return function(*args)
+        if _C._is_any_autocast_enabled():
+            kind = args[0].device.type
+            if torch.amp.is_autocast_available(kind):
+                with torch.autocast(kind, enabled=False):
+                    return function(*args)
         return function(*args)
 
     return called
