@@ -309,16 +309,19 @@ def test_extremes_leave_out_what_is_no_number(dtype, propagates):
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
-def test_numbers_too_large_for_an_integer_saturate(dtype):
+@pytest.mark.parametrize("given", ["float32", "float64"])
+def test_numbers_too_large_for_an_integer_saturate(given, dtype):
     @T.prim_func
-    def program(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), dtype)):
+    def program(A: T.Tensor((8,), given), B: T.Tensor((8,), dtype)):
         with T.Kernel(1, threads=32) as _:
             for i in T.Parallel(8):
                 B[i] = T.Cast(dtype, A[i])
 
     info = np.iinfo(dtype)
-    A = np.array([1e30, -1e30, np.inf, -np.inf, np.nan, -1.5, 2.75, 2.0**31], np.float32)
-    of_nan = {"int32": 0, "uint32": 0}.get(dtype, 1 << 63 if dtype == "uint64" else info.min)
+    A = np.array([1e30, -1e30, np.inf, -np.inf, np.nan, -1.5, 2.75, 2.0**31], given)
+    of_nan = info.min if dtype.startswith("int") else 1 << info.bits - 1
+    if given == "float32" and info.bits == 32:
+        of_nan = 0
     right = [
         info.max, info.min, info.max, info.min, of_nan, max(info.min, -1), 2,
         min(info.max, 1 << 31),

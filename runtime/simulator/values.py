@@ -61,17 +61,22 @@ def convert(value: Any, dtype: np.dtype) -> Any:
         most = float(ml_dtypes.finfo(dtype).max)
         value = np.clip(np.asarray(value, np.float32), -most, most)
     if dtype.kind in "iu" and is_float(value.dtype):
-        wide = value.astype(np.float64)
-        return _saturated(wide, dtype) if dtype.itemsize >= 4 else wide.astype(dtype)
+        return _saturated(value, dtype) if dtype.itemsize >= 4 else _cut(value, dtype)
     return value.astype(dtype)
 
 
+def _cut(value: Any, dtype: np.dtype) -> Any:
+    return value.astype(np.float64).astype(dtype)
+
+
 def _saturated(value: Any, dtype: np.dtype) -> Any:
-    """Cut to a whole number, as PTX's cvt."""
-    info = np.iinfo(dtype)
-    of_nan = 0 if dtype.itemsize < 8 else 1 << 63 if dtype.kind == "u" else info.min
-    special = [value >= float(info.max), value <= float(info.min), np.isnan(value)]
-    found = value.astype(dtype)
+    """Cut to a whole number, as PTX's cvt: what is none becomes 0, of or to 64 bits the lowest."""
+    info, wide = np.iinfo(dtype), value.astype(np.float64)
+    of_nan = 0
+    if max(dtype.itemsize, value.dtype.itemsize) == 8:
+        of_nan = info.min if dtype.kind == "i" else 1 << info.bits - 1
+    special = [wide >= float(info.max), wide <= float(info.min), np.isnan(wide)]
+    found = _cut(value, dtype)
     for where, least in zip(special, (info.max, info.min, of_nan), strict=True):
         found = np.where(where, dtype.type(least), found)
     return found[()]
