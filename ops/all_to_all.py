@@ -206,6 +206,7 @@ def all_to_all_plan(parts: Parts, pieces: list[slice], blocks: int | None = None
 
 class AllToAll(Exchange, op=NAME):
     options = ("scatter_dim", "gather_dim")
+    in_place = False
 
     @staticmethod
     def result(x, ranks, scatter_dim, gather_dim):
@@ -266,7 +267,7 @@ def all_to_all(
             multiplied by the ranks.
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
-        out: contiguous; gets the result. Not differentiable.
+        out: contiguous, apart from ``x``; gets the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.
 

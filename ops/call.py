@@ -23,7 +23,7 @@ from .problem import (
     operator_name,
     packed,
     refused,
-    require_apart,
+    require_apart_from_operands,
     require_operands,
 )
 from .remembered import Remembered, signature
@@ -79,7 +79,7 @@ def compute(
         out, group, asked: as for ``call``.
     """
     if out is not None:
-        require_apart(op, out, a, b, epilogue)
+        require_apart_from_operands(op, out, a, b, epilogue)
     key = _key(op, a, b, out, group, asked, epilogue)
     given = a, b, *epilogue.tensors
     if (c := repeat(key, given, out)) is not None:
@@ -108,7 +108,7 @@ def call(
         asked: the strategy.
     """
     if out is not None:
-        require_apart(op, out, a, b, epilogue)
+        require_apart_from_operands(op, out, a, b, epilogue)
     key = _key(op, a, b, out, group, asked, epilogue)
     return _call(key, op, a, b, out, group, asked, epilogue)
 

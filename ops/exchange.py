@@ -25,6 +25,7 @@ from .problem import (
     is_dense,
     operator_name,
     refused,
+    require_apart,
     require_dense,
     require_dense_or_none,
 )
@@ -62,10 +63,13 @@ class Exchange(Moved, ABC):
     Attributes:
         options: names of the integers that a caller gives beside the tensor.
         reduces: whether numbers are added.
+        in_place: whether what a rank gets may lie where what it gives does, as a block reads there
+            before it writes.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
     reduces: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
 
     def __init_subclass__(cls, op: str, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -205,6 +209,8 @@ def define_exchange(name: str) -> None:
     made = EXCHANGES[name]
 
     def into(x: torch.Tensor, out: torch.Tensor | None, *given: Any) -> torch.Tensor:
+        if out is not None and not made.in_place:
+            require_apart(name, out, **{ARGUMENT: x})
         key = name, given, signature(x), signature(out)
         if (done := repeat(key, (x,), out)) is not None:
             return done

@@ -297,16 +297,20 @@ def check_layout(op: str, out: torch.Tensor) -> None:
         )  # fmt: skip
 
 
-def require_apart(
-    op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
-) -> None:
+def require_apart(op: str, out: torch.Tensor, **given: torch.Tensor | None) -> None:
     """Refuse an ``out`` that lies where an argument is read while it is written."""
     begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
-    first, second = ARGUMENTS[op]
-    given = {first: a, second: b, "bias": epilogue.bias}
     for name, x in given.items():
         if x is not None and x.data_ptr() < end and begin < x.data_ptr() + x.nbytes:
             raise refused(op, f"out shares memory with {name}", "memory of its own")
+
+
+def require_apart_from_operands(
+    op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
+) -> None:
+    """``require_apart`` from what a product reads."""
+    first, second = ARGUMENTS[op]
+    require_apart(op, out, **{first: a, second: b, "bias": epilogue.bias})
 
 
 def laid_out(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import types
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -271,6 +272,17 @@ def test_out_is_memory_of_its_own(operator, place):
     beside = ones(3, 8, 8)
     right = operator(beside[0], beside[2].t(), bias=bias)
     assert torch.equal(operator(beside[0], beside[2].t(), bias=bias, out=beside[1]), right)
+
+
+def test_parts_change_their_places_between_two_tensors():
+    """Also where a call like it was right before."""
+    x = ones(4, 8)
+    for out in (ones(4, 8), x[:]):
+        overlaps = out.data_ptr() == x.data_ptr()
+        with pytest.raises(tw.TileWeaveError) if overlaps else nullcontext() as said:
+            assert torch.equal(ops.all_to_all(x, out=out), x)
+    assert "all_to_all: out shares memory with x; expected memory of its own" in str(said.value)
+    assert ops.all_gather(x, out=x) is x
 
 
 def test_any_rows_are_reduced():
