@@ -6,6 +6,7 @@ The tile programs, the plan around one of them, and the torch operator with its 
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from math import ceil
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ from .library import define
 from .operators import Choice, Operator
 from .problem import Problem, checked, require_operands
 from .product import define_product
-from .tiles import SMS, Tiles, Walk, blocks_that_push, stored, walked
+from .tiles import Tiles, blocks_that_push, stored, walked
 
 NAME = "all_gather_matmul"
 CUTS = (1, 2, 3, 4)
@@ -44,7 +45,7 @@ _LINE = 128
 
 def gathered_matmul(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
+    biased: bool = False, out_dtype: str | None = None, ahead: bool = False,
 ):  # fmt: skip
     """The kernel: C (ranks, share, N) is the A (share, K) of every rank times B.
 
@@ -55,10 +56,15 @@ def gathered_matmul(
         transposed: whether B is given as (N, K), else (K, N).
         biased: whether bias is a parameter; else there is none.
         out_dtype: of bias and C; else that of A.
+        ahead: whether blocks that begin with none of the own rows, if there are some, store the own
+            ones at the right neighbour first, which begins with them, and has them before a copy
+            engine would begin.
     """
     out_dtype = out_dtype or dtype
+    sent = Communicating.waiting(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
+    sends, copies = sent.serves(ranks, ahead)
     # No block needs another one; where none of the SMs stays free, one begins behind the meeting.
-    walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS)
+    walk = sent.walk
 
     @T.prim_func
     def gathered_matmul(
@@ -67,61 +73,31 @@ def gathered_matmul(
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
         scale_b: scale_of(dtype),
-        gathered: W.Symmetric((ranks, share, K), dtype),
-        C: T.Tensor((ranks, share, N), out_dtype),
-    ):
-        with T.Kernel(walk.blocks, threads=tiles.threads) as block:
-            walk_over_gathered(
-                A, None, gathered, B, bias, scale_a, scale_b, C, walk, block, tiles, transposed,
-                biased, False, True,
-            )  # fmt: skip
-
-    return gathered_matmul
-
-
-def ahead_matmul(
-    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-):  # fmt: skip
-    """The same where some blocks begin with none of the own rows: these store the own ones at the
-    right neighbour first, which begins with them, and has them before a copy engine would begin."""
-    out_dtype = out_dtype or dtype
-    sent = Communicating.waiting(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
-    sends = sent.peers > 0
-    copies = not sends or ranks - 1 > sent.peers
-
-    @T.prim_func
-    def ahead_matmul(
-        A: T.Tensor((share, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
         gathered: W.Symmetric((ranks, share, K), dtype) if copies else None,
         C: T.Tensor((ranks, share, N), out_dtype),
     ):
-        with T.Kernel(sent.walk.blocks, threads=tiles.threads) as block:
-            ahead = None
+        with T.Kernel(walk.blocks, threads=tiles.threads) as block:
+            early = None
             if sends:
-                ahead = W.alloc_symmetric((1, share, sent.pieces * sent.width), dtype)
-                send(A, ahead, 0, sent, block, ranks)
+                early = W.alloc_symmetric((1, share, sent.pieces * sent.width), dtype)
+                send(A, early, 0, sent, block, ranks)
             walk_over_gathered(
-                A, ahead, gathered, B, bias, scale_a, scale_b, C, sent.walk, sent.around(block),
-                tiles, transposed, biased, sends, copies,
+                A, early, gathered, B, bias, scale_a, scale_b, C, walk,
+                sent.around(block) if sends else block, tiles, transposed, biased, sends, copies,
             )  # fmt: skip
 
-    granules = {"ahead": (1, share, sent.width)} if sends else {}
-    return split_options(ahead_matmul, {"tileweave.granule": granules})[0]
+    granules = {"early": (1, share, sent.width)} if sends else {}
+    return split_options(gathered_matmul, {"tileweave.granule": granules})[0]
 
 
 @T.macro
 def walk_over_gathered(
-    A, ahead, gathered, B, bias, scale_a, scale_b, C, walk, place, tiles, transposed, biased, sends,
-    copies,
+    A, early, gathered, B, bias, scale_a, scale_b, C, walk, place, tiles, transposed, biased,
+    sends, copies,
 ):  # fmt: skip
     """Blocks, each with its ``place`` from 0 on, walk over the tiles of C (ranks, share, N): own
     rows, in A, and as they arrive those of others. These are in ``gathered`` (ranks, share, K or
-    more) if there are ``copies``, but the left neighbour's, if ranks send some, in ``ahead``
+    more) if there are ``copies``, but the left neighbour's, if it ``sends`` them, in ``early``
     (1, share, K or more)."""
     ranks, share, N = C.shape
     K, half = A.shape[1], tiles.M // 2
@@ -146,7 +122,7 @@ def walk_over_gathered(
                 if ranks == 1 or source == me:
                     T.copy(A[m, k], A_tile)
                 elif sends and (not copies or source == (me + ranks - 1) % ranks):
-                    T.copy(ahead[me, 0, m, k], A_tile)
+                    T.copy(early[me, 0, m, k], A_tile)
                 elif copies:
                     T.copy(gathered[me, source, m, k], A_tile)
                 T.copy(B[n, k] if transposed else B[k, n], B_tile)
@@ -260,35 +236,17 @@ def communicated_matmul(
 
 def all_gather_matmul_plan(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
+    biased: bool = False, out_dtype: str | None = None, ahead: bool = False,
 ) -> Plan:  # fmt: skip
     """The plan: every rank's A (share, K) goes to its peers, and each multiplies all by its own B.
 
-    The first peer's rows go in ``tiles.widening`` pieces. Of gathered (ranks, share, K), the own
-    rows' place stays as it is."""
+    The first peer's rows go in ``tiles.widening`` pieces, unless ``ahead`` of all the kernel stores
+    them. Of gathered (ranks, share, K), the own rows' place stays as it is."""
     sizes = share, N, K, ranks, dtype, transposed
-    kernel = gathered_matmul(*sizes, tiles, biased, out_dtype)
-    return _plan(kernel, 0, tiles.widening(K), *sizes, biased, out_dtype or dtype)
-
-
-def ahead_plan(
-    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-) -> Plan:  # fmt: skip
-    """The same around ``ahead_matmul``: copy engines serve those whom it does not, each at once."""
-    sizes = share, N, K, ranks, dtype, transposed
-    kernel = ahead_matmul(*sizes, tiles, biased, out_dtype)
+    out_dtype = out_dtype or dtype
+    kernel = gathered_matmul(*sizes, tiles, biased, out_dtype, ahead)
     sent = Communicating.waiting(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
-    return _plan(kernel, sent.peers, [slice(0, K)], *sizes, biased, out_dtype or dtype)
-
-
-def _plan(
-    kernel: Any, served: int, pieces: list[slice], share: int, N: int, K: int, ranks: int,
-    dtype: str, transposed: bool, biased: bool, out_dtype: str,
-) -> Plan:  # fmt: skip
-    """Copies to all but the ``served`` right neighbours, to the first of all in pieces, beside a
-    kernel."""
-    copies = not served or ranks - 1 > served
+    sends, copies = sent.serves(ranks, ahead)
 
     @plan
     def all_gather_matmul(
@@ -301,8 +259,8 @@ def _plan(
         gathered: W.Symmetric((ranks, share, K), dtype) if copies else None,
         C: T.Tensor((ranks, share, N), out_dtype),
     ):
-        for number, peer in islice(enumerate(p.peers()), served, None):
-            for k in [slice(0, K)] if number else pieces:
+        for number, peer in islice(enumerate(p.peers()), int(sends), None):
+            for k in [slice(0, K)] if number else tiles.widening(K):
                 p.copy(gathered[peer, p.rank, :, k], A[:, k], stream="copies")
         p.launch(kernel, A, B, bias, scale_a, scale_b, gathered, C)
 
@@ -316,7 +274,7 @@ class AllGatherMatmul(Operator, op=NAME):
 
     programs: ClassVar = {
         "copy_engines": all_gather_matmul_plan,
-        "waiting_blocks": ahead_plan,
+        "waiting_blocks": partial(all_gather_matmul_plan, ahead=True),
         "communicating_blocks": communicated_matmul,
         "stores": pushed_matmul,
     }

@@ -75,6 +75,11 @@ class Communicating:
         peers = int(waiting >= _FEW)
         return Communicating._of(walk, waiting, peers, share, K, tiles, itemsize)
 
+    def serves(self, ranks: int, asked: bool) -> tuple[bool, bool]:
+        """Whether blocks send anything, if they are asked to, and whether copies bring the rest."""
+        sends = asked and self.peers > 0
+        return sends, not sends or ranks - 1 > self.peers
+
     def behind(self, block: tirx.PrimExpr) -> tirx.PrimExpr:
         """The place of a block among those that walk, where communicating ones do not: theirs is
         negative."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
 import ml_dtypes
@@ -17,7 +18,6 @@ from tileweave.ops import tiles as tiles_module
 from tileweave.ops.all_gather_matmul import (
     AllGatherMatmul,
     _keeping_rows,
-    ahead_matmul,
     communicated_matmul,
     gathered_matmul,
     pushed_matmul,
@@ -73,7 +73,7 @@ CASES = [
 """ranks; sizes; whether B is (N, K); type; whether there is a bias."""
 TILE_COPIES = {
     gathered_matmul: (3, 1),
-    ahead_matmul: (4, 1),
+    partial(gathered_matmul, ahead=True): (4, 1),
     communicated_matmul: (3, 1),
     pushed_matmul: (2, 1),
     matmul_reduce_scatter_program: (2, 2),
