@@ -61,7 +61,7 @@ def gathered_matmul(
             engine would begin.
     """
     out_dtype = out_dtype or dtype
-    sent = Communicating.waiting(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
+    sent = Communicating.without_own(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
     sends, copies = sent.serves(ranks, ahead)
     # No block needs another one; where none of the SMs stays free, one begins behind the meeting.
     walk = sent.walk
@@ -245,7 +245,7 @@ def all_gather_matmul_plan(
     sizes = share, N, K, ranks, dtype, transposed
     out_dtype = out_dtype or dtype
     kernel = gathered_matmul(*sizes, tiles, biased, out_dtype, ahead)
-    sent = Communicating.waiting(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
+    sent = Communicating.without_own(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
     sends, copies = sent.serves(ranks, ahead)
 
     @plan
@@ -311,7 +311,7 @@ class AllGatherMatmul(Operator, op=NAME):
             return super().tiles_tried(problem, program)
         sizes, itemsize = (problem.share, problem.N, problem.K, problem.ranks), problem.itemsize
         every = walked(itemsize)
-        return [t for t in every if Communicating.waiting(*sizes, t, itemsize).peers]
+        return [t for t in every if Communicating.without_own(*sizes, t, itemsize).peers]
 
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:

@@ -60,7 +60,7 @@ class Communicating:
         return Communicating._of(walk, blocks, ranks - 1, share, K, tiles, itemsize)
 
     @staticmethod
-    def waiting(
+    def without_own(
         share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int
     ) -> Communicating:
         """For the right neighbour, which needs the rows first, by blocks that begin with no own

@@ -175,7 +175,7 @@ def test_blocks_without_an_own_tile_send_first(ranks, share, N, K, sms, monkeypa
     for module in (tiles_module, communicating):
         monkeypatch.setattr(module, "SMS", sms)
     monkeypatch.setattr(communicating, "_FEW", 5)
-    sent = Communicating.waiting(share, N, K, ranks, TILES, 2)
+    sent = Communicating.without_own(share, N, K, ranks, TILES, 2)
     assert sent.peers == 1 and sent.walk.turns == (1 if sms == 32 else 2)
     program = AllGatherMatmul.programs["waiting_blocks"](share, N, K, ranks, "float16", True, TILES)
     shapes = {p.name: tuple(p.extents) for p in program.parameters}
@@ -404,7 +404,7 @@ def test_strips_are_sent_16_bytes_at_a_time(ranks, share, N, K, tiles):
 def test_strips_that_blocks_send(share, N, K, ranks, tiles, itemsize):
     """All of the rows, once to each other rank, a piece to all before the next one."""
     apart = Communicating.apart(share, N, K, ranks, tiles, itemsize)
-    waiting = Communicating.waiting(share, N, K, ranks, tiles, itemsize)
+    waiting = Communicating.without_own(share, N, K, ranks, tiles, itemsize)
     for sent in (apart, waiting):
         assert sent.strips == sent.pieces * sent.of_piece * sent.peers
         assert (sent.pieces - 1) * sent.width < K <= sent.pieces * sent.width
@@ -419,7 +419,7 @@ def test_strips_that_blocks_send(share, N, K, ranks, tiles, itemsize):
     assert places == {*range(waiting.walk.blocks)} and waiting.walk.blocks <= SMS
     assert all(waiting.around(block) >= own for block in range(waiting.blocks))
     assert waiting.peers == (1 if waiting.walk.blocks - own >= 8 else 0)
-    for alone in (Communicating.apart, Communicating.waiting):
+    for alone in (Communicating.apart, Communicating.without_own):
         assert alone(share, N, K, 1, tiles, itemsize).blocks == 0
 
 
