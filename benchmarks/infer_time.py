@@ -1,10 +1,11 @@
-"""Milliseconds that the inference of synchronisation adds to the compilation of a program.
+"""Milliseconds and memory that the inference of synchronisation adds to compiling a program.
 
-    python benchmarks/infer_time.py [--runs 5] [--profile]
+    python benchmarks/infer_time.py [--runs 5] [--profile] [--long]
 
 The least of some runs, against 50 ms, for the operators of examples/inferred.py at real sizes and
 for a persistent kernel; only ``infer_sync``, after the group's constants are in, and for a plan all
-that it adds.
+that it adds. The memory is NumPy's and Python's at its highest, of a run of its own. ``--long`` is
+what takes longest: many rows that the blocks of a kernel store, and attention over many keys.
 """
 
 import argparse
@@ -12,17 +13,25 @@ import cProfile
 import pstats
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
 import tilelang.language as T
+import torch
 from tvm import tirx
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.ops.attention_problem import AttentionProblem
+from tileweave.ops.flash import tiles_for
+from tileweave.ops.operators import OPERATORS, Choice
+from tileweave.ops.sp_attention import sp_attention_plan
+from tileweave.ops.tiles import LARGE
+from tileweave.ops.trial import problem_of
 from tileweave.passes.infer_sync import infer_sync
 from tileweave.passes.table import PREPARE_PASSES
-from tileweave.runtime.plan_sync import sync_of
+from tileweave.runtime import plan_sync
 
 BAR = 50.0
 HEAP_STRIDE = 1 << 30
@@ -78,17 +87,44 @@ def once_plan(plan: tw.Plan, ranks: int) -> float:
     """All that ``sync_of`` does: it prepares and infers the kernel with the plan's copies."""
     shapes = {p.name: p.shape for p in plan.parameters}
     traces = [plan._traced(r, ranks, shapes, {}) for r in range(ranks)]
+    for kept in (plan_sync._ordered, plan_sync._inferred):
+        kept.cache_clear()
     start = time.perf_counter()
-    sync_of(traces)
+    plan_sync.sync_of(traces)
     return (time.perf_counter() - start) * 1000
+
+
+def long_programs() -> Iterator[tuple]:
+    """(what, ranks, ``once`` or ``once_plan``, the program)."""
+    ranks = 8
+    for M in (4096, 16384):
+        problem = problem_of("all_gather_matmul", M, 14336, 8192, ranks, torch.bfloat16)
+        program = OPERATORS["all_gather_matmul"].program(problem, Choice("stores", LARGE))
+        yield f"all-gather + GEMM by stores, {M} x 14336 x 8192", ranks, once, program
+    for keys in (65536, 262144):
+        shape = 1, keys // ranks, keys // ranks, 32, 8, 128, 128
+        attended = AttentionProblem(*shape, ranks, torch.bfloat16, True, "zigzag", 0.1)
+        plan = sp_attention_plan(attended, tiles_for(attended))
+        yield f"attention, {keys} keys, causal, zigzag", ranks, once_plan, plan
+
+
+def highest_mib(run, program, ranks: int) -> float:
+    """Memory of one run at its highest."""
+    tracemalloc.start()
+    try:
+        run(program, ranks)
+        return tracemalloc.get_traced_memory()[1] / 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="say where the time goes")
+    parser.add_argument("--long", action="store_true", help="only what takes longest")
     options = parser.parse_args()
-    print("| program | ranks | ms | within |\n|---|---|---|---|")
+    print("| program | ranks | ms | within | MiB |\n|---|---|---|---|---|")
     M, N, K = 28672, 8192, 8192
     cases = [(what, ranks, once, program) for what, program, ranks in programs()]
     for ranks in (4, 8):
@@ -97,9 +133,10 @@ def main() -> int:
             p for p in (plan if isinstance(plan, tuple) else (plan,)) if isinstance(p, tw.Plan)
         )
         cases.append((f"all-gather + GEMM, {M} x {N} x {K}", ranks, once_plan, plan))
-    for what, ranks, run, program in cases:
+    for what, ranks, run, program in long_programs() if options.long else cases:
         ms = min(run(program, ranks) for _ in range(options.runs))
-        print(f"| {what} | {ranks} | {ms:.0f} | {'yes' if ms < BAR else 'no'} |", flush=True)
+        within, mib = "yes" if ms < BAR else "no", highest_mib(run, program, ranks)
+        print(f"| {what} | {ranks} | {ms:.0f} | {within} | {mib:.0f} |", flush=True)
         if options.profile:
             profile = cProfile.Profile()
             profile.enable()

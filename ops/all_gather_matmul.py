@@ -36,9 +36,6 @@ CUTS = (1, 2, 3, 4)
 """Pieces in which the rows of the first peer come. It takes longer until all are there."""
 PIECE_BYTES = 2 << 10
 """Of a row in each of them at least: with 1 KiB copy engines take several times as long."""
-FEW = 2048
-"""Rows that all blocks of one kernel store at most: to infer who waits for which takes memory as
-their square."""
 _LINE = 128
 """Bytes, of which a multiple is stored without a gap."""
 
@@ -333,11 +330,6 @@ class AllGatherMatmul(Operator, op=NAME):
             Choice("stores", tiles): pushed_us(share, N, problem.K, ranks, tiles, problem.itemsize)
             for tiles in stored(problem.itemsize)
         }  # fmt: skip
-
-    @classmethod
-    def suits(cls, problem: Problem, program: str) -> bool:
-        many = problem.M > FEW and program == "stores"
-        return not many and super().suits(problem, program)
 
 
 def all_gather_matmul(

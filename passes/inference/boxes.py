@@ -31,7 +31,8 @@ class Boxes:
         access: whose they are.
         rank: the rank that runs the iteration.
         home: in whose copy the box lies.
-        low, high: of each axis behind the rank's; clipped to the tensor.
+        low, size: where the box begins on each axis behind the rank's, and how far it goes;
+            clipped to the tensor.
         mask: in which iterations it happens, and touches something.
         block: number of the block that runs it, in launch order.
         repeats: how many iterations do the very same.
@@ -52,7 +53,7 @@ class Boxes:
     rank: np.ndarray
     home: np.ndarray
     low: tuple[np.ndarray, ...]
-    high: tuple[np.ndarray, ...]
+    size: tuple[np.ndarray, ...]
     mask: np.ndarray
     block: np.ndarray
     repeats: int
@@ -85,7 +86,8 @@ class Boxes:
 
     def flat(self, *more: np.ndarray) -> tuple[np.ndarray, ...]:
         """``rank, home, low..., high..., *more`` of the iterations in which it happens."""
-        return self.where(self.rank, self.home, *self.low, *self.high, *more)
+        rank, home, *rest = self.where(self.rank, self.home, *self.low, *self.size, *more)
+        return rank, home, *self._with_ends(rest)
 
     def where(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
         """``values``, flat, of the iterations in which it happens; once for those that differ in
@@ -98,21 +100,21 @@ class Boxes:
         return combinations(values, self.mask)
 
     @cached_property
-    def _sizes(self) -> list[np.ndarray]:
-        return [high - low for low, high in zip(self.low, self.high, strict=True)]
-
-    @cached_property
     def each(self) -> tuple[np.ndarray, ...]:
         """``rank, home, low..., high...``, flat, each box once for each rank."""
+        rank, home, *rest = self.distinct(self.rank, self.home, *self.low, *self.size)
+        return rank, home, *self._with_ends(rest)
+
+    def _with_ends(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """``low..., high..., more...`` of ``low..., size..., more...``."""
         axes = len(self.low)
-        rank, home, *bounds = self.distinct(self.rank, self.home, *self.low, *self._sizes)
-        low, size = bounds[:axes], bounds[axes:]
-        return rank, home, *low, *(a + n for a, n in zip(low, size, strict=True))
+        low, size, more = arrays[:axes], arrays[axes : 2 * axes], arrays[2 * axes :]
+        return [*low, *(a + n for a, n in zip(low, size, strict=True)), *more]
 
     @cached_property
     def bounds(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """``low, high`` of each axis behind the rank's, flat, those that occur."""
-        found = [self.distinct(*pair) for pair in zip(self.low, self._sizes, strict=True)]
+        found = [self.distinct(*pair) for pair in zip(self.low, self.size, strict=True)]
         return [(low, low + size) for low, size in found]
 
     def ranks_and_homes(self) -> set[tuple[int, int]]:
@@ -229,20 +231,21 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     block = space.number_of(program.grid)
     shape = [int(space.of(e).max()) for e in access.tensor.shape]
     inner = tuple(range(outer, inside))
-    bounds = merged_bounds(space, starts, extents, mask, inner)
-    if bounds is None:
+    merged = merged_boxes(space, starts, extents, mask, inner)
+    if merged is None:
         raise _refused(access, "touches elements that are no box without holes", "a box")
-    low, high = bounds
-    if np.any((high[0] - low[0] != 1) & mask.any(axis=inner, keepdims=True)):
+    low, size = merged
+    if np.any((size[0] != 1) & mask.any(axis=inner, keepdims=True)):
         raise _refused(access, "touches the copies of several ranks at once", "one rank a time")
     happens: np.ndarray = np.logical_or.reduce(mask, axis=inner, keepdims=True)
     asked = _asked(access, region, program, space, mask, happens)
-    home = np.where(happens, low[0], 0)
-    if np.any((home < 0) | (home >= world_size)):
-        found = sorted(set(home[(home < 0) | (home >= world_size)].ravel().tolist()))
-        raise _refused(access, f"has rank index {found[0]}", f"0 to {world_size - 1}")
+    wrong = (low[0] < 0) | (low[0] >= world_size)
+    if _meet(wrong, happens):
+        (found,) = _where(wrong & happens, [low[0]])
+        raise _refused(access, f"has rank index {found.min()}", f"0 to {world_size - 1}")
+    home, _ = _clipped(low[0], size[0], world_size, happens)
     if access.is_run and any(
-        np.any((b > n) & happens) for b, n in zip(high[1:], shape[1:], strict=True)
+        _meet(a + b > n, happens) for a, b, n in zip(low[1:], size[1:], shape[1:], strict=True)
     ):
         raise _refused(access, "runs over the end of a row", "part of a row, or whole rows")
     shifts = tuple(
@@ -250,22 +253,22 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
         for a, start in zip(low, starts if inner else (), strict=bool(inner))
     )
     clipped = [
-        (np.maximum(a, 0), np.clip(b, 0, n)) for a, b, n in zip(low, high, shape, strict=True)
+        _clipped(a, b, n, happens) for a, b, n in zip(low[1:], size[1:], shape[1:], strict=True)
     ]
-    before = tuple(axis for axis, a in enumerate(low[1:]) if np.any((a < 0) & happens))
-    beyond = [(low >= n) & happens for low, n in zip(low[1:], shape[1:], strict=True)]
-    outside = tuple(axis for axis, some in enumerate(beyond) if some.any())
+    before = tuple(axis for axis, a in enumerate(low[1:]) if _meet(a < 0, happens))
+    beyond = [a >= n for a, n in zip(low[1:], shape[1:], strict=True)]
+    outside = tuple(axis for axis, some in enumerate(beyond) if _meet(some, happens))
     for axis in outside:
         happens = happens & ~beyond[axis]
-    bounds = [a for c in clipped[1:] for a in c]
+    bounds = [a for c in clipped for a in c]
     varies = np.broadcast_shapes(space.rank.shape, happens.shape, home.shape,
                                  *(a.shape for a in bounds))  # fmt: skip
     repeats = 1
     for axis in range(outer):
         repeats *= space.shape[axis] if varies[axis] == 1 else 1
     return Boxes(
-        access, space.rank, home, tuple(c[0] for c in clipped[1:]),
-        tuple(c[1] for c in clipped[1:]), happens, block, repeats,
+        access, space.rank, home, tuple(c[0] for c in clipped),
+        tuple(c[1] for c in clipped), happens, block, repeats,
         outside, before, skipped, region.open_axes, region.open_loops, region.is_certain,
         asked, shifts,
     )  # fmt: skip
@@ -305,45 +308,65 @@ def _asked(
     )  # fmt: skip
 
 
-def merged_bounds(space, starts, extents, mask, inner):
-    """Low and high bounds of boxes over the axes ``inner``, where the mask holds; None if some do
-    not fill theirs without holes."""
+def _meet(some: np.ndarray, happens: np.ndarray) -> bool:
+    """Whether both hold somewhere. They are not broadcast for nothing."""
+    return bool(some.any()) and bool(np.any(some & happens))
+
+
+def _clipped(
+    low: np.ndarray, size: np.ndarray, extent: int, happens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """What of boxes lies in an axis; where they do not happen, something that does. As small as
+    given, unless some go beyond."""
+    high = low + size
+    if _meet((low < 0) | (high > extent), happens):
+        low = np.maximum(low, 0)
+        return low, np.clip(high, 0, extent) - low
+    return np.clip(low, 0, max(extent - 1, 0)), size
+
+
+def merged_boxes(space, starts, extents, mask, inner):
+    """Starts and sizes of boxes over the axes ``inner``, where the mask holds; None if some do not
+    fill theirs without holes."""
     if not inner:
-        return starts, [s + e for s, e in zip(starts, extents, strict=True)]
+        return starts, extents
     same = [a for a in inner if all(v.shape[a] == 1 for v in (*starts, *extents))]
     mask = mask.any(axis=tuple(same), keepdims=True) if same else mask
     partial = any(mask.shape[a] > 1 for a in inner)
-    low, high, count = [], [], np.int64(1)
+    low, size, count = [], [], np.int64(1)
     for start, extent in zip(starts, extents, strict=True):
         if partial:
-            big = np.int64(1) << 62
-            first = np.where(mask, start, big).min(axis=inner, keepdims=True)
-            last = np.where(mask, start + extent, -big).max(axis=inner, keepdims=True)
+            big, end = np.int64(1) << 62, start + extent
+            fixed = tuple(a for a in inner if end.shape[a] == 1)
+            holds = mask.any(axis=fixed, keepdims=True)
+            first = np.where(holds, start, big).min(axis=inner, keepdims=True)
+            last = np.where(holds, end, -big).max(axis=inner, keepdims=True)
         else:
             first = start.min(axis=inner, keepdims=True)
             last = (start + extent).max(axis=inner, keepdims=True)
         low.append(first)
-        high.append(last)
-        count = count * (last - first)
+        size.append(last - first)
+        count = count * size[-1]
     touched = np.int64(1)
     for extent in extents:
         touched = touched * extent.max(axis=inner, keepdims=True)
     groups = [[starts[n] for n in numbers] for numbers in _apart(starts, inner)]
     places = [_distinct_places(group, inner) for group in groups]
     shapes = [np.broadcast_shapes(*(s.shape for s in group)) for group in groups]
-    sizes = [math.prod(shape[a] for a in inner) for shape in shapes]
+    every = [math.prod(shape[a] for a in inner) for shape in shapes]
     if not partial:
         for some in places:
             touched = touched * some
-    elif all(np.all(some == size) for some, size in zip(places, sizes, strict=True)):
-        where = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, *(s.shape for s in starts)))
-        touched = touched * where.sum(axis=inner, keepdims=True)
+    elif all(np.all(some == one) for some, one in zip(places, every, strict=True)):
+        shape = np.broadcast_shapes(*(s.shape for s in starts))
+        alike = math.prod(shape[a] for a in inner if mask.shape[a] == 1)
+        touched = touched * alike * mask.sum(axis=inner, keepdims=True)
     else:
         touched = touched * _distinct_places(starts, inner, mask)
     happens = mask.any(axis=inner, keepdims=True)
     if np.any((touched != count) & happens):
         return None
-    return low, high
+    return low, size
 
 
 def _distinct_places(

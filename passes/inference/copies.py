@@ -70,10 +70,9 @@ class Copies:
         start = np.array([c.start for c in self.each]).T
         extent = np.array([c.extent for c in self.each]).T
         rank = np.array([c.rank for c in self.each])
-        high = start + extent
         stands_for = cast(Access, self)  # who may meet copies asks first
         return Boxes(
-            stands_for, rank, start[0], tuple(start[1:]), tuple(high[1:]),
+            stands_for, rank, start[0], tuple(start[1:]), tuple(extent[1:]),
             np.ones(len(rank), np.bool_), np.zeros(len(rank), np.int64), 1,
         )  # fmt: skip
 

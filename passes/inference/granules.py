@@ -61,10 +61,10 @@ class Granules:
     def of_copies(self, copies: Boxes) -> Iterator[np.ndarray]:
         """The numbers of the granules in which each copy of a plan lies, or of which it brings
         several, in their order."""
-        low, high = (np.array(bounds).T.tolist() for bounds in (copies.low, copies.high))
-        for starts, ends in zip(low, high, strict=True):
-            sides = zip(starts, ends, self.size, strict=True)
-            axes = [np.arange(start // size, -(-end // size)) for start, end, size in sides]
+        low, size = (np.array(arrays).T.tolist() for arrays in (copies.low, copies.size))
+        for starts, extents in zip(low, size, strict=True):
+            sides = zip(starts, extents, self.size, strict=True)
+            axes = [np.arange(start // n, -(-(start + extent) // n)) for start, extent, n in sides]
             yield np.ravel_multi_index(np.ix_(*axes), self.counts).ravel()
 
     def index(
@@ -283,8 +283,8 @@ def _times_copied(traffic: Traffic, granules: Granules) -> np.ndarray:
 
 
 def elements_of(boxes: Boxes) -> np.ndarray:
-    """Elements in the box of each iteration, as an array over all iterations."""
+    """Elements in the box of each iteration, as an array over all in which boxes differ."""
     count = np.int64(1)
-    for low, high in zip(boxes.low, boxes.high, strict=True):
-        count = count * (high - low)
-    return np.asarray(count)
+    for size in boxes.size:
+        count = count * size
+    return np.broadcast_to(count, np.broadcast_shapes(*(a.shape for a in (*boxes.low, count))))

@@ -12,7 +12,7 @@ from tvm import tirx
 from ...builtins.declare import builtin_of
 from ..walk import op_name, written_tensors
 from .accesses import Program
-from .boxes import merged_bounds
+from .boxes import merged_boxes
 from .events import DATA, Event
 from .space import Loop, NotEvaluable, Space
 
@@ -172,11 +172,12 @@ class Launches:
         self, event, space, mask, block, starts, extents, value, steps, launch
     ) -> Rows | None:
         merged = tuple(a for a, x in enumerate(event.loops, 1) if x.var in steps)
-        box = merged_bounds(space, starts, extents, mask, merged)
+        box = merged_boxes(space, starts, extents, mask, merged)
         if box is None:
             return None
         happens = mask.any(axis=merged, keepdims=True) if merged else mask
-        low, high = ([np.where(happens, v, 0) for v in bounds] for bounds in box)
+        low, size = ([np.where(happens, v, 0) for v in each] for each in box)
+        high = [a + n for a, n in zip(low, size, strict=True)]
         key, number = [], event.number
         for at, var in event.trail:
             if var in steps:

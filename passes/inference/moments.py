@@ -52,10 +52,16 @@ class Moments:
         digit = 2 * level + 1
         return moment // self.weights[digit] % (self.weights[digit - 1] // self.weights[digit])
 
-    def of(self, boxes: Boxes, depth: int, after: bool = False) -> np.ndarray:
+    def of(
+        self, boxes: Boxes, depth: int, after: bool = False, block: np.ndarray | None = None
+    ) -> np.ndarray:
         """Of each iteration of what stands inside the first ``depth`` loops around an access only,
-        before them or ``after``."""
-        return self._of(boxes, depth, boxes.access.place, int(after), 0)
+        before them or ``after``.
+
+        Args:
+            block: the number of its block, if not its own.
+        """
+        return self._of(boxes, depth, boxes.access.place, int(after), 0, block)
 
     def of_signal(self, boxes: Boxes, depth: int, sink: Sink | None) -> np.ndarray:
         """Of each iteration of the signal for an access: behind it, or where it sinks to."""
@@ -67,14 +73,16 @@ class Moments:
         return np.where(sink.sinks, later, behind)
 
     def _of(
-        self, boxes: Boxes, depth: int, places: tuple[int, ...], after: int, rounds: int
-    ) -> np.ndarray:
+        self, boxes: Boxes, depth: int, places: tuple[int, ...], after: int, rounds: int,
+        block: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """The same, so many ``rounds`` of the innermost loop later."""
         access = boxes.access
         places = places[self._grid :]
         depth -= self._grid
         space = self._spaces[access]
-        moment = space.of(0) + boxes.block.reshape(boxes.block.shape[: len(space.shape)])
+        block = boxes.block if block is None else block
+        moment = space.of(0) + block.reshape(block.shape[: len(space.shape)])
         for level in range(len(self._rounds) + 1):
             moment = moment * self._places
             if level <= depth:

@@ -11,7 +11,7 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ..walk import in_words
-from .boxes import Boxes
+from .boxes import Boxes, combinations
 from .exchange import Exchange
 from .granules import Counter, elements_of
 from .moments import Moments
@@ -53,13 +53,19 @@ def verify_residency(exchange: Exchange) -> None:
                 last[c][tuple(at)] = max(last[c][tuple(at)], now)
     for counter in counters:
         for boxes in counter.users:
-            moment = moments.of(boxes, wait_depth(exchange, counter, boxes))
-            places = tuple(range(-len(boxes.open_axes), 0))
-            latest = last[counter][boxes.home, counter.granules.of(boxes)]
-            latest = latest.max(axis=places, keepdims=True)
-            if np.any((latest >= moment) & boxes.mask):
+            told = last[counter][boxes.home, counter.granules.of(boxes)]
+            told = np.where(boxes.mask, told, -1)
+            # What varies along an axis alone decides by its least or greatest there.
+            first = boxes.block.min(axis=_fixed(told), keepdims=True)
+            moment = moments.of(boxes, wait_depth(exchange, counter, boxes), block=first)
+            if np.any(told.max(axis=_fixed(moment), keepdims=True) >= moment):
                 _Play(exchange, moments).run(exchange.options.resident_blocks)
                 return
+
+
+def _fixed(array: np.ndarray) -> tuple[int, ...]:
+    """The axes along which it does not vary."""
+    return tuple(axis for axis, n in enumerate(array.shape) if n == 1)
 
 
 def _verify_room(exchange: Exchange, counters: Sequence[Counter]) -> None:
@@ -89,11 +95,12 @@ def leaves_room(exchange: Exchange) -> bool:
         if counter.at_exit or counter.also_at_exit:
             waits[:, -1] = True
         for boxes in counter.users:
-            granules = counter.granules.of(boxes)
-            rank, granule, block = boxes.distinct(boxes.rank, granules, boxes.block)
+            here = boxes.mask
             if counter.own:
-                foreign = granule // counter.own != rank
-                rank, block = rank[foreign], block[foreign]
+                here = here & (counter.granules.of(boxes) // counter.own != boxes.rank)
+            within = tuple(range(1 + len(exchange.program.grid), here.ndim))
+            here = here.any(axis=within, keepdims=True)
+            rank, block = combinations([boxes.rank, boxes.block], here)
             waits[rank, block] = True
     return bool(np.all(np.any(~waits[:, :resident], axis=1)))
 

@@ -127,18 +127,18 @@ def _extent(
         LanguageError: conditions decide it otherwise than by an end that nothing goes beyond.
     """
     access, loops = boxes.access, [*left, *boxes.access.inner]
-    low, high = boxes.where(boxes.low[axis], boxes.high[axis])
-    most, end = int((high - low).max()), int(high.max())
-    if np.ptp(high - low) == 0:
+    low, size = boxes.where(boxes.low[axis], boxes.size[axis])
+    most, end = int(size.max()), int((low + size).max())
+    if np.ptp(size) == 0:
         return tirx.IntImm("int32", most)
-    if np.array_equal(high - low, np.minimum(most, end - low)):
+    if np.array_equal(size, np.minimum(most, end - low)):
         whole = tirx.IntImm("int32", most)
     elif not access.inner:
         whole = symbols.at_start(access.extents[1 + axis], loops)
         end = counter.granules.shape[axis]
     else:
         raise boxes.refused(
-            f"touches {int((high - low).min())} to {most} elements along an axis",
+            f"touches {int(size.min())} to {most} elements along an axis",
             "as many each time, or fewer only before an end that nothing goes beyond",
         )
     return tirx.min(whole, end - symbols.start(boxes, 1 + axis, loops))

@@ -253,7 +253,7 @@ def two_ranks_write():
     return program
 
 
-def readers_first():
+def readers_first(pieces=1):
     @T.prim_func
     def program(X: T.Tensor((N, N), F32), S: W.Symmetric((N, N), F32), Y: T.Tensor((N, N), F32)):
         with T.Kernel(2 * N, threads=32) as block:
@@ -263,7 +263,8 @@ def readers_first():
                 T.copy(tile, Y[block, 0])
             else:
                 T.copy(X[block - N, 0], tile)
-                T.copy(tile, S[1 - W.rank(), block - N, 0])
+                for at in T.serial(0, N, N // pieces):
+                    T.copy(tile[0:1, at : at + N // pieces], S[1 - W.rank(), block - N, at])
 
     return program
 
@@ -276,8 +277,9 @@ refused(
 )(readers_first)
 
 
-def test_enough_resident_blocks():
-    grouped(readers_first(), configs={"tileweave.resident_blocks": 9})
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_enough_resident_blocks(pieces):
+    grouped(readers_first(pieces), configs={"tileweave.resident_blocks": 9})
 
 
 @refused(

@@ -540,15 +540,6 @@ def test_tiles_of_rows_that_are_gathered(rows, columns, shards, N):
     assert replace(AllGatherMatmul.table(asked).tiles, cut=1) == FP8_TILES
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_many_rows_are_not_stored(ranks):
-    """Nor tried: to compile that took 64 GiB and more of the host's memory."""
-    asked = Problem("all_gather_matmul", 16384 // ranks, 64, 64, ranks, torch.bfloat16, True)
-    assert "stores" not in {c.program for c in AllGatherMatmul.candidates(asked)}
-    asked = replace(asked, rows=2048 // ranks)
-    assert "stores" in {c.program for c in AllGatherMatmul.candidates(asked)}
-
-
 def test_all_sms_walk_where_nothing_waits_beside_them():
     assert Walk.over(264, SMS) == Walk(264, 2, 132)
 
