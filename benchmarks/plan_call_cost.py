@@ -1,15 +1,18 @@
 """Microseconds of host time that one call takes: of a plan, the all-gather + GEMM of ``tw.ops``,
 and of the operators, with which come torch's dispatch and the checks of the arguments.
 
-    torchrun --nproc-per-node=4 benchmarks/plan_call_cost.py [--calls 1000] [--profile]
-    python benchmarks/plan_call_cost.py
+    torchrun --nproc-per-node=4 benchmarks/plan_call_cost.py [--calls 200] [--profile]
+    python benchmarks/plan_call_cost.py [--ranks 4] [--only copy_engines]
 
-The median over calls that find the GPU idle, so that no full queue holds the host up; operators
-also in ``torch.inference_mode()``, where torch does not look for gradients; and the same with
-TILEWEAVE_NATIVE=0, where Python enqueues. Ranks that share a GPU call one after another, rank 0
-first: its figure is that of a rank with a GPU of its own, but for copies within one. Without a GPU
-the driver, torch's streams and events, and the kernels are stand-ins that do nothing: what is left
-is what torch, TVM-FFI and TileWeave do for rank 0 of 4. It says which of both it was.
+The median over calls that find the GPU idle, so that no full queue holds the host up, of the
+quickest of some rounds: other work makes some of them twice as long. Operators also in
+``torch.inference_mode()``, where torch does not look for gradients; and the same with
+TILEWEAVE_NATIVE=0, where Python enqueues.
+
+Without a GPU the driver, torch's streams and events, and the kernels are stand-ins that do nothing,
+for rank 0 of ``--ranks``: what is left is what torch, TVM-FFI and TileWeave do. It says which of
+both it was. Ranks that share a GPU are refused: the driver takes ten times as long for them
+(benchmarks/LOG.md, 2026-11-23).
 """
 
 import argparse
@@ -47,8 +50,8 @@ from tileweave.runtime.group import Group
 OPERATORS = (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce)
 SHARE, N, K = 128, 256, 256
 """A small problem: the host does the same for a large one."""
-RANKS = 4
-"""Of the group that is made up where there is no GPU."""
+_PAUSE_S = 0.2
+"""Between rounds."""
 
 
 class Nothing:
@@ -92,8 +95,8 @@ int __tvm_ffi_kernel(void* self, const void* args, int count, void* result) { re
 """The driver as the native part finds it, and a kernel as TileLang compiles it."""
 
 
-def make_up_a_session() -> None:
-    """A session of one rank of ``RANKS``, on the CPU."""
+def make_up_a_session(ranks: int) -> None:
+    """A session of rank 0 of ``ranks``, on the CPU."""
     library = Path(tempfile.mkdtemp()) / "stand_ins.so"
     command = ["cc", "-x", "c", "-shared", "-fPIC", "-", "-o", str(library)]
     subprocess.run(command, input=C_STAND_INS, text=True, check=True)
@@ -110,9 +113,9 @@ def make_up_a_session() -> None:
         setattr(torch.cuda, name, lambda *_, **__: Nothing())
     torch.cuda.set_stream = plan_streams.current_stream = _nothing
 
-    group = Group(0, RANKS, 0, torch.device("cpu"), None, None)
+    group = Group(0, ranks, 0, torch.device("cpu"), None, None)
     block = 1 << 22
-    storage = torch.zeros(RANKS * block, dtype=torch.uint8)
+    storage = torch.zeros(ranks * block, dtype=torch.uint8)
     memory_ = memory.Memory(storage.data_ptr(), block, block, storage)
     watchdog = types.SimpleNamespace(raise_if_deadlocked=_nothing)
     session._session = types.SimpleNamespace(
@@ -134,7 +137,7 @@ def compile_nothing(program: Any, **options: Any) -> kernel.Kernel:
     """A stand-in for ``program``."""
     up = session.current()
     mod = tvm.IRModule({str(program.attrs["global_symbol"]): program})
-    mod = passes.run_group(mod, RANKS, up.heap.stride)
+    mod = passes.run_group(mod, up.group.world_size, up.heap.stride)
     (prepared,) = mod.functions.values()
     hidden = {h.name: kernel._memory(h, up) for h in hidden_of(prepared)}
     return StandInKernel(None, program, hidden)
@@ -152,9 +155,13 @@ def plan_call() -> Callable[[], None]:
     return lambda: plan(a, b, gathered, c)
 
 
-def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """All that is measured, by name: the plan, operators by each of their programs, a collective;
-    each of nothing that was called before."""
+def calls(only: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What is measured, by name: the plan, operators by each of their programs, a collective; each
+    of nothing that was called before.
+
+    Args:
+        only: what the names of programs hold.
+    """
     group = session.current().group
     kept = prepared(group).operators
     while kept:
@@ -164,28 +171,22 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
     shard, b = torch.zeros(SHARE, K, **bf16), torch.zeros(K, N, **bf16)
     a = torch.zeros(group.world_size * SHARE, K, **bf16)
     for op, x in zip(OPERATORS, (shard, a, a), strict=True):
-        for program in OPERATORS_BY_NAME[op.__name__].programs:
+        for program in (p for p in OPERATORS_BY_NAME[op.__name__].programs if only in p):
             way = Choice(program, LARGE if program == "copy_engines" else SMALL)
             call.choice_of = lambda *_, way=way: way
             forget()
             yield f"{op.__name__} by {program}", partial(op, x, b, strategy="fused")
-    for by in ("ldst",) if group.shares_gpus else ("ldst", "copy_engine"):
+    for by in ("ldst", "copy_engine"):
         yield f"all_gather by {by}", partial(ops.all_gather, shard, transport=by)
 
 
 def microseconds(call: Callable[[], None], calls: int, drain: Callable[[], None]) -> list[float]:
     """Of each call."""
-    found, group = [], session.current().group
+    found = []
     for _ in range(calls):
-        if group.shares_gpus:
-            for _ in range(group.rank + 1):
-                group.meet("plan_call_cost")
         begin = time.perf_counter_ns()
         call()
         found.append((time.perf_counter_ns() - begin) / 1e3)
-        if group.shares_gpus:
-            for _ in range(group.rank + 1, group.world_size + 1):
-                group.meet("plan_call_cost")
         drain()
     return found
 
@@ -195,15 +196,17 @@ def report(
     options: argparse.Namespace,
 ) -> None:  # fmt: skip
     """Measure ``call`` and say what was found."""
-    call()  # compiles, which ranks do together
+    call()  # compiles
     drain()
     microseconds(call, 20, drain)
-    found = sorted(microseconds(call, options.calls, drain))
-    tenth = len(found) // 10
+    found = []
+    for _ in range(options.rounds):
+        found.append(statistics.median(microseconds(call, options.calls, drain)))
+        time.sleep(_PAUSE_S)
     print(
-        f"rank {tw.rank()} of {tw.world_size()}, {name}, by {how}: "
-        f"{statistics.median(found):.1f} us a call (median of {options.calls}; 10 % below "
-        f"{found[tenth]:.1f}, 10 % above {found[-tenth]:.1f})"
+        f"rank {tw.rank()} of {tw.world_size()}, {name}, by {how}: {min(found):.1f} us a call "
+        f"(medians of {options.calls}: {', '.join(f'{us:.1f}' for us in found)})",
+        flush=True,
     )
     if options.profile:
         profile = cProfile.Profile()
@@ -214,19 +217,25 @@ def report(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--calls", type=int, default=200, help="of a round")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
+    parser.add_argument("--ranks", type=int, default=4, help="of the group, without a GPU")
+    parser.add_argument("--only", default="", help="operators by programs of this name")
     options = parser.parse_args()
     real = torch.cuda.is_available()
     if real:
         tw.init()
+        if session.current().group.shares_gpus:
+            print("plan_call_cost: ranks share a GPU; expected a GPU for each rank")
+            return 1
     else:
-        make_up_a_session()
+        make_up_a_session(options.ranks)
         print("no GPU: the driver, torch's streams and the kernels are stand-ins that do nothing")
     drain = torch.cuda.synchronize if real else _nothing
     for by, value in (("C++", "1"), ("Python", "0")):
         os.environ["TILEWEAVE_NATIVE"] = value
-        for name, one in calls():
+        for name, one in calls(options.only):
             report(name, by, one, drain, options)
             if name != "plan":
                 with torch.inference_mode():

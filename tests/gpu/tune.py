@@ -42,13 +42,17 @@ def tamper(name: str) -> None:
         programs: ClassVar = {**operator.programs, "wrong": None}
 
         @classmethod
+        def genuine(cls, problem, choice):
+            if choice.program != "wrong":
+                return choice
+            return replace(choice, program=operator.table(problem).program)
+
+        @classmethod
         def program(cls, problem, choice):
-            if choice.program == "wrong":
-                choice = replace(choice, program=operator.table(problem).program)
-            return super().program(problem, choice)
+            return super().program(problem, cls.genuine(problem, choice))
 
         def __init__(self, problem, choice):
-            super().__init__(problem, choice)
+            super().__init__(problem, self.genuine(problem, choice))
             self.is_wrong = choice.program == "wrong"
 
         def __call__(self, a, b, c, *epilogue):
