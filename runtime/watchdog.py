@@ -23,6 +23,10 @@ TOLD_S = 1.0
 GRACE_S = 3.0
 """For the main thread to come back to Python and raise."""
 _KEY = "tileweave/deadlock"
+_ON_ONE_GPU = (
+    "; ranks share a GPU, where a copy needs room on the SMs that a kernel which waits for it may "
+    "take: expected a GPU for each rank, or such a kernel of fewer blocks"
+)
 
 
 class DeadlockError(TileWeaveError, RuntimeError):
@@ -85,6 +89,7 @@ class Watchdog:
             f"tileweave: rank {r.rank} waited {self._timeout_s:g} s for {peer} and gave up: "
             f"{site or f'wait {r.site:#x}'}; flag {self._describe(r.flag)}: seen {seen}, "
             f"expected {expected}; block ({', '.join(map(str, r.block))}), thread {r.thread}"
+            + (_ON_ONE_GPU if self._group.shares_gpus else "")
         )
 
     def _watch(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,13 @@ def test_unknown_site_and_peer(unwatched):
         "tileweave: rank 2 waited 0.5 s for a signal and gave up: wait 0x1f; flag at 16: seen 0, "
         "expected 0; block (0, 0, 0), thread 0"
     )
+
+
+def test_ranks_that_share_a_gpu_are_told_why_a_copy_may_not_come(unwatched):
+    dog, _ = unwatched
+    assert "share a GPU" not in dog.report()
+    dog._group = replace(dog._group, gpus=("a", "b", "a", "b"))
+    assert dog.report().endswith("expected a GPU for each rank, or such a kernel of fewer blocks")
 
 
 def test_a_launch_goes_on_where_nothing_gave_up(unwatched):
