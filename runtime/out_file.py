@@ -26,14 +26,14 @@ def out_file(asks: str, file: str | Path) -> Path:
     return path
 
 
-def write_out(asks: str, file: str | Path, text: str) -> None:
-    """Write it.
+def write_out(asks: str, file: str | Path, content: str | bytes) -> None:
+    """Write it; text as UTF-8.
 
     Raises:
         TileWeaveError: the system refuses.
     """
     try:
-        Path(file).write_text(text)
+        Path(file).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise _failed(asks, file, error) from None
 

@@ -221,24 +221,23 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     outer, inside = len(access.loops) + 1, len(access.loops) + 1 + len(access.inner)
     loops = [*access.loops, *access.inner, *region.places]
     space = Space(world_size, loops, program.values, partly=not region.is_certain)
-    holds = _TRUE
-    for condition in region.conditions:
-        holds = holds & space.of(condition).astype(np.bool_)
-    mask = space.inside & holds
-    skipped = tuple(n for n in range(len(access.loops)) if np.any(space.skipped[n] & holds))
+    inner = tuple(range(outer, inside))
+    conditions = [space.of(c).astype(np.bool_) for c in region.conditions]
+    # Apart, as their product has the axes of both.
+    around, mask = _all_apart([space.inside, *conditions], inner)
+    skipped = tuple(n for n in range(len(access.loops)) if _skips(space.skipped[n], conditions))
     starts = [space.of(s) for s in region.starts]
     extents = [space.of(e) for e in region.extents]
     block = space.number_of(program.grid)
     shape = [int(space.of(e).max()) for e in access.tensor.shape]
-    inner = tuple(range(outer, inside))
-    merged = merged_boxes(space, starts, extents, mask, inner)
+    happens: np.ndarray = around & mask.any(axis=inner, keepdims=True)
+    merged = merged_boxes(starts, extents, mask, inner, happens)
     if merged is None:
         raise _refused(access, "touches elements that are no box without holes", "a box")
     low, size = merged
-    if np.any((size[0] != 1) & mask.any(axis=inner, keepdims=True)):
+    if _meet(size[0] != 1, happens):
         raise _refused(access, "touches the copies of several ranks at once", "one rank a time")
-    happens: np.ndarray = np.logical_or.reduce(mask, axis=inner, keepdims=True)
-    asked = _asked(access, region, program, space, mask, happens)
+    asked = _asked(access, region, program, space, (around, mask), happens)
     wrong = (low[0] < 0) | (low[0] >= world_size)
     if _meet(wrong, happens):
         (found,) = _where(wrong & happens, [low[0]])
@@ -275,10 +274,10 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
 
 
 def _asked(
-    access: Access, region: Region, program: Program, space: Space, mask: np.ndarray,
-    happens: np.ndarray,
+    access: Access, region: Region, program: Program, space: Space,
+    masks: tuple[np.ndarray, np.ndarray], happens: np.ndarray,
 ) -> tuple[tirx.PrimExpr, ...]:  # fmt: skip
-    """See ``Boxes.asked``."""
+    """See ``Boxes.asked``; of both masks what holds together."""
     branches = access.conditions[: len(access.branches)]
     outer = [c for c in region.conditions if any(c.same_as(b) for b in branches)]
     within = [c for c in region.conditions if not any(c.same_as(o) for o in outer)]
@@ -290,6 +289,7 @@ def _asked(
         reached = reached & space.of(condition).astype(np.bool_)
     if not np.any(reached & ~happens):
         return ()
+    mask = masks[0] & masks[1]
     often = mask.sum(axis=tuple(a for a in range(mask.ndim) if a not in axes))
     rounds = np.unravel_index(np.argmax(often), often.shape)
     at = mask
@@ -306,6 +306,27 @@ def _asked(
         access, "leaves out all rounds of a loop, where its conditions do not all hold in one",
         "conditions that hold in one certain round if in any",
     )  # fmt: skip
+
+
+def _all_apart(
+    conditions: Sequence[np.ndarray], axes: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where all hold that do not vary along ``axes``, and where all others do."""
+    one = np.ones_like(conditions[0], shape=(1,) * conditions[0].ndim)
+    around, within = one, one
+    for each in conditions:
+        if any(each.shape[a] > 1 for a in axes):
+            within = within & each
+        else:
+            around = around & each
+    return around, within
+
+
+def _skips(skipped: np.ndarray, conditions: Sequence[np.ndarray]) -> bool:
+    """Whether a loop has no round somewhere where the conditions hold."""
+    for condition in conditions if skipped.any() else ():
+        skipped = skipped & condition
+    return bool(np.any(skipped))
 
 
 def _meet(some: np.ndarray, happens: np.ndarray) -> bool:
@@ -325,9 +346,9 @@ def _clipped(
     return np.clip(low, 0, max(extent - 1, 0)), size
 
 
-def merged_boxes(space, starts, extents, mask, inner):
-    """Starts and sizes of boxes over the axes ``inner``, where the mask holds; None if some do not
-    fill theirs without holes."""
+def merged_boxes(starts, extents, mask, inner, happens):
+    """Starts and sizes of boxes over the axes ``inner``, where the mask holds; None if some that
+    happen do not fill theirs without holes."""
     if not inner:
         return starts, extents
     same = [a for a in inner if all(v.shape[a] == 1 for v in (*starts, *extents))]
@@ -363,8 +384,7 @@ def merged_boxes(space, starts, extents, mask, inner):
         touched = touched * alike * mask.sum(axis=inner, keepdims=True)
     else:
         touched = touched * _distinct_places(starts, inner, mask)
-    happens = mask.any(axis=inner, keepdims=True)
-    if np.any((touched != count) & happens):
+    if _meet(touched != count, happens):
         return None
     return low, size
 

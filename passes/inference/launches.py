@@ -172,10 +172,10 @@ class Launches:
         self, event, space, mask, block, starts, extents, value, steps, launch
     ) -> Rows | None:
         merged = tuple(a for a, x in enumerate(event.loops, 1) if x.var in steps)
-        box = merged_boxes(space, starts, extents, mask, merged)
+        happens = mask.any(axis=merged, keepdims=True)
+        box = merged_boxes(starts, extents, mask, merged, happens)
         if box is None:
             return None
-        happens = mask.any(axis=merged, keepdims=True) if merged else mask
         low, size = ([np.where(happens, v, 0) for v in each] for each in box)
         high = [a + n for a, n in zip(low, size, strict=True)]
         key, number = [], event.number

@@ -99,7 +99,7 @@ def leaves_room(exchange: Exchange) -> bool:
             if counter.own:
                 here = here & (counter.granules.of(boxes) // counter.own != boxes.rank)
             within = tuple(range(1 + len(exchange.program.grid), here.ndim))
-            here = here.any(axis=within, keepdims=True)
+            here = np.logical_or.reduce(here, axis=within, keepdims=True)
             rank, block = combinations([boxes.rank, boxes.block], here)
             waits[rank, block] = True
     return bool(np.all(np.any(~waits[:, :resident], axis=1)))

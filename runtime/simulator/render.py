@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
-from functools import partial, singledispatch
+from functools import singledispatch
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from ...builtins.errors import TileWeaveError
-from ..out_file import out_file
+from ..out_file import out_file, write_out
 from .drawing import Drawing, Line, Polygon, Rect, Text
 
 _DPI = 100
@@ -59,21 +60,14 @@ def writer(path: str | Path) -> Callable[[Drawing], None]:
     Raises:
         TileWeaveError: another suffix, no such folder, or PNG without matplotlib.
     """
-    path = out_file("timeline:", path)
-    if path.suffix == ".png":
-        _require_matplotlib()
-        return lambda drawing: _written(path, partial(png, drawing, path))
-    render = {".svg": svg, ".html": html}.get(path.suffix)
+    asks = "timeline:"
+    path = out_file(asks, path)
+    render = {".svg": svg, ".html": html, ".png": png}.get(path.suffix)
     if render is None:
-        raise TileWeaveError(f"timeline: {path}; expected a name that ends in .html, .svg or .png")
-    return lambda drawing: _written(path, lambda: path.write_text(render(drawing), "utf-8"))
-
-
-def _written(path: Path, write: Callable[[], object]) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise TileWeaveError(f"timeline: {path} cannot be written: {error}") from None
+        raise TileWeaveError(f"{asks} {path}; expected a name that ends in .html, .svg or .png")
+    if render is png:
+        _require_matplotlib()
+    return lambda drawing: write_out(asks, path, render(drawing))
 
 
 def _require_matplotlib() -> None:
@@ -157,8 +151,8 @@ def _(t: Text, tip: str) -> str:
     )
 
 
-def png(drawing: Drawing, path: Path) -> None:
-    """Write the drawing with matplotlib, whatever its back end; one unit is one pixel."""
+def png(drawing: Drawing) -> bytes:
+    """Draw it with matplotlib, whatever its back end; one unit is one pixel."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -170,7 +164,9 @@ def png(drawing: Drawing, path: Path) -> None:
     axes.set_ylim(drawing.height, 0)
     for order, shape in enumerate(drawing.shapes):
         _paint(shape, axes, order)
-    figure.savefig(path, dpi=_DPI)
+    written = io.BytesIO()
+    figure.savefig(written, dpi=_DPI)
+    return written.getvalue()
 
 
 @singledispatch

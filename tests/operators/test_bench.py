@@ -142,6 +142,17 @@ def test_a_run_can_be_drawn_elsewhere(tmp_path, capsys):
     assert ["all_gather_matmul", *"2048 x 8 x 8".split(), *times] in rows
 
 
+def test_a_figure_that_cannot_be_written(tmp_path, capsys):
+    file, figure = tmp_path / "bench.json", tmp_path / "bench.png"
+    ms = {"ours": 1.0, "product/cublas": 1.0, "exchange/nccl": 0.5, "nccl": 1.5}
+    machine = {"ranks": 2, "device": "a GPU", "dtype": "bfloat16"}
+    results.save(str(file), machine, [result(ms)])
+    figure.symlink_to("/dev/full")
+    assert main(["bench", "--from", str(file), "--figure", str(figure)]) == 1
+    said = f"bench: --figure {figure}: No space left on device; expected a file that can be written"
+    assert said in capsys.readouterr().err
+
+
 def test_wrong_results_are_written_as_json(tmp_path):
     """Which has no infinite numbers."""
     file = tmp_path / "bench.json"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..builtins.errors import TileWeaveError
+from ..runtime.out_file import write_out
 from .contenders import ASYNC_TP, GATHER, NCCL, OURS, RING, SDPA
 from .results import Length, Result, Shape, ratio
 
@@ -75,7 +77,11 @@ def require_matplotlib() -> None:
 
 def draw(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> None:
     """Write a PNG with a panel for each operator and each N x K, M on the x axis, or for each kind
-    of attention."""
+    of attention.
+
+    Raises:
+        TileWeaveError: the system refuses.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -101,7 +107,9 @@ def draw(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> No
     }
     figure.legend(labelled.values(), labelled.keys(), loc="outside lower center", ncols=2)
     figure.suptitle(f"{machine['ranks']} x {machine['device']}, {machine['dtype']}")
-    FigureCanvasAgg(figure).print_png(file)
+    drawn = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(drawn)
+    write_out("bench: --figure", file, drawn.getvalue())
 
 
 def _panel(ax: Any, title: str, results: list[Result]) -> None:
