@@ -63,6 +63,7 @@ def tamper(name: str) -> None:
         @classmethod
         def candidates(cls, problem):
             few = [Choice(p, t) for p in operator.programs for t in (LARGE, SMALL)]
+            few = [choice for choice in few if operator.may_take(problem, choice)]
             program = operator.table(problem).program
             return [Choice("wrong", SMALL), Choice(program, TOO_LARGE), Choice(program, ODD), *few]
 
