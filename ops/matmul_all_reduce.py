@@ -28,8 +28,8 @@ from .tiles import Tiles, late, stored, walked
 NAME = "matmul_all_reduce"
 HOPELESS_BYTES = 32 << 20
 """What no rank would fetch in the one-shot program."""
-MOST_OF_OWNER = 1 << 31
-"""Elements of a rank's part, of which there are fewer: places in it are numbers of 32 bits."""
+MOST_OF_OWNER = (1 << 31) - 1
+"""Elements that a rank sums up between copy engines: their number is one of 32 bits there."""
 BANDS = (4, 1), (8, 1), (8, 2), (8, 4), (16, 1)
 """Heights between copy engines, and into how many pieces they are cut. Sums leave when a piece is
 complete, the last behind the kernel: smaller ones leave sooner, but take more copies; lower bands
@@ -262,11 +262,14 @@ class MatmulAllReduce(Operator, op=NAME):
 
     @classmethod
     def suits(cls, problem: Problem, program: str) -> bool:
-        unfit = {
-            "one_shot": fetched_bytes(problem) > HOPELESS_BYTES,
-            "copy_engines": problem.M * problem.N // problem.ranks >= MOST_OF_OWNER,
-        }
-        return not unfit.get(program, False) and super().suits(problem, program)
+        if program == "one_shot" and fetched_bytes(problem) > HOPELESS_BYTES:
+            return False
+        if program == "copy_engines":
+            tried = cls.tiles_tried(problem, program)
+            rows = max(rows_of_owner(problem.M, problem.ranks, tiles) for tiles in tried)
+            if rows * problem.N > MOST_OF_OWNER:
+                return False
+        return super().suits(problem, program)
 
 
 def matmul_all_reduce(
