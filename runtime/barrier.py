@@ -1,7 +1,5 @@
 """The rank barrier on a stream."""
 
-from __future__ import annotations
-
 import tilelang.language as T
 import torch
 

@@ -15,8 +15,6 @@ in other streams may stand behind it, since streams share queues of the GPU. So 
 nothing orders the branches, a kernel of one block waits, which keeps nothing back.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace

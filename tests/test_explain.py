@@ -1,7 +1,5 @@
 """``tw.explain`` and ``tileweave explain``: everything that is put in, for which line, and why."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from xml.etree import ElementTree

@@ -1,8 +1,6 @@
 """A compiled program is launched once with stand-ins for its arguments, into a graph that is thrown
 away. The kernel is a fake; its program is not."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

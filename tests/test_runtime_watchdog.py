@@ -1,8 +1,6 @@
 """A wait that gave up becomes words and an exception, here and on the peers, and the processes end.
 Each rank is a process; the record is written by hand, as the device would."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
