@@ -159,7 +159,7 @@ def test_how_often_is_a_number(name, value):
         tw.simulate(reads_own, **arguments)
 
 
-@pytest.mark.parametrize("size", [-1, 4.0, "4"])
+@pytest.mark.parametrize("size", [-1, 4.0, "4", 1 << 31, 10**30])
 def test_extents_are_whole_numbers(size):
     with pytest.raises(
         tw.TileWeaveError, match=r"extent rows=.*; expected a whole number from 0 on"

@@ -149,9 +149,9 @@ def _scalar(p: Parameter, values: Mapping[str, Any]) -> Any:
 
 
 def _extent(name: str, value: Any) -> int:
-    if not isinstance(value, numbers.Integral) or value < 0:
+    if not isinstance(value, numbers.Integral) or not 0 <= int(value) < 1 << 31:
         raise TileWeaveError(
-            f"simulate: extent {name}={value!r}; expected a whole number from 0 on"
+            f"simulate: extent {name}={value!r}; expected a whole number from 0 on, of 31 bits"
         )
     return int(value)
 
