@@ -242,7 +242,7 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     if _meet(wrong, happens):
         (found,) = _where(wrong & happens, [low[0]])
         raise _refused(access, f"has rank index {found.min()}", f"0 to {world_size - 1}")
-    home, _ = _clipped(low[0], size[0], world_size, happens)
+    home = np.clip(low[0], 0, world_size - 1)
     if access.is_run and any(
         _meet(a + b > n, happens) for a, b, n in zip(low[1:], size[1:], shape[1:], strict=True)
     ):

@@ -11,13 +11,8 @@ from .accesses import is_poisoned
 from .errors import SimulationError, unsupported
 from .statements import Statements
 from .steps import Step
-from .tile_ops import region
+from .tile_ops import COMBINE, region
 from .values import convert, is_float, numpy_dtype
-
-_COMBINE = {
-    "sum": np.add, "max": np.fmax, "min": np.fmin, "bitand": np.bitwise_and,
-    "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
-}  # fmt: skip
 
 
 def _identity(op: str, dtype: np.dtype) -> Any:
@@ -41,7 +36,7 @@ def init(c: Statements, call: tirx.Call, site: str) -> Step:
 def update(c: Statements, call: tirx.Call, site: str) -> Step:
     load = call.args[0]
     buffer, slot = load.buffer, c.tiles[load.buffer.data]
-    combine = _COMBINE[c.reducers[buffer.data]]
+    combine = COMBINE[c.reducers[buffer.data]]
     index = c.in_whole(buffer, c.indices(load.indices, buffer.name, site), site)
     expr = c.compile(call.args[1], site)
 

@@ -273,10 +273,11 @@ def gemm(c: Statements, call: tirx.Call, site: str) -> Step:
     return c.preempted(run, call)
 
 
-_COMBINE = {
+COMBINE = {
     "sum": np.add, "abssum": np.add, "max": np.fmax, "absmax": np.fmax, "min": np.fmin,
     "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
 }  # fmt: skip
+"""What makes one of two, by the names of TileLang's reductions."""
 _PROPAGATES = {np.fmax: np.maximum, np.fmin: np.minimum}
 _FIRST = {"max": -np.inf, "absmax": 0, "min": np.inf}
 """What is left of a row without a number."""
@@ -286,9 +287,9 @@ def reduce(c: Statements, call: tirx.Call, site: str) -> Step:
     src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
     kind, axis = str(call.args[2].value), int(call.args[3])
     clear = c.compile(call.args[4], site).value
-    if kind not in _COMBINE:
+    if kind not in COMBINE:
         raise unsupported(f"T.reduce of type {kind}", site)
-    combine, dtype = _COMBINE[kind], numpy_dtype(call.args[0].args[0].buffer.dtype)
+    combine, dtype = COMBINE[kind], numpy_dtype(call.args[0].args[0].buffer.dtype)
     if dtype.itemsize == 2 and call.annotations and call.annotations.get("nan_propagate"):
         combine = _PROPAGATES.get(combine, combine)
     first = {"initial": _FIRST[kind]} if kind in _FIRST and is_float(dtype) else {}
