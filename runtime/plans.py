@@ -46,7 +46,8 @@ _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATO
 _TRACES = 256
 """Ranks' calls whose steps a plan remembers."""
 _keeping = threading.Lock()
-"""Held while what is remembered changes: threads may call one plan."""
+"""Held while steps are made and remembered: threads may call one plan, and all are to launch the
+very same programs."""
 
 
 @dataclass(frozen=True)
@@ -418,12 +419,11 @@ class Plan:
         key = rank, world_size, tuple(shapes.items()), _keys(scalars), recorded
         with _keeping:
             steps = self._traces.pop(key, None)
-        if steps is None:
-            sync = self._sync_of(world_size, shapes, scalars)
-            steps = self._traced(rank, world_size, shapes, scalars)
-            if sync is not None:
-                steps = sync.apply(rank, world_size, steps, self._with_options, recorded)
-        with _keeping:
+            if steps is None:
+                sync = self._sync_of(world_size, shapes, scalars)
+                steps = self._traced(rank, world_size, shapes, scalars)
+                if sync is not None:
+                    steps = sync.apply(rank, world_size, steps, self._with_options, recorded)
             self._traces[key] = steps
             if len(self._traces) > _TRACES:
                 del self._traces[next(iter(self._traces))]

@@ -5,6 +5,7 @@ import ctypes
 import functools
 import sys
 import threading
+import time
 import types
 from dataclasses import replace
 from typing import Any
@@ -752,6 +753,27 @@ def test_threads_trace_one_plan(monkeypatch):
         sys.setswitchinterval(interval)
     assert failed == []
     assert len(plan._traces) == 4
+
+
+def test_threads_launch_the_very_same_program(every_rank, monkeypatch):
+    """One of them comes while the other makes it."""
+    split, took = plans.split_options, iter((0.1, 0.5))
+
+    def slowly(*given):
+        time.sleep(next(took))
+        return split(*given)
+
+    monkeypatch.setattr(plans, "split_options", slowly)
+    sizes = {"A": (4, 8), "inbox": (2, 4, 8), "flags": (2,), "word": (1,)}
+    made = exchange.with_configs({})
+
+    def launched(group: Group) -> list:
+        group.meet("begin")
+        steps = made.trace(group.rank, 2, sizes, {"epoch": 4})
+        return [s.program for s in steps if isinstance(s, plans.Launch)]
+
+    (first,), (second,) = every_rank(launched, 2)
+    assert first is second
 
 
 def test_words_that_follow_each_other_are_one_call(every_rank, monkeypatch):
