@@ -37,6 +37,7 @@ class Calls:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._dynamic = bool(dynamic_extents(plan.parameters))
+        self._preparing = threading.Lock()  # one thread compiles what all launch
         self._begin(None)
 
     def _begin(self, session: Session | None) -> None:
@@ -66,7 +67,8 @@ class Calls:
         ready = known.pop(key, None)
         if ready is None or not ready.is_valid:
             session.watchdog.raise_if_deadlocked()  # rather than compile with ranks that stand
-            ready = self._prepared(values, session)
+            with self._preparing:
+                ready = self._prepared(values, session)
             if len(known) >= _READY:
                 del known[next(iter(known))]
         known[key] = ready
@@ -75,7 +77,7 @@ class Calls:
     def compile(self) -> None:
         """See ``Plan.compile``."""
         ranks = self._here().group.world_size
-        with ExitStack() as failed:
+        with self._preparing, ExitStack() as failed:
             failed.callback(self.free)
             for step in self.plan.launches_of_any_call(ranks):
                 self._kernel(step)

@@ -908,6 +908,34 @@ def test_threads_share_no_events(every_rank, monkeypatch):
     alone(monkeypatch, every_rank, calls)
 
 
+def test_threads_compile_a_kernel_once(every_rank, monkeypatch):
+    """One of them comes while the other does."""
+
+    def calls(here, A, inbox, flags, word):
+        call, mine, found = plan_streams.Calls(shared), dict(vars(here)), []
+
+        def slowly(program, pass_configs):
+            time.sleep(0.3)
+            return compiled(program, pass_configs)
+
+        def elsewhere():
+            vars(here).update(mine)
+            found.append(call.ready((A, inbox, flags, word), {})[0].kernels)
+
+        compiled = plan_streams.compile
+        monkeypatch.setattr(plan_streams, "compile", slowly)
+        threads = [threading.Thread(target=elsewhere) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(here.compiled) == 1
+        (first,), (second,) = found
+        assert first is second
+
+    alone(monkeypatch, every_rank, calls)
+
+
 def test_a_number_of_another_type_is_another_call(every_rank, monkeypatch):
     def calls(here, A, inbox, flags, word):
         call = plan_streams.Calls(exchange)

@@ -146,6 +146,8 @@ def mesh_of(shape: tuple[int, int]) -> DeviceMesh:
     names = ("node", "local")
     if torch.cuda.device_count() >= shape[0] * shape[1] or not GPU:
         return init_device_mesh("cuda" if GPU else "cpu", shape, mesh_dim_names=names)
+    if torch.cuda.device_count() < shape[0]:
+        sys.exit(f"{torch.cuda.device_count()} GPU(s) for {shape[0]} nodes; expected one each")
     # NCCL, between nodes, takes a GPU once.
     node = int(os.environ["LOCAL_RANK"]) // shape[1]
     os.environ["LOCAL_RANK"] = str(node)
