@@ -71,12 +71,15 @@ def at_line_of(anchor: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt:
 
 
 def loops_kept(
-    access: Access, boxes: Boxes, values: list[np.ndarray], *, guarded: bool = False
-) -> int:
+    access: Access, boxes: Boxes, values: list[np.ndarray], *, guarded: bool = False,
+    clipped: bool = False,
+) -> int:  # fmt: skip
     """How many of the loops around ``access`` a statement must stay in that uses ``values``: it may
     leave those in which neither they nor the conditions vary.
 
     Args:
+        clipped: whether it may leave those, too, whose last rounds touch nothing: they lie behind
+            the end of the tensor.
         guarded: whether the statement asks, outside a loop that may have no round, whether there
             is one, and outside conditions, whether they hold. Then the rounds need not always be as
             many, and conditions may stand in the loop if the whole block takes one side.
@@ -85,10 +88,12 @@ def loops_kept(
     sayable = guarded and boxes.is_certain and len(access.branches) == len(access.conditions)
     while kept and access.around[kept - 1] is not None:
         inside = access.guards[kept - 1] == len(access.conditions)
-        if not (inside or sayable) or any(_varies(v, kept, boxes.mask) for v in values):
+        if not (inside or sayable) or any(varies(v, kept, boxes.mask) for v in values):
             break
-        is_uneven = kept - 1 in boxes.skipped or _varies(boxes.mask, kept, _ALWAYS)
-        if is_uneven and not (guarded and _in_first_round(boxes.mask, kept)):
+        is_skipped = kept - 1 in boxes.skipped
+        is_uneven = is_skipped or varies(boxes.mask, kept, _ALWAYS)
+        may = guarded or (clipped and not is_skipped and not boxes.asked)
+        if is_uneven and not (may and _in_first_round(boxes.mask, kept)):
             break
         kept -= 1
     return kept
@@ -120,7 +125,7 @@ def _in_first_round(mask: np.ndarray, axis: int) -> bool:
     return bool(np.array_equal(mask.any(axis=axis), mask.take(0, axis=axis)))
 
 
-def _varies(values: np.ndarray, axis: int, mask: np.ndarray) -> bool:
+def varies(values: np.ndarray, axis: int, mask: np.ndarray) -> bool:
     """Whether ``values`` differ along an axis from the first ones, where the mask holds."""
     values = np.asarray(values)
     if values.ndim <= axis or values.shape[axis] == 1:

@@ -86,7 +86,7 @@ def _wait(
     exchange: Exchange, traffic: Traffic, boxes: Boxes, scratch: bool, started: bool, done: list
 ) -> None:
     access, symbols = boxes.access, exchange.symbols
-    kept = loops_kept(access, boxes, [boxes.home])
+    kept = loops_kept(access, boxes, [boxes.home], clipped=True)
     left = access.loops[kept:]
     home = symbols.simplified(symbols.start(boxes, 0, [*left, *access.inner]), access)
     known, readers = boxes.ranks_and_homes(), _readers_of(traffic, scratch)

@@ -12,7 +12,7 @@ from .accesses import Access
 from .boxes import Boxes
 from .exchange import Exchange
 from .granules import Counter, elements_of
-from .placement import anchor_of, loops_kept, moved
+from .placement import anchor_of, loops_kept, moved, varies
 from .space import Loop
 from .symbols import Symbols
 
@@ -38,11 +38,40 @@ def place_signals(exchange: Exchange) -> None:
 def signal_depth(exchange: Exchange, counter: Counter, boxes: Boxes) -> int:
     """How many loops around the access its signal stays in."""
     access = boxes.access
-    numbers = [boxes.home, counter.granules.of(boxes), elements_of(boxes)]
-    kept = loops_kept(access, boxes, numbers)
+    numbers = [boxes.home, counter.granules.of(boxes)]
+    kept = loops_kept(access, boxes, numbers, clipped=True)
+    if _pieces(counter, boxes, kept) is None:
+        kept = loops_kept(access, boxes, [*numbers, elements_of(boxes)])
     while kept < len(access.loops) and _waits_in(exchange, access.around[kept]):
         kept += 1
     return kept
+
+
+def _pieces(counter: Counter, boxes: Boxes, kept: int) -> dict[int, int] | None:
+    """Of the loops behind ``kept`` the one whose rounds bring different amounts, or some nothing,
+    as their number, and the axis behind the rank's along which they touch one piece after the
+    other, as far as there are elements; None if they do otherwise."""
+    counts, every = elements_of(boxes), np.ones((), np.bool_)
+    uneven = [
+        number
+        for number in range(kept, len(boxes.access.loops))
+        if varies(counts, 1 + number, boxes.mask) or varies(boxes.mask, 1 + number, every)
+    ]
+    if not uneven:
+        return {}
+    number, *more = uneven
+    axes = [a for a, low in enumerate(boxes.low) if low.shape[1 + number] > 1]
+    if more or len(axes) != 1:
+        return None
+    (axis,) = axes
+    low, size, mask, along = boxes.low[axis], boxes.size[axis], boxes.mask, 1 + number
+    most, end = int(boxes.where(size)[0].max()), counter.granules.shape[axis]
+    rounds = np.arange(low.shape[along]).reshape(-1, *[1] * (low.ndim - along - 1))
+    begins = np.take(low, [0], axis=along) + rounds * most
+    touched = np.take(mask, [0], axis=along) & (begins < end)
+    as_told = (low == begins) & (size == np.minimum(most, end - begins))
+    in_pieces = np.all(mask == touched) and np.all(as_told | ~mask)
+    return {axis: number} if in_pieces else None
 
 
 def _waits_in(exchange: Exchange, loop: tirx.For | None) -> bool:
@@ -100,28 +129,36 @@ def _signal_of(
     home = simple(symbols.start(boxes, 0, [*left, *access.inner]))
     granule = simple(counter.granules.index(boxes, symbols, left))
     count = _count(counter, boxes, symbols, left)
-    for loop in left:
-        count = count * symbols.inlined(loop.extent)
     value = simple(tirx.Cast("uint32", count))
     stmt = exchange.signal_to(counter, boxes, home, granule, value)
     return exchange.guarded(stmt, boxes, simple, left), value
 
 
 def _count(counter: Counter, boxes: Boxes, symbols: Symbols, left: Sequence[Loop]) -> tirx.PrimExpr:
-    """Units that one access brings, as an expression; as many in all rounds of ``left``."""
+    """Units that an access brings in all rounds of ``left``, as an expression."""
+    loops = boxes.access.loops
+    pieces = _pieces(counter, boxes, len(loops) - len(left)) or {}
     counts = boxes.flat(elements_of(boxes))[-1]
-    if np.ptp(counts) == 0:
-        return tirx.IntImm("int32", int(counts[0]) // counter.unit)
-    elements: tirx.PrimExpr = tirx.IntImm("int32", 1)
-    for axis in range(len(boxes.low)):
-        elements = elements * _extent(counter, boxes, axis, symbols, left)
-    return elements // counter.unit
+    count: tirx.PrimExpr = tirx.IntImm("int32", 1)
+    if np.ptp(counts) == 0 and not pieces:
+        count = tirx.IntImm("int32", int(counts[0]) // counter.unit)
+    else:
+        for axis in range(len(boxes.low)):
+            rounds = symbols.inlined(loops[pieces[axis]].extent) if axis in pieces else None
+            count = count * _extent(counter, boxes, axis, symbols, left, rounds)
+        count = count // counter.unit
+    for loop in left:
+        if loop not in [loops[number] for number in pieces.values()]:
+            count = count * symbols.inlined(loop.extent)
+    return count
 
 
 def _extent(
-    counter: Counter, boxes: Boxes, axis: int, symbols: Symbols, left: Sequence[Loop]
-) -> tirx.PrimExpr:
-    """How much of an axis behind the rank's one access touches, as an expression.
+    counter: Counter, boxes: Boxes, axis: int, symbols: Symbols, left: Sequence[Loop],
+    rounds: tirx.PrimExpr | None,
+) -> tirx.PrimExpr:  # fmt: skip
+    """How much of an axis behind the rank's one access touches, or so many ``rounds`` of it that
+    touch one piece after the other, as an expression.
 
     Raises:
         LanguageError: conditions decide it otherwise than by an end that nothing goes beyond.
@@ -129,9 +166,11 @@ def _extent(
     access, loops = boxes.access, [*left, *boxes.access.inner]
     low, size = boxes.where(boxes.low[axis], boxes.size[axis])
     most, end = int(size.max()), int((low + size).max())
-    if np.ptp(size) == 0:
+    if rounds is not None:
+        whole, end = most * rounds, counter.granules.shape[axis]
+    elif np.ptp(size) == 0:
         return tirx.IntImm("int32", most)
-    if np.array_equal(size, np.minimum(most, end - low)):
+    elif np.array_equal(size, np.minimum(most, end - low)):
         whole = tirx.IntImm("int32", most)
     elif not access.inner:
         whole = symbols.at_start(access.extents[1 + axis], loops)
