@@ -97,11 +97,11 @@ def walk_over_gathered(
     more) if there are ``copies``, but the left neighbour's, if it ``sends`` them, in ``early``
     (1, share, K or more)."""
     ranks, share, N = C.shape
-    K, half = A.shape[1], tiles.M // 2
+    K = A.shape[1]
     rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
     A_tile = T.alloc_shared((tiles.M, tiles.K), A.dtype)
     B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), A.dtype)
-    C_tile = T.alloc_shared((half, tiles.N), C.dtype)
+    C_tile = T.alloc_shared((tiles.M, tiles.width), C.dtype)
     total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
     me = W.rank()
@@ -128,9 +128,9 @@ def walk_over_gathered(
                 scale(total, scale_a, scale_b)
             if biased:
                 add_bias(total, bias, n)
-            for first in T.unroll(0, tiles.M, half):
-                T.copy(total[first : first + half, :], C_tile)
-                T.copy(C_tile, C[source, m + first, n])
+            for first in T.unroll(0, tiles.N, tiles.width):
+                T.copy(total[:, first : first + tiles.width], C_tile)
+                T.copy(C_tile, C[source, m, n + first])
 
 
 def pushed_matmul(
@@ -275,7 +275,6 @@ class AllGatherMatmul(Operator, op=NAME):
         "communicating_blocks": communicated_matmul,
         "stores": pushed_matmul,
     }
-    walking: ClassVar = frozenset({"copy_engines", "waiting_blocks", "communicating_blocks"})
 
     def declared(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor

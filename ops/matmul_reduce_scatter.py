@@ -227,7 +227,7 @@ def summed_matmul(
     """
     out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
-    walk, half = Walk.over(ranks * rows * columns), tiles.M // 2
+    walk, width = Walk.over(ranks * rows * columns), tiles.width
     steps, each = ceil(K / tiles.K), steps_of(tiles, dtype)
     adding = (ranks - 1) * each
     stores = late(share, N, ranks, tiles)
@@ -252,7 +252,7 @@ def summed_matmul(
         with T.Kernel(walk.blocks, threads=tiles.threads) as block:
             A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
             B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((half, tiles.N), out_dtype)
+            C_tile = T.alloc_shared((tiles.M, width), out_dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
             if fetches:
                 rest = W.alloc_symmetric((fetched.rows, fetched.columns), out_dtype)
@@ -290,42 +290,44 @@ def summed_matmul(
                         scale(total, scale_a, scale_b)
 
                     if stores and owner == served_last:
-                        for first in T.unroll(0, tiles.M, half):
-                            T.copy(total[first : first + half, :], C_tile)
-                            T.copy(C_tile, latest[owner, m + first, n])
+                        for first in T.unroll(0, tiles.N, width):
+                            T.copy(total[:, first : first + width], C_tile)
+                            T.copy(C_tile, latest[owner, m, n + first])
                     elif owner != me:
-                        for first in T.unroll(0, tiles.M, half):
-                            T.copy(total[first : first + half, :], C_tile)
-                            T.copy(C_tile, products[me, owner, m + first, n])
+                        for first in T.unroll(0, tiles.N, width):
+                            T.copy(total[:, first : first + width], C_tile)
+                            T.copy(C_tile, products[me, owner, m, n + first])
                     else:
                         if not adding:
                             for step in T.serial(ranks - 1):
                                 source = (me + ranks - 1 - step) % ranks
-                                for first in T.unroll(0, tiles.M, half):
+                                for first in T.unroll(0, tiles.N, width):
                                     if stores and source == serves_last:
-                                        T.copy(latest[me, m + first, n], C_tile)
+                                        T.copy(latest[me, m, n + first], C_tile)
                                     else:
-                                        T.copy(parts[me, source, m + first, n], C_tile)
-                                    for i, j in T.Parallel(half, tiles.N):
-                                        total[first + i, j] += C_tile[i, j]
+                                        T.copy(parts[me, source, m, n + first], C_tile)
+                                    for i, j in T.Parallel(tiles.M, width):
+                                        total[i, first + j] += C_tile[i, j]
                         if biased:
                             add_bias(total, bias, n)
                         if fetches and tile >= fetched.first:
-                            for first in T.unroll(0, tiles.M, half):
-                                T.copy(total[first : first + half, :], C_tile)
-                                T.copy(C_tile, C[me * share + m + first, n])
-                                T.copy(C_tile, rest[me, m - fetched.m + first, n - fetched.n])
+                            for first in T.unroll(0, tiles.N, width):
+                                T.copy(total[:, first : first + width], C_tile)
+                                T.copy(C_tile, C[me * share + m, n + first])
+                                T.copy(C_tile, rest[me, m - fetched.m, n - fetched.n + first])
                         else:
-                            for first in T.unroll(0, tiles.M, half):
-                                T.copy(total[first : first + half, :], C_tile)
-                                T.copy(C_tile, C[(me * share if shared else 0) + m + first, n])
+                            for first in T.unroll(0, tiles.N, width):
+                                T.copy(total[:, first : first + width], C_tile)
+                                T.copy(C_tile, C[(me * share if shared else 0) + m, n + first])
                                 if copied:
-                                    T.copy(C_tile, sums[me, m + first, n])
+                                    T.copy(C_tile, sums[me, m, n + first])
 
             if fetches:
                 fetch(rest, C, share, fetched, block, walk.blocks, ranks)
 
     granules = {"rest": fetched.granule} if fetches else {}
+    if stores and tiles.N % tiles.K == 0:  # steps that add do not cross tiles
+        granules["latest"] = min(tiles.M, share), min(tiles.N, N)
     return split_options(summed_matmul, {"tileweave.granule": granules})[0]
 
 

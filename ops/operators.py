@@ -22,7 +22,6 @@ from .tiles import (
     CANDIDATES,
     FP8_CANDIDATES,
     Tiles,
-    can_be_walked,
     has_room_for_walks,
     tiles_for,
 )
@@ -52,7 +51,6 @@ class Operator(Made, ABC):
         programs: the tile programs, or plans, by the names of ``Choice.program``.
         alone: by the name of a program whose kernel and copies wait for each other, so that they
             must run side by side: the one that is taken where that is not sure.
-        walking: programs whose blocks walk over tiles, see ``Walk``.
         constants: by the name of a program, what it takes that no caller gives, for a problem.
         unordered: programs in which who comes first decides the last bits of a sum: taken only
             where measured to be faster, and never under ``torch.use_deterministic_algorithms``.
@@ -62,7 +60,6 @@ class Operator(Made, ABC):
 
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
     alone: ClassVar[Mapping[str, str]] = {}
-    walking: ClassVar[frozenset[str]] = frozenset({"copy_engines"})
     constants: ClassVar[Mapping[str, Callable[[Problem, Choice], tuple[torch.Tensor, ...]]]] = {}
     unordered: ClassVar[frozenset[str]] = frozenset()
     in_graphs: Operator | None = None
@@ -168,8 +165,7 @@ class Operator(Made, ABC):
     @classmethod
     def tiles_tried(cls, problem: Problem, program: str) -> Iterable[Tiles]:
         """Those with which tuning measures one of ``programs``."""
-        every = FP8_CANDIDATES if problem.scaled else CANDIDATES
-        return filter(can_be_walked, every) if program in cls.walking else every
+        return FP8_CANDIDATES if problem.scaled else CANDIDATES
 
     @classmethod
     def may_take(cls, problem: Problem, choice: Choice) -> bool:

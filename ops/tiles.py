@@ -45,6 +45,13 @@ class Tiles:
         at_once = (self.threads + 128) * 16
         return at_once // gcd(at_once, nbytes)
 
+    @property
+    def width(self) -> int:
+        """Columns of the result that a ``Walk`` stores at a time: half of them at most, and a power
+        of two, which the TMA swizzles best. All warp groups have rows of them, so that TileLang
+        keeps its barriers before and behind each store."""
+        return min(self.N & -self.N, self.N // 2)
+
     def cuts(self, rows: int, columns: int) -> bool:
         """Whether so many elements fall into whole pieces of equally many tiles, whose parts are
         added in whole steps, see ``identity``."""
@@ -84,9 +91,9 @@ class Walk:
     """How blocks walk over tiles: tile ``turn * blocks + block`` in each turn.
 
     All walk over as many tiles, by as few blocks as can be. The operands of the next tile are
-    loaded while the result of this one is stored. That has half a tile of shared memory, so that
-    four stages fit: a ring of three, which goes on from tile to tile, costs 3 %, since TileLang
-    computes its place modulo 3.
+    loaded while the result of this one is stored. That has half a tile of shared memory at most, so
+    that four stages fit: a ring of three, which goes on from tile to tile, costs 3 %, since
+    TileLang computes its place modulo 3.
 
     Attributes:
         tiles, turns, blocks: how many.
@@ -161,9 +168,7 @@ FP8_CANDIDATES = (
 )
 """The same for fp8."""
 WALKED = tuple(Tiles(128, columns, 64, stages=4) for columns in (256, 224, 192, 128))
-"""With half a tile of shared memory for the result, see ``Walk``."""
-_WARP_GROUP = 64
-"""Rows of a tile that one warp group multiplies."""
+"""With half a tile of shared memory at most for the result, see ``Walk``."""
 SHARED_BYTES = 227 << 10
 """What a block may take of shared memory on sm_90."""
 
@@ -175,12 +180,6 @@ def has_room_for_walks() -> bool:
     if not torch.cuda.is_available():
         return True
     return torch.cuda.get_device_properties().multi_processor_count >= SMS
-
-
-def can_be_walked(tiles: Tiles) -> bool:
-    """Whether whole warp groups store a half of a tile: TileLang lets parts of one store it without
-    a barrier between them and those that wait for it ("Hoisting sync out of an if")."""
-    return tiles.M // 2 % _WARP_GROUP == 0
 
 
 def blocks_that_push() -> int:

@@ -134,7 +134,7 @@ def launched(plan):
 
 # Between copy engines: blocks walk over tiles; for own ones the producer waits for copies, and loads
 # parts and the identity behind the product; both halves of others are complete before the stream is
-# told. Those who multiply wait for nobody.
+# told. Those who multiply, 64 rows of all columns each, wait for nobody.
 # CHECK-LABEL: TEST: summed_matmul
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: for (int turn = 0; turn < 8;
@@ -148,7 +148,7 @@ def launched(plan):
 # CHECK: tl::tma_load(B_desc
 # CHECK: if (112 <= step) {
 # CHECK-NEXT: tl::tma_load(identity_desc
-# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, 256,
 # CHECK-NOT: tw::wait_reached
 # CHECK: tl::tma_store(products_desc
 # CHECK: tw::complete_bulk_stores();
@@ -199,7 +199,7 @@ show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE))
 
 # CHECK-LABEL: TEST: gathered_matmul
 # CHECK: tl::wgmma_ss<
-# CHECK: *(uint1*)(bias + {{.*}} - 128))
+# CHECK: *(uint1*)(bias + {{.*}} * 256) + (i_{{.*}} * 8)) +
 # CHECK: tl::tma_store(C_desc
 show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE, biased=True))
 

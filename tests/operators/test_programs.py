@@ -38,7 +38,9 @@ from tileweave.ops.matmul_reduce_scatter import (
 )
 from tileweave.ops.problem import Problem
 from tileweave.ops.tiles import (
+    CANDIDATES,
     FEW_ROWS,
+    FP8_CANDIDATES,
     LARGE,
     SMALL,
     SMS,
@@ -456,17 +458,28 @@ def test_few_tiles_are_tried_of_what_was_never_the_fastest():
 
 
 @pytest.mark.parametrize("kind", [AllGatherMatmul, MatmulReduceScatter, MatmulAllReduce])
-def test_whole_warp_groups_store_a_half_of_a_walked_tile(kind):
-    """TileLang has no barrier for parts of one."""
+def test_what_another_version_may_have_chosen(kind):
     (name,) = (name for name, other in operators.OPERATORS.items() if other is kind)
     asked = Problem(name, 1024, 4096, 4096, 4, torch.bfloat16, False)
-    candidates = kind.candidates(asked)
-    for program in kind.walking - {"waiting_blocks"}:  # no block waits here
-        assert {c.tiles.M for c in candidates if c.program == program} == {128, 256}
-    for program in kind.programs:  # as a file of another version may say
-        may = kind.may_take(asked, operators.Choice(program, FEW_ROWS[0]))
-        assert may == (program not in kind.walking)
+    for program in kind.programs:
+        for tiles in kind.tiles_tried(asked, program):
+            assert kind.may_take(asked, operators.Choice(program, tiles))
     assert not kind.may_take(asked, operators.Choice("three_phase", LARGE))
+    assert not kind.may_take(asked, operators.Choice("copy_engines", replace(LARGE, K=48)))
+
+
+@pytest.mark.parametrize(
+    "tiles", {(t.M, t.N): t for t in (*CANDIDATES, *WALKED, *FP8_CANDIDATES)}.values(), ids=str
+)
+def test_each_warp_group_multiplies_rows_of_its_own(tiles, capfd):
+    """And TileLang keeps its barriers where parts of their result are stored ("Hoisting sync out of
+    an if" says that it does not)."""
+    dtype = "float8_e4m3fn" if tiles in FP8_CANDIDATES else "bfloat16"
+    sizes = 512, 4 * tiles.N, 512, 2, dtype
+    emitted = tw.emit(summed_matmul(*sizes, True, tiles, False, "bfloat16", 1024), world_size=2)
+    depth = 32 if dtype == "float8_e4m3fn" else 16
+    assert f" 64, {tiles.N}, {depth}, false, false" in emitted
+    assert "ThreadSync" not in "".join(capfd.readouterr())
 
 
 def test_signals_that_leave_a_loop_do_not_name_it():
@@ -501,7 +514,7 @@ def test_registers_of_fp8_suffice(ptxas):
         200, 336, 144, 4, FP8, True, FP8_TILES, True, "bfloat16"
     )
     ptx = tw.emit(program, stage="ptx")
-    assert re.search(r"wgmma\.mma_async\S*m64n64k32\.f32\.e4m3\.e4m3", ptx)
+    assert re.search(r"wgmma\.mma_async\S*m64n128k32\.f32\.e4m3\.e4m3", ptx)
     said = ptxas(ptx)
     assert " 0 bytes spill stores" in said and "serialized" not in said
 
