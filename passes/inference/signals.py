@@ -48,9 +48,9 @@ def signal_depth(exchange: Exchange, counter: Counter, boxes: Boxes) -> int:
 
 
 def _pieces(counter: Counter, boxes: Boxes, kept: int) -> dict[int, int] | None:
-    """Of the loops behind ``kept`` the one whose rounds bring different amounts, or some nothing,
-    as their number, and the axis behind the rank's along which they touch one piece after the
-    other, as far as there are elements; None if they do otherwise."""
+    """The loop behind ``kept`` whose rounds bring different amounts, or some nothing, if there is
+    one: its number, by the axis behind the rank's along which they touch one piece after the other,
+    as far as there are elements. None if they do otherwise, or there are several."""
     counts, every = elements_of(boxes), np.ones((), np.bool_)
     uneven = [
         number
@@ -137,7 +137,8 @@ def _signal_of(
 def _count(counter: Counter, boxes: Boxes, symbols: Symbols, left: Sequence[Loop]) -> tirx.PrimExpr:
     """Units that an access brings in all rounds of ``left``, as an expression."""
     loops = boxes.access.loops
-    pieces = _pieces(counter, boxes, len(loops) - len(left)) or {}
+    kept = len(loops) - len(left)
+    pieces = _pieces(counter, boxes, kept) or {}
     counts = boxes.flat(elements_of(boxes))[-1]
     count: tirx.PrimExpr = tirx.IntImm("int32", 1)
     if np.ptp(counts) == 0 and not pieces:
@@ -147,9 +148,9 @@ def _count(counter: Counter, boxes: Boxes, symbols: Symbols, left: Sequence[Loop
             rounds = symbols.inlined(loops[pieces[axis]].extent) if axis in pieces else None
             count = count * _extent(counter, boxes, axis, symbols, left, rounds)
         count = count // counter.unit
-    for loop in left:
-        if loop not in [loops[number] for number in pieces.values()]:
-            count = count * symbols.inlined(loop.extent)
+    for number in range(kept, len(loops)):
+        if number not in pieces.values():
+            count = count * symbols.inlined(loops[number].extent)
     return count
 
 
