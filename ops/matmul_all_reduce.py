@@ -13,6 +13,7 @@ import tilelang.language as T
 import torch
 
 from .. import language as W
+from ..passes.sizes import LARGEST
 from ..runtime import Plan, Steps, plan
 from ..runtime.group import Group
 from . import nccl
@@ -28,8 +29,6 @@ from .tiles import Tiles, late, stored, walked
 NAME = "matmul_all_reduce"
 HOPELESS_BYTES = 32 << 20
 """What no rank would fetch in the one-shot program."""
-MOST_OF_OWNER = (1 << 31) - 1
-"""Elements that a rank sums up between copy engines: their number is one of 32 bits there."""
 BANDS = (4, 1), (8, 1), (8, 2), (8, 4), (16, 1)
 """Heights between copy engines, and into how many pieces they are cut. Sums leave when a piece is
 complete, the last behind the kernel: smaller ones leave sooner, but take more copies; lower bands
@@ -267,7 +266,8 @@ class MatmulAllReduce(Operator, op=NAME):
         if program == "copy_engines":
             tried = cls.tiles_tried(problem, program)
             rows = max(rows_of_owner(problem.M, problem.ranks, tiles) for tiles in tried)
-            if rows * problem.N > MOST_OF_OWNER:
+            # What a rank sums up between copy engines is counted there.
+            if rows * problem.N > LARGEST:
                 return False
         return super().suits(problem, program)
 

@@ -1,4 +1,4 @@
-"""The sizes that a program was specialised for."""
+"""Sizes of programs: what they can be, and those that one was specialised for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from tvm import tirx
 
+LARGEST = (1 << 31) - 1
+"""Of extents, and of ranks: what a program counts with."""
 SIZES = "tileweave.sizes"
 """Attribute of a program: its sizes by name, as JSON."""
 

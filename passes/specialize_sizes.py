@@ -16,7 +16,7 @@ from .infer_sync import is_explicit
 from .inference.accesses import Access, Program, collect_accesses
 from .inference.options import options_of
 from .lift_symmetric import on_buffers, scratch_of
-from .sizes import set_sizes
+from .sizes import LARGEST, set_sizes
 
 
 def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
@@ -56,7 +56,7 @@ def specialize_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.Prim
     """
     name, names = func.attrs["global_symbol"], dynamic_sizes(func)
     for size, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
             raise TileWeaveError(
                 f"{name}: size {size}={value!r}; expected a positive integer of 31 bits"
             )

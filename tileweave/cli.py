@@ -21,8 +21,9 @@ from tilelang import tvm
 
 from . import __version__, passes
 from .builtins.errors import TileWeaveError
-from .emit import LARGEST, STAGES, emit
+from .emit import STAGES, emit
 from .explain import explain, source_of
+from .passes.sizes import LARGEST
 from .runtime import Plan
 from .runtime.configured import configured
 from .runtime.out_file import out_file, write_out

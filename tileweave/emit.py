@@ -16,12 +16,11 @@ from tvm import tirx
 from . import passes
 from .builtins.errors import TileWeaveError
 from .codegen.names import names_kept
+from .passes.sizes import LARGEST
 
 Stage = Literal["tile", "device", "cuda", "ptx"]
 STAGES = ("tile", "device", "cuda", "ptx")
 EMIT_HEAP_STRIDE = 1 << 30
-LARGEST = (1 << 31) - 1
-"""Of ranks, and of extents: what a program counts with."""
 
 
 def emit(

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from ...builtins.errors import TileWeaveError
 from ...passes.hidden import Hidden
+from ...passes.sizes import LARGEST
 from ..configured import configured
 from ..parameters import Parameter, dynamic_extents, shapes_of
 from .arrivals import refuse_surplus, unconsumed
@@ -149,7 +150,7 @@ def _scalar(p: Parameter, values: Mapping[str, Any]) -> Any:
 
 
 def _extent(name: str, value: Any) -> int:
-    if not isinstance(value, numbers.Integral) or not 0 <= int(value) < 1 << 31:
+    if not isinstance(value, numbers.Integral) or not 0 <= int(value) <= LARGEST:
         raise TileWeaveError(
             f"simulate: extent {name}={value!r}; expected a whole number from 0 on, of 31 bits"
         )

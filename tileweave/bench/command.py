@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from .. import __version__
 from ..builtins.errors import TileWeaveError
-from ..emit import LARGEST
 from ..ops.groups import group_of
 from ..ops.prepared import free_prepared
+from ..passes.sizes import LARGEST
 from ..runtime import SymmetricTensor, finalize, init, symmetric
 from ..runtime.compile_ahead import compile_ahead
 from ..runtime.group import Group, from_torchrun
