@@ -37,7 +37,7 @@ class Calls:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._dynamic = bool(dynamic_extents(plan.parameters))
-        self._preparing = threading.Lock()  # one thread compiles what all launch
+        self._preparing = threading.RLock()  # one thread compiles what all launch
         self._begin(None)
 
     def _begin(self, session: Session | None) -> None:

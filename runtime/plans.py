@@ -45,9 +45,9 @@ _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: 
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _TRACES = 256
 """Ranks' calls whose steps a plan remembers."""
-_keeping = threading.Lock()
+_tracing = threading.RLock()
 """Held while steps are made and remembered: threads may call one plan, and all are to launch the
-very same programs."""
+very same programs. What a plan says may ask for the steps of another."""
 
 
 @dataclass(frozen=True)
@@ -417,7 +417,7 @@ class Plan:
             recorded: whether a CUDA graph records them.
         """
         key = rank, world_size, tuple(shapes.items()), _keys(scalars), recorded
-        with _keeping:
+        with _tracing:
             steps = self._traces.pop(key, None)
             if steps is None:
                 sync = self._sync_of(world_size, shapes, scalars)
@@ -452,8 +452,7 @@ class Plan:
         """What orders a call: the same for the same shapes, in all calls that need it."""
         key = world_size, tuple(shapes.items())
         call = key, _keys(scalars)
-        last = self._last  # other threads may look at other calls meanwhile
-        if last[0] != call:
+        if self._last[0] != call:
             from .plan_pulls import pulls_of
             from .plan_sync import refuse_beside_itself, refuse_pushes, sync_of
 
@@ -468,8 +467,8 @@ class Plan:
                 self._syncs.setdefault(key, found)
             elif key in self._syncs:
                 refuse_pushes(traces)
-            last = self._last = call, found is not None
-        return self._syncs[key] if last[1] else None
+            self._last = call, found is not None
+        return self._syncs[key] if self._last[1] else None
 
     def _traced(
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]

@@ -776,6 +776,15 @@ def test_threads_launch_the_very_same_program(every_rank, monkeypatch):
     assert first is second
 
 
+def test_a_plan_may_ask_for_the_steps_of_another():
+    inner, found = declared(lambda p: None), []
+    outer = declared(lambda p: found.append(inner.trace(0, 1, {}, {})))
+    thread = threading.Thread(target=outer.trace, args=(0, 1, {}, {}), daemon=True)
+    thread.start()
+    thread.join(timeout=30)
+    assert found and not thread.is_alive()
+
+
 def test_words_that_follow_each_other_are_one_call(every_rank, monkeypatch):
     @tw.plan
     def plan(p, flags: FLAGS, word: T.Tensor((1,), "uint32")):
