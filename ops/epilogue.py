@@ -10,6 +10,7 @@ import torch
 
 FP8 = torch.float8_e4m3fn
 ROWS = T.GemmWarpPolicy.FullRow
+"""How the warp groups of a block share a product, see ``accumulate``."""
 SCHEMA = "Tensor? bias, Tensor? scale_a, Tensor? scale_b, ScalarType? out_dtype"
 """The arguments as ``torch.ops.tileweave.*`` declare them, behind all others. None has a
 default: torch does not show arguments with defaults to gradients."""

@@ -78,8 +78,8 @@ def loops_kept(
     leave those in which neither they nor the conditions vary.
 
     Args:
-        clipped: whether it may leave those, too, whose last rounds touch nothing: they lie behind
-            the end of the tensor.
+        clipped: whether it may leave those, too, in which some rounds touch nothing, as behind the
+            end of a tensor, if the first one does whenever any does.
         guarded: whether the statement asks, outside a loop that may have no round, whether there
             is one, and outside conditions, whether they hold. Then the rounds need not always be as
             many, and conditions may stand in the loop if the whole block takes one side.
@@ -91,7 +91,7 @@ def loops_kept(
         if not (inside or sayable) or any(varies(v, kept, boxes.mask) for v in values):
             break
         is_skipped = kept - 1 in boxes.skipped
-        is_uneven = is_skipped or varies(boxes.mask, kept, _ALWAYS)
+        is_uneven = is_skipped or varies(boxes.mask, kept)
         may = guarded or (clipped and not is_skipped and not boxes.asked)
         if is_uneven and not (may and _in_first_round(boxes.mask, kept)):
             break
@@ -125,7 +125,7 @@ def _in_first_round(mask: np.ndarray, axis: int) -> bool:
     return bool(np.array_equal(mask.any(axis=axis), mask.take(0, axis=axis)))
 
 
-def varies(values: np.ndarray, axis: int, mask: np.ndarray) -> bool:
+def varies(values: np.ndarray, axis: int, mask: np.ndarray = _ALWAYS) -> bool:
     """Whether ``values`` differ along an axis from the first ones, where the mask holds."""
     values = np.asarray(values)
     if values.ndim <= axis or values.shape[axis] == 1:

@@ -51,11 +51,11 @@ def _pieces(counter: Counter, boxes: Boxes, kept: int) -> dict[int, int] | None:
     """The loop behind ``kept`` whose rounds bring different amounts, or some nothing, if there is
     one: its number, by the axis behind the rank's along which they touch one piece after the other,
     as far as there are elements. None if they do otherwise, or there are several."""
-    counts, every = elements_of(boxes), np.ones((), np.bool_)
+    counts = elements_of(boxes)
     uneven = [
         number
         for number in range(kept, len(boxes.access.loops))
-        if varies(counts, 1 + number, boxes.mask) or varies(boxes.mask, 1 + number, every)
+        if varies(counts, 1 + number, boxes.mask) or varies(boxes.mask, 1 + number)
     ]
     if not uneven:
         return {}
