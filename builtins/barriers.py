@@ -1,6 +1,8 @@
 """Barriers wider than a block. All are reusable without reset, and all time out like waits.
 
-Each stands at tile level, where the whole block reaches it. Without a ``barrier`` argument they
+Each stands at tile level, where the whole block reaches it. Under a condition on the thread index
+one thread must be certain, such as ``if T.get_thread_binding() == 0``: several threads would each
+arrive, so the compiler refuses them. Without a ``barrier`` argument they
 share words the runtime keeps for the process: two kernels that use them must then not run at the
 same time on one GPU. Pass words of your own (zeroed once) to lift that.
 """

@@ -49,7 +49,7 @@ from .errors import reject
 from .symmetric import packed_strides
 from .words import BulkReduceOp
 
-_MAX_BYTES = (1 << 20) - 1
+MAX_BYTES = (1 << 20) - 1
 """What an mbarrier can count at a time (PTX ISA, mbarrier tx-count)."""
 
 
@@ -60,11 +60,11 @@ def _check(op: str, src: Any, dst: Any, size: Any, spaces: tuple[str, str]) -> N
     if not isinstance(size, (int, tirx.IntImm)):
         return
     count = int(size) * itemsize
-    if count <= 0 or count % 16 != 0 or count > _MAX_BYTES:
+    if count <= 0 or count % 16 != 0 or count > MAX_BYTES:
         raise reject(
             op,
             f"size={int(size)} of type {source.buffer.dtype} is {count} bytes",
-            f"a positive multiple of 16 bytes, at most {_MAX_BYTES}",
+            f"a positive multiple of 16 bytes, at most {MAX_BYTES}",
         )
     for name, ref, space in (("src", source, spaces[0]), ("dst", target, spaces[1])):
         room = math.prod(int(e) for e in ref.buffer.shape) if space == "shared" else int(size)
@@ -146,8 +146,9 @@ def bulk_store(dst: Write, src: SharedRead, size: Int32) -> None:
 def bulk_reduce(dst: Write, src: SharedRead, size: Int32, *, op: BulkReduceOp = "add") -> None:
     """Start combining ``size`` elements of shared memory into global memory, own or a peer's.
 
-    Each element is changed atomically, with relaxed order at gpu scope; float16 and bfloat16 sums
-    are rounded to the type at each step. Otherwise as ``bulk_store``.
+    Each element is changed atomically, with relaxed order; float16 and bfloat16 sums are rounded to
+    the type at each step. PTX promises this at gpu scope and has no other; between GPUs it relies
+    on NVLink, where the memory of the owner carries out the change. Otherwise as ``bulk_store``.
 
     Args:
         dst: first element in global memory, 16-byte aligned.

@@ -20,6 +20,7 @@ from tilelang import tvm
 from tvm import tirx
 
 from .errors import reject
+from .symmetric import is_scratch
 from .words import CXX_RESERVED, PTX_TYPES
 
 
@@ -113,10 +114,20 @@ class Builtin:
     def op(self) -> tvm.ir.Op:
         return tvm.ir.Op.get(self.op_name)
 
+    @property
+    def arity(self) -> int:
+        """Arguments of a call: operands, then the PTX type if it has one, then words."""
+        return len(self.operands) + len(self.hidden) + bool(self.types) + len(self.words)
+
+    @property
+    def is_barrier(self) -> bool:
+        """Whether the whole block takes part in it, as one: it meets before and after it."""
+        return self.level == "leader" and self.barrier_before and self.barrier_after
+
     def word(self, call: tirx.Call, name: str) -> str:
         """The word that ``call`` was traced with for the parameter ``name``."""
         index = [n for n, _ in self.words].index(name)
-        return call.args[len(call.args) - len(self.words) + index].value
+        return call.args[self.arity - len(self.words) + index].value
 
     def operand(self, call: tirx.Call, name: str) -> tirx.PrimExpr:
         """What ``call`` was traced with for the parameter or the hidden operand ``name``."""
@@ -133,7 +144,7 @@ class Builtin:
 
     def ptx_type(self, call: tirx.Call) -> str:
         """The PTX type that ``call`` was traced with, or an empty string."""
-        return call.args[len(call.args) - len(self.words) - 1].value if self.types else ""
+        return call.args[self.arity - len(self.words) - 1].value if self.types else ""
 
     def least_sm(self, call: tirx.Call) -> int:
         """The first compute capability that has the instruction ``call`` asks for."""
@@ -239,8 +250,7 @@ def builtin(
             signature=signature,
             doc=inspect.getdoc(stub) or "",
         )
-        arity = len(operands) + len(spec.hidden) + bool(spec.types) + len(words)
-        register_op(spec.op_name, spec.doc.split("\n")[0], arity)
+        register_op(spec.op_name, spec.doc.split("\n")[0], spec.arity)
         BUILTINS[spec.op_name] = spec
 
         @functools.wraps(stub)
@@ -328,7 +338,7 @@ def element(op: str, parameter: str, ref: Any, space: str) -> tirx.BufferLoad:
         raise reject(
             op, f"{parameter}={ref!r}", f"an element of a {space}-memory tensor, such as S[i]"
         )
-    scope = ref.buffer.scope()
+    scope = "global" if is_scratch(ref.buffer) else ref.buffer.scope()
     found = "barrier" if "barrier" in scope else "shared" if scope.startswith("shared") else scope
     if found != space:
         raise reject(

@@ -6,14 +6,26 @@ float16 and bfloat16 come as vectors of 2, 4 or 8, float32 also as vectors of 2 
 
 from __future__ import annotations
 
+from typing import Any
+
 from .atomics import ADD_TYPES, INTEGER_TYPES
-from .declare import Constant, Element, Read, ReadWrite, Write, builtin
+from .declare import Constant, Element, Read, ReadWrite, Write, buffer_of, builtin
+from .errors import reject
+from .symmetric import is_scratch
 from .words import MultimemOp, RedSem, Scope, StoreSem, WaitSem
 
 _FAMILY = dict(types=ADD_TYPES, vectors="f32 f16x2 bf16x2", sm=90)
 _BITWISE = {"and": INTEGER_TYPES, "or": INTEGER_TYPES, "xor": INTEGER_TYPES}
 _LOAD_EXTREMA = {"min": f"{INTEGER_TYPES} f16x2 bf16x2", "max": f"{INTEGER_TYPES} f16x2 bf16x2"}
 _RED_EXTREMA = {"min": INTEGER_TYPES, "max": INTEGER_TYPES}
+
+
+def _require_parameter(op: str, ref: Any) -> None:
+    """Refuse ``W.alloc_symmetric`` memory, which has no multicast address."""
+    buffer = buffer_of(ref)
+    if is_scratch(buffer):
+        what = f"ref={buffer.name} is made by W.alloc_symmetric"
+        raise reject(op, what, "a parameter mapped to a multicast object")
 
 
 @builtin(**_FAMILY, op_types=_BITWISE | _LOAD_EXTREMA)
@@ -40,6 +52,7 @@ def multimem_ld_reduce(
 
     Source: PTX ISA, ``multimem.ld_reduce``.
     """
+    _require_parameter("multimem_ld_reduce", ref)
 
 
 @builtin(**_FAMILY)
@@ -58,6 +71,7 @@ def multimem_st(
 
     Source: PTX ISA, ``multimem.st``.
     """
+    _require_parameter("multimem_st", ref)
 
 
 @builtin(**_FAMILY, op_types=_BITWISE | _RED_EXTREMA)
@@ -82,3 +96,4 @@ def multimem_red(
 
     Source: PTX ISA, ``multimem.red``.
     """
+    _require_parameter("multimem_red", ref)

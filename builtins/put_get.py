@@ -57,7 +57,8 @@ def put_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> N
 def put_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from own memory to a peer's, by the lanes of the warp that reaches it.
 
-    All lanes must reach it with the same arguments; they do not meet. Otherwise as ``put_block``.
+    All lanes must reach it with the same arguments; they do not meet. A condition that selects a
+    part of a warp is refused where it is known. Otherwise as ``put_block``.
     """
     return _at("put_warp", "dst", src, dst, size, peer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,14 +50,14 @@ class SymmetricProxy(StridedTensorProxy):
         dtype: element type, of 1, 2, 4, 8 or 16 bytes.
 
     Raises:
-        LanguageError: the element type has no whole power-of-two number of bytes.
+        LanguageError: the element type has no whole power-of-two number of bytes, or an extent is
+            no positive integer.
     """
 
     def __call__(self, shape: Any, dtype: str = "float32") -> tirx.Buffer:  # type: ignore[override]
         shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-        size = itemsize(dtype)
-        if size not in _HEAP_STRIDES:
-            raise reject("Symmetric", f"dtype={dtype!r}", "elements of 1, 2, 4, 8 or 16 bytes")
+        size = _checked_itemsize("Symmetric", dtype)
+        _require_extents("Symmetric", shape, "positive integers, or dynamic extents")
         # TileLang widens offsets of 32 bits only where strides are alike; the heap's has 64.
         packed = (tirx.Cast("int64", s) if isinstance(s, tirx.PrimExpr) else s
                   for s in packed_strides(shape))  # fmt: skip
@@ -77,7 +78,9 @@ def alloc_symmetric(shape: Any, dtype: str = "float32") -> tirx.Buffer:
     """Symmetric memory of the program's own, made when it is compiled and kept between launches.
 
     In the kernel it is what a ``W.Symmetric`` parameter is, ``S[r, ...]`` being rank ``r``'s copy;
-    outside it is not seen. How many buffers there are is the compiler's choice: it may let launches
+    outside it is not seen. It is zeroed once, when it is made: a program that signals explicitly
+    may keep its flags there. Where the synchronization is inferred, a read of what no launch has
+    written is refused. How many buffers there are is the compiler's choice: it may let launches
     take two of them in turn instead of waiting.
 
     Args:
@@ -90,16 +93,32 @@ def alloc_symmetric(shape: Any, dtype: str = "float32") -> tirx.Buffer:
             not positive or not known when the program is compiled.
     """
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if itemsize(dtype) not in _HEAP_STRIDES:
-        raise reject("alloc_symmetric", f"dtype={dtype!r}", "elements of 1, 2, 4, 8 or 16 bytes")
-    if any(
-        not isinstance(e, (int, tirx.PrimExpr))
-        or (isinstance(e, (int, tirx.IntImm)) and int(e) < 1)
-        or (isinstance(e, tirx.PrimExpr) and not str(e.dtype).startswith(("int", "uint")))
-        for e in shape
-    ):
-        raise reject("alloc_symmetric", f"shape={shape}", "positive constants")
+    _checked_itemsize("alloc_symmetric", dtype)
+    _require_extents("alloc_symmetric", shape, "positive constants")
     return T.alloc_buffer((WORLD_SIZE, *shape), dtype, scope=_SCRATCH)
+
+
+def _checked_itemsize(op: str, dtype: Any) -> int:
+    """Return the bytes of one element; refuse a type that a symmetric tensor cannot have."""
+    try:
+        size = itemsize(dtype)
+    except ValueError:
+        raise reject(op, f"dtype={dtype!r}", "a type of TileLang, such as 'bfloat16'") from None
+    if size not in _HEAP_STRIDES:
+        raise reject(op, f"dtype={dtype!r}", "elements of 1, 2, 4, 8 or 16 bytes")
+    return size
+
+
+def _require_extents(op: str, shape: tuple, legal: str) -> None:
+    if not all(map(_is_extent, shape)):
+        raise reject(op, f"shape={shape}", legal)
+
+
+def _is_extent(value: Any) -> bool:
+    """Return true for a positive integer, and for an expression of integers."""
+    if isinstance(value, (numbers.Integral, tirx.IntImm)):
+        return not isinstance(value, bool) and int(value) > 0
+    return isinstance(value, tirx.PrimExpr) and str(value.dtype).startswith(("int", "uint"))
 
 
 def is_scratch(buffer: tirx.Buffer) -> bool:
@@ -109,8 +128,9 @@ def is_scratch(buffer: tirx.Buffer) -> bool:
 
 def is_symmetric(buffer: tirx.Buffer) -> bool:
     """Whether ``buffer`` is a symmetric tensor of a program not yet compiled for a group."""
-    return len(buffer.strides) > 0 and any(
-        buffer.strides[0].same_as(v) for v in _HEAP_STRIDES.values()
+    return is_scratch(buffer) or (
+        len(buffer.strides) > 0
+        and any(buffer.strides[0].same_as(v) for v in _HEAP_STRIDES.values())
     )
 
 

@@ -19,8 +19,11 @@ from tvm.target import Target
 
 from .. import passes
 from ..builtins.declare import BUILTINS, lowered_call
+from ..passes.hold import HOLD
 from ..passes.walk import calls_in, op_name, uses_tileweave
+from ..passes.widen_atomics import SYSTEM_ATOMIC
 from .include import include_headers, stamp
+from .reserved_names import rename_reserved
 
 _lock = threading.Lock()
 
@@ -34,6 +37,11 @@ def activate() -> None:
             "tileweave.complete_bulk_stores",
             lambda call: tirx.call_extern(call.dtype, "tw::complete_bulk_stores"),
         )
+        _register_lowering(
+            SYSTEM_ATOMIC,
+            lambda call: tirx.call_extern(call.dtype, call.args[0].value, *call.args[1:]),
+        )
+        _register_lowering(HOLD, lambda call: tirx.IntImm("int32", 0))
         _wrap_pipeline()
         _wrap_cache_key()
 
@@ -52,13 +60,18 @@ def _wrap_pipeline() -> None:
     def lower(mod: IRModule, target: Target) -> IRModule:
         if not any(_ours(f) for f in mod.functions.values()):
             return stock_pipeline._lower(mod, target)
+        symmetric = _symmetric(mod)
         mod = passes.run(passes.TARGET_PASSES, mod, target)
         mod = passes.run(passes.TILE_PASSES, mod)
-        with _keeping_tiles_apart(mod):
-            mod = stock_pipeline._lower(mod, target)
+        mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, every=True)
+        tile, calls = passes.number_builtins(mod)
+        with _keeping_tiles_apart(tile):
+            mod = stock_pipeline._lower(tile, target)
         mod = passes.run(passes.BARRIER_PASSES, mod, every=True)
+        mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, every=True)
         mod = passes.run(passes.DEVICE_PASSES, mod)
-        return include_headers(mod)
+        mod = passes.verify_builtins(mod, calls, tile)
+        return include_headers(rename_reserved(mod))
 
     pipelines = {**stock.pipelines, "cuda": PassPipeline(stock_pipeline.name, lower)}
     tilelang_backends._BACKENDS["cuda"] = dataclasses.replace(stock, pipelines=pipelines)
@@ -101,4 +114,13 @@ def _is_wrapper(function: Callable[..., Any]) -> bool:
 
 
 def _ours(func) -> bool:
-    return isinstance(func, tirx.PrimFunc) and uses_tileweave(func)
+    """Whether ``func`` uses a builtin or a symmetric tensor."""
+    return isinstance(func, tirx.PrimFunc) and bool(
+        uses_tileweave(func) or passes.heap_tensors(func)
+    )
+
+
+def _symmetric(mod: IRModule) -> set[str]:
+    """Names of the parameters that are symmetric tensors."""
+    functions = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    return {tensor.data.name for f in functions for tensor in passes.heap_tensors(f)}

@@ -23,7 +23,7 @@ def include_headers(mod: IRModule) -> IRModule:
     """
     functions = {}
     for name, func in mod.functions.items():
-        if isinstance(func, tirx.PrimFunc) and uses_tileweave(func) and _is_device(func):
+        if isinstance(func, tirx.PrimFunc) and uses_tileweave(func) and is_device(func):
             line = f'#include "{INCLUDE_DIR / "tileweave" / "tileweave.cuh"}" // {stamp()}\n'
             body = tirx.AttrStmt(
                 tirx.StringImm("tileweave"), "pragma_import_c", tirx.StringImm(line), func.body
@@ -49,5 +49,5 @@ def _hash(files: tuple[tuple[str, int, int], ...]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_device(func: tirx.PrimFunc) -> bool:
+def is_device(func: tirx.PrimFunc) -> bool:
     return "calling_conv" in func.attrs and int(func.attrs["calling_conv"]) == 2

@@ -18,7 +18,7 @@ def names_kept(func: tirx.PrimFunc) -> Iterator[None]:
     program would then read otherwise where it was compiled than where it was loaded from the
     cache, and so would its digest, which the ranks compare, and its key in that cache.
     """
-    names = _names_in(func)
+    names = names_in(func)
     try:
         yield
     finally:
@@ -27,7 +27,7 @@ def names_kept(func: tirx.PrimFunc) -> Iterator[None]:
                 IRBuilder.name(name, named)
 
 
-def _names_in(func: tirx.PrimFunc) -> dict[tirx.Var | tirx.Buffer, str]:
+def names_in(func: tirx.PrimFunc) -> dict[tirx.Var | tirx.Buffer, str]:
     """Of what TileLang can reach: what is bound, and what is used."""
     found: dict[tirx.Var | tirx.Buffer, str] = {}
 

@@ -1,8 +1,11 @@
 """IR-to-IR passes that make the order of memory between ranks right. One pass a file."""
 
 from .inference.options import is_chosen, split_options
+from .number_builtins import number_builtins
+from .specialize_group import heap_tensors
 from .specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
 from .table import (
+    ATOMIC_PASSES,
     BARRIER_PASSES,
     DEVICE_PASSES,
     FINISH_PASSES,
@@ -10,6 +13,7 @@ from .table import (
     HOST_PASSES,
     PREPARE_PASSES,
     SIMULATED_PASSES,
+    SPECIALIZED_PASSES,
     SYNC_PASSES,
     TARGET_PASSES,
     TILE_PASSES,
@@ -17,8 +21,10 @@ from .table import (
     run,
     run_group,
 )
+from .verify_builtins import verify_builtins
 
 __all__ = [
+    "ATOMIC_PASSES",
     "BARRIER_PASSES",
     "DEVICE_PASSES",
     "FINISH_PASSES",
@@ -26,16 +32,20 @@ __all__ = [
     "HOST_PASSES",
     "PREPARE_PASSES",
     "SIMULATED_PASSES",
+    "SPECIALIZED_PASSES",
     "SYNC_PASSES",
     "TARGET_PASSES",
     "TILE_PASSES",
     "Pass",
     "dynamic_sizes",
+    "heap_tensors",
     "is_chosen",
     "needs_sizes",
+    "number_builtins",
     "run",
     "run_group",
     "specialize_sizes",
     "split_options",
+    "verify_builtins",
     "with_sizes",
 ]

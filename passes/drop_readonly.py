@@ -6,7 +6,8 @@ from tvm import tirx
 
 from ..builtins.declare import builtin_of
 from .memory_order import acquires
-from .walk import builtins_in
+from .walk import builtins_in, uses_op
+from .widen_atomics import SYSTEM_ATOMIC
 
 
 def drop_readonly(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -19,7 +20,8 @@ def drop_readonly(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Before: ``const bfloat16_t* __restrict__ A``
     After:  ``bfloat16_t* A``
     """
-    if not any(_observes(c) for c in builtins_in(func.body)):
+    observes = any(_observes(c) for c in builtins_in(func.body))
+    if not observes and not uses_op(func.body, SYSTEM_ATOMIC):
         return func
     return func.without_attr("tl.readonly_param_indices").with_attr("tirx.noalias", False)
 

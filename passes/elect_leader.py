@@ -11,7 +11,9 @@ from tvm import tirx
 from ..builtins.declare import Builtin, builtin_of
 from ..builtins.errors import LanguageError
 from .block_barrier import sync_threads
+from .origin import hint_of, name_of
 from .thread_control import Divergence, ThreadControl
+from .thread_sets import Block, ThreadSet, follow_threads
 from .walk import flatten, location, rewrite_children
 
 _UNDER = {
@@ -25,12 +27,14 @@ def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Only where the whole block arrives: under a condition on the thread index the program has chosen
     its threads itself. A condition on a register that may differ is refused: nobody can say who
-    arrives. So is a ``block`` builtin where not the whole block arrives.
+    arrives. So is a ``block`` builtin where not the whole block arrives, a barrier that several
+    threads but not the whole block reach, and a ``warp`` builtin that a part of a warp reaches.
 
     Before: ``T.tileweave.signal(...)``
     After:  ``T.sync_threads(); if thread == 0: T.tileweave.signal(...)``
     """
     control = ThreadControl(func)
+    reached = _threads_of_builtins(func)
 
     def elect(stmt: tirx.Stmt, way: Divergence) -> tirx.Stmt:
         if isinstance(stmt, tirx.Bind):
@@ -40,7 +44,8 @@ def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
             spec = builtin_of(stmt.value)
             if spec is None:
                 return stmt
-            _require_arrival(spec, stmt, way)
+            _require_arrival(stmt.value, stmt, way)
+            _require_threads(stmt.value, stmt, way, reached.get(stmt))
             return _led(spec, stmt, control.threads) if spec.level == "leader" and not way else stmt
         way = max(way, control.enter(stmt))
         return rewrite_children(stmt, lambda s: elect(s, way))
@@ -48,14 +53,52 @@ def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(elect(func.body, Divergence.NONE))
 
 
-def _require_arrival(spec: Builtin, stmt: tirx.Stmt, way: Divergence) -> None:
+def _require_arrival(call: tirx.Call, stmt: tirx.Stmt, way: Divergence) -> None:
+    spec = builtin_of(call)
     chooses = spec.level == "leader"
     if not (way and spec.level == "block") and not (way == Divergence.POSSIBLE and chooses):
         return
     raise LanguageError(
-        f"{spec.name}: stands under {_UNDER[way]}; expected a place that the whole block reaches"
-        f"{', or a condition on the thread index' if chooses else ''}{location(stmt)}"
+        f"{name_of(call)}: stands under {_UNDER[way]}; expected a place that the whole block "
+        f"reaches{', or a condition on the thread index' if chooses else ''}{hint_of(call)}"
+        f"{location(stmt)}"
     )
+
+
+def _threads_of_builtins(func: tirx.PrimFunc) -> dict[tirx.Stmt, ThreadSet]:
+    """The threads that reach each statement which is a builtin."""
+    reached: dict[tirx.Stmt, ThreadSet] = {}
+
+    def note(stmt: tirx.Stmt, threads: ThreadSet, block: Block | None) -> tirx.Stmt:
+        if block is not None and builtin_of(getattr(stmt, "value", None)) is not None:
+            reached[stmt] = threads
+        return stmt
+
+    follow_threads(func.body, note)
+    return reached
+
+
+def _require_threads(
+    call: tirx.Call, stmt: tirx.Stmt, way: Divergence, threads: ThreadSet | None
+) -> None:
+    """Refuse a barrier and a ``warp`` builtin in threads that cannot run it together."""
+    spec = builtin_of(call)
+    if threads is None or not way:
+        return
+    if spec.is_barrier and threads.size > 1:
+        what = (
+            f"up to {threads.size} threads" if not threads.is_exact else f"{threads.size} threads"
+        )
+        raise LanguageError(
+            f"{name_of(call)}: {what} run it, each by itself, under {_UNDER[way]}; expected a "
+            "place that the whole block reaches, or a condition that one thread meets, such as "
+            f"if T.get_thread_binding() == 0{hint_of(call)}{location(stmt)}"
+        )
+    if spec.level == "warp" and threads.is_exact and not threads.is_warps:
+        raise LanguageError(
+            f"{name_of(call)}: {threads.names} run it, under {_UNDER[way]}; expected whole "
+            f"warps{hint_of(call)}{location(stmt)}"
+        )
 
 
 def _led(spec: Builtin, stmt: tirx.Stmt, threads: list[tirx.Var]) -> tirx.Stmt:

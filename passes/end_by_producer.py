@@ -8,6 +8,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 from ..builtins.declare import builtin_of
 from .keep_to_block import SCOPE
 from .memory_order import writes
+from .number_builtins import without_marks
 from .walk import builtins_in, flatten, has_effect, rewrite_children, variables_in
 
 
@@ -18,22 +19,34 @@ def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
     is held up, or for which there is no allocation at all. Nothing follows these waits but the end
     of the kernel, so the producer, which has loaded all, waits as well as they.
 
+    A wait of a thread chosen by its index stays: the producers have other indices.
+
     Before: ``if tx < 128: load; else: multiply; if block == last: wait_reached(...)``
     After:  ``if tx < 128: load; if block == last: wait_reached(...); else: multiply``
     """
 
+    threads: set[tirx.Var] = set()
+
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
+            if stmt.node.thread_tag.startswith("threadIdx"):
+                threads.add(stmt.node.var)
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
             return rewrite_children(stmt, specialised)
+        if isinstance(stmt, (tirx.For, tirx.While)):
+            return stmt  # the next iteration follows
+        if isinstance(stmt, tirx.SeqStmt):
+            last = stmt.seq[-1]
+            return rewrite_children(stmt, lambda s: visit(s) if s.same_as(last) else s)
         return rewrite_children(stmt, visit)
 
     def specialised(stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
             return rewrite_children(stmt, specialised)
         rest = list(stmt.else_case.seq) if isinstance(stmt.else_case, tirx.SeqStmt) else []
-        bound = _bound_in(rest)
+        fixed = _bound_in(rest) | threads
         moved: list[tirx.Stmt] = []
-        while rest and _only_waits(rest[-1]) and bound.isdisjoint(variables_in(rest[-1])):
+        while rest and _only_waits(rest[-1]) and fixed.isdisjoint(_used_in(rest[-1])):
             moved.insert(0, rest.pop())
         if not moved:
             return stmt
@@ -57,6 +70,10 @@ def _only_waits(stmt: tirx.Stmt) -> bool:
 
     post_order_visit(stmt, visit)
     return waits
+
+
+def _used_in(stmt: tirx.Stmt) -> list[tirx.Var]:
+    return variables_in(without_marks(stmt))
 
 
 def _bound_in(stmts: list[tirx.Stmt]) -> set[tirx.Var]:

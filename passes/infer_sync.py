@@ -22,6 +22,7 @@ from .inference.epochs import count_epochs
 from .inference.exchange import Exchange, Inserted
 from .inference.exits import place_exits
 from .inference.options import options_of
+from .inference.outside import warn_outside
 from .inference.reindex import reindexed
 from .inference.residency import leaves_room, verify_residency
 from .inference.reuse import choose_buffers, guard_reuse
@@ -31,10 +32,14 @@ from .inference.sinks import choose_sinks
 from .inference.symbols import Symbols
 from .inference.traffic import Traffic, refuse_jumps, traffic_of, verify_traffic
 from .inference.waits import place_waits
+from .leaves import Leaf, leaves_of
 from .memory_order import releases
 from .sizes import in_numbers, sizes_of
 from .specialize_group import heap_tensors
 from .walk import builtins_in, uses_op
+
+MOST_INFERRED_RANKS = 32
+"""Ranks of a program that is synchronized by inference: sets of ranks are bits of a uint32."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,14 @@ def _inferred(
     options = options_of(func)
     if not tensors or options.verify == "off" or is_explicit(func):
         return func, Explanation(_unordered(func, tensors))
+    if world_size > MOST_INFERRED_RANKS:
+        raise LanguageError(
+            f"infer_sync: {world_size} ranks; expected at most {MOST_INFERRED_RANKS}, or signals "
+            "and waits of the program's own"
+        )
     rounds: dict[str, str] = {}
     program, traffic = _traffic(func, tensors, world_size)
+    warn_outside(read for one in traffic for read in one.missing)
     refuse_jumps(program, traffic)
     again = [t for t in traffic if t.is_written_again]
     if again:
@@ -142,12 +153,20 @@ def _inferred(
 
 def is_explicit(func: tirx.PrimFunc) -> bool:
     """Whether the program orders memory between ranks itself."""
-    for call in builtins_in(func.body):
-        spec = builtin_of(call)
-        scopes = [spec.word(call, "scope")] if any(n == "scope" for n, _ in spec.words) else ["sys"]
-        if (spec.waits or releases(call)) and scopes == ["sys"] and spec.name != "sync_grid":
-            return True
-    return False
+    return any(map(_is_explicit, builtins_in(func.body)))
+
+
+def explicit_sync(func: tirx.PrimFunc) -> tuple[Leaf, tirx.Call] | None:
+    """Return the first builtin by which the program orders memory between ranks itself, with its
+    statement. One is enough for nothing to be inferred."""
+    calls = ((leaf, call) for leaf in leaves_of(func.body) for call in leaf.builtins)
+    return next(((leaf, call) for leaf, call in calls if _is_explicit(call)), None)
+
+
+def _is_explicit(call: tirx.Call) -> bool:
+    spec = builtin_of(call)
+    scopes = [spec.word(call, "scope")] if any(n == "scope" for n, _ in spec.words) else ["sys"]
+    return (spec.waits or releases(call)) and scopes == ["sys"] and spec.name != "sync_grid"
 
 
 def _traffic(

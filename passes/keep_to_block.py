@@ -1,56 +1,47 @@
-"""What stands before a warp-specialised loop is done by the program's own threads only."""
+"""Builtins that write run in the program's own threads only."""
 
 from __future__ import annotations
 
+import functools
+
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
-from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
 from .memory_order import writes
-from .walk import calls_in, location, rewrite_children
+from .number_builtins import calls_of, mark_of
+from .origin import name_of
+from .walk import has_loads, location, rewrite_children
 
 SCOPE = "kWarpSpecializationScope"
 """TileLang's attribute around specialised warps; its node is [producer, consumer] threads."""
 
 
 def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Guard builtins that write, outside the specialised part, by the program's thread count.
+    """Guard builtins that write by the indices of the program's threads.
 
-    With warp specialisation TileLang launches producer threads on top of the program's. Outside the
-    specialised part they run what the program's own run; TileLang guards its own loops, and knows
-    nothing of builtins. A wait or a load by more threads does no harm. A result would be missing in
-    the threads left out, so a builtin with one is refused.
+    With warp specialization TileLang launches producer threads on top of the program's. Before the
+    specialized part all run the same code, and the program's threads are the first ones; after it
+    they are those after the producers. TileLang guards its own loops, but not builtins. The mark of
+    a call says which thread of the program runs it. A wait or a load by more threads does no harm.
+    A result would be missing in the threads left out, so a builtin with one is refused.
 
-    Before: ``T.tileweave.red_add(...); T.attr([128, 256], "kWarpSpecializationScope", 0): ...``
-    After:  ``if threadIdx.x < 256: T.tileweave.red_add(...); ...``
+    Before: ``T.tileweave.red_add(..., 7, tx, 256); T.attr([128, 256], "kWarpSpecializationScope",
+    0): ...``
+    After:  ``if tx < 256: T.tileweave.red_add(..., 7, tx, 256); ...``
     """
-    threads = _program_threads(func.body)
-    if threads is None:
-        return func
     analyzer = tvm.arith.Analyzer()
-    own: list[tirx.PrimExpr] = []
 
     def keep(stmt: tirx.Stmt) -> tirx.Stmt:
-        if isinstance(stmt, tirx.AttrStmt):
-            if stmt.attr_key == SCOPE:
-                return stmt
-            if stmt.attr_key == "thread_extent":
-                index = stmt.node.var
-                analyzer.bind(index, tvm.ir.Range(0, stmt.value))
-                if stmt.node.thread_tag == "threadIdx.x":
-                    own[:] = [index < threads]
-        if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
-            refuse_result(stmt.condition, stmt)
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
+            analyzer.bind(stmt.node.var, tvm.ir.Range(0, stmt.value))
+        if isinstance(stmt, tirx.Bind) and not has_loads(stmt.value):
+            analyzer.bind(stmt.var, stmt.value)
+        guard = guard_of(stmt)
+        if guard is not None:
+            return tirx.IfThenElse(guard, stmt, None)
         if isinstance(stmt, tirx.IfThenElse):
             return keep_branches(stmt)
-        if isinstance(stmt, tirx.Bind) or (
-            isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() != "global"
-        ):
-            refuse_result(stmt.value, stmt)
-        if isinstance(stmt, (tirx.Evaluate, tirx.BufferStore)) and calls_in(stmt, writes):
-            return stmt if is_kept() else tirx.IfThenElse(own[0], stmt, None)
         return rewrite_children(stmt, keep)
 
     def keep_branches(stmt: tirx.IfThenElse) -> tirx.Stmt:
@@ -63,29 +54,28 @@ def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
         cases = iter([then, other])
         return rewrite_children(stmt, lambda _: next(cases))
 
-    def is_kept() -> bool:
-        return analyzer.can_prove(own[0])
-
-    def refuse_result(value: tirx.PrimExpr, stmt: tirx.Stmt) -> None:
-        for call in calls_in(value, writes):
-            if not is_kept():
+    def guard_of(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
+        """The condition that keeps ``stmt`` to the program's threads, where more run it."""
+        for call in filter(writes, calls_of(stmt)):
+            mark = mark_of(call)
+            own = [mark.thread >= 0, mark.thread < mark.threads] if mark is not None else []
+            missing = [condition for condition in own if not analyzer.can_prove(condition)]
+            if missing and _needs_result(stmt):
                 raise LanguageError(
-                    f"{builtin_of(call).name}: its result is used before a loop whose warps are "
-                    f"specialised, where more than the program's {threads} threads run; expected "
-                    "it under a condition on the thread index, such as "
+                    f"{name_of(call)}: its result is used before a loop whose warps are "
+                    f"specialised, where more than the program's {mark.threads} threads run; "
+                    "expected it under a condition on the thread index, such as "
                     f"if T.get_thread_binding() == 0{location(stmt)}"
                 )
+            if missing:
+                return functools.reduce(tirx.And, missing)
+        return None
 
     return func.with_body(keep(func.body))
 
 
-def _program_threads(body: tirx.Stmt) -> int | None:
-    """Threads along x that the program asked for, or None where no warps are specialised."""
-    found: list[int] = []
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.AttrStmt) and node.attr_key == SCOPE:
-            found.append(int(node.node[1]))
-
-    post_order_visit(body, visit)
-    return found[0] if found else None
+def _needs_result(stmt: tirx.Stmt) -> bool:
+    """Return true if code that a guard would not cover uses what ``stmt`` evaluates."""
+    return not isinstance(stmt, tirx.Evaluate) and not (
+        isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "global"
+    )

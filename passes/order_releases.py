@@ -11,6 +11,7 @@ from ..builtins.errors import LanguageError
 from .block_barrier import is_sync_threads, sync_threads
 from .elect_leader import first_thread
 from .memory_order import acquires, releases
+from .origin import hint_of, name_of
 from .thread_control import ThreadControl
 from .walk import calls_in, effects_in, flatten, location, op_name, rewrite_children
 
@@ -44,7 +45,7 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if isinstance(stmt, tirx.While) and _releases_in(stmt.condition):
             (call, *_) = _releases_in(stmt.condition)
             raise LanguageError(
-                f"{builtin_of(call).name}: releases in the condition of a loop; expected it in "
+                f"{name_of(call)}: releases in the condition of a loop; expected it in "
                 f"the body{location(stmt)}"
             )
         if isinstance(stmt, tirx.For) and stmt.thread_binding is None and _releases_in(stmt):
@@ -89,9 +90,9 @@ class _Guarded:
         found = _releases_in(node)
         if found and self._unmet:
             raise LanguageError(
-                f"{builtin_of(found[0]).name}: releases after {self._unmet} under a condition that "
+                f"{name_of(found[0])}: releases after {self._unmet} under a condition that "
                 "not every thread of the block takes; expected T.sync_threads() between them, or "
-                f"the release outside the condition{location(stmt)}"
+                f"the release outside the condition{hint_of(found[0])}{location(stmt)}"
             )
         for call in calls_in(node, lambda c: True):
             name = op_name(call)

@@ -10,12 +10,31 @@ from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
 from .memory_order import acquires, pointers_written
 from .order_releases import is_placeholder, is_simple, placeholder
-from .walk import builtins_in, effects_in, flatten, location, op_name, rewrite_children
+from .origin import hint_of, name_of
+from .walk import (
+    builtins_in,
+    calls_in,
+    effects_in,
+    flatten,
+    location,
+    op_name,
+    rewrite_children,
+)
 
 GUARDS_LOADS = "tileweave.guards_loads"
 """Annotation of the waits that guard loads of a pipelined loop."""
 
 COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
+
+_RETURNING = {
+    "tl.atomic_load_elem_op": 1,
+    "tl.atomic_add_ret_elem_op": 2,
+    "tl.atomic_max_ret_elem_op": 2,
+    "tl.atomic_min_ret_elem_op": 2,
+}
+"""TileLang's atomics that return a value: the number of operands before the memory order."""
+_ACQUIRE_ORDERS = frozenset({1, 2, 4, 5})
+"""TileLang's numbers of consume, acquire, acq_rel and seq_cst."""
 
 
 def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -37,6 +56,8 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if not isinstance(stmt, tirx.For) or not is_pipelined(stmt):
             return stmt
         _refuse_overtaken(stmt.body, loads_in(stmt.body), False)
+        if loads_in(stmt.body) and "tl_pipeline_stage" not in stmt.annotations:
+            _refuse_polls(stmt.body)
         if "tl_pipeline_stage" in stmt.annotations:  # its statements are counted
             return ir_transform(stmt, None, _marked, ["tirx.Call"])
         return rewrite_children(stmt, pin_body)
@@ -99,16 +120,46 @@ def _refuse_overtaken(
         for written, load in written_loads(call, loads):
             if not _elsewhere(written, load):
                 raise LanguageError(
-                    f"{builtin_of(call).name}: writes {load.buffer.name}, which the loads of "
+                    f"{name_of(call)}: writes {load.buffer.name}, which the loads of "
                     "T.Pipelined read rounds ahead; expected another tensor, or T.serial"
                     f"{location(stmt)}"
                 )
         if (_is_wait(call) or acquires(call)) and loads and not loads_follow and not loads_in(stmt):
             raise LanguageError(
-                f"{builtin_of(call).name}: stands after the loads of T.Pipelined, and those of the "
-                f"next round overtake it; expected {_instead(call)}{location(stmt)}"
+                f"{name_of(call)}: stands after the loads of T.Pipelined, and those of the "
+                f"next round overtake it; expected {_instead(call)}{hint_of(call)}"
+                f"{location(stmt)}"
             )
     return rewrite_children(stmt, lambda s: _refuse_overtaken(s, loads, loads_follow))
+
+
+def _refuse_polls(stmt: tirx.Stmt) -> tirx.Stmt:
+    """Refuse TileLang's own ways to wait: its loads overtake them, and warp specialization knows no
+    while loop."""
+    if isinstance(stmt, tirx.While):
+        polled = [builtin_of(c).name for c in effects_in(stmt)]
+        polled += [_atomic_name(c) for c in calls_in(stmt, _returns_atomic)]
+        if polled:
+            raise LanguageError(
+                f"{polled[0]}: polled by a while loop in T.Pipelined, whose loads overtake it; "
+                f"expected W.wait_ge or another wait before the loads, or T.serial{location(stmt)}"
+            )
+    for call in calls_in(_evaluated(stmt), _returns_atomic):
+        if any(int(order) in _ACQUIRE_ORDERS for order in call.args[_RETURNING[op_name(call)] :]):
+            raise LanguageError(
+                f"{_atomic_name(call)}: acquires in T.Pipelined, whose loads overtake it; expected "
+                "W.wait_ge or another wait before the loads, memory_order='relaxed', or T.serial"
+                f"{location(stmt)}"
+            )
+    return rewrite_children(stmt, _refuse_polls)
+
+
+def _returns_atomic(call: tirx.Call) -> bool:
+    return op_name(call) in _RETURNING
+
+
+def _atomic_name(call: tirx.Call) -> str:
+    return "T." + op_name(call).removeprefix("tl.").removesuffix("_elem_op").removesuffix("_ret")
 
 
 def _evaluated(stmt: tirx.Stmt):
@@ -155,13 +206,14 @@ def _only_delays(call: tirx.Call) -> bool:
 def _marked(call: tirx.Call) -> tirx.Call | None:
     if not _is_wait(call):
         return None
-    return tirx.Call(call.dtype, call.op, call.args, {GUARDS_LOADS: tirx.IntImm("bool", 1)})
+    annotations = {**call.annotations, GUARDS_LOADS: tirx.IntImm("bool", 1)}
+    return tirx.Call(call.dtype, call.op, call.args, annotations)
 
 
 def _refuse_acquires(calls: list[tirx.Call], stmt: tirx.Stmt) -> None:
     for call in calls:
         if acquires(call):
             raise LanguageError(
-                f"{builtin_of(call).name}: acquires in T.Pipelined before a load, which overtakes "
+                f"{name_of(call)}: acquires in T.Pipelined before a load, which overtakes "
                 f"it; expected W.wait_reached or another wait, or T.serial{location(stmt)}"
             )

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from tvm import tirx
 
 LARGEST = (1 << 31) - 1
-"""Of extents, and of ranks: what a program counts with."""
+"""Of extents: what a program counts with."""
+MOST_RANKS = 1024
+"""Ranks of a group that programs are compiled or simulated for."""
 SIZES = "tileweave.sizes"
 """Attribute of a program: its sizes by name, as JSON."""
 

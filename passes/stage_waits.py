@@ -5,17 +5,20 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
+from .origin import name_of
 from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined, loads_in, written_loads
 from .walk import (
     builtins_in,
     calls_in,
     effects_in,
+    flatten,
     location,
     op_name,
     rewrite_children,
     statements_of,
+    variables_and_loads,
+    written_tensors,
 )
 
 STAGED = "tileweave.staged"
@@ -40,7 +43,9 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
         stmt = rewrite_children(stmt, stage)
         if not isinstance(stmt, tirx.For) or not is_pipelined(stmt):
             return stmt
-        stmts = statements_of(stmt.body)
+        written = written_tensors(stmt.body)
+        scheduled = "tl_pipeline_stage" in stmt.annotations
+        stmts = statements_of(stmt.body) if scheduled else _statements(stmt.body, written)
         guards = [bool(calls_in(s, lambda c: GUARDS_LOADS in c.annotations)) for s in stmts]
         loads = [bool(loads_in(s)) for s in stmts]
         writers = _writers(stmt.body)
@@ -50,21 +55,51 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
             _refuse_writers(writers, stmt)
             return stmt
         annotations = dict(stmt.annotations)
-        if "tl_pipeline_stage" in annotations:
+        if scheduled:
             _check_schedule(stmts, guards, loads, annotations)
         else:
             last = int(annotations["num_stages"]) - 1
-            annotations["tl_pipeline_order"] = list(range(len(stmts)))
-            annotations["tl_pipeline_stage"] = [
-                0 if guard or load or _is_value(s) else last
+            stages = [
+                0 if guard or load else last
                 for s, guard, load in zip(stmts, guards, loads, strict=True)
+                if not _is_value(s, written)
             ]
+            annotations["tl_pipeline_order"] = list(range(len(stages)))
+            annotations["tl_pipeline_stage"] = stages
         body = ir_transform(stmt.body, None, _mark_staged, ["tirx.Call"])
         return tirx.For(
             stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, annotations
         )
 
     return func.with_body(stage(func.body))
+
+
+def _statements(body: tirx.Stmt, written: set[tirx.Var]) -> list[tirx.Stmt]:
+    """Return the statements that TileLang schedules, which splits branches without an ``else``.
+
+    Args:
+        written: data pointers of the tensors that the loop writes.
+    """
+    out: list[tirx.Stmt] = []
+    for stmt in statements_of(body):
+        splits = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
+        if not splits or effects_in(stmt.condition) or _reads(stmt.condition, written):
+            out.append(stmt)
+            continue
+        inside = _statements(stmt.then_case, written)
+        names = [i for i, inner in enumerate(inside) if isinstance(inner, tirx.Bind)]
+        if names:  # what follows a name stays in its scope
+            inside[names[0] :] = [flatten(inside[names[0] :])]
+        out += [tirx.IfThenElse(stmt.condition, inner, None) for inner in inside]
+    return out
+
+
+def _reads(expr: tirx.PrimExpr, tensors: set[tirx.Var]) -> bool:
+    """Return True where ``expr`` reads one of ``tensors``, given by their data pointers."""
+    return any(
+        isinstance(node, tirx.BufferLoad) and node.buffer.data in tensors
+        for node in variables_and_loads(expr)
+    )
 
 
 def _check_schedule(
@@ -94,12 +129,20 @@ def _check_schedule(
 
 
 def _wait_in(stmt: tirx.Stmt) -> str:
-    return builtin_of(calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations)[0]).name
+    return name_of(calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations)[0])
 
 
-def _is_value(stmt: tirx.Stmt) -> bool:
-    """Whether it names a value that may be computed in any round, any number of times."""
-    return isinstance(stmt, tirx.Bind) and not effects_in(stmt)
+def _is_value(stmt: tirx.Stmt, written: set[tirx.Var]) -> bool:
+    """Return True for a name of a value that may be computed at any time, any number of times.
+
+    TileLang does not schedule these, and may already have replaced the name by its value: they are
+    not counted.
+
+    Args:
+        written: data pointers of the tensors that the loop writes.
+    """
+    is_value = isinstance(stmt, tirx.Bind) and not effects_in(stmt)
+    return is_value and not _reads(stmt.value, written)
 
 
 def _writers(body: tirx.Stmt) -> list[tirx.Call]:
@@ -111,7 +154,7 @@ def _writers(body: tirx.Stmt) -> list[tirx.Call]:
 def _refuse_writers(writers: list[tirx.Call], loop: tirx.For) -> None:
     for call in writers:
         raise LanguageError(
-            f"{builtin_of(call).name}: writes a tensor from which T.Pipelined loads into memory "
+            f"{name_of(call)}: writes a tensor from which T.Pipelined loads into memory "
             f"that the loop writes otherwise, too; expected T.serial{location(loop)}"
         )
 

@@ -11,15 +11,19 @@ from tvm import IRModule, tirx
 
 from . import (
     bind_runtime,
+    compare_unsigned,
     complete_bulk_stores,
+    defer_initializations,
     dismiss_idle_warps,
     drop_readonly,
     drop_unordered,
     elect_leader,
     end_by_producer,
     fence_after_wait,
+    fold_axes,
     free_async_tiles,
     guard_loads,
+    hoist_waits,
     infer_sync,
     insert_delays,
     keep_to_block,
@@ -36,6 +40,7 @@ from . import (
     verify_pipelined,
     verify_sync,
     wait_once,
+    widen_atomics,
 )
 from .walk import uses_tileweave
 
@@ -96,6 +101,7 @@ SIMULATED_PASSES = tuple(p for p in GROUP_PASSES if p not in VERIFY_PASSES)
 
 TARGET_PASSES = (
     Pass(require_arch.require_arch, "first: names the program's own lines, before passes add any"),
+    Pass(fold_axes.fold_axes, "before predicate_loads, whose indices it could not fold"),
     Pass(
         predicate_loads.predicate_loads,
         "needs the target; before those that look for loads of pipelined loops",
@@ -115,9 +121,8 @@ SYNC_PASSES = (
     ),
     Pass(order_releases.order_releases, "needs the barriers that electing a leader placed"),
     Pass(pin_pipelined.pin_pipelined, "needs the placeholders that order_releases placed"),
-    Pass(
-        stage_waits.stage_waits, "needs the marks of pin_pipelined; counts the statements it added"
-    ),
+    Pass(hoist_waits.hoist_waits, "needs the marks of pin_pipelined, and the statements it added"),
+    Pass(stage_waits.stage_waits, "counts the statements of a loop, so all of them are in place"),
     Pass(linear_bulk_tiles.linear_bulk_tiles, "names tiles, which free_async_tiles then hides"),
     Pass(free_async_tiles.free_async_tiles, "sees each bulk copy in its final place"),
 )
@@ -126,19 +131,38 @@ SYNC_PASSES = (
 HOST_PASSES = (
     Pass(
         bind_runtime.bind_runtime,
-        "last: the passes before may add operands that the host must bind",
+        "behind the passes that add operands, which the host must bind",
     ),
+    Pass(compare_unsigned.compare_unsigned, "last: sees the conditions that passes added, too"),
 )
 """Tie a program to the runtime that launches it on a GPU."""
 
 TILE_PASSES = SYNC_PASSES + HOST_PASSES
 """Run on tile-level IR before TileLang's pipeline, for every kernel that uses a builtin."""
 
+SPECIALIZED_PASSES = (
+    Pass(
+        defer_initializations.defer_initializations,
+        "last before TileLang: sees all statements before a pipelined loop in their final order",
+    ),
+)
+"""Run with the target on tile-level IR just before TileLang's pipeline, for every kernel of a
+program that uses a builtin or a symmetric tensor: prevent what warp specialization would change."""
+
 BARRIER_PASSES = (
     Pass(sync_branches.sync_branches, "before those below, which then see every barrier"),
 )
 """Run on lowered device functions after TileLang's pipeline, for every kernel of a program that
 uses a builtin, whether one is left in it or not."""
+
+ATOMIC_PASSES = (
+    Pass(
+        widen_atomics.widen_atomics,
+        "after TileLang's pipeline, which makes elements and vectors of tiles",
+    ),
+)
+"""Run with the names of the symmetric tensors on lowered device functions after TileLang's
+pipeline, for every kernel of a program that uses a builtin or a symmetric tensor."""
 
 DEVICE_PASSES = (
     Pass(guard_loads.guard_loads, "first: what follows sees where loads happen"),

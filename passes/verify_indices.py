@@ -6,9 +6,9 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
 from .memory_order import writes
+from .origin import hint_of, name_of
 from .walk import effects_in, location, rewrite_children
 
 _BINARY = (
@@ -72,9 +72,9 @@ def _refuse_replicas(loop: tirx.For) -> None:
     post_order_visit(loop.body, visit)
     for call in (c for c in effects_in(loop.body) if fragments and writes(c)):
         raise LanguageError(
-            f"{builtin_of(call).name}: stands in a parallel loop that fills the fragment "
+            f"{name_of(call)}: stands in a parallel loop that fills the fragment "
             f"{fragments[0]}, whose elements several threads may hold; expected a loop of its own, "
-            f"or shared memory{location(loop)}"
+            f"or shared memory{hint_of(call)}{location(loop)}"
         )
 
 
@@ -92,6 +92,6 @@ def _on_both_sides(node) -> list[tirx.PrimExpr]:
 def _refuse(expressions: list[tirx.PrimExpr], where: str, stmt: tirx.Stmt) -> None:
     for call in (c for e in expressions for c in effects_in(e)):
         raise LanguageError(
-            f"{builtin_of(call).name}: stands {where}, which may be evaluated more than once; "
+            f"{name_of(call)}: stands {where}, which may be evaluated more than once; "
             f"expected its value in a variable first{location(stmt)}"
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError
 from ..builtins.hidden import site_of
+from .hoist_waits import KEPT_BY
+from .origin import hint_of, name_of
 from .pin_pipelined import GUARDS_LOADS
 from .stage_waits import STAGED
 from .walk import ASYNC_LOADS, calls_in, op_name, rewrite_children
@@ -40,11 +41,15 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _overtaken(wait: tirx.Call, specialised: bool) -> LanguageError:
     site = site_of(wait)
     where = f"\n --> {site.file}:{site.line}" if site is not None else ""
+    by = str(wait.annotations[KEPT_BY].value) if KEPT_BY in wait.annotations else ""
+    what, _, line = by.partition("\n")
+    where += f"\n{line}" if line else ""
     why = (
-        "something before the loads keeps it in the consumer warps; expected only waits there"
+        f"{what or 'something'} before it keeps it in the consumer warps; expected that after the "
+        f"loads{', or T.gemm(clear_accum=True)' if what == 'T.fill' else ''}"
         if specialised
         else "there is no warp specialisation; expected T.serial, or num_stages=0"
     )
     return LanguageError(
-        f"{builtin_of(wait).name}: loads of T.Pipelined overtake it, since {why}{where}"
+        f"{name_of(wait)}: loads of T.Pipelined overtake it, since {why}{hint_of(wait)}{where}"
     )

@@ -9,15 +9,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from tvm import tirx
 
+from ..builtins.declare import builtin_of
 from ..builtins.errors import LanguageError, SyncWarning
 from .hidden import hidden_of
-from .infer_sync import is_explicit
+from .infer_sync import explicit_sync, is_explicit
 from .inference.conflicts import Conflict, Touch, conflicts
 from .inference.events import DATA, Event, collect_events
 from .inference.happens_before import HOLDS, HappensBefore, Operation, Timeline
 from .inference.launches import Launches, LeftOut, Rows
 from .inference.options import options_of
+from .inference.outside import reads_outside, warn_outside
 from .specialize_group import heap_tensors
+from .walk import arrows, location
 
 LAUNCHES = 4
 """How many in a row are looked at: what three buffers in turn repeat."""
@@ -30,9 +33,11 @@ def verify_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
     Accesses, flags and values are computed for all ranks, blocks and rounds of a few launches. What
     a block of one rank writes and another block, of any rank, reads must be ordered by a chain of
     signals and waits, barriers and fences of sufficient scope. Memory is taken to start at zero,
-    and what only the running kernel knows to be the number of the launch. Not proven: what depends
-    on data (such accesses are left out); single words that ``W.ld`` and ``W.st`` access; the order
-    of the threads of a block; two writes of the same element; that awaited numbers are reached.
+    and what only the running kernel knows to be the number of the launch. A wait for a flag whose
+    place, or the place of a signal of its tensor, depends on data orders everything. Not proven:
+    what depends on data (such accesses are left out); single words that ``W.ld`` and ``W.st``
+    access; the order of the threads of a block; two writes of the same element; that awaited
+    numbers are reached.
 
     What there is too much of to look at is left out, too, with a ``SyncWarning``.
 
@@ -69,7 +74,8 @@ def find_fault(func: tirx.PrimFunc, world_size: int) -> tuple[str, list[LeftOut]
     if not tensors:
         return "", []
     program, events = collect_events(func, tensors)
-    judge = _Judge(Launches(func, program, events, world_size), {t.name for t in tensors})
+    launches = Launches(func, program, events, world_size)
+    judge = _Judge(launches, {t.name for t in tensors}, func)
     return judge.verdict(), judge.left_out
 
 
@@ -85,6 +91,7 @@ _WEAK: dict[str, dict[str, tuple[str, ...]]] = {
 class _Judge:
     launches: Launches
     symmetric: set[str]
+    func: tirx.PrimFunc
     signalled: set[str] = field(init=False)
     timeline: Timeline = field(init=False)
     operations: list[Operation] = field(init=False)
@@ -92,6 +99,7 @@ class _Judge:
 
     def verdict(self) -> str:
         rows = [r for n in range(LAUNCHES) for r in self.launches.rows(n)]
+        warn_outside(dict.fromkeys(reads_outside(rows)))
         self.left_out += self.launches.left_out.values()
         if any(one.event.kind not in DATA for one in self.left_out):
             return ""  # what it orders would seem unordered
@@ -99,6 +107,7 @@ class _Judge:
             rows = [r for r in rows if r.turn == 0]
         self.signalled = {e.tensor.name for e in self.launches.events
                           if e.kind == "signal" and e.tensor is not None}  # fmt: skip
+        self.signalled -= self.launches.unplaced
         stuck = self._deadlock(rows)
         if stuck:
             return stuck
@@ -109,6 +118,7 @@ class _Judge:
             return ""
         self.operations = self.timeline.operations()
         order = self._order()
+        found.sort(key=lambda c: c.read.event.until != "")
         return next((self._race(c) for c in found if not self._is_ordered(order, c)), "")
 
     @staticmethod
@@ -151,7 +161,7 @@ class _Judge:
                 continue
             if event.tensor.name not in self.signalled:
                 continue
-            for word in self._words(r, stands=True):
+            for word in self._words(r, stands=True) if r.low else ():
                 if word not in signalled:
                     flag, rank = f"{word[0]}[{', '.join(map(str, word[2:]))}]", word[1]
                     others = [e for e in self.launches.events if e.kind == "signal"
@@ -179,11 +189,15 @@ class _Judge:
         for stronger in self._stronger():
             if self._is_ordered(self._order(stronger), c):
                 return self._too_weak(c, stronger)
+        if c.read.event.until:
+            return self._unfinished(c)
+        return self._missing(c) + _not_inferred(self.func)
+
+    def _missing(self, c: Conflict) -> str:
         if c.write.launch != c.read.launch:
             return self._reused(c)
         write, read = c.write.event, c.read.event
         who = f"which {_by(c.write, c.read)} writes in the same launch"
-        lines = _lines([read, write])
         before = list(self._of(c.read, "wait", "barrier", before=True))
         if not before:
             late = [o.event for o in self._of(c.read, "wait", "barrier", before=False)]
@@ -207,7 +221,7 @@ class _Judge:
         return (
             f"{read.text}, {who}, but {before[-1].event.shown} before it does not wait for what "
             f"the writer signals after its write, {after[0].event.shown}; expected a wait for that "
-            f"signal{lines}{_lines([before[-1].event, after[0].event])}"
+            f"signal{_lines([read, write, before[-1].event, after[0].event])}"
         )
 
     def _reused(self, c: Conflict) -> str:
@@ -226,6 +240,17 @@ class _Judge:
             "credit), W.sync_ranks behind the reads, or two buffers that launches take in turn if "
             "every writer waits, in each launch, for all who read what it writes"
             f"{_lines([write, read])}"
+        )
+
+    def _unfinished(self, c: Conflict) -> str:
+        """The load itself is ordered before the write, its end is not."""
+        write, read = c.write.event, c.read.event
+        early = [o.event for o in self._of(c.read, "signal", "barrier", before=True)][-1:]
+        what = early[0].shown if early else "nothing"
+        return (
+            f"{read.text} until {read.until}, and {_by(c.write, c.read)} may overwrite it before, "
+            f"since {what} comes earlier; expected the signal that frees it after the wait"
+            f"{_lines([read, *early, write])}"
         )
 
     def _too_weak(self, c: Conflict, stronger: Stronger) -> str:
@@ -260,11 +285,23 @@ class _Judge:
                     yield o
 
 
+def _not_inferred(func: tirx.PrimFunc) -> str:
+    """Return a line that names the builtin because of which the compiler inserts nothing."""
+    explicit = explicit_sync(func)
+    if explicit is None:
+        return ""
+    leaf, call = explicit
+    return (
+        f"\n(W.{builtin_of(call).name} synchronizes explicitly, so the compiler inserts nothing in "
+        f"this program; without explicit signals, waits and barriers it does){location(leaf.stmt)}"
+    )
+
+
 def _by(one: Touch, other: Touch) -> str:
     """``rank 1``, or which block where it is the same rank."""
     return f"rank {one.rank}" if one.rank != other.rank else f"block {one.number} of its rank"
 
 
 def _lines(events: list[Event]) -> str:
-    """Where they stand, each line once."""
-    return "".join(dict.fromkeys(e.location for e in events))
+    """Return where the events are, each line with its kind: `` read --> file:line``."""
+    return arrows((e.kind, e.line) for e in events)

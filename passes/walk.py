@@ -4,7 +4,7 @@ statement."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tilelang import tvm
 from tilelang.ir import get_stmt_span, set_stmt_span
@@ -222,6 +222,20 @@ def location(stmt: tirx.Stmt) -> str:
     """The same at the end of a message, `` --> file:line``."""
     line = line_of(stmt)
     return f"\n --> {line}" if line else ""
+
+
+def arrows(places: Iterable[tuple[str, str]]) -> str:
+    """Return places at the end of a message, each once; several are labelled.
+
+    Args:
+        places: (what is there, such as ``read``, and ``file:line`` or "") of each.
+
+    ``\\n read --> file:3\\n write --> file:5``
+    """
+    found = dict.fromkeys((label, line) for label, line in places if line)
+    if len(found) == 1:
+        return "".join(f"\n --> {line}" for _, line in found)
+    return "".join(f"\n {label} --> {line}" for label, line in found)
 
 
 def written_tensors(body: tirx.Stmt) -> set[tirx.Var]:

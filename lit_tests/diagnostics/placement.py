@@ -57,6 +57,74 @@ def part_of_block(S: W.Symmetric((8,), "uint32"), A: T.Tensor((8,), "uint32")):
 refused(part_of_block)
 
 
+def chosen(choose, run, name):
+    @T.prim_func
+    def program(S: W.Symmetric((4096,), "uint32"), F: W.Symmetric((8,), "uint32"), n: T.int32):
+        with T.Kernel(1, threads=128):
+            if choose(T.get_thread_binding(), n):
+                run(S, F)
+
+    return program.with_attr("global_symbol", name)
+
+
+@T.macro
+def sync_grid(S, F):
+    W.sync_grid()
+
+
+@T.macro
+def sync_ranks(S, F):
+    W.sync_ranks()
+
+
+@T.macro
+def signal(S, F):
+    W.signal(F[1, 0])
+
+
+@T.macro
+def put_warp(S, F):
+    W.put_warp(S[W.rank(), 0], S[1, 0], 4096)
+
+
+# Each thread would arrive at the barrier by itself.
+# CHECK: first_warp: sync_grid: 32 threads run it, each by itself, under a condition on the thread index; expected a place that the whole block reaches, or a condition that one thread meets, such as if T.get_thread_binding() == 0
+# CHECK-NEXT: --> {{.*}}placement.py:
+refused(chosen(lambda tx, n: tx < 32, sync_grid, "first_warp"))
+
+# CHECK: unknown_count: sync_ranks: up to 128 threads run it
+refused(chosen(lambda tx, n: tx < n, sync_ranks, "unknown_count"))
+
+# CHECK: lanes: sync_ranks: 4 threads run it
+refused(chosen(lambda tx, n: tx % 32 == 0, sync_ranks, "lanes"))
+
+# CHECK: one_thread: accepted
+refused(chosen(lambda tx, n: tx == 0, sync_grid, "one_thread"))
+
+# CHECK: one_lane: accepted
+refused(chosen(lambda tx, n: tx * 2 + 1 == 75, sync_grid, "one_lane"))
+
+# CHECK: elected: accepted
+refused(chosen(lambda tx, n: T.shuffle_elect(128), sync_grid, "elected"))
+
+# CHECK: elected_of_two: sync_grid: up to 2 threads run it
+refused(chosen(lambda tx, n: T.shuffle_elect(64), sync_grid, "elected_of_two"))
+
+# CHECK: on_block: accepted
+refused(chosen(lambda tx, n: n > 3, sync_grid, "on_block"))
+
+# A signal is for each thread that the program chose.
+# CHECK: signals: accepted
+refused(chosen(lambda tx, n: tx < 32, signal, "signals"))
+
+# CHECK: half_warp: put_warp: threads 0 to 15 run it, under a condition on the thread index; expected whole warps
+# CHECK-NEXT: --> {{.*}}placement.py:
+refused(chosen(lambda tx, n: tx < 16, put_warp, "half_warp"))
+
+# CHECK: two_warps: accepted
+refused(chosen(lambda tx, n: tx >= 64, put_warp, "two_warps"))
+
+
 @T.prim_func
 def half_done(S: W.Symmetric((128, 128), "float32"), F: W.Symmetric((8,), "uint32")):
     with T.Kernel(1, threads=256):
@@ -221,17 +289,51 @@ def wait(S, F, k):
 
 
 @T.macro
-def wait_and_send(S, F, k):
-    W.wait_ge(F[W.rank(), k], 1)
+def send_and_wait(S, F, k):
     W.st(F[1, k], 1)
+    W.wait_ge(F[W.rank(), k], 1)
 
 
 # CHECK: acquiring_load: ld: acquires in T.Pipelined before a load, which overtakes it; expected W.wait_reached or another wait, or T.serial
 refused(gemm(load, "acquiring_load"))
 
-# CHECK: kept_back: wait_ge: loads of T.Pipelined overtake it, since something before the loads keeps it in the consumer warps; expected only waits there
+
+@T.macro
+def acquire(S, F, k):
+    seen = T.atomic_load(F[W.rank(), k], memory_order="acquire")
+    F[W.rank(), 7] = seen
+
+
+# CHECK: acquiring_atomic: T.atomic_load: acquires in T.Pipelined, whose loads overtake it; expected W.wait_ge or another wait before the loads, memory_order='relaxed', or T.serial
 # CHECK-NEXT: --> {{.*}}placement.py:
-refused(gemm(wait_and_send, "kept_back"))
+refused(gemm(acquire, "acquiring_atomic"))
+
+
+@T.macro
+def poll(S, F, k):
+    while T.atomic_load(F[W.rank(), k], memory_order="acquire") < T.uint32(1):
+        T.evaluate(0)
+
+
+# CHECK: polling_atomic: T.atomic_load: polled by a while loop in T.Pipelined, whose loads overtake it; expected W.wait_ge or another wait before the loads, or T.serial
+# CHECK-NEXT: --> {{.*}}placement.py:
+refused(gemm(poll, "polling_atomic"))
+
+
+@T.macro
+def look(S, F, k):
+    seen = T.atomic_load(F[W.rank(), k], memory_order="relaxed")
+    previous = T.atomic_add(F[W.rank(), 6], seen, return_prev=True)
+    F[W.rank(), 7] = previous
+
+
+# A relaxed access orders nothing.
+# CHECK: relaxed_atomic: accepted
+refused(gemm(look, "relaxed_atomic"))
+
+# CHECK: kept_back: wait_ge: loads of T.Pipelined overtake it, since st before it keeps it in the consumer warps; expected that after the loads
+# CHECK-NEXT: --> {{.*}}placement.py:
+refused(gemm(send_and_wait, "kept_back"))
 
 
 # CHECK: late_wait: wait_ge: stands after the loads of T.Pipelined, and those of the next round overtake it; expected it before the loads, or T.serial

@@ -29,6 +29,22 @@ def fence():
         W.fence_proxy_async()
 
 
+@T.prim_func
+def tma_sum(X: T.Tensor((16, 16), "float32"), Y: W.Symmetric((16, 16), "float32")):
+    with T.Kernel(1, threads=32):
+        tile = T.alloc_shared((16, 16), "float32")
+        T.copy(X, tile)
+        T.atomic_add(Y[W.rank(), 0, 0], tile, use_tma=True)
+
+
+@T.prim_func
+def plain_sum(X: T.Tensor((16, 16), "float32"), Y: W.Symmetric((16, 16), "float32")):
+    with T.Kernel(1, threads=32):
+        tile = T.alloc_shared((16, 16), "float32")
+        T.copy(X, tile)
+        T.atomic_add(Y[W.rank(), 0, 0], tile)
+
+
 # CHECK-LABEL: TEST: pairs sm_80
 # CHECK-NEXT: red_add of bf16x2: compiled for sm_80; expected sm_90 or later
 # CHECK-NEXT: --> {{.*}}require_arch-missing.py:23
@@ -46,3 +62,17 @@ show(fence, "sm_80")
 # CHECK-LABEL: TEST: fence sm_100a
 # CHECK: tw::fence_proxy_async();
 show(fence, "sm_100a")
+
+# CHECK-LABEL: TEST: tma_sum sm_80
+# CHECK-NEXT: atomic_add with use_tma=True: compiled for sm_80, which has no TMA; expected sm_90 or later, or use_tma=False
+# CHECK-NEXT: --> {{.*}}require_arch-missing.py:37
+show(tma_sum, "sm_80")
+
+# CHECK-LABEL: TEST: tma_sum sm_90a
+# CHECK: tl::tma_store_add
+show(tma_sum, "sm_90a")
+
+# CHECK-LABEL: TEST: plain_sum sm_80
+# CHECK-NOT: expected
+# CHECK: {{[aA]}}tomic
+show(plain_sum, "sm_80")

@@ -67,15 +67,15 @@ def scale(Cl, F, k):
 # CHECK-NOT: tw::wait_reached
 show(gemm(nothing, "plain"), arch="sm_80")
 
-# Arithmetic between two loads stays in its round; the second wait stays before the second load.
+# Arithmetic between two loads stays in its iteration, after them; the second wait stays before the
+# second load.
 # CHECK-LABEL: TEST: between sm_80
 # CHECK: for (int k = 0; k < 6
 # CHECK-NEXT: tw::wait_reached
 # CHECK: cp_async_gs
-# CHECK: 0x1p+1f
 # CHECK: tw::wait_ge{{.*}} + (int64_t)2)
-
 # CHECK: cp_async_gs
+# CHECK: 0x1p+1f
 # CHECK: mma_sync
 show(gemm(scale, "between"), arch="sm_80")
 

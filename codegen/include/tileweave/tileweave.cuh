@@ -11,4 +11,5 @@
 #include "multimem.cuh"
 #include "put_get.cuh"
 #include "signals.cuh"
+#include "system_atomics.cuh"
 #include "words.cuh"

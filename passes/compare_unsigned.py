@@ -1,0 +1,46 @@
+"""Conditions on unsigned integers that TileLang's solver does not try to solve."""
+
+from __future__ import annotations
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+
+_COMPARISONS = ("tirx.EQ", "tirx.NE", "tirx.LT", "tirx.LE", "tirx.GT", "tirx.GE")
+_SOLVED = (
+    tirx.Var, tirx.IntImm, tirx.Cast, tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod,
+)  # fmt: skip
+"""A comparison made of these only is solved for its variables; casts of constants are folded."""
+
+
+def compare_unsigned(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Keep comparisons of unsigned integers out of TileLang's solver of linear inequalities.
+
+    To learn what a branch around a ``T.Pipelined`` loop accesses, TileLang solves its condition for
+    the variables in it. It negates constants on the way, which fails for unsigned ones: ``Literal
+    value -15 is negative for unsigned integer type uint32``. The solver skips conditions that
+    contain anything but sums and products; nvcc removes the added operation.
+
+    Before: ``if counted == T.uint32(15): ...``
+    After:  ``if T.bitwise_or(counted, T.uint32(0)) == T.uint32(15): ...``
+    """
+
+    def change(node):
+        if not _is_unsigned(node.a) or not _is_solved(node):
+            return None
+        return type(node)(tirx.bitwise_or(node.a, tirx.const(0, node.a.dtype)), node.b)
+
+    return func.with_body(ir_transform(func.body, None, change, list(_COMPARISONS)))
+
+
+def _is_unsigned(value: tirx.PrimExpr) -> bool:
+    kind = tvm.DataType(str(value.dtype))
+    return str(kind).startswith("uint") and kind.lanes == 1
+
+
+def _is_solved(comparison: tirx.PrimExpr) -> bool:
+    parts: list[bool] = []
+    post_order_visit(
+        comparison, lambda n: parts.append(n.same_as(comparison) or isinstance(n, _SOLVED))
+    )
+    return all(parts)

@@ -1,0 +1,300 @@
+"""Sets of threads that reach a statement, by the conditions on the thread index around it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from .walk import has_effect, op_name, rewrite_children
+
+_WARP = 32
+_ARITHMETIC = {
+    tirx.Add: operator.add,
+    tirx.Sub: operator.sub,
+    tirx.Mul: operator.mul,
+    tirx.FloorDiv: operator.floordiv,
+    tirx.FloorMod: operator.mod,
+    tirx.Div: lambda a, b: np.trunc(a / b).astype(np.int64),
+    tirx.Mod: np.fmod,
+    tirx.Min: np.minimum,
+    tirx.Max: np.maximum,
+}
+_COMPARISONS = {
+    tirx.EQ: operator.eq,
+    tirx.NE: operator.ne,
+    tirx.LT: operator.lt,
+    tirx.LE: operator.le,
+    tirx.GT: operator.gt,
+    tirx.GE: operator.ge,
+}
+_BITWISE = {
+    "tirx.bitwise_and": operator.and_,
+    "tirx.bitwise_or": operator.or_,
+    "tirx.bitwise_xor": operator.xor,
+    "tirx.shift_left": operator.lshift,
+    "tirx.shift_right": operator.rshift,
+}
+_INDICES = {
+    "tl.get_lane_idx": lambda index: index % _WARP,
+    "tl.get_warp_idx": lambda index: index // _WARP,
+    "tl.get_warp_idx_sync": lambda index: index // _WARP,
+}
+_LOGIC = (tirx.And, tirx.Or, tirx.Not)
+_SAME_IN_BLOCK = ("tileweave.rank", "tileweave.world_size", "tileweave.context")
+_DIVIDES = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
+
+
+@dataclass(frozen=True)
+class Value:
+    """An integer in each thread of a block: an array over the threads, or unknown.
+
+    Attributes:
+        varies: whether an unknown value may differ between threads.
+    """
+
+    known: np.ndarray | None
+    varies: bool = False
+
+    @property
+    def differs(self) -> bool:
+        """True if it may differ between threads."""
+        return self.varies if self.known is None else bool(np.ptp(self.known))
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A condition in each thread: where it may hold, where it must, and whether the answer of the
+    threads in between may differ."""
+
+    may: np.ndarray
+    must: np.ndarray
+    varies: bool = False
+
+
+@dataclass(frozen=True)
+class ThreadSet:
+    """Threads that may reach a statement.
+
+    Attributes:
+        members: one bool for each thread of the block, by its indices on x, y and z.
+        is_exact: whether all of them reach it when one does.
+    """
+
+    members: np.ndarray
+    is_exact: bool = True
+
+    @property
+    def size(self) -> int:
+        return int(np.count_nonzero(self.members))
+
+    @property
+    def is_warps(self) -> bool:
+        """True if they are whole warps."""
+        lanes = self.members.ravel(order="F")
+        warps = (lanes[i : i + _WARP] for i in range(0, lanes.size, _WARP))
+        return all(warp.all() or not warp.any() for warp in warps)
+
+    @property
+    def names(self) -> str:
+        """Their indices for a message, such as ``threads 0 to 63``; on x, y and z where the block
+        has several axes."""
+        indices = [tuple(map(int, index)) for index in np.argwhere(self.members)]
+        shown: list[object] = list(indices)
+        if self.members.shape[1:] == (1, 1):
+            shown = [x for x, _, _ in indices]
+            if len(indices) > 2 and indices[-1][0] - indices[0][0] == len(indices) - 1:
+                return f"threads {shown[0]} to {shown[-1]}"
+        more = ", ..." if len(shown) > 4 else ""
+        return f"thread{'s' * (len(shown) != 1)} {', '.join(map(str, shown[:4]))}{more}"
+
+
+class Block:
+    """The threads of one block, and what expressions evaluate to in each."""
+
+    def __init__(self, axes: Mapping[int, tuple[tirx.Var | None, int]]) -> None:
+        """
+        Args:
+            axes: index variable and extent of the axes 0, 1 and 2; those left out have one thread.
+        """
+        self.index = axes[0][0] if 0 in axes else None
+        """The thread index on x."""
+        self.extents = tuple(axes[a][1] if a in axes else 1 for a in range(3))
+        self._indices: dict[tirx.Var, np.ndarray] = {}
+        self._values: dict[tirx.Var, Value] = {}
+        for axis, (variable, extent) in axes.items():
+            if variable is not None:
+                shape = [-1 if a == axis else 1 for a in range(3)]
+                self._indices[variable] = np.arange(extent, dtype=np.int64).reshape(shape)
+        x, y, z = np.indices(self.extents, np.int64)
+        self._linear = x + self.extents[0] * (y + self.extents[1] * z)
+        self.bound: dict[tirx.Var, tirx.PrimExpr] = {}
+        """Variables that have the value of an expression."""
+        self.divided: set[tirx.Var] = set()
+        """Variables of loops whose iterations are divided among the threads."""
+
+    @property
+    def all(self) -> ThreadSet:
+        return ThreadSet(np.ones(self.extents, bool))
+
+    def value(self, expr: tirx.PrimExpr) -> Value:
+        """The integer ``expr`` in each thread."""
+        if isinstance(expr, tirx.IntImm):
+            return Value(np.int64(int(expr)).reshape(1, 1, 1))
+        if isinstance(expr, tirx.Var):
+            return self._variable(expr)
+        if isinstance(expr, tirx.Cast) and str(expr.dtype).startswith(("int", "uint")):
+            return self.value(expr.value)
+        if isinstance(expr, tirx.BufferLoad):
+            varies = "local" in expr.buffer.scope()
+            return Value(None, varies or any(self.value(i).differs for i in expr.indices))
+        if type(expr) in _COMPARISONS or isinstance(expr, _LOGIC):
+            truth = self.truth(expr)
+            decided = np.array_equal(truth.may, truth.must)
+            return Value(truth.may.astype(np.int64) if decided else None, truth.varies)
+        if type(expr) in _ARITHMETIC:
+            return self._apply(_ARITHMETIC[type(expr)], expr.a, expr.b, type(expr) in _DIVIDES)
+        if op_name(expr) in _BITWISE:
+            return self._apply(_BITWISE[op_name(expr)], *expr.args)
+        if op_name(expr) in _INDICES:
+            return Value(_INDICES[op_name(expr)](self._linear))
+        return Value(None, self._depends(expr))
+
+    def truth(self, expr: tirx.PrimExpr) -> Truth:
+        """The condition ``expr`` in each thread."""
+        if isinstance(expr, (tirx.And, tirx.Or)):
+            a, b = self.truth(expr.a), self.truth(expr.b)
+            join = operator.and_ if isinstance(expr, tirx.And) else operator.or_
+            return Truth(join(a.may, b.may), join(a.must, b.must), a.varies or b.varies)
+        if isinstance(expr, tirx.Not):
+            a = self.truth(expr.a)
+            return Truth(~a.must, ~a.may, a.varies)
+        if isinstance(expr, tirx.Var) and expr in self.bound:
+            return self.truth(self.bound[expr])
+        if op_name(expr) == "tirx.likely":
+            return self.truth(expr.args[0])
+        if op_name(expr) == "tl.tl_shuffle_elect":
+            group = int(expr.args[0]) or self._linear.size
+            return replace(_decided(self._linear % group == 0), varies=True)
+        if type(expr) in _COMPARISONS:
+            found = self._apply(_COMPARISONS[type(expr)], expr.a, expr.b)
+        else:
+            found = self.value(expr)
+        if found.known is not None:
+            return _decided(found.known != 0)
+        may = np.ones((1, 1, 1), bool)
+        return Truth(may, ~may, found.varies)
+
+    def _variable(self, variable: tirx.Var) -> Value:
+        if variable in self._indices:
+            return Value(self._indices[variable])
+        if variable in self.bound:
+            if variable not in self._values:
+                self._values[variable] = self.value(self.bound[variable])
+            return self._values[variable]
+        return Value(None, variable in self.divided)
+
+    def _apply(
+        self, function: Callable, a: tirx.PrimExpr, b: tirx.PrimExpr, divides: bool = False
+    ) -> Value:
+        x, y = self.value(a), self.value(b)
+        if x.known is None or y.known is None or (divides and not y.known.all()):
+            return Value(None, x.differs or y.differs)
+        return Value(function(x.known, y.known))
+
+    def _depends(self, expr: tirx.PrimExpr) -> bool:
+        """Return true if an expression of another kind may differ between threads."""
+        found = False
+
+        def visit(node) -> None:
+            nonlocal found
+            if isinstance(node, (tirx.Var, tirx.BufferLoad)):
+                found = found or self.value(node).differs
+            elif isinstance(node, tirx.Call):
+                found = found or not (op_name(node) in _SAME_IN_BLOCK or _is_function(node))
+
+        post_order_visit(expr, visit)
+        return found
+
+
+def _is_function(call: tirx.Call) -> bool:
+    """Return true if the result of ``call`` depends on its arguments only."""
+    return op_name(call).startswith("tirx.") and not has_effect(call)
+
+
+def _decided(holds: np.ndarray) -> Truth:
+    return Truth(holds, holds)
+
+
+Visit = Callable[[tirx.Stmt, ThreadSet, "Block | None"], tirx.Stmt]
+
+
+def follow_threads(body: tirx.Stmt, visit: Visit) -> tirx.Stmt:
+    """``body`` with each statement replaced by what ``visit`` makes of it, from the outside in.
+
+    ``visit`` gets the threads that reach the statement, and their block; none outside a kernel.
+    """
+    return _Follow(visit).follow(body, ThreadSet(np.ones((1, 1, 1), bool)))
+
+
+class _Follow:
+    def __init__(self, visit: Visit) -> None:
+        self._visit = visit
+        self._block: Block | None = None
+        self._variables: dict[int, tirx.Var] = {}
+        self._extents: dict[int, int] = {}
+
+    def follow(self, stmt: tirx.Stmt, here: ThreadSet) -> tirx.Stmt:
+        here = self._enter(stmt, here)
+        stmt = self._visit(stmt, here, self._block)
+        block = self._block
+        if isinstance(stmt, tirx.IfThenElse) and block is not None:
+            truth = block.truth(stmt.condition)
+            exact = here.is_exact and not truth.varies
+            sides = [ThreadSet(here.members & truth.may, exact)]
+            sides += [ThreadSet(here.members & ~truth.must, exact)]
+            cases = iter(sides)
+            return rewrite_children(stmt, lambda s: self.follow(s, next(cases)))
+        inside = self._inside(stmt, here, block) if block is not None else here
+        return rewrite_children(stmt, lambda s: self.follow(s, inside))
+
+    def _inside(self, stmt: tirx.Stmt, here: ThreadSet, block: Block) -> ThreadSet:
+        if isinstance(stmt, tirx.Bind):
+            block.bound[stmt.var] = stmt.value
+        if isinstance(stmt, tirx.While):
+            truth = block.truth(stmt.condition)
+        elif isinstance(stmt, tirx.For):
+            if stmt.kind == tirx.ForKind.PARALLEL:
+                block.divided.add(stmt.loop_var)
+                return ThreadSet(here.members, False)
+            truth = block.truth(stmt.extent > 0)
+        else:
+            return here
+        return ThreadSet(here.members & truth.may, here.is_exact and not truth.varies)
+
+    def _enter(self, stmt: tirx.Stmt, here: ThreadSet) -> ThreadSet:
+        """Note the indices and extents of threads; a new block has all its threads here."""
+        if op_name(getattr(stmt, "value", None)) == "tl.launch_thread_idx":
+            self._variables[int(stmt.value.args[0])] = stmt.var
+            return here
+        if isinstance(stmt, tirx.SBlockRealize):
+            extents = stmt.block.annotations.get("tl.launch_threads")
+            if extents is None:
+                return here
+            self._extents = {axis: int(extent) for axis, extent in enumerate(extents)}
+        elif isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
+            tag = stmt.node.thread_tag
+            if not tag.startswith("threadIdx."):
+                return here
+            self._variables["xyz".index(tag[-1])] = stmt.node.var
+            self._extents["xyz".index(tag[-1])] = int(stmt.value)
+        else:
+            return here
+        bound = self._block.bound if self._block is not None else {}
+        self._block = Block({a: (self._variables.get(a), n) for a, n in self._extents.items()})
+        self._block.bound.update(bound)
+        return self._block.all
