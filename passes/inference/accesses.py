@@ -15,7 +15,7 @@ from ...builtins.declare import Pointer, builtin_of
 from ...builtins.errors import LanguageError
 from ..drop_unordered import is_mark
 from ..thread_control import ThreadControl
-from ..walk import calls_in, in_words, line_of, location, op_name, rewrite_children
+from ..walk import arrows, calls_in, in_words, line_of, location, op_name, rewrite_children
 from .space import Loop
 
 Kind = Literal["read", "write", "add"]
@@ -274,7 +274,7 @@ class _Collector:
             raise LanguageError(
                 f"{first.text}, and a second kernel of the program begins; expected one T.Kernel "
                 "in a program that accesses symmetric tensors, or signals and waits written by "
-                f"hand{first.location}{location(stmt)}"
+                f"hand{arrows([(first.kind, first.line), ('T.Kernel', line_of(stmt))])}"
             )
         self.program.grid, self.program.threads = [], []
         self.program.kernel = stmt

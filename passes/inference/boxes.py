@@ -12,12 +12,14 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import substitute
 
 from ...builtins.errors import LanguageError
-from ..walk import in_words
+from ..walk import in_words, variables_in
 from .accesses import Access, Program
 from .space import NotEvaluable, Space
 from .symbols import Symbols
 from .unknown import Region, possible_region
 
+_MOST_NUMBERS = 1 << 28
+"""Numbers about the iterations of one access, of all ranks, that are held at a time: 2 GiB."""
 _TABLE = 1 << 25
 _TRUE = np.ones((), np.bool_)
 _EXPECTED = "signals and waits written by hand"
@@ -38,6 +40,7 @@ class Boxes:
         repeats: how many iterations do the very same.
         outside: axes behind the rank's on which some boxes lie wholly behind the end.
         before: axes behind the rank's on which some boxes begin before the first element.
+        misses: whether some boxes surely lie wholly outside of the tensor.
         skipped: numbers of the loops around it that sometimes have no round.
         open_axes, open_loops, is_certain: of a read at a place that only the running kernel knows,
             see ``Region``: the last axes of the arrays are over all places.
@@ -59,6 +62,7 @@ class Boxes:
     repeats: int
     outside: tuple[int, ...] = ()
     before: tuple[int, ...] = ()
+    misses: bool = False
     skipped: tuple[int, ...] = ()
     open_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     open_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
@@ -91,7 +95,17 @@ class Boxes:
 
     def where(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
         """``values``, flat, of the iterations in which it happens; once for those that differ in
-        none of them."""
+        none of them.
+
+        Raises:
+            LanguageError: there are too many to be held in memory.
+        """
+        count = math.prod(np.broadcast_shapes(self.mask.shape, *(v.shape for v in values)))
+        if count * len(values) > _MOST_NUMBERS:
+            raise self.refused(
+                f"happens {count} times on all ranks in a launch, which is too much to infer from",
+                "smaller sizes, larger tiles",
+            )
         return _where(self.mask, values)
 
     def distinct(self, *values: np.ndarray) -> list[np.ndarray]:
@@ -213,8 +227,31 @@ def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
     raise _refused(
         access,
         f"depends on {in_words(unknown.node)}, which only the running kernel knows",
-        "indices and conditions made of the rank, block indices and loops",
+        "indices and conditions made of the rank, block indices and loops"
+        f"{_dynamic_instead(access, program)}",
     )
+
+
+def _dynamic_instead(access: Access, program: Program) -> str:
+    """Return what to write instead of the scalar parameters that decide where an access happens:
+    sizes become constants before the inference."""
+    func = program.func
+    assert func is not None
+    scalars = [p for p in func.params if p not in func.buffer_map]
+    left: list[tirx.PrimExpr] = [*access.starts, *access.extents, *access.conditions]
+    for loop in (*program.grid, *access.loops, *access.inner):
+        left += [loop.min, loop.extent]
+    named: set[tirx.Var] = set()
+    while left:
+        for variable in set(variables_in(left.pop())) - named:
+            named.add(variable)
+            if variable in program.values:
+                left.append(program.values[variable])
+    names = [p.name for p in scalars if p in named]
+    if not names:
+        return ""
+    sizes = ", ".join(f"T.dynamic({name!r})" for name in names)
+    return f", or {sizes} as extents of tensors instead of scalar parameters"
 
 
 def _boxes(access: Access, region: Region, program: Program, world_size: int) -> Boxes:
@@ -257,6 +294,9 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     before = tuple(axis for axis, a in enumerate(low[1:]) if _meet(a < 0, happens))
     beyond = [a >= n for a, n in zip(low[1:], shape[1:], strict=True)]
     outside = tuple(axis for axis, some in enumerate(beyond) if _meet(some, happens))
+    misses = bool(outside) or any(
+        _meet(a + b <= 0, happens) for a, b in zip(low[1:], size[1:], strict=True)
+    )
     for axis in outside:
         happens = happens & ~beyond[axis]
     bounds = [a for c in clipped for a in c]
@@ -268,8 +308,8 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     return Boxes(
         access, space.rank, home, tuple(c[0] for c in clipped),
         tuple(c[1] for c in clipped), happens, block, repeats,
-        outside, before, skipped, region.open_axes, region.open_loops, region.is_certain,
-        asked, shifts,
+        outside, before, misses and region.is_certain, skipped, region.open_axes,
+        region.open_loops, region.is_certain, asked, shifts,
     )  # fmt: skip
 
 

@@ -8,12 +8,16 @@ from tvm import tirx
 
 from ...builtins.declare import BUILTINS
 from ...builtins.hidden import Site, register_site
+from ..origin import inserted
 from .accesses import Access
 
 
-def signal(flag: tirx.BufferLoad, value: tirx.PrimExpr) -> tirx.Stmt:
-    """``W.signal(flag, value)``."""
-    return _call("signal", T.access_ptr(flag, "rw"), value, words=("u32", "add", "sys", "release"))
+def signal(flag: tirx.BufferLoad, value: tirx.PrimExpr, access: Access | None = None) -> tirx.Stmt:
+    """``W.signal(flag, value)``, put in for ``access``, or for the whole launch."""
+    return _call(
+        "signal", T.access_ptr(flag, "rw"), value, words=("u32", "add", "sys", "release"),
+        origin=_origin("signal", access),
+    )  # fmt: skip
 
 
 def wait_reached(
@@ -23,7 +27,7 @@ def wait_reached(
     context = tirx.call_intrin("int64", tvm.ir.Op.get("tileweave.context"))
     return _call(
         "wait_reached", T.access_ptr(flag, "r"), target, peer, context, _site(flag, access),
-        words=("u32", "sys", "acquire"),
+        words=("u32", "sys", "acquire"), origin=_origin("wait", access),
     )  # fmt: skip
 
 
@@ -45,13 +49,23 @@ def store(word: tirx.BufferLoad, value: tirx.PrimExpr) -> tirx.Stmt:
     return _call("st", T.access_ptr(word, "w"), value, words=("gpu", "relaxed"))
 
 
-def _expression(dtype: str, name: str, *operands, words) -> tirx.PrimExpr:
+def _expression(
+    dtype: str, name: str, *operands, words, origin: dict | None = None
+) -> tirx.PrimExpr:
     strings = [tirx.StringImm(w) for w in words]
-    return tirx.call_intrin(dtype, BUILTINS[f"tileweave.{name}"].op, *operands, *strings)
+    call = tirx.call_intrin(dtype, BUILTINS[f"tileweave.{name}"].op, *operands, *strings)
+    origin = inserted("count of launches") if origin is None else origin
+    return tirx.Call(call.dtype, call.op, call.args, origin)
 
 
-def _call(name: str, *operands, words) -> tirx.Stmt:
-    return tirx.Evaluate(_expression("handle", name, *operands, words=words))
+def _call(name: str, *operands, words, origin: dict | None = None) -> tirx.Stmt:
+    return tirx.Evaluate(_expression("handle", name, *operands, words=words, origin=origin))
+
+
+def _origin(role: str, access: Access | None) -> dict:
+    if access is None:
+        return inserted(role)
+    return inserted(role, access.kind, access.tensor.name)
 
 
 def _site(flag: tirx.BufferLoad, access: Access) -> tirx.IntImm:

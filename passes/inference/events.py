@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tvm import tirx
@@ -13,6 +14,7 @@ from ...builtins.declare import BUILTINS, Builtin, Pointer, builtin_of
 from ..memory_order import acquires
 from ..walk import builtins_in, calls_in, in_words, line_of, op_name
 from .accesses import Program, _Collector
+from .async_loads import AsyncLoads
 from .space import Loop
 
 EventKind = Literal["read", "write", "add", "signal", "wait", "fence", "barrier"]
@@ -39,6 +41,7 @@ class Event:
         grid: block axes of its kernel.
         kernel: which of the program's kernels that is.
         by_last: whether it happens in the last block out only, which an atomic addition tells.
+        until: of the end of an asynchronous load, what waits for it; its line is ``end``.
     """
 
     kind: EventKind
@@ -59,10 +62,12 @@ class Event:
     adds: bool = False
     relation: str = ""
     by_last: bool = False
+    until: str = ""
+    end: str = ""
 
     @property
     def location(self) -> str:
-        return f"\n --> {self.line}" if self.line else ""
+        return "".join(f"\n --> {line}" for line in (self.line, self.end) if line)
 
     @property
     def at(self) -> str:
@@ -99,6 +104,7 @@ class _Events(_Collector):
         self._number, self._kernel = 0, -1
         self._trail: list[tuple[int, tirx.Var]] = []
         self._leaf_stmt: tirx.Stmt | None = None
+        self._loads = AsyncLoads()
 
     def _statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.SeqStmt):
@@ -116,7 +122,8 @@ class _Events(_Collector):
         serial = stmt.thread_binding is None and stmt.kind not in parallel
         if serial:
             self._trail.append((self._number, stmt.loop_var))
-        super()._loop(stmt)
+        with self._loads.within(stmt):
+            super()._loop(stmt)
         if serial:
             self._trail.pop()
         return stmt
@@ -164,22 +171,40 @@ class _Events(_Collector):
 
     def _leaf(self, stmt: tirx.Stmt) -> None:
         self._leaf_stmt = stmt
+        for event, until in self._loads.ended_by(stmt):
+            self._end(event, until, self._place_of(stmt))
+        known = len(self.events)
         super()._leaf(stmt)
+        self._loads.begin(stmt, [e for e in self.events[known:] if e.kind == "read"])
         for call in builtins_in(stmt):
             self._sync(call, BUILTINS[call.op.name], stmt)
         for call in calls_in(stmt, lambda c: op_name(c) == "tl.sync_grid"):
             self._event("barrier", "W.sync_grid", call, stmt, scope="gpu")
 
+    def _end(self, load: Event, until: str, end: str) -> None:
+        """An asynchronous load reads from its statement until this one, which waits for it: both
+        are reads, and what is ordered with both is ordered with all between."""
+        shared = sum(1 for _ in itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(load.trail, self._trail, strict=False)
+        ))  # fmt: skip
+        inner = self._trail[shared:]
+        number = inner[0][0] if inner else self._number
+        trail = load.trail[:shared]
+        self.events.append(replace(load, trail=trail, number=number, until=until, end=end))
+
     def _spin(self, stmt: tirx.While) -> None:
-        """A loop whose condition loads a flag is a wait for it."""
-        for call in builtins_in(stmt.condition):
+        """Note a wait for each flag that a loop loads, or changes by an operation that returns its
+        old value, until its condition fails: a polling loop, or the acquisition of a lock."""
+        for call, seen in _polled(stmt):
             spec = builtin_of(call)
-            if spec.name == "ld":
-                scope = "sys" if spec.word(call, "sem") == "volatile" else spec.word(call, "scope")
-                self._event(
-                    "wait", "W.ld", call, stmt, scope=scope, sem=spec.word(call, "sem"),
-                    value=_bound(stmt.condition, call), relation="reached",
-                )  # fmt: skip
+            sem = spec.word(call, "sem")
+            self._event(
+                "wait", f"W.{spec.name}", call, stmt,
+                scope="sys" if sem == "volatile" else spec.word(call, "scope"),
+                sem="acquire" if acquires(call) else sem,
+                value=_bound(stmt.condition, seen) if spec.name == "ld" else None,
+                relation="reached",
+            )  # fmt: skip
 
     def _sync(self, call: tirx.Call, spec: Builtin, stmt: tirx.Stmt) -> None:
         words = {name: spec.word(call, name) for name, _ in spec.words}
@@ -227,7 +252,31 @@ def _writes(spec: Builtin) -> bool:
     return isinstance(kind, Pointer) and "w" in kind.access
 
 
-def _bound(condition: tirx.PrimExpr, load: tirx.Call) -> tirx.PrimExpr | None:
+def _polled(stmt: tirx.While) -> Iterator[tuple[tirx.Call, tirx.PrimExpr]]:
+    """Yield each load and each atomic operation that a loop repeats until its condition fails, and
+    the part of the condition that is its result: itself, or a register that it is stored to."""
+    registers: dict[tirx.Var, tirx.BufferLoad] = {}
+
+    def load(node) -> None:
+        if isinstance(node, tirx.BufferLoad) and node.buffer.scope() == "local.var":
+            registers[node.buffer.data] = node
+
+    def store(node) -> None:
+        if isinstance(node, tirx.BufferStore) and node.buffer.data in registers:
+            for call in builtins_in(node.value):
+                results.append((call, registers[node.buffer.data]))
+
+    results: list[tuple[tirx.Call, tirx.PrimExpr]] = [
+        (call, call) for call in builtins_in(stmt.condition)
+    ]
+    post_order_visit(stmt.condition, load)
+    post_order_visit(stmt.body, store)
+    for call, result in results:
+        if builtin_of(call).name.startswith(("ld", "atom_")):
+            yield call, result
+
+
+def _bound(condition: tirx.PrimExpr, load: tirx.PrimExpr) -> tirx.PrimExpr | None:
     """What the flag must reach for the loop ``while load < bound`` to end."""
     if isinstance(condition, tirx.LT) and condition.a.same_as(load):
         return condition.b

@@ -185,10 +185,14 @@ class Exchange:
     ) -> tirx.Stmt:  # fmt: skip
         """A signal to all who wait for a granule of the copy of ``home``."""
         if not counter.pulled:
-            return builtin_calls.signal(self.flag(counter, home, home, granule), value)
+            return builtin_calls.signal(
+                self.flag(counter, home, home, granule), value, boxes.access
+            )
         known = boxes.ranks_and_homes()
         return self.for_each_rank(
-            lambda peer: builtin_calls.signal(self.flag(counter, peer, home, granule), value),
+            lambda peer: builtin_calls.signal(
+                self.flag(counter, peer, home, granule), value, boxes.access
+            ),
             counter.waiting, home, known, own=any(counter.waiting[h] >> r & 1 for r, h in known),
         )  # fmt: skip
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from tvm import tirx
 
-from ...builtins.errors import LanguageError
+from ...builtins.errors import LanguageError, SyncWarning
 from .accesses import Kind
 from .board import volumes
 from .boxes import Boxes
@@ -129,12 +130,29 @@ def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> 
             size.append(wanted[axis])
         else:
             size.append(_least(bounds, extent))
+            _warn_of_whole_axis(every, axis, extent, size[-1])
     granules = Granules(shape, tuple(size))
     for boxes in every:
         _refuse_before(boxes, granules)
     if wanted is None and np.any(_times_copied(traffic, granules) > 1):
         return Granules(shape, tuple(_cut(traffic, axis, n) for axis, n in enumerate(size)))
     return granules
+
+
+def _warn_of_whole_axis(every: list[Boxes], axis: int, extent: int, size: int) -> None:
+    """Warn that one counter stands for all of an axis of which every access touches a part only."""
+    bounds = [b.bounds[axis] for b in every]
+    if size < extent or any(np.any(high - low >= extent) for low, high in bounds):
+        return
+    divided = [_least([b for b in bounds if b is not one], extent) < extent for one in bounds]
+    boxes = every[divided.index(True)] if True in divided else every[-1]
+    warnings.warn(
+        f"{boxes.access.text}: no granule of axis {axis} but all its {extent} elements fits the "
+        "accesses to the tensor, so each wait is for all of them; expected tiles that begin at "
+        f"multiples of their size{boxes.access.location}",
+        SyncWarning,
+        stacklevel=2,
+    )
 
 
 def _refuse_before(boxes: Boxes, granules: Granules) -> None:

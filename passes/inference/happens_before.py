@@ -109,7 +109,8 @@ class HappensBefore:
     Args:
         is_own: whether a flag's tensor has no copies at other ranks.
         strengthened: events that are taken to have the ``sem`` or the ``scope`` that they need.
-        signalled: names of tensors of which the program signals flags.
+        signalled: names of tensors of which the program signals flags, all at places that are
+            known.
     """
 
     def __init__(
@@ -245,15 +246,12 @@ class HappensBefore:
 
     def _match(self) -> None:
         for wait, scope, position in self._waits:
-            if not wait.word:
+            if not wait.word or wait.word[0] not in self._signalled:
+                self._outside(wait, position)
                 continue
             word = self._word(wait)
             signals = self._of_word(word)
-            if not signals:
-                if wait.word[0] not in self._signalled:
-                    self._outside(wait, position)
-                continue
-            if not scope:
+            if not signals or not scope:
                 continue
             arrival = ("flag", word, wait.launch, wait.value, wait.rank, scope, wait.event.relation)
             if wait.value is None or arrival not in self._sources:
@@ -277,7 +275,8 @@ class HappensBefore:
         return self._signals.get(word, [])
 
     def _outside(self, wait: Operation, position: int) -> None:
-        """A flag that only others than the kernel signal: what they order is not known, so all."""
+        """Order everything by a wait for a flag that only others than the kernel signal, or of
+        which it is not known who signals it."""
         arrival = ("outside", wait.launch)
         if arrival not in self._sources:
             end = 1 << 60

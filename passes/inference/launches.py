@@ -128,6 +128,9 @@ class Launches:
         """Loops in which something is ordered; other loops are one step."""
         self.left_out: dict[Event, LeftOut] = {}
         """Events that happen too often."""
+        self.unplaced: set[str] = set()
+        """Names of tensors of which a signal may be of any flag, because its place depends on
+        data."""
 
     def rows(self, launch: int) -> list[Rows]:
         """All events of one launch, those of which it is not known where they happen left out."""
@@ -142,10 +145,11 @@ class Launches:
             mask = space.inside
             for condition in event.conditions:
                 mask = mask & space.holds(condition)
-            starts = [space.of(s) for s in event.starts]
-            extents = [space.of(e) for e in event.extents]
+            starts, extents = self._box(event, space)
             block = space.number_of(event.grid)
         except NotEvaluable:
+            if event.kind == "signal" and event.tensor is not None:
+                self.unplaced.add(event.tensor.name)
             return None
         value = None
         if event.value is not None:
@@ -158,6 +162,17 @@ class Launches:
             if rows is not None:
                 return rows
         return None
+
+    @staticmethod
+    def _box(event: Event, space: LaunchSpace) -> tuple[list, list]:
+        """Return where an event's box begins and its size; nothing of a wait for a flag whose place
+        depends on data."""
+        try:
+            return [space.of(s) for s in event.starts], [space.of(e) for e in event.extents]
+        except NotEvaluable:
+            if event.kind != "wait":
+                raise
+            return [], []
 
     def _mergers(self, event: Event) -> list[set]:
         """Loops to be taken as one step, best first."""

@@ -17,6 +17,7 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
+from ..walk import arrows
 from .accesses import Access, Program
 from .moments import Moments
 from .space import Loop
@@ -165,7 +166,7 @@ class _Events:
             raise LanguageError(
                 f"{user.text}: {self._region(early[0])} is written {len(later)} times in one "
                 f"launch, all of them behind this; expected a write before it"
-                f"{user.location}{''.join(w.location for w in writers)}"
+                f"{arrows((a.kind, a.line) for a in (user, *writers))}"
             )
         kinds = np.array([_ORDER[a.kind] for a in self.accesses])[self.access]
         several = (self.cell[1:] == self.cell[:-1]) & (self._times[1:] > 1)
@@ -180,7 +181,7 @@ class _Events:
                     f"{one.text}, and {other.text} {what}, and "
                     f"{self._region(at)} is written {int(self._times[at])} times in one launch: "
                     f"what is read may be of either round; {_EXPECTED}"
-                    f"{one.location}{other.location}"
+                    f"{arrows([(one.kind, one.line), (other.kind, other.line)])}"
                 )
 
     def _region(self, event: int) -> str:

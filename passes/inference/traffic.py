@@ -10,6 +10,7 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
+from ..walk import arrows
 from .accesses import Access, Kind, Program
 from .board import Grid, Painted
 from .boxes import Boxes, boxes_of
@@ -24,6 +25,7 @@ class Traffic:
         boxes: of each access.
         grid: the cells no access divides.
         painted: by kind of access, who touches each cell of each copy.
+        missing: reads of the kernel that in some iteration lie wholly outside of the tensor.
     """
 
     tensor: tirx.Buffer
@@ -31,6 +33,7 @@ class Traffic:
     boxes: dict[Access | Copies, Boxes]
     grid: Grid
     painted: dict[Kind, Painted] = field(default_factory=dict)
+    missing: Sequence[Access] = ()
 
     def of_kind(self, *kinds: Kind) -> list[Boxes]:
         return [b for a, b in self.boxes.items() if a.kind in kinds]
@@ -107,11 +110,13 @@ def traffic_of(
     """
     boxes: dict[Access | Copies, Boxes]
     boxes = {a: boxes_of(a, program, world_size) for a in accesses}
+    missing = [a for a, b in boxes.items() if a.kind == "read" and b.misses]
     boxes = {a: b for a, b in boxes.items() if b.mask.any()}
     brings = any(a.kind in ("write", "add") for a in boxes)
     boxes |= {c: c.boxes() for c in copies if c.kind == "write" or brings}
     shape = [int(e) for e in tensor.shape[1:]]
-    traffic = Traffic(tensor, world_size, boxes, Grid(shape, list(boxes.values())))
+    traffic = Traffic(tensor, world_size, boxes, Grid(shape, list(boxes.values())),
+                      missing=missing)  # fmt: skip
     if not traffic.is_exchanged:
         return traffic
     for kind in ("write", "add", "read"):
@@ -156,7 +161,7 @@ def refuse_second_write(traffic: Traffic, cell: int) -> NoReturn:
     """Refuse that ``cell`` is written again."""
     times = int(traffic.painted["write"].times[cell])
     writers = [a for a in traffic.boxes if a.kind == "write" and _touches(traffic, a, cell)]
-    lines = "".join(a.location for a in dict.fromkeys(writers))
+    lines = arrows((a.kind, a.line) for a in writers)
     raise LanguageError(
         f"{writers[0].text}: {region_of(traffic, cell)} is written {times} times in one launch, by "
         f"{_whoever(traffic, cell)}; expected once, or a read of each before the next{lines}"

@@ -527,7 +527,7 @@ def test_additions_of_several_elements(add, lanes, dtype):
     program = summed(add, lanes, dtype)
     for found, right in zip(simulated(program, 2, inputs), to_the_right(inputs), strict=True):
         np.testing.assert_array_equal(found["Y"], right)
-    assert f"AtomicAddx{lanes}" in tw.emit(program, world_size=2)
+    assert f"tw::system::atomic_addx{lanes}<" in tw.emit(program, world_size=2)
 
 
 @T.prim_func

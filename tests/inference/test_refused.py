@@ -517,6 +517,27 @@ def unknown_rounds():
     return program
 
 
+@refused(
+    "which depends on m, which only the running kernel knows; expected indices and conditions made "
+    "of the rank, block indices and loops, or T.dynamic('n'), T.dynamic('m') as extents of tensors "
+    "instead of scalar parameters, signals"
+)
+def scalars_that_may_be_sizes():
+    @T.prim_func
+    def program(
+        n: T.int32, k: T.int32, m: T.int32, S: W.Symmetric((4, N), F32), Y: T.Tensor((4, N), F32)
+    ):
+        with T.Kernel(m, threads=32):
+            tile = T.alloc_shared((1, N), F32)
+            last = n - 1
+            for i in T.serial(last):
+                T.copy(tile, S[1 - W.rank(), i, 0])  # HERE
+            T.copy(S[W.rank(), 0, 0], tile)
+            Y[0, 0] = T.cast(k, F32)
+
+    return program
+
+
 @refused("which depends on n, which only the running kernel knows")
 def rounds_from_the_caller():
     @T.prim_func

@@ -4,6 +4,7 @@ import inspect
 import re
 import warnings
 
+import numpy as np
 import pytest
 import tilelang.language as T
 from tilelang import tvm
@@ -313,3 +314,193 @@ def test_what_is_little_enough_is_verified():
         warnings.simplefilter("error")
         grouped(rows_in_parts(unordered=False), 2)
         assert tw.explain(rows_in_parts(unordered=False), 2).unverified == ()
+
+
+@T.macro
+def spin_on_cas(lock, ticket, sem):
+    while W.atom_cas(lock[0, 0], 0, 1, scope="sys", sem=sem) != 0:
+        pass
+
+
+@T.macro
+def spin_on_exch(lock, ticket, sem):
+    while W.atom_exch(lock[0, 0], 1, scope="sys", sem=sem) != 0:
+        pass
+
+
+@T.macro
+def spin_on_add(lock, ticket, sem):
+    while W.atom_add(lock[0, 0], 0, scope="sys", sem=sem) != ticket:
+        pass
+
+
+def locked(spin, leave, sem="acquire"):
+    """Each rank adds one to data of rank 0 inside a lock that it enters by ``spin``."""
+
+    @T.prim_func
+    def program(
+        lock: W.Symmetric((2,), "int32"), data: W.Symmetric((N,), "int32"),
+        out: T.Tensor((N,), "int32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=N):
+            ticket = T.alloc_var("int32")
+            if T.get_thread_binding() == 0:
+                ticket = W.atom_add(lock[0, 1], 1, scope="sys")
+                spin(lock, ticket, sem)
+            T.sync_threads()
+            for i in T.Parallel(N):
+                data[0, i] = data[0, i] + 1
+                out[i] = data[0, i]
+            W.signal(lock[0, 0], 1 if leave == "add" else 0, op=leave)
+
+    return program
+
+
+def in_a_register(sem="acquire"):
+    """A lock whose loop looks at a register that holds what the operation returned."""
+
+    @T.prim_func
+    def program(lock: W.Symmetric((1,), "int32"), data: W.Symmetric((N,), "int32")):
+        with T.Kernel(1, threads=N):
+            held = T.alloc_var("int32")
+            if T.get_thread_binding() == 0:
+                held = 1
+                while held != 0:
+                    held = W.atom_cas(lock[0, 0], 0, 1, scope="sys", sem=sem)
+            T.sync_threads()
+            for i in T.Parallel(N):
+                data[0, i] = data[0, i] + 1
+            W.signal(lock[0, 0], 0, op="set")
+
+    return program
+
+
+LOCKS = {
+    "cas": lambda sem: locked(spin_on_cas, "set", sem),
+    "exch": lambda sem: locked(spin_on_exch, "set", sem),
+    "add": lambda sem: locked(spin_on_add, "add", sem),
+    "register": in_a_register,
+}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_spin_lock_orders_what_it_protects(name):
+    program, ranks, epochs = LOCKS[name]("acquire"), 3, 2
+    grouped(program, ranks)
+    shapes = {"lock": 1 if name == "register" else 2, "data": N}
+    inputs = [{n: np.zeros(s, np.int32) for n, s in shapes.items()} for _ in range(ranks)]
+    outputs = tw.simulate(program, ranks, inputs, schedules=5, epochs=epochs)
+    assert (outputs[0]["data"] == ranks * epochs).all()
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_spin_lock_must_acquire(name):
+    with pytest.raises(tw.LanguageError, match=r"W\.atom_.* has sem='relaxed'; expected 'acquire'"):
+        grouped(LOCKS[name]("relaxed"), 3)
+
+
+def work_list():
+    """Which flags a block signals depends on the tickets that it draws; a reader waits for all."""
+
+    @T.prim_func
+    def program(
+        S: W.Symmetric((8, N), "float32"), flags: W.Symmetric((8,), "int32"),
+        head: W.Symmetric((1,), "int32"), out: T.Tensor((8, N), "float32"), epoch: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(4, threads=N) as b:
+            me = W.rank()
+            item = T.alloc_var("int32")
+            item = W.atom_add(head[me, 0], 1) - 8 * epoch
+            while item < 8:
+                for i in T.Parallel(N):
+                    S[1 - me, item, i] = i
+                W.signal(flags[1 - me, item])
+                item = W.atom_add(head[me, 0], 1) - 8 * epoch
+            for k in T.serial(2):
+                W.wait_reached(flags[me, 2 * b + k], epoch + 1)
+                for i in T.Parallel(N):
+                    out[2 * b + k, i] = S[me, 2 * b + k, i]
+            W.barrier_blocks()
+
+    return program
+
+
+def test_a_work_list_signals_what_it_draws():
+    grouped(work_list(), 2)
+
+
+def flag_from_a_table(waits=True):
+    """Known data, and a flag whose place depends on data."""
+
+    @T.prim_func
+    def program(
+        S: W.Symmetric((4, N), "float32"), flags: W.Symmetric((4,), "int32"),
+        table: T.Tensor((4,), "int32"), out: T.Tensor((4, N), "float32"), epoch: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(4, threads=N) as b:
+            me = W.rank()
+            for i in T.Parallel(N):
+                S[1 - me, b, i] = i
+            W.signal(flags[1 - me, table[b]])
+            if waits:
+                W.wait_reached(flags[me, table[b]], epoch + 1)
+            for i in T.Parallel(N):
+                out[b, i] = S[me, b, i]
+            W.barrier_blocks()
+
+    return program
+
+
+def mixed(scope="sys", *, waits=False):
+    @T.prim_func
+    def program(
+        X: T.Tensor((N,), "float32"), S: W.Symmetric((N,), "float32"),
+        F: W.Symmetric((1,), "uint32"), Y: T.Tensor((N,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=32):
+            T.copy(X, S[1 - W.rank(), 0])
+            W.signal(F[1 - W.rank(), 0], 1, scope=scope)  # HERE
+            if waits:
+                W.wait_reached(F[W.rank(), 0], 1)
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+def test_a_wait_for_a_flag_whose_place_depends_on_data_orders():
+    grouped(flag_from_a_table(), 2)
+    with pytest.raises(tw.LanguageError, match="no wait comes before it"):
+        grouped(flag_from_a_table(waits=False), 2)
+
+
+@T.prim_func
+def without_a_wait(S: W.Symmetric((64,), "float32"), X: T.Tensor((64,), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            S[(W.rank() + 1) % 2, i] = X[i]
+        for i in T.Parallel(64):
+            X[i] = S[W.rank(), i]
+        W.sync_ranks()
+
+
+def test_arrows_say_what_is_where():
+    with pytest.raises(tw.LanguageError) as error:
+        tw.emit(without_a_wait, stage="tile", world_size=2)
+    arrows = [line for line in str(error.value).splitlines() if " --> " in line]
+    assert [arrow.split(" --> ")[0] for arrow in arrows] == [
+        " read", " barrier", " write", "",  # the last is of the note about W.sync_ranks
+    ]  # fmt: skip
+
+
+def test_what_turned_the_inference_off_is_named():
+    """One signal is enough. It is not named where only its strength is wrong."""
+    lines, first = inspect.getsourcelines(mixed)
+    line = next(first + n for n, text in enumerate(lines) if "# HERE" in text)
+    with pytest.raises(tw.LanguageError) as error:
+        grouped(mixed(), 2)
+    assert "no wait comes before it" in str(error.value)
+    assert "(W.signal synchronizes explicitly, so the compiler inserts nothing" in str(error.value)
+    assert str(error.value).splitlines()[-1].endswith(f"test_verify_sync.py:{line}")
+    with pytest.raises(tw.LanguageError, match="scope='gpu'; expected 'sys'") as error:
+        grouped(mixed("gpu", waits=True), 2)
+    assert "synchronizes explicitly" not in str(error.value)
