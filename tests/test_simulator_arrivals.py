@@ -123,6 +123,27 @@ def test_unusual_counters_are_legal(step):
     run(between_neighbours(step))
 
 
+def tickets(permits):
+    """A lock, or a semaphore with several permits, that serves tickets."""
+
+    @T.prim_func
+    def program(lock: W.Symmetric((2,), "int32")):
+        with T.Kernel(1, threads=32):
+            ticket = T.alloc_var("int32")
+            if T.get_thread_binding() == 0:
+                ticket = W.atom_add(lock[0, 0], 1, scope="sys")
+                W.wait_reached(lock[0, 1], ticket - permits + 1, scope="sys")
+                W.red_add(lock[0, 1], 1, scope="sys", sem="release")
+
+    return program
+
+
+@pytest.mark.parametrize(("permits", "epochs"), [(1, 4), (3, 2), (3, 3)])
+def test_a_counter_of_tickets_is_legal(permits, epochs):
+    inputs = [{"lock": np.zeros(2, np.int32)} for _ in range(3)]
+    tw.simulate(tickets(permits), 3, inputs, schedules=80, epochs=epochs)
+
+
 def test_a_counter_that_wraps_around():
     @T.macro
     def step(flags, me, peer, epoch):

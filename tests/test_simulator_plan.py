@@ -277,7 +277,7 @@ def behind_inputs():
     ],
 )
 def test_work_behind_a_kernel_that_waits_for_it(what, text):
-    error = fault_of(behind(what, first=False), 1, behind_inputs())
+    error = fault_of(behind(what, first=False), 1, behind_inputs(), resident_blocks=4)
     assert error.kind == "deadlock"
     assert text in error.report
     if what == "copy":

@@ -186,6 +186,7 @@ def load_tile(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, An
         values, bad = _of_points(frame, tile, index, site)
         require_one_value(frame, frame.points[tile], bad, site)
         return values, bad
+    frame.block.use(tile, frame.mask.classes)
     data, poison = tile.data, tile.poison
     if tile.by_thread:
         own = frame.mask.single

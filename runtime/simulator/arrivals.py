@@ -25,6 +25,9 @@ def refuse_surplus(tensors: Mapping[str, list[Tensor]]) -> None:
 
     A constant excess is a credit, which a later launch uses up. Only words that nothing but
     additions change are counters; a wait that the initial value satisfies waits for no arrival.
+    Ranks take the tickets of a lock or semaphore in any order, so that its targets do not follow
+    the launches. Such a counter is left out: an early launch waits for what later ones add, or
+    each arrival has a target of its own.
 
     Raises:
         SimulationError: ``arrival``, with the numbers by launch.
@@ -39,24 +42,27 @@ def refuse_surplus(tensors: Mapping[str, list[Tensor]]) -> None:
 def _growing(
     tensor: Tensor, changes: list[Change], waits: list[Awaited]
 ) -> dict[int, tuple[int, int]]:
-    """By launch that waited: arrivals up to it and the largest number waited for; empty if the
-    difference does not grow all the time."""
+    """By launch that waited: arrivals up to it and the largest number waited for up to it; empty if
+    the difference does not grow all the time, or if the counter serves tickets."""
     if not changes or not _only_grows(tensor, changes):
         return {}
     memory, start = tensor.memory, changes[0].before
-    targets: dict[int, int] = {}
+    targets: dict[int, set[int]] = {}
     for wait in waits:
         if wait.relation in _COUNTS:
             target = _difference(tensor, wait.want, start) + (wait.relation == "gt")
-            epoch = memory.epoch_of(wait.event)
-            if target > 0:
-                targets[epoch] = max(target, targets.get(epoch, 0))
-    found = {}
-    for epoch, target in sorted(targets.items()):
-        before = [c for c in changes if memory.epoch_of(c.event) <= epoch]
-        found[epoch] = sum(_difference(tensor, c.after, c.before) for c in before), target
+            targets.setdefault(memory.epoch_of(wait.event), set()).add(target)
+    found, unclaimed, before = {}, [], set()
+    for epoch in sorted(targets):
+        before |= targets[epoch]
+        if max(targets[epoch]) > 0:
+            earlier = [c for c in changes if memory.epoch_of(c.event) <= epoch]
+            arrived = sum(_difference(tensor, c.after, c.before) for c in earlier)
+            found[epoch] = arrived, max(before)
+            unclaimed.append(arrived - len(before))
     excess = [arrived - target for arrived, target in found.values()]
-    grows = len(excess) > 1 and all(a < b for a, b in pairwise(excess)) and excess[-1] > 0
+    grows = len(excess) > 1 and excess[0] > 0
+    grows = grows and all(a < b for e in (excess, unclaimed) for a, b in pairwise(e))
     return found if grows else {}
 
 

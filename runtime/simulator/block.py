@@ -62,6 +62,8 @@ class Tile:
         """Registers whose value differs between threads: the first axis is the thread."""
         self.parted = False
         """Whether poison is also what threads, or points of a T.Parallel, do not agree about."""
+        self.loaded = 0
+        """Time of the last T.copy to it in T.Pipelined, which its first use waits for."""
 
     def set_poison(self, key: Any, poison: Any) -> None:
         """Note what was just written at ``key``: ``poison`` says which of it, or None."""
@@ -119,6 +121,8 @@ class MBarrier:
     """One mbarrier in shared memory."""
 
     count: int
+    number: int
+    """Among those of the block, from 1."""
     arrived: int = 0
     phase: int = 0
     clock: Clock | None = None
@@ -126,6 +130,15 @@ class MBarrier:
     """Loads under way: callables that put the data there."""
     landed: list = field(default_factory=list)
     """Those of the phases that ended: who has not waited cannot count on them."""
+    issued: int = 0
+    """Time of the last load."""
+    loaded: int = 0
+    """Time of the last load of the phases that ended."""
+
+    def issue(self, time: int, deliver: Callable[[], Any]) -> None:
+        """A load is under way that completes in the current phase."""
+        self.deliveries.append(deliver)
+        self.issued = time
 
     def arrive(self, n: int, site: str) -> None:
         self.arrived += n
@@ -142,6 +155,7 @@ class MBarrier:
             return
         self.landed += self.deliveries
         self.deliveries.clear()
+        self.loaded = self.issued
         self.phase, self.arrived = self.phase + 1, 0
 
     def land(self) -> None:
@@ -176,8 +190,10 @@ class Block:
         self.tiles: dict[int, Tile] = {}
         self.barriers: dict[int, list[MBarrier]] = {}
         self.stores: list[BulkStore] = []
-        self.loads: list[Callable[[], Any]] = []
-        """Of T.async_copy, under way: what puts the data there."""
+        self.loads: list[tuple[int, Callable[[], Any]]] = []
+        """Of T.async_copy, under way: the time, and what puts the data there."""
+        self.loaded = 0
+        """Time of the last T.async_copy that has arrived."""
         self.groups = 0
 
     def name(self) -> str:
@@ -196,12 +212,25 @@ class Block:
     ) -> Access:
         """The access of a bulk store these threads issue, which is under way from now on.
 
-        One of them issues it; where several could, a program must not count on the first.
+        One of them issues it.
         """
         issuer = classes[-1:]
         agent, time, view = self.order.bulk_actor(classes)
         self.stores.append(BulkStore(issuer, time, source, site))
         return Access(agent, time, view, scope, op, site, self.epoch)
+
+    def load_access(
+        self, classes: tuple[int, ...], op: str, site: str, barrier: MBarrier | None
+    ) -> Access:
+        """The access of a load to shared memory that these threads issue: it reads until they have
+        waited for the mbarrier, or, if None, for T.async_copy."""
+        number = 0 if barrier is None else barrier.number
+        agent, time, view = self.order.load_actor(classes, number)
+        return Access(agent, time, view, 0, op, site, self.epoch)
+
+    def use(self, tile: Tile, classes: tuple[int, ...]) -> None:
+        """These threads read a tile: they have waited for what loads it."""
+        self.order.complete_loads(classes, 0, tile.loaded)
 
     def commit(self, classes: tuple[int, ...]) -> None:
         """What these threads issued since the last group is one group."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from ...passes.hold import HOLD
 from .errors import SimulationError, unsupported
 from .expressions import Expr
 from .statements import Statements
@@ -64,14 +65,21 @@ def complete_bulk_stores(c: BlockStatements, call: tirx.Call, site: str) -> Step
     return Step(lambda frame: frame.block.complete_stores(frame.mask.classes))
 
 
+def hold(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    """Do nothing: the operator only keeps statements in their place."""
+    return Step(lambda frame: None)
+
+
 def wait_loads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
     """T.ptx_wait_group(n): all but the last n of T.async_copy have arrived."""
     left = int(call.args[0])
 
     def run(frame):
-        loads = frame.block.loads
-        while len(loads) > left:
-            loads.pop(0)()
+        block = frame.block
+        while len(block.loads) > left:
+            block.loaded, deliver = block.loads.pop(0)
+            deliver()
+        block.order.complete_loads(frame.mask.classes, 0, block.loaded)
 
     return Step(run)
 
@@ -119,6 +127,7 @@ def wait_parity(c: BlockStatements, call: tirx.Call, site: str) -> Step:
         while not ready():
             yield Waiting(ready, text)
         found.land()
+        frame.block.order.complete_loads(frame.mask.classes, found.number, found.loaded)
         if found.clock is not None:
             frame.block.order.see(frame.mask.classes, found.clock)
 
@@ -191,6 +200,7 @@ def register(c: BlockStatements) -> None:
         "tl.sync_grid": sync_grid,
         "tirx.ptx_wait_group": wait_loads,
         "tileweave.complete_bulk_stores": complete_bulk_stores,
+        HOLD: hold,
         "tl.tma_store_wait": tma_store_wait,
         "tl.tma_store_arrive": tma_store_arrive,
         "tirx.ptx_arrive_barrier": arrive,

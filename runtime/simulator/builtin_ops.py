@@ -9,16 +9,16 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.declare import BUILTINS, ElementOf
-from .accesses import GlobalRef, store_tile
+from .accesses import store_tile
 from .arrivals import has_reached, is_passed, story
 from .errors import SimulationError, unsupported
 from .expressions import Expr
 from .functions import REDUCTIONS
-from .order import SYS
+from .order import LEVEL, merge
 from .pointer import Pointer, refuse_poison
 from .statements import Statements
 from .steps import Step, Waiting
-from .values import convert
+from .values import convert, is_float
 from .words import Word, gather, places, unwritten_word, words_at
 
 _HOLDS = {
@@ -51,8 +51,8 @@ def _load(c: Statements, pointer: Pointer, word: Word, lanes: int) -> Expr:
     def value(frame):
         tensor, results, bad = word.ref.tensor(frame), [], []
         for classes, at, index, _ in places(frame, pointer.index(frame), each_thread=False):
-            found = [word.load(frame, tensor, i, classes)
-                     for i in words_at(frame, word.ref, tensor, index, lanes)]  # fmt: skip
+            words = words_at(frame, word.ref, tensor, index, lanes)
+            found = word.load_all(frame, tensor, words, classes)
             values = [v for v, _ in found]
             results.append((at, values[0] if lanes == 1 else np.array(values)))
             bad.append((at, any(b for _, b in found)))
@@ -78,9 +78,9 @@ def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -
         refuse_poison(frame, expr, pointer)
         at = pointer.index(frame)
         for classes, _, index, (one,) in places(frame, at, found, each_thread=True, lanes=lanes):
-            for lane, i in enumerate(words_at(frame, word.ref, tensor, index, lanes)):
-                value = one if lanes == 1 else one[lane]
-                word.store(frame, tensor, i, classes, convert(value, tensor.dtype))
+            words = words_at(frame, word.ref, tensor, index, lanes)
+            values = [convert(v, tensor.dtype) for v in ([one] if lanes == 1 else one)]
+            word.store(frame, tensor, words, classes, values)
 
     return c.preempted(run, call)
 
@@ -201,11 +201,16 @@ def _wait(name: str):
 
 
 def fence(c: Statements, call: tirx.Call, site: str) -> Step:
-    word = Word(GlobalRef("", "W.fence", site), "acq_rel", call.args[0].value)
+    level, total = LEVEL[call.args[0].value], call.args[1].value == "sc"
 
     def run(frame):
+        memory = frame.block.machine.memory
         for i in frame.mask.classes:
-            frame.block.order.fence(i, word.level)
+            if total:
+                published = frame.block.order.fence(i, level, memory.sc_fences)
+                memory.sc_fences = merge(memory.sc_fences, published)
+            else:
+                frame.block.order.fence(i, level)
 
     return Step(run)
 
@@ -242,17 +247,21 @@ def _barrier(name: str):
 
 
 def element_atomic(kind: str, returns: bool):
-    """T.atomic_add and its like on one element: relaxed unless told, for any GPU."""
+    """T.atomic_add and its like on one element."""
     combine = {"load": None, "store": lambda old, new: new}.get(kind, REDUCTIONS.get(kind))
 
     def compile(c: Statements, call: tirx.Call, site: str) -> Any:
         op = f"T.atomic_{kind}"
-        pointer = Pointer(c, call.args[0], op, site)
         numbers = [a for a in call.args[1 if kind == "load" else 2 :]]
         sem = _ORDERS[int(numbers[0])] if numbers else "relaxed"
+        pointer = Pointer(c, call.args[0], op, site)
         if pointer.slot >= 0:
             return _tile_atomic(c, call, pointer, combine, returns, site)
-        word = Word(pointer.ref, sem, "sys")
+        scope = "sys" if pointer.buffer.data in c.symmetric else "gpu"
+        if scope == "gpu" and sem != "relaxed" and _drops_order(kind, returns, pointer.dtype):
+            pointer.op += f" (relaxed: TileLang drops memory_order={sem!r})"
+            sem = "relaxed"
+        word = Word(pointer.ref, sem, scope)
         if kind == "load":
             return _load(c, pointer, word, 1)
         value = c.compile(call.args[1], site)
@@ -267,16 +276,24 @@ def element_atomic(kind: str, returns: bool):
                 whole.value(frame)
                 return
             # A whole space at once; the words' history is of no use to a sum.
-            _space_atomic(frame, pointer, value, combine, op, site)
+            _space_atomic(frame, pointer, value, combine, word)
 
         return c.preempted(run, call)
 
     return compile
 
 
-def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, op: str, site: str):
+def _drops_order(kind: str, returns: bool, dtype: np.dtype) -> bool:
+    """Tell whether TileLang's ``atomic.h`` drops ``memory_order``: ``atomicAdd`` and loops of
+    ``atomicCAS`` have none."""
+    is_half = is_float(dtype) and dtype.itemsize == 2
+    return is_half if kind in ("max", "min") else kind == "add" and not returns and not is_half
+
+
+def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, word: Word) -> None:
     from .accesses import select
 
+    op, site = pointer.op, pointer.site
     tensor = pointer.ref.tensor(frame)
     found = value.value(frame)
     refuse_poison(frame, value, pointer)
@@ -286,7 +303,7 @@ def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, op: s
         frame, tensor.name, tensor.shape, index, site, tensor.symmetric, clips=True
     )
     values = np.broadcast_to(convert(found, tensor.dtype), space)
-    access = frame.block.access(frame.mask.classes, op, site, SYS)
+    access = frame.block.access(frame.mask.classes, op, site, word.level)
     tensor.update(key, combine, values if covered is None else values[covered], access)
 
 
@@ -311,7 +328,7 @@ def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, site: s
 
 
 def vector_atomic(lanes: int, returns: bool):
-    """T.atomic_addx2 and T.atomic_addx4: each of so many elements by itself."""
+    """T.atomic_addx2 and T.atomic_addx4: add each element of a vector by itself."""
 
     def compile(c: Statements, call: tirx.Call, site: str) -> Any:
         op = f"T.atomic_addx{lanes}"
@@ -321,7 +338,8 @@ def vector_atomic(lanes: int, returns: bool):
         *first, last = load.indices
         base = last.base if isinstance(last, tirx.Ramp) else last
         vector = tirx.BufferLoad(load.buffer, [*first, tirx.Ramp(base, 1, lanes)])
-        word = Word(pointer.ref, "relaxed", "sys")
+        scope = "sys" if pointer.buffer.data in c.symmetric else "gpu"
+        word = Word(pointer.ref, "relaxed", scope)
         whole = _change(c, pointer, [c.compile(vector, site)], word, lanes, REDUCTIONS["add"])
         return whole if returns else c.preempted(whole.value, call)
 

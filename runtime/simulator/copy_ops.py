@@ -8,6 +8,7 @@ import numpy as np
 from tvm import tirx
 
 from .accesses import out_of_bounds
+from .alignment import BULK, require_aligned, require_bulk_size
 from .errors import SimulationError, unsupported
 from .expressions import Expr
 from .functions import REDUCTIONS
@@ -65,6 +66,15 @@ def _run_of(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
     return np.unravel_index(np.arange(first, first + count), shape)
 
 
+def _bulk_run(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
+    """Return the key of a bulk copy whose size and address an instruction can have."""
+    require_bulk_size(frame, tensor, count, pointer.op, pointer.site)
+    key = _run_of(frame, tensor, pointer, count)
+    index = [_uniform(i, frame, pointer.op, pointer.site) for i in pointer.index(frame)]
+    require_aligned(frame, tensor, index, BULK, pointer.op, pointer.site)
+    return key
+
+
 def _refuse_stored(frame: Any, tensor: Any, poison: Any, op: str, site: str) -> None:
     if poison is not None and not tensor.symmetric:
         raise SimulationError(
@@ -81,10 +91,10 @@ def bulk_load(c: Statements, call: tirx.Call, site: str) -> Step:
 
     def run(frame):
         count, block = _uniform(size(frame)[0], frame, "W.bulk_load", site), frame.block
-        source, tile = src.ref.tensor(frame), frame.tile(dst.slot)
-        access = block.access(frame.mask.classes, "W.bulk_load", site)
-        values, poison = source.read(_run_of(frame, source, src, count), access)
-        values, key = np.array(values).reshape(-1), _run_of(frame, tile, dst, count)
+        source, tile, full = src.ref.tensor(frame), frame.tile(dst.slot), barrier(frame)
+        access = block.load_access(frame.mask.classes, "W.bulk_load", site, full)
+        values, poison = source.read(_bulk_run(frame, source, src, count), access)
+        values, key = np.array(values).reshape(-1), _bulk_run(frame, tile, dst, count)
         block.require_unread(tile, key, site)
         tile.set_poison(key, True)
 
@@ -92,7 +102,7 @@ def bulk_load(c: Statements, call: tirx.Call, site: str) -> Step:
             tile.data[key] = values
             tile.set_poison(key, None if poison is None else np.reshape(poison, -1))
 
-        barrier(frame).deliveries.append(deliver)
+        full.issue(access.time, deliver)
 
     return c.preempted(run, call)
 
@@ -108,11 +118,12 @@ def _bulk_store(reduces: bool):
         def run(frame):
             count, block = _uniform(size(frame)[0], frame, op, site), frame.block
             target, tile = dst.ref.tensor(frame), frame.tile(src.slot)
-            part = _run_of(frame, tile, src, count)
+            part = _bulk_run(frame, tile, src, count)
+            block.use(tile, frame.mask.classes)
             values = np.array(tile.data[part]).reshape(-1)
             poison = None if tile.poison is None else tile.poison[part].reshape(-1)
             poison = poison if poison is not None and poison.any() else None
-            key = _run_of(frame, target, dst, count)
+            key = _bulk_run(frame, target, dst, count)
             access = block.bulk_access(
                 frame.mask.classes, op, site, SYS if reduces else 0, (tile, part)
             )

@@ -6,7 +6,10 @@ from typing import Any
 
 from ...builtins.errors import TileWeaveError
 
-KINDS = ("race", "deadlock", "reuse", "arrival", "bounds", "poison", "assertion", "unsupported")
+KINDS = (
+    "race", "deadlock", "reuse", "arrival", "bounds", "alignment", "poison", "assertion",
+    "unsupported",
+)  # fmt: skip
 
 
 class SimulationError(TileWeaveError):
@@ -15,9 +18,10 @@ class SimulationError(TileWeaveError):
     Attributes:
         kind: ``race`` (two accesses, one a write, that nothing orders), ``reuse`` (a write over
             what an earlier reader may still read), ``deadlock``, ``arrival`` (more arrivals than
-            anybody waits for, or than a barrier can count), ``bounds``, ``poison`` (memory that
-            nobody wrote is used), ``assertion`` (of the program itself, ``T.device_assert``) or
-            ``unsupported`` (an operation the simulator does not know).
+            anybody waits for, or than a barrier can count), ``bounds``, ``alignment`` (an address
+            or a size that an instruction cannot have), ``poison`` (memory that nobody wrote is
+            used), ``assertion`` (of the program itself, ``T.device_assert``) or ``unsupported`` (an
+            operation the simulator does not know).
         report: the whole story: rank, block, tensor, region, source lines, last events, seed.
         seed: of the schedule that met it; None if the program itself was refused.
         event: number of the earlier one of two accesses that conflict; 0 if there is none.

@@ -10,10 +10,12 @@ from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...passes.hidden import Hidden
+from ...passes.inference.options import Options, options_of
 from .. import plans
 from ..parameters import Parameter, Shape
 from ..plan_sync import hidden_name
 from ..regions import Region, RegionError
+from .arguments import check_blocks
 from .errors import SimulationError
 from .machine import Machine
 from .order import Layout
@@ -59,6 +61,13 @@ class Executable:
     def programs(self) -> list[Program]:
         """The kernels of the calls so far."""
         return [program for _, program in self._programs.values()]
+
+    @property
+    def resident_blocks(self) -> int:
+        """The number of blocks that the compiler assumes to be resident on a GPU at a time: the
+        least of the kernels of the calls so far."""
+        options = [options_of(func) for func, _ in self._programs.values()] or [Options()]
+        return min(o.resident_blocks for o in options)
 
     @property
     def hidden(self) -> dict[int, list[tuple[str, Hidden]]]:
@@ -120,13 +129,20 @@ class Executable:
         return tuple(_range(low, high) for low, high in zip(cuts, [*cuts[1:], None], strict=True))
 
     def layout(self, calls: Sequence[Sequence[Call]]) -> Layout:
-        """The agents of these calls of all ranks."""
+        """The agents of these calls of all ranks.
+
+        Raises:
+            TileWeaveError: what is known about them would not fit into memory.
+        """
         blocks: dict[str | None, int] = {None: 0}
         for step, launches in (s for rank in calls for call in rank for s in call.steps):
             most = max((_blocks(extents) for _, _, extents in launches), default=0)
             blocks[step.stream] = max(blocks.get(step.stream, 0), most)
         classes = max((p.classes for p in self.programs), default=1)
-        return Layout(self.world_size, list(blocks.items()), classes)
+        launches = max((sum(len(call.steps) for call in rank) for rank in calls), default=0)
+        check_blocks(sum(blocks.values()), classes, launches, self.world_size)
+        mbarriers = max((p.mbarriers for p in self.programs), default=0)
+        return Layout(self.world_size, list(blocks.items()), classes, mbarriers)
 
     def enqueue(self, machine: Machine, rank: int, calls: Sequence[Call]) -> None:
         """Give ``machine`` the streams of a rank, with all that its host enqueues in them."""

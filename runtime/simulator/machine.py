@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,14 @@ class Machine:
         self._resident = [0] * world_size
         self._uneven = self.rng.random() < 0.5
         """Whether some blocks are much slower than others in this schedule."""
+        self.watch: Callable[[], None] = lambda: None
+        """Called after each step."""
+
+    def block_counts(self) -> tuple[int, int, int]:
+        """Return the numbers of blocks, of all launches, that have ended, that run, and in all."""
+        running = sum(work.running for work in self._enqueued)
+        begun = sum(work.next for work in self._enqueued)
+        return begun - running, running, sum(work.blocks for work in self._enqueued)
 
     def every_tensor(self) -> dict[Any, list[Tensor]]:
         """Those of the plan and the hidden ones, by a name that is theirs alone."""
@@ -84,6 +92,7 @@ class Machine:
             self._go_on(self.streams)
             while (coroutine := self._pick()) is not None:
                 self._advance(coroutine)
+                self.watch()
         if self._held:
             raise self._deadlock()
 

@@ -8,7 +8,7 @@ atomic operations, keeps its history: a relaxed load may still find a former val
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -72,6 +72,8 @@ class Memory:
     def __init__(self, layout: Layout, rng: random.Random) -> None:
         self.layout, self.rng = layout, rng
         self.events = Events()
+        self.sc_fences: Sync = {}
+        """What the ``sc`` fences so far publish to later ones: they have one total order."""
         self.version = 0
         self.on_write: Callable[[Tensor], None] = lambda tensor: None
 
@@ -83,7 +85,9 @@ class Memory:
         if self.layout.is_stream(block):
             return f"{self.layout.names[block]} of rank {rank}"
         whole = self.layout.classes
-        who = {whole: "all threads", whole + 1: "all threads", whole + 2: "bulk copies"}.get(kind)
+        who = {whole: "all threads", whole + 1: "all threads"}.get(kind)
+        if kind > whole + 1:
+            who = "bulk copies" if kind < 2 * whole + 2 else "asynchronous loads"
         return f"rank {rank}, {self.layout.names[block]}, {who or self.thread_names[kind]}"
 
     thread_names: tuple[str, ...] = ("thread 0", "other threads")
@@ -140,9 +144,15 @@ class Memory:
         )
 
     def _scopes(self, event: int, access: Access) -> str:
+        """Say why two atomic accesses conflict."""
         if not (self.events.scope[event] and access.scope):
             return ""
-        return "\nboth are atomic, but not at scopes that include each other"
+        if not self.compatible(np.asarray(event), access):
+            return "\nboth are atomic, but not at scopes that include each other"
+        return (
+            "\nboth are atomic, but what followed the load led to the store, and no release and "
+            "acquire orders the two: the load may be late and see that store"
+        )
 
 
 class Tensor:
@@ -163,7 +173,8 @@ class Tensor:
         self._looked: dict[int, list[int]] = {}
         """Atomic loads of a word since it was changed, but for those of waits and polling loops:
         what follows these depends on them."""
-        self._read_up_to: dict[tuple[int, int], int] = {}
+        self._observed: dict[int, dict[int, dict[int, int]]] = {}
+        """By word, and the event that stored a value: the time at which each agent first saw it."""
         self.symmetric = False
 
     def give(self, key: Any, values: np.ndarray) -> None:
@@ -211,18 +222,41 @@ class Tensor:
     def load_word(self, index: tuple, access: Access, newest: bool, polls: bool = False) -> Entry:
         """A word by an atomic load: a value it has or, unless ``newest``, may still seem to have;
         whether it is poison; what acquiring it makes visible."""
-        flat = int(np.ravel_multi_index(index, self.shape))
-        event = self.look(index, access)
+        return self.load_words([index], access, newest, polls)[0]
+
+    def load_words(
+        self, indices: list[tuple], access: Access, newest: bool, polls: bool = False
+    ) -> list[Entry]:
+        """Load consecutive words by one atomic access, which sees a store of several of them
+        completely or not at all."""
+        event = self.look(_region_of(indices), access)
+        flats = [int(np.ravel_multi_index(index, self.shape)) for index in indices]
         if not polls:
-            self._looked.setdefault(flat, []).append(event)
-        entries = self.words.get(flat)
-        if not entries:
-            return Entry(self.data[index], 0, {}, bool(self.poison[index]))
+            for flat in flats:
+                self._looked.setdefault(flat, []).append(event)
+        histories = [
+            self.words.get(flat) or [Entry(self.data[index], 0, {}, bool(self.poison[index]))]
+            for flat, index in zip(flats, indices, strict=True)
+        ]
+        at = [
+            self._chosen(entries, flat, access, newest)
+            for flat, entries in zip(flats, histories, strict=True)
+        ]
+        if len(at) > 1:
+            _make_whole(histories, at)
+        found = [entries[i] for entries, i in zip(histories, at, strict=True)]
+        for flat, entry in zip(flats, found, strict=True):
+            if flat in self.words:
+                times = self._observed.setdefault(flat, {}).setdefault(entry.event, {})
+                times.setdefault(access.agent, access.time)
+        return found
+
+    def _chosen(self, entries: list[Entry], flat: int, access: Access, newest: bool) -> int:
+        """Choose one of the values that a load may see; return its place in the history."""
         at = len(entries) - 1
         if not newest and at and self.memory.rng.random() < 0.5:
             at = self.memory.rng.randint(self._oldest_visible(entries, flat, access), at)
-        self._read_up_to[access.agent, flat] = entries[at].event
-        return entries[at]
+        return at
 
     def store_word(
         self, index: tuple, value: Any, access: Access, sync: Sync, adds: bool = False,
@@ -230,20 +264,30 @@ class Tensor:
     ) -> None:  # fmt: skip
         """Change a word atomically; ``sync`` is what acquiring the new value makes visible, and
         ``told`` what led to it."""
-        flat = int(np.ravel_multi_index(index, self.shape))
-        entries = self.words.get(flat)
-        if not entries:
-            before = int(self.writes.last[index])
-            entries = [Entry(self.data[index], before, {}, bool(self.poison[index]))]
-        if told is not None:
-            self._check_looked(index, flat, access, told)
-        event = self._record_write(index, access)
-        change = Change(event, self.data[index], value, adds)
-        self.changes.setdefault(flat, []).append(change)
-        self.data[index] = value
-        self.poison[index] = False
-        entries.append(Entry(self.data[index], event, sync, False, told))
-        self.words[flat] = entries[-_HISTORY:]
+        self.store_words([index], [value], access, sync, adds, told)
+
+    def store_words(
+        self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
+        adds: bool = False, told: Clock | None = None,
+    ) -> None:  # fmt: skip
+        """Change consecutive words by one atomic access; otherwise as ``store_word``."""
+        words = [(index, int(np.ravel_multi_index(index, self.shape))) for index in indices]
+        for index, flat in words:
+            if not self.words.get(flat):
+                before = int(self.writes.last[index])
+                self.words[flat] = [Entry(self.data[index], before, {}, bool(self.poison[index]))]
+            if told is not None:
+                self._check_looked(index, flat, access, told)
+        event = self._record_write(_region_of(indices), access)
+        for (index, flat), value in zip(words, values, strict=True):
+            change = Change(event, self.data[index], value, adds)
+            self.changes.setdefault(flat, []).append(change)
+            self.data[index] = value
+            self.poison[index] = False
+            entry = Entry(self.data[index], event, sync, False, told)
+            self.words[flat] = [*self.words[flat], entry]
+            if len(self.words[flat]) > _HISTORY:
+                self._observed.get(flat, {}).pop(self.words[flat].pop(0).event, None)
         self.memory.version += 1
         self.memory.on_write(self)
 
@@ -260,11 +304,14 @@ class Tensor:
         return Entry(self.data[index], int(self.writes.last[index]), {}, bool(self.poison[index]))
 
     def _oldest_visible(self, entries: list[Entry], flat: int, access: Access) -> int:
-        events = self.memory.events
-        read = self._read_up_to.get((access.agent, flat), -1)
+        """Return the place of the newest value whose store, or a load of which, is before this
+        access: coherence hides older ones."""
+        events, observed = self.memory.events, self._observed.get(flat, {})
         for at in range(len(entries) - 1, 0, -1):
             event = entries[at].event
-            if event == read or access.view.covers(events.agent[event], events.time[event]):
+            if access.view.covers(events.agent[event], events.time[event]):
+                return at
+            if any(access.view.covers(*seen) for seen in observed.get(event, {}).items()):
                 return at
         return 0
 
@@ -335,3 +382,25 @@ class Tensor:
                 del self.words[flat]
         self.memory.version += 1
         self.memory.on_write(self)
+
+
+def _region_of(indices: list[tuple]) -> tuple:
+    """Return the NumPy key of consecutive words."""
+    if len(indices) == 1:
+        return indices[0]
+    *first, last = indices[0]
+    return (*first, slice(last, last + len(indices)))
+
+
+def _make_whole(histories: list[list[Entry]], at: list[int]) -> None:
+    """Advance the chosen values of several words until no store of more than one of them is seen
+    in some words and missed in others."""
+    places: dict[int, list[tuple[int, int]]] = {}
+    for word, entries in enumerate(histories):
+        for i, entry in enumerate(entries[1:], 1):
+            places.setdefault(entry.event, []).append((word, i))
+    shared = sorted((event, of) for event, of in places.items() if len(of) > 1)
+    for _, of in reversed(shared):
+        if any(at[word] >= i for word, i in of):
+            for word, i in of:
+                at[word] = max(at[word], i)

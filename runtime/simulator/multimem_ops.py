@@ -88,7 +88,7 @@ def _change(reduces: bool):
                     for lane, i in enumerate(words):
                         value = convert(one if lanes == 1 else one[lane], dtype)
                         if combine is None:
-                            ref.word.store(frame, tensor, i, classes, value)
+                            ref.word.store(frame, tensor, [i], classes, [value])
                         else:
                             ref.word.change(
                                 frame, tensor, i, classes,

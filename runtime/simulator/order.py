@@ -2,7 +2,8 @@
 
 An agent is what can act by itself: in each block every class of threads, the block acting as a
 whole, the block copying (put and get share out elements among threads as no other operation does),
-and its bulk copies; and each stream. Components of a clock are counted in releases of that agent.
+its bulk stores by the class that issues them, and its loads to shared memory by the mbarrier they
+complete on; and each stream. Components of a clock are counted in releases of that agent.
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ class Layout:
     Args:
         streams: (name, most blocks of one kernel) of each.
         classes: of threads of a block.
+        mbarriers: of a block.
     """
 
     def __init__(
-        self, world_size: int, streams: Sequence[tuple[str | None, int]], classes: int
-    ) -> None:
-        self.classes, self.stride = classes, classes + 3
+        self, world_size: int, streams: Sequence[tuple[str | None, int]], classes: int,
+        mbarriers: int = 0,
+    ) -> None:  # fmt: skip
+        self.classes = classes
+        self.copies = classes + 1 + mbarriers
+        """Agents of a block that copy asynchronously: the bulk stores of each class, T.async_copy,
+        and the loads of each mbarrier."""
+        self.stride = classes + 2 + self.copies
         self.first: dict[str | None, int] = {}
         self.names: list[str] = []
         for stream, blocks in streams:
@@ -93,7 +100,8 @@ class BlockOrder:
     time: list[int]
     """By class: of its next access."""
     whole_time: int
-    bulk_time: int
+    copy_time: list[int]
+    """By agent that copies asynchronously: of its last access."""
     base: int
     heard: Clock
     """What others did before something this block knows of, whether or not memory orders it."""
@@ -108,7 +116,8 @@ class BlockOrder:
         base, n = layout.base(rank, block), layout.classes
         return BlockOrder(
             layout, rank, block, [launch] * n, [launch.time(base + i) + 1 for i in range(n)],
-            launch.time(base + n) + 1, launch.time(base + n + 2), base,
+            launch.time(base + n) + 1,
+            [launch.time(base + n + 2 + i) for i in range(layout.copies)], base,
             launch, [{} for _ in range(n)], [{} for _ in range(n)],
         )  # fmt: skip
 
@@ -120,9 +129,14 @@ class BlockOrder:
     def copying(self) -> int:
         return self.whole + 1
 
-    @property
-    def bulk(self) -> int:
-        return self.whole + 2
+    def bulk(self, classes: tuple[int, ...]) -> int:
+        """Agent of the bulk stores that these classes issue. One thread issues them; where several
+        could, a program must not count on the first."""
+        return self.whole + 2 + classes[-1]
+
+    def loads(self, mbarrier: int) -> int:
+        """Agent of the loads that complete on an mbarrier, counted from 1; 0 is T.async_copy."""
+        return self.whole + 2 + self.layout.classes + mbarrier
 
     def actor(self, classes: tuple[int, ...], copies: bool = False) -> tuple[int, int, View]:
         """Agent, its time, and what is before an access by these classes."""
@@ -134,14 +148,40 @@ class BlockOrder:
         return agent, self.whole_time, View(parts, (agent,))
 
     def bulk_actor(self, classes: tuple[int, ...]) -> tuple[int, int, View]:
-        """The same for a bulk store these classes issue: it is after what they did."""
+        """The same for a bulk store these classes issue: it is after what they did, and after those
+        stores of its thread that the thread knows to be complete."""
+        agent, bulk = self.actor(classes)[0], self.bulk(classes)
+        complete = self.clock[classes[-1]].time(bulk)
+        parts = [
+            (clock if clock.time(bulk) >= complete else clock.with_times({bulk: complete}), own)
+            for clock, own in self.actor(classes)[2].parts
+        ]
+        return bulk, self._next_time(bulk), View(parts, (agent,))
+
+    def load_actor(self, classes: tuple[int, ...], mbarrier: int) -> tuple[int, int, View]:
+        """Agent, its time, and what is before a load to shared memory that these classes issue."""
         agent, _, view = self.actor(classes)
-        self.bulk_time += 1
-        return self.bulk, self.bulk_time, View(view.parts, (agent, self.bulk))
+        loads = self.loads(mbarrier)
+        return loads, self._next_time(loads), View(view.parts, (agent,))
 
     def complete_bulk(self, classes: tuple[int, ...], time: int) -> None:
-        """What the block's bulk stores wrote up to ``time`` is visible to these classes."""
-        self._advance(classes, lambda clock: clock.with_times({self.bulk: time}))
+        """What the bulk stores of these classes wrote up to ``time`` is visible to them."""
+        self._complete(classes, self.bulk(classes), time)
+
+    def complete_loads(self, classes: tuple[int, ...], mbarrier: int, time: int) -> None:
+        """These classes know that the loads up to ``time`` have read global memory."""
+        self._complete(classes, self.loads(mbarrier), time)
+
+    def _next_time(self, copying: int) -> int:
+        self.copy_time[copying - self.whole - 2] += 1
+        return self.copy_time[copying - self.whole - 2]
+
+    def _complete(self, classes: tuple[int, ...], copying: int, time: int) -> None:
+        def advanced(clock: Clock) -> Clock:
+            return clock if clock.time(copying) >= time else clock.with_times({copying: time})
+
+        if time:
+            self._advance(classes, advanced)
 
     def meet(self, classes: tuple[int, ...]) -> None:
         """All these classes have seen what any of them has: the block barrier."""
@@ -157,11 +197,20 @@ class BlockOrder:
         self.time[i] += 1
         return {(self.rank, self.block if level == CTA else None, level): published}
 
-    def fence(self, i: int, level: int) -> None:
-        """Before it against after it: later relaxed stores release, earlier relaxed loads
-        acquire."""
+    def fence(self, i: int, level: int, fences_before: Sync | None = None) -> Sync:
+        """Order class ``i``: later relaxed stores release, earlier relaxed loads acquire.
+
+        Args:
+            fences_before: what earlier fences publish directly to this one, if it is ``sc``.
+
+        Returns:
+            What it publishes.
+        """
         self.acquire((i,), self.seen[i], level)
-        self.fences[i] = merge(self.fences[i], self.release(i, level))
+        self.acquire((i,), fences_before or {}, level)
+        published = self.release(i, level)
+        self.fences[i] = merge(self.fences[i], published)
+        return published
 
     def acquire(self, classes: tuple[int, ...], sync: Sync, level: int) -> None:
         """These classes see what was published, as far as both scopes include the other side."""
@@ -198,7 +247,8 @@ class BlockOrder:
 
     def end(self) -> Clock:
         """All the block did."""
-        return self._joined(range(self.layout.classes)).with_times({self.bulk: self.bulk_time})
+        times = {self.whole + 2 + i: time for i, time in enumerate(self.copy_time)}
+        return self._joined(range(self.layout.classes)).with_times(times)
 
     def _joined(self, classes: Iterable[int]) -> Clock:
         """All these classes have seen and done, and what the block did as a whole."""

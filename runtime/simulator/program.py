@@ -17,6 +17,7 @@ from ... import passes
 from ...builtins.declare import builtin_of
 from ...builtins.errors import TileWeaveError
 from ...passes.hidden import hidden_of
+from ...passes.specialize_group import heap_tensors
 from ...passes.walk import written_tensors
 from . import (
     block_ops,
@@ -152,9 +153,15 @@ class Program:
     def classes(self) -> int:
         return max((k.classes for k in self.kernels), default=1)
 
+    @property
+    def mbarriers(self) -> int:
+        """The number of mbarriers of a block."""
+        return self.compiler.mbarriers
+
     def _declare(self, func: tirx.PrimFunc) -> None:
         c, written = self.compiler, written_tensors(func.body)
         multicast = _multicast(func.body)
+        c.symmetric = {tensor.data for tensor in heap_tensors(func)}
         for param in func.params:
             if param not in func.buffer_map:
                 self.scalars[param.name] = c.new_slot(param), numpy_dtype(param.dtype)

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from ...builtins.errors import TileWeaveError
 from ...passes.hidden import Hidden
-from ...passes.sizes import LARGEST
 from ..configured import configured
 from ..parameters import Parameter, dynamic_extents, shapes_of
+from .arguments import check_file, check_numbers, check_tensors, scalars_at
 from .arrivals import refuse_surplus, unconsumed
 from .drawing import draw
 from .errors import SimulationError, SimulationWarning
 from .executable import Executable
+from .inputs import Inputs, check_aliases, checked_inputs
 from .machine import Machine
 from .memory import Tensor
+from .progress import Progress
 from .render import writer
 from .timeline import Recorder
-from .values import is_float, numpy_dtype
+from .values import numpy_dtype
 
 Scalar = float | int | Callable[[int], Any]
-Inputs = Sequence[Mapping[str, Any]]
 
 
 def simulate(
@@ -38,10 +37,11 @@ def simulate(
     schedules: int = 1,
     seed: int = 0,
     epochs: int = 3,
-    resident_blocks: int = 4,
+    resident_blocks: int | None = None,
     progress: bool = False,
     timeline: str | Path | None = None,
     pass_configs: Mapping[str, Any] | None = None,
+    most_seconds: float | None = None,
 ) -> list[dict[str, np.ndarray]]:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
@@ -59,10 +59,13 @@ def simulate(
         seed: of the first; the others follow it.
         epochs: calls of the program on each rank, back to back.
         resident_blocks: blocks of a rank, of all its streams, that fit on its GPU at a time.
-        progress: show a bar on a terminal.
+            None: the least ``tileweave.resident_blocks`` of its kernels, as the compiler assumes.
+        progress: print an estimate to stderr when it takes more than a few seconds, and show a bar
+            if that is a terminal.
         timeline: draw the schedule that fails, else the last one, to this file: ``.html``,
             ``.svg`` or, with matplotlib, ``.png``.
         pass_configs: as for ``tw.compile``; of a plan, for each of its kernels.
+        most_seconds: refuse a simulation that is estimated to take longer.
 
     Returns:
         One dict a rank, parameter name -> array, after the last epoch of the last schedule.
@@ -72,23 +75,24 @@ def simulate(
         SimulationWarning: (a warning) flags are signalled that nobody waits for or reads.
         TileWeaveError: inputs that do not fit the program; a ``timeline`` that cannot be drawn.
     """
+    check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
+    if timeline is not None:
+        check_file(timeline)
     write = None if timeline is None else writer(timeline)
-    for name, value in (
-        ("world_size", world_size), ("schedules", schedules), ("epochs", epochs),
-        ("resident_blocks", resident_blocks),
-    ):  # fmt: skip
-        if not isinstance(value, numbers.Integral) or value < 1:
-            raise TileWeaveError(f"simulate: {name}={value!r}; expected at least 1, an integer")
     executable = program
     if not isinstance(program, Executable):
         program = configured("simulate", program, pass_configs)
         executable = Executable(program, world_size)
-    case = Case(executable, _checked(executable, inputs), epochs)
+    case = Case(executable, checked_inputs(executable, inputs), epochs)
+    if resident_blocks is None:
+        resident_blocks = executable.resident_blocks
     name, lost = executable.plan.name, {}
-    for number in _shown(range(seed, seed + schedules), name, progress):
+    bar = Progress(name, schedules, progress, most_seconds)
+    for number in range(seed, seed + schedules):
         machine = case.machine(number, resident_blocks, Machine if write is None else Recorder)
         try:
-            machine.run()
+            with bar.schedule(machine):
+                machine.run()
             refuse_surplus(machine.every_tensor())
         except SimulationError as error:
             fault = error.in_schedule(number)
@@ -105,107 +109,6 @@ def simulate(
     if write is not None:
         write(draw(machine.timeline(name, number)))
     return _outputs(machine)
-
-
-def random_inputs(
-    executable: Executable, seed: int, scalars: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Inputs for a program about which nothing else is known: normal numbers and bytes where it
-    only reads, zeros in other tensors of integers (flags, counters, indices); poison elsewhere.
-
-    Args:
-        scalars: values by name, of the scalars and of the dynamic extents.
-
-    Raises:
-        TileWeaveError: one of them without a value.
-    """
-    rng = np.random.default_rng(seed)
-    parameters = executable.parameters
-    values = {p.name: _scalar(p, scalars) for p in parameters if p.shape is None}
-    for name in dynamic_extents(parameters).keys() & scalars.keys():
-        values[name] = _extent(name, scalars[name])
-    given = [values] * executable.world_size
-    case = Case(executable, given, 1)
-    inputs: list[dict[str, Any]] = []
-    for shapes, values in zip(case.shapes, given, strict=True):
-        tensors: dict[str, np.ndarray] = {}
-        for p in parameters:
-            if p.shape is None:
-                continue
-            dtype = numpy_dtype(p.dtype)
-            if dtype.itemsize == 1 and not is_float(dtype) and p.name not in case.written:
-                tensors[p.name] = rng.integers(0, 128, shapes[p.name]).astype(dtype)
-            elif not is_float(dtype):
-                tensors[p.name] = np.zeros(shapes[p.name], dtype)
-            elif p.name not in case.written:
-                tensors[p.name] = rng.standard_normal(shapes[p.name]).astype(dtype)
-        inputs.append(values | tensors)
-    return inputs
-
-
-def _scalar(p: Parameter, values: Mapping[str, Any]) -> Any:
-    if p.name not in values:
-        raise TileWeaveError(f"simulate: no value for {p.name}; expected a number")
-    return values[p.name]
-
-
-def _extent(name: str, value: Any) -> int:
-    if not isinstance(value, numbers.Integral) or not 0 <= int(value) <= LARGEST:
-        raise TileWeaveError(
-            f"simulate: extent {name}={value!r}; expected a whole number from 0 on, of 31 bits"
-        )
-    return int(value)
-
-
-def _checked(executable: Executable, inputs: Inputs | None) -> list[dict[str, Any]]:
-    world_size, parameters = executable.world_size, executable.parameters
-    if inputs is not None and (
-        isinstance(inputs, Mapping) or not all(isinstance(i, Mapping) for i in inputs)
-    ):
-        raise TileWeaveError(f"simulate: inputs={inputs!r}; expected a list with one dict a rank")
-    given = [dict(i) for i in inputs] if inputs is not None else [{} for _ in range(world_size)]
-    if len(given) != world_size:
-        raise TileWeaveError(f"simulate: {len(given)} inputs; expected one for each rank")
-    names = {p.name for p in parameters} | set(dynamic_extents(parameters))
-    for values in given:
-        for name in values:
-            if name not in names:
-                raise TileWeaveError(
-                    f"simulate: input {name!r}; expected {', '.join(sorted(names))}"
-                )
-        for name in dynamic_extents(parameters).keys() & values.keys():
-            values[name] = _extent(name, values[name])
-        for p in parameters:
-            if p.shape is None:
-                scalar = _scalar(p, values)
-                if not (
-                    callable(scalar) or (hasattr(scalar, "__float__") and np.ndim(scalar) == 0)
-                ):
-                    raise TileWeaveError(
-                        f"simulate: {p.name}={scalar!r}; expected a number or a function of the "
-                        "launch"
-                    )
-            elif isinstance(values.get(p.name), str):
-                _require_alias(p, values[p.name], executable)
-    return given
-
-
-def _require_alias(p: Parameter, target: str, executable: Executable) -> None:
-    same = [
-        q.name for q in executable.parameters
-        if q.symmetric and q.dtype == p.dtype and len(q.extents) == len(p.extents)
-    ]  # fmt: skip
-    if target not in same:
-        raise TileWeaveError(
-            f"simulate: {p.name} is the multicast address of {target!r}; expected a symmetric "
-            f"tensor of its type and shape: {', '.join(same) or 'there is none'}"
-        )
-
-
-def _shown(seeds: range, name: str, progress: bool) -> Iterable[int]:
-    """With a bar where there is a terminal and something to wait for."""
-    hidden = None if progress and len(seeds) > 1 else True
-    return tqdm(seeds, name, leave=False, unit="schedule", disable=hidden)
 
 
 class Case:
@@ -235,15 +138,20 @@ class Case:
             )
             for values in given
         ]  # fmt: skip
+        check_tensors(parameters, self.shapes)
         scalars = [{n: v for n, v in i.items() if n not in names | dynamic.keys()} for i in given]
         self.calls = [
-            [executable.call(rank, e, shapes, _at(e, values)) for e in range(epochs)]
+            [
+                executable.call(rank, e, shapes, scalars_at(e, values, parameters))
+                for e in range(epochs)
+            ]
             for rank, (shapes, values) in enumerate(zip(self.shapes, scalars, strict=True))
         ]
         calls = [call for calls in self.calls for call in calls]
         self.written = executable.written(calls)
         self.written |= {self.aliases[name] for name in self.written & self.aliases.keys()}
         self.multicasts = executable.multicasts(calls)
+        check_aliases(self.aliases, self.multicasts, self.shapes[0])
         self.thread_names = executable.divide()
 
     def machine(self, seed: int, resident_blocks: int, kind: type[Machine] = Machine) -> Machine:
@@ -258,22 +166,24 @@ class Case:
             machine.tensors[name] = machine.tensors[target]
         machine.named |= machine.tensors
         for kernel, hidden in self.executable.hidden.items():
-            made = [(name, h.name, self._hidden(h, machine)) for name, h in hidden]
+            inferred = any(not h.scratch for _, h in hidden)
+            made = [(name, h.name, self._hidden(h, machine, inferred)) for name, h in hidden]
             machine.hidden[kernel] = {own: tensors for _, own, tensors in made}
             machine.named |= {name: tensors for name, _, tensors in made}
         for rank, calls in enumerate(self.calls):
             self.executable.enqueue(machine, rank, calls)
         return machine
 
-    def _hidden(self, h: Hidden, machine: Machine) -> list[Tensor]:
-        """A hidden tensor of each rank: zeroed, but for scratch memory."""
+    def _hidden(self, h: Hidden, machine: Machine, inferred: bool) -> list[Tensor]:
+        """Return the tensors of all ranks, zeroed as on a GPU, except for scratch memory of
+        inferred programs: they must not read what no launch has written."""
         world_size = self.executable.world_size
         shape, dtype = (world_size, *h.shape) if h.symmetric else h.shape, numpy_dtype(h.dtype)
         made = 1 if h.symmetric else world_size
         tensors = [Tensor(machine.memory, h.name, shape, dtype, written=True) for _ in range(made)]
         for tensor in tensors:
             tensor.symmetric = h.symmetric
-            if not h.scratch:
+            if not (h.scratch and inferred):
                 tensor.give((Ellipsis,), np.zeros(shape, dtype))
         return tensors * (world_size // made)
 
@@ -300,7 +210,7 @@ class Case:
         for rank, values in enumerate(self.given):
             if p.name not in values:
                 continue
-            array, shape = _array(values[p.name]), self.shapes[rank][p.name]
+            array, shape = values[p.name], self.shapes[rank][p.name]
             if array.shape != shape or array.dtype != dtype:
                 raise TileWeaveError(
                     f"simulate: {p.name} of rank {rank} is {array.dtype} {array.shape}; expected "
@@ -308,20 +218,6 @@ class Case:
                 )
             tensors[rank].give((rank,) if p.symmetric else (Ellipsis,), array)
         return tensors
-
-
-def _array(value: Any) -> np.ndarray:
-    """What was given, of torch, too, which has bfloat16 and fp8 that NumPy knows by ml_dtypes."""
-    if not hasattr(value, "detach"):
-        return np.asarray(value)
-    import torch
-
-    value = value.detach().cpu()
-    try:
-        return value.numpy()
-    except TypeError:
-        bits = value.contiguous().view({1: torch.uint8, 2: torch.int16}[value.element_size()])
-        return bits.numpy().view(numpy_dtype(str(value.dtype).removeprefix("torch.")))
 
 
 def _outputs(machine: Machine) -> list[dict[str, np.ndarray]]:
@@ -333,8 +229,3 @@ def _outputs(machine: Machine) -> list[dict[str, np.ndarray]]:
         }
         for rank in range(machine.world_size)
     ]
-
-
-def _at(epoch: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The scalars of one call."""
-    return {name: value(epoch) if callable(value) else value for name, value in values.items()}

@@ -10,6 +10,7 @@ from tilelang.ir import get_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
+from ...passes.pin_pipelined import is_pipelined
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
 from .block import Frame, MBarrier, Tile
 from .errors import SimulationError, unsupported
@@ -30,7 +31,12 @@ class Statements(Expressions):
 
     def __init__(self) -> None:
         super().__init__()
+        self.symmetric: set[tirx.Var] = set()
+        """Data pointers of the symmetric tensors."""
+        self.pipelined = False
+        """True in a pipelined loop."""
         self.barriers: dict[tirx.Var, int] = {}
+        self.mbarriers = 0
         self.reducers: dict[tirx.Var, str] = {}
         """How the contributions to a reducer are combined."""
         self.steps: dict[str, OfCall] = {}
@@ -222,17 +228,18 @@ class Statements(Expressions):
             made.append((slot, (buffer.name, shape, numpy_dtype(buffer.dtype), scope)))
         for data, info in dict(block.annotations.items()).get("reducer_info_v2", {}).items():
             self.reducers[data] = str(info["op"])
-        counts = [
-            (self.barriers.setdefault(data, len(self.barriers)), [int(n) for n in numbers])
-            for data, numbers in dict(block.annotations.items()).get("barrier_init", {}).items()
-        ]
+        counts = []
+        for data, numbers in dict(block.annotations.items()).get("barrier_init", {}).items():
+            numbered = list(enumerate(map(int, numbers), start=self.mbarriers + 1))
+            self.mbarriers += len(numbered)
+            counts.append((self.barriers.setdefault(data, len(self.barriers)), numbered))
         body = self.statement(block.body, site)
 
         def prepare(frame):
             for slot, what in made:
                 frame.block.tiles[slot] = Tile(*what)
-            for slot, numbers in counts:
-                frame.block.barriers[slot] = [MBarrier(n) for n in numbers]
+            for slot, numbered in counts:
+                frame.block.barriers[slot] = [MBarrier(n, number) for number, n in numbered]
 
         return sequence([Step(prepare), body])
 
@@ -246,7 +253,9 @@ class Statements(Expressions):
             self.indices([e], "a loop", site)
             for e in (stmt.min, stmt.extent, stmt.step or tirx.IntImm("int32", 1))
         )
+        outside, self.pipelined = self.pipelined, self.pipelined or is_pipelined(stmt)
         body = self.statement(stmt.body, site)
+        self.pipelined = outside
 
         def rounds(frame) -> Iterator[int]:
             outer, before = frame.mask, frame.broken

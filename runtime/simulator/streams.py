@@ -166,7 +166,8 @@ class Work:
     def has_no_room(self, resident_blocks: int) -> str:
         return (
             f"{self.title} in {self.stream} in launch {self.epoch} needs an SM, and all "
-            f"{resident_blocks} are taken by blocks of which none ends --> {self.site}"
+            f"{resident_blocks} are taken by blocks of which none ends (resident_blocks)"
+            f" --> {self.site}"
         )
 
     def _order(self, machine: Machine, slot: int) -> BlockOrder:
@@ -214,7 +215,7 @@ class Launch(Work):
         of = "" if self.stream.name is None else f" of {self.stream}"
         return (
             f"blocks {self.next} to {self.blocks - 1}{of} have not started: {resident_blocks} fit "
-            "at a time and none of those ends"
+            "at a time (resident_blocks) and none of those ends"
         )
 
 

@@ -9,9 +9,10 @@ import numpy as np
 from tvm import tirx
 
 from .accesses import GlobalRef, out_of_bounds, require_one_value
-from .block import Frame
+from .block import Frame, MBarrier
 from .errors import SimulationError, unsupported
-from .order import SYS
+from .memory import Access
+from .order import GPU, SYS
 from .statements import Statements
 from .steps import Step
 from .values import convert, is_float, numpy_dtype
@@ -43,10 +44,12 @@ class Region(NamedTuple):
             part.append(slice(low - start, max(low, high) - start))
         return tuple(inside), tuple(part), tuple(extents)
 
-    def read(self, frame: Frame, op: str, scope: int = 0) -> tuple[np.ndarray, Any]:
-        """Values and poison; zeros outside the tensor."""
+    def read(self, frame: Frame, op: str, access: Access | None = None) -> tuple[np.ndarray, Any]:
+        """Values and poison; zeros outside the tensor. ``access`` is that of all threads unless it
+        is given."""
         if self.ref is None:
             tile = frame.tile(self.slot)
+            frame.block.use(tile, frame.mask.classes)
             inside, part, shape = self.box(frame, tile.shape, False)
             found = _for_all(tile, frame, inside)
             require_one_value(frame, tile, found[1], self.site)
@@ -54,7 +57,7 @@ class Region(NamedTuple):
         else:
             tensor = self.ref.tensor(frame)
             inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
-            access = frame.block.access(frame.mask.classes, op, self.site, scope)
+            access = access or frame.block.access(frame.mask.classes, op, self.site)
             found, dtype = tensor.read(inside, access), tensor.dtype
         values, bad = found
         if bad is not None and not np.any(bad):
@@ -100,13 +103,15 @@ class Region(NamedTuple):
             )
         tensor.write(inside, values, self._access(frame, op, bulk, bulk_source, 0), bad)
 
-    def update(self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool) -> None:
+    def update(
+        self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool, scope: int
+    ) -> None:
         """Combine atomically with what is there."""
         tensor = self.ref.tensor(frame)
         inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
         values = convert(_fit(values, shape, self), tensor.dtype)
         values = values[part] if np.ndim(values) else values
-        access = self._access(frame, op, bulk, None, SYS)
+        access = self._access(frame, op, bulk, None, scope)
         tensor.update(inside, ufunc, values, access)
 
     def _access(self, frame: Frame, op: str, bulk: bool, source: Any, scope: int):
@@ -194,9 +199,11 @@ def copy(c: Statements, call: tirx.Call, site: str) -> Step:
     barrier = dict(call.annotations.items()).get("barrier") if call.annotations else None
     if barrier is not None and src.ref is not None:
         at = c.mbarrier(barrier, site)
-        return _arrives_later(c, call, src, dst, op, lambda frame: at(frame).deliveries)
+        return _arrives_later(c, call, src, dst, op, at)
     if op == "T.async_copy" and src.ref is not None:
-        return _arrives_later(c, call, src, dst, op, lambda frame: frame.block.loads)
+        return _arrives_later(c, call, src, dst, op, None)
+    if c.pipelined and src.ref is not None and dst.scope.startswith("shared"):
+        return _ends_with_use(c, call, src, dst, op)
 
     def run(frame):
         values, poison = src.read(frame, op)
@@ -209,13 +216,28 @@ def copy(c: Statements, call: tirx.Call, site: str) -> Step:
     return c.preempted(run, call)
 
 
-def _arrives_later(
-    c: Statements, call: Any, src: Region, dst: Region, op: str, loads: Callable[[Frame], list]
-) -> Step:
-    """A load to shared memory that somebody has to wait for; until then it is poison."""
+def _ends_with_use(c: Statements, call: Any, src: Region, dst: Region, op: str) -> Step:
+    """A load that TileLang makes asynchronous and waits for before the first use of the tile."""
 
     def run(frame):
-        values, poison = src.read(frame, op)
+        access = frame.block.load_access(frame.mask.classes, op, src.site, None)
+        dst.write(frame, *src.read(frame, op, access), op)
+        frame.tile(dst.slot).loaded = access.time
+
+    return c.preempted(run, call)
+
+
+def _arrives_later(
+    c: Statements, call: Any, src: Region, dst: Region, op: str,
+    barrier: Callable[[Frame], MBarrier] | None,
+) -> Step:  # fmt: skip
+    """A load to shared memory that the program waits for, at the mbarrier or, if None, by
+    T.ptx_wait_group; until then it is poison."""
+
+    def run(frame):
+        block, full = frame.block, barrier(frame) if barrier is not None else None
+        access = block.load_access(frame.mask.classes, op, src.site, full)
+        values, poison = src.read(frame, op, access)
         values = np.array(values)
         tile = frame.tile(dst.slot)
         tile.set_poison(dst.box(frame, tile.shape, False)[0], True)
@@ -223,7 +245,10 @@ def _arrives_later(
         def deliver() -> None:
             dst.write(frame, values, poison, op)
 
-        loads(frame).append(deliver)
+        if full is not None:
+            full.issue(access.time, deliver)
+        else:
+            block.loads.append((access.time, deliver))
 
     return c.preempted(run, call)
 
@@ -362,6 +387,8 @@ def atomic(c: Statements, call: tirx.Call, site: str) -> Step:
         bool(int(dict(call.annotations.items()).get("use_tma", 0))) if call.annotations else False
     )
     op = f"T.atomic_{name.removeprefix('atomic')}"
+    # PTX promises the atomicity of TMA reductions within one GPU; NVLink keeps it between GPUs.
+    scope = SYS if bulk or call.args[1].args[0].buffer.data in c.symmetric else GPU
 
     def run(frame):
         values, poison = (
@@ -374,7 +401,7 @@ def atomic(c: Statements, call: tirx.Call, site: str) -> Step:
                 f"{op} to {dst.name} of memory that nobody has written, by {frame.block.name()} "
                 f"in launch {frame.block.epoch}\n --> {site}",
             )
-        dst.update(frame, _ATOMICS[name], values, op, bulk)
+        dst.update(frame, _ATOMICS[name], values, op, bulk, scope)
 
     return c.preempted(run, call)
 

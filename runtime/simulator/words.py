@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .accesses import GlobalRef, out_of_bounds
+from .alignment import require_aligned
 from .block import Frame
 from .errors import SimulationError
 from .memory import Entry, Tensor
@@ -40,23 +41,33 @@ class Word:
 
     def load(self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes, newest=False):
         """The value and whether it is poison."""
+        return self.load_all(frame, tensor, [at], classes, newest)[0]
+
+    def load_all(
+        self, frame: Frame, tensor: Tensor, words: list[tuple], classes: Classes, newest=False
+    ) -> list[tuple[Any, bool]]:
+        """Load consecutive words by one access; each value and whether it is poison."""
         block = frame.block
         access = block.access(classes, self.ref.op, self.ref.site, self.level)
         polls = newest or frame.polls
-        entry = tensor.load_word(at, access, newest or frame.newest, polls)
-        self._see(block.order, classes, entry)
-        return entry.value, entry.poisoned
+        entries = tensor.load_words(words, access, newest or frame.newest, polls)
+        for entry in entries:
+            self._see(block.order, classes, entry)
+        return [(entry.value, entry.poisoned) for entry in entries]
 
     def look(self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes) -> None:
         """A load that finds what it does not wait for: of many such, one is noted."""
         access = frame.block.access(classes, self.ref.op, self.ref.site, self.level)
         tensor.look(at, access)
 
-    def store(self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes, value: Any) -> None:
+    def store(
+        self, frame: Frame, tensor: Tensor, words: list[tuple], classes: Classes, values: list
+    ) -> None:
+        """Store consecutive words by one access."""
         block = frame.block
         access = block.access(classes, self.ref.op, self.ref.site, self.level)
         sync = self._publish(block.order, classes)
-        tensor.store_word(at, value, access, sync, told=block.order.tell())
+        tensor.store_words(words, values, access, sync, told=block.order.tell())
 
     def change(
         self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes, f: Callable[[Any], Any]
@@ -145,6 +156,8 @@ def words_at(frame: Frame, ref: GlobalRef, tensor: Tensor, at: tuple, lanes: int
     inside = all(0 <= i < n for i, n in zip(at, shape, strict=True))
     if not inside or at[-1] + lanes > shape[-1]:
         raise out_of_bounds(frame, ref.name, shape, at, ref.site)
+    if lanes > 1:
+        require_aligned(frame, tensor, at, lanes * tensor.dtype.itemsize, ref.op, ref.site)
     return [(*at[:-1], at[-1] + lane) for lane in range(lanes)]
 
 

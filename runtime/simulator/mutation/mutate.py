@@ -24,6 +24,7 @@ from ....passes.walk import flatten, rewrite_children, written_tensors
 from ... import plan_sync
 from ...plans import Plan
 from ...plans import Step as HostStep
+from ..arguments import check_numbers
 from ..block_ops import BlockStatements
 from ..errors import SimulationError, SimulationWarning
 from ..executable import Executable
@@ -84,7 +85,7 @@ def mutate(
     schedules: int = 20,
     seed: int = 0,
     epochs: int = 3,
-    resident_blocks: int = 4,
+    resident_blocks: int | None = None,
     progress: bool = False,
 ) -> list[Mutant]:
     """Change the synchronisation of ``program`` in one place at a time and run each such mutant.
@@ -106,8 +107,7 @@ def mutate(
         SimulationError: the program itself has a fault, or a mutant uses what is not simulated.
         TileWeaveError: wrong arguments.
     """
-    if schedules < 1:
-        raise TileWeaveError(f"mutate: schedules={schedules}; expected at least 1")
+    check_numbers("mutate", world_size, schedules, seed, epochs, resident_blocks)
     run = _Runs(world_size, inputs, range(seed, seed + schedules), epochs, resident_blocks)
     kernels: list[_Kernel] = []
 
@@ -221,7 +221,9 @@ class _Kernel:
 class _Runs:
     """The schedules that every mutant goes through, and how they end without a mutant."""
 
-    def __init__(self, world_size, inputs, seeds: range, epochs: int, resident_blocks: int) -> None:
+    def __init__(
+        self, world_size, inputs, seeds: range, epochs: int, resident_blocks: int | None
+    ) -> None:
         self.seeds = seeds
         self._arguments = world_size, inputs, 1, epochs, resident_blocks
         self._outputs: dict[int, Outputs] = {}
