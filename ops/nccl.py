@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-from ..runtime.group import Group
-from .problem import packed
+from ..runtime.group import LOOK_EVERY_S, Group
+from .problem import packed, require_same_call
 
 # Renamed in torch 2.13; the old names warn there.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_RELEASE_S = 1.0
+"""Limit of the wait for gloo's thread: another thread may keep a reference of its own."""
+_RELEASE_POLL_S = 2e-5
 
 
 def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
@@ -29,7 +37,8 @@ def all_gather_into(share: torch.Tensor, rows: torch.Tensor, group: Group) -> No
     if group.process_group is None:
         rows.copy_(share)
     else:
-        _gather(_bytes(rows), _bytes(share), group=group.process_group)
+        rows, share = _bytes(rows), _bytes(share)
+        _complete(_gather, [rows, share], group)
 
 
 def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
@@ -37,13 +46,13 @@ def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
     if group.process_group is None:
         out.copy_(rows)
     else:
-        _reduce(out, rows, group=group.process_group)
+        _complete(_reduce, [out, rows], group)
 
 
 def all_reduce(whole: torch.Tensor, group: Group) -> None:
     """The sum over ranks, in place."""
     if group.process_group is not None:
-        dist.all_reduce(whole, group=group.process_group)
+        _complete(dist.all_reduce, [whole], group)
 
 
 def all_to_all(given: torch.Tensor, got: torch.Tensor, group: Group) -> None:
@@ -51,7 +60,8 @@ def all_to_all(given: torch.Tensor, got: torch.Tensor, group: Group) -> None:
     if group.process_group is None:
         got.copy_(given)
     else:
-        dist.all_to_all_single(_bytes(got), _bytes(given), group=group.process_group)
+        got, given = _bytes(got), _bytes(given)
+        _complete(dist.all_to_all_single, [got, given], group)
 
 
 def start_exchange(
@@ -76,6 +86,49 @@ def start_exchanges(
         dist.P2POp(op, _bytes(tensor), group=group.process_group, group_peer=peer)
         for op, tensor, peer in pairs
     ])  # fmt: skip
+
+
+def _complete(
+    collective: Callable[..., Any], tensors: Sequence[torch.Tensor], group: Group
+) -> None:
+    """Run a collective to its end.
+
+    gloo's thread needs Python's lock to release the tensors, and does so after it has reported that
+    the collective is complete. In an interpreter that ends at that moment it gets the lock no more:
+    it is unwound inside a destructor, and C++ aborts the process ("terminate called without an
+    active exception"). So this waits until gloo has released them.
+
+    Raises:
+        TileWeaveError: the ranks make different calls, which gloo would wait out.
+    """
+    ranks = cast("dist.ProcessGroup", group.process_group)
+    if ranks._get_backend(tensors[0].device).name() != "gloo":
+        collective(*tensors, group=ranks)
+        return
+    before = _references(tensors)
+    work = collective(*tensors, group=ranks, async_op=True)
+    while not _is_over(work):
+        require_same_call(group)
+    del work
+    deadline = time.monotonic() + _RELEASE_S
+    while _references(tensors) > before and time.monotonic() < deadline:
+        time.sleep(_RELEASE_POLL_S)
+
+
+def _is_over(work: dist.Work) -> bool:
+    """Wait for a second, or until gloo's work is over; raise what it raises."""
+    try:
+        work.wait(timedelta(seconds=LOOK_EVERY_S))
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
+
+
+def _references(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the number of references from C++ and from Python."""
+    return sum(tensor._use_count() + sys.getrefcount(tensor) for tensor in tensors)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

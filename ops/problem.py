@@ -34,6 +34,8 @@ _FP8_RESULTS = (torch.bfloat16, torch.float16)
 """What products of fp8 operands may be rounded to; the first is the default."""
 _warned: set[tuple[str, str]] = set()
 _agreed: WeakKeyDictionary[Group | TwoLevels, set[tuple[Agreed, str]]] = WeakKeyDictionary()
+_calls: WeakKeyDictionary[Group, tuple[int, str, str]] = WeakKeyDictionary()
+"""The latest call of each group: its number, the operator and the text."""
 
 
 @dataclass(frozen=True)
@@ -347,23 +349,68 @@ def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 def agree(group: Group | TwoLevels, problem: Agreed, strategy: str) -> None:
     """Make sure that all ranks do the same. Collective for each new problem.
 
+    A rank for which the problem is not new does not wait for the others here. Ranks of a CPU then
+    find out from ``require_same_call`` when they wait; on a GPU, waits of kernels time out.
+
     Args:
         strategy: its name, or that of a transport.
 
     Raises:
         TileWeaveError: they do not; it names what each of them was asked.
     """
+    what = f"{problem}, {strategy}"
+    _publish(group, problem.op, what)
     known = _agreed.setdefault(group, set())
     if (problem, strategy) in known:
         return
-    said = group.exchange("operators", f"{problem}, {strategy}")
+    if isinstance(group, Group):
+        said = group.exchange("operators", what, look=lambda: require_same_call(group))
+    else:
+        said = group.exchange("operators", what)
     if len(set(said)) > 1:
-        each = "; ".join(f"rank {rank}: {what}" for rank, what in enumerate(said))
-        raise TileWeaveError(
-            f"{problem.op}: the ranks disagree ({each}); expected the same shapes, types, memory "
-            "order and strategy on every rank"
-        )
+        raise _disagreement(problem.op, dict(enumerate(said)))
     known.add((problem, strategy))
+
+
+def _publish(group: Group | TwoLevels, op: str, what: str) -> None:
+    """Write the number and the text of this rank's call into the store, on a CPU."""
+    if isinstance(group, Group) and group.store is not None and group.device.type == "cpu":
+        number = _calls.get(group, (0, "", ""))[0] + 1
+        _calls[group] = number, op, what
+        group.store.set(_call_key(group.rank), f"{number} {what}")
+
+
+def require_same_call(group: Group) -> None:
+    """Compare the call of this rank with those of the ranks that make their call of this number.
+
+    A rank that is late has a smaller number and is no error.
+
+    Raises:
+        TileWeaveError: they differ; it names what each of these ranks was asked.
+    """
+    if group not in _calls or group.store is None:
+        return
+    number, op, what = _calls[group]
+    said = {group.rank: what}
+    for rank in range(group.world_size):
+        if rank != group.rank and group.store.check([_call_key(rank)]):
+            theirs, _, text = group.store.get(_call_key(rank)).decode().partition(" ")
+            if int(theirs) == number:
+                said[rank] = text
+    if len(set(said.values())) > 1:
+        raise _disagreement(op, said)
+
+
+def _call_key(rank: int) -> str:
+    return f"call of rank {rank}"
+
+
+def _disagreement(op: str, said: dict[int, str]) -> TileWeaveError:
+    each = "; ".join(f"rank {rank}: {what}" for rank, what in sorted(said.items()))
+    return TileWeaveError(
+        f"{op}: the ranks disagree ({each}); expected the same shapes, types, memory order and "
+        "strategy on every rank"
+    )
 
 
 def is_laid_out(tensor: torch.Tensor) -> bool:

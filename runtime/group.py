@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -14,6 +16,9 @@ import torch.distributed as dist
 
 from ..builtins.errors import TileWeaveError
 
+LOOK_EVERY_S = 1.0
+"""Time after which a rank that waits looks at what the others do, and again."""
+_POLL_S = 0.002
 _joined: Counter[str] = Counter()
 """How often each process group was joined: what was left in the store is not read again."""
 
@@ -37,11 +42,15 @@ class Group:
         """Whether some ranks have the same GPU, which serves one of them at a time."""
         return len(set(self.gpus)) < len(self.gpus)
 
-    def exchange(self, topic: str, value: str, timeout_s: float = 300.0) -> list[str]:
+    def exchange(
+        self, topic: str, value: str, timeout_s: float = 300.0,
+        look: Callable[[], None] | None = None,
+    ) -> list[str]:  # fmt: skip
         """Every rank's ``value`` for ``topic``, in rank order. Collective, through the host only.
 
         Args:
             topic: what the ranks speak about; each rank's n-th call with it meets the others' n-th.
+            look: called about once a second of waiting; may raise why no more values will come.
 
         Raises:
             TileWeaveError: a rank did not come within ``timeout_s`` seconds.
@@ -54,6 +63,8 @@ class Group:
         values = []
         for peer in range(self.world_size):
             key = f"{prefix}/{peer}"
+            if look is not None:
+                self._look_until(key, look, timeout_s)
             try:
                 self.store.wait([key], timedelta(seconds=timeout_s))
             except dist.DistStoreError as error:
@@ -63,6 +74,18 @@ class Group:
                 ) from error
             values.append(self.store.get(key).decode())
         return values
+
+    def _look_until(self, key: str, look: Callable[[], None], timeout_s: float) -> None:
+        """Call ``look`` every second until a key is in the store, or the time is over."""
+        begin = looked = time.monotonic()
+        while self.store is not None and not self.store.check([key]):
+            now = time.monotonic()
+            if now - begin > timeout_s:
+                return
+            if now - looked > LOOK_EVERY_S:
+                looked = now
+                look()
+            time.sleep(_POLL_S)
 
     def meet(self, topic: str, timeout_s: float = 300.0) -> None:
         """Return when every rank has come here. Through the host only."""

@@ -142,6 +142,19 @@ class Heap:
             (self.stride // itemsize, *packed_strides(shape)),
         )
 
+    def is_view_of_all(self, tensor: torch.Tensor) -> bool:
+        """Return whether ``tensor`` is memory of this heap, one part for each rank.
+
+        An axis of extent 1 has no stride that means anything: views of torch change it.
+        """
+        ranks = self.group.world_size
+        return (
+            tensor.ndim > 0
+            and len(tensor) == ranks
+            and self.base <= tensor.data_ptr() < self.base + self.stride
+            and (ranks == 1 or tensor.stride(0) * tensor.itemsize == self.stride)
+        )
+
     def multicast_view(
         self, offset: int, shape: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor | None:

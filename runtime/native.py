@@ -24,6 +24,7 @@ from ..builtins.errors import TileWeaveError
 
 SOURCES = sorted((Path(__file__).parent / "src").glob("*.cc"))
 _VARIABLE = "TILEWEAVE_NATIVE"
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def library() -> tvm_ffi.Module | None:
@@ -59,7 +60,7 @@ def _library() -> tvm_ffi.Module | None:
 
 
 def built() -> Path:
-    """The compiled library, which is compiled if it is not yet.
+    """Return the compiled library; compile it if the cache holds none, or a damaged one.
 
     Raises:
         TileWeaveError: there is no compiler, or it refuses.
@@ -80,7 +81,7 @@ def built() -> Path:
     said = "\0".join([*command, tvm_ffi.__version__, *(source.read_text() for source in SOURCES)])
     stamp = hashlib.sha256(said.encode()).hexdigest()[:16]
     path = Path(str(env.TILELANG_CACHE_DIR)) / "tileweave" / f"native-{stamp}.so"
-    if not path.exists():
+    if not is_intact(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Several ranks may do so at once: each its own, the last one stays.
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -88,5 +89,28 @@ def built() -> Path:
             done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
             if done.returncode != 0:
                 raise TileWeaveError(f"{compiler} refuses the native part: {done.stderr[:2000]}")
+            _seal(made)
             made.replace(path)
     return path
+
+
+def is_intact(path: Path) -> bool:
+    """Return whether a library exists and ends with the digest that `_seal` appended.
+
+    Loading a truncated library ends the process with SIGBUS instead of an error.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(data[:-_DIGEST_BYTES]).digest() == data[-_DIGEST_BYTES:]
+
+
+def _seal(path: Path) -> None:
+    """Append the digest of a library to it, where the loader ignores it.
+
+    In a file of its own it could belong to the library of another rank that compiles now.
+    """
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    with path.open("ab") as file:
+        file.write(digest)

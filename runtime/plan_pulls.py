@@ -1,13 +1,13 @@
 """Order a plan of which no line says so: its copies read what copies of other ranks bring.
 
 A plan that copies from a peer's part of a symmetric tensor, into which that peer's calls copy, or
-from the own part, into which peers copy, gets three things. Before all else a kernel of one block
-counts the call and meets the peers: nobody copies before what the call before copied has been read.
-Each copy that others read is followed by its flags: the number of the call, copied from device
-memory, so that a CUDA graph finds the right one. And before a copy that reads what another rank, or
-another stream, has brought, a kernel of one block waits in its stream for that flag. It comes
-behind the copies before it in the plan that peers wait for: in a CUDA graph what waits might else
-hold them up.
+from the own part, into which peers or other streams copy, gets three things. Before all else a
+kernel of one block counts the call and meets the peers: nobody copies before what the call before
+copied has been read. Each copy that others read is followed by its flags: the number of the call,
+copied from device memory, so that a CUDA graph finds the right one. And before a copy that reads
+what another rank, or another stream, has brought, a kernel of one block waits in its stream for
+that flag. It comes behind the copies before it in the plan that peers wait for: in a CUDA graph
+what waits might else hold them up.
 """
 
 import itertools
@@ -182,12 +182,19 @@ def _refuse_others(made: set[str], pulls: Sequence[Copy]) -> None:
 def _is_pushed(
     rank: int, copy: Copy, copies: Sequence[tuple[int, Copy]], trace: Sequence[Step]
 ) -> bool:
-    """Whether ``copy`` reads own memory that other ranks' copies bring, and comes behind no kernel
-    that has waited for them."""
+    """Return whether ``copy`` reads own memory that copies bring which no stream orders with it:
+    those of other ranks, and own ones in another stream. A kernel that has waited for them and
+    comes before it in its stream orders them.
+
+    Own copies count, because a plan for any number of ranks has no others with one rank.
+    """
     name = copy.src.parameter.name
     if not copy.src.parameter.symmetric:
         return False
-    return any(r != rank and s.dst.overlaps(copy.src) for r, s in copies) and not any(
+    return any(
+        s.dst.overlaps(copy.src) and (r != rank or _are_unordered(s, copy, trace))
+        for r, s in copies
+    ) and not any(
         id(copy) in behind(s, trace) for s in trace if isinstance(s, Launch) and name in _taken(s)
     )
 
@@ -196,9 +203,14 @@ def _is_beside(copy: Copy, trace: Sequence[Step]) -> bool:
     """Whether a kernel of the same rank writes what ``copy`` reads, and no stream orders them."""
     name, symmetric = copy.src.parameter.name, copy.src.parameter.symmetric
     return symmetric and any(
-        id(copy) not in behind(s, trace) and id(s) not in behind(copy, trace)
+        _are_unordered(s, copy, trace)
         for s in trace if isinstance(s, Launch) and name in _written(s)
     )  # fmt: skip
+
+
+def _are_unordered(one: Step, other: Step, trace: Sequence[Step]) -> bool:
+    """Return whether no stream orders two steps of one rank."""
+    return id(other) not in behind(one, trace) and id(one) not in behind(other, trace)
 
 
 def _taken(launch: Launch) -> set[str]:
@@ -265,8 +277,8 @@ def _refuse_cycle(traces: Sequence[Sequence[Step]], awaited: Mapping[Made, Seque
     try:
         order.prepare()
     except CycleError as error:
-        places = dict.fromkeys(traces[r][i].site for r, i in error.args[1])
-        lines = "".join(f"\n --> {site}" for site in places)
+        steps = dict.fromkeys((s.op, s.site) for s in (traces[r][i] for r, i in error.args[1]))
+        lines = "".join(f"\n {op} --> {site}" for op, site in steps)
         raise TileWeaveError(
             f"p.copy waits for itself, by way of other ranks; expected an order in which each can "
             f"be made{lines}"

@@ -189,13 +189,7 @@ class Calls:
         if p.symmetric:
             if isinstance(value, SymmetricTensor):
                 value = value.all
-            elif not (
-                isinstance(value, torch.Tensor)
-                and value.ndim > 0
-                and len(value) == group.world_size
-                and heap.base <= value.data_ptr() < heap.base + heap.stride
-                and value.stride(0) * value.itemsize == heap.stride
-            ):
+            elif not (isinstance(value, torch.Tensor) and heap.is_view_of_all(value)):
                 raise self._refused(f"{p.name}={_shown(value)}", "a tw.symmetric tensor")
             part = value[group.rank]
         elif isinstance(value, torch.Tensor):

@@ -281,7 +281,7 @@ def _only(
 ) -> Launch:
     """The only one of the launches on a rank; refuses several, and none, at ``line`` of a copy."""
     if len(launches) != 1:
-        at = "".join(f"\n --> {site}" for site in [s.site for s in launches] or [line])
+        at = "".join(f"\n p.launch --> {s.site}" for s in launches) or f"\n p.copy --> {line}"
         raise TileWeaveError(
             f"{named(kernel)} takes what the plan copies ({', '.join(sorted(copied))}), and rank "
             f"{rank} launches it {len(launches)} times; expected once on every rank in every call, "
@@ -340,7 +340,7 @@ def refuse_beside_itself(traces: Sequence[Sequence[Step]]) -> None:
             if one.program is not other.program or id(other) in behind(one, steps):
                 continue
             if not is_explicit(one.program) and hidden_of(_inferred(one.program, len(traces))[0]):
-                at = f"\n --> {one.site}\n --> {other.site}"
+                at = f"\n p.launch --> {one.site}\n p.launch --> {other.site}"
                 raise TileWeaveError(
                     f"{one.name} in {one.where} and in {other.where}, whose counters both use; "
                     f"expected one stream, a p.wait_stream in between, or two kernels{at}"

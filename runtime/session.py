@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..builtins.errors import TileWeaveError
+from ..versions import unsupported_torch
 from .context import Context
 from .group import Group, join
 from .heap import Heap, SymmetricTensor
@@ -56,12 +57,15 @@ def init(
         heap_bytes: size of each rank's symmetric heap; default ``TILEWEAVE_HEAP_BYTES`` or 1 GiB.
 
     Raises:
-        TileWeaveError: no CUDA device, or a size or a time that is not legal.
+        TileWeaveError: no CUDA device, a torch that is not supported, or a size or a time that is
+            not legal.
         DriverError: mapping a peer's memory failed.
     """
     global _session
     if _session is not None:
         return _session
+    if why := unsupported_torch(torch.__version__):
+        raise TileWeaveError(f"init: {why}")
     if heap_bytes is None:
         size = _variable("TILEWEAVE_HEAP_BYTES", 1 << 30, HEAP_BYTES)
     else:

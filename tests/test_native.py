@@ -2,6 +2,7 @@
 written in C; memory is real."""
 
 import ctypes
+import os
 import subprocess
 import sys
 import types
@@ -305,6 +306,30 @@ def test_python_remains(monkeypatch, tmp_path):
             warnings.simplefilter("error")
             assert enqueue.enqueuer([], []) is None
     native._library.cache_clear()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "changed"])
+def test_a_damaged_library_in_the_cache_is_compiled_again(monkeypatch, tmp_path, damage):
+    """Loading a truncated one ended the process with SIGBUS; hence a process of its own."""
+    program = "from tileweave.runtime import native; print(native.library() is not None)"
+    environment = os.environ | {"TILELANG_CACHE_DIR": str(tmp_path)}
+    load = [sys.executable, "-W", "error", "-c", program]
+    monkeypatch.setattr(native.env, "TILELANG_CACHE_DIR", str(tmp_path))
+    whole = native.built().read_bytes()
+    at = len(whole) // 2
+    damaged = {"truncated": whole[:at], "empty": b"", "changed": whole[:at] + whole[at + 1 :]}
+    native.built().write_bytes(damaged[damage])
+    done = subprocess.run(load, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    (library,) = (tmp_path / "tileweave").iterdir()
+    assert native.is_intact(library)
+
+
+def test_an_intact_library_in_the_cache_is_not_compiled_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(native.env, "TILELANG_CACHE_DIR", str(tmp_path))
+    first = native.built()
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
+    assert native.built() == first
 
 
 def test_it_says_of_the_driver_what_cuda_h_says(nvcc, tmp_path):

@@ -1011,6 +1011,23 @@ def test_kernels_are_compiled_before_a_graph_is_captured(every_rank, monkeypatch
     assert every_rank(rank, 1) == [[]]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_views_of_symmetric_memory(every_rank, monkeypatch, ranks):
+    """With one rank, torch gives the rank axis, of extent 1, another stride than the heap's."""
+    world = Ranks(ranks, monkeypatch)
+
+    def rank(group: Group) -> tuple:
+        world.join(group)
+        heap, calls = world.here.session.heap, plan_streams.Calls(exchange)
+        memory, flags = heap.allocate((100,), torch.int32), heap.allocate((2,), torch.uint32)
+        inbox = memory.all[:, :64].view(ranks, 2, 4, 8)
+        calls(ints(4, 8), inbox, flags, torch.zeros(1, dtype=torch.uint32), 0)
+        group.meet("done")
+        return inbox.stride(0) * 4 == heap.stride, len(world.here.log) > 0
+
+    assert every_rank(rank, ranks) == [(ranks > 1, True)] * ranks
+
+
 def test_refused_calls(every_rank, monkeypatch):
     world = Ranks(1, monkeypatch)
 

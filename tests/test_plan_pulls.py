@@ -60,13 +60,38 @@ def inputs_of(ranks):
 
 
 @pytest.mark.parametrize(
-    ("make", "ranks"), [*((gather, n) for n in (1, 2, 3, 5)), *((ring, n) for n in (2, 3, 5))]
+    ("make", "ranks"), [*((gather, n) for n in (1, 2, 3, 5)), *((ring, n) for n in (1, 2, 3, 5))]
 )
 def test_every_schedule_is_right(make, ranks):
     inputs = inputs_of(ranks)
     right = np.stack([i["x"] for i in inputs])
     for found in tw.simulate(make(ranks), ranks, inputs, schedules=5, epochs=3):
         assert np.array_equal(found["out"], right)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("wait", [False, True])
+def test_own_copies_in_two_streams(ranks, wait):
+    """A stream that waits orders them already; else they are ordered as copies of peers are."""
+
+    @tw.plan
+    def through_own_memory(
+        p: tw.Steps,
+        x: T.Tensor((N,), "float32"),
+        given: W.Symmetric((N,), "float32"),
+        out: T.Tensor((N,), "float32"),
+    ):
+        p.copy(given[p.rank], x)
+        if wait:
+            p.wait_stream(None, stream="out")
+        p.copy(out, given[p.rank], stream="out")
+
+    inputs = inputs_of(ranks)
+    for rank, found in enumerate(tw.simulate(through_own_memory, ranks, inputs, schedules=5)):
+        assert np.array_equal(found["out"], inputs[rank]["x"])
+    shapes = {p.name: tuple(map(int, p.shape)) for p in through_own_memory.parameters}
+    steps = through_own_memory.trace(0, ranks, shapes, {})
+    assert any(isinstance(step, CopyValue) for step in steps) is not wait
 
 
 def test_nothing_of_it_can_be_left_out():

@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -30,6 +31,7 @@ from tileweave.bench.contenders import (
     contenders_of,
 )
 from tileweave.bench.exchanges import MAKERS as EXCHANGE_MAKERS
+from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.groups import group_of
 from tileweave.ops.trial import Trial, problem_of
 
@@ -458,6 +460,31 @@ def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
 def exchange_differs() -> None:
     """Every rank gives another shape."""
     ops.all_gather(torch.ones(2, 3 + dist.get_rank()))
+
+
+def exchange_differs_after_known_calls() -> None:
+    """Give, in a call after others, a new shape on rank 1.
+
+    Raises:
+        TileWeaveError: as the call, with the seconds that it took.
+    """
+    for _ in range(2):
+        ops.all_reduce(torch.ones(2, 3))
+    begin = time.monotonic()
+    try:
+        ops.all_reduce(torch.ones(2, 3 + dist.get_rank()))
+    except TileWeaveError as error:
+        raise TileWeaveError(f"{time.monotonic() - begin:.0f} s: {error}") from None
+
+
+def late_after_known_calls(seconds: float) -> float:
+    """Make calls, in each of which another rank is late."""
+    total = 0.0
+    for call in range(3):
+        if call == dist.get_rank():
+            time.sleep(seconds)
+        total += float(ops.all_reduce(torch.ones(5 + call % 2)).sum())
+    return total
 
 
 def strides() -> dict[str, bool]:

@@ -224,6 +224,24 @@ def test_refused(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "case", "example"),
+    [
+        ([], "all_gather_matmul 1024 x 28672 x 8192", "--shapes 256x512x512"),
+        (["sp_attention"], "sp_attention", "--lengths 256"),
+        (["all_reduce", "--sizes", "8192"], "all_reduce 8192 MiB", "--sizes 1"),
+    ],
+)
+def test_large_cases_are_refused_without_a_gpu(arguments, case, example, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(bench, "join", lambda cases: pytest.fail("measured"))
+    assert main(["bench", *arguments]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"tileweave: bench: {case}")
+    assert "torch sees no GPU; expected a GPU, or at most 4.3e+09 operations" in message
+    assert f"{example}`" in message
+
+
 def test_a_figure_needs_matplotlib(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["bench", "--figure", "bench.png"]) == 1
