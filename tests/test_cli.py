@@ -49,7 +49,7 @@ def test_emit_prints_every_program(file, capsys):
 
 def test_emit_prints_one_program_alone(file, capsys):
     path = file(PROGRAM.format(name="one", value=1.0), PROGRAM.format(name="two", value=2.0))
-    assert main(["emit", f"{path}:two", "--stage", "tile", "--world-size", "3"]) == 0
+    assert main(["emit", f"{path}:two", "--stage", "tile", "--ranks", "3"]) == 0
     out = capsys.readouterr().out
     assert "====" not in out and "def one(" not in out
     assert "def two(" in out and "(3, 64)" in out
@@ -68,8 +68,8 @@ def test_emit_takes_an_alias_once(file, capsys):
         (("one", "two"), ":three", (), "has no T.prim_func three; expected one or two"),
         ((), "", (), "has no T.prim_func; expected one at module level"),
         (("one",), "x", (), "there is no file"),
-        (("one",), "", ("--world-size", "0"), "world_size=0; expected at least 1"),
-        (("one",), "", ("--world-size", str(1 << 40)), "; expected at least 1, and at most 21474"),
+        (("one",), "", ("--world-size", "0"), "--ranks 0; expected at least 1"),
+        (("one",), "", ("--world-size", str(1 << 40)), "; expected at least 1, and at most 1024"),
         (("one",), "", ("--arch", "sm_1"), "arch='sm_1'; expected 'sm_80', 'sm_90a'"),
         (("one",), "", ("--arch", "sm_9999"), "arch='sm_9999'; expected 'sm_80', 'sm_90a'"),
         (("one",), "a" * 300, (), "expected FILE or FILE:NAME"),
@@ -144,7 +144,8 @@ def test_simulate_as_json(file, capsys):
     assert captured.err == ""
     same = {"ranks": 2, "schedules": 2, "seed": 7}
     assert found["clean"] == {
-        "name": "clean", **same, "verdict": "no fault", "fault": None, "warnings": [],
+        "name": "clean", **same, "verdict": "no fault", "fault": None, "inputs": {"F": "zeros"},
+        "warnings": [],
     }  # fmt: skip
     fault = found["stuck"]["fault"]
     assert (found["stuck"]["verdict"], fault["kind"], fault["seed"]) == ("fault", "deadlock", 7)
@@ -177,7 +178,8 @@ def test_simulate_refuses_a_timeline(file, capsys, tmp_path, programs, name, mes
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--ranks", "0"], "--ranks 0; expected at least 1"),
+        (["--ranks", "0"], "--ranks 0; expected at least 1, and at most 1024"),
+        (["--ranks", "1000000"], "--ranks 1000000; expected at least 1, and at most 1024"),
         (["--seed", "-1"], "--seed -1; expected 0 or more"),
         (["--set", "nosuch=3"], "--set nosuch, of clean; expected epoch"),
     ],
@@ -188,11 +190,13 @@ def test_simulate_refuses_in_one_line(file, capsys, command, options, message):
     assert f"{command}: {message}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("schedules", "shown"), [(2, True), (1, False)])
-def test_simulate_shows_a_bar_on_a_terminal(file, capsys, monkeypatch, schedules, shown):
+@pytest.mark.parametrize(("after", "shown"), [(0, True), (60, False)])
+def test_simulate_shows_a_bar_on_a_terminal(file, capsys, monkeypatch, after, shown):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert main(["simulate", file(CLEAN), *ONCE, "--schedules", str(schedules)]) == 0
-    assert ("clean: " in capsys.readouterr().err) == shown
+    monkeypatch.setattr("tileweave.runtime.simulator.progress._SILENT", after)
+    monkeypatch.setattr("tileweave.runtime.simulator.progress._PERIOD", 0)
+    assert main(["simulate", file(CLEAN), *ONCE]) == 0
+    assert ("clean:   0%" in capsys.readouterr().err) == shown
 
 
 @pytest.mark.parametrize("arguments", [[], ["emit"], ["emit", "x.py", "--stage", "sass"], ["cure"]])
@@ -279,7 +283,7 @@ def test_nothing_to_complain_about():
             {"torch": "2.10.1+cu128"},
             NVCC,
             machine(H200, H200),
-            Problem("nothing is promised", "torch is 2.10.1+cu128; expected 2.11 to 2.13"),
+            Problem("tw.init", "torch is 2.10.1+cu128; expected 2.11 to 2.13"),
         ),
         (
             {"cuda-bindings": MISSING},
@@ -480,7 +484,7 @@ def test_sizes_of_dynamic_extents(dynamic, capsys):
     assert main(["explain", dynamic, "--ranks", "2", "--size", "M=11"]) == 0
     shown = capsys.readouterr().out
     assert "plan, 2 ranks, M=11\n" in shown and "shift, 2 ranks, M=11\n" in shown
-    emit = ["emit", f"{dynamic}:shift", "--world-size", "2", "--stage", "tile", "--size", "M=11"]
+    emit = ["emit", f"{dynamic}:shift", "--ranks", "2", "--stage", "tile", "--size", "M=11"]
     assert main(emit) == 0
     assert "S = T.match_buffer(S_handle, (2, 11, 32)" in capsys.readouterr().out
 

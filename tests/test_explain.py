@@ -278,7 +278,7 @@ def test_what_the_compiler_refuses_is_refused_here(tmp_path, capsys):
     file.write_text(BY_HAND.replace("W.wait_reached(F[W.rank(), 0], epoch + T.uint32(1))", "pass"))
     assert main(["explain", str(file), "--ranks", "2"]) == 1
     emitted = capsys.readouterr().err
-    assert main(["emit", str(file), "--world-size", "2"]) == 1
+    assert main(["emit", str(file), "--ranks", "2"]) == 1
     assert capsys.readouterr().err == emitted and str(file) in emitted
 
 
@@ -430,7 +430,7 @@ def test_simulate_takes_options():
     [
         (["{file}:three"], "has no tw.plan or T.prim_func three; expected twice"),
         (["{file}x"], "there is no file"),
-        (["{file}", "--ranks", "0"], "explain: world_size=0; expected at least 1"),
+        (["{file}", "--ranks", "0"], "explain: --ranks 0; expected at least 1"),
         (["{file}", "--html", "a.txt"], "--html a.txt; expected a name that ends in .html"),
         (["{file}", "--config", "reuse"], "explain: --config reuse; expected NAME=VALUE"),
         (["{file}", "--config", "tileweave.reuse=never"], "tileweave.reuse='never'; expected"),
@@ -470,3 +470,53 @@ def test_explaining_changes_nothing():
     tw.explain(program, 4)
     assert program.script() == before
     assert not calls_in(program.body, lambda c: op_name(c) == "tileweave.signal")
+
+
+MIXED = """
+import tilelang.language as T
+from tileweave import language as W
+
+
+def mixed(synchronize):
+    @T.prim_func
+    def program(
+        X: T.Tensor((64,), "float32"), S: W.Symmetric((64,), "float32"),
+        F: W.Symmetric((1,), "uint32"), Y: T.Tensor((64,), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            T.copy(X, S[(W.rank() + 1) % 2, 0])
+            synchronize(F)
+            T.copy(S[W.rank(), 0], Y)
+            synchronize(F)
+
+    return program
+
+
+@T.macro
+def ranks(F):
+    W.sync_ranks()
+
+
+@T.macro
+def grid(F):
+    W.sync_grid()
+
+
+explicit, inferred = mixed(ranks), mixed(grid)
+"""
+
+
+def test_says_what_turns_the_inference_off(tmp_path, capsys):
+    """A barrier of the grid is none between ranks: the program is synchronized beside it."""
+    file = tmp_path / "mixed.py"
+    file.write_text(MIXED)
+    line = 1 + MIXED.splitlines().index("    W.sync_ranks()")
+    why = "explicit synchronization; without explicit signals, waits and barriers the compiler"
+    assert main(["explain", f"{file}:explicit", "--ranks", "2"]) == 0
+    out = capsys.readouterr().out
+    assert f"nothing is inferred:\n  mixed.py:{line}  W.sync_ranks: {why} inserts them\n" in out
+    assert main(["explain", f"{file}:inferred", "--ranks", "2"]) == 0
+    assert "nothing is inferred" not in capsys.readouterr().out
+    page = tmp_path / "page.html"
+    assert main(["explain", f"{file}:explicit", "--ranks", "2", "--html", str(page)]) == 0
+    assert "Nothing is inferred" in page.read_text() and why in page.read_text()

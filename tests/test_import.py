@@ -98,3 +98,18 @@ def test_all_names_exist():
     import tileweave
 
     assert [name for name in tileweave.__all__ if not hasattr(tileweave, name)] == []
+
+
+DIR_OF_A_FRESH_IMPORT = """
+import sys
+import tileweave
+print(*sorted(set(tileweave.__all__) - set(dir(tileweave))))
+print("tileweave.runtime.simulator" in sys.modules)
+"""
+
+
+def test_dir_lists_lazy_names_without_importing_them():
+    run = subprocess.run(
+        [sys.executable, "-c", DIR_OF_A_FRESH_IMPORT], capture_output=True, text=True, check=False
+    )
+    assert run.stdout == "\nFalse\n", run.stderr

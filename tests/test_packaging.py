@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tileweave
-from tileweave.versions import SUPPORTED_TILELANG
+from tileweave.versions import SUPPORTED_TILELANG, SUPPORTED_TORCH, numbers_of, unsupported_torch
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -40,3 +40,13 @@ def test_tilelang_pins_agree(project):
     pins = [f"tilelang=={release}" for release in SUPPORTED_TILELANG]
     assert [d for d in project["project"]["dependencies"] if d.startswith("tilelang")] == pins
     assert pins[0] in (CHECKOUT / "requirements.txt").read_text().splitlines()
+
+
+def test_torch_bounds_agree(project):
+    (low, high), after = SUPPORTED_TORCH, SUPPORTED_TORCH[1][1] + 1
+    bounds = [f"torch>={low[0]}.{low[1]}{pre},<{high[0]}.{after}" for pre in ("", "a0")]
+    assert [d for d in project["project"]["dependencies"] if d.startswith("torch")] == bounds[:1]
+    assert bounds[1] in (CHECKOUT / "requirements.txt").read_text().splitlines()
+    pins = (CHECKOUT / "constraints.txt").read_text().splitlines()
+    (pin,) = [p.removeprefix("torch==") for p in pins if p.startswith("torch==")]
+    assert numbers_of(pin)[:2] == high and not unsupported_torch(pin)

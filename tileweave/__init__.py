@@ -6,6 +6,7 @@ patched on disk, and a kernel that uses no TileWeave builtin compiles exactly as
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
@@ -76,14 +77,23 @@ __all__ = [
 ]
 
 
+_LAZY = {
+    "SimulationError": ".runtime.simulator",
+    "SimulationWarning": ".runtime.simulator",
+    "mutate": ".runtime.simulator",
+    "simulate": ".runtime.simulator",
+    "tune": ".ops",
+}
+"""Names whose modules take long to import, each with its module."""
+
+
 def __getattr__(name: str):
-    """The simulator and the operators are imported when they are asked for."""
-    if name in ("SimulationError", "SimulationWarning", "mutate", "simulate"):
-        from .runtime import simulator
-
-        return getattr(simulator, name)
-    if name == "tune":
-        from .ops import tune
-
-        return tune
+    """Import the simulator and the operators when one of their names is used."""
+    if name in _LAZY:
+        return getattr(_import_module(_LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the lazy names too, also before their first use."""
+    return sorted({*globals(), *_LAZY})

@@ -20,25 +20,33 @@ from typing import Any
 from tilelang import tvm
 
 from . import __version__, passes
-from .builtins.errors import TileWeaveError
+from .builders import builders_in
+from .builtins.errors import SyncWarning, TileWeaveError
 from .emit import STAGES, emit
 from .explain import explain, source_of
-from .passes.sizes import LARGEST
+from .failures import failure
+from .passes.sizes import LARGEST, MOST_RANKS
 from .runtime import Plan
 from .runtime.configured import configured
 from .runtime.out_file import out_file, write_out
 from .runtime.parameters import dynamic_extents, parameters_of
 
 PrimFunc = tvm.tirx.PrimFunc
+_MOST_SECONDS = 600
+"""Estimated time of a simulation that needs ``--force``."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; its exit status: 0 done, 1 a TileWeaveError, 2 wrong usage, 130 stopped."""
     options = _parser().parse_args(argv)
+    options.running = "", None
     try:
+        _check_ranks(options)
         options.run(options)
         sys.stdout.flush()
     except TileWeaveError as error:
+        if _shows_traceback(options):
+            raise
         print(f"tileweave: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -46,7 +54,26 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if not hasattr(options, "program") or _shows_traceback(options):
+            raise
+        text = failure(options.command, error, _file_of(options)[0], *options.running)
+        print(f"tileweave: {text}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _shows_traceback(options: argparse.Namespace) -> bool:
+    return getattr(options, "traceback", False)
+
+
+def _check_ranks(options: argparse.Namespace) -> None:
+    """Refuse a number of ranks that no command can use."""
+    ranks = getattr(options, "ranks", 1)
+    if not 1 <= ranks <= MOST_RANKS:
+        raise TileWeaveError(
+            f"{options.command}: --ranks {ranks}; expected at least 1, and at most {MOST_RANKS}"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     show.add_argument("--stage", choices=STAGES, default="cuda", help="default: %(default)s")
     show.add_argument("--arch", default="sm_90a", help="default: %(default)s")
-    show.add_argument("--world-size", type=int, default=4, help="default: %(default)s")
+    _add_ranks(show)
     _add_size(show)
     _add_config(show)
     show.set_defaults(run=_emit)
@@ -77,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE[:NAME]",
         help="all module-level tw.plans and T.prim_funcs of FILE, or that one",
     )
-    why.add_argument("--ranks", type=int, default=4, help="default: %(default)s")
+    _add_ranks(why)
     why.add_argument("--json", action="store_true", help="one JSON object for each program")
     why.add_argument("--html", metavar="OUT", help="write the source with what is put in: .html")
     _add_size(why)
@@ -89,6 +116,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_simulation(run)
     run.add_argument("--json", action="store_true", help="one JSON object for each program")
+    run.add_argument(
+        "--force",
+        action="store_true",
+        help=f"run even if that is estimated to take more than {_MOST_SECONDS // 60} minutes",
+    )
     run.add_argument(
         "--timeline",
         metavar="OUT",
@@ -267,6 +299,16 @@ def _counts(options: argparse.Namespace, name: str) -> list[int]:
         ) from None
 
 
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Add the number of ranks, and what every command that compiles programs has."""
+    parser.add_argument(
+        "--ranks", "--world-size", type=int, default=4, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--traceback", action="store_true", help="show all frames of an error, of C++ ones, too"
+    )
+
+
 def _add_size(parser: argparse.ArgumentParser) -> None:
     """What says for which sizes programs are compiled."""
     parser.add_argument(
@@ -340,11 +382,15 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
         metavar="FILE[:NAME]",
         help="all module-level tw.plans and T.prim_funcs of FILE, or that one",
     )
-    add("--ranks", type=int, default=4, help="default: %(default)s")
+    _add_ranks(parser)
     add("--schedules", type=int, default=20, help="default: %(default)s")
     add("--seed", type=int, default=0, help="of the first; default: %(default)s")
     add("--epochs", type=int, default=3, help="launches; default: %(default)s")
-    add("--resident-blocks", type=int, default=4, help="default: %(default)s")
+    add(
+        "--resident-blocks",
+        type=int,
+        help="blocks of a rank that fit on its GPU; default: tileweave.resident_blocks, 132",
+    )
     add(
         "--set",
         action="append",
@@ -364,8 +410,9 @@ def _emit(options: argparse.Namespace) -> None:
         if len(programs) > 1:
             print(f"{comment} ==== {name}")
         configs = _configs(options)
+        options.running = name, program
         print(emit(
-            program, options.stage, options.arch, options.world_size, configs, sizes[name]
+            program, options.stage, options.arch, options.ranks, configs, sizes[name]
         ))  # fmt: skip
 
 
@@ -383,6 +430,7 @@ def _explain(options: argparse.Namespace) -> None:
     for name, program in programs.items():
         if isinstance(program, PrimFunc) and source_of(program) in told:
             continue
+        options.running = name, program
         found = explain(program, options.ranks, _configs(options), sizes=sizes[name])
         found = replace(found, name=name)
         if options.html is not None:
@@ -393,7 +441,7 @@ def _explain(options: argparse.Namespace) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    """Run with random inputs, zeroed integers, and everything else that is written unwritten."""
+    """Run with inputs of ``described_inputs``."""
     programs = _programs(options, (Plan, PrimFunc))
     if options.timeline and len(programs) > 1:
         raise TileWeaveError(
@@ -412,8 +460,6 @@ def _of_each(
     """The outcome of each program, but for kernels of a plan, which has run them."""
     from .runtime.simulator import Executable
 
-    if options.ranks < 1:
-        raise TileWeaveError(f"{options.command}: --ranks {options.ranks}; expected at least 1")
     if options.seed < 0:
         raise TileWeaveError(f"{options.command}: --seed {options.seed}; expected 0 or more")
     scalars = dict(_value_of_scalar(pair, options.command) for pair in options.set)
@@ -422,6 +468,7 @@ def _of_each(
     found, launched = [], set()
     for name, program in programs.items():
         if id(program) not in launched:
+            options.running = name, program
             if options.command == "simulate":
                 program = configured("simulate", program, _configs(options))
             executable = Executable(program, options.ranks)
@@ -447,17 +494,20 @@ def _simulated(
     name: str, program: Any, scalars: dict, options: argparse.Namespace
 ) -> dict[str, Any]:
     """What ``--json`` prints of one program."""
-    from .runtime.simulator import SimulationError, SimulationWarning, random_inputs, simulate
+    from .runtime.simulator import SimulationError, SimulationWarning, described_inputs, simulate
 
-    fault = None
+    fault, made = None, {}
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", SimulationWarning)
+        for category in (SimulationWarning, SyncWarning):
+            warnings.simplefilter("always", category)
         try:
-            inputs = random_inputs(program, options.seed, scalars)
+            inputs, made = described_inputs(program, options.seed, scalars)
+            if made and not options.json:
+                print(f"simulate: {name}: inputs: {_kinds_of(made)}", file=sys.stderr)
             simulate(
                 program, options.ranks, inputs, options.schedules, options.seed, options.epochs,
                 options.resident_blocks, progress=True,
-                timeline=options.timeline,
+                timeline=options.timeline, most_seconds=None if options.force else _MOST_SECONDS,
             )  # fmt: skip
         except SimulationError as error:
             fault = {"kind": error.kind, "report": error.report, "seed": error.seed}
@@ -468,8 +518,23 @@ def _simulated(
         "seed": options.seed,
         "verdict": "fault" if fault else "no fault",
         "fault": fault,
-        "warnings": [str(w.message) for w in caught if issubclass(w.category, SimulationWarning)],
+        "inputs": made,
+        "warnings": list(
+            dict.fromkeys(
+                str(w.message)
+                for w in caught
+                if issubclass(w.category, (SimulationWarning, SyncWarning))
+            )
+        ),
     }
+
+
+def _kinds_of(made: dict[str, str]) -> str:
+    """Return ``zeros in F, G; random numbers in A``."""
+    tensors: dict[str, list[str]] = {}
+    for name, kind in made.items():
+        tensors.setdefault(kind, []).append(name)
+    return "; ".join(f"{kind} in {', '.join(names)}" for kind, names in tensors.items())
 
 
 def _in_words(outcome: dict[str, Any]) -> str:
@@ -552,10 +617,9 @@ _KINDS = {PrimFunc: "T.prim_func", Plan: "tw.plan"}
 def _programs(options: argparse.Namespace, kinds: tuple[type, ...] = (PrimFunc,)) -> dict[str, Any]:
     """What of these kinds is at the top level of ``FILE``, or that of ``FILE:NAME``, by name; in
     the order of the kinds."""
-    op, where = options.command, options.program
+    op = options.command
     words = " or ".join(_KINDS[kind] for kind in kinds)
-    file, _, name = (where, "", "") if os.path.isfile(where) else where.rpartition(":")
-    path = Path(file or where)
+    path, name = _file_of(options)
     if not os.path.isfile(path):  # Path's own raises for a name that is too long
         raise TileWeaveError(f"{op}: there is no file {path}; expected FILE or FILE:NAME")
     found: dict[str, Any] = {}
@@ -564,11 +628,30 @@ def _programs(options: argparse.Namespace, kinds: tuple[type, ...] = (PrimFunc,)
         for key, value in values.items():
             if isinstance(value, kind) and not any(value is f for f in found.values()):
                 found[key] = value
-    if not found:
-        raise TileWeaveError(f"{op}: {path} has no {words}; expected one at module level")
-    if name and name not in found:
-        raise TileWeaveError(f"{op}: {path} has no {words} {name}; expected {' or '.join(found)}")
+    if not found or (name and name not in found):
+        what = f"{op}: {path} has no {words}{f' {name}' if name else ''}"
+        raise TileWeaveError(f"{what}; expected {_legal(path, name, found)}")
     return {name: found[name]} if name else found
+
+
+def _legal(path: Path, name: str, found: dict[str, Any]) -> str:
+    """Return what could have been asked for: programs, or results of functions that make them."""
+    builders = builders_in(path)
+    if name in builders:
+        return f"the result of this function at module level: example = {name}(...)"
+    if found:
+        return " or ".join(found)
+    if not builders:
+        return "one at module level"
+    calls = " or ".join(f"example = {builder}(...)" for builder in builders)
+    return f"one at module level, so that a builder must be called there: {calls}"
+
+
+def _file_of(options: argparse.Namespace) -> tuple[Path, str]:
+    """Return ``FILE`` and ``NAME``, or ""."""
+    where = options.program
+    file, _, name = (where, "", "") if os.path.isfile(where) else where.rpartition(":")
+    return Path(file or where), name
 
 
 def _load(op: str, path: Path) -> ModuleType:

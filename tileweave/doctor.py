@@ -13,9 +13,9 @@ from itertools import combinations
 
 from . import __version__
 from .runtime.topology import Topology, topology
+from .versions import unsupported_torch
 
 PACKAGES = ("torch", "tilelang", "apache-tvm-ffi", "cuda-bindings", "nvidia-ml-py")
-SUPPORTED_TORCH = ((2, 11), (2, 13))
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,8 @@ def problems(versions: dict[str, str], nvcc: Nvcc, machine: Topology) -> list[Pr
         add("running any kernel", f"there is no GPU{f' ({why[0]})' if why else ''}; tw.emit works")
     elif torch_reason := next((n for n in machine.notes if n.startswith("torch: ")), ""):
         add("running any kernel", f"torch cannot use the GPUs ({torch_reason})")
-    low, high = (".".join(map(str, v)) for v in SUPPORTED_TORCH)
-    if not SUPPORTED_TORCH[0] <= _numbers(versions["torch"])[:2] <= SUPPORTED_TORCH[1]:
-        add("nothing is promised", f"torch is {versions['torch']}; expected {low} to {high}")
+    if why := unsupported_torch(versions["torch"]):
+        add("tw.init", why)
     if not nvcc.path:
         add("compiling a kernel that is in no cache", f"nvcc: {nvcc.version}")
     if machine.gpus and versions["cuda-bindings"] == MISSING:
@@ -160,10 +159,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return MISSING
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", release)))
 
 
 def _pairs(pairs: list[tuple[int, int]]) -> str:

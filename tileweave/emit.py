@@ -16,7 +16,8 @@ from tvm import tirx
 from . import passes
 from .builtins.errors import TileWeaveError
 from .codegen.names import names_kept
-from .passes.sizes import LARGEST
+from .passes.origin import without_origins
+from .passes.sizes import MOST_RANKS
 
 Stage = Literal["tile", "device", "cuda", "ptx"]
 STAGES = ("tile", "device", "cuda", "ptx")
@@ -58,15 +59,23 @@ def emit(
     mod = tvm.IRModule({func.attrs["global_symbol"]: func})
     mod = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE)
     if stage == "tile":
-        return passes.run(passes.TILE_PASSES, mod).script()
+        return _script(passes.run(passes.TILE_PASSES, mod))
     (program,) = mod.functions.values()
     artifact = lowered(program, arch, stock)
     if stage == "device":
-        return artifact.device_mod.script()
+        return _script(artifact.device_mod)
     if stage == "cuda":
         return artifact.kernel_source
     with _target(arch):
         return nvcc.get_ptx_from_source(artifact.kernel_source)
+
+
+def _script(mod: tvm.IRModule) -> str:
+    functions = {
+        name: without_origins(func) if isinstance(func, tirx.PrimFunc) else func
+        for name, func in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs).script()
 
 
 def lowered(func: tirx.PrimFunc, arch: str, configs: Mapping[str, Any]) -> Any:
@@ -91,9 +100,9 @@ def require_group(op: str, world_size: int, arch: str) -> None:
     Raises:
         TileWeaveError: no rank, or an architecture that there is not.
     """
-    if type(world_size) is not int or not 1 <= world_size <= LARGEST:
+    if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
         raise TileWeaveError(
-            f"{op}: world_size={world_size!r}; expected at least 1, and at most {LARGEST}"
+            f"{op}: world_size={world_size!r}; expected at least 1, and at most {MOST_RANKS}"
         )
     if not isinstance(arch, str) or not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
         raise TileWeaveError(f"{op}: arch={arch!r}; expected 'sm_80', 'sm_90a', 'sm_100a', ...")

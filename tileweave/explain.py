@@ -21,12 +21,13 @@ from .builtins.errors import TileWeaveError
 from .emit import EMIT_HEAP_STRIDE, lowered, require_group
 from .passes.added import Added, add_by_table, added_on_device
 from .passes.hidden import hidden_of
-from .passes.infer_sync import explained
+from .passes.infer_sync import explained, explicit_sync
 from .passes.inference.exchange import Inserted
 from .passes.inference.launches import LeftOut
 from .passes.leaves import Leaf, leaves_of, tensor_of
 from .passes.memory_order import acquires, releases
 from .passes.sizes import in_numbers, named, sizes_of
+from .passes.specialize_group import heap_tensors
 from .passes.verify_sync import verified
 from .passes.walk import uses_tileweave
 from .runtime import Plan
@@ -95,6 +96,8 @@ class Explanation:
             buffers.
         sources: of each program (name, file, first line, last line).
         unordered: accesses that ``W.unordered`` takes out, with the program's reasons.
+        explicit: the first signal, wait or barrier of each program that has its own, by its name:
+            because of it nothing is inferred.
         unverified: what of a program that orders itself was too much to be verified.
         sizes: dynamic extents by name, for which all this is.
         rounds: tensor that a launch writes in several rounds -> what keeps them apart.
@@ -109,6 +112,7 @@ class Explanation:
     scratch: Mapping[str, int] = field(default_factory=dict)
     sources: tuple[tuple[str, str, int, int], ...] = ()
     unordered: tuple[Operation, ...] = ()
+    explicit: tuple[Operation, ...] = ()
     unverified: tuple[Operation, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     rounds: Mapping[str, str] = field(default_factory=dict)
@@ -175,6 +179,7 @@ def _of_kernel(
     func = passes.with_sizes(func, sizes)
     func = _through(passes.PREPARE_PASSES, func, world_size)
     ops = [_by_hand(leaf, call) for leaf, call in _orders_in(func)]
+    explicit = _explicit(func)
     func, inferred = explained(func, world_size, EMIT_HEAP_STRIDE)
     tensors = {(i.line, i.flag): i.tensor for i in inferred.ops}
     times = {leaf.stmt: leaf.times for leaf in leaves_of(func.body)}
@@ -193,9 +198,24 @@ def _of_kernel(
         name, world_size, tuple(_in_kernel(ops, name)), tuple(_in_kernel(merged, name)),
         inferred.reuse, {n: size for n, size, scratch in memory if not scratch},
         {n: size for n, size, scratch in memory if scratch}, ((name, *source),) if source else (),
-        tuple(_in_kernel(unordered, name)), tuple(_in_kernel(unverified, name)), sizes_of(func),
+        tuple(_in_kernel(unordered, name)), tuple(_in_kernel(explicit, name)),
+        tuple(_in_kernel(unverified, name)), sizes_of(func),
         inferred.rounds,
     )  # fmt: skip
+
+
+def _explicit(func: tirx.PrimFunc) -> list[Operation]:
+    """Return what turns the inference off for the program, if it has symmetric tensors."""
+    found = explicit_sync(func) if heap_tensors(func) else None
+    if found is None:
+        return []
+    leaf, call = found
+    reason = (
+        "explicit synchronization; without explicit signals, waits and barriers the compiler "
+        "inserts them"
+    )
+    name = f"W.{builtin_of(call).name}"
+    return [dataclasses.replace(_by_hand(leaf, call), tensor=name, reason=reason)]
 
 
 def _left_out(one: LeftOut) -> Operation:
@@ -384,6 +404,7 @@ def _merged(name: str, world_size: int, parts: list[Explanation]) -> Explanation
         union(lambda p: p.flags), union(lambda p: p.scratch),
         tuple(itertools.chain(*(p.sources for p in parts))),
         tuple(itertools.chain(*(p.unordered for p in parts))),
+        tuple(itertools.chain(*(p.explicit for p in parts))),
         tuple(itertools.chain(*(p.unverified for p in parts))), parts[0].sizes,
         union(lambda p: p.rounds),
     )  # fmt: skip
@@ -401,6 +422,7 @@ def _table_of(e: Explanation) -> Iterator[str]:
     for title, ops in (
         ("not needed", e.merged),
         ("not ordered, by W.unordered", e.unordered),
+        ("nothing is inferred", e.explicit),
         ("not verified", e.unverified),
     ):
         if ops:

@@ -58,6 +58,7 @@ def _body(e: Explanation) -> Iterator[str]:
     for title, lines in (
         ("Not needed", _by_line(e.merged)),
         ("Not ordered, by W.unordered", _by_line(e.unordered)),
+        ("Nothing is inferred", _by_line(e.explicit)),
         ("Not verified", _by_line(e.unverified)),
         ("Memory is used again in the same launch because", e.rounds),
         ("Memory is used again in the next launch because", e.reuse),

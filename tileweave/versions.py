@@ -1,10 +1,13 @@
-"""The TileLang releases this TileWeave was tested with."""
+"""The releases of TileLang and torch that this TileWeave supports."""
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import PackageNotFoundError, version
 
 SUPPORTED_TILELANG = ("0.1.15",)
+SUPPORTED_TORCH = ((2, 11), (2, 13))
+"""The oldest and the newest minor release."""
 
 
 def require_supported_tilelang() -> None:
@@ -16,3 +19,17 @@ def require_supported_tilelang() -> None:
         raise ImportError(f"tileweave: tilelang is not installed; expected {supported}") from None
     if found.split("+")[0] not in SUPPORTED_TILELANG:
         raise ImportError(f"tileweave: tilelang {found} is not supported; expected {supported}")
+
+
+def unsupported_torch(release: str) -> str:
+    """Return what is wrong with a release of torch; an empty string if it is supported."""
+    low, high = SUPPORTED_TORCH
+    if low <= numbers_of(release)[:2] <= high:
+        return ""
+    return f"torch is {release}; expected {'.'.join(map(str, low))} to {'.'.join(map(str, high))}"
+
+
+def numbers_of(release: str) -> tuple[int, ...]:
+    """Return the leading numbers of a release; local and pre-release parts are left out."""
+    leading = re.match(r"[\d.]*\d", release)
+    return tuple(int(number) for number in leading[0].split(".")) if leading else ()

@@ -48,6 +48,8 @@ SIZES = 1, 16, 64, 256
 INPUTS = 3
 """Sets of inputs that take turns. Odd: what memory that is used every second call still holds of
 other inputs is not taken for right."""
+CPU_OPERATIONS = 1 << 32
+"""Limit for a case without a GPU: each contender computes it some 30 times, a few seconds each."""
 _SPARE_BYTES = 64 << 20
 """Of the heap, for counters and tails."""
 
@@ -161,6 +163,7 @@ def run(wanted: Wanted) -> bool:
     cases = wanted.cases()
     _require_files(wanted.json, wanted.figure)
     _require_drawn(wanted.figure, cases)
+    _require_small_without_gpu(cases)
     group = join(cases)
     dtype = getattr(torch, wanted.dtype)
     problems = [case.problem(group.world_size, dtype) for case in cases]
@@ -250,6 +253,19 @@ def _require_drawn(figure: str | None, given: Sequence[Subject | Result]) -> Non
             f"bench: --figure {figure} of {names}; expected one of "
             f"{', '.join([*OPERATORS, ATTENTION])}, which are drawn"
         )
+
+
+def _require_small_without_gpu(cases: Sequence[Subject]) -> None:
+    """Refuse cases that would keep a CPU busy for hours, such as the models' shapes."""
+    if torch.cuda.is_available():
+        return
+    for case in cases:
+        if case.operations > CPU_OPERATIONS:
+            raise TileWeaveError(
+                f"bench: {case.op} {case.shape} takes {case.operations:.1e} operations, and torch "
+                f"sees no GPU; expected a GPU, or at most {CPU_OPERATIONS:.1e} operations, such as "
+                f"`bench {case.op} {case.example}`"
+            )
 
 
 def join(cases: list[Subject], at_once: int = 1) -> Group:

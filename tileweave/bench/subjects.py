@@ -35,9 +35,12 @@ class Subject(ABC):
         symmetric_bytes: what ours takes on each rank, of 2-byte numbers, without counters and
             tails.
         gathered_bytes: what copies alone bring to each rank.
+        operations: arithmetic operations of all ranks; of a collective, bytes of one rank.
+        example: options for a small case.
     """
 
     makers: ClassVar[Mapping[str, Callable[[Any], Contender]]]
+    example: ClassVar[str]
 
     op: str
     shape: Any
@@ -49,6 +52,10 @@ class Subject(ABC):
     @property
     @abstractmethod
     def gathered_bytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def operations(self) -> int: ...
 
     @abstractmethod
     def problem(self, ranks: int, dtype: torch.dtype) -> Any:
@@ -79,6 +86,7 @@ class Subject(ABC):
 @dataclass(frozen=True)
 class ProductSubject(Subject):
     makers = products.MAKERS
+    example = "--shapes 256x512x512"
     shape: Shape
 
     @property
@@ -94,6 +102,10 @@ class ProductSubject(Subject):
     @property
     def gathered_bytes(self):
         return 2 * self.shape.M * self.shape.K if self.op == "all_gather_matmul" else 0
+
+    @property
+    def operations(self):
+        return 2 * self.shape.M * self.shape.N * self.shape.K
 
     def problem(self, ranks, dtype):
         return problem_of(self.op, self.shape.M, self.shape.N, self.shape.K, ranks, dtype)
@@ -121,6 +133,7 @@ class ProductSubject(Subject):
 @dataclass(frozen=True)
 class ExchangeSubject(Subject):
     makers = exchanges.MAKERS
+    example = "--sizes 1"
     shape: Size
 
     @property
@@ -130,6 +143,10 @@ class ExchangeSubject(Subject):
     @property
     def gathered_bytes(self):
         return exchanges.gathered_bytes(self.op, self.shape)
+
+    @property
+    def operations(self):
+        return self.shape.bytes
 
     def problem(self, ranks, dtype):
         return exchanges.problem_of(self.op, self.shape, dtype)
@@ -153,6 +170,7 @@ class ExchangeSubject(Subject):
 @dataclass(frozen=True)
 class AttentionSubject(Subject):
     makers = attention.MAKERS
+    example = "--lengths 256"
     shape: Length
 
     @property
@@ -162,6 +180,11 @@ class AttentionSubject(Subject):
     @property
     def gathered_bytes(self):
         return attention.gathered_bytes(self.shape)
+
+    @property
+    def operations(self):
+        shape = self.shape
+        return 4 * shape.batch * shape.heads * shape.length**2 * shape.head_dim
 
     def problem(self, ranks, dtype):
         return attention.problem_of(self.shape, ranks, dtype)
