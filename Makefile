@@ -94,13 +94,10 @@ clean:
 
 # A torch for CUDA that the machine has is used, not installed a second time; and where it has the
 # supported TileLang too, nothing is installed: GPU hosts are often offline.
-.venv/ready: requirements.txt requirements-nvcc.txt constraints.txt
+.venv/ready: requirements.txt requirements-nvcc.txt constraints.txt tools/make_venv.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v < (3, 14) else \
 	  f"tileweave: Python {v[0]}.{v[1]}; expected 3.10 to 3.13 (make PYTHON=python3.12)")'
-	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.version.cuda)' 2>/dev/null; then \
-	  $(PYTHON) -m venv --clear --system-site-packages .venv; \
-	  grep -v '^torch==' constraints.txt >.venv/constraints.txt; \
-	else $(PYTHON) -m venv --clear .venv; cp constraints.txt .venv/constraints.txt; fi
+	@$(PYTHON) tools/make_venv.py .venv
 	@if ! $(python) -c 'import torch, tileweave' 2>/dev/null; then \
 	  echo "installing requirements.txt into .venv"; $(pip_install) -r requirements.txt; fi
 	@if ! $(python) -c '$(find_cuda)' >/dev/null 2>&1; then \
