@@ -115,7 +115,7 @@ def _record(
 
 def _alive(tile: IRModule) -> set[int]:
     """Numbers of the builtins that TileLang's own simplification leaves in ``tile``."""
-    simplified = tilelang.transform.Simplify()(tilelang.transform.LetInline()(tile))
+    simplified = tilelang.transform.Simplify()(tile)
     marks = [
         mark_of(call)
         for func in simplified.functions.values()

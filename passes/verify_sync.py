@@ -304,4 +304,4 @@ def _by(one: Touch, other: Touch) -> str:
 
 def _lines(events: list[Event]) -> str:
     """Return where the events are, each line with its kind: `` read --> file:line``."""
-    return arrows((e.kind, e.line) for e in events)
+    return arrows(place for event in events for place in event.places)

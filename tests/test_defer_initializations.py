@@ -1,7 +1,5 @@
 """A program means the same after its initializations are deferred, for any number of iterations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tilelang.language as T

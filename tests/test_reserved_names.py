@@ -1,7 +1,5 @@
 """Names that C++, CUDA or our headers keep for themselves are names that a program may use."""
 
-from __future__ import annotations
-
 import pytest
 import tilelang.language as T
 

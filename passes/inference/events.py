@@ -12,7 +12,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.declare import BUILTINS, Builtin, Pointer, builtin_of
 from ..memory_order import acquires
-from ..walk import builtins_in, calls_in, in_words, line_of, op_name
+from ..walk import arrows, builtins_in, calls_in, in_words, line_of, op_name
 from .accesses import Program, _Collector
 from .async_loads import AsyncLoads
 from .space import Loop
@@ -66,8 +66,13 @@ class Event:
     end: str = ""
 
     @property
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """What is where, for ``arrows``: the event, and the end of an asynchronous load."""
+        return (self.kind, self.line), ("end of the load", self.end)
+
+    @property
     def location(self) -> str:
-        return "".join(f"\n --> {line}" for line in (self.line, self.end) if line)
+        return arrows(self.places)
 
     @property
     def at(self) -> str:

@@ -115,14 +115,14 @@ def test_a_wait_leaves_an_unknown_loop_and_asks_for_a_round():
         count = at[2]
         for r in T.serial(count):
             T.copy(S[W.rank(), at[0], at[3 + r], 0], rows)
-            T.copy(rows, Y[0, 0])
+            T.copy(rows, Y[r * 4, 0])
 
     program = reading(read)
     assert "if 0 < count:\n" in text_of(program)
     runs(
         program,
         lambda at, X: np.concatenate(
-            [X[at[0], at[2 + at[2]] :][:4] * (at[2] > 0), np.zeros((4, N))]
+            [X[at[0], at[3 + r] :][:4] * (r < at[2]) for r in range(ROWS // 4)]
         ),
     )
 
