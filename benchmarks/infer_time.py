@@ -22,16 +22,16 @@ import torch
 from tvm import tirx
 
 import tileweave as tw
-from tileweave import language as W
-from tileweave.ops.attention_problem import AttentionProblem
-from tileweave.ops.flash import tiles_for
-from tileweave.ops.operators import OPERATORS, Choice
-from tileweave.ops.sp_attention import sp_attention_plan
-from tileweave.ops.tiles import LARGE
-from tileweave.ops.trial import problem_of
-from tileweave.passes.infer_sync import infer_sync
-from tileweave.passes.table import PREPARE_PASSES
-from tileweave.runtime import plan_sync
+from tileweave.builtins import language as W
+from tileweave.ops.attention.flash import tiles_for
+from tileweave.ops.attention.problem import AttentionProblem
+from tileweave.ops.attention.sp_attention import sp_attention_plan
+from tileweave.ops.autotune.trial import problem_of
+from tileweave.ops.core.operator import OPERATORS, Choice
+from tileweave.ops.core.tiles import LARGE
+from tileweave.passes.pipeline import PREPARE_PASSES
+from tileweave.passes.sync.infer.infer_sync import infer_sync
+from tileweave.runtime.plans import sync_push as plan_sync
 
 BAR = 50.0
 HEAP_STRIDE = 1 << 30

@@ -36,16 +36,21 @@ from tilelang import tvm
 
 import tileweave as tw
 from tileweave import ops, passes
-from tileweave.ops import call, made, strategy, transport
-from tileweave.ops.all_gather_matmul import all_gather_matmul_plan
-from tileweave.ops.operators import OPERATORS as OPERATORS_BY_NAME
-from tileweave.ops.operators import Choice
-from tileweave.ops.prepared import prepared
-from tileweave.ops.remembered import forget
-from tileweave.ops.tiles import LARGE, SMALL
-from tileweave.passes.hidden import hidden_of
-from tileweave.runtime import enqueue, heap, kernel, memory, plan_streams, session
-from tileweave.runtime.group import Group
+from tileweave.ops.collectives import transport
+from tileweave.ops.core import call, strategy
+from tileweave.ops.core import compiled as made
+from tileweave.ops.core.cache import prepared
+from tileweave.ops.core.operator import OPERATORS as OPERATORS_BY_NAME
+from tileweave.ops.core.operator import Choice
+from tileweave.ops.core.session_cache import forget
+from tileweave.ops.core.tiles import LARGE, SMALL
+from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
+from tileweave.passes.ir.implicit import hidden_of
+from tileweave.runtime.executor import calls as plan_streams
+from tileweave.runtime.executor import enqueue
+from tileweave.runtime.host import heap, memory, session
+from tileweave.runtime.host.group import Group
+from tileweave.runtime.kernel import kernel
 
 OPERATORS = (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce)
 SHARE, N, K = 128, 256, 256

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 import tileweave as tw
-from tileweave.runtime.simulator import Executable
+from tileweave.simulator import Executable
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
 from gemm_reduce_scatter import gemm_reduce_scatter

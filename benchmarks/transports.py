@@ -23,17 +23,17 @@ import tileweave as tw
 from tileweave.bench import exchanges
 from tileweave.bench.command import INPUTS
 from tileweave.bench.contenders import Contender, Judge, Missing
-from tileweave.ops.all_gather import all_gather_plan, all_gather_program
-from tileweave.ops.all_reduce import all_reduce_plan, two_phase_program
-from tileweave.ops.all_to_all import Parts, all_to_all_plan, all_to_all_program
-from tileweave.ops.collective import Collective
-from tileweave.ops.exchange import Moved, checked
-from tileweave.ops.groups import group_of
-from tileweave.ops.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
-from tileweave.ops.words import Lines, words_of
-from tileweave.runtime.compile_ahead import compile_ahead
-from tileweave.runtime.measure import interleaved, largest
-from tileweave.runtime.parameters import parameters_of
+from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program
+from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_phase_program
+from tileweave.ops.collectives.all_to_all import Parts, all_to_all_plan, all_to_all_program
+from tileweave.ops.collectives.collective import Moved, checked
+from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
+from tileweave.ops.collectives.vectors import Lines, words_of
+from tileweave.ops.core.collective_problem import Collective
+from tileweave.ops.core.groups import group_of
+from tileweave.runtime.host.measure import interleaved, largest
+from tileweave.runtime.kernel.compile_ahead import compile_ahead
+from tileweave.runtime.plans.parameters import parameters_of
 
 PIECES = (
     (1,), (1, 1), (3, 1), (5, 1), (12, 3, 1), (30, 5, 1), (4, 2, 1, 1), (1, 1, 1, 1), (1,) * 8,

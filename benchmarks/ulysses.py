@@ -22,12 +22,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.exchange import EXCHANGES
-from tileweave.ops.groups import group_of
-from tileweave.ops.transport import fastest
-from tileweave.ops.ulysses import attend, exchanges_of, problem_of
-from tileweave.runtime.compile_ahead import compile_ahead
-from tileweave.runtime.measure import interleaved
+from tileweave.ops.attention.ulysses import attend, exchanges_of, problem_of
+from tileweave.ops.collectives.collective import EXCHANGES
+from tileweave.ops.collectives.transport import fastest
+from tileweave.ops.core.groups import group_of
+from tileweave.runtime.host.measure import interleaved
+from tileweave.runtime.kernel.compile_ahead import compile_ahead
 
 GPU = torch.cuda.is_available()
 TRANSPORTS = ("auto", "copy_engine", "nccl") if GPU else ("auto",)

@@ -46,8 +46,8 @@ from .declare import (
     require_same_type,
 )
 from .errors import reject
+from .qualifiers import BulkReduceOp
 from .symmetric import packed_strides
-from .words import BulkReduceOp
 
 MAX_BYTES = (1 << 20) - 1
 """What an mbarrier can count at a time (PTX ISA, mbarrier tx-count)."""

@@ -20,8 +20,8 @@ from tilelang import tvm
 from tvm import tirx
 
 from .errors import reject
+from .qualifiers import CXX_RESERVED, PTX_TYPES
 from .symmetric import is_scratch
-from .words import CXX_RESERVED, PTX_TYPES
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def builtin(
         types: PTX types the instruction takes, when it does not take all.
         op_types: those it takes for one value of its word ``op``, where they are fewer.
         vectors: those it also takes as vectors of 2 and 4 (``.v2``, ``.v4``).
-        hidden: operands the compiler supplies after the declared ones (see ``builtins/hidden.py``).
+        hidden: operands the compiler supplies after the declared ones (see ``builtins/implicit.py``).
         level: who runs it. A ``leader`` builtin is run by one thread of the block, whoever reaches
             it.
         barrier_before, barrier_after: the block meets before or after it.
@@ -291,7 +291,7 @@ def _check_words(spec: Builtin, arguments: dict[str, Any]) -> None:
 
 
 def _trace(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
-    from .hidden import supply
+    from .implicit import supply
 
     operands: list[tirx.PrimExpr] = []
     for parameter, kind in spec.operands:

@@ -11,7 +11,7 @@ from tilelang import tvm
 
 from .declare import Constant, Element, Read, Write, buffer_of, builtin, element, ref_dtype
 from .errors import reject
-from .words import FenceSem, LoadSem, Scope, StoreSem
+from .qualifiers import FenceSem, LoadSem, Scope, StoreSem
 
 SCALAR_BITS = (8, 16, 32, 64)
 VECTOR_BITS = (32, 64, 128)

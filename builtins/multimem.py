@@ -11,8 +11,8 @@ from typing import Any
 from .atomics import ADD_TYPES, INTEGER_TYPES
 from .declare import Constant, Element, Read, ReadWrite, Write, buffer_of, builtin
 from .errors import reject
+from .qualifiers import MultimemOp, RedSem, Scope, StoreSem, WaitSem
 from .symmetric import is_scratch
-from .words import MultimemOp, RedSem, Scope, StoreSem, WaitSem
 
 _FAMILY = dict(types=ADD_TYPES, vectors="f32 f16x2 bf16x2", sm=90)
 _BITWISE = {"and": INTEGER_TYPES, "or": INTEGER_TYPES, "xor": INTEGER_TYPES}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .declare import Element, Int32, ReadWrite, builtin
 from .declare import Read as Flag
-from .words import Scope, SignalOp, SignalSem, WaitSem
+from .qualifiers import Scope, SignalOp, SignalSem, WaitSem
 
 FLAG_TYPES = "u32 s32 u64 s64"
 WATCHED = ("context", "site")

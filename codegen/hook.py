@@ -19,10 +19,10 @@ from tvm.target import Target
 
 from .. import passes
 from ..builtins.declare import BUILTINS, lowered_call
-from ..passes.hold import HOLD
-from ..passes.walk import calls_in, op_name, uses_tileweave
-from ..passes.widen_atomics import SYSTEM_ATOMIC
-from .include import include_headers, stamp
+from ..passes.device.widen_atomics import SYSTEM_ATOMIC
+from ..passes.ir.hold import HOLD
+from ..passes.ir.walk import calls_in, op_name, uses_tileweave
+from .headers import include_headers, stamp
 from .reserved_names import rename_reserved
 
 _lock = threading.Lock()

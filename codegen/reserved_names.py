@@ -6,7 +6,7 @@ from tilelang import tvm
 from tvm import IRModule, tirx
 from tvm.script.ir_builder import IRBuilder
 
-from .include import is_device
+from .headers import is_device
 from .names import names_in
 
 _KEYWORDS = """

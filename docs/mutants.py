@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 import tileweave as tw
-from tileweave.runtime.simulator import Mutant
+from tileweave.simulator import Mutant
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 PAGE = Path(__file__).resolve().with_name("mutants.md")
@@ -159,7 +159,7 @@ INFERRED_INTRODUCTION = f"""\
 
 <!-- Written by docs/mutants.py, which runs them: `make docs`. -->
 
-The programs of `tests/inference/programs.py` have no word of synchronisation; what the compiler put
+The programs of `tests/sync/programs.py` have no word of synchronisation; what the compiler put
 in is changed in one place at a time, as [mutants.md](mutants.md) says, in {SCHEDULES} schedules of
 3 launches, between which the caller reads its symmetric tensors. Only what survives is listed; the
 rest is killed. *Inferred* reasons hold for every program and stand beside the code that puts the
@@ -169,14 +169,14 @@ operation in; *proven* ones are the simulator's; the others stand in the program
 
 def inferred_page(each: Callable = map) -> str:
     """The page of the programs without synchronisation; ``each`` maps over them."""
-    from tests.inference.programs import CASES
+    from tests.sync.programs import CASES
 
     return "\n".join([INFERRED_INTRODUCTION, *each(_of_inferred, CASES)])
 
 
 def _of_inferred(name: str) -> str:
-    from tests.inference.programs import CASES
-    from tests.inference.test_mutants import mutants
+    from tests.sync.programs import CASES
+    from tests.sync.test_mutants import mutants
 
     found = mutants(name)
     left = [m for m in found if m.verdict != "killed"]

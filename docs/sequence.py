@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tileweave.ops import attention_schedule
-from tileweave.ops.sequence import PARTS, Sharding, owners_from
-from tileweave.runtime.simulator.drawing import Drawing, Polygon, Rect, Text
-from tileweave.runtime.simulator.render import svg
+from tileweave.ops.attention.sequence import PARTS, Sharding, owners_from
+from tileweave.simulator.report.drawing import Drawing, Polygon, Rect, Text
+from tileweave.simulator.report.render import svg
 
 PICTURE = Path(__file__).resolve().with_name("sequence.svg")
 Shape: TypeAlias = "Polygon | Rect | Text"

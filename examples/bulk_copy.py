@@ -17,8 +17,8 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
-from tileweave import language as W
-from tileweave.runtime.topology import topology
+from tileweave.builtins import language as W
+from tileweave.runtime.host.topology import topology
 
 CHUNK = 16384
 STAGES = 14

@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.groups import group_of
-from tileweave.runtime.group import Group
-from tileweave.runtime.measure import interleaved, largest
+from tileweave.ops.core.groups import group_of
+from tileweave.runtime.host.group import Group
+from tileweave.runtime.host.measure import interleaved, largest
 
 TOLERANCE = 2e-2
 """Largest difference of the results, and of the norms of one row and head; numbers are N(0, 1)."""

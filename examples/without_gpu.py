@@ -14,7 +14,7 @@ from pathlib import Path
 from gemm_reduce_scatter import gemm_reduce_scatter, simulated, simulated_inputs
 
 import tileweave as tw
-from tileweave.runtime.simulator.mutation import changed
+from tileweave.simulator.mutation import changed
 
 RANKS, SIZE, BLOCK = 4, 128, 32
 

@@ -4,22 +4,22 @@ Each is a tile kernel without a word of synchronisation, its plan, and an operat
 ``torch.ops.tileweave`` with a gradient.
 """
 
-from .all_gather import all_gather
-from .all_gather_matmul import all_gather_matmul
-from .all_reduce import all_reduce
-from .all_to_all import all_to_all
-from .attention_reference import SequenceParallelAttention
-from .call import strategy_of
-from .exchange import transport_of
-from .matmul_all_reduce import matmul_all_reduce
-from .matmul_reduce_scatter import matmul_reduce_scatter
-from .reduce_scatter import reduce_scatter
-from .sequence import attention_schedule, shard_sequence, unshard_sequence
-from .sp_attention import sp_attention
-from .strategy import Strategy
-from .transport import Transport
-from .tuner import Tuned, tune
-from .ulysses import ulysses_attention
+from .attention.reference import SequenceParallelAttention
+from .attention.sequence import attention_schedule, shard_sequence, unshard_sequence
+from .attention.sp_attention import sp_attention
+from .attention.ulysses import ulysses_attention
+from .autotune.tuner import Tuned, tune
+from .collectives.all_gather import all_gather
+from .collectives.all_reduce import all_reduce
+from .collectives.all_to_all import all_to_all
+from .collectives.collective import transport_of
+from .collectives.reduce_scatter import reduce_scatter
+from .collectives.transport import Transport
+from .core.call import strategy_of
+from .core.strategy import Strategy
+from .gemm.all_gather_matmul import all_gather_matmul
+from .gemm.matmul_all_reduce import matmul_all_reduce
+from .gemm.matmul_reduce_scatter import matmul_reduce_scatter
 
 __all__ = [
     "SequenceParallelAttention",

@@ -1,10 +1,9 @@
 """IR-to-IR passes that make the order of memory between ranks right. One pass a file."""
 
-from .inference.options import is_chosen, split_options
-from .number_builtins import number_builtins
-from .specialize_group import heap_tensors
-from .specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
-from .table import (
+from .device.verify_builtins import verify_builtins
+from .group.specialize_group import heap_tensors
+from .group.specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
+from .pipeline import (
     ATOMIC_PASSES,
     BARRIER_PASSES,
     DEVICE_PASSES,
@@ -21,7 +20,8 @@ from .table import (
     run,
     run_group,
 )
-from .verify_builtins import verify_builtins
+from .sync.infer.options import is_chosen, split_options
+from .tile.number_builtins import number_builtins
 
 __all__ = [
     "ATOMIC_PASSES",

@@ -1,13 +1,13 @@
 """Group, symmetric heap, compile-once, launch, watchdog and topology."""
 
-from . import host_functions
-from .barrier import barrier
-from .driver import DriverError
-from .heap import HeapExhausted, SymmetricTensor
-from .kernel import Kernel, compile
-from .plans import Plan, Steps, plan
-from .session import current, finalize, init, rank, symmetric, world_size
-from .watchdog import DeadlockError
+from .host.driver import DriverError
+from .host.heap import HeapExhausted, SymmetricTensor
+from .host.session import current, finalize, init, rank, symmetric, world_size
+from .host.watchdog import DeadlockError
+from .kernel import host_functions
+from .kernel.barrier import barrier
+from .kernel.kernel import Kernel, compile
+from .plans.plan import Plan, Steps, plan
 
 host_functions.register()
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tileweave.runtime.group import Group
+from tileweave.runtime.host.group import Group
 
 # A deadline says how busy the machine is, not what is wrong with a program.
 hypothesis.settings.register_profile("tileweave", deadline=None)

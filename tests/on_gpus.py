@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 import tileweave as tw
-from tileweave.ops.groups import group_of
-from tileweave.runtime import session
+from tileweave.ops.core.groups import group_of
+from tileweave.runtime.host import session
 
 GPU = torch.cuda.is_available()
 Verdicts = Iterator[tuple[str, ...]]

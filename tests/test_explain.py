@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 import tileweave as tw
-from tests.inference.programs import CASES
-from tileweave.cli import main
-from tileweave.passes.walk import calls_in, op_name
+from tests.sync.programs import CASES
+from tileweave.cli.main import main
+from tileweave.passes.ir.walk import calls_in, op_name
 
 programs = inspect.getmodule(CASES["ring_shift"].make)
 

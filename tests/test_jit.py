@@ -10,8 +10,8 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
-from tileweave import language as W
-from tileweave.runtime import kernel
+from tileweave.builtins import language as W
+from tileweave.runtime.kernel import kernel
 
 tw_jit = sys.modules["tileweave.jit"]
 
@@ -64,7 +64,7 @@ def test_backends_without_host_code_are_refused():
 
 
 def test_symmetric_tensors_are_passed_as_the_tensors_of_all_ranks():
-    from tileweave.runtime.kernel import tensors_of
+    from tileweave.runtime.kernel.kernel import tensors_of
 
     tensor = object.__new__(tw.SymmetricTensor)
     tensor.all = torch.zeros(4, 8)

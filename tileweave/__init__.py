@@ -17,15 +17,15 @@ _checkout = _Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "builtins").is_dir():
     __path__.append(str(_checkout))
 
-from .versions import require_supported_tilelang as _require_supported_tilelang  # noqa: E402
+from .builtins.versions import require_supported_tilelang as _require_supported_tilelang  # noqa: E402
 
 _require_supported_tilelang()
 
-from . import language  # noqa: E402
+from .builtins import language  # noqa: E402
 from .builtins.errors import LanguageError, SyncWarning, TileWeaveError  # noqa: E402
 from .codegen.hook import activate as _activate  # noqa: E402
 from .emit import emit  # noqa: E402
-from .explain import Explanation, explain  # noqa: E402
+from .explain.explain import Explanation, explain  # noqa: E402
 from .jit import jit  # noqa: E402
 from .runtime import (  # noqa: E402
     DeadlockError,
@@ -44,7 +44,7 @@ from .runtime import (  # noqa: E402
 
 if _TYPE_CHECKING:  # else when they are asked for, see __getattr__
     from .ops import tune
-    from .runtime.simulator import SimulationError, SimulationWarning, mutate, simulate
+    from .simulator import SimulationError, SimulationWarning, mutate, simulate
 
 _activate()
 
@@ -78,10 +78,10 @@ __all__ = [
 
 
 _LAZY = {
-    "SimulationError": ".runtime.simulator",
-    "SimulationWarning": ".runtime.simulator",
-    "mutate": ".runtime.simulator",
-    "simulate": ".runtime.simulator",
+    "SimulationError": ".simulator",
+    "SimulationWarning": ".simulator",
+    "mutate": ".simulator",
+    "simulate": ".simulator",
     "tune": ".ops",
 }
 """Names whose modules take long to import, each with its module."""

@@ -16,8 +16,8 @@ from tvm import tirx
 from . import passes
 from .builtins.errors import TileWeaveError
 from .codegen.names import names_kept
-from .passes.origin import without_origins
-from .passes.sizes import MOST_RANKS
+from .passes.ir.origin import without_origins
+from .passes.ir.sizes import MOST_RANKS
 
 Stage = Literal["tile", "device", "cuda", "ptx"]
 STAGES = ("tile", "device", "cuda", "ptx")

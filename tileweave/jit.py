@@ -14,8 +14,8 @@ from tilelang.jit import JITImpl
 
 from .builtins.errors import TileWeaveError
 from .runtime import compile
-from .runtime.kernel import tensors_of
-from .runtime.session import joined
+from .runtime.host.session import joined
+from .runtime.kernel.kernel import tensors_of
 
 
 class GroupJIT(JITImpl):

@@ -40,7 +40,7 @@ def cuda_torch() -> str:
         return ""
     if torch.version.cuda is None:
         return ""
-    unsupported_torch = runpy.run_path(str(ROOT / "tileweave/versions.py"))["unsupported_torch"]
+    unsupported_torch = runpy.run_path(str(ROOT / "builtins/versions.py"))["unsupported_torch"]
     if why := unsupported_torch(torch.__version__):
         print(f"not using this Python's torch: {why}")
         return ""

@@ -8,37 +8,41 @@ from dataclasses import replace
 import torch
 
 import tileweave as tw
-from tileweave.ops.all_gather import all_gather_plan, all_gather_program, collect_shares
-from tileweave.ops.all_gather_matmul import (
+from tileweave.ops.attention.flash import flash_attention
+from tileweave.ops.attention.flash import tiles_for as flash_tiles_for
+from tileweave.ops.attention.problem import AttentionProblem
+from tileweave.ops.attention.sp_attention import sp_attention_plan
+from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program, collect_shares
+from tileweave.ops.collectives.all_reduce import add_and_share, all_reduce_plan
+from tileweave.ops.collectives.all_reduce import one_shot_program as all_reduce_one_shot
+from tileweave.ops.collectives.all_reduce import two_phase_program as all_reduce_two_phase
+from tileweave.ops.collectives.all_to_all import all_to_all_plan, all_to_all_program, collect_parts
+from tileweave.ops.collectives.reduce_scatter import (
+    add_parts,
+    reduce_scatter_plan,
+    reduce_scatter_program,
+)
+from tileweave.ops.collectives.vectors import Lines
+from tileweave.ops.core.tiles import FEW_ROWS, FP8, LARGE, SMALL, WALKED
+from tileweave.ops.gemm.all_gather_matmul import (
     all_gather_matmul_plan,
     communicated_matmul,
     gathered_matmul,
     pushed_matmul,
 )
-from tileweave.ops.all_reduce import add_and_share, all_reduce_plan
-from tileweave.ops.all_reduce import one_shot_program as all_reduce_one_shot
-from tileweave.ops.all_reduce import two_phase_program as all_reduce_two_phase
-from tileweave.ops.all_to_all import all_to_all_plan, all_to_all_program, collect_parts
-from tileweave.ops.attention_problem import AttentionProblem
-from tileweave.ops.flash import flash_attention
-from tileweave.ops.flash import tiles_for as flash_tiles_for
-from tileweave.ops.matmul_all_reduce import (
+from tileweave.ops.gemm.matmul_all_reduce import (
     matmul_all_reduce_plan,
     one_shot_program,
     two_phase_program,
 )
-from tileweave.ops.matmul_reduce_scatter import (
+from tileweave.ops.gemm.matmul_reduce_scatter import (
     matmul_reduce_scatter_plan,
     matmul_reduce_scatter_program,
     reduce_add_program,
     scattered_one_shot,
     summed_matmul,
 )
-from tileweave.ops.reduce_scatter import add_parts, reduce_scatter_plan, reduce_scatter_program
-from tileweave.ops.sp_attention import sp_attention_plan
-from tileweave.ops.tiles import FEW_ROWS, FP8, LARGE, SMALL, WALKED
-from tileweave.ops.words import Lines
-from tileweave.runtime.plans import Launch
+from tileweave.runtime.plans.plan import Launch
 
 
 def show(program):

@@ -2,7 +2,7 @@
  * A call of a plan as one native call: driver calls, and kernels as TileLang compiled them.
  *
  * Only headers of apache-tvm-ffi; the driver's functions are found when a plan is made ready. Built
- * and loaded by runtime/native.py.
+ * and loaded by runtime/host/native.py.
  */
 #include <dlfcn.h>
 #include <tvm/ffi/extra/c_env_api.h>

@@ -19,13 +19,13 @@ import torch
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.attention_problem import DTYPES, HEAD_DIMS, AttentionProblem, checked_attention
-from tileweave.ops.attention_reference import reference_attention
-from tileweave.ops.flash import tiles_for
-from tileweave.ops.groups import group_of
-from tileweave.ops.sequence import PARTS, Sharding
-from tileweave.ops.sp_attention import sp_attention_plan
-from tileweave.runtime.compile_ahead import compile_ahead
+from tileweave.ops.attention.flash import tiles_for
+from tileweave.ops.attention.problem import DTYPES, HEAD_DIMS, AttentionProblem, checked_attention
+from tileweave.ops.attention.reference import reference_attention
+from tileweave.ops.attention.sequence import PARTS, Sharding
+from tileweave.ops.attention.sp_attention import sp_attention_plan
+from tileweave.ops.core.groups import group_of
+from tileweave.runtime.kernel.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from tileweave.ops.attention_backward import sp_attention_backward
-from tileweave.ops.attention_reference import gathered_attention
-from tileweave.ops.groups import group_of
+from tileweave.ops.attention.backward import sp_attention_backward
+from tileweave.ops.attention.reference import gathered_attention
+from tileweave.ops.core.groups import group_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

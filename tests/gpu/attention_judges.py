@@ -16,7 +16,7 @@ import torch
 from tileweave.bench.attention import MAKERS, Arena, Inputs, problem_of
 from tileweave.bench.contenders import LOCAL, OURS, Judge, contenders_of
 from tileweave.bench.results import Length
-from tileweave.ops.groups import group_of
+from tileweave.ops.core.groups import group_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

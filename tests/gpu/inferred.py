@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node=2 tests/gpu/inferred.py [--launches 200] [NAME ...]
 
-Each program of tests/inference/programs.py is launched back to back, without the host waiting, with
+Each program of tests/sync/programs.py is launched back to back, without the host waiting, with
 inputs that differ from launch to launch, in their sizes, too, where these are dynamic; then in a
 CUDA graph; then once more with random sleeps before launches and at every signal and wait of its
 kernels.
@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 import tileweave as tw
-from tileweave.runtime.compile_ahead import compile_ahead
-from tileweave.runtime.configured import configured
-from tileweave.runtime.parameters import parameters_of, shapes_of
+from tileweave.runtime.kernel.compile_ahead import compile_ahead
+from tileweave.runtime.kernel.configured import configured
+from tileweave.runtime.plans.parameters import parameters_of, shapes_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.inference.programs import CASES, Case
+from tests.sync.programs import CASES, Case
 
 SEED = 11
 """Of the random sleeps."""

@@ -16,16 +16,16 @@ import torch
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops import nccl
-from tileweave.ops.epilogue import Epilogue
-from tileweave.ops.groups import group_of
-from tileweave.ops.measured import Measured, known_to, measured_as
-from tileweave.ops.operators import OPERATORS as OPERATOR_OF
-from tileweave.ops.prepared import prepared
-from tileweave.ops.problem import Problem, checked
-from tileweave.ops.remembered import forget
-from tileweave.ops.tuner import choice_of
-from tileweave.runtime.compile_ahead import compile_ahead
+from tileweave.ops.autotune.store import Measured, known_to, measured_as
+from tileweave.ops.autotune.tuner import choice_of
+from tileweave.ops.core import nccl
+from tileweave.ops.core.cache import prepared
+from tileweave.ops.core.epilogue import Epilogue
+from tileweave.ops.core.groups import group_of
+from tileweave.ops.core.operator import OPERATORS as OPERATOR_OF
+from tileweave.ops.core.problem import Problem, checked
+from tileweave.ops.core.session_cache import forget
+from tileweave.runtime.kernel.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

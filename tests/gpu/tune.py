@@ -18,15 +18,16 @@ import torch
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops import measured, tuner
-from tileweave.ops.groups import group_of
-from tileweave.ops.measured import known_to
-from tileweave.ops.operators import OPERATORS, Choice
-from tileweave.ops.prepared import prepared
-from tileweave.ops.remembered import forget
-from tileweave.ops.tiles import LARGE, SMALL, Tiles
-from tileweave.ops.trial import TOLERANCE, Trial, problem_of
-from tileweave.runtime.session import current
+from tileweave.ops.autotune import store as measured
+from tileweave.ops.autotune import tuner
+from tileweave.ops.autotune.store import known_to
+from tileweave.ops.autotune.trial import TOLERANCE, Trial, problem_of
+from tileweave.ops.core.cache import prepared
+from tileweave.ops.core.groups import group_of
+from tileweave.ops.core.operator import OPERATORS, Choice
+from tileweave.ops.core.session_cache import forget
+from tileweave.ops.core.tiles import LARGE, SMALL, Tiles
+from tileweave.runtime.host.session import current
 
 SHAPES = [(512, 1024, 1024), (2048, 2048, 4096)]
 NEW = (1024, 1024, 2048)

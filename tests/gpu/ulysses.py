@@ -16,12 +16,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tileweave import ops
-from tileweave.ops import nccl
-from tileweave.ops.exchange import EXCHANGES, checked
-from tileweave.ops.groups import group_of
-from tileweave.ops.transport import fastest
-from tileweave.ops.ulysses import exchanges_of, problem_of
-from tileweave.runtime.compile_ahead import compile_ahead
+from tileweave.ops.attention.ulysses import exchanges_of, problem_of
+from tileweave.ops.collectives.collective import EXCHANGES, checked
+from tileweave.ops.collectives.transport import fastest
+from tileweave.ops.core import nccl
+from tileweave.ops.core.groups import group_of
+from tileweave.runtime.kernel.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..ops.attention_problem import OP as ATTENTION
-from ..ops.attention_problem import AttentionProblem, checked_attention
-from ..ops.flash import tiles_for
-from ..ops.sequence import Sharding, require_chunks
-from ..ops.sp_attention import sp_attention_plan
-from ..ops.strategy import Strategy
+from ..ops.attention.flash import tiles_for
+from ..ops.attention.problem import OP as ATTENTION
+from ..ops.attention.problem import AttentionProblem, checked_attention
+from ..ops.attention.sequence import Sharding, require_chunks
+from ..ops.attention.sp_attention import sp_attention_plan
+from ..ops.core.strategy import Strategy
 from ..runtime import SymmetricTensor
-from ..runtime.group import Group
+from ..runtime.host.group import Group
 from .contenders import GATHER, LOCAL, OURS, RING, SDPA, Contender, Missing
 from .programs import local_attention_plan
 from .results import Length

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..ops import nccl
-from ..ops.problem import Problem
-from ..ops.tiles import tiles_for
-from ..ops.trial import Trial
+from ..ops.autotune.trial import Trial
+from ..ops.core import nccl
+from ..ops.core.problem import Problem
+from ..ops.core.tiles import tiles_for
 from ..runtime import Plan, SymmetricTensor, barrier, compile
-from ..runtime.group import Group
+from ..runtime.host.group import Group
 from .programs import all_gather_plan, matmul_program
 
 OPERATORS = {

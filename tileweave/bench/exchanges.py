@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..ops import nccl
-from ..ops.collective import Collective
-from ..ops.exchange import EXCHANGES, Exchange, checked
-from ..ops.prepared import prepared
-from ..ops.transport import OWN, Transport, obstacle
+from ..ops.collectives.collective import EXCHANGES, Exchange, checked
+from ..ops.collectives.transport import OWN, Transport, obstacle
+from ..ops.core import nccl
+from ..ops.core.cache import prepared
+from ..ops.core.collective_problem import Collective
 from ..runtime import SymmetricTensor
-from ..runtime.group import Group
+from ..runtime.host.group import Group
 from .contenders import EXCHANGE, NCCL, OURS, TRANSPORT, Contender, Missing, by_copies
 from .programs import all_gather_plan, all_to_all_plan
 from .results import Size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..builtins.errors import TileWeaveError
-from ..runtime.out_file import write_out
+from ..runtime.host.out_file import write_out
 from .contenders import ASYNC_TP, GATHER, NCCL, OURS, RING, SDPA
 from .results import Length, Result, Shape, ratio
 

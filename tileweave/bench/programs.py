@@ -2,11 +2,11 @@
 
 import tilelang.language as T
 
-from .. import language as W
-from ..ops.attention_problem import AttentionProblem
-from ..ops.epilogue import multiply
-from ..ops.flash import FAST_MATH, FlashTiles, flash_attention
-from ..ops.tiles import Tiles
+from ..builtins import language as W
+from ..ops.attention.flash import FAST_MATH, FlashTiles, flash_attention
+from ..ops.attention.problem import AttentionProblem
+from ..ops.core.epilogue import multiply
+from ..ops.core.tiles import Tiles
 from ..runtime import Plan, Steps, plan
 
 

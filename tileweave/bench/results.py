@@ -11,9 +11,9 @@ from statistics import geometric_mean
 from typing import Any, ClassVar
 
 from ..builtins.errors import TileWeaveError
-from ..ops.collective import sent_bytes
-from ..ops.trial import TOLERANCE
-from ..runtime.out_file import write_out
+from ..ops.autotune.trial import TOLERANCE
+from ..ops.core.collective_problem import sent_bytes
+from ..runtime.host.out_file import write_out
 from .contenders import (
     ASYNC_TP,
     EXCHANGE,

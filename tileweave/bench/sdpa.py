@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops import nccl
-from ..ops.attention_problem import AttentionProblem
-from ..runtime.group import Group
+from ..ops.attention.problem import AttentionProblem
+from ..ops.core import nccl
+from ..runtime.host.group import Group
 
 _EVERY = slice(None)
 

@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 import torch
 
 from .. import ops
-from ..ops.attention_problem import AttentionProblem
-from ..ops.collective import Collective
-from ..ops.operators import OPERATORS as FUSED
-from ..ops.problem import Problem
-from ..ops.strategy import Strategy, not_fused
-from ..ops.transport import Transport
-from ..ops.trial import Trial, problem_of
-from ..ops.tuner import choice_of
+from ..ops.attention.problem import AttentionProblem
+from ..ops.autotune.trial import Trial, problem_of
+from ..ops.autotune.tuner import choice_of
+from ..ops.collectives.transport import Transport
+from ..ops.core.collective_problem import Collective
+from ..ops.core.operator import OPERATORS as FUSED
+from ..ops.core.problem import Problem
+from ..ops.core.strategy import Strategy, not_fused
 from ..runtime import SymmetricTensor
-from ..runtime.group import Group
+from ..runtime.host.group import Group
 from . import attention, exchanges
 from . import contenders as products
 from .contenders import Contender

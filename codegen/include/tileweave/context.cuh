@@ -1,6 +1,6 @@
 // What the runtime tells every kernel, and what a kernel tells the runtime before it gives up.
-// The layouts are read and written by runtime/context.py: change both. They also compile for the
-// host, where tests/test_runtime_context.py compares them.
+// The layouts are read and written by runtime/host/context.py: change both. They also compile for the
+// host, where tests/runtime/test_context.py compares them.
 #pragma once
 #include <stdint.h>
 

@@ -1,6 +1,6 @@
 // Copies between global memories by the threads of a block or a warp. Declarations:
 // builtins/put_get.py. PTX ISA: ld, st. What decides where a copy reads and writes also compiles
-// for the host, where tests/test_put_get_host.py tries it.
+// for the host, where tests/builtins/test_put_get_host.py tries it.
 #pragma once
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-// The words of the language as enumerators: PTX's own, see builtins/words.py.
+// The words of the language as enumerators: PTX's own, see builtins/qualifiers.py.
 #pragma once
 #include <stdint.h>
 

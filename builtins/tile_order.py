@@ -1,0 +1,89 @@
+"""In which order blocks take the tiles of a matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tilelang.language as T
+
+from .errors import reject
+
+
+def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any, Any]:
+    """Row and column of the ``index``-th tile of a ``rows`` x ``columns`` grid, walked in bands.
+
+    A band is ``group`` rows high and is walked column by column, so that tiles worked on at the
+    same time share rows and columns of the operands in L2 (group = 2, 2 x 3 tiles: 0 2 4 / 1 3 5).
+    The last band may be lower. Indices behind the last tile give places outside of the grid.
+
+    Args:
+        index: from 0 on; an integer, an expression or a NumPy array.
+        rows, columns: tiles in each direction.
+        group: height of a band, in tiles.
+
+    Returns:
+        (row, column), in tiles.
+
+    Raises:
+        LanguageError: a height below 1.
+    """
+    _require_positive("W.swizzle_2d", "group", group)
+    band = index // (group * columns)
+    first = band * group
+    left = rows - first
+    least, most = _least_most(left)
+    height = most(least(left, group), 1)
+    within = index % (group * columns)
+    return first + within % height, within // height
+
+
+def own_last(
+    index: Any, tiles: Any, rank: Any, world_size: Any, chunk: int | None = None
+) -> tuple[Any, Any]:
+    """Owner and position of the ``index``-th tile when each rank serves its right neighbour first,
+    itself last.
+
+    Tiles for others leave early and arrive while the rest is computed; no two ranks start with the
+    same owner; what waits for others comes when they have had the most time. Those of the left
+    neighbour arrive first, then those of the one to its left.
+
+    In chunks a rank's own tiles come one chunk behind those of the others, so that the first of
+    them are complete early: the others' chunk 0, their chunk 1, own chunk 0, their chunk 2, own
+    chunk 1, and so on.
+
+    Args:
+        index: 0 to world_size * tiles - 1; an integer, an expression or a NumPy array.
+        tiles: tiles of one owner.
+        chunk: tiles of an owner that are taken together, the last time maybe fewer; None for all.
+
+    Returns:
+        (owner rank, tile 0 to tiles - 1 of that owner).
+
+    Raises:
+        LanguageError: a chunk of less than one tile.
+    """
+    if chunk is not None:
+        _require_positive("W.own_last", "chunk", chunk)
+    if chunk is None or (isinstance(tiles, int) and chunk >= tiles) or world_size == 1:
+        return (rank + 1 + index // tiles) % world_size, index % tiles
+    least, most = _least_most(index)
+    others, last = world_size - 1, (tiles - 1) // chunk
+    # The others' first chunk is turn -1; a turn has their next one and then the own one.
+    turn = least((index - others * chunk) // (world_size * chunk), last - 1)
+    within = index - most((turn * world_size + others) * chunk, 0)
+    height = least(tiles - (turn + 1) * chunk, chunk)
+    place = least(within // height, others)
+    tile = (turn + 1 - place // others) * chunk + within - place * height
+    return (rank + 1 + place) % world_size, tile
+
+
+def _require_positive(op: str, name: str, value: Any) -> None:
+    if isinstance(value, int) and value < 1:
+        raise reject(op, f"{name}={value}", "at least 1 tile")
+
+
+def _least_most(value: Any) -> tuple[Any, Any]:
+    if isinstance(value, np.ndarray):
+        return np.minimum, np.maximum
+    return (min, max) if isinstance(value, int) else (T.min, T.max)

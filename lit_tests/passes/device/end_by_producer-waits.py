@@ -1,0 +1,120 @@
+# RUN: %python %s | %filecheck %s
+"""What ends a launch is awaited by the producer, not among the products."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+
+M, N, K = 512, 512, 512
+
+
+def show(name, more):
+    @T.prim_func
+    def program(
+        A: W.Symmetric((M, K), "bfloat16"),
+        B: T.Tensor((N, K), "bfloat16"),
+        F: W.Symmetric((8,), "uint32"),
+        C: T.Tensor((M, N), "bfloat16"),
+    ):
+        with T.Kernel(4, 4, threads=256) as (bx, by):
+            A_tile = T.alloc_shared((128, 64), "bfloat16")
+            B_tile = T.alloc_shared((128, 64), "bfloat16")
+            total = T.alloc_fragment((128, 128), "float32")
+            T.clear(total)
+            for k in T.Pipelined(K // 64, num_stages=3):
+                T.copy(A[W.rank(), by * 128, k * 64], A_tile)
+                T.copy(B[bx * 128, k * 64], B_tile)
+                T.gemm(A_tile, B_tile, total, transpose_B=True)
+            T.copy(total, C[by * 128, bx * 128])
+            if by == 3:
+                for flag in T.serial(8):
+                    W.wait_ge(F[W.rank(), flag], 1)
+            if more:
+                W.signal(F[W.rank(), by], 1)
+
+    print("TEST:", name)
+    print(
+        tw.emit(program.with_attr("global_symbol", name), pass_configs={"tileweave.verify": "off"})
+    )
+
+
+# CHECK-LABEL: TEST: last
+# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: tl::tma_load(
+# CHECK: if (((int)blockIdx.y) == 3) {
+# CHECK: tw::wait_ge
+# CHECK: } else {
+# CHECK: tl::wgmma_ss
+# CHECK-NOT: tw::wait_ge
+# CHECK: TEST: followed
+show("last", more=False)
+
+# A wait that something follows stays before it.
+# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK-NOT: tw::wait_ge
+# CHECK: tl::wgmma_ss
+# CHECK: tw::wait_ge
+# CHECK: tw::signal
+show("followed", more=True)
+
+
+@T.prim_func
+def repeated(
+    A: T.Tensor((M, K), "bfloat16"),
+    F: W.Symmetric((8,), "uint32"),
+    C: W.Symmetric((M, N), "bfloat16"),
+):
+    with T.Kernel(4, 4, threads=256) as (bx, by):
+        A_tile = T.alloc_shared((128, 64), "bfloat16")
+        B_tile = T.alloc_shared((128, 64), "bfloat16")
+        total = T.alloc_fragment((128, 128), "float32")
+        for step in T.serial(2):
+            T.clear(total)
+            for k in T.Pipelined(K // 64, num_stages=3):
+                T.copy(A[by * 128, k * 64], A_tile)
+                T.copy(A[bx * 128, k * 64], B_tile)
+                T.gemm(A_tile, B_tile, total, transpose_B=True)
+            T.copy(total, C[1, by * 128, bx * 128])
+            W.wait_ge(F[W.rank(), step], 1)
+
+
+# At the end of an iteration a wait guards the stores of the next one, so the consumers run it.
+# CHECK-LABEL: TEST: repeated
+# CHECK: for (int step = 0; step < 2; ++step) {
+# CHECK-NOT: tw::wait_ge
+# CHECK: tl::wgmma_ss
+# CHECK: tw::wait_ge
+print("TEST: repeated")
+print(tw.emit(repeated, pass_configs={"tileweave.verify": "off"}))
+
+
+@T.prim_func
+def chosen(
+    A: T.Tensor((M, K), "bfloat16"),
+    F: W.Symmetric((8,), "uint32"),
+    C: T.Tensor((M, N), "bfloat16"),
+):
+    with T.Kernel(4, 4, threads=256) as (bx, by):
+        A_tile = T.alloc_shared((128, 64), "bfloat16")
+        B_tile = T.alloc_shared((128, 64), "bfloat16")
+        total = T.alloc_fragment((128, 128), "float32")
+        T.clear(total)
+        for k in T.Pipelined(K // 64, num_stages=3):
+            T.copy(A[by * 128, k * 64], A_tile)
+            T.copy(A[bx * 128, k * 64], B_tile)
+            T.gemm(A_tile, B_tile, total, transpose_B=True)
+        T.copy(total, C[by * 128, bx * 128])
+        if T.get_thread_binding() == 0:
+            W.wait_ge(F[W.rank(), 0], 1)
+
+
+# Thread 0 of the program is a consumer: no producer would meet the condition.
+# CHECK-LABEL: TEST: chosen
+# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK-NOT: tw::wait_ge
+# CHECK: tl::wgmma_ss
+# CHECK: if (((int)threadIdx.x) == 128) {
+# CHECK-NEXT: tw::wait_ge
+print("TEST: chosen")
+print(tw.emit(chosen, pass_configs={"tileweave.verify": "off"}))

@@ -1,0 +1,38 @@
+# RUN: %python %s | %filecheck %s
+"""The include line, with the stamp of what the kernel was compiled by."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+
+UNORDERED = {"tileweave.verify": "off"}
+
+
+def show(program, **options):
+    print("TEST:", program.attrs["global_symbol"])
+    print(tw.emit(program, **options, pass_configs=UNORDERED))
+
+
+@T.prim_func
+def ours(F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        W.signal(F[1, 0])
+
+
+# CHECK-LABEL: TEST: ours
+# CHECK-NEXT: #include "{{.*}}/tileweave/tileweave.cuh" // {{[0-9a-f]{16}$}}
+# CHECK-NOT: tileweave.cuh
+show(ours)
+
+
+@T.prim_func
+def stock(A: T.Tensor((128,), "float32"), S: W.Symmetric((128,), "float32")):
+    with T.Kernel(1, threads=128):
+        S[1, T.get_thread_binding()] = A[T.get_thread_binding()]
+
+
+# CHECK-LABEL: TEST: stock
+# CHECK-NOT: tileweave
+# CHECK: stock_kernel(
+show(stock)

@@ -1,0 +1,45 @@
+# RUN: %python %s | %filecheck %s
+"""Size and stride of the group become constants; TileLang knows the own rank to be in range."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+
+
+def show(program, **options):
+    print("TEST:", program.attrs["global_symbol"])
+    print(tw.emit(program, **options))
+
+
+@T.prim_func
+def constants(S: W.Symmetric((8, 16), "float32"), A: T.Tensor((8,), "int32")):
+    with T.Kernel(1, threads=32):
+        A[0] = W.world_size()
+        S[W.rank(), 1, 1] = 2.0
+
+
+# CHECK-LABEL: TEST: constants
+# CHECK: S = T.match_buffer(S_handle, (4, 8, 16), strides=(T.int64(268435456), 16, 1))
+# CHECK: T.attr(rank < 4, "tl.assume"
+# CHECK: A[0] = 4
+show(constants, stage="tile")
+
+# The check of the rank index that TileLang puts at each access is gone.
+# CHECK-LABEL: TEST: constants
+# CHECK: A[0] = 4;
+# CHECK-NEXT: S[((((int64_t)rank) * (int64_t)268435456) + (int64_t)17)] =
+show(constants)
+
+
+@T.prim_func
+def plain(A: T.Tensor((8,), "int32"), n: T.int32):
+    with T.Kernel(1, threads=32):
+        A[n] = 1
+
+
+# A program without a symmetric tensor or builtin is left alone.
+# CHECK-LABEL: TEST: plain
+# CHECK-NOT: func_attr
+# CHECK-NOT: assume
+show(plain, stage="tile")

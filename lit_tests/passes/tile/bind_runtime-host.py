@@ -1,0 +1,47 @@
+# RUN: %python %s | %filecheck %s
+"""The host binds what only the runtime knows, once a launch, and only where it is used."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+
+
+def show(program, **options):
+    print("TEST:", program.attrs["global_symbol"])
+    print(tw.emit(program, **options))
+
+
+@T.prim_func
+def twice(F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        W.signal(F[W.rank(), 0])
+    with T.Kernel(1, threads=128):
+        W.wait_ge(F[W.rank(), 0], W.rank())
+
+
+# Two kernels, one binding.
+# CHECK-LABEL: TEST: twice
+# CHECK: T.call_packed("tileweave.bind", {{.*}}, "tileweave.context,tileweave.rank")
+# CHECK: rank: T.int32 =
+# CHECK-NOT: call_packed
+# CHECK-NOT: tileweave.rank()
+# CHECK: tileweave.signal(T.access_ptr(F[rank, 0]
+# CHECK: tileweave.wait_ge(T.access_ptr(F[rank, 0]{{.*}}, tileweave_context,
+show(twice, stage="tile")
+
+
+@T.prim_func
+def neither(F: W.Symmetric((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        W.signal(F[1, 0])
+
+
+# CHECK-LABEL: TEST: neither
+# CHECK-NOT: call_packed
+# CHECK-NOT: assume
+# CHECK: tileweave.signal(
+# CHECK-LABEL: TEST: neither
+# CHECK: neither_kernel(uint* __restrict__ F);
+show(neither, stage="tile")
+show(neither)

@@ -1,0 +1,139 @@
+# RUN: %python %s | %filecheck %s
+"""fold_axes: a symmetric tensor with more axes than the TMA takes is accessed with fewer."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+
+RANKS, N = 4, 32
+UNORDERED = {"tileweave.verify": "off"}
+
+
+def show(name, store, own=(RANKS, 2), arch="sm_90a", **options):
+    """Print what becomes of stores to a symmetric parameter with two axes behind ``own``."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((N, N), "float32"),
+        S: W.Symmetric((*own, N, N), "float32"),
+        order: T.Tensor((8,), "int32"),
+    ):
+        with T.Kernel(8, threads=128) as bx:
+            tile = T.alloc_shared((N, N), "float32")
+            T.copy(X, tile)
+            store(S, tile, W.rank(), bx, order)
+
+    print("TEST:", name, arch)
+    try:
+        print(tw.emit(program, arch=arch, pass_configs=UNORDERED))
+    except tw.LanguageError as error:
+        print(error)
+
+
+@T.macro
+def inside(S, tile, me, bx, order):
+    for i in T.serial(2):
+        for j in T.serial(3):
+            T.copy(tile, S[me, i, j, bx // 2, 0, 0])
+
+
+# 2 and 3 are one axis; 4 stays.
+# CHECK-LABEL: TEST: inside sm_90a
+# CHECK: tl::tma_store(S_desc, (&(tile[0])), 0, 0, (((int)blockIdx.x) >> 1), (([[I:i[_0-9]*]] * 3) + j), rank)
+show("inside", inside, own=(2, 3, 4))
+
+# There is no TMA that has too few axes.
+# CHECK-LABEL: TEST: inside sm_80
+# CHECK-NOT: tma_store
+# CHECK: *(float4*)(S + {{.*}}rank
+# CHECK-NOT: tma_store
+show("inside", inside, own=(2, 3, 4), arch="sm_80")
+
+
+@T.macro
+def behind(S, tile, me, bx, order):
+    for i in T.serial(2):
+        T.copy(tile, S[me, i, bx, 0, 0, 0])
+
+
+# Blocks 4 to 7 are behind the end of the third axis: folded with the second, they would be in it.
+# The third and the fourth are folded.
+# CHECK-LABEL: TEST: behind sm_90a
+# CHECK: tl::tma_store(S_desc, (&(tile[0])), 0, 0, (((int)blockIdx.x) * 3), {{i[_0-9]*}}, rank)
+show("behind", behind, own=(2, 4, 3))
+
+
+@T.macro
+def unknown(S, tile, me, bx, order):
+    T.copy(tile, S[me, 0, order[bx], order[7 - bx], 0, 0])
+
+
+# Nothing is known of these indices. Whole rows are folded with the axis before them.
+# CHECK-LABEL: TEST: unknown sm_90a
+# CHECK: tl::tma_store(S_desc, (&(tile[0])), 0, (order[(7 - ((int)blockIdx.x))] * 32), order[((int)blockIdx.x)], 0, rank)
+show("unknown", unknown, own=(2, 3, 4))
+
+
+@T.macro
+def unknown_row(S, tile, me, bx, order):
+    T.copy(tile[0:8, 0:N], S[me, 0, order[bx], order[7 - bx], order[0], 0])
+
+
+# The TMA would have to cut off the rows behind the last one: the copy is done without it.
+# CHECK-LABEL: TEST: unknown_row sm_90a
+# CHECK: __global__ void __launch_bounds__
+# CHECK-NOT: tma_store
+# CHECK: if (order[(7 - ((int)blockIdx.x))] < 4) {
+# CHECK: *(float2*)(S + {{.*}}order[
+# CHECK-NOT: tma_store
+show("unknown_row", unknown_row, own=(2, 3, 4))
+
+
+@T.macro
+def unknown_sum(S, tile, me, bx, order):
+    T.atomic_add(S[me, 0, order[bx], order[7 - bx], order[0], 0], tile[0:8, 0:N], use_tma=True)
+
+
+# CHECK-LABEL: TEST: unknown_sum sm_90a
+# CHECK-NEXT: atomic_add with use_tma=True: S has 6 axes, shape (4, 2, 3, 4, 32, 32) with those of the rank, the buffers and the versions; expected at most 5, or indices within the inner axes that the compiler can prove
+# CHECK-NEXT: --> {{.*}}fold_axes-tma.py:95
+show("unknown_sum", unknown_sum, own=(2, 3, 4))
+
+
+@T.macro
+def few(S, tile, me, bx, order):
+    T.copy(tile, S[me, 1, bx // 2, 0, 0])
+
+
+# CHECK-LABEL: TEST: few sm_90a
+# CHECK: tl::tma_store(S_desc, (&(tile[0])), 0, 0, (((int)blockIdx.x) >> 1), 1, rank)
+show("few", few, own=(2, 4))
+
+
+@T.prim_func
+def pipelined(X: T.Tensor((N, N), "float32"), Y: T.Tensor((N, N), "float32")):
+    with T.Kernel(1, threads=128):
+        S = W.alloc_symmetric((RANKS, 2, N, N), "float32")
+        tile = T.alloc_shared((N, N), "float32")
+        part = T.alloc_shared((N, N), "float32")
+        total = T.alloc_fragment((N, N), "float32")
+        me = W.rank()
+        T.copy(X, tile)
+        for r in T.serial(RANKS):
+            T.copy(tile, S[(me + r) % RANKS, me, 0, 0, 0])
+        T.clear(total)
+        for r in T.Pipelined(RANKS, num_stages=2):
+            T.copy(S[me, r, 0, 0, 0], part)
+            for i, j in T.Parallel(N, N):
+                total[i, j] += part[i, j]
+        T.copy(total, Y)
+
+
+# The producer waits for what it loads.
+# CHECK-LABEL: TEST: pipelined
+# CHECK: tl::tma_store(S_desc, {{.*}}, 0, 0, 0, ((((int)(epoch & (uint)1)) * 4) + rank), ((rank + r) & 3))
+# CHECK: tw::wait_reached
+# CHECK: tl::tma_load({{.*}}(&(S[(((((int64_t)rank) * (int64_t)268435456) + (((int64_t)((int)(epoch & (uint)1))) * (int64_t)8192)) + (((int64_t){{r[_0-9]*}}) * (int64_t)2048))]))
+print("TEST: pipelined")
+print(tw.emit(pipelined))

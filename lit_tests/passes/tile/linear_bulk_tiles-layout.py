@@ -1,0 +1,111 @@
+# RUN: %python %s | %filecheck %s
+"""Tiles of bulk copies are row-major and apart; an operand of a GEMM is refused."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+
+UNORDERED = {"tileweave.verify": "off"}
+
+
+def show(program):
+    print("TEST:", program.attrs["global_symbol"])
+    try:
+        print(tw.emit(program, pass_configs=UNORDERED))
+    except tw.LanguageError as error:
+        print(error)
+
+
+# The second tile is written while the first is still being stored.
+@T.prim_func
+def apart(S: W.Symmetric((8192,), "float32"), A: T.Tensor((8192,), "float32")):
+    with T.Kernel(1, threads=128):
+        a = T.alloc_shared((4096,), "float32")
+        b = T.alloc_shared((4096,), "float32")
+        for i in T.Parallel(4096):
+            a[i] = A[i]
+        W.bulk_store(S[1, 0], a, 4096)
+        W.bulk_commit()
+        for i in T.Parallel(4096):
+            b[i] = A[i + 4096]
+        W.bulk_store(S[1, 4096], b, 4096)
+        W.bulk_commit()
+        W.bulk_wait(0)
+
+
+# CHECK-LABEL: TEST: apart
+# CHECK-DAG: a = ((void*)((char*)buf_dyn_shmem + 0));
+# CHECK-DAG: b = ((void*)((char*)buf_dyn_shmem + 16384));
+# CHECK: tw::bulk_store
+show(apart)
+
+
+# Without a bulk store TileLang puts tiles where others were.
+@T.prim_func
+def reused(S: T.Tensor((8192,), "float32"), A: T.Tensor((8192,), "float32")):
+    with T.Kernel(1, threads=128):
+        a = T.alloc_shared((4096,), "float32")
+        b = T.alloc_shared((4096,), "float32")
+        for i in T.Parallel(4096):
+            a[i] = A[i]
+        for i in T.Parallel(4096):
+            S[i] = a[4095 - i]
+        for i in T.Parallel(4096):
+            b[i] = A[i + 4096]
+        for i in T.Parallel(4096):
+            S[i + 4096] = b[4095 - i]
+        if T.get_thread_binding() == 0:
+            W.st(S[0], T.float32(0))
+
+
+# CHECK-LABEL: TEST: reused
+# CHECK-DAG: a = ((void*)((char*)buf_dyn_shmem + 0));
+# CHECK-DAG: b = ((void*)((char*)buf_dyn_shmem + 0));
+# CHECK: tw::st
+show(reused)
+
+
+@T.prim_func
+def gemm(A: T.Tensor((128, 64), "bfloat16"), S: W.Symmetric((128, 128), "bfloat16")):
+    with T.Kernel(1, threads=128):
+        A_tile = T.alloc_shared((128, 64), "bfloat16")
+        B_tile = T.alloc_shared((64, 128), "bfloat16")
+        C_tile = T.alloc_shared((128, 128), "bfloat16")
+        total = T.alloc_fragment((128, 128), "float32")
+        T.copy(A, A_tile)
+        T.clear(B_tile)
+        T.gemm(A_tile, B_tile, total, clear_accum=True)
+        T.copy(total, C_tile)
+        W.bulk_store(S[1, 0, 0], C_tile, 128 * 128)
+        W.bulk_commit()
+        W.bulk_wait(0)
+
+
+# The result leaves row by row, without a swizzle.
+# CHECK-LABEL: TEST: gemm
+# CHECK: C_tile){{.*}} * 128)
+# CHECK-NOT: ^
+# CHECK: tw::bulk_store
+show(gemm)
+
+
+@T.prim_func
+def operand(A: T.Tensor((128, 64), "bfloat16"), S: W.Symmetric((128, 128), "bfloat16")):
+    with T.Kernel(1, threads=128):
+        A_tile = T.alloc_shared((128, 64), "bfloat16")
+        B_tile = T.alloc_shared((64, 128), "bfloat16")
+        total = T.alloc_fragment((128, 128), "float32")
+        full = T.alloc_barrier(128)
+        W.bulk_load(A_tile, A, 128 * 64, full[0])
+        T.mbarrier_arrive(full[0])
+        T.mbarrier_wait_parity(full[0], 0)
+        T.clear(B_tile)
+        T.gemm(A_tile, B_tile, total, clear_accum=True)
+        T.copy(total, S[1, 0, 0])
+
+
+# CHECK-LABEL: TEST: operand
+# CHECK-NEXT: bulk copy: A_tile is also an operand of T.gemm, which swizzles it, and a bulk copy moves bytes as they lie; expected T.copy for one of the two, or a tile of its own
+# CHECK-NEXT: --> {{.*}}linear_bulk_tiles-layout.py:
+show(operand)

@@ -1,0 +1,319 @@
+"""The gradients of attention over a sharded sequence, by torch's flash attention.
+
+Everybody's keys and values are gathered; a rank computes what its own queries contribute to all
+gradients, one chunk of queries after the other, as each sees a prefix of the keys; and gradients of
+keys and values are summed up by their owners. Nothing is overlapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from ...runtime.kernel.kernel import capturing
+from ..core.groups import group_of, name_of
+from ..core.library import define
+from ..core.problem import agree, refused, require_dense, require_dense_or_none, require_like
+from .problem import DTYPES, AttentionProblem, checked_attention, checked_maxima
+
+NAME = "sp_attention_backward"
+_SCORES = 1 << 26
+"""Products of q and k that are in memory at a time where flash attention does not compute them."""
+_MULTIPLE, _WIDEST = 8, 256
+"""Flash attention takes heads of a multiple of so many numbers, and of no more than these."""
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Rows(NamedTuple):
+    """Queries and what is known of them: (B, rows, Hq, D) or Dv, ``lse`` (B, Hq, rows)."""
+
+    grad_out: torch.Tensor
+    q: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+
+    def part(self, rows: slice) -> Rows:
+        """Some of them."""
+        return Rows(self.grad_out[:, rows], self.q[:, rows], self.out[:, rows], self.lse[..., rows])
+
+
+def gradients_of_rows(
+    rows: Rows, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+) -> Gradients:
+    """What queries contribute to the gradients of q, k and v.
+
+    Args:
+        k, v: (B, keys, Hkv, D) and (B, keys, Hkv, Dv), all that the last query sees.
+        causal: whether each query before it sees one key less.
+    """
+    widest = max(k.shape[-1], v.shape[-1])
+    if k.is_cuda and k.dtype in DTYPES and widest <= _WIDEST:
+        return by_flash(rows, k, v, causal, scale)
+    return by_definition(rows, k, v, causal, scale)
+
+
+def by_flash(rows: Rows, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Gradients:
+    """``gradients_of_rows`` by torch's flash attention: each in the type of its tensor. Its causal
+    mask is aligned at the last query and the last key; its heads are of one width, to which others
+    are filled up with zeros."""
+    width = -(-max(k.shape[-1], v.shape[-1]) // _MULTIPLE) * _MULTIPLE
+    grad_out, q, out, keys, values = (
+        x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
+        for x in (*rows[:3], k, v)
+    )  # fmt: skip
+    seed = torch.empty(2, dtype=torch.uint64, device=k.device)  # of a dropout that there is not
+    found = torch.ops.aten._flash_attention_backward(
+        grad_out, q, keys, values, out, rows.lse.contiguous(), None, None, q.shape[1],
+        keys.shape[1], 0.0, causal, seed, seed, scale=scale,
+    )  # fmt: skip
+    grad_q, grad_k, grad_v = (
+        x[..., : like.shape[-1]] for x, like in zip(found, (rows.q, k, v), strict=True)
+    )
+    return grad_q, grad_k, grad_v
+
+
+def by_definition(
+    rows: Rows, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+) -> Gradients:
+    """``gradients_of_rows`` in plain torch, some queries at a time, in fp32 or more."""
+    wide, count, keys = torch.promote_types(k.dtype, torch.float32), rows.q.shape[1], k.shape[1]
+    k, v = k.to(wide), v.to(wide)
+    grad_q, grad_k, grad_v = [], torch.zeros_like(k), torch.zeros_like(v)
+    step = max(1, _SCORES // (rows.lse.shape[0] * rows.lse.shape[1] * keys))
+    for first in range(0, count, step):
+        grad_out, q, out, lse = (
+            x.to(wide) for x in rows.part(slice(first, min(first + step, count)))
+        )
+        # h: heads of k and v, g: those of q that share one
+        grad_out, q, out = (x.unflatten(2, (k.shape[2], -1)) for x in (grad_out, q, out))
+        scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * scale
+        if causal:
+            last = torch.arange(q.shape[1], device=k.device) + first + keys - count
+            hidden = torch.arange(keys, device=k.device) > last[:, None]
+            scores = scores.masked_fill(hidden, -torch.inf)
+        weights = (scores - lse.unflatten(1, (k.shape[2], -1)).unsqueeze(-1)).exp()
+        mean = torch.einsum("bqhgd,bqhgd->bhgq", grad_out, out).unsqueeze(-1)
+        grad_weights = torch.einsum("bqhgd,bkhd->bhgqk", grad_out, v)
+        grad_scores = weights * (grad_weights - mean) * scale
+        grad_q.append(torch.einsum("bhgqk,bkhd->bqhgd", grad_scores, k).flatten(2, 3))
+        grad_k += torch.einsum("bhgqk,bqhgd->bkhd", grad_scores, q)
+        grad_v += torch.einsum("bhgqk,bqhgd->bkhd", weights, grad_out)
+    return torch.cat(grad_q, 1), grad_k, grad_v
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """A batch of sequences of equal lengths, or one of those that are packed.
+
+    Attributes:
+        rows, keys: where a rank's part of them is, among its rows of q and of k.
+    """
+
+    problem: AttentionProblem
+    rows: slice
+    keys: slice
+
+    @property
+    def chunks(self) -> list[tuple[int, slice]]:
+        """For each chunk of the keys, in their order: its owner, and where it is there."""
+        sharding = self.problem.sharding
+        size = (self.keys.stop - self.keys.start) // sharding.parts
+        held = {
+            sharding.chunk_of(part, owner): (owner, self.keys.start + part * size)
+            for owner in range(sharding.ranks)
+            for part in range(sharding.parts)
+        }
+        return [(owner, slice(at, at + size)) for _, (owner, at) in sorted(held.items())]
+
+    def gathered(self, of_ranks: torch.Tensor) -> torch.Tensor:
+        """All keys in their order, (B, length, ...), of what the ranks have, (W, B, keys, ...)."""
+        return torch.cat([of_ranks[owner, :, place] for owner, place in self.chunks], 1)
+
+    def give(self, whole: torch.Tensor, of_ranks: torch.Tensor) -> None:
+        """The inverse of ``gathered``."""
+        chunks = self.chunks
+        for (owner, place), chunk in zip(chunks, whole.chunk(len(chunks), 1), strict=True):
+            of_ranks[owner, :, place] = chunk
+
+    def blocks(self, rank: int) -> Iterator[tuple[slice, int]]:
+        """Queries of a rank that follow each other, and how many keys the last one sees."""
+        sharding, rows = self.problem.sharding, self.rows.stop - self.rows.start
+        keys = (self.keys.stop - self.keys.start) * sharding.ranks
+        if rows == 0:
+            return
+        if not self.problem.causal:
+            yield self.rows, keys
+            return
+        size, prefix = rows // sharding.parts, keys - rows * sharding.ranks
+        for part in range(sharding.parts):
+            first = self.rows.start + part * size
+            until = (sharding.chunk_of(part, rank) + 1) * size
+            yield slice(first, first + size), until + prefix
+
+
+def _sequences(
+    problem: AttentionProblem, cu_seqlens_q: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None
+) -> list[Sequences]:
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        return [Sequences(problem, slice(0, problem.q_rows), slice(0, problem.k_rows))]
+    if capturing():
+        raise refused(
+            problem.op, "cu_seqlens_q is given while a CUDA graph is captured",
+            "none, as the host reads it",
+        )  # fmt: skip
+    offsets = cu_seqlens_q.cpu(), cu_seqlens_k.cpu()
+    checked_maxima(problem, *offsets)
+    of_q, of_k = (
+        [slice(*ends) for ends in pairwise((cu_seqlens // problem.ranks).tolist())]
+        for cu_seqlens in offsets
+    )
+    return [Sequences(problem, *both) for both in zip(of_q, of_k, strict=True)]
+
+
+def sp_attention_backward(
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    causal: bool,
+    layout: str = "contiguous",
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    group: Any = None,
+    transport: str = "auto",
+) -> Gradients:
+    """The gradients of ``sp_attention``, of its ``out`` alone. Every rank calls it.
+
+    Sums of a gradient of k or v over ranks and chunks of queries are in fp32, of parts that flash
+    attention has rounded.
+
+    Args:
+        grad_out: of ``out``.
+        out, lse: what ``sp_attention`` made of the other arguments, with ``return_lse``.
+        q, k, v, causal, layout, cu_seqlens_q, cu_seqlens_k, softmax_scale, group: as it got them;
+            the host waits for ``cu_seqlens_*``.
+        transport: how keys and gradients are moved, as ``all_gather`` takes it.
+
+    Returns:
+        Those of q, k and v, in their types.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    require_dense(NAME, grad_out=grad_out, q=q, k=k, v=v, out=out, lse=lse)
+    require_dense_or_none(NAME, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    return torch.ops.tileweave.sp_attention_backward(
+        grad_out, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, bool(causal), layout,
+        softmax_scale, name_of(group), transport,
+    )  # fmt: skip
+
+
+def _checked(
+    grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor, ranks: int, **options: Any,
+) -> AttentionProblem:  # fmt: skip
+    problem = checked_attention(q, k, v, ranks, op=NAME, **options)
+    for name, tensor, shape, dtype in (
+        ("grad_out", grad_out, problem.shape, q.dtype), ("out", out, problem.shape, q.dtype),
+        ("lse", lse, problem.lse_shape, problem.wide_dtype),
+    ):  # fmt: skip
+        if tuple(tensor.shape) != shape:
+            raise refused(NAME, f"{name} has shape {tuple(tensor.shape)}", f"{shape}")
+        require_like(NAME, name, tensor, "q", q, dtype)
+    return problem
+
+
+def _backward(
+    grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor, cu_seqlens_q: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None,
+    causal: bool, layout: str, softmax_scale: float | None, group: str, transport: str,
+) -> Gradients:  # fmt: skip
+    """See ``sp_attention_backward``."""
+    ranks = group_of(group)
+    problem = _checked(
+        grad_out, q, k, v, out, lse, ranks.world_size, causal=causal, layout=layout,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, softmax_scale=softmax_scale,
+    )  # fmt: skip
+    sequences = _sequences(problem, cu_seqlens_q, cu_seqlens_k)
+    agree(ranks, problem, transport)
+    gather, scatter = torch.ops.tileweave.all_gather, torch.ops.tileweave.reduce_scatter
+    of_ranks = [gather(x, group, transport).unflatten(0, (problem.ranks, -1)) for x in (k, v)]
+    rows = Rows(grad_out.contiguous(), q, out, lse)
+    if problem.packed:  # a batch of one
+        of_ranks = [x.unsqueeze(1) for x in of_ranks]
+        rows = Rows(*(x.unsqueeze(0) for x in rows))
+    grad_q, sums = _contributions(problem, sequences, ranks.rank, rows, of_ranks)
+    grad_k, grad_v = (
+        scatter(x.flatten(0, 2 if problem.packed else 1), group, transport).to(q.dtype)
+        for x in sums
+    )
+    return grad_q.view(q.shape), grad_k, grad_v
+
+
+def _contributions(
+    problem: AttentionProblem, sequences: list[Sequences], rank: int, rows: Rows,
+    of_ranks: list[torch.Tensor],
+) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
+    """The gradient of a rank's q, and what it contributes to those of everybody's k and v.
+
+    Args:
+        of_ranks: k and v of all ranks, (W, B, keys, Hkv, D) and Dv.
+    """
+    grad_q = torch.empty(rows.q.shape, dtype=rows.q.dtype, device=rows.q.device)
+    sums = [torch.empty_like(x, dtype=rows.lse.dtype) for x in of_ranks]
+    for each in sequences:
+        whole = [each.gathered(x) for x in of_ranks]
+        totals = [torch.zeros_like(x, dtype=rows.lse.dtype) for x in whole]
+        for mine, seen in each.blocks(rank):
+            k, v = (x[:, :seen] for x in whole)
+            grad_q[:, mine], *found = gradients_of_rows(
+                rows.part(mine), k, v, problem.causal, problem.scale
+            )
+            for total, part in zip(totals, found, strict=True):
+                total[:, :seen] += part
+        for total, of_owners in zip(totals, sums, strict=True):
+            each.give(total, of_owners)
+    return grad_q, sums
+
+
+def _fake(
+    grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor, cu_seqlens_q: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None,
+    causal: bool, layout: str, softmax_scale: float | None, group: str, transport: str,
+) -> Gradients:  # fmt: skip
+    _checked(
+        grad_out, q, k, v, out, lse, group_of(group).world_size, causal=causal, layout=layout,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, softmax_scale=softmax_scale,
+    )  # fmt: skip
+    grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
+    return grad_q, grad_k, grad_v
+
+
+def _save_nothing(ctx: Any, inputs: tuple, output: tuple) -> None: ...
+
+
+def _no_second_gradient(ctx: Any, *_: torch.Tensor) -> tuple:
+    raise refused(
+        "sp_attention", "a gradient of its gradient is asked for",
+        "create_graph=False, or SequenceParallelAttention(reference=True)",
+    )  # fmt: skip
+
+
+define(
+    f"{NAME}(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, bool causal, str layout, float? softmax_scale, "
+    "str group, str transport) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _fake,
+    (_save_nothing, _no_second_gradient),
+)

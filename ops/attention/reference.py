@@ -1,0 +1,215 @@
+"""Attention over a sharded sequence in plain torch: what fused results are compared with.
+
+Everybody's keys are gathered and put in order, every position is written down, and what a query
+must not see is masked: no arithmetic of the fused operator is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from ..collectives.all_gather import all_gather
+from ..core.groups import group_of, name_of
+from ..core.problem import agree, require_dense, require_dense_or_none
+from .problem import OP, AttentionProblem, checked_attention, checked_maxima
+from .sequence import shard_sequence, unshard_sequence
+
+_SCORES = 1 << 26
+"""Products of q and k that are in memory at a time."""
+Result = tuple[torch.Tensor, torch.Tensor]
+
+
+def reference_attention(
+    problem: AttentionProblem,
+    rank: int,
+    q: torch.Tensor,
+    ks: Sequence[torch.Tensor],
+    vs: Sequence[torch.Tensor],
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+) -> Result:
+    """What one rank computes, given what all ranks hold of k and v; nothing is communicated.
+
+    Args:
+        problem: checked.
+        rank: who holds ``q``.
+        ks, vs: of rank 0, rank 1, and so on.
+        cu_seqlens_q, cu_seqlens_k: if sequences are packed.
+
+    Returns:
+        The result in the type of ``q`` and the natural logarithms of the sums, both computed in
+        fp32 (fp64 for fp64); differentiable.
+    """
+    packed = problem.packed
+    join = torch.cat if packed else torch.stack
+    wide = torch.promote_types(q.dtype, torch.float32)
+    whole = [
+        unshard_sequence(shards, problem.layout, 0 if packed else 1, cu_seqlens_k).to(wide)
+        for shards in (ks, vs)
+    ]
+    queries = _sequences(q.to(wide), cu_seqlens_q, problem.ranks)
+    keys, values = (_sequences(x, cu_seqlens_k, 1) for x in whole)
+    parts = [
+        _attend(x, k, v, _limits(problem, rank, x, k), problem.scale)
+        for x, k, v in zip(queries, keys, values, strict=True)
+    ]
+    out, lse = zip(*parts, strict=True)
+    return join(out).to(q.dtype), join(lse, dim=1 if packed else 0)
+
+
+def _sequences(
+    x: torch.Tensor, cu_seqlens: torch.Tensor | None, ranks: int
+) -> Sequence[torch.Tensor]:
+    """The sequences of a batch, or packed ones, of which ``x`` is the part of one of ``ranks``."""
+    if cu_seqlens is None:
+        return x.unbind()
+    return x.split((cu_seqlens.diff() // ranks).tolist())
+
+
+def _limits(problem: AttentionProblem, rank: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """For each of a rank's queries of one sequence, at which key its sight ends."""
+    if not problem.causal:
+        return torch.full((len(q),), len(k), device=q.device)
+    positions = torch.arange(len(q) * problem.ranks, device=q.device)
+    mine = shard_sequence(positions, rank, problem.ranks, problem.layout, dim=0)
+    return mine + 1 + len(k) - len(positions)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, limits: torch.Tensor, scale: float
+) -> Result:
+    """One sequence: (rows, heads, v_dim) and (heads, rows), some queries at a time."""
+    rows = max(1, _SCORES // (q.shape[1] * max(1, len(k))))
+    blocks = [
+        checkpoint(
+            _attend_block, x, k, v, until, scale, use_reentrant=False, preserve_rng_state=False
+        )
+        for x, until in zip(q.split(rows), limits.split(rows), strict=True)
+    ]
+    out, lse = zip(*blocks, strict=True)
+    return torch.cat(out), torch.cat(lse, 1)
+
+
+def _attend_block(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, limits: torch.Tensor, scale: float
+) -> Result:
+    grouped = q.unflatten(1, (k.shape[1], -1))
+    scores = torch.einsum("qhgd,khd->hgqk", grouped, k) * scale
+    hidden = torch.arange(len(k), device=q.device) >= limits[:, None]
+    scores = scores.masked_fill(hidden, -torch.inf)
+    lse = scores.logsumexp(-1)
+    out = torch.einsum("hgqk,khd->qhgd", (scores - lse.unsqueeze(-1)).exp(), v)
+    return out.flatten(1, 2), lse.flatten(0, 1)
+
+
+def gathered_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    group: Any = None,
+    **options: Any,
+) -> Result:
+    """``reference_attention`` of all ranks of a group, each with its own part of q, k and v.
+
+    Args:
+        options: more arguments of ``checked_attention``.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks.
+    """
+    require_dense(OP, q=q, k=k, v=v)
+    require_dense_or_none(OP, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    ranks = group_of(name_of(group))
+    packing = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
+    problem = checked_attention(q, k, v, ranks.world_size, **packing, **options)
+    agree(ranks, problem, "reference")
+    return attend_gathered(
+        problem, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, group
+    )
+
+
+def attend_gathered(
+    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    cu_q: torch.Tensor | None, cu_k: torch.Tensor | None, max_q: int | None, max_k: int | None,
+    group: Any,
+) -> Result:  # fmt: skip
+    """``gathered_attention`` of a problem that is checked and agreed on, but for offsets, which the
+    host reads."""
+    ranks = group_of(name_of(group))
+    cu_q, cu_k = (None if cu is None else cu.cpu() for cu in (cu_q, cu_k))
+    checked_maxima(problem, cu_q, cu_k, max_q, max_k)
+    wide = problem.wide_dtype
+    ks, vs = (
+        all_gather(x.to(wide), group, transport="nccl").chunk(ranks.world_size) for x in (k, v)
+    )
+    return reference_attention(problem, ranks.rank, q, ks, vs, cu_q, cu_k)
+
+
+class SequenceParallelAttention(torch.nn.Module):
+    """Attention over a sequence that is sharded among ranks.
+
+    Args:
+        causal, layout, softmax_scale, group, return_lse: as for ``ops.sp_attention``.
+        reference: compute in plain torch, in fp32, whatever that costs: all keys and values are
+            gathered by ``torch.distributed``. It takes any floating-point type, head dimensions
+            and number of ranks, on CPUs too, and has gradients of q, k and v.
+    """
+
+    def __init__(
+        self,
+        *,
+        causal: bool,
+        layout: str = "contiguous",
+        softmax_scale: float | None = None,
+        group: Any = None,
+        return_lse: bool = False,
+        reference: bool = False,
+    ) -> None:
+        super().__init__()
+        self.options = {"causal": causal, "layout": layout, "softmax_scale": softmax_scale}
+        self.group, self.return_lse = group, return_lse
+        self.attend = _chosen(reference)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_k: torch.Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+    ) -> torch.Tensor | Result:
+        """As ``ops.sp_attention``.
+
+        Raises:
+            TileWeaveError: arguments that do not fit, or differ between ranks.
+        """
+        out, lse = self.attend(
+            q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, group=self.group, **self.options,
+        )  # fmt: skip
+        return (out, lse) if self.return_lse else out
+
+
+def _chosen(reference: bool) -> Callable[..., Any]:
+    if reference:
+        return gathered_attention
+    from .sp_attention import sp_attention  # which falls back on this module
+
+    return partial(sp_attention, return_lse=True)

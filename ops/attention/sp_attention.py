@@ -1,0 +1,256 @@
+"""Attention over a sharded sequence: copy engines bring the keys of all ranks while one kernel
+attends to what has arrived.
+
+The plan around the tile program of ``flash``, and the torch operator with its gradient.
+"""
+
+from math import ceil
+from typing import Any
+
+import tilelang.language as T
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ...builtins import language as W
+from ...runtime import Plan, Steps, plan
+from ...runtime.kernel.kernel import capturing
+from ..core.cache import prepared
+from ..core.compiled import Made
+from ..core.groups import group_of, name_of
+from ..core.library import define
+from ..core.problem import agree, dense, require_dense, require_dense_or_none
+from ..core.strategy import Strategy, obstacle_of_ranks, unless_fused
+from .backward import NAME as BACKWARD
+from .flash import (
+    FAST_MATH,
+    FlashTiles,
+    PackedTile,
+    flash_attention,
+    key_chunk,
+    keys_shape,
+    most_tiles,
+    packed_tiles,
+    queries_shape,
+    tiles_for,
+)
+from .problem import OP, AttentionProblem, checked_attention, checked_maxima, obstacle
+from .reference import attend_gathered
+
+
+def rows_for(problem: AttentionProblem, tiles: FlashTiles, peer: int, owner: int) -> int:
+    """How many of the owner's keys a peer loads: whole tiles as far as its last query sees."""
+    if not problem.causal or problem.packed:
+        return problem.k_rows
+    sharding = problem.sharding
+    last = sharding.position(problem.q_rows - 1, peer, problem.q_total)
+    limit = last + 1 + problem.k_total - problem.q_total
+    chunk = key_chunk(problem)
+    whole, rest = divmod(sharding.visible(limit, owner, problem.k_total), chunk)
+    parts = [chunk] * whole + [rest]
+    ends = (part * chunk + ceil(rows / tiles.N) * tiles.N for part, rows in enumerate(parts))
+    return min(max(ends), problem.k_rows)
+
+
+def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
+    """The plan: every rank's K and V (batch, rows, heads * dim) go to all who see some of them, and
+    each attends with its own Q."""
+    dtype, heads, ranks, packed = problem.tile_dtype, problem.heads, problem.ranks, problem.packed
+    queries, keys = queries_shape(problem), keys_shape(problem)
+    batch, *pieces = queries
+    k_width, v_width = problem.kv_heads * problem.dim, problem.kv_heads * problem.v_dim
+    work_shape = most_tiles(problem, tiles), len(PackedTile._fields)
+    kernel = flash_attention(problem, tiles)
+
+    @plan(pass_configs=FAST_MATH)
+    def sp_attention(
+        p: Steps,
+        Q: T.Tensor((*queries, heads, problem.dim), dtype),
+        work: T.Tensor(work_shape, "int32") if packed else None,
+        K: T.Tensor((*keys, k_width), dtype),
+        V: T.Tensor((*keys, v_width), dtype),
+        all_K: W.Symmetric((ranks, *keys, k_width), dtype),
+        all_V: W.Symmetric((ranks, *keys, v_width), dtype),
+        Out: T.Tensor((*queries, heads, problem.v_dim), dtype),
+        LSE: T.Tensor((batch, heads, *pieces), "float32"),
+    ):
+        for peer in p.peers():
+            seen = rows_for(problem, tiles, peer, p.rank)
+            for b in range(batch if seen else 0):
+                p.copy(all_K[peer, p.rank, b, 0:seen], K[b, 0:seen], stream="copies")
+                p.copy(all_V[peer, p.rank, b, 0:seen], V[b, 0:seen], stream="copies")
+        seen = rows_for(problem, tiles, p.rank, p.rank)
+        for b in range(batch):
+            p.copy(all_K[p.rank, p.rank, b, 0:seen], K[b, 0:seen])
+            p.copy(all_V[p.rank, p.rank, b, 0:seen], V[b, 0:seen])
+        p.launch(kernel, Q, work, all_K, all_V, Out, LSE)
+
+    return sp_attention
+
+
+class SpAttention(Made):
+    """The plan for one problem; its memory is that in which keys and values gather."""
+
+    def __init__(self, problem: AttentionProblem, tiles: FlashTiles) -> None:
+        """Compile, and take symmetric memory. Collective."""
+        super().__init__(sp_attention_plan(problem, tiles))
+        self.problem, self.tiles = problem, tiles
+        self._work: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        """By cu_seqlens_q and cu_seqlens_k: their versions, what they were, and the tiles of
+        queries."""
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+        lse: torch.Tensor, rank: int, *cu_seqlens: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Compute ``out`` and ``lse``. Every rank calls it.
+
+        Args:
+            cu_seqlens: of q and k, if sequences are packed.
+        """
+        queries, keys = queries_shape(self.problem), keys_shape(self.problem)
+        batch, *pieces = queries
+        q, out = (x.view(*queries, *x.shape[-2:]) for x in (q, out))
+        k, v = (x.view(*keys, -1) for x in (k, v))
+        work = [self._tiles_of(rank, *cu_seqlens)] if self.problem.packed else []
+        self.run(q, *work, k, v, *self.memory, out, lse.view(batch, -1, *pieces))
+
+    def _tiles_of(self, rank: int, cu_q: torch.Tensor, cu_k: torch.Tensor) -> torch.Tensor:
+        """``packed_tiles``, anew where offsets are; in a graph, in each replay. What is written
+        where torch does not count it, the GPU asserts not to be."""
+        given = self.problem, self.tiles, rank, cu_q, cu_k
+        if capturing() or cu_q.is_inference() or cu_k.is_inference():
+            return packed_tiles(*given)
+        versions = cu_q._version, cu_k._version
+        by_k: Any = self._work.setdefault(cu_q, WeakTensorKeyDictionary())
+        if cu_k not in by_k or by_k[cu_k][0] != versions:
+            by_k[cu_k] = versions, torch.cat([cu_q, cu_k]), packed_tiles(*given)
+            return by_k[cu_k][2]
+        _, offsets, tiles = by_k[cu_k]
+        torch._assert_async(
+            (offsets == torch.cat([cu_q, cu_k])).all(),
+            f"{OP}: cu_seqlens were changed by what torch does not count, such as "
+            "torch.distributed; expected new tensors, or torch.autograd.graph.increment_version",
+        )
+        return tiles
+
+
+def sp_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool,
+    layout: str = "contiguous",
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    softmax_scale: float | None = None,
+    group: Any = None,
+    return_lse: bool = False,
+    strategy: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention over a sequence of which each rank holds a part: a rank attends with its own
+    queries to everybody's keys while these arrive.
+
+    Every rank calls it with the same shapes; the first call with new ones compiles, collectively.
+    W is the number of ranks.
+
+    Args:
+        q: (B, Sq / W, Hq, D); packed, (Sq / W, Hq, D).
+        k: (B, Sk / W, Hkv, D) or (Sk / W, Hkv, D); Hkv divides Hq.
+        v: (B, Sk / W, Hkv, Dv) or (Sk / W, Hkv, Dv).
+        causal: whether a query sees the keys up to its own place only, counted from the ends of
+            both sequences: that at p of Sq sees Sk - Sq + p + 1.
+        layout: ``contiguous``: a rank holds one piece of each sequence; ``zigzag``: one from the
+            front and its mirror from the back, so that causal attention is the same work for all.
+            ``shard_sequence`` cuts so.
+        cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, where packed sequences begin, of the whole ones.
+        max_seqlen_q, max_seqlen_k: rows of the longest whole sequence, so that the host need not
+            read ``cu_seqlens_*``.
+        softmax_scale: by which products are multiplied; None for 1 / sqrt(D).
+        group: as for ``all_gather_matmul``.
+        return_lse: whether the logarithms of the sums of exponentials are returned, too.
+        strategy: ``fused``, ``nccl`` (``torch.distributed``, and plain torch in fp32), or ``auto``:
+            fused where that can be.
+
+    Returns:
+        (B, Sq / W, Hq, Dv) or (Sq / W, Hq, Dv), in the type of q; with ``return_lse`` that and
+        (B, Hq, Sq / W) or (Hq, Sq / W) in fp32, which has no gradient.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    require_dense(OP, q=q, k=k, v=v)
+    require_dense_or_none(OP, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    out, lse = _attend(
+        q, k, v, bool(causal), layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        softmax_scale, name_of(group), strategy,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def _problem(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group) -> AttentionProblem:
+    return checked_attention(
+        q, k, v, group_of(group).world_size, causal=causal, layout=layout, cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k, max_seqlen_q=max_q, max_seqlen_k=max_k, softmax_scale=scale,
+    )  # fmt: skip
+
+
+def chosen(asked: str, problem: AttentionProblem, device: torch.device, group: str) -> Strategy:
+    """The strategy for a problem; it depends on nothing in which ranks could differ.
+
+    Raises:
+        TileWeaveError: ``asked`` is none, or is ``fused`` where that cannot be.
+    """
+    ranks = group_of(group)
+
+    other = unless_fused(
+        asked, problem.op, device, ranks,
+        lambda: obstacle_of_ranks(device, ranks) or obstacle(problem),
+    )  # fmt: skip
+    return other or Strategy("fused", "asked for" if asked == "fused" else "it can be")
+
+
+def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, strategy):
+    given = causal, layout, cu_q, cu_k, max_q, max_k, scale, group
+    problem, ranks = _problem(q, k, v, *given), group_of(group)
+    taken = chosen(strategy, problem, q.device, group).name
+    agree(ranks, problem, taken)
+    if taken == "nccl":
+        return attend_gathered(problem, q, k, v, cu_q, cu_k, max_q, max_k, group)
+    checked_maxima(problem, cu_q, cu_k, max_q, max_k)
+    q, k, v = (dense(OP, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    out, lse = _fake(q, k, v, *given, strategy)
+    packing = (cu_q, cu_k) if problem.packed else ()
+    operator = prepared(ranks).operator(problem, tiles_for(problem), SpAttention)
+    operator(q, k, v, out, lse, ranks.rank, *packing)
+    return out, lse
+
+
+def _fake(q, k, v, *given):
+    problem = _problem(q, k, v, *given[:-1])
+    return q.new_empty(problem.shape), q.new_empty(problem.lse_shape, dtype=problem.wide_dtype)
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    q, k, v, ctx.causal, ctx.layout, cu_q, cu_k, _, _, ctx.scale, ctx.group, _ = inputs
+    ctx.save_for_backward(q, k, v, *output, cu_q, cu_k)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients(ctx: Any, grad_out: torch.Tensor, _: torch.Tensor) -> tuple:
+    found = getattr(torch.ops.tileweave, BACKWARD)(
+        grad_out.contiguous(), *ctx.saved_tensors, ctx.causal, ctx.layout, ctx.scale, ctx.group,
+        "auto",
+    )  # fmt: skip
+    return *found, *(None for _ in range(9))
+
+
+_attend = define(
+    f"{OP}(Tensor q, Tensor k, Tensor v, bool causal, str layout, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k, int? max_seqlen_q, int? max_seqlen_k, float? softmax_scale, str group, "
+    "str strategy) -> (Tensor, Tensor)",
+    _eager, _fake, (_save, _gradients),
+)  # fmt: skip

@@ -1,0 +1,179 @@
+"""All-gather: every rank gets what all ranks give.
+
+The tile program for SMs, the plan for copy engines with its kernel, and the torch operator with its
+gradient.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from ...builtins import language as W
+from ...runtime import Plan, Steps, plan
+from ...runtime.host.group import Group
+from ..core import nccl
+from ..core.collective_problem import Collective, require_exchangeable
+from ..core.tiles import Walk
+from .across_nodes import AcrossNodes, Move
+from .collective import Exchange, define_exchange, exchange
+from .transport import SUMMED
+from .vectors import WALKERS, Lines, alloc_of, collected, copies_to, words_of
+
+NAME = "all_gather"
+
+
+@T.macro
+def collect(held, arrived, out, me, first, ranks):
+    """Copy a tile of what each of the others gives to its place in ``out``, as they arrive."""
+    for step in T.serial(ranks - 1):
+        source = (me + ranks - 1 - step) % ranks
+        T.copy(arrived[me, source, first, 0], held)
+        T.copy(held, out[source, first, 0])
+
+
+def all_gather_program(lines: Lines, ranks: int, transport: str):
+    """SMs: each rank stores x (rows, columns) for all others, which copy it to out (ranks, rows,
+    columns)."""
+    alloc, dtype = alloc_of(transport), lines.dtype
+
+    @T.prim_func
+    def all_gather(x: T.Tensor(lines.shape, dtype), out: T.Tensor((ranks, *lines.shape), dtype)):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
+            held = alloc(lines.tile, dtype)
+            me, first = W.rank(), block * lines.height
+            T.copy(x[first, 0], held)
+            for step in T.serial(ranks - 1):
+                T.copy(held, arrived[(me + 1 + step) % ranks, me, first, 0])
+            T.copy(held, out[me, first, 0])
+            collect(held, arrived, out, me, first, ranks)
+
+    return all_gather
+
+
+def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
+    """The kernel that copies what a rank gives, and what copy engines bring, to its place, tile by
+    tile, in the order in which the ranks' shares arrive.
+
+    Args:
+        blocks: that walk over the tiles; None for one for each.
+    """
+    dtype, walk = lines.dtype, Walk.by(ranks * lines.tiles, blocks)
+
+    @T.prim_func
+    def collect_shares(
+        x: T.Tensor(lines.shape, dtype),
+        arrived: W.Symmetric((ranks, *lines.shape), dtype),
+        out: T.Tensor((ranks, *lines.shape), dtype),
+    ):
+        with T.Kernel(walk.blocks, threads=256) as block:
+            held = T.alloc_fragment(lines.tile, dtype)
+            me = W.rank()
+            for turn in T.serial(walk.turns):
+                number = turn * walk.blocks + block
+                if number < walk.tiles:
+                    before, source, tile = collected(number, me, lines.tiles, ranks)
+                    first = tile * lines.height
+                    if before == 0:
+                        T.copy(x[first, 0], held)
+                    else:
+                        T.copy(arrived[me, source, first, 0], held)
+                    T.copy(held, out[source, first, 0])
+
+    return collect_shares
+
+
+def all_gather_plan(
+    lines: Lines, ranks: int, pieces: list[slice], blocks: int | None = None
+) -> Plan:
+    """Copy engines: x (rows, columns) goes to all others, to the last one in pieces; a kernel of
+    ``blocks`` copies what has arrived to out (ranks, rows, columns) while the rest is on its
+    way."""
+    kernel, dtype = collect_shares(lines, ranks, blocks), lines.dtype
+
+    @plan
+    def all_gather(
+        p: Steps,
+        x: T.Tensor(lines.shape, dtype),
+        arrived: W.Symmetric((ranks, *lines.shape), dtype),
+        out: T.Tensor((ranks, *lines.shape), dtype),
+    ):
+        for peer, piece in copies_to(p.peers(), pieces):
+            p.copy(arrived[peer, p.rank, piece], x[piece], stream="copies")
+        p.launch(kernel, x, arrived, out)
+
+    return all_gather
+
+
+class AllGather(AcrossNodes, Exchange, op=NAME):
+    @staticmethod
+    def result(x, ranks):
+        require_exchangeable(NAME, x, 1)
+        return (x.shape[0] * ranks, *x.shape[1:]), ()
+
+    @staticmethod
+    def steps(problem: Collective, transport: str):
+        dtype, count = words_of(problem.nbytes)
+        lines = Lines.of(count, dtype)
+        if transport != "copy_engine":
+            return all_gather_program(lines, problem.ranks, transport)
+        return all_gather_plan(lines, problem.ranks, lines.pieces(), WALKERS)
+
+    @staticmethod
+    def unfused(x, out, group):
+        nccl.all_gather_into(x, out, group)
+
+    @staticmethod
+    def part(x, nodes):
+        return x
+
+    @staticmethod
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, nodes: Group) -> None:
+        """Ranks that have the same place in their nodes swap what they give; what has come is
+        gathered within the node while the rest is on its way."""
+        me, count = nodes.rank, nodes.world_size
+        parts = out.unflatten(0, (count, -1))
+        got = [torch.empty_like(x) for _ in range(count - 1)]
+        coming = [
+            nccl.start_exchange(x, (me - step) % count, part, (me + step) % count, nodes)
+            for step, part in enumerate(got, 1)
+        ]
+        move(x, parts[me])
+        for step, (works, part) in enumerate(zip(coming, got, strict=True), 1):
+            for work in works:
+                work.wait()
+            move(part, parts[(me + step) % count])
+
+    @staticmethod
+    def gradient(grad, group, transport):
+        adds = transport if grad.dtype in SUMMED else "nccl"
+        return torch.ops.tileweave.reduce_scatter(grad, group, adds)
+
+
+def all_gather(
+    x: torch.Tensor, group: Any = None, *, out: torch.Tensor | None = None, transport: str = "auto"
+) -> torch.Tensor:
+    """What all ranks give, along the first axis, in the order of the ranks.
+
+    Every rank calls it with the same shape; the first call with a new one compiles, collectively.
+
+    Args:
+        x: (N, ...), of any type.
+        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+            with one axis; or with two, nodes and ranks of a node, in that order.
+        out: (ranks * N, ...), contiguous; gets the result. Not differentiable.
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
+            ``auto``; see ``transport_of``.
+
+    Returns:
+        (ranks * N, ...), in the type of ``x``.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    return exchange(NAME, x, group, out, transport)
+
+
+define_exchange(NAME)

@@ -1,0 +1,203 @@
+"""All-reduce: every rank gets the sum of what all ranks give.
+
+The tile programs, one for small tensors and one for large ones, the plan for copy engines with its
+kernel, and the torch operator with its gradient.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from ...builtins import language as W
+from ...runtime import Plan, Steps, plan
+from ..core import nccl
+from ..core.collective_problem import Collective, require_exchangeable
+from .all_gather import collect
+from .collective import Exchange, define_exchange, exchange
+from .reduce_scatter import add_up
+from .vectors import Lines, alloc_of, copies_to, tile_bytes
+
+NAME = "all_reduce"
+ONE_SHOT_BYTES = 1 << 19
+"""What each rank sends at most in the one-shot program. A guess until it is measured."""
+
+
+def one_shot_program(lines: Lines, ranks: int, transport: str):
+    """SMs: each rank stores x (rows, columns) for all, and all add them in fp32, in the same order:
+    that of the ranks, from another one on for each tile."""
+    alloc, dtype = alloc_of(transport), lines.dtype
+
+    @T.prim_func
+    def all_reduce_one_shot(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
+            held = alloc(lines.tile, dtype)
+            total = T.alloc_fragment(lines.tile, "float32")
+            me, first = W.rank(), block * lines.height
+            T.copy(x[first, 0], held)
+            for step in T.serial(ranks):
+                T.copy(held, arrived[(me + 1 + step) % ranks, me, first, 0])
+            T.clear(total)
+            for step in T.serial(ranks):
+                T.copy(arrived[me, (block + step) % ranks, first, 0], held)
+                for i, j in T.Parallel(lines.height, lines.columns):
+                    total[i, j] += held[i, j]
+            T.copy(total, held)
+            T.copy(held, out[first, 0])
+
+    return all_reduce_one_shot
+
+
+def two_phase_program(lines: Lines, ranks: int, transport: str):
+    """SMs: each tile is added up by the rank that owns it, which stores the sum for the others.
+
+    Each rank owns as many tiles; the last ones may lie behind the end.
+    """
+    alloc, dtype = alloc_of(transport), lines.dtype
+    share = T.ceildiv(lines.tiles, ranks) * lines.height
+    apart = share.astype("int64")  # TileLang multiplies it by the columns in its type
+
+    @T.prim_func
+    def all_reduce(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
+        with T.Kernel(share // lines.height, threads=256) as block:
+            # What the others have of our tiles, and the sums of theirs.
+            parts = W.alloc_symmetric((ranks, share, lines.columns), dtype)
+            sums = W.alloc_symmetric((ranks, share, lines.columns), dtype)
+            held = alloc(lines.tile, dtype)
+            total = T.alloc_fragment(lines.tile, "float32")
+            me, first = W.rank(), block * lines.height
+            for step in T.serial(ranks - 1):
+                owner = (me + ranks - 1 - step) % ranks  # in the order in which they add
+                T.copy(x[owner * apart + first, 0], held)
+                T.copy(held, parts[owner, me, first, 0])
+            T.copy(x[me * apart + first, 0], held)
+            add_up(total, held, parts, me, first, ranks)
+            for step in T.serial(ranks - 1):
+                T.copy(held, sums[(me + 1 + step) % ranks, me, first, 0])
+            T.copy(held, out[me * apart + first, 0])
+            for step in T.serial(ranks - 1):
+                source = (me + ranks - 1 - step) % ranks  # as they arrive
+                T.copy(sums[me, source, first, 0], held)
+                T.copy(held, out[source * apart + first, 0])
+
+    return all_reduce
+
+
+def add_and_share(lines: Lines, ranks: int):
+    """The kernel that adds up the parts which copy engines bring, stores the sums for the others,
+    and collects theirs: the second half of ``two_phase_program``."""
+    dtype = lines.dtype
+
+    @T.prim_func
+    def add_and_share(
+        x: T.Tensor((ranks, *lines.shape), dtype),
+        parts: W.Symmetric((ranks, *lines.shape), dtype),
+        sums: W.Symmetric((ranks, *lines.shape), dtype),
+        out: T.Tensor((ranks, *lines.shape), dtype),
+    ):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            held = T.alloc_fragment(lines.tile, dtype)
+            total = T.alloc_fragment(lines.tile, "float32")
+            me, first = W.rank(), block * lines.height
+            T.copy(x[me, first, 0], held)
+            add_up(total, held, parts, me, first, ranks)
+            for step in T.serial(ranks - 1):
+                T.copy(held, sums[(me + 1 + step) % ranks, me, first, 0])
+            T.copy(held, out[me, first, 0])
+            collect(held, sums, out, me, first, ranks)
+
+    return add_and_share
+
+
+def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
+    """Copy engines: the parts of x (ranks, rows, columns) go to their owners, the last one in
+    pieces; a kernel adds up those that have arrived, and shares the sums, while others are on their
+    way."""
+    kernel, dtype = add_and_share(lines, ranks), lines.dtype
+
+    @plan
+    def all_reduce(
+        p: Steps,
+        x: T.Tensor((ranks, *lines.shape), dtype),
+        parts: W.Symmetric((ranks, *lines.shape), dtype),
+        sums: W.Symmetric((ranks, *lines.shape), dtype),
+        out: T.Tensor((ranks, *lines.shape), dtype),
+    ):
+        for peer, piece in copies_to(reversed([*p.peers()]), pieces):  # as they are added
+            p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
+        p.launch(kernel, x, parts, sums, out)
+
+    return all_reduce
+
+
+def is_one_shot(problem: Collective) -> bool:
+    """Whether the program for small tensors is the faster one: it exchanges once, but more."""
+    return (problem.ranks - 1) * problem.nbytes <= ONE_SHOT_BYTES
+
+
+class AllReduce(Exchange, op=NAME):
+    reduces = True
+
+    @staticmethod
+    def result(x, ranks):
+        require_exchangeable(NAME, x, 0)
+        return tuple(x.shape), ()
+
+    @staticmethod
+    def steps(problem: Collective, transport: str):
+        ranks, dtype = problem.ranks, problem.tile_dtype
+        if transport != "copy_engine":
+            program = one_shot_program if is_one_shot(problem) else two_phase_program
+            tile = tile_bytes(problem.nbytes // ranks)  # which the blocks of a rank share
+            return program(Lines.of(problem.elements, dtype, tile=tile), ranks, transport)
+        lines = Lines.of(problem.elements // ranks, dtype)
+        return all_reduce_plan(lines, ranks, lines.pieces(moved=ranks + 1))
+
+    @classmethod
+    def obstacle(cls, problem, transport):
+        if transport == "copy_engine" and problem.elements % problem.ranks:
+            return f"x has {problem.elements} elements; expected a multiple of {problem.ranks}"
+        return super().obstacle(problem, transport)
+
+    @staticmethod
+    def unfused(x, out, group):
+        nccl.all_reduce(out.copy_(x), group)
+
+    @staticmethod
+    def gradient(grad, group, transport):
+        return grad.clone()
+
+
+def all_reduce(
+    x: torch.Tensor, group: Any = None, *, out: torch.Tensor | None = None, transport: str = "auto"
+) -> torch.Tensor:
+    """The sum over ranks of what they give, on every rank.
+
+    Every rank gets the same bits, and equal inputs give equal bits: numbers are added in fp32, in
+    an order that docs/ops.md says, and rounded once. ``nccl`` rounds and adds as NCCL does.
+
+    The gradient is that of a tensor-parallel layer: what follows is computed alike on all ranks, so
+    the gradient of the result is taken to be the same on all, and nothing is communicated.
+
+    Every rank calls it with the same shape; the first call with a new one compiles, collectively.
+
+    Args:
+        x: of any shape, bf16, fp16 or fp32; with ``nccl`` what that adds.
+        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+            with one axis.
+        out: of the same shape, contiguous; gets the result. Not differentiable.
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
+            ``auto``; see ``transport_of``.
+
+    Returns:
+        As ``x``.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    return exchange(NAME, x, group, out, transport)
+
+
+define_exchange(NAME)

@@ -1,0 +1,284 @@
+"""All-to-all: every rank gets its part of what each rank gives; axes may change their places.
+
+The tile program for SMs, the plan for copy engines with its kernel, and the torch operator with its
+gradient.
+"""
+
+from dataclasses import dataclass
+from math import ceil, gcd, prod
+from typing import Any
+
+import tilelang.language as T
+import torch
+from tvm import tirx
+
+from ...builtins import language as W
+from ...runtime import Plan, Steps, plan
+from ..core import nccl
+from ..core.collective_problem import Collective, axis_of, require_exchangeable, shared
+from ..core.tiles import Walk
+from .collective import Exchange, define_exchange, exchange
+from .vectors import (
+    COLUMNS,
+    WALKERS,
+    alloc_of,
+    collected,
+    copies_to,
+    height_of,
+    itemsize_of,
+    pieces_of,
+    tile_bytes,
+    words_of,
+)  # fmt: skip
+
+NAME = "all_to_all"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How the parts of an all-to-all lie in memory: each is (outer, rows, width), and the ranks'
+    axis stands before or behind the rows, in what a rank gives and in what it gets.
+
+    Attributes:
+        height, columns: rows, and elements of a row, that a block moves at a time.
+        dtype: of the words of which ``width`` counts.
+        given_behind, got_behind: whether the ranks' axis stands behind the rows.
+    """
+
+    ranks: int
+    outer: int
+    rows: int
+    width: int
+    height: int
+    columns: int
+    dtype: str
+    given_behind: bool
+    got_behind: bool
+
+    @staticmethod
+    def of(problem: Collective, tile: int | None = None) -> "Parts":
+        """
+        Args:
+            tile: bytes that a block moves at a time, a power of two; by default ``tile_bytes``.
+        """
+        shape, ranks = problem.shape, problem.ranks
+        scatter, gather = problem.options
+        low, high = min(scatter, gather), max(scatter, gather)
+        if scatter == gather:
+            outer, rows = 1, prod(shape[:low])
+            behind = rows > 1, rows > 1
+        else:
+            outer, rows = prod(shape[:low]), prod(shape[low:high])
+            behind = scatter > gather, gather > scatter
+        if scatter < gather:
+            rows //= ranks
+        dtype, width = words_of(problem.nbytes // (ranks * outer * rows))
+        columns = gcd(width, COLUMNS)
+        if behind == (False, False):  # a part has no gap in either: short rows are near each other
+            rows, width = width // columns, columns
+        height = height_of(columns, dtype, tile or tile_bytes(problem.nbytes // ranks))
+        height = min(height, 1 << (rows - 1).bit_length())  # what is not there takes memory
+        return Parts(ranks, outer, rows, width, height, columns, dtype, *behind)
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many there are along the rows, the last of which may be less, and along a row."""
+        return ceil(self.rows / self.height), self.width // self.columns
+
+    def place_of(self, block: tirx.PrimExpr) -> tuple[tirx.PrimExpr, ...]:
+        """Where the tile of a block begins: its row among those of all ``outer``, each in whole
+        tiles; of these the number, its row there, and its column."""
+        tiles, wide = self.tiles
+        tile = block // wide
+        height, columns = self.height, self.columns
+        return tile * height, tile // tiles, tile % tiles * height, block % wide * columns
+
+    @property
+    def pieces(self) -> list[slice]:
+        """Rows of a part that copy engines bring the last peer together. Those of several ``outer``
+        are no rows at one distance, which copy engines want."""
+        if self.outer > 1:
+            return [slice(0, self.rows)]
+        return pieces_of(self.rows, self.height, self.width * itemsize_of(self.dtype))
+
+    def shape(self, behind: bool) -> tuple[int, ...]:
+        """Of a tensor that a rank gives or gets, with an axis of one where the ranks' could be."""
+        if behind:
+            return self.outer, self.rows, self.ranks, self.width
+        return self.outer, self.ranks, self.rows, 1, self.width
+
+
+def all_to_all_program(parts: Parts, transport: str):
+    """SMs: each rank stores its parts for the others, which copy them to their places."""
+    ranks, outer, width, height, columns, dtype = (
+        parts.ranks, parts.outer, parts.width, parts.height, parts.columns, parts.dtype,
+    )  # fmt: skip
+    given_behind, got_behind = parts.given_behind, parts.got_behind
+    alloc, (tiles, wide) = alloc_of(transport), parts.tiles
+
+    @T.prim_func
+    def all_to_all(
+        x: T.Tensor(parts.shape(given_behind), dtype), out: T.Tensor(parts.shape(got_behind), dtype)
+    ):
+        with T.Kernel(outer * tiles * wide, threads=256) as block:
+            # In whole tiles, those of one rank after those of another: the TMA counts to 5 axes.
+            arrived = W.alloc_symmetric((ranks * outer * tiles * height, 1, width), dtype)
+            held = alloc((height, 1, columns), dtype)
+            me, of_rank = W.rank(), outer * tiles * height
+            at, o, m, n = parts.place_of(block)
+            for step in T.serial(ranks - 1):
+                peer = (me + 1 + step) % ranks
+                T.copy(x[o, m, peer, n] if given_behind else x[o, peer, m, 0, n], held)
+                T.copy(held, arrived[peer, me * of_rank + at, 0, n])
+            T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
+            T.copy(held, out[o, m, me, n] if got_behind else out[o, me, m, 0, n])
+            for step in T.serial(ranks - 1):
+                source = (me + ranks - 1 - step) % ranks  # as they arrive
+                T.copy(arrived[me, source * of_rank + at, 0, n], held)
+                T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
+
+    return all_to_all
+
+
+def collect_parts(parts: Parts, blocks: int | None = None):
+    """The kernel that copies what a rank keeps, and what copy engines bring, to its place, tile by
+    tile, in the order in which the ranks' parts arrive.
+
+    Args:
+        blocks: that walk over the tiles; None for one for each.
+    """
+    ranks, outer, rows, width, height, columns, dtype = (
+        parts.ranks, parts.outer, parts.rows, parts.width, parts.height, parts.columns, parts.dtype,
+    )  # fmt: skip
+    given_behind, got_behind = parts.given_behind, parts.got_behind
+    of_rank = outer * prod(parts.tiles)
+    walk = Walk.by(ranks * of_rank, blocks)
+
+    @T.prim_func
+    def collect_parts(
+        x: T.Tensor(parts.shape(given_behind), dtype),
+        arrived: W.Symmetric((ranks, outer, rows, 1, width), dtype),
+        out: T.Tensor(parts.shape(got_behind), dtype),
+    ):
+        with T.Kernel(walk.blocks, threads=256) as block:
+            held = T.alloc_fragment((height, 1, columns), dtype)
+            me = W.rank()
+            for turn in T.serial(walk.turns):
+                number = turn * walk.blocks + block
+                if number < walk.tiles:
+                    before, source, tile = collected(number, me, of_rank, ranks)
+                    o, m, n = parts.place_of(tile)[1:]
+                    if before == 0:
+                        T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
+                    else:
+                        T.copy(arrived[me, source, o, m, 0, n], held)
+                    T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
+
+    return collect_parts
+
+
+def all_to_all_plan(parts: Parts, pieces: list[slice], blocks: int | None = None) -> Plan:
+    """Copy engines: parts go to the others, the last one in pieces; a kernel copies what has
+    arrived to its place while the rest is on its way.
+
+    Args:
+        pieces: rows of the last part.
+        blocks: of the kernel, as for ``collect_parts``.
+    """
+    kernel = collect_parts(parts, blocks)
+
+    def part(x, rank, piece):
+        return x[:, piece, rank] if parts.given_behind else x[:, rank, piece, 0]
+
+    @plan
+    def all_to_all(
+        p: Steps,
+        x: T.Tensor(parts.shape(parts.given_behind), parts.dtype),
+        arrived: W.Symmetric((parts.ranks, parts.outer, parts.rows, 1, parts.width), parts.dtype),
+        out: T.Tensor(parts.shape(parts.got_behind), parts.dtype),
+    ):
+        for peer, piece in copies_to(p.peers(), pieces):
+            p.copy(arrived[peer, p.rank, :, piece, 0], part(x, peer, piece), stream="copies")
+        p.launch(kernel, x, arrived, out)
+
+    return all_to_all
+
+
+class AllToAll(Exchange, op=NAME):
+    options = ("scatter_dim", "gather_dim")
+    in_place = False
+
+    @staticmethod
+    def result(x, ranks, scatter_dim, gather_dim):
+        require_exchangeable(NAME, x, 1)
+        scatter = axis_of(NAME, "scatter_dim", scatter_dim, x)
+        gather = axis_of(NAME, "gather_dim", gather_dim, x)
+        shape = list(x.shape)
+        shape[scatter] = shared(NAME, x, scatter, ranks)
+        shape[gather] *= ranks
+        return tuple(shape), (scatter, gather)
+
+    @staticmethod
+    def steps(problem: Collective, transport: str):
+        parts = Parts.of(problem)
+        if transport != "copy_engine":
+            return all_to_all_program(parts, transport)
+        return all_to_all_plan(parts, parts.pieces, WALKERS)
+
+    @staticmethod
+    def run_bytes(problem):
+        parts = Parts.of(problem)
+        return parts.width * getattr(torch, parts.dtype).itemsize
+
+    @staticmethod
+    def unfused(x, out, group, scatter, gather):
+        ranks = group.world_size
+        given = x.unflatten(scatter, (ranks, -1)).movedim(scatter, 0).contiguous()
+        got = torch.empty_like(given)
+        nccl.all_to_all(given, got, group)
+        out.unflatten(gather, (ranks, -1)).movedim(gather, 0).copy_(got)
+
+    @staticmethod
+    def gradient(grad, group, transport, scatter, gather):
+        return torch.ops.tileweave.all_to_all(grad, gather, scatter, group, transport)
+
+
+def all_to_all(
+    x: torch.Tensor,
+    scatter_dim: int = 0,
+    gather_dim: int = 0,
+    group: Any = None,
+    *,
+    out: torch.Tensor | None = None,
+    transport: str = "auto",
+) -> torch.Tensor:
+    """Share one axis out among the ranks, and put what they give together along another one.
+
+    As an attention layer over a sharded sequence needs it (Ulysses): ``all_to_all(q, 1, 0)`` makes
+    (S / ranks, heads, d) of each rank, all heads of a part of the sequence, to (S, heads / ranks,
+    d), some heads of all of it; ``all_to_all(o, 0, 1)`` goes back.
+
+    Every rank calls it with the same shape; the first call with a new one compiles, collectively.
+
+    Args:
+        x: of any type.
+        scatter_dim: the axis of which each rank gets a part: its extent is divided by the ranks.
+        gather_dim: the axis along which the parts from all ranks lie in their order: its extent is
+            multiplied by the ranks.
+        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+            with one axis.
+        out: contiguous, apart from ``x``; gets the result. Not differentiable.
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
+            ``auto``; see ``transport_of``.
+
+    Returns:
+        The result, in the type of ``x``.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    return exchange(NAME, x, group, out, transport, scatter_dim, gather_dim)
+
+
+define_exchange(NAME)

@@ -1,0 +1,263 @@
+"""What collectives have in common: each rank gives one tensor and gets one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ...runtime import Plan
+from ...runtime.host.group import Group
+from ...runtime.plans.parameters import parameters_of
+from ..core.cache import prepared
+from ..core.call import refuse_gradients
+from ..core.collective_problem import ARGUMENT, Collective, Shape, check_out
+from ..core.compiled import Made
+from ..core.fast_path import repeat, repeat_later
+from ..core.groups import TwoLevels, group_of, name_of, ranks_of
+from ..core.library import define
+from ..core.problem import (
+    agree,
+    check_layout,
+    dense,
+    is_dense,
+    operator_name,
+    refused,
+    require_apart,
+    require_dense,
+    require_dense_or_none,
+)
+from ..core.session_cache import signature
+from .across_nodes import AcrossNodes, Move, at_any_place
+from .transport import ROW_BYTES, SUMMED, Transport, chosen
+from .vectors import as_declared
+
+
+class Moved(Made):
+    """A tile program or a plan made ready that takes what a rank gives, symmetric tensors to work
+    in, and what a rank gets."""
+
+    def __init__(self, steps: Any) -> None:
+        """Compile, and take symmetric memory. Collective."""
+        super().__init__(steps)
+        taken = steps.parameters if isinstance(steps, Plan) else parameters_of(steps)
+        self._x, *_, self._out = taken
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Compute ``out``. Every rank calls it."""
+        self.enqueue(*self.declared(x, out))
+
+    def declared(
+        self, x: torch.Tensor, out: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """What ``enqueue`` takes, at the same places."""
+        return [as_declared(x, self._x)], as_declared(out, self._out)
+
+
+class Exchange(Moved, ABC):
+    """A collective made ready for one problem, by one transport. A subclass is made known by the
+    operator's name: ``class AllGather(Exchange, op="all_gather")``.
+
+    Attributes:
+        options: names of the integers that a caller gives beside the tensor.
+        reduces: whether numbers are added.
+        in_place: whether what a rank gets may lie where what it gives does, as a block reads there
+            before it writes.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ()
+    reduces: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
+
+    def __init_subclass__(cls, op: str, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        EXCHANGES[op] = cls
+
+    def __init__(self, problem: Collective, transport: str) -> None:
+        """Compile, and take symmetric memory. Collective."""
+        super().__init__(self.steps(problem, transport))
+        self.problem = problem
+
+    @staticmethod
+    @abstractmethod
+    def result(x: torch.Tensor, ranks: int, *options: int) -> tuple[Shape, Shape]:
+        """The shape of what a rank gets, and ``options`` in one form for all that mean the same.
+
+        Raises:
+            TileWeaveError: x or options that do not fit.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def steps(problem: Collective, transport: str) -> Any:
+        """The plan or the tile program, as ``Moved`` takes it."""
+
+    @staticmethod
+    def run_bytes(problem: Collective) -> int:
+        """Bytes without a gap, of which all tensors are made."""
+        return problem.nbytes
+
+    @classmethod
+    def obstacle(cls, problem: Collective, transport: str) -> str | None:
+        """What keeps a transport from a problem on any GPU, and what it needs."""
+        if cls.reduces and problem.dtype not in SUMMED:
+            return f"x is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
+        if transport == "tma" and (run := cls.run_bytes(problem)) % ROW_BYTES:
+            return f"a part has {run} bytes without a gap; expected a multiple of {ROW_BYTES}"
+        return None
+
+    @staticmethod
+    @abstractmethod
+    def unfused(x: torch.Tensor, out: torch.Tensor, group: Group, *options: int) -> None:
+        """Compute ``out`` by ``torch.distributed``, on any device."""
+
+    @staticmethod
+    @abstractmethod
+    def gradient(grad: torch.Tensor, group: str, transport: str, *options: int) -> torch.Tensor:
+        """Of what a rank gave, by that of what it got."""
+
+
+EXCHANGES: dict[str, type[Exchange]] = {}
+"""By the operators' names."""
+_DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
+"""What calls them: for a new result, and for one in ``out``."""
+
+
+def exchange(
+    name: str, x: torch.Tensor, group: Any, out: torch.Tensor | None, transport: str, *options: int
+) -> torch.Tensor:
+    """Call a collective that ``define_exchange`` defined; its result, in ``out`` if given."""
+    if not is_dense(x) or not (out is None or is_dense(out)):  # names take longer
+        require_dense(name, **{ARGUMENT: x})
+        require_dense_or_none(name, out=out)
+    (into_new, into_out), group = _DEFINED[name], _name(name, group)
+    if out is None:
+        return into_new(x, *options, group, transport)
+    refuse_gradients(name, out, x)
+    into_out(x, out, *options, group, transport)
+    return out
+
+
+def transport_of(
+    op: Any, x: torch.Tensor, *options: int, group: Any = None, transport: str = "auto"
+) -> Transport:
+    """How a collective would move its data, and why; nothing is moved.
+
+    Args:
+        op: the operator, such as ``ops.all_gather``, or its name.
+        x, options, group, transport: as it would get them.
+
+    Returns:
+        On several nodes, what moves it within a node.
+    """
+    name = operator_name("transport_of", op, EXCHANGES)
+    require_dense(name, **{ARGUMENT: x})
+    wanted = EXCHANGES[name].options
+    options = options or (0,) * len(wanted)
+    if len(options) != len(wanted):
+        raise refused(name, f"options={options}", f"({', '.join(wanted)})" if wanted else "none")
+    ranks = _ranks(name, _name(name, group))
+    problem, ranks = in_reach(checked(name, x, None, ranks.world_size, options), x, ranks)
+    return chosen(transport, problem, x.device, ranks, EXCHANGES[name])
+
+
+def _name(op: str, group: Any) -> str:
+    return name_of(group, axes=2 if issubclass(EXCHANGES[op], AcrossNodes) else 1)
+
+
+def _ranks(op: str, group: str) -> Group | TwoLevels:
+    return ranks_of(group) if issubclass(EXCHANGES[op], AcrossNodes) else group_of(group)
+
+
+def in_reach(
+    problem: Collective, x: torch.Tensor, ranks: Group | TwoLevels
+) -> tuple[Collective, Group]:
+    """What ranks that reach each other's memory exchange at a time, and these ranks."""
+    if isinstance(ranks, Group):
+        return problem, ranks
+    part = EXCHANGES[problem.op].part(x, ranks.nodes.world_size)
+    return checked(problem.op, part, None, ranks.node.world_size, ()), ranks.node
+
+
+def _move(problem: Collective, transport: str, group: Group) -> Move:
+    """How the ranks of a group exchange."""
+    made = EXCHANGES[problem.op]
+    if transport == "nccl":
+        return lambda x, out: made.unfused(x, out, group, *problem.options)
+    return prepared(group).operator(problem, transport, made)
+
+
+def checked(
+    op: str, x: torch.Tensor, out: torch.Tensor | None, ranks: int, options: Sequence[int]
+) -> Collective:
+    """The problem of a call.
+
+    Raises:
+        TileWeaveError: shapes, types or devices that do not fit.
+    """
+    result, options = EXCHANGES[op].result(x, ranks, *options)
+    if out is not None:
+        check_out(op, out, result, x)
+    return Collective(op, tuple(x.shape), tuple(result), tuple(options), ranks, x.dtype)
+
+
+def define_exchange(name: str) -> None:
+    """``torch.ops.tileweave.name``, and ``name_out``, which has no gradient, of a subclass of
+    ``Exchange``."""
+    made = EXCHANGES[name]
+
+    def into(x: torch.Tensor, out: torch.Tensor | None, *given: Any) -> torch.Tensor:
+        if out is not None and not made.in_place:
+            require_apart(name, out, **{ARGUMENT: x})
+        key = name, given, signature(x), signature(out)
+        if (done := repeat(key, (x,), out)) is not None:
+            return done
+        *options, group, asked = given
+        ranks = _ranks(name, group)
+        problem = checked(name, x, out, ranks.world_size, options)
+        if out is not None:
+            check_layout(name, out)
+        part, near = in_reach(problem, x, ranks)
+        transport = chosen(asked, part, x.device, near, made).name
+        agree(ranks, problem, transport)
+        given_x, x = x, dense(name, ARGUMENT, x)
+        out = x.new_empty(problem.result) if out is None else out
+        move = _move(part, transport, near)
+        if isinstance(ranks, TwoLevels):
+            made.across(at_any_place(move), x, out, ranks.nodes)
+        else:
+            move(x, out)
+            if isinstance(move, Exchange):
+                repeat_later(key, (given_x,), prepared(near), move, *move.declared(x, out), out)
+        return out
+
+    def eager(x, *given):
+        return into(x, None, *given)
+
+    def eager_out(x, out, *given):
+        into(x, out, *given)
+
+    def fake(x, *given):
+        *options, group, _ = given
+        ranks = _ranks(name, group).world_size
+        return x.new_empty(checked(name, x, None, ranks, options).result)
+
+    def fake_out(x, out, *given):
+        *options, group, _ = given
+        checked(name, x, out, _ranks(name, group).world_size, options)
+
+    def save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+        _, *ctx.options, ctx.group, ctx.transport = inputs
+
+    def gradients(ctx: Any, grad: torch.Tensor) -> tuple:
+        found = made.gradient(grad.contiguous(), ctx.group, ctx.transport, *ctx.options)
+        return found, *(None for _ in ctx.options), None, None
+
+    options = "".join(f"int {option}, " for option in made.options) + "str group, str transport"
+    schema_out = f"{name}_out(Tensor x, Tensor(a!) out, {options}) -> ()"
+    _DEFINED[name] = (
+        define(f"{name}(Tensor x, {options}) -> Tensor", eager, fake, (save, gradients)),
+        define(schema_out, eager_out, fake_out),
+    )

@@ -1,0 +1,189 @@
+"""Reduce-scatter: every rank gets its part of the sum of what all ranks give.
+
+The plan for copy engines with its kernel, the tile program for SMs, and the torch operator with its
+gradient.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from ...builtins import language as W
+from ...runtime import Plan, Steps, plan
+from ...runtime.host.group import Group
+from ..core import nccl
+from ..core.collective_problem import Collective, require_exchangeable, shared
+from .across_nodes import AcrossNodes, Move
+from .collective import Exchange, define_exchange, exchange
+from .transport import SUMMED
+from .vectors import Lines, alloc_of, copies_to
+
+NAME = "reduce_scatter"
+
+
+@T.macro
+def add_up(total, held, parts, me, first, ranks):
+    """Make ``held``, this rank's tile, the sum of it and what the others have for it, in fp32: the
+    right neighbour's first, and so on."""
+    rows, columns = total.shape
+    for i, j in T.Parallel(rows, columns):
+        total[i, j] = held[i, j]
+    for step in T.serial(ranks - 1):
+        T.copy(parts[me, (me + 1 + step) % ranks, first, 0], held)
+        for i, j in T.Parallel(rows, columns):
+            total[i, j] += held[i, j]
+    T.copy(total, held)
+
+
+def reduce_scatter_program(lines: Lines, ranks: int, transport: str):
+    """SMs: each rank stores the parts of x (ranks, rows, columns) for their owners, who add them
+    up."""
+    alloc, dtype = alloc_of(transport), lines.dtype
+
+    @T.prim_func
+    def reduce_scatter(
+        x: T.Tensor((ranks, *lines.shape), dtype), out: T.Tensor(lines.shape, dtype)
+    ):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            parts = W.alloc_symmetric((ranks, *lines.shape), dtype)  # what the others have for us
+            held = alloc(lines.tile, dtype)
+            total = T.alloc_fragment(lines.tile, "float32")
+            me, first = W.rank(), block * lines.height
+            for step in T.serial(ranks - 1):
+                owner = (me + ranks - 1 - step) % ranks  # in the order in which they add
+                T.copy(x[owner, first, 0], held)
+                T.copy(held, parts[owner, me, first, 0])
+            T.copy(x[me, first, 0], held)
+            add_up(total, held, parts, me, first, ranks)
+            T.copy(held, out[first, 0])
+
+    return reduce_scatter
+
+
+def add_parts(lines: Lines, ranks: int):
+    """The kernel that adds up what copy engines bring."""
+    dtype = lines.dtype
+
+    @T.prim_func
+    def add_parts(
+        x: T.Tensor((ranks, *lines.shape), dtype),
+        parts: W.Symmetric((ranks, *lines.shape), dtype),
+        out: T.Tensor(lines.shape, dtype),
+    ):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            held = T.alloc_fragment(lines.tile, dtype)
+            total = T.alloc_fragment(lines.tile, "float32")
+            me, first = W.rank(), block * lines.height
+            T.copy(x[me, first, 0], held)
+            add_up(total, held, parts, me, first, ranks)
+            T.copy(held, out[first, 0])
+
+    return add_parts
+
+
+def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
+    """Copy engines: the parts of x (ranks, rows, columns) go to their owners, the last one in
+    pieces; a kernel adds up those that have arrived while others are on their way."""
+    kernel, dtype = add_parts(lines, ranks), lines.dtype
+
+    @plan
+    def reduce_scatter(
+        p: Steps,
+        x: T.Tensor((ranks, *lines.shape), dtype),
+        parts: W.Symmetric((ranks, *lines.shape), dtype),
+        out: T.Tensor(lines.shape, dtype),
+    ):
+        for peer, piece in copies_to(reversed([*p.peers()]), pieces):  # as they are added
+            p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
+        p.launch(kernel, x, parts, out)
+
+    return reduce_scatter
+
+
+class ReduceScatter(AcrossNodes, Exchange, op=NAME):
+    reduces = True
+
+    @staticmethod
+    def result(x, ranks):
+        require_exchangeable(NAME, x, 1)
+        return (shared(NAME, x, 0, ranks), *x.shape[1:]), ()
+
+    @staticmethod
+    def steps(problem: Collective, transport: str):
+        ranks = problem.ranks
+        lines = Lines.of(problem.elements // ranks, problem.tile_dtype)
+        if transport != "copy_engine":
+            return reduce_scatter_program(lines, ranks, transport)
+        return reduce_scatter_plan(lines, ranks, lines.pieces(moved=ranks + 1))
+
+    @staticmethod
+    def run_bytes(problem):
+        return problem.nbytes // problem.ranks
+
+    @staticmethod
+    def unfused(x, out, group):
+        nccl.reduce_scatter(x, out, group)
+
+    @staticmethod
+    def part(x, nodes):
+        return x[: x.shape[0] // nodes]
+
+    @staticmethod
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, nodes: Group) -> None:
+        """Each node adds up what another one shall have, and sends it while it adds the next; its
+        own comes last. Then the owner adds the sums of the nodes, in fp32: its own first, then its
+        right neighbour's, and so on."""
+        me, count = nodes.rank, nodes.world_size
+        parts = x.unflatten(0, (count, -1))
+        arriving = []
+        for step in range(1, count):
+            to, source = (me - step) % count, (me + step) % count
+            sent, got = torch.empty_like(out), torch.empty_like(out)
+            move(parts[to], sent)
+            arriving.append((nccl.start_exchange(sent, to, got, source, nodes), sent, got))
+        move(parts[me], out)
+        if not arriving:
+            return
+        total = out.to(torch.float32 if out.dtype in SUMMED else out.dtype, copy=True)
+        for works, _, got in arriving:
+            for work in works:
+                work.wait()
+            total += got
+        out.copy_(total)
+
+    @staticmethod
+    def gradient(grad, group, transport):
+        return torch.ops.tileweave.all_gather(grad, group, transport)
+
+
+def reduce_scatter(
+    x: torch.Tensor, group: Any = None, *, out: torch.Tensor | None = None, transport: str = "auto"
+) -> torch.Tensor:
+    """This rank's part, along the first axis, of the sum over ranks of what they give.
+
+    Numbers are added in fp32 and rounded once, on each rank its own first, then the right
+    neighbour's, and so on: equal inputs give equal bits. ``nccl`` rounds and adds as NCCL does. On
+    several nodes the sum of each is rounded, and these are added in the same way.
+
+    Every rank calls it with the same shape; the first call with a new one compiles, collectively.
+
+    Args:
+        x: (ranks * N, ...), bf16, fp16 or fp32; with ``nccl`` what that adds.
+        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+            with one axis; or with two, nodes and ranks of a node, in that order.
+        out: (N, ...), contiguous; gets the result. Not differentiable.
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
+            ``auto``; see ``transport_of``.
+
+    Returns:
+        (N, ...), in the type of ``x``.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    return exchange(NAME, x, group, out, transport)
+
+
+define_exchange(NAME)

@@ -1,0 +1,191 @@
+"""What every operator that multiplies does around it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+
+from ...runtime.host.group import Group
+from ...runtime.kernel.kernel import capturing
+from ..autotune.store import looked_up
+from ..autotune.tuner import choice_of
+from .cache import prepared
+from .epilogue import FP8, NOTHING, Epilogue
+from .fast_path import repeat, repeat_later
+from .groups import group_of, name_of
+from .operator import OPERATORS, Choice, Operator
+from .problem import (
+    Problem,
+    agree,
+    check_layout,
+    checked,
+    laid_out,
+    operator_name,
+    packed,
+    refused,
+    require_apart_from_operands,
+    require_operands,
+)
+from .session_cache import Remembered, signature
+from .strategy import Strategy, chosen, not_fused
+
+
+class Decision(NamedTuple):
+    """What a call computes, with whom and how.
+
+    Attributes:
+        choice: how it is fused; None for NCCL and cuBLAS.
+    """
+
+    problem: Problem
+    group: Group
+    choice: Choice | None
+
+
+_decisions: Remembered[Decision] = Remembered()
+
+
+class Call(NamedTuple):
+    """A checked call, ready to be computed: operands as kernels can read them, and memory for c."""
+
+    problem: Problem
+    group: Group
+    choice: Choice | None
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
+    epilogue: Epilogue
+
+    def operator(self, choice: Choice) -> Operator:
+        """What computes it as ``choice`` says. Collective if it is new."""
+        make = OPERATORS[self.problem.op]
+        return prepared(self.group).operator(self.problem, choice, make)
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """What an ``Operator`` takes beside c."""
+        return self.a, self.b, *self.epilogue.tensors
+
+
+def compute(
+    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    epilogue: Epilogue = NOTHING,
+) -> torch.Tensor:  # fmt: skip
+    """The result of a call, in ``out`` if given. Collective for each new problem.
+
+    Args:
+        out, group, asked: as for ``call``.
+    """
+    if out is not None:
+        require_apart_from_operands(op, out, a, b, epilogue)
+    key = _key(op, a, b, out, group, asked, epilogue)
+    given = a, b, *epilogue.tensors
+    if (c := repeat(key, given, out)) is not None:
+        return c
+    made = _call(key, op, a, b, out, group, asked, epilogue)
+    if made.choice is None:
+        OPERATORS[op].unfused(made.a, made.b, made.c, made.group, made.epilogue)
+        return made.c
+    operator = made.operator(made.choice)
+    a, b, *rest = made.operands
+    operator(a, b, made.c, *rest)
+    declared = operator.declared(a, b, made.c, *rest)
+    repeat_later(key, given, prepared(made.group), operator, *declared, made.c)
+    return made.c
+
+
+def call(
+    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    epilogue: Epilogue = NOTHING,
+) -> Call:  # fmt: skip
+    """Check everything. Collective for each new problem.
+
+    Args:
+        out: where the result shall be, if not in new memory.
+        group: its name.
+        asked: the strategy.
+    """
+    if out is not None:
+        require_apart_from_operands(op, out, a, b, epilogue)
+    key = _key(op, a, b, out, group, asked, epilogue)
+    return _call(key, op, a, b, out, group, asked, epilogue)
+
+
+def _key(
+    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    epilogue: Epilogue,
+) -> Hashable:  # fmt: skip
+    *tensors, out_dtype = epilogue
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    signatures = [signature(t) for t in (a, b, out, *tensors)]
+    return (op, group, asked, out_dtype, deterministic, *signatures)
+
+
+def _call(
+    key: Hashable, op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str,
+    asked: str, epilogue: Epilogue,
+) -> Call:  # fmt: skip
+    if out is not None:
+        check_layout(op, out)
+    decision = _decisions.get(key)
+    if decision is None:
+        decision, lasts = _decided(op, a, b, out, group, asked, epilogue)
+        if lasts and not capturing():
+            _decisions.put(key, decision)
+    problem = decision.problem
+    a, b, epilogue = laid_out(problem, a, b, epilogue)
+    c = a.new_empty(problem.shape, dtype=problem.out_dtype) if out is None else packed(out)
+    return Call(*decision, a, b, c, epilogue)
+
+
+def _decided(
+    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    epilogue: Epilogue,
+) -> tuple[Decision, bool]:  # fmt: skip
+    """With whether it holds until somebody tunes, or begins a session: what keeps a problem from
+    being fused may change."""
+    ranks = group_of(group)
+    problem = checked(op, a, b, ranks.world_size, out, epilogue)
+    other = not_fused(asked, problem, a.device, ranks)
+    how = other.name if other else asked
+    if OPERATORS[op].unordered and torch.are_deterministic_algorithms_enabled():
+        how += ", deterministic"
+    agree(ranks, problem, how)
+    choice = None if other else choice_of(asked, problem, ranks)
+    return Decision(problem, ranks, choice), other is None
+
+
+def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:
+    """``out`` is not differentiable, as in torch; nor are products of fp8."""
+    if out is not None and out.requires_grad and torch.is_grad_enabled():
+        raise refused(op, "out requires a gradient", "one that does not, or torch.no_grad()")
+    if out is not None:
+        why = "out is given"
+    elif tensors[0].dtype == FP8:
+        why = f"the operands are of {FP8}"
+    else:
+        return
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise refused(
+            op, f"{why} and an argument requires a gradient", "one of both, or torch.no_grad()"
+        )
+
+
+def strategy_of(
+    op: Any, a: torch.Tensor, b: torch.Tensor, group: Any = None, strategy: str = "auto",
+    *, bias: torch.Tensor | None = None, scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
+) -> Strategy:  # fmt: skip
+    """How an operator would compute a call, and why; nothing is computed.
+
+    Args:
+        op: the operator, such as ``ops.matmul_reduce_scatter``, or its name.
+        a, b, group, strategy, bias, scale_a, scale_b, out_dtype: as it would get them.
+    """
+    name, ranks = operator_name("strategy_of", op, OPERATORS), group_of(name_of(group))
+    epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
+    require_operands(name, a, b, None, epilogue)
+    problem = checked(name, a, b, ranks.world_size, None, epilogue)
+    return chosen(strategy, problem, a.device, ranks, looked_up(problem, ranks))

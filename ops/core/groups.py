@@ -1,0 +1,200 @@
+"""Which ranks an operator works with: what users pass as ``group``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...builtins.errors import TileWeaveError
+from ...runtime.host import session
+from ...runtime.host.group import Group, from_torchrun
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
+
+_groups: dict[dist.ProcessGroup, Group] = {}
+"""Groups in which tileweave was not initialised: of CPU tensors, or parts of the world."""
+_pairs: dict[tuple[Group, Group], TwoLevels] = {}
+_ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+_met: Counter[str] = Counter()
+"""How many groups of a name have exchanged something: torch gives the names of those that are gone
+to others, and what was left in the store is not read again."""
+_BY = " by "
+"""Between the names of the groups of two levels."""
+
+
+@dataclass(frozen=True)
+class TwoLevels:
+    """Ranks of several nodes, the same number on each: node 0's come first.
+
+    Attributes:
+        nodes: the ranks that have this one's place in their nodes, in the order of the nodes.
+        node: the ranks of this one's node.
+    """
+
+    nodes: Group
+    node: Group
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes.world_size * self.node.world_size
+
+    @property
+    def rank(self) -> int:
+        return self.nodes.rank * self.node.world_size + self.node.rank
+
+    def exchange(self, topic: str, value: str) -> list[str]:
+        """As ``Group.exchange``.
+
+        Raises:
+            TileWeaveError: ranks of the same place have different places: torch sorts the ranks of
+                a group, whatever their order in a mesh.
+        """
+        for ranks, other in ((self.nodes, self.node), (self.node, self.nodes)):
+            if len(places := set(ranks.exchange("place", str(other.rank)))) > 1:
+                among = ", ".join(map(str, dist.get_process_group_ranks(ranks.process_group)))
+                raise TileWeaveError(
+                    f"group: the ranks {among} along one axis of the mesh are numbers "
+                    f"{', '.join(sorted(places))} along the other; expected the same order of "
+                    "ranks in each row and each column, such as [[0, 1], [2, 3]]"
+                )
+        said = self.nodes.exchange(topic, json.dumps(self.node.exchange(topic, value)))
+        return [value for node in said for value in json.loads(node)]
+
+
+def name_of(group: Any, axes: int = 1) -> str:
+    """The name by which ``torch.ops.tileweave.*`` know a group; "" is the default one.
+
+    Args:
+        group: None, a ``ProcessGroup``, its name, or a ``DeviceMesh``.
+        axes: how many the mesh may have, 1 or 2; of two, the first are nodes.
+
+    Raises:
+        TileWeaveError: anything else.
+    """
+    if group is None:
+        return ""
+    if isinstance(group, DeviceMesh) and group.ndim <= axes:
+        if group.get_coordinate() is None:
+            raise TileWeaveError(
+                f"group={group!r}: this process is not in it; expected only its ranks to call"
+            )
+        return _BY.join(group.get_group(axis).group_name for axis in range(group.ndim))
+    if isinstance(group, dist.ProcessGroup):
+        return group.group_name
+    if isinstance(group, str):
+        return group
+    most = "one axis" if axes == 1 else "one or two axes"
+    raise TileWeaveError(
+        f"group={group!r}; expected None, a ProcessGroup, its name, or a DeviceMesh with {most}"
+    )
+
+
+def ranks_of(name: str) -> Group | TwoLevels:
+    """``group_of``, or both groups of a mesh with two axes.
+
+    Raises:
+        TileWeaveError: as ``group_of``.
+    """
+    nodes, _, node = name.partition(_BY)
+    if not node:
+        return group_of(name)
+    pair = group_of(nodes), group_of(node)
+    if pair not in _pairs:
+        _pairs[pair] = TwoLevels(*pair)
+    return _pairs[pair]
+
+
+def group_of(name: str) -> Group:
+    """The ranks behind a name, this process among them.
+
+    The default group is the one that ``tw.init`` joined, else torch's default group, else this
+    process alone.
+
+    Raises:
+        TileWeaveError: no such group, this process is not in it, or torchrun started several
+            processes that have not met yet.
+    """
+    joined = session.joined()
+    if joined is not None and name in ("", _name(joined.group.process_group)):
+        return joined.group
+    if name:
+        return _group(_resolved(name))
+    if (world := dist.group.WORLD) is not None:
+        return _group(world)
+    if from_torchrun("WORLD_SIZE", 1) > 1:
+        raise TileWeaveError(
+            "group=None: the processes have not met; expected tw.init() or "
+            "torch.distributed.init_process_group() before this"
+        )
+    return _ALONE
+
+
+def _name(group: dist.ProcessGroup | None) -> str | None:
+    return None if group is None else group.group_name
+
+
+def _resolved(name: str) -> dist.ProcessGroup:
+    try:
+        return dist.distributed_c10d._resolve_process_group(cast("GroupName", name))
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise TileWeaveError(
+            f"group={name!r}: {' '.join(str(error).split())}; expected the name of a process group"
+        ) from None
+
+
+def _group(group: dist.ProcessGroup) -> Group:
+    if group not in _groups:
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise TileWeaveError(
+                f"group={group.group_name!r}: this process is not in it; expected only its ranks "
+                "to call"
+            )
+        _forget_destroyed()
+        store = cast("dist.Store", _StoreOf(group.group_name))
+        local_rank = from_torchrun("LOCAL_RANK", 0)
+        _groups[group] = Group(
+            rank, dist.get_world_size(group), local_rank, torch.device("cpu"), group, store
+        )
+    return _groups[group]
+
+
+class _StoreOf:
+    """The part of torch's store for a group of that name; for which of them, if there were others,
+    is counted in the first exchange: it is the first that all ranks take part in."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @cached_property
+    def _store(self) -> dist.Store:
+        _met[self._name] += 1
+        default = dist.distributed_c10d._get_default_store()
+        return dist.PrefixStore(f"tileweave/ops/{self._name}/{_met[self._name]}", default)
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._store, method)
+
+
+def _forget_destroyed() -> None:
+    """So that their sockets are closed."""
+    for group in [group for group in _groups if not _is_alive(group)]:
+        gone = _groups.pop(group)
+        for pair in [pair for pair in _pairs if gone in pair]:
+            del _pairs[pair]
+
+
+def _is_alive(group: dist.ProcessGroup) -> bool:
+    try:
+        dist.get_process_group_ranks(group)
+    except (KeyError, ValueError, RuntimeError):
+        return False
+    return True

@@ -1,0 +1,136 @@
+"""Rows of all ranks by ``torch.distributed``, alike for a process that is alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from ...runtime.host.group import LOOK_EVERY_S, Group
+from .problem import packed, require_same_call
+
+# Renamed in torch 2.13; the old names warn there.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_RELEASE_S = 1.0
+"""Limit of the wait for gloo's thread: another thread may keep a reference of its own."""
+_RELEASE_POLL_S = 2e-5
+
+
+def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
+    """The rows of all ranks, in their order."""
+    if group.process_group is None:
+        return share
+    rows = share.new_empty(group.world_size * share.shape[0], *share.shape[1:])
+    all_gather_into(share, rows, group)
+    return rows
+
+
+def all_gather_into(share: torch.Tensor, rows: torch.Tensor, group: Group) -> None:
+    """The rows of all ranks, in their order, into ``rows``."""
+    if group.process_group is None:
+        rows.copy_(share)
+    else:
+        rows, share = _bytes(rows), _bytes(share)
+        _complete(_gather, [rows, share], group)
+
+
+def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
+    """This rank's rows of the sum over ranks, into ``out``."""
+    if group.process_group is None:
+        out.copy_(rows)
+    else:
+        _complete(_reduce, [out, rows], group)
+
+
+def all_reduce(whole: torch.Tensor, group: Group) -> None:
+    """The sum over ranks, in place."""
+    if group.process_group is not None:
+        _complete(dist.all_reduce, [whole], group)
+
+
+def all_to_all(given: torch.Tensor, got: torch.Tensor, group: Group) -> None:
+    """Row ``r`` of ``given`` goes to rank ``r``; what this rank gets lies in ``got`` by rank."""
+    if group.process_group is None:
+        got.copy_(given)
+    else:
+        got, given = _bytes(got), _bytes(given)
+        _complete(dist.all_to_all_single, [got, given], group)
+
+
+def start_exchange(
+    given: torch.Tensor, to: int, got: torch.Tensor, source: int, group: Group
+) -> list[dist.Work]:
+    """Begin to send ``given`` to rank ``to`` and to fill ``got`` by rank ``source``. What comes
+    next in the current stream does not wait for it, but for each of the works that it is told to.
+    """
+    return start_exchanges([given], to, [got], source, group)
+
+
+def start_exchanges(
+    given: Sequence[torch.Tensor],
+    to: int,
+    got: Sequence[torch.Tensor],
+    source: int,
+    group: Group,
+) -> list[dist.Work]:
+    """``start_exchange`` of several tensors at a time."""
+    pairs = [(dist.isend, x, to) for x in given] + [(dist.irecv, x, source) for x in got]
+    return dist.batch_isend_irecv([
+        dist.P2POp(op, _bytes(tensor), group=group.process_group, group_peer=peer)
+        for op, tensor, peer in pairs
+    ])  # fmt: skip
+
+
+def _complete(
+    collective: Callable[..., Any], tensors: Sequence[torch.Tensor], group: Group
+) -> None:
+    """Run a collective to its end.
+
+    gloo's thread needs Python's lock to release the tensors, and does so after it has reported that
+    the collective is complete. In an interpreter that ends at that moment it gets the lock no more:
+    it is unwound inside a destructor, and C++ aborts the process ("terminate called without an
+    active exception"). So this waits until gloo has released them.
+
+    Raises:
+        TileWeaveError: the ranks make different calls, which gloo would wait out.
+    """
+    ranks = cast("dist.ProcessGroup", group.process_group)
+    if ranks._get_backend(tensors[0].device).name() != "gloo":
+        collective(*tensors, group=ranks)
+        return
+    before = _references(tensors)
+    work = collective(*tensors, group=ranks, async_op=True)
+    while not _is_over(work):
+        require_same_call(group)
+    del work
+    deadline = time.monotonic() + _RELEASE_S
+    while _references(tensors) > before and time.monotonic() < deadline:
+        time.sleep(_RELEASE_POLL_S)
+
+
+def _is_over(work: dist.Work) -> bool:
+    """Wait for a second, or until gloo's work is over; raise what it raises."""
+    try:
+        work.wait(timedelta(seconds=LOOK_EVERY_S))
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
+
+
+def _references(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the number of references from C++ and from Python."""
+    return sum(tensor._use_count() + sys.getrefcount(tensor) for tensor in tensors)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """All that is moved is moved so: gloo knows no fp8."""
+    return packed(tensor).view(torch.uint8)

@@ -1,0 +1,330 @@
+"""GEMM + all-reduce in one kernel: partial tiles go over NVLink, everyone gets their sum.
+
+The tile programs, one for small results and two for large ones, by stores and by copy engines, and
+the torch operator with its gradient.
+"""
+
+from dataclasses import replace
+from itertools import islice
+from math import ceil
+from typing import Any, ClassVar
+
+import tilelang.language as T
+import torch
+
+from ...builtins import language as W
+from ...passes.ir.sizes import LARGEST
+from ...runtime import Plan, Steps, plan
+from ...runtime.host.group import Group
+from ..autotune.cost_model import one_shot_us, spread_us, summed_us
+from ..core import nccl
+from ..core.epilogue import Epilogue, add_bias, add_tile, is_fp8, multiply, scale, scale_of
+from ..core.operator import Choice, Operator
+from ..core.problem import Problem
+from ..core.tiles import Tiles, late, stored, walked
+from .identity import identities, identity_of
+from .matmul_reduce_scatter import summed_matmul
+from .product import define_product
+
+NAME = "matmul_all_reduce"
+HOPELESS_BYTES = 32 << 20
+"""What no rank would fetch in the one-shot program."""
+BANDS = (4, 1), (8, 1), (8, 2), (8, 4), (16, 1)
+"""Heights between copy engines, and into how many pieces they are cut. Sums leave when a piece is
+complete, the last behind the kernel: smaller ones leave sooner, but take more copies; lower bands
+share less of the operands in L2."""
+
+
+def one_shot_program(
+    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False, out_dtype: str | None = None,
+):  # fmt: skip
+    """C (M, N), the sum over ranks of A (M, K) times B: all fetch all tiles and add them.
+
+    Every rank adds the same numbers, rounded to ``out_dtype``, in fp32 and in the same order: that
+    of the ranks, from another one on for each tile, so that not all fetch from one rank at a time.
+
+    Args:
+        transposed: whether B is given as (N, K), else (K, N).
+        biased: whether bias is a parameter; else there is none.
+        out_dtype: of bias and C; else that of A.
+    """
+    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
+    rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
+
+    @T.prim_func
+    def matmul_all_reduce_one_shot(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        C: T.Tensor((M, N), out_dtype),
+    ):
+        with T.Kernel(rows * columns, threads=tiles.threads) as block:
+            parts = W.alloc_symmetric((M, N), out_dtype)  # what this rank computed
+            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
+            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
+            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+
+            me = W.rank()
+            row, column = W.swizzle_2d(block, rows, columns, tiles.band)
+            m, n = row * tiles.M, column * tiles.N
+
+            multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
+            if scaled:
+                scale(total, scale_a, scale_b)
+
+            T.copy(total, C_tile)
+            T.copy(C_tile, parts[me, m, n])
+            T.clear(total)
+            for step in T.serial(ranks):
+                T.copy(parts[(block + step) % ranks, m, n], C_tile)
+                add_tile(total, C_tile)
+            if biased:
+                add_bias(total, bias, n)
+            T.copy(total, C_tile)
+            T.copy(C_tile, C[m, n])
+
+    return matmul_all_reduce_one_shot
+
+
+def two_phase_program(
+    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False, out_dtype: str | None = None,
+):  # fmt: skip
+    """C (M, N), the sum over ranks of A (M, K) times B: each tile is added up by the rank that owns
+    it, from which the others fetch it.
+
+    Each rank owns as many tiles, in the order of ``W.swizzle_2d``; the last ones may lie behind the
+    end of C. An owner's own tile stays in fp32; those of the others come rounded to ``out_dtype``
+    and are added in fp32, the left neighbour's first, which come first.
+
+    Args:
+        transposed: whether B is given as (N, K), else (K, N).
+        biased: whether bias is a parameter; else there is none.
+        out_dtype: of bias and C; else that of A.
+    """
+    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
+    rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
+    share = T.ceildiv(rows * columns, ranks)
+
+    @T.prim_func
+    def matmul_all_reduce(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        C: T.Tensor((M, N), out_dtype),
+    ):
+        with T.Kernel(ranks * share, threads=tiles.threads) as block:
+            # What the others computed of our tiles, and what these add up to.
+            parts = W.alloc_symmetric((ranks, share * tiles.M, tiles.N), out_dtype)
+            sums = W.alloc_symmetric((share * tiles.M, tiles.N), out_dtype)
+            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
+            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
+            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
+            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+
+            me = W.rank()
+            owner, tile = W.own_last(block, share, me, ranks)
+            row, column = W.swizzle_2d(owner * share + tile, rows, columns, tiles.band)
+            m, n = row * tiles.M, column * tiles.N
+
+            multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
+            if scaled:
+                scale(total, scale_a, scale_b)
+
+            if owner != me:
+                T.copy(total, C_tile)
+                T.copy(C_tile, parts[owner, me, tile * tiles.M, 0])
+            else:
+                for step in T.serial(ranks - 1):
+                    source = (me + ranks - 1 - step) % ranks  # as they arrive
+                    T.copy(parts[me, source, tile * tiles.M, 0], C_tile)
+                    add_tile(total, C_tile)
+                if biased:
+                    add_bias(total, bias, n)
+                T.copy(total, C_tile)
+                T.copy(C_tile, sums[me, tile * tiles.M, 0])
+                T.copy(C_tile, C[m, n])
+                for step in T.serial(ranks - 1):
+                    source = (me + 1 + step) % ranks
+                    row_there, column_there = W.swizzle_2d(
+                        source * share + tile, rows, columns, tiles.band
+                    )
+                    T.copy(sums[source, tile * tiles.M, 0], C_tile)
+                    T.copy(C_tile, C[row_there * tiles.M, column_there * tiles.N])
+
+    return matmul_all_reduce
+
+
+def matmul_all_reduce_plan(
+    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    biased: bool = False, out_dtype: str | None = None,
+) -> Plan:  # fmt: skip
+    """The plan: that of ``matmul_reduce_scatter``, but that copy engines also fetch the sums of the
+    others, as they become ready; those of the last piece the kernel fetches."""
+    out_dtype = out_dtype or dtype
+    share = rows_of_owner(M, ranks, tiles)
+    kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype, M)
+    stores, pieces = late(share, N, ranks, tiles), tiles.pieces(share, N)
+    copied = ranks > 1 and len(pieces) > 1
+
+    @plan
+    def matmul_all_reduce(
+        p: Steps,
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N,), out_dtype) if biased else None,
+        scale_a: scale_of(dtype),
+        scale_b: scale_of(dtype),
+        products: W.Symmetric((ranks, share, N), out_dtype),
+        parts: W.Symmetric((ranks, share, N), out_dtype),
+        latest: W.Symmetric((share, N), out_dtype) if stores else None,
+        sums: W.Symmetric((share, N), out_dtype) if copied else None,
+        identity: identity_of(tiles, ranks, dtype),
+        C: T.Tensor((M, N), out_dtype),
+    ):
+        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, latest, sums, identity, C)
+        # In the order in which the kernel takes them, see W.own_last.
+        for sent, summed in zip(pieces, [None, *pieces[:-1]], strict=True):
+            for peer in islice(p.peers(), ranks - 1 - stores):
+                made, theirs = products[p.rank, peer], parts[peer, p.rank]
+                p.copy(theirs[sent], made[sent], stream="copies")
+            if not summed:
+                continue
+            rows, columns = summed
+            for peer in p.peers():
+                first, end = (min(peer * share + m, M) for m in (rows.start, rows.stop))
+                if first < end:
+                    ready = slice(rows.start, rows.start + end - first)
+                    p.copy(C[first:end, columns], sums[peer, ready, columns], stream="copies")
+
+    return matmul_all_reduce
+
+
+def rows_of_owner(M: int, ranks: int, tiles: Tiles) -> int:
+    """Rows of the result that each rank sums up between copy engines."""
+    return ceil(ceil(M / tiles.M) / ranks) * tiles.M
+
+
+def fetched_bytes(problem: Problem) -> int:
+    """What each rank fetches in the one-shot program."""
+    return (problem.ranks - 1) * problem.M * problem.N * problem.out_dtype.itemsize
+
+
+class MatmulAllReduce(Operator, op=NAME):
+    """One exchange or two, these by stores and loads or by copy engines."""
+
+    programs: ClassVar = {
+        "one_shot": one_shot_program,
+        "two_phase": two_phase_program,
+        "copy_engines": matmul_all_reduce_plan,
+    }
+
+    alone: ClassVar = {"copy_engines": "two_phase"}
+    constants: ClassVar = {"copy_engines": identities}
+
+    @staticmethod
+    def unfused(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
+    ) -> None:
+        epilogue.without_bias.multiply(a, b, out=c)
+        nccl.all_reduce(c, group)
+        epilogue.add_to(c)
+
+    @staticmethod
+    def estimates(problem: Problem) -> dict[Choice, float]:
+        sizes = problem.N, problem.K, problem.ranks
+        bytes_of = problem.itemsize, problem.out_dtype.itemsize
+        fetched = fetched_bytes(problem)
+        return {
+            Choice("copy_engines", tiles): summed_us(
+                rows_of_owner(problem.M, problem.ranks, tiles), *sizes, tiles, *bytes_of,
+                shared=True,
+            )
+            for each in walked(problem.itemsize)
+            for tiles in (replace(each, band=band, cut=cut) for band, cut in BANDS)
+            if tiles.cuts(rows_of_owner(problem.M, problem.ranks, tiles), problem.N)
+        } | {
+            Choice("two_phase", tiles): spread_us(problem.M, *sizes, tiles, *bytes_of)
+            for tiles in stored(problem.itemsize)
+        } | {
+            Choice("one_shot", tiles): one_shot_us(
+                problem.M, problem.N, problem.K, tiles, fetched, problem.itemsize
+            )
+            for tiles in stored(problem.itemsize)
+        }  # fmt: skip
+
+    @classmethod
+    def suits(cls, problem: Problem, program: str) -> bool:
+        if program == "one_shot" and fetched_bytes(problem) > HOPELESS_BYTES:
+            return False
+        if program == "copy_engines":
+            tried = cls.tiles_tried(problem, program)
+            rows = max(rows_of_owner(problem.M, problem.ranks, tiles) for tiles in tried)
+            # What a rank sums up between copy engines is counted there.
+            if rows * problem.N > LARGEST:
+                return False
+        return super().suits(problem, program)
+
+
+def matmul_all_reduce(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    group: Any = None,
+    *,
+    bias: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    strategy: str = "auto",
+) -> torch.Tensor:
+    """The sum over ranks of ``a @ b``, on every rank: tiles leave as soon as they are ready.
+
+    Fused, every rank gets the same bits, and equal inputs give equal bits. Products are rounded to
+    the type of ``a`` on their way and summed in fp32; docs/ops.md says in which order, and what
+    becomes of a row with a product that is not finite. ``nccl`` rounds and sums as NCCL does.
+
+    The gradient is that of a tensor-parallel layer: what follows is computed alike on all ranks, so
+    the gradient of the result is taken to be the same on all, and nothing is communicated.
+
+    Every rank calls it with the same shapes; the first call with new ones compiles, collectively.
+
+    Args:
+        a: (M, K), K this rank's part of the inner dimension.
+        b: (K, N); row-major, or the transpose of a row-major (N, K).
+        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+            with one axis.
+        bias: (N,), the same on every rank; is added in fp32 to the sum, once.
+        scale_a, scale_b: one float32 on the device, for fp8 operands, as for
+            ``torch._scaled_mm``; each rank its own.
+        out_dtype: of the result, bfloat16 or float16 for fp8 operands; None is bfloat16 for these,
+            else the type of the operands.
+        out: (M, N), contiguous; gets the result. Not differentiable.
+        strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: the
+            faster one, measured by ``tw.tune`` or foretold, if it can be fused; ``strategy_of``.
+
+    Returns:
+        (M, N), in the type of ``a``.
+
+    Raises:
+        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    return _product(a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
+
+
+def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
+    a, b = ctx.saved_tensors
+    grad_a = grad_c @ b.t() if ctx.needs_input_grad[0] else None
+    grad_b = a.t() @ grad_c if ctx.needs_input_grad[1] else None
+    grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
+    return grad_a, grad_b, None, None, grad_bias, None, None, None
+
+
+_product = define_product(NAME, _gradients)

@@ -1,0 +1,130 @@
+"""Bulk stores are complete, not merely read, before what they wrote is published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ...builtins.declare import builtin_of
+from ..ir.walk import ASYNC_STORES, calls_in, flatten, op_name, rewrite_children
+from ..tile.order_releases import is_placeholder
+
+
+def complete_bulk_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Keep the placeholders of ``order_releases`` that a TMA or bulk store reaches, and no others.
+
+    TileLang ends a store with a wait for the *read* of shared memory, after which the data may
+    still be on its way to the peer. What stays leaves as a full ``cp.async.bulk.wait_group 0``, by
+    all threads, the issuing one among them, before the block barrier of the release.
+
+    Before: ``T.tma_store(...); T.tma_store_wait(0, read=True); T.tileweave.complete_bulk_stores()``
+    After:  the same; without the store, the placeholder is gone
+    """
+    pending = _Pending()
+    pending.follow(func.body, frozenset(), frozenset())
+
+    def resolve(stmt: tirx.Stmt) -> tirx.Stmt:
+        if is_placeholder(stmt) and stmt not in pending.reached:
+            return tirx.Evaluate(tirx.IntImm("int32", 0))
+        if isinstance(stmt, tirx.SeqStmt):
+            new = [resolve(s) for s in stmt.seq]
+            return flatten([s for s in new if not _is_nothing(s)] or new[:1])
+        return rewrite_children(stmt, resolve)
+
+    return func.with_body(resolve(func.body))
+
+
+Way = frozenset[tuple[int, bool]]
+"""Conditions on the thread index, by hash, and whether they held."""
+
+
+@dataclass(frozen=True)
+class _Store:
+    """A bulk store that may be under way: which threads issued it, and whether it is in a group."""
+
+    way: Way
+    committed: bool = False
+
+
+class _Pending:
+    """Follows, along every way through a function, the bulk stores that may be under way.
+
+    A wait ends only its own thread's stores: one under ``thread == 0`` ends those issued under
+    ``thread == 0``, and on the way of the other threads there were none.
+    """
+
+    def __init__(self) -> None:
+        self.reached: set[tirx.Stmt] = set()
+        self._indices: set[tirx.Var] = set()
+
+    def follow(self, stmt: tirx.Stmt, stores: frozenset[_Store], way: Way) -> frozenset[_Store]:
+        """Stores under way after ``stmt``, given those before it."""
+        if isinstance(stmt, tirx.SeqStmt):
+            for inner in stmt.seq:
+                stores = self.follow(inner, stores, way)
+            return stores
+        if isinstance(stmt, tirx.IfThenElse):
+            after = [
+                self.follow(case, inside, way | taken) if case is not None else inside
+                for case, holds in ((stmt.then_case, True), (stmt.else_case, False))
+                for taken, inside in [self._take(stmt.condition, holds, stores)]
+            ]
+            return after[0] | after[1]
+        if isinstance(stmt, (tirx.For, tirx.While)):
+            once = self.follow(stmt.body, stores, way)
+            return self.follow(stmt.body, once | stores, way) | stores
+        if isinstance(stmt, tirx.AttrStmt):
+            if stmt.attr_key == "thread_extent":
+                self._indices.add(stmt.node.var)
+            return self.follow(stmt.body, stores, way)
+        if is_placeholder(stmt):
+            if stores:
+                self.reached.add(stmt)
+            return frozenset()
+        if isinstance(stmt, (tirx.Evaluate, tirx.Bind)):
+            return _after_calls(stmt.value, stores, way)
+        return stores
+
+    def _take(self, condition: tirx.PrimExpr, holds: bool, stores: frozenset[_Store]) -> tuple:
+        """What one side of a condition adds to the way, and which stores its threads may own."""
+        if not self._is_on_indices(condition):
+            return frozenset(), stores
+        key = tvm.ir.structural_hash(condition)
+        mine = frozenset(s for s in stores if (key, not holds) not in s.way)
+        return frozenset({(key, holds)}), mine
+
+    def _is_on_indices(self, condition: tirx.PrimExpr) -> bool:
+        """Whether it says the same thing of a thread wherever it stands."""
+        fixed = True
+
+        def visit(node):
+            nonlocal fixed
+            if isinstance(node, tirx.Var):
+                fixed &= node in self._indices
+            elif isinstance(node, (tirx.Call, tirx.BufferLoad)):
+                fixed &= op_name(node) == "tl.tl_shuffle_elect"
+
+        post_order_visit(condition, visit)
+        return fixed
+
+
+def _after_calls(expr: tirx.PrimExpr, stores: frozenset[_Store], way: Way) -> frozenset[_Store]:
+    for call in calls_in(expr, lambda c: True):
+        spec = builtin_of(call)
+        name = spec.name if spec is not None else op_name(call)
+        if name in ASYNC_STORES:
+            stores |= {_Store(way)}
+        elif name in ("bulk_commit", "tl.tma_store_arrive"):
+            stores = frozenset(replace(s, committed=True) for s in stores)
+        elif name in ("bulk_wait", "tl.tma_store_wait"):
+            groups, read = int(call.args[0]), bool(call.args[1])
+            if groups == 0 and not read:
+                stores = frozenset(s for s in stores if not s.committed)
+    return stores
+
+
+def _is_nothing(stmt: tirx.Stmt) -> bool:
+    return isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, tirx.IntImm)

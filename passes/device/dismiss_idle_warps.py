@@ -1,0 +1,98 @@
+"""A warp that loads nothing does not follow the barriers of those that do."""
+
+from __future__ import annotations
+
+import itertools
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ...builtins.declare import builtin_of
+from ..ir.memory_order import writes
+from ..ir.walk import calls_in, flatten, has_effect, op_name, rewrite_children, statements_of
+from .keep_to_block import SCOPE
+
+_WARP = 32
+_FOLLOWED = frozenset(
+    {"tl.mbarrier_wait_parity", "tl.fence_proxy_async", "tileweave.fence_proxy_async"}
+)
+"""What TileLang and our passes let every producer thread do."""
+_REGISTERS = frozenset({"tl.set_max_nreg", "tl.no_set_max_nreg"})
+
+
+def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Let only the warp that issues a producer's TMA loads run the producer's code.
+
+    TileLang lets all producer warps wait for free stages, and one thread load. A stage's barrier
+    tells two phases apart, no more. A warp that comes late, since it saw a flag later than the
+    loading one, may find its phase over and the next one begun, and then waits for ever: nothing
+    holds the loading warp back for it. The idle warps have nothing to do there, so they leave.
+    Producers of which every thread loads or arrives somewhere hold each other; they stay as they
+    are.
+
+    Before: ``if tx < 128: set_max_nreg(24); for k in ...: mbarrier_wait_parity(...); if elect(128):
+    tma_load(...)``
+    After:  ``if tx < 128: set_max_nreg(24); if tx % 128 < 32: for k in ...: ...``
+    """
+    thread: list[tirx.Var] = []
+
+    def visit(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
+            return rewrite_children(stmt, lambda s: specialised(s, int(stmt.node[0])))
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
+            if stmt.node.thread_tag == "threadIdx.x":
+                thread[:] = [stmt.node.var]
+        return rewrite_children(stmt, visit)
+
+    def specialised(stmt: tirx.Stmt, producers: int) -> tirx.Stmt:
+        if isinstance(stmt, tirx.IfThenElse) and _is_below(stmt.condition, thread[0], producers):
+            cases = iter([_dismissed(stmt.then_case, thread[0]), stmt.else_case])
+            return rewrite_children(stmt, lambda _: next(cases))
+        return rewrite_children(stmt, lambda s: specialised(s, producers))
+
+    return func.with_body(visit(func.body))
+
+
+def _is_below(condition: tirx.PrimExpr, thread: tirx.Var, count: int) -> bool:
+    below = isinstance(condition, tirx.LT) and condition.a.same_as(thread)
+    return below and isinstance(condition.b, tirx.IntImm) and int(condition.b) == count
+
+
+def _dismissed(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:
+    stmts = statements_of(producer)
+    # A warp group gives registers away as a whole.
+    given = itertools.takewhile(lambda s: op_name(getattr(s, "value", None)) in _REGISTERS, stmts)
+    first = len(list(given))
+    groups = {int(c.args[0]) for s in stmts[first:] for c in _elections(s)}
+    if len(groups) != 1 or not all(_is_idle(_without_elected(s)) for s in stmts[first:]):
+        return producer
+    (group,) = groups
+    busy = tirx.IfThenElse(thread % group < _WARP, flatten(stmts[first:]), None)
+    return flatten([*stmts[:first], busy])
+
+
+def _without_elected(stmt: tirx.Stmt) -> tirx.Stmt:
+    """``stmt`` without what one elected thread does."""
+    if isinstance(stmt, tirx.IfThenElse) and _elections(stmt.condition) and stmt.else_case is None:
+        return tirx.Evaluate(tirx.IntImm("int32", 0))
+    return rewrite_children(stmt, _without_elected)
+
+
+def _is_idle(stmt: tirx.Stmt) -> bool:
+    """Whether nobody needs what ``stmt`` does but the thread that does it."""
+    idle = True
+
+    def visit(node) -> None:
+        nonlocal idle
+        if isinstance(node, tirx.BufferStore):
+            idle = idle and node.buffer.scope().startswith("local")
+        elif isinstance(node, tirx.Call) and has_effect(node):
+            only_waits = builtin_of(node) is not None and not writes(node)
+            idle = idle and (only_waits or op_name(node) in _FOLLOWED)
+
+    post_order_visit(stmt, visit)
+    return idle
+
+
+def _elections(node: tirx.Stmt | tirx.PrimExpr) -> list[tirx.Call]:
+    return calls_in(node, lambda c: op_name(c) == "tl.tl_shuffle_elect")

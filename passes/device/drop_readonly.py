@@ -1,0 +1,30 @@
+"""What a peer writes during the kernel is not read through the read-only cache."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from ...builtins.declare import builtin_of
+from ..ir.memory_order import acquires
+from ..ir.walk import builtins_in, uses_op
+from .widen_atomics import SYSTEM_ATOMIC
+
+
+def drop_readonly(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Take ``const __restrict__`` off the parameters of kernels that synchronise with anyone.
+
+    TileLang marks parameters that a kernel only reads, and nvcc then loads them with
+    ``ld.global.nc``, which may return data from before a wait. A kernel that only sends has nothing
+    to lose them for.
+
+    Before: ``const bfloat16_t* __restrict__ A``
+    After:  ``bfloat16_t* A``
+    """
+    observes = any(_observes(c) for c in builtins_in(func.body))
+    if not observes and not uses_op(func.body, SYSTEM_ATOMIC):
+        return func
+    return func.without_attr("tl.readonly_param_indices").with_attr("tirx.noalias", False)
+
+
+def _observes(call: tirx.Call) -> bool:
+    return acquires(call) or builtin_of(call).observes

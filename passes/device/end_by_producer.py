@@ -1,0 +1,88 @@
+"""Waits for the end of a launch stand beside the warps that multiply, not among them."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ...builtins.declare import builtin_of
+from ..ir.memory_order import writes
+from ..ir.walk import builtins_in, flatten, has_effect, rewrite_children, variables_in
+from ..tile.number_builtins import without_marks
+from .keep_to_block import SCOPE
+
+
+def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Let the producer run the waits with which the consumers' part ends.
+
+    A wait that gives up calls a function. Among the consumers that takes registers for which wgmma
+    is held up, or for which there is no allocation at all. Nothing follows these waits but the end
+    of the kernel, so the producer, which has loaded all, waits as well as they.
+
+    A wait of a thread chosen by its index stays: the producers have other indices.
+
+    Before: ``if tx < 128: load; else: multiply; if block == last: wait_reached(...)``
+    After:  ``if tx < 128: load; if block == last: wait_reached(...); else: multiply``
+    """
+
+    threads: set[tirx.Var] = set()
+
+    def visit(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
+            if stmt.node.thread_tag.startswith("threadIdx"):
+                threads.add(stmt.node.var)
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
+            return rewrite_children(stmt, specialised)
+        if isinstance(stmt, (tirx.For, tirx.While)):
+            return stmt  # the next iteration follows
+        if isinstance(stmt, tirx.SeqStmt):
+            last = stmt.seq[-1]
+            return rewrite_children(stmt, lambda s: visit(s) if s.same_as(last) else s)
+        return rewrite_children(stmt, visit)
+
+    def specialised(stmt: tirx.Stmt) -> tirx.Stmt:
+        if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
+            return rewrite_children(stmt, specialised)
+        rest = list(stmt.else_case.seq) if isinstance(stmt.else_case, tirx.SeqStmt) else []
+        fixed = _bound_in(rest) | threads
+        moved: list[tirx.Stmt] = []
+        while rest and _only_waits(rest[-1]) and fixed.isdisjoint(_used_in(rest[-1])):
+            moved.insert(0, rest.pop())
+        if not moved:
+            return stmt
+        cases = iter([flatten([stmt.then_case, *moved]), flatten(rest)])
+        return rewrite_children(stmt, lambda _: next(cases))
+
+    return func.with_body(visit(func.body))
+
+
+def _only_waits(stmt: tirx.Stmt) -> bool:
+    """Whether ``stmt`` waits, and does nothing else."""
+    waits = bool(builtins_in(stmt))
+
+    def visit(node) -> None:
+        nonlocal waits
+        if isinstance(node, tirx.BufferStore):
+            waits = False
+        elif isinstance(node, tirx.Call) and has_effect(node):
+            spec = builtin_of(node)
+            waits = waits and spec is not None and spec.waits and not writes(node)
+
+    post_order_visit(stmt, visit)
+    return waits
+
+
+def _used_in(stmt: tirx.Stmt) -> list[tirx.Var]:
+    return variables_in(without_marks(stmt))
+
+
+def _bound_in(stmts: list[tirx.Stmt]) -> set[tirx.Var]:
+    bound: set[tirx.Var] = set()
+
+    def visit(node) -> None:
+        if isinstance(node, tirx.Bind):
+            bound.add(node.var)
+
+    for stmt in stmts:
+        post_order_visit(stmt, visit)
+    return bound

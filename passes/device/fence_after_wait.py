@@ -1,0 +1,65 @@
+"""Data that a wait made visible is visible to the TMA too."""
+
+from __future__ import annotations
+
+from tilelang import tvm
+from tvm import tirx
+
+from ...builtins.declare import builtin_of
+from ..ir.memory_order import acquires
+from ..ir.walk import ASYNC_LOADS, ASYNC_STORES, calls_in, flatten, op_name, rewrite_children
+
+
+def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Put one ``fence.proxy.async`` after each acquire that a TMA or bulk access may follow.
+
+    The acquire orders the generic proxy; the TMA reads and writes by the async proxy: it must see
+    what was published, and must not overwrite what a peer had yet to read. One fence a wait, none a
+    stage: a fence in each pipeline stage costs percents of a GEMM. Barriers acquire as waits do.
+
+    Before: ``T.tileweave.wait_ge(...); ... T.tma_load(...)``
+    After:  ``T.tileweave.wait_ge(...); T.tileweave.fence_proxy_async(); ... T.tma_load(...)``
+    """
+
+    def fence(stmt: tirx.Stmt, follows: bool) -> tuple[tirx.Stmt, bool]:
+        """The statement with its fences, and whether a bulk access stands in it or after it."""
+        if isinstance(stmt, tirx.SeqStmt):
+            out = []
+            for inner in reversed(stmt.seq):
+                new, follows = fence(inner, follows)
+                out.append(new)
+            return flatten(out[::-1]), follows
+        before = follows or _is_bulk(stmt)
+        if isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
+            return flatten([stmt, _fence()]) if follows and _acquires(stmt) else stmt, before
+        inside = before if isinstance(stmt, (tirx.For, tirx.While)) else follows
+        in_condition = isinstance(stmt, (tirx.IfThenElse, tirx.While)) and _acquires(stmt.condition)
+
+        def case(inner: tirx.Stmt) -> tirx.Stmt:
+            new, needed = fence(inner, inside)
+            if isinstance(stmt, tirx.While):
+                needed = _is_bulk(inner)
+            return flatten([_fence(), new]) if in_condition and needed else new
+
+        new = rewrite_children(stmt, case)
+        leaves = isinstance(stmt, tirx.While) or getattr(stmt, "else_case", None) is None
+        return flatten([new, _fence()]) if in_condition and leaves and follows else new, before
+
+    return func.with_body(fence(func.body, False)[0])
+
+
+def _is_bulk(stmt: tirx.Stmt) -> bool:
+    def is_bulk(call: tirx.Call) -> bool:
+        spec = builtin_of(call)
+        name = spec.name if spec is not None else op_name(call)
+        return name in ASYNC_LOADS or name in ASYNC_STORES
+
+    return bool(calls_in(stmt, is_bulk))
+
+
+def _acquires(node) -> bool:
+    return bool(calls_in(node, acquires))
+
+
+def _fence() -> tirx.Stmt:
+    return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get("tileweave.fence_proxy_async")))

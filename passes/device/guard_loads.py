@@ -1,0 +1,66 @@
+"""A load under a condition happens where that holds, and its barrier expects it only there."""
+
+from __future__ import annotations
+
+import itertools
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ..ir.walk import calls_in, flatten, op_name, rewrite_children, uses_op
+from ..tile.predicate_loads import ONLY_IF
+
+_EXPECTS = frozenset({"tl.mbarrier_expect_tx", "tirx.ptx_arrive_barrier_expect_tx"})
+
+
+def guard_loads(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Put the conditions that ``predicate_loads`` left in indices around what was made of the copy.
+
+    The barrier of a TMA load that does not happen expects no bytes, but the producer arrives there
+    all the same, so that its phases go on.
+
+    Before: ``mbarrier_expect_tx(bar, 16384); tma_load(A, bar, tile, only_if(mine, k), m)``
+    After:  ``mbarrier_expect_tx(bar, mine ? 16384 : 0); if mine: tma_load(A, bar, tile, k, m)``
+    """
+    if not uses_op(func.body, ONLY_IF):
+        return func
+
+    def visit(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.SeqStmt):
+            return flatten(
+                [_expecting(s, stmt.seq[i + 1 :]) if _expects(s) else visit(s)
+                 for i, s in enumerate(stmt.seq)]
+            )  # fmt: skip
+        condition = _condition_of(stmt)
+        if isinstance(stmt, (tirx.Evaluate, tirx.BufferStore)) and condition is not None:
+            return tirx.IfThenElse(condition, stmt, None)
+        return rewrite_children(stmt, visit)
+
+    return func.with_body(ir_transform(visit(func.body), None, _index, ["tirx.Call"]))
+
+
+def _expects(stmt: tirx.Stmt) -> bool:
+    return op_name(getattr(stmt, "value", None)) in _EXPECTS
+
+
+def _expecting(stmt: tirx.Evaluate, behind: list[tirx.Stmt]) -> tirx.Stmt:
+    """``stmt``, which tells a barrier the bytes of the loads next in ``behind``, where they
+    happen."""
+    loads = itertools.takewhile(lambda s: not _expects(s), behind)
+    condition = next((c for s in loads if (c := _condition_of(s)) is not None), None)
+    if condition is None:
+        return stmt
+    call = stmt.value
+    barrier, size = call.args
+    size = tirx.Select(condition, size, tirx.const(0, size.dtype))
+    return tirx.Evaluate(tirx.Call(call.dtype, call.op, [barrier, size], call.annotations))
+
+
+def _condition_of(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
+    """What must hold for the copy of which ``stmt`` is a part; None for other statements."""
+    marks = calls_in(stmt, lambda call: op_name(call) == ONLY_IF)
+    return marks[0].args[0] if marks else None
+
+
+def _index(call: tirx.Call) -> tirx.PrimExpr | None:
+    return call.args[1] if op_name(call) == ONLY_IF else None

@@ -1,0 +1,81 @@
+"""Builtins that write run in the program's own threads only."""
+
+from __future__ import annotations
+
+import functools
+
+from tilelang import tvm
+from tvm import tirx
+
+from ...builtins.errors import LanguageError
+from ..ir.memory_order import writes
+from ..ir.origin import name_of
+from ..ir.walk import has_loads, location, rewrite_children
+from ..tile.number_builtins import calls_of, mark_of
+
+SCOPE = "kWarpSpecializationScope"
+"""TileLang's attribute around specialised warps; its node is [producer, consumer] threads."""
+
+
+def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Guard builtins that write by the indices of the program's threads.
+
+    With warp specialization TileLang launches producer threads on top of the program's. Before the
+    specialized part all run the same code, and the program's threads are the first ones; after it
+    they are those after the producers. TileLang guards its own loops, but not builtins. The mark of
+    a call says which thread of the program runs it. A wait or a load by more threads does no harm.
+    A result would be missing in the threads left out, so a builtin with one is refused.
+
+    Before: ``T.tileweave.red_add(..., 7, tx, 256); T.attr([128, 256], "kWarpSpecializationScope",
+    0): ...``
+    After:  ``if tx < 256: T.tileweave.red_add(..., 7, tx, 256); ...``
+    """
+    analyzer = tvm.arith.Analyzer()
+
+    def keep(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
+            analyzer.bind(stmt.node.var, tvm.ir.Range(0, stmt.value))
+        if isinstance(stmt, tirx.Bind) and not has_loads(stmt.value):
+            analyzer.bind(stmt.var, stmt.value)
+        guard = guard_of(stmt)
+        if guard is not None:
+            return tirx.IfThenElse(guard, stmt, None)
+        if isinstance(stmt, tirx.IfThenElse):
+            return keep_branches(stmt)
+        return rewrite_children(stmt, keep)
+
+    def keep_branches(stmt: tirx.IfThenElse) -> tirx.Stmt:
+        with analyzer.constraint_scope(stmt.condition):
+            then = keep(stmt.then_case)
+        other = None
+        if stmt.else_case is not None:
+            with analyzer.constraint_scope(tirx.Not(stmt.condition)):
+                other = keep(stmt.else_case)
+        cases = iter([then, other])
+        return rewrite_children(stmt, lambda _: next(cases))
+
+    def guard_of(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
+        """The condition that keeps ``stmt`` to the program's threads, where more run it."""
+        for call in filter(writes, calls_of(stmt)):
+            mark = mark_of(call)
+            own = [mark.thread >= 0, mark.thread < mark.threads] if mark is not None else []
+            missing = [condition for condition in own if not analyzer.can_prove(condition)]
+            if missing and _needs_result(stmt):
+                raise LanguageError(
+                    f"{name_of(call)}: its result is used before a loop whose warps are "
+                    f"specialised, where more than the program's {mark.threads} threads run; "
+                    "expected it under a condition on the thread index, such as "
+                    f"if T.get_thread_binding() == 0{location(stmt)}"
+                )
+            if missing:
+                return functools.reduce(tirx.And, missing)
+        return None
+
+    return func.with_body(keep(func.body))
+
+
+def _needs_result(stmt: tirx.Stmt) -> bool:
+    """Return true if code that a guard would not cover uses what ``stmt`` evaluates."""
+    return not isinstance(stmt, tirx.Evaluate) and not (
+        isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "global"
+    )

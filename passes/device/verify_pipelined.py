@@ -1,0 +1,55 @@
+"""No load of a pipelined loop runs ahead of the wait that guards it."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from ...builtins.errors import LanguageError
+from ...builtins.implicit import site_of
+from ..ir.origin import hint_of, name_of
+from ..ir.walk import ASYNC_LOADS, calls_in, op_name, rewrite_children
+from ..tile.hoist_waits import KEPT_BY
+from ..tile.pin_pipelined import GUARDS_LOADS
+from ..tile.stage_waits import STAGED
+
+
+def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Refuse a kernel in which a wait of a pipelined loop came out apart from the loads it guards.
+
+    With warp specialisation a wait moves to the producer, before its TMA loads, unless something
+    between the top of the loop and the loads keeps it with the consumers. Without, the loads of
+    later rounds are issued before the wait of theirs, unless ``stage_waits`` scheduled the loop.
+
+    Before: the lowered kernel
+    After:  the same
+    """
+
+    def check(stmt: tirx.Stmt, specialised: bool, loads: bool) -> tirx.Stmt:
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "kWarpSpecializationScope":
+            specialised, loads = True, False
+        if isinstance(stmt, tirx.For):
+            loads = loads or bool(calls_in(stmt.body, lambda c: op_name(c) in ASYNC_LOADS))
+        if isinstance(stmt, tirx.Evaluate) and not (specialised and loads):
+            for call in calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations):
+                if specialised or STAGED not in call.annotations:
+                    raise _overtaken(call, specialised)
+        return rewrite_children(stmt, lambda s: check(s, specialised, loads))
+
+    return func.with_body(check(func.body, False, False))
+
+
+def _overtaken(wait: tirx.Call, specialised: bool) -> LanguageError:
+    site = site_of(wait)
+    where = f"\n --> {site.file}:{site.line}" if site is not None else ""
+    by = str(wait.annotations[KEPT_BY].value) if KEPT_BY in wait.annotations else ""
+    what, _, line = by.partition("\n")
+    where += f"\n{line}" if line else ""
+    why = (
+        f"{what or 'something'} before it keeps it in the consumer warps; expected that after the "
+        f"loads{', or T.gemm(clear_accum=True)' if what == 'T.fill' else ''}"
+        if specialised
+        else "there is no warp specialisation; expected T.serial, or num_stages=0"
+    )
+    return LanguageError(
+        f"{name_of(wait)}: loads of T.Pipelined overtake it, since {why}{hint_of(wait)}{where}"
+    )

@@ -1,0 +1,117 @@
+"""A wait that the round before has done is not done again."""
+
+from __future__ import annotations
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.ir import structural_equal
+
+from ...builtins.declare import builtin_of
+from ...builtins.implicit import site_of
+from ..ir.walk import (
+    bound_in,
+    flatten,
+    rewrite_children,
+    statements_of,
+    variables_and_loads,
+    written_tensors,
+)
+
+
+def wait_once(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Skip an inferred wait in a loop where the round before waited for the same counter.
+
+    What one granule brings often lasts many rounds, and each acquire empties L1, from which the
+    warps that multiply read, too. Counters of inferred waits only grow: what was reached stays so.
+
+    Before: ``for k in range(n): wait_reached(arrived[k // 64], epoch, ...); ...``
+    After:  ``waited = -1; for k in range(n): if waited != k // 64: wait_reached(...);
+    waited = k // 64; ...``
+    """
+    done: set[tirx.Stmt] = set()
+
+    def visit(stmt: tirx.Stmt) -> tirx.Stmt:
+        if not isinstance(stmt, tirx.For):
+            return rewrite_children(stmt, visit)
+        starts, loop = _with_memory(stmt, done)
+        return flatten([*starts, rewrite_children(loop, visit)])
+
+    return func.with_body(visit(func.body))
+
+
+def _with_memory(loop: tirx.For, done: set[tirx.Stmt]) -> tuple[list[tirx.Stmt], tirx.Stmt]:
+    """What stands before ``loop``, and it with its waits skipped but those ``done``; adds to
+    these."""
+    changed = bound_in(loop) | written_tensors(loop)
+    starts: list[tirx.Stmt] = []
+
+    def skip(stmt: tirx.Stmt) -> tirx.Stmt:
+        if not isinstance(stmt, (tirx.SeqStmt, tirx.Evaluate)):
+            return rewrite_children(stmt, skip)
+        out = []
+        for counter, run in _runs(stmt, changed, done):
+            if counter is None or counter.same_as(loop.loop_var):
+                out += [s if s is stmt else skip(s) for s in run]
+                continue
+            done.update(run)
+            waited = tirx.decl_buffer((1,), counter.dtype, "waited", scope="local.var")
+            none = tirx.min_value(counter.dtype)  # no counter is so far away
+            starts.extend([tirx.AllocBuffer(waited), tirx.BufferStore(waited, none, [0])])
+            is_new = tirx.NE(tirx.BufferLoad(waited, [0]), counter)
+            run.append(tirx.BufferStore(waited, counter, [0]))
+            out.append(tirx.IfThenElse(is_new, flatten(run), None))
+        return flatten(out)
+
+    new = rewrite_children(loop, skip)
+    return starts, new
+
+
+def _runs(
+    stmt: tirx.Stmt, changed: set[tirx.Var], done: set[tirx.Stmt]
+) -> list[tuple[tirx.PrimExpr | None, list[tirx.Stmt]]]:
+    """The statements of ``stmt``: waits, with what tells their counters apart, or others."""
+    runs: list[tuple[tirx.PrimExpr | None, list[tirx.Stmt]]] = []
+    for inner in statements_of(stmt):
+        counter = None
+        if inner not in done and _waits_for_one_value(inner, changed):
+            counter = _narrow(_changing_part(inner.value.args[0].args[2], changed))
+        if runs and structural_equal(runs[-1][0], counter):
+            runs[-1][1].append(inner)
+        else:
+            runs.append((counter, [inner]))
+    return runs
+
+
+def _waits_for_one_value(stmt: tirx.Stmt, changed: set[tirx.Var]) -> bool:
+    """Whether ``stmt`` is an inferred wait for a value that ``changed`` does not change."""
+    call = getattr(stmt, "value", None)
+    spec = builtin_of(call)
+    if spec is None or not spec.waits or not isinstance(stmt, tirx.Evaluate):
+        return False
+    site = site_of(call)
+    inferred = site is not None and site.inferred
+    return inferred and _is_fixed(spec.operand(call, "target"), changed)
+
+
+def _changing_part(place: tirx.PrimExpr, changed: set[tirx.Var]) -> tirx.PrimExpr:
+    """``place`` without what is added to it in every round alike."""
+    if isinstance(place, tirx.Add):
+        for fixed, rest in ((place.a, place.b), (place.b, place.a)):
+            if _is_fixed(fixed, changed):
+                return _changing_part(rest, changed)
+    return place
+
+
+def _narrow(place: tirx.PrimExpr) -> tirx.PrimExpr:
+    """The same in 32 bits where it fits: a producer has few registers."""
+    if isinstance(place, tirx.Cast) and place.value.dtype == "int32":
+        return place.value
+    bound = tvm.arith.Analyzer().const_int_bound(place)
+    fits = -(1 << 31) <= bound.min_value and bound.max_value < 1 << 31
+    return tirx.Cast("int32", place) if fits else place
+
+
+def _is_fixed(expr: tirx.PrimExpr, changed: set[tirx.Var]) -> bool:
+    """Whether ``expr`` reads no variable and no memory that is ``changed``."""
+    read = variables_and_loads(expr)
+    return changed.isdisjoint(n if isinstance(n, tirx.Var) else n.buffer.data for n in read)

@@ -1,0 +1,99 @@
+"""TileLang's atomic operations on symmetric tensors act at system scope, in the order asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ...builtins.declare import register_op
+from ...builtins.errors import LanguageError
+from ...builtins.qualifiers import PTX_TYPES
+from ..ir.walk import calls_in, location, op_name, rewrite_children
+
+SYSTEM_ATOMIC = "tileweave.system_atomic"
+register_op(SYSTEM_ATOMIC, "T.atomic_* at system scope: template, pointer, operands", -1)
+
+_TYPES = {dtype: ptx for ptx, (dtype, lanes) in PTX_TYPES.items() if lanes == 1}
+_CALLS = ["tirx.Call"]
+_PREFIX, _SUFFIX = "tl.atomic_", "_elem_op"
+_LEGAL = {
+    "add": tuple(_TYPES), "add_ret": tuple(_TYPES), "max": tuple(_TYPES), "max_ret": tuple(_TYPES),
+    "min": tuple(_TYPES), "min_ret": tuple(_TYPES),
+    "or": ("int32", "uint32", "int64", "uint64"),
+    "load": tuple(_TYPES), "store": tuple(_TYPES),
+    "addx2": ("float16", "bfloat16", "float32"), "addx4": ("float16", "bfloat16", "float32"),
+    "addx2_ret": (), "addx4_ret": (),
+}  # fmt: skip
+"""By kind of operation, the element types of ``system_atomics.cuh``."""
+
+
+def widen_atomics(func: tirx.PrimFunc, symmetric: Collection[str]) -> tirx.PrimFunc:
+    """Replace each of TileLang's atomic operations on a symmetric tensor by ours.
+
+    TileLang's own are atomic among the threads of one GPU only, and additions of most types drop
+    ``memory_order``. TMA reductions stay: no instruction has another scope.
+
+    Args:
+        symmetric: names of the parameters that are symmetric tensors.
+
+    Raises:
+        LanguageError: there is no such operation on the tensor's type.
+
+    Before: ``AtomicAdd(&S[i], value, 3)``
+    After:  ``tw::system::atomic_add<tw::Type::f32, 3>(&S[i], value)``
+    """
+
+    def is_atomic(call: tirx.Call) -> bool:
+        pointer = call.args[0] if len(call.args) else None
+        is_pointer = _kind(call) in _LEGAL and op_name(pointer) == "tirx.tvm_access_ptr"
+        return is_pointer and pointer.args[1].name in symmetric
+
+    def visit(stmt: tirx.Stmt) -> tirx.Stmt:
+        if not calls_in(stmt, is_atomic):
+            return stmt
+        stmt = rewrite_children(stmt, visit)
+        own = calls_in(stmt, is_atomic)
+        for call in own:
+            _require_type(call, stmt)
+        if not own:
+            return stmt
+        return ir_transform(stmt, None, lambda c: _widened(c) if is_atomic(c) else None, _CALLS)
+
+    return func.with_body(visit(func.body))
+
+
+def _kind(call: tirx.Call) -> str:
+    """``add_ret`` of ``tl.atomic_add_ret_elem_op``."""
+    name = op_name(call)
+    if not (name.startswith(_PREFIX) and name.endswith(_SUFFIX)):
+        return ""
+    return name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+
+
+def _widened(call: tirx.Call) -> tirx.Call:
+    kind, pointer = _kind(call), call.args[0]
+    count = 1 if kind == "load" else 2
+    operands, rest = call.args[1:count], call.args[count:]
+    order = int(rest[0]) if len(rest) else 0
+    ptx = _TYPES[str(pointer.args[0].dtype)]
+    name = tirx.StringImm(f"tw::system::atomic_{kind}<tw::Type::{ptx}, {order}>")
+    return tirx.Call(call.dtype, tvm.ir.Op.get(SYSTEM_ATOMIC), [name, pointer, *operands])
+
+
+def _require_type(call: tirx.Call, stmt: tirx.Stmt) -> None:
+    kind, pointer = _kind(call), call.args[0]
+    dtype, tensor = str(pointer.args[0].dtype), pointer.args[1].name
+    op, legal = f"T.atomic_{kind.removesuffix('_ret')}", _LEGAL[kind]
+    if not legal:
+        raise LanguageError(
+            f"{op}: return_prev=True of symmetric tensor {tensor}; expected one element at a time, "
+            f"by T.atomic_add{location(stmt)}"
+        )
+    if dtype not in legal:
+        raise LanguageError(
+            f"{op}: symmetric tensor {tensor} has type {dtype}; expected {', '.join(legal)}"
+            f"{location(stmt)}"
+        )

@@ -1,0 +1,33 @@
+"""Marks of ``W.unordered`` have done their work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from ...builtins.unordered import UNORDERED
+from ..ir.walk import op_name, rewrite_children, uses_op
+
+
+def drop_unordered(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+    """Drop them, so that TileLang sees the program as if it had none.
+
+    Before: ``T.tileweave.unordered(S[peer, 0], "why"); T.copy(S[peer, 0], tile)``
+    After:  ``T.copy(S[peer, 0], tile)``
+    """
+    if not uses_op(func.body, UNORDERED):
+        return func
+
+    def drop(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.SeqStmt):
+            kept = [drop(s) for s in stmt.seq if not is_mark(s)]
+            return tirx.SeqStmt(kept) if len(kept) > 1 else kept[0] if kept else tirx.Evaluate(0)
+        return tirx.Evaluate(0) if is_mark(stmt) else rewrite_children(stmt, drop)
+
+    return func.with_body(drop(func.body))
+
+
+def is_mark(stmt: tirx.Stmt) -> bool:
+    """Whether ``stmt`` marks an access of the statement behind it."""
+    return isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) == UNORDERED

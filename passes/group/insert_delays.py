@@ -1,0 +1,54 @@
+"""Signals come late and waits end late, at random: what is right by luck only shows."""
+
+from __future__ import annotations
+
+from tilelang import tvm
+from tvm import tirx
+
+from ...builtins.declare import BUILTINS, builtin_of
+from ..ir.memory_order import releases
+from ..ir.walk import flatten, rewrite_children
+from ..sync.infer.options import options_of
+from ..tile.pin_pipelined import is_pipelined
+
+
+def insert_delays(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
+    """Put a random sleep before each signal and after each wait, if ``tileweave.delays`` says so.
+
+    A wait that stands by itself in ``T.Pipelined`` gets none: TileLang would take the sleep for a
+    consumer's, and the loads behind it, too.
+
+    Before: ``T.tileweave.signal(...)``
+    After:  ``T.tileweave.delay(seed, 1); T.tileweave.signal(...)``
+    """
+    seed = options_of(func).delays
+    if seed is None:
+        return func
+    places = 0
+
+    def delay() -> tirx.Stmt:
+        nonlocal places
+        places += 1
+        context = tirx.call_intrin("int64", tvm.ir.Op.get("tileweave.context"))
+        operands = tirx.IntImm("int32", seed), tirx.IntImm("int32", places), context
+        op = BUILTINS["tileweave.delay"].op
+        return tirx.Evaluate(tirx.call_intrin("handle", op, *operands))
+
+    def insert_in_round(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.SeqStmt):
+            return rewrite_children(stmt, insert_in_round)
+        spec = builtin_of(getattr(stmt, "value", None))
+        return stmt if spec is not None and spec.waits else insert(stmt)
+
+    def insert(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.For) and is_pipelined(stmt):
+            return rewrite_children(stmt, insert_in_round)
+        spec = builtin_of(getattr(stmt, "value", None))
+        if spec is not None and isinstance(stmt, tirx.Evaluate):
+            if spec.waits:
+                return flatten([stmt, delay()])
+            if releases(stmt.value):
+                return flatten([delay(), stmt])
+        return rewrite_children(stmt, insert)
+
+    return func.with_body(insert(func.body))

@@ -1,0 +1,156 @@
+"""Make the sizes of one call constants of a program whose synchronisation depends on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache, lru_cache
+
+from tilelang import tvm
+from tilelang.ir import get_stmt_span, set_stmt_span
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit, substitute
+
+from ...builtins.errors import LanguageError, TileWeaveError
+from ...builtins.symmetric import WORLD_SIZE, is_symmetric
+from ..ir.sizes import LARGEST, set_sizes
+from ..sync.infer.infer_sync import is_explicit
+from ..sync.infer.options import options_of
+from ..sync.regions.accesses import Access, Program, collect_accesses
+from .lift_symmetric import on_buffers, scratch_of
+
+
+def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
+    """``func`` specialised for ``sizes`` if its synchronisation depends on them; else as it is.
+
+    Raises:
+        TileWeaveError: sizes that are missing, or that the program does not have.
+    """
+    names = dynamic_sizes(func)
+    if not isinstance(sizes, Mapping):
+        raise TileWeaveError(
+            f"{func.attrs['global_symbol']}: sizes={sizes!r}; expected a dict, extent -> size"
+        )
+    for size in sizes:
+        if size not in names:
+            legal = " or ".join(names) or "no sizes: it has no dynamic extent"
+            raise TileWeaveError(
+                f"{func.attrs['global_symbol']}: size {size}={sizes[size]}; expected {legal}"
+            )
+    return specialize_sizes(func, sizes) if needs_sizes(func) else func
+
+
+def specialize_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
+    """``func`` with constants for its dynamic extents; the same object for the same sizes.
+
+    A loop over a dynamic extent has unknown rounds, a tensor of one unknown counters: what is
+    inferred of a program is proven for sizes, not for all of them.
+
+    Args:
+        sizes: of every dynamic extent, by name.
+
+    Raises:
+        TileWeaveError: an extent without a size, or no positive size.
+
+    Before: ``S: (world_size, M, N)``, ``T.Kernel(T.ceildiv(M, 8))``
+    After:  ``S: (world_size, 20, N)``, ``T.Kernel(3)``
+    """
+    name, names = func.attrs["global_symbol"], dynamic_sizes(func)
+    for size, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise TileWeaveError(
+                f"{name}: size {size}={value!r}; expected a positive integer of 31 bits"
+            )
+    missing = [n for n in names if n not in sizes]
+    if missing:
+        raise TileWeaveError(
+            f"{name}: no size of {', '.join(missing)}, on which its synchronisation depends; "
+            f"expected sizes={{{', '.join(f'{n!r}: ...' for n in missing)}}} "
+            f"({' '.join(f'--size {n}=...' for n in missing)} on the command line)"
+        )
+    return _specialized(func, tuple((n, sizes[n]) for n in names))
+
+
+@cache
+def _specialized(func: tirx.PrimFunc, sizes: tuple[tuple[str, int], ...]) -> tirx.PrimFunc:
+    known = dict(sizes)
+    values = {v: tirx.IntImm(v.dtype, known[v.name]) for v in _extents(func)}
+    params = [*func.params, *values]  # what is no parameter cannot be specialised
+    body = _with_scratch(func.body, values)
+    func = tirx.PrimFunc(params, body, func.ret_type, func.buffer_map, func.attrs, func.span)
+    return set_sizes(func.specialize(values), known)
+
+
+def _with_scratch(body: tirx.Stmt, values: Mapping[tirx.Var, tirx.IntImm]) -> tirx.Stmt:
+    """``body`` with known shapes of what ``W.alloc_symmetric`` makes, where TVM's own
+    specialisation does not look."""
+    made = [a.buffer for a in scratch_of(body)]
+    buffers = {
+        b.data: tirx.decl_buffer(
+            [substitute(e, values) for e in b.shape], b.dtype, b.name, data=b.data, scope=b.scope()
+        )
+        for b in made
+    }
+
+    def make(old: tirx.AllocBuffer) -> tirx.Stmt:
+        new = tirx.AllocBuffer(buffers[old.buffer.data], old.annotations)
+        if (span := get_stmt_span(old)) is not None:
+            set_stmt_span(new, span)
+        return new
+
+    return on_buffers(body, buffers, make) if buffers else body
+
+
+def dynamic_sizes(func: tirx.PrimFunc) -> tuple[str, ...]:
+    """The names of the dynamic extents of a program's tensors, in the order of its parameters."""
+    return tuple(dict.fromkeys(v.name for v in _extents(func)))
+
+
+@lru_cache(maxsize=256)
+def needs_sizes(func: tirx.PrimFunc) -> bool:
+    """Whether the synchronisation of ``func`` can only be inferred for known sizes: an access to a
+    symmetric tensor depends on a dynamic extent. Other programs keep their dynamic extents, those
+    that order memory themselves among them.
+
+    Args:
+        func: a program not yet compiled for a group.
+    """
+    extents = set(_extents(func))
+    if not extents or options_of(func).verify == "off" or is_explicit(func):
+        return False
+    scratch = [made.buffer for made in scratch_of(func.body)]
+    tensors = [b for b in func.buffer_map.values() if is_symmetric(b)] + scratch
+    try:
+        program = collect_accesses(func, tensors)
+    except LanguageError:
+        return False  # infer_sync says so
+    exprs = [e for buffer in scratch for e in buffer.shape]
+    exprs += [e for access in program.accesses for e in _exprs(access)]
+    return _depends(exprs, extents, program)
+
+
+def _extents(func: tirx.PrimFunc) -> list[tirx.Var]:
+    """Variables that are extents of a tensor, of one rank's part if symmetric."""
+    shapes = [func.buffer_map[p].shape for p in func.params if p in func.buffer_map]
+    found = [e for shape in shapes for e in shape if isinstance(e, tirx.Var)]
+    return list(dict.fromkeys(e for e in found if not e.same_as(WORLD_SIZE)))
+
+
+def _exprs(access: Access) -> Iterable[tirx.PrimExpr]:
+    """What says where and how often an access happens."""
+    yield from (*access.starts, *access.extents, *access.conditions, *access.tensor.shape)
+    for loop in (*access.loops, *access.inner):
+        yield from (loop.min, loop.extent)
+
+
+def _depends(exprs: Iterable[tirx.PrimExpr], variables: set[tirx.Var], program: Program) -> bool:
+    seen: set[tirx.Var] = set()
+
+    def visit(node) -> None:
+        if isinstance(node, tirx.Var) and node not in seen:
+            seen.add(node)
+            if node in program.values:
+                post_order_visit(program.values[node], visit)
+
+    for expr in exprs:
+        post_order_visit(tvm.runtime.convert(expr), visit)
+    return bool(seen & variables)

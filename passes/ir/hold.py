@@ -1,0 +1,16 @@
+"""An operator that reads a value, and does nothing else: TileLang's passes see the use."""
+
+from __future__ import annotations
+
+from tilelang import tvm
+from tvm import tirx
+
+from ...builtins.declare import register_op
+
+HOLD = "tileweave.hold"
+register_op(HOLD, "a value that is needed here; no code is emitted", 1)
+
+
+def hold(value: tirx.PrimExpr) -> tirx.Stmt:
+    """Return a statement that reads ``value``."""
+    return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get(HOLD), value))

@@ -1,0 +1,69 @@
+"""Parameters that passes add to a program and the runtime supplies, zeroed once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ...builtins.symmetric import itemsize, packed_strides
+
+HIDDEN = "tileweave.hidden"
+"""Attribute of a program: its hidden parameters, which stand behind its own, as JSON."""
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """One hidden parameter.
+
+    Attributes:
+        symmetric: whether every rank's copy is visible to all.
+        shape: of one rank's copy.
+        scratch: whether it holds data: of a ``W.alloc_symmetric``, or of rounds of a tensor; else
+            it counts.
+    """
+
+    name: str
+    symmetric: bool
+    shape: tuple[int, ...]
+    dtype: str
+    scratch: bool = False
+
+
+def hidden_of(func: tirx.PrimFunc) -> list[Hidden]:
+    """The hidden parameters of ``func``, in order."""
+    if not func.attrs or HIDDEN not in func.attrs:
+        return []
+    fields = json.loads(func.attrs[HIDDEN].value)
+    return [Hidden(**{**f, "shape": tuple(f["shape"])}) for f in fields]
+
+
+def heap_buffer(
+    name: str, shape: Sequence[int], dtype: str, world_size: int, heap_stride: int
+) -> tirx.Buffer:
+    """A symmetric tensor of a group, ``shape`` on each rank."""
+    stride = tirx.IntImm("int64", heap_stride // itemsize(dtype))
+    strides = [stride, *packed_strides(shape)]
+    return tirx.decl_buffer([world_size, *shape], dtype, name, strides=strides)
+
+
+def with_hidden(
+    func: tirx.PrimFunc, hidden: Sequence[Hidden], buffers: Sequence[tirx.Buffer]
+) -> tirx.PrimFunc:
+    """``func`` with more hidden parameters, behind those it has."""
+    params, buffer_map = list(func.params), dict(func.buffer_map.items())
+    for one, buffer in zip(hidden, buffers, strict=True):
+        param = tirx.Var(f"{one.name}_handle", "handle")
+        params.append(param)
+        buffer_map[param] = buffer
+    new = tirx.PrimFunc(params, func.body, func.ret_type, buffer_map, func.attrs, func.span)
+    return set_hidden(new, [*hidden_of(func), *hidden])
+
+
+def set_hidden(func: tirx.PrimFunc, hidden: Sequence[Hidden]) -> tirx.PrimFunc:
+    """``func`` saying that its last parameters are ``hidden``."""
+    listed = json.dumps([dataclasses.asdict(h) for h in hidden])
+    return func.with_attr(HIDDEN, tirx.StringImm(listed))

@@ -1,0 +1,48 @@
+"""What a builtin does to the order of memory, by its declaration and the words it was given."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from ...builtins.declare import Pointer, builtin_of
+
+
+def releases(call: tirx.Call) -> bool:
+    """Whether ``call`` is a builtin that publishes earlier writes."""
+    spec = builtin_of(call)
+    if spec is None:
+        return False
+    return spec.releases or _sem(call) in ("release", "acq_rel", "sc")
+
+
+def acquires(call: tirx.Call) -> bool:
+    """Whether ``call`` is a builtin after which what others published is visible."""
+    spec = builtin_of(call)
+    if spec is None:
+        return False
+    return (spec.releases and spec.barrier_after) or _sem(call) in ("acquire", "acq_rel", "sc")
+
+
+def _sem(call: tirx.Call) -> str:
+    spec = builtin_of(call)
+    return spec.word(call, "sem") if any(name == "sem" for name, _ in spec.words) else ""
+
+
+def writes(call: tirx.Call) -> bool:
+    """Whether ``call`` is a builtin that changes memory: run once more it does so once more."""
+    spec = builtin_of(call)
+    return spec is not None and any(_is_written(kind) for _, kind in spec.operands)
+
+
+def pointers_written(call: tirx.Call) -> list[tirx.BufferLoad]:
+    """The elements at which the builtin ``call`` starts to write, of tensors of the program."""
+    operands = zip(builtin_of(call).operands, call.args, strict=False)
+    return [
+        pointer.args[0]
+        for (_, kind), pointer in operands
+        if _is_written(kind) and isinstance(pointer.args[0], tirx.BufferLoad)
+    ]
+
+
+def _is_written(kind: object) -> bool:
+    return isinstance(kind, Pointer) and "w" in kind.access

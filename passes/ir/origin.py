@@ -1,0 +1,49 @@
+"""Names of builtin calls in messages: a call that the compiler inserted is no operation of the
+user's program."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ...builtins.declare import builtin_of
+
+ORIGIN = "tileweave.origin"
+"""Annotation of an inserted call: what it is, and which access of the program it is for."""
+_KINDS = {"read": "read of", "write": "write of", "add": "addition to"}
+
+
+def inserted(role: str, kind: str = "", tensor: str = "") -> dict[str, tirx.StringImm]:
+    """Return the annotations of a call that the compiler inserts.
+
+    Args:
+        role: ``wait``, ``signal``, ...
+        kind: of the access that the call is for: ``read``, ``write`` or ``add``.
+        tensor: name of the accessed tensor.
+    """
+    access = f" for the {_KINDS[kind]} {tensor}" if kind else ""
+    return {ORIGIN: tirx.StringImm(f"the {role} that the compiler inserts{access}")}
+
+
+def without_origins(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``func`` as it is shown: without what only messages need."""
+
+    def plain(call: tirx.Call) -> tirx.Call | None:
+        if ORIGIN not in call.annotations:
+            return None
+        annotations = {key: v for key, v in call.annotations.items() if key != ORIGIN}
+        return tirx.Call(call.dtype, call.op, call.args, annotations)
+
+    return func.with_body(ir_transform(func.body, None, plain, ["tirx.Call"]))
+
+
+def name_of(call: tirx.Call) -> str:
+    """Return what a message calls ``call``: the builtin's name, or its origin if inserted."""
+    origin = call.annotations.get(ORIGIN)
+    return builtin_of(call).name if origin is None else str(origin.value)
+
+
+def hint_of(call: tirx.Call) -> str:
+    """Return what the user can move in place of an inserted call, for the end of a message."""
+    _, separator, access = name_of(call).partition(" inserts for ")
+    return f" (the compiler keeps it beside {access}, which you can move)" if separator else ""

@@ -1,0 +1,267 @@
+"""Walking structured statements, for passes that must know what encloses or precedes a
+statement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from tilelang import tvm
+from tilelang.ir import get_stmt_span, set_stmt_span
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+
+from ...builtins.declare import builtin_of
+
+ASYNC_LOADS = frozenset(
+    {
+        "bulk_load",
+        "tl.tma_load",
+        "tl.tma_load_im2col",
+        "tl.tma_load_multicast",
+        "tl.tma_load_gather4",
+        "tl.tma_load_2sm",
+    }
+)
+"""What reads global memory by the async proxy: our builtins and TileLang's operators."""
+
+ASYNC_STORES = frozenset(
+    {
+        "bulk_store",
+        "bulk_reduce",
+        "tl.tma_store",
+        "tl.tma_store_scatter4",
+        "tl.tma_store_cluster",
+        "tl.tma_reduce",
+    }
+)
+"""What writes memory by the async proxy and completes in groups."""
+
+Rewrite = Callable[[tirx.Stmt], tirx.Stmt]
+
+
+def rewrite_children(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
+    """``stmt`` with each statement directly inside it replaced by ``f`` of it; itself if none
+    changed."""
+    new = _rebuild(stmt, f)
+    if new is not stmt and (span := get_stmt_span(stmt)) is not None:
+        set_stmt_span(new, span)
+    return new
+
+
+def statements_of(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    """Those that ``stmt`` is a sequence of, or ``stmt`` alone."""
+    return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
+
+
+def children_of(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    """The statements directly inside ``stmt``, in order."""
+    found: list[tirx.Stmt] = []
+
+    def keep(inner: tirx.Stmt) -> tirx.Stmt:
+        found.append(inner)
+        return inner
+
+    _rebuild(stmt, keep)
+    return found
+
+
+def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
+    if isinstance(stmt, tirx.SeqStmt):
+        new = [f(s) for s in stmt.seq]
+        return stmt if _same(new, stmt.seq) else flatten(new)
+    if isinstance(stmt, tirx.IfThenElse):
+        then = f(stmt.then_case)
+        other = f(stmt.else_case) if stmt.else_case is not None else None
+        if _same([then, other], [stmt.then_case, stmt.else_case]):
+            return stmt
+        return tirx.IfThenElse(stmt.condition, then, other)
+    if isinstance(stmt, tirx.SBlockRealize):
+        block = stmt.block
+        body = f(block.body)
+        if body.same_as(block.body):
+            return stmt
+        block = tirx.SBlock(
+            block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
+            block.alloc_buffers, block.match_buffers, block.annotations,
+        )  # fmt: skip
+        return tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block)
+    old = getattr(stmt, "body", None)
+    if not isinstance(old, tirx.Stmt):
+        return stmt
+    body = f(old)
+    if body.same_as(old):
+        return stmt
+    if isinstance(stmt, tirx.For):
+        return tirx.For(
+            stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding,
+            stmt.annotations, stmt.step,
+        )  # fmt: skip
+    if isinstance(stmt, tirx.While):
+        return tirx.While(stmt.condition, body)
+    if isinstance(stmt, tirx.AttrStmt):
+        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
+    raise TypeError(f"statement {type(stmt).__name__} with a body is not known to the passes")
+
+
+def _same(new: list, old) -> bool:
+    return all(a is b or (a is not None and a.same_as(b)) for a, b in zip(new, old, strict=True))
+
+
+def flatten(stmts: list[tirx.Stmt]) -> tirx.Stmt:
+    """One statement out of several."""
+    flat: list[tirx.Stmt] = []
+    for stmt in stmts:
+        flat.extend(statements_of(stmt))
+    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
+
+
+def calls_in(node, match: Callable[[tirx.Call], bool]) -> list[tirx.Call]:
+    """Calls inside a statement or expression that ``match``."""
+    found: list[tirx.Call] = []
+
+    def visit(n):
+        if isinstance(n, tirx.Call) and match(n):
+            found.append(n)
+
+    post_order_visit(node, visit)
+    return found
+
+
+def variables_in(node) -> list[tirx.Var]:
+    """Variables that a statement or expression names, each once."""
+    found: dict[tirx.Var, None] = {}
+
+    def visit(n):
+        if isinstance(n, tirx.Var):
+            found[n] = None
+
+    post_order_visit(node, visit)
+    return list(found)
+
+
+def variables_and_loads(expr: tirx.PrimExpr) -> list[tirx.Var | tirx.BufferLoad]:
+    """What ``expr`` reads: variables, and elements of memory."""
+    found: list[tirx.Var | tirx.BufferLoad] = []
+
+    def visit(node) -> None:
+        if isinstance(node, (tirx.Var, tirx.BufferLoad)):
+            found.append(node)
+
+    post_order_visit(expr, visit)
+    return found
+
+
+def has_loads(expr: tirx.PrimExpr) -> bool:
+    """Whether ``expr`` may have another value when it is evaluated again."""
+    return any(isinstance(node, tirx.BufferLoad) for node in variables_and_loads(expr))
+
+
+def bound_in(stmt: tirx.Stmt) -> set[tirx.Var]:
+    """Variables that ``stmt`` gives values to: of its loops, and by name."""
+    bound: set[tirx.Var] = set()
+
+    def visit(node) -> None:
+        if isinstance(node, tirx.Bind):
+            bound.add(node.var)
+        elif isinstance(node, tirx.For):
+            bound.add(node.loop_var)
+
+    post_order_visit(stmt, visit)
+    return bound
+
+
+def op_name(call) -> str:
+    """Name of the operator an IR call calls, or an empty string."""
+    return getattr(getattr(call, "op", None), "name", "")
+
+
+_EFFECTS = (tirx.CallEffectKind.UpdateState.value, 6)
+"""Changes of state and jumps. What TVM counts in between, addresses and hints, does nothing."""
+
+
+def has_effect(call: tirx.Call) -> bool:
+    """Whether ``call`` may do something, or answer otherwise each time."""
+    effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, tvm.ir.Op) else None
+    return effect is None or effect.value in _EFFECTS
+
+
+def uses_tileweave(func: tirx.PrimFunc) -> bool:
+    """Whether ``func`` calls any of our operators: a function that does not is left as it is."""
+    return bool(calls_in(func.body, lambda c: op_name(c).startswith("tileweave.")))
+
+
+def uses_op(node, name: str) -> bool:
+    """Whether an operator of this name is called inside a statement or expression."""
+    return bool(calls_in(node, lambda c: op_name(c) == name))
+
+
+def builtins_in(node) -> list[tirx.Call]:
+    """Calls of builtins inside a statement or expression."""
+    return calls_in(node, lambda c: builtin_of(c) is not None)
+
+
+def effects_in(node) -> list[tirx.Call]:
+    """Calls of builtins inside ``node`` that do something; the others, such as ``rank``, are
+    values: a result without an operand."""
+    return [
+        call
+        for call in builtins_in(node)
+        for spec in [builtin_of(call)]
+        if spec.operands or spec.result is None
+    ]
+
+
+def line_of(stmt: tirx.Stmt) -> str:
+    """``file:line`` of a statement, or nothing where TileLang kept no source position."""
+    span = get_stmt_span(stmt)
+    return f"{span.source_name.name}:{span.line}" if span is not None else ""
+
+
+def location(stmt: tirx.Stmt) -> str:
+    """The same at the end of a message, `` --> file:line``."""
+    line = line_of(stmt)
+    return f"\n --> {line}" if line else ""
+
+
+def arrows(places: Iterable[tuple[str, str]]) -> str:
+    """Return places at the end of a message, each once; several are labelled.
+
+    Args:
+        places: (what is there, such as ``read``, and ``file:line`` or "") of each.
+
+    ``\\n read --> file:3\\n write --> file:5``
+    """
+    found = dict.fromkeys((label, line) for label, line in places if line)
+    if len(found) == 1:
+        return "".join(f"\n --> {line}" for _, line in found)
+    return "".join(f"\n {label} --> {line}" for label, line in found)
+
+
+def written_tensors(body: tirx.Stmt) -> set[tirx.Var]:
+    """Data pointers of the tensors that a program writes."""
+    found: set[tirx.Var] = set()
+
+    def visit(node) -> None:
+        if isinstance(node, tirx.BufferStore):
+            found.add(node.buffer.data)
+        elif op_name(node) in ("tl.region", "tl.access_ptr"):
+            mode = node.args[1] if op_name(node) == "tl.region" else node.args[-1]
+            if int(mode) & 2:
+                found.add(node.args[0].buffer.data)
+
+    post_order_visit(body, visit)
+    return found
+
+
+def in_words(expr: tirx.PrimExpr) -> str:
+    """``expr`` as a program would say it, without its types."""
+
+    def register(node):
+        local = node.buffer.scope() == "local.var"
+        return tirx.Var(node.buffer.name, node.dtype) if local else None
+
+    expr = ir_transform(tirx.Evaluate(expr), None, register, ["tirx.BufferLoad"]).value
+    shown = re.sub(r"T\.u?int\d+\((-?\d+)\)", r"\1", str(expr))
+    shown = re.sub(r'T\.Cast\("u?int\d+", ', "(", shown)
+    return shown.replace("T.tileweave.", "W.").replace("T.min(", "min(")

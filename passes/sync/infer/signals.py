@@ -1,0 +1,184 @@
+"""Tell whoever waits that data has been written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tvm import tirx
+
+from ..regions.accesses import Access
+from ..regions.footprints import Boxes
+from ..regions.granules import Counter, elements_of
+from ..regions.space import Loop
+from ..regions.symbols import Symbols
+from .context import Exchange
+from .edits import anchor_of, loops_kept, moved, varies
+
+if TYPE_CHECKING:
+    from .sinks import Sink
+
+
+def place_signals(exchange: Exchange) -> None:
+    """Put a signal after each access that brings data others wait for.
+
+    It adds to the granule's counter how many elements the access has stored. It leaves the loops in
+    which it would tell of the same granule, unless they wait for others. Where it sinks, it stands
+    in the next round.
+
+    Before: ``T.copy(tile, S[dst, row, 0])``
+    After:  ``T.copy(tile, S[dst, row, 0]); T.tileweave.signal(S_arrived[dst, row // 128], 1)``
+    """
+    for counter in exchange.counters:
+        for boxes in counter.traffic.in_kernel(counter.kind):
+            _signal(exchange, counter, boxes)
+
+
+def signal_depth(exchange: Exchange, counter: Counter, boxes: Boxes) -> int:
+    """How many loops around the access its signal stays in."""
+    access = boxes.access
+    numbers = [boxes.home, counter.granules.of(boxes)]
+    kept = loops_kept(access, boxes, numbers, clipped=True)
+    if _pieces(counter, boxes, kept) is None:
+        kept = loops_kept(access, boxes, [*numbers, elements_of(boxes)])
+    while kept < len(access.loops) and _waits_in(exchange, access.around[kept]):
+        kept += 1
+    return kept
+
+
+def _pieces(counter: Counter, boxes: Boxes, kept: int) -> dict[int, int] | None:
+    """The loop behind ``kept`` whose rounds bring different amounts, or some nothing, if there is
+    one: its number, by the axis behind the rank's along which they touch one piece after the other,
+    as far as there are elements. None if they do otherwise, or there are several."""
+    counts = elements_of(boxes)
+    uneven = [
+        number
+        for number in range(kept, len(boxes.access.loops))
+        if varies(counts, 1 + number, boxes.mask) or varies(boxes.mask, 1 + number)
+    ]
+    if not uneven:
+        return {}
+    number, *more = uneven
+    axes = [a for a, low in enumerate(boxes.low) if low.shape[1 + number] > 1]
+    if more or len(axes) != 1:
+        return None
+    (axis,) = axes
+    low, size, mask, along = boxes.low[axis], boxes.size[axis], boxes.mask, 1 + number
+    most, end = int(boxes.where(size)[0].max()), counter.granules.shape[axis]
+    rounds = np.arange(low.shape[along]).reshape(-1, *[1] * (low.ndim - along - 1))
+    begins = np.take(low, [0], axis=along) + rounds * most
+    touched = np.take(mask, [0], axis=along) & (begins < end)
+    as_told = (low == begins) & (size == np.minimum(most, end - begins))
+    in_pieces = np.all(mask == touched) and np.all(as_told | ~mask)
+    return {axis: number} if in_pieces else None
+
+
+def _waits_in(exchange: Exchange, loop: tirx.For | None) -> bool:
+    return any(
+        around is not None and loop is not None and around.same_as(loop)
+        for counter in exchange.counters
+        for boxes in counter.users
+        for around in boxes.access.around
+    )
+
+
+def _signal(exchange: Exchange, counter: Counter, boxes: Boxes) -> None:
+    access, placement = boxes.access, exchange.placement
+    kept = signal_depth(exchange, counter, boxes)
+    anchor, left = anchor_of(access, kept), access.loops[kept:]
+    sink, stays = exchange.sinks.get((counter, boxes)), exchange.unsunk.get((counter, boxes))
+    reason = f"{_tells(exchange, counter, access)}{moved(left)}"
+    stmt, value = _signal_of(exchange, counter, boxes, left)
+    if sink is not None:
+        sunk, units = _signal_of(exchange, counter, boxes, left, sink)
+        placement.put_before(sink.stmt, tirx.IfThenElse(sink.due, sunk, None), access)
+        exchange.note_of("signal", access, counter, f"{reason}; {sink.text}", sunk, units)
+        if sink.always:
+            return
+        stmt = tirx.IfThenElse(tirx.Not(sink.reached), stmt, None)
+        reason += "; at once where it does not sink"
+    elif stays:
+        reason += f"; it does not sink: {stays}"
+    placement.put_after(anchor, stmt, access)
+    exchange.note_of("signal", access, counter, reason, stmt, value)
+
+
+def _tells(exchange: Exchange, counter: Counter, access: Access) -> str:
+    what = "adds to" if access.kind == "add" else "writes"
+    whom = "the owner, who waits at the end" if counter.at_exit else "its owner"
+    whom = "the copy that takes it" if counter.by_copies else whom
+    everyone = (1 << exchange.world_size) - 1
+    if counter.pulled:
+        all_read = all(bits | 1 << home == everyone for home, bits in enumerate(counter.waiting))
+        whom = "every rank" if all_read else "those who read it"
+    return f"{access.op} {what} it for {whom}"
+
+
+def _signal_of(
+    exchange: Exchange, counter: Counter, boxes: Boxes, left: Sequence[Loop],
+    sink: Sink | None = None,
+) -> tuple[tirx.Stmt, tirx.PrimExpr]:  # fmt: skip
+    """The signal, and how many units it adds; of the round before, if it has sunk."""
+    access, symbols = boxes.access, exchange.symbols
+
+    def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        expr = sink.of_round_before(expr) if sink is not None else expr
+        return symbols.simplified(expr, access)
+
+    home = simple(symbols.start(boxes, 0, [*left, *access.inner]))
+    granule = simple(counter.granules.index(boxes, symbols, left))
+    count = _count(counter, boxes, symbols, left)
+    value = simple(tirx.Cast("uint32", count))
+    stmt = exchange.signal_to(counter, boxes, home, granule, value)
+    return exchange.guarded(stmt, boxes, simple, left), value
+
+
+def _count(counter: Counter, boxes: Boxes, symbols: Symbols, left: Sequence[Loop]) -> tirx.PrimExpr:
+    """Units that an access brings in all rounds of ``left``, as an expression."""
+    loops = boxes.access.loops
+    kept = len(loops) - len(left)
+    pieces = _pieces(counter, boxes, kept) or {}
+    counts = boxes.flat(elements_of(boxes))[-1]
+    count: tirx.PrimExpr = tirx.IntImm("int32", 1)
+    if np.ptp(counts) == 0 and not pieces:
+        count = tirx.IntImm("int32", int(counts[0]) // counter.unit)
+    else:
+        for axis in range(len(boxes.low)):
+            rounds = symbols.inlined(loops[pieces[axis]].extent) if axis in pieces else None
+            count = count * _extent(counter, boxes, axis, symbols, left, rounds)
+        count = count // counter.unit
+    for number in range(kept, len(loops)):
+        if number not in pieces.values():
+            count = count * symbols.inlined(loops[number].extent)
+    return count
+
+
+def _extent(
+    counter: Counter, boxes: Boxes, axis: int, symbols: Symbols, left: Sequence[Loop],
+    rounds: tirx.PrimExpr | None,
+) -> tirx.PrimExpr:  # fmt: skip
+    """How much of an axis behind the rank's one access touches, or so many ``rounds`` of it that
+    touch one piece after the other, as an expression.
+
+    Raises:
+        LanguageError: conditions decide it otherwise than by an end that nothing goes beyond.
+    """
+    access, loops = boxes.access, [*left, *boxes.access.inner]
+    low, size = boxes.where(boxes.low[axis], boxes.size[axis])
+    most, end = int(size.max()), int((low + size).max())
+    if rounds is not None:
+        whole, end = most * rounds, counter.granules.shape[axis]
+    elif np.ptp(size) == 0:
+        return tirx.IntImm("int32", most)
+    elif np.array_equal(size, np.minimum(most, end - low)):
+        whole = tirx.IntImm("int32", most)
+    elif not access.inner:
+        whole = symbols.at_start(access.extents[1 + axis], loops)
+        end = counter.granules.shape[axis]
+    else:
+        raise boxes.refused(
+            f"touches {int(size.min())} to {most} elements along an axis",
+            "as many each time, or fewer only before an end that nothing goes beyond",
+        )
+    return tirx.min(whole, end - symbols.start(boxes, 1 + axis, loops))

@@ -1,0 +1,514 @@
+"""Which parts of symmetric tensors a program reads, writes and adds to, and where it does so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from tvm import tirx
+from tvm.ir import structural_equal
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+
+from ....builtins.declare import Pointer, builtin_of
+from ....builtins.errors import LanguageError
+from ...group.drop_unordered import is_mark
+from ...ir.uniformity import ThreadControl
+from ...ir.walk import arrows, calls_in, in_words, line_of, location, op_name, rewrite_children
+from .space import Loop
+
+Kind = Literal["read", "write", "add"]
+
+ADDS = frozenset(
+    {"tl.tileop.atomicadd", "tl.atomic_add_elem_op", "tl.atomic_addx2_elem_op",
+     "tl.atomic_addx4_elem_op", "bulk_reduce"}
+)  # fmt: skip
+"""What adds to memory, of TileLang's operators and our builtins: any number may meet in one
+element, in any order."""
+
+LANES = {
+    "tl.atomic_addx2_elem_op": tirx.IntImm("int32", 2),
+    "tl.atomic_addx4_elem_op": tirx.IntImm("int32", 4),
+}
+"""Elements that an operator takes at a time, by its name; its pointers tell of the first only."""
+
+MOVERS = frozenset(
+    {"put_block", "put_warp", "get_block", "get_warp", "bulk_load", "bulk_store", "bulk_reduce"}
+)
+"""Builtins that move data; the others order it, or act on single words atomically."""
+
+
+JUMPS = {
+    "tl.loop_break": "T.loop_break",
+    "tirx.break_loop": "break",
+    "tirx.continue_loop": "continue",
+    "tirx.thread_return": "T.thread_return",
+}
+"""What leaves out statements behind it, by operator: its name in a program."""
+
+
+@dataclass(frozen=True, eq=False)
+class Jump:
+    """A statement that leaves a round of ``loop``, or the kernel if that is None."""
+
+    name: str
+    loop: Loop | None
+    location: str
+
+    def may_skip(self, access: Access) -> bool:
+        return self.loop is None or self.loop in (*access.loops, *access.inner)
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """An ``if`` of which the whole block takes one side.
+
+    Attributes:
+        loops: how many stand around it.
+        place: its position among the statements of the innermost of them.
+    """
+
+    stmt: tirx.Stmt
+    loops: int
+    place: int
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """One place of the program that touches a box of a symmetric tensor.
+
+    Attributes:
+        starts, extents: of the box, the rank first.
+        loops: around ``anchor``, block axes first.
+        inner: loops and thread axes inside ``anchor`` that make up the box.
+        conditions: all true where it happens.
+        anchor: the statement that the whole block reaches, before or after which it can be ordered.
+        around: the loops of ``loops`` as statements, by index; None for block axes.
+        guards: how many of ``conditions`` stand around each of ``loops``.
+        place: position of ``anchor``: among the statements of each loop around it.
+        branches: around ``anchor``, outermost first, one for each of the first ``conditions``.
+        node: the part of ``anchor`` that names the box's first element.
+        rounds_unknown: what keeps the number of its rounds from being known, or "".
+    """
+
+    tensor: tirx.Buffer
+    kind: Kind
+    op: str
+    starts: tuple[tirx.PrimExpr, ...]
+    extents: tuple[tirx.PrimExpr, ...]
+    loops: tuple[Loop, ...]
+    inner: tuple[Loop, ...]
+    conditions: tuple[tirx.PrimExpr, ...]
+    anchor: tirx.Stmt
+    around: tuple[tirx.For | None, ...]
+    guards: tuple[int, ...]
+    place: tuple[int, ...]
+    node: tirx.BufferLoad | tirx.BufferStore
+    branches: tuple[Branch, ...] = ()
+    rounds_unknown: str = ""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it takes elements that follow each other in memory, and clips nothing."""
+        return self.op.startswith("W.")
+
+    @property
+    def location(self) -> str:
+        return location(self.anchor)
+
+    @property
+    def line(self) -> str:
+        return line_of(self.anchor)
+
+    @property
+    def text(self) -> str:
+        """``T.copy writes S[dst, row, 0]``, for messages."""
+        verb = {"read": "reads", "write": "writes", "add": "adds to"}[self.kind]
+        return f"{self.op} {verb} {self.tensor.name}[{', '.join(map(in_words, self.starts))}]"
+
+
+@dataclass(frozen=True)
+class Unordered:
+    """An access that ``W.unordered`` takes out."""
+
+    tensor: str
+    line: str
+    reason: str
+
+
+@dataclass
+class Program:
+    """What the inference knows of a program.
+
+    Attributes:
+        grid: the block axes of the kernel.
+        threads: its thread axes.
+        kernel: its statement, with the source line of ``T.Kernel``.
+        body: the kernel's body, before and behind which statements can be put.
+        values: of the variables that it binds, and of ``registers``.
+        registers: variables that stand for what a T.alloc_var holds somewhere.
+        jumps: what leaves loops, but those of unknown rounds, or the kernel.
+        unordered: what is left out of ``accesses`` because the program says so.
+        func: the program itself.
+    """
+
+    accesses: list[Access] = field(default_factory=list)
+    unordered: list[Unordered] = field(default_factory=list)
+    grid: list[Loop] = field(default_factory=list)
+    threads: list[Loop] = field(default_factory=list)
+    kernel: tirx.Stmt | None = None
+    body: tirx.Stmt | None = None
+    values: dict[tirx.Var, tirx.PrimExpr] = field(default_factory=dict)
+    registers: set[tirx.Var] = field(default_factory=set)
+    jumps: list[Jump] = field(default_factory=list)
+    func: tirx.PrimFunc | None = None
+
+    @cached_property
+    def thread_control(self) -> ThreadControl:
+        """What may differ between the threads of a block."""
+        assert self.func is not None
+        return ThreadControl(self.func)
+
+
+def collect_accesses(func: tirx.PrimFunc, tensors: Iterable[tirx.Buffer]) -> Program:
+    """Every access of ``func`` to one of ``tensors``.
+
+    Raises:
+        LanguageError: two kernels touch them, or one is accessed in a way that has no known box.
+    """
+    collector = _Collector({t.data: t for t in tensors})
+    collector.program.func = func
+    collector.walk(func.body)
+    return collector.program
+
+
+class _Collector:
+    def __init__(self, tensors: dict[tirx.Var, tirx.Buffer]) -> None:
+        self.program = Program()
+        self._tensors = tensors
+        self._loops: list[Loop] = []
+        self._around: list[tirx.For | None] = []
+        self._guards: list[int] = []
+        self._inner: list[Loop] = []
+        self._conditions: list[tirx.PrimExpr] = []
+        self._anchor: tirx.Stmt | None = None
+        self._place: list[int] = [0]
+        self._branches: list[Branch] = []
+        self._unknown = ""
+        self._registers: dict[tirx.Var, tirx.Var] = {}
+        """The value a T.alloc_var holds here, as a variable of ``values``."""
+        self._marks: list[tuple[tirx.BufferLoad, str]] = []
+        """What ``W.unordered`` marked, until the statement that accesses it."""
+
+    def walk(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.SeqStmt):
+            return rewrite_children(stmt, self._statement)
+        return self._statement(stmt)
+
+    def _statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.SeqStmt):
+            return self.walk(stmt)
+        if self._anchor is None:
+            self._place[-1] += 1
+        if isinstance(stmt, (tirx.SBlockRealize, tirx.AttrStmt)):
+            if isinstance(stmt, tirx.SBlockRealize) and stmt.block.name_hint == "tilelang_root":
+                self.program.body = stmt.block.body
+                self._threads(stmt.block)
+            return rewrite_children(stmt, self.walk)
+        if isinstance(stmt, tirx.Bind):
+            self.program.values[stmt.var] = self._resolved(stmt.value)
+        if isinstance(stmt, tirx.For):
+            self._anchored(stmt, lambda: self._element_loads(stmt.min, stmt.extent))
+            return self._loop(stmt)
+        if isinstance(stmt, tirx.IfThenElse):
+            self._anchored(stmt, lambda: self._element_loads(stmt.condition))
+            return self._branch(stmt)
+        if isinstance(stmt, tirx.While):
+            before = self._unknown
+            self._unknown = f"the condition {in_words(stmt.condition)} of its loop"
+            self._anchored(stmt, lambda: self._element_loads(stmt.condition))
+            self._forget(stmt)
+            rewrite_children(stmt, self.walk)
+            self._forget(stmt)
+            self._unknown = before
+            return stmt
+        self._anchored(stmt, lambda: self._leaf(stmt))
+        if isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "local.var":
+            value = tirx.Var(stmt.buffer.name, stmt.value.dtype)
+            self.program.values[value] = self._resolved(stmt.value)
+            self.program.registers.add(value)
+            self._registers[stmt.buffer.data] = value
+        return stmt
+
+    def _anchored(self, stmt: tirx.Stmt, visit) -> None:
+        """``visit`` with ``stmt`` as anchor, unless it stands inside one."""
+        outer = self._anchor
+        self._anchor = outer if outer is not None else stmt
+        visit()
+        self._anchor = outer
+
+    def _loop(self, stmt: tirx.For) -> tirx.Stmt:
+        loop = Loop(stmt.loop_var, self._resolved(stmt.min), self._resolved(stmt.extent))
+        tag = stmt.thread_binding.thread_tag if stmt.thread_binding is not None else ""
+        if tag.startswith("blockIdx"):
+            if tag == "blockIdx.x":
+                self._enter_kernel(stmt)
+            self.program.grid.append(loop)
+            self._within(self._loops, loop, None, stmt)
+            return stmt
+        self._forget(stmt)
+        if self._anchor is not None or stmt.kind in (
+            tirx.ForKind.PARALLEL,
+            tirx.ForKind.VECTORIZED,
+        ):
+            self._anchored(stmt, lambda: self._inside(self._inner, loop, stmt))
+        else:
+            self._within(self._loops, loop, stmt, stmt)
+        self._forget(stmt)
+        return stmt
+
+    def _enter_kernel(self, stmt: tirx.For) -> None:
+        if self.program.accesses:
+            first = self.program.accesses[0]
+            raise LanguageError(
+                f"{first.text}, and a second kernel of the program begins; expected one T.Kernel "
+                "in a program that accesses symmetric tensors, or signals and waits written by "
+                f"hand{arrows([(first.kind, first.line), ('T.Kernel', line_of(stmt))])}"
+            )
+        self.program.grid, self.program.threads = [], []
+        self.program.kernel = stmt
+
+    def _within(self, loops: list, loop: Loop, around: tirx.For | None, stmt: tirx.Stmt) -> None:
+        self._around.append(around)
+        self._guards.append(len(self._conditions))
+        self._place.append(0)
+        self._inside(loops, loop, stmt)
+        self._place.pop()
+        self._guards.pop()
+        self._around.pop()
+
+    def _inside(self, loops: list, loop: Loop, stmt: tirx.Stmt) -> None:
+        loops.append(loop)
+        rewrite_children(stmt, self.walk)
+        loops.pop()
+
+    def _threads(self, block: tirx.SBlock) -> None:
+        extents = dict(block.annotations.items()).get("tl.launch_threads", (128, 1, 1))
+        for var, value in self.program.values.items():
+            if op_name(value) == "tl.launch_thread_idx":
+                extent = tirx.IntImm("int32", int(extents[int(value.args[0])]))
+                self.program.threads.append(Loop(var, tirx.IntImm("int32", 0), extent))
+
+    def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
+        condition = self._resolved(stmt.condition)
+
+        def visit() -> None:
+            before = dict(self._registers)
+            for case, holds in ((stmt.then_case, condition), (stmt.else_case, tirx.Not(condition))):
+                if case is not None:
+                    self._registers = dict(before)
+                    self._conditions.append(holds)
+                    self.walk(case)
+                    self._conditions.pop()
+            self._registers = before
+            self._forget(stmt)
+
+        if self._anchor is not None or self._threads_in([condition]):
+            self._anchored(stmt, visit)
+        else:
+            self._branches.append(Branch(stmt, len(self._loops), self._place[-1]))
+            visit()
+            self._branches.pop()
+        return stmt
+
+    def _forget(self, stmt: tirx.Stmt) -> None:
+        """What ``stmt`` stores to registers is not known around it."""
+
+        def visit(node) -> None:
+            if isinstance(node, tirx.BufferStore) and node.buffer.scope() == "local.var":
+                self._registers.pop(node.buffer.data, None)
+
+        post_order_visit(stmt, visit)
+
+    def _resolved(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        """``expr`` with registers replaced by what they hold."""
+        if not self._registers:
+            return expr
+
+        def value(node):
+            return self._registers.get(node.buffer.data)
+
+        done = ir_transform(tirx.Evaluate(expr), None, value, ["tirx.BufferLoad"])
+        return done.value
+
+    def _leaf(self, stmt: tirx.Stmt) -> None:
+        if is_mark(stmt):
+            element, reason = stmt.value.args
+            self._marks.append((element, reason.value))
+            return
+        if isinstance(stmt, tirx.BufferStore) and stmt.buffer.data in self._tensors:
+            ones = [tirx.IntImm("int32", 1)] * len(stmt.indices)
+            self._add("write", "a store", stmt, ones)
+        for call in calls_in(stmt, lambda c: True):
+            spec = builtin_of(call)
+            name = spec.name if spec is not None else op_name(call)
+            if name in JUMPS:
+                self._jump(JUMPS[name])
+            if spec is not None:
+                if name in MOVERS:
+                    self._moved(call, spec)
+                continue
+            for argument in call.args:
+                if op_name(argument) == "tl.region":
+                    load, mode, *extents = argument.args
+                    kinds = _kinds(name, int(mode))
+                elif op_name(argument) == "tl.access_ptr" and not name.startswith("tl.tileop"):
+                    load, extent, mode = argument.args
+                    extent = LANES.get(name, extent)
+                    extents = _run(load, extent) if load.buffer.data in self._tensors else []
+                    kinds = _kinds(name, int(mode))
+                else:
+                    continue
+                if load.buffer.data in self._tensors:
+                    for kind in kinds:
+                        op = f"T.{name.split('.')[-1].replace('atomicadd', 'atomic_add')}"
+                        op = op.removesuffix("_elem_op")
+                        self._add(kind, op, load, extents)
+        self._element_loads(stmt)
+
+    def _jump(self, name: str) -> None:
+        around = [*self._loops, *self._inner]
+        if name == "T.thread_return":
+            self.program.jumps.append(Jump(name, None, location(self._anchor)))
+        elif around and not self._unknown:
+            self.program.jumps.append(Jump(name, around[-1], location(self._anchor)))
+
+    def _moved(self, call: tirx.Call, spec) -> None:
+        size = next(
+            call.args[i] for i, (parameter, _) in enumerate(spec.operands) if parameter == "size"
+        )
+        for (_, kind), pointer in zip(spec.operands, call.args, strict=False):
+            if not isinstance(kind, Pointer) or op_name(pointer) != "tl.access_ptr":
+                continue
+            load = pointer.args[0]
+            if load.buffer.data not in self._tensors:
+                continue
+            written = "w" in kind.access
+            effect: Kind = "add" if spec.name in ADDS else "write" if written else "read"
+            self._add(effect, f"W.{spec.name}", load, _run(load, size))
+
+    def _element_loads(self, *nodes: tirx.Stmt | tirx.PrimExpr) -> None:
+        """The elements that ``nodes`` load, but for those that only say where a region starts;
+        those in an arm of ``T.if_then_else`` under its condition."""
+        starts: list[tirx.BufferLoad] = []
+        loads: list[tirx.BufferLoad] = []
+        choices: list[tirx.Call] = []
+
+        def visit(node):
+            if op_name(node) == "tirx.if_then_else":
+                choices.append(node)
+                return node
+            if op_name(node) in ("tl.region", "tl.access_ptr"):
+                starts.append(node.args[0])
+            elif isinstance(node, tirx.BufferLoad) and node.buffer.data in self._tensors:
+                loads.append(node)
+            return None
+
+        for node in nodes:
+            stmt = node if isinstance(node, tirx.Stmt) else tirx.Evaluate(node)
+            ir_transform(stmt, visit, None, ["tirx.Call", "tirx.BufferLoad"])
+        for load in loads:
+            if not any(load.same_as(s) for s in starts):
+                ones = [tirx.IntImm("int32", 1)] * len(load.indices)
+                self._add("read", "a load", load, ones)
+        for choice in choices:
+            condition, then, other = choice.args
+            self._element_loads(condition)
+            for arm, holds in ((then, condition), (other, tirx.Not(condition))):
+                self._conditions.append(self._resolved(holds))
+                self._element_loads(arm)
+                self._conditions.pop()
+
+    def _add(
+        self, kind: Kind, op: str, node: tirx.BufferLoad | tirx.BufferStore, extents: Sequence
+    ) -> None:
+        buffer, starts = node.buffer, node.indices
+        if len(extents) != len(buffer.shape):
+            raise LanguageError(
+                f"{op}: accesses {buffer.name} through {len(extents)} extents; expected "
+                f"{len(buffer.shape)}{location(self._anchor)}"
+            )
+        if self._is_unordered(op, buffer, starts):
+            return
+        used = self._threads_in([*starts, *self._conditions])
+        self.program.accesses.append(Access(
+            self._tensors[buffer.data], kind, op,
+            tuple(self._resolved(base_of(i)) for i in starts),
+            tuple(_widened(i, e) for i, e in zip(starts, extents, strict=True)),
+            tuple(self._loops), (*self._inner, *used), tuple(self._conditions), self._anchor,
+            tuple(self._around), tuple(self._guards), tuple(self._place), node,
+            tuple(self._branches), self._unknown,
+        ))  # fmt: skip
+
+    def _is_unordered(self, op: str, buffer: tirx.Buffer, starts) -> bool:
+        axes = slice(op.startswith("W."), None)  # builtins may take the rank from ``peer``
+        for number, (element, reason) in enumerate(self._marks):
+            if element.buffer.data.same_as(buffer.data) and all(
+                structural_equal(base_of(a), base_of(b))
+                for a, b in list(zip(element.indices, starts, strict=True))[axes]
+            ):
+                del self._marks[number]
+                mark = Unordered(buffer.name, line_of(self._anchor), reason)
+                self.program.unordered.append(mark)
+                return True
+        return False
+
+    def _threads_in(self, exprs: Iterable[tirx.PrimExpr]) -> list[Loop]:
+        """The thread axes that the expressions depend on."""
+        found: set[tirx.Var] = set()
+
+        def visit(node) -> None:
+            if isinstance(node, tirx.Var) and node not in found:
+                found.add(node)
+                if node in self.program.values:
+                    post_order_visit(self.program.values[node], visit)
+
+        for expr in exprs:
+            post_order_visit(expr, visit)
+        return [t for t in self.program.threads if t.var in found]
+
+
+def _kinds(op: str, mode: int) -> list[Kind]:
+    if op in ADDS and mode & 2:
+        return ["add"]
+    return [kind for kind, bit in (("read", 1), ("write", 2)) if mode & bit]  # type: ignore[misc]
+
+
+def base_of(index: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Where the elements of an index begin."""
+    return index.base if isinstance(index, tirx.Ramp) else index
+
+
+def _widened(index: tirx.PrimExpr, extent: tirx.PrimExpr) -> tirx.PrimExpr:
+    return tirx.IntImm("int32", int(index.lanes)) if isinstance(index, tirx.Ramp) else extent
+
+
+def _run(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    """The box that ``size`` elements from ``load`` on fill: part of a row, or whole rows."""
+    one = tirx.IntImm("int32", 1)
+    extents: list[tirx.PrimExpr] = [one] * len(load.indices)
+    if not isinstance(size, tirx.IntImm):
+        extents[-1] = size
+        return extents
+    left = int(size)
+    for axis in reversed(range(len(load.indices))):
+        extent = load.buffer.shape[axis]
+        if not isinstance(extent, tirx.IntImm) or left < int(extent) or left % int(extent):
+            extents[axis] = tirx.IntImm("int32", left)
+            return extents
+        extents[axis] = extent
+        left //= int(extent)
+        if left == 1:
+            return extents
+    return extents

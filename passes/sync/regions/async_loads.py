@@ -1,0 +1,126 @@
+"""Loads to shared memory that read on until the program waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+from tvm.ir import structural_equal
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ...ir.walk import calls_in, op_name, variables_in
+from ...tile.pin_pipelined import is_pipelined
+
+if TYPE_CHECKING:
+    from ..verify.events import Event
+
+_COPIES = ("tl.tileop.copy", "tl.tileop.tma_copy", "tl.tileop.async_copy")
+
+
+@dataclass(frozen=True, eq=False)
+class _Load:
+    """A load under way.
+
+    Attributes:
+        events: what it reads.
+        barrier: the mbarrier that it completes on; None for T.async_copy.
+        tile: the shared memory that it fills, where the first use of that waits for it.
+    """
+
+    events: tuple[Event, ...]
+    barrier: tirx.BufferLoad | None = None
+    tile: tirx.Var | None = None
+
+
+class AsyncLoads:
+    """The loads that may be under way at a statement, followed through the program.
+
+    ``W.bulk_load`` and ``T.tma_copy`` end at the wait for their mbarrier, ``T.async_copy`` at
+    ``T.ptx_wait_group``, and ``T.copy`` in T.Pipelined, which TileLang makes asynchronous, at the
+    first use of its tile.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: list[_Load] = []
+        self._loops: list[tirx.For] = []
+
+    @contextmanager
+    def within(self, loop: tirx.For) -> Iterator[None]:
+        """The statements of a loop are followed."""
+        self._loops.append(loop)
+        yield
+        self._loops.pop()
+
+    def begin(self, stmt: tirx.Stmt, reads: Sequence[Event]) -> None:
+        """``stmt``, which reads this, may start a load."""
+        if not reads:
+            return
+        for call in calls_in(stmt, lambda c: True):
+            load = self._load(call, tuple(reads))
+            if load is not None:
+                self._under_way.append(load)
+
+    def ended_by(self, stmt: tirx.Stmt) -> Iterator[tuple[Event, str]]:
+        """What ``stmt`` waits for, and by what it waits."""
+        if not self._under_way:
+            return
+        for call in calls_in(stmt, lambda c: True):
+            name = op_name(call)
+            if name == "tl.mbarrier_wait_parity":
+                done = [u for u in self._under_way if self._is_for(call.args[0], u.barrier)]
+                yield from self._end(done, "T.mbarrier_wait_parity")
+            elif name == "tirx.ptx_wait_group":
+                copies = [u for u in self._under_way if u.barrier is None and u.tile is None]
+                left = int(call.args[0])
+                yield from self._end(copies[: len(copies) - left], "T.ptx_wait_group")
+        used = _buffers_in(stmt)
+        tiles = [u for u in self._under_way if u.tile is not None and u.tile in used]
+        yield from self._end(tiles, "the first use of what it loads")
+
+    def _end(self, loads: list[_Load], until: str) -> Iterator[tuple[Event, str]]:
+        self._under_way = [u for u in self._under_way if u not in loads]
+        yield from ((event, until) for load in loads for event in load.events)
+
+    def _load(self, call: tirx.Call, reads: tuple[Event, ...]) -> _Load | None:
+        name = op_name(call)
+        if name == "tileweave.bulk_load":
+            return _Load(reads, call.args[3].args[0])
+        if name not in _COPIES:
+            return None
+        target = call.args[1].args[0].buffer
+        if not target.scope().startswith("shared"):
+            return None
+        barrier = dict(call.annotations.items()).get("barrier") if call.annotations else None
+        if barrier is not None:
+            return _Load(reads, barrier)
+        if name == "tl.tileop.async_copy":
+            return _Load(reads)
+        pipelined = any(is_pipelined(loop) for loop in self._loops)
+        return _Load(reads, tile=target.data) if pipelined else None
+
+    def _is_for(self, waited: tirx.PrimExpr, barrier: tirx.BufferLoad | None) -> bool:
+        """Tell whether a wait may be for this mbarrier, which a loop that has ended may choose."""
+        if barrier is None or not isinstance(waited, tirx.BufferLoad):
+            return False
+        if not barrier.buffer.data.same_as(waited.buffer.data):
+            return False
+        loops = {loop.loop_var for loop in self._loops}
+        pairs = zip(barrier.indices, waited.indices, strict=True)
+        return all(
+            structural_equal(a, b) or not loops.issuperset(variables_in(a)) for a, b in pairs
+        )
+
+
+def _buffers_in(stmt: tirx.Stmt) -> set[tirx.Var]:
+    """Data pointers of what ``stmt`` accesses."""
+    found: set[tirx.Var] = set()
+
+    def visit(node) -> None:
+        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
+            found.add(node.buffer.data)
+
+    post_order_visit(stmt, visit)
+    return found

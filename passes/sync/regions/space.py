@@ -1,0 +1,183 @@
+"""Index expressions evaluated for all ranks, blocks and rounds of loops at once.
+
+What an access touches is not approximated: its indices are computed with NumPy for every rank of
+the group and every iteration around it. So any expression of integers will do, swizzles included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ...ir.walk import op_name
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A block axis, a thread axis or a loop: a variable and its range."""
+
+    var: tirx.Var
+    min: tirx.PrimExpr
+    extent: tirx.PrimExpr
+
+
+class NotEvaluable(Exception):
+    """An expression depends on something that is only known while the kernel runs."""
+
+    def __init__(self, node: Any) -> None:
+        super().__init__(str(node))
+        self.node = node
+
+
+_BINARY = {
+    tirx.Add: np.add,
+    tirx.Sub: np.subtract,
+    tirx.Mul: np.multiply,
+    tirx.FloorDiv: np.floor_divide,
+    tirx.FloorMod: np.mod,
+    tirx.Div: lambda a, b: np.trunc(a / b).astype(np.int64),
+    tirx.Mod: np.fmod,
+    tirx.Min: np.minimum,
+    tirx.Max: np.maximum,
+    tirx.EQ: np.equal,
+    tirx.NE: np.not_equal,
+    tirx.LT: np.less,
+    tirx.LE: np.less_equal,
+    tirx.GT: np.greater,
+    tirx.GE: np.greater_equal,
+    tirx.And: np.logical_and,
+    tirx.Or: np.logical_or,
+}
+_CALLS = {
+    "tirx.shift_left": np.left_shift,
+    "tirx.shift_right": np.right_shift,
+    "tirx.bitwise_and": np.bitwise_and,
+    "tirx.bitwise_or": np.bitwise_or,
+    "tirx.bitwise_xor": np.bitwise_xor,
+    "tirx.abs": np.abs,
+    "tirx.likely": lambda a: a,
+}
+_CHOICES = ("tirx.if_then_else", "tirx.Select")
+
+
+class Space:
+    """All iterations of a statement, on all ranks: an axis for the rank and one for each loop.
+
+    Values are arrays that broadcast against ``shape``; an axis that a value does not depend on has
+    extent 1.
+
+    Args:
+        loops: outermost first; the range of one may depend on those before it.
+        values: of variables that are bound in the program.
+        sizes: of symbolic extents.
+        partly: whether a loop of unknown range counts as one round, of unknown number.
+
+    Attributes:
+        open: numbers of these loops.
+        skipped: of each loop, which iterations of those around it find no round in it.
+
+    Raises:
+        NotEvaluable: the range of a loop is only known while the kernel runs.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        loops: Sequence[Loop],
+        values: Mapping[tirx.Var, tirx.PrimExpr],
+        sizes: Mapping[tirx.Var, int] = MappingProxyType({}),
+        *,
+        partly: bool = False,
+    ) -> None:
+        self._axes = len(loops) + 1
+        self._values = values
+        self._known: dict[tirx.Var, np.ndarray] = {v: np.int64(n) for v, n in sizes.items()}
+        self.rank = self._along(0, np.arange(world_size))
+        self.inside: np.ndarray = np.ones((1,) * self._axes, np.bool_)
+        """Which points of the box of ``shape`` are iterations."""
+        self.open: list[int] = []
+        self.skipped: list[np.ndarray] = []
+        self._rounds: dict[tirx.Var, np.ndarray] = {}
+        extents = [world_size]
+        for axis, loop in enumerate(loops, 1):
+            try:
+                low, extent = self.of(loop.min), np.asarray(self.of(loop.extent))
+            except NotEvaluable:
+                if not partly:
+                    raise
+                self.open.append(axis - 1)
+                self.skipped.append(self.inside & False)
+                self._rounds[loop.var] = self.of(0)
+                extents.append(1)
+                continue
+            self.skipped.append(self.inside & (extent <= 0))
+            # An axis has a point even where no iteration is.
+            rounds = self._along(axis, np.arange(max(1, int(extent.max(initial=0)))))
+            if extent.size > 1 or np.any(extent <= 0):
+                self.inside = self.inside & (rounds < extent)
+            self._known[loop.var], self._rounds[loop.var] = low + rounds, rounds
+            extents.append(rounds.size)
+        self.shape = tuple(extents)
+
+    def _along(self, axis: int, values: np.ndarray) -> np.ndarray:
+        shape = [1] * self._axes
+        shape[axis] = -1
+        return values.astype(np.int64).reshape(shape)
+
+    def round_of(self, loop: Loop) -> np.ndarray:
+        """How many rounds of ``loop`` came before, in every iteration."""
+        return self._rounds[loop.var]
+
+    def of(self, expr: Any) -> Any:
+        """The value of ``expr`` in every iteration.
+
+        Raises:
+            NotEvaluable: it depends on memory or on a call.
+        """
+        if isinstance(expr, (tirx.IntImm, int)):
+            return np.int64(int(expr)).reshape((1,) * self._axes)
+        if isinstance(expr, tirx.Var):
+            if expr not in self._known:
+                if expr not in self._values:
+                    raise NotEvaluable(expr)
+                self._known[expr] = self.of(self._values[expr])
+            return self._known[expr]
+        operation = _BINARY.get(type(expr))
+        if operation is not None:
+            a, b = self.of(expr.a), self.of(expr.b)
+            return operation(a, np.where(b == 0, 1, b) if _divides(expr) else b)
+        if isinstance(expr, tirx.Cast) and _is_integer(expr.dtype):
+            return self.of(expr.value)
+        if isinstance(expr, tirx.Not):
+            return np.logical_not(self.of(expr.a))
+        if isinstance(expr, tirx.Select):
+            parts = (expr.condition, expr.true_value, expr.false_value)
+            return np.where(*(self.of(p) for p in parts))
+        name = op_name(expr)
+        if name == "tileweave.rank":
+            return self.rank
+        if name in _CHOICES:
+            return np.where(*(self.of(a) for a in expr.args))
+        if name in _CALLS:
+            return _CALLS[name](*(self.of(a) for a in expr.args))
+        raise NotEvaluable(expr)
+
+    def number_of(self, grid: Sequence[Loop]) -> np.ndarray:
+        """The number of the block, in launch order."""
+        number = self.of(0)
+        for loop in reversed(grid):
+            number = number * int(self.of(loop.extent).max()) + self.of(loop.var)
+        return number
+
+
+def _divides(expr: tirx.PrimExpr) -> bool:
+    return isinstance(expr, (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod))
+
+
+def _is_integer(dtype: Any) -> bool:
+    return str(dtype).startswith(("int", "uint", "bool"))

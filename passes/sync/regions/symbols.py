@@ -1,0 +1,93 @@
+"""Index expressions that can stand anywhere in a kernel: of rank, block indices and loops only."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform, substitute
+
+from ...ir.walk import op_name, variables_in
+from .accesses import Access, Program
+from .space import Loop
+
+if TYPE_CHECKING:
+    from .footprints import Boxes
+
+
+class Symbols:
+    """Inlines and simplifies expressions of one program."""
+
+    def __init__(self, program: Program, world_size: int) -> None:
+        self._values, self._registers = program.values, program.registers
+        self._rank = tirx.Var("rank", "int32")
+        self._world_size = world_size
+        self._rank_call = tirx.call_intrin("int32", tvm.ir.Op.get("tileweave.rank"))
+
+    @property
+    def rank(self) -> tirx.PrimExpr:
+        """``W.rank()``."""
+        return self._rank_call
+
+    def inlined(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        """``expr`` without variables that the program binds."""
+        return self._without(expr, self._values)
+
+    def start(
+        self, boxes: Boxes, axis: int, loops: Sequence[Loop], *, in_place: bool = False
+    ) -> tirx.PrimExpr:
+        """Where the box of an access begins on an axis, the rank's first, for a statement that has
+        left ``loops``.
+
+        Args:
+            in_place: whether it may name what the program binds.
+        """
+        if axis in boxes.open_axes:
+            return boxes.open_axes[axis]
+        resolved = self.in_place if in_place else self.at_start
+        start = resolved(boxes.access.starts[axis], loops)
+        return start + shift if (shift := boxes.shift(axis)) else start
+
+    def in_place(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
+        """``at_start``; but where there are no loops to leave, ``expr`` as it stands in the
+        program, by the variables that it binds: it may be long without them."""
+        if loops := list(loops):
+            return self.at_start(expr, loops)
+        return self._without(expr, self._registers)
+
+    def _without(self, expr: tirx.PrimExpr, some: Container[tirx.Var]) -> tirx.PrimExpr:
+        bound = {v: self._values[v] for v in variables_in(expr) if v in some and v in self._values
+                 and op_name(self._values[v]) != "tl.launch_thread_idx"}  # fmt: skip
+        if not bound:
+            return expr
+        return self._without(substitute(expr, bound), some)
+
+    def at_start(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
+        """``expr`` in the first round of ``loops``."""
+        expr = self.inlined(expr)
+        for loop in reversed(list(loops)):
+            expr = substitute(expr, {loop.var: self.inlined(loop.min)})
+        return expr
+
+    def simplified(self, expr: tirx.PrimExpr, access: Access) -> tirx.PrimExpr:
+        """``expr`` simplified by the ranges of the rank and of the loops around ``access``."""
+        analyzer = tvm.arith.Analyzer()
+        analyzer.bind(self._rank, tvm.ir.Range(0, self._world_size))
+        for loop in access.loops:
+            low, extent = (
+                self._named(self.inlined(loop.min)),
+                self._named(self.inlined(loop.extent)),
+            )
+            analyzer.bind(loop.var, tvm.ir.Range.from_min_extent(low, extent))
+        simple = analyzer.simplify(self._named(expr))
+        return substitute(simple, {self._rank: self._rank_call})
+
+    def _named(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        """``expr`` with the rank as a variable, which the analyzer can bound."""
+
+        def variable(node):
+            return self._rank if op_name(node) == "tileweave.rank" else None
+
+        return ir_transform(tirx.Evaluate(expr), None, variable, ["tirx.Call"]).value

@@ -1,0 +1,290 @@
+"""Every access, signal, wait and barrier of a program, with its place in the program's order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ....builtins.declare import BUILTINS, Builtin, Pointer, builtin_of
+from ...ir.memory_order import acquires
+from ...ir.walk import arrows, builtins_in, calls_in, in_words, line_of, op_name
+from ..regions.accesses import Program, _Collector
+from ..regions.async_loads import AsyncLoads
+from ..regions.space import Loop
+
+EventKind = Literal["read", "write", "add", "signal", "wait", "fence", "barrier"]
+DATA = ("read", "write", "add")
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """One of them.
+
+    Attributes:
+        starts, extents: of the box it touches, or of the flag; none for fences and barriers.
+        loops: around it, block axes first; then thread axes that it depends on.
+        conditions: all true where it happens.
+        trail: of each serial loop around it, (number, variable); numbers count statements in the
+            order of the program.
+        number: its own.
+        line: ``file:line``, or nothing.
+        op: the builtin, such as ``W.signal``, or TileLang's operator.
+        scope, sem: what it orders.
+        value: what is added or awaited.
+        adds: whether it adds the value to the flag rather than storing it.
+        relation: between the flag and the value for which it waits.
+        grid: block axes of its kernel.
+        kernel: which of the program's kernels that is.
+        by_last: whether it happens in the last block out only, which an atomic addition tells.
+        until: of the end of an asynchronous load, what waits for it; its line is ``end``.
+    """
+
+    kind: EventKind
+    op: str
+    tensor: tirx.Buffer | None
+    starts: tuple[tirx.PrimExpr, ...]
+    extents: tuple[tirx.PrimExpr, ...]
+    loops: tuple[Loop, ...]
+    conditions: tuple[tirx.PrimExpr, ...]
+    trail: tuple[tuple[int, tirx.Var], ...]
+    number: int
+    line: str
+    grid: tuple[Loop, ...]
+    kernel: int
+    scope: str = "sys"
+    sem: str = ""
+    value: tirx.PrimExpr | None = None
+    adds: bool = False
+    relation: str = ""
+    by_last: bool = False
+    until: str = ""
+    end: str = ""
+
+    @property
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """What is where, for ``arrows``: the event, and the end of an asynchronous load."""
+        return (self.kind, self.line), ("end of the load", self.end)
+
+    @property
+    def location(self) -> str:
+        return arrows(self.places)
+
+    @property
+    def at(self) -> str:
+        """``S[dst, row, 0]``, or the name of the operation."""
+        if self.tensor is None:
+            return self.op
+        return f"{self.tensor.name}[{', '.join(map(in_words, self.starts))}]"
+
+    @property
+    def text(self) -> str:
+        """``T.copy writes S[dst, row, 0]``, for messages."""
+        verbs = {"read": "reads", "write": "writes", "add": "adds to"}
+        return f"{self.op} {verbs[self.kind]} {self.at}" if self.kind in verbs else self.shown
+
+    @property
+    def shown(self) -> str:
+        """``W.signal(flags[peer, 0])``."""
+        return f"{self.op}({self.at if self.tensor is not None else ''})"
+
+
+def collect_events(
+    func: tirx.PrimFunc, tensors: Iterable[tirx.Buffer]
+) -> tuple[Program, list[Event]]:
+    """The program, and its events in the order of its statements."""
+    collector = _Events({t.data: t for t in tensors})
+    collector.walk(func.body)
+    return collector.program, collector.events
+
+
+class _Events(_Collector):
+    def __init__(self, tensors: dict[tirx.Var, tirx.Buffer]) -> None:
+        super().__init__(tensors)
+        self.events: list[Event] = []
+        self._number, self._kernel = 0, -1
+        self._trail: list[tuple[int, tirx.Var]] = []
+        self._leaf_stmt: tirx.Stmt | None = None
+        self._loads = AsyncLoads()
+
+    def _statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        if not isinstance(stmt, tirx.SeqStmt):
+            self._number += 1
+        if isinstance(stmt, tirx.While):
+            self._spin(stmt)
+        return super()._statement(stmt)
+
+    def _enter_kernel(self, stmt: tirx.For) -> None:
+        self._kernel += 1
+        self.program.grid, self.program.threads = [], []
+
+    def _loop(self, stmt: tirx.For) -> tirx.Stmt:
+        parallel = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
+        serial = stmt.thread_binding is None and stmt.kind not in parallel
+        if serial:
+            self._trail.append((self._number, stmt.loop_var))
+        with self._loads.within(stmt):
+            super()._loop(stmt)
+        if serial:
+            self._trail.pop()
+        return stmt
+
+    def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
+        """Who is let in by what an acquiring atomic returned follows those who came before."""
+        arrived = self._atomic_in(stmt.condition)
+        if arrived is not None and acquires(arrived):
+            scope = builtin_of(arrived).word(arrived, "scope")
+            self._conditions.append(stmt.condition)
+            name = f"W.{builtin_of(arrived).name}"
+            self._event("wait", name, arrived, stmt, scope=scope, sem="acquire")
+            self._conditions.pop()
+        return super()._branch(stmt)
+
+    def _by_last(self) -> bool:
+        return any(
+            not isinstance(c, tirx.Not) and self._atomic_in(c) is not None for c in self._conditions
+        )
+
+    def _atomic_in(self, condition: tirx.PrimExpr) -> tirx.Call | None:
+        """The atomic operation whose result ``condition`` looks at."""
+        found: list[tirx.Call] = []
+
+        def visit(node) -> None:
+            if isinstance(node, tirx.Var) and node in self.program.values:
+                post_order_visit(self.program.values[node], visit)
+            spec = builtin_of(node)
+            if spec is not None and spec.name.startswith("atom_"):
+                found.append(node)
+
+        post_order_visit(self._resolved(condition), visit)
+        return found[0] if found else None
+
+    def _add(self, kind, op, node, extents) -> None:
+        known = len(self.program.accesses)
+        super()._add(kind, op, node, extents)
+        for a in self.program.accesses[known:]:
+            self.events.append(Event(
+                a.kind, a.op, a.tensor, a.starts, a.extents, (*a.loops, *a.inner), a.conditions,
+                tuple(self._trail), self._number, self._place_of(self._leaf_stmt),
+                tuple(self.program.grid), self._kernel,
+                by_last=self._by_last(),
+            ))  # fmt: skip
+
+    def _leaf(self, stmt: tirx.Stmt) -> None:
+        self._leaf_stmt = stmt
+        for event, until in self._loads.ended_by(stmt):
+            self._end(event, until, self._place_of(stmt))
+        known = len(self.events)
+        super()._leaf(stmt)
+        self._loads.begin(stmt, [e for e in self.events[known:] if e.kind == "read"])
+        for call in builtins_in(stmt):
+            self._sync(call, BUILTINS[call.op.name], stmt)
+        for call in calls_in(stmt, lambda c: op_name(c) == "tl.sync_grid"):
+            self._event("barrier", "W.sync_grid", call, stmt, scope="gpu")
+
+    def _end(self, load: Event, until: str, end: str) -> None:
+        """An asynchronous load reads from its statement until this one, which waits for it: both
+        are reads, and what is ordered with both is ordered with all between."""
+        shared = sum(1 for _ in itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(load.trail, self._trail, strict=False)
+        ))  # fmt: skip
+        inner = self._trail[shared:]
+        number = inner[0][0] if inner else self._number
+        trail = load.trail[:shared]
+        self.events.append(replace(load, trail=trail, number=number, until=until, end=end))
+
+    def _spin(self, stmt: tirx.While) -> None:
+        """Note a wait for each flag that a loop loads, or changes by an operation that returns its
+        old value, until its condition fails: a polling loop, or the acquisition of a lock."""
+        for call, seen in _polled(stmt):
+            spec = builtin_of(call)
+            sem = spec.word(call, "sem")
+            self._event(
+                "wait", f"W.{spec.name}", call, stmt,
+                scope="sys" if sem == "volatile" else spec.word(call, "scope"),
+                sem="acquire" if acquires(call) else sem,
+                value=_bound(stmt.condition, seen) if spec.name == "ld" else None,
+                relation="reached",
+            )  # fmt: skip
+
+    def _sync(self, call: tirx.Call, spec: Builtin, stmt: tirx.Stmt) -> None:
+        words = {name: spec.word(call, name) for name, _ in spec.words}
+        order = {"scope": words.get("scope", "sys"), "sem": words.get("sem", "")}
+        if spec.releases and spec.barrier_after:
+            scope = "gpu" if spec.name == "sync_grid" else "sys"
+            self._event("barrier", f"W.{spec.name}", call, stmt, scope=scope)
+        elif spec.name == "fence":
+            self._event("fence", "W.fence", call, stmt, **order)
+        elif spec.waits:
+            relation = spec.name.removeprefix("wait_")
+            value = call.args[1]
+            self._event(
+                "wait", f"W.{spec.name}", call, stmt, **order, value=value, relation=relation
+            )
+        elif words.get("sem") and spec.operands and _writes(spec):
+            adds = spec.name in ("atom_add", "red_add") or words.get("op") == "add"
+            known = adds or spec.name in ("st", "signal", "atom_exch")
+            self._event(
+                "signal", f"W.{spec.name}", call, stmt, **order, adds=adds,
+                value=call.args[1] if known else None,
+            )  # fmt: skip
+
+    def _event(self, kind: EventKind, op: str, call: tirx.Call, stmt: tirx.Stmt, **more) -> None:
+        pointer = call.args[0] if len(call.args) and kind in ("signal", "wait") else None
+        load = pointer.args[0] if op_name(pointer) == "tl.access_ptr" else None
+        starts = tuple(load.indices) if load is not None else ()
+        if more.get("value") is not None:
+            more["value"] = self._resolved(more["value"])
+        used = self._threads_in([*starts, *self._conditions])
+        self.events.append(Event(
+            kind, op, load.buffer if load is not None else None,
+            tuple(self._resolved(s) for s in starts), (tirx.IntImm("int32", 1),) * len(starts),
+            (*self._loops, *self._inner, *used), tuple(self._conditions), tuple(self._trail),
+            self._number, self._place_of(stmt),
+            tuple(self.program.grid), self._kernel, by_last=self._by_last(), **more,
+        ))  # fmt: skip
+
+    def _place_of(self, stmt: tirx.Stmt) -> str:
+        return line_of(stmt) or (line_of(self._anchor) if self._anchor is not None else "")
+
+
+def _writes(spec: Builtin) -> bool:
+    kind = spec.operands[0][1]
+    return isinstance(kind, Pointer) and "w" in kind.access
+
+
+def _polled(stmt: tirx.While) -> Iterator[tuple[tirx.Call, tirx.PrimExpr]]:
+    """Yield each load and each atomic operation that a loop repeats until its condition fails, and
+    the part of the condition that is its result: itself, or a register that it is stored to."""
+    registers: dict[tirx.Var, tirx.BufferLoad] = {}
+
+    def load(node) -> None:
+        if isinstance(node, tirx.BufferLoad) and node.buffer.scope() == "local.var":
+            registers[node.buffer.data] = node
+
+    def store(node) -> None:
+        if isinstance(node, tirx.BufferStore) and node.buffer.data in registers:
+            for call in builtins_in(node.value):
+                results.append((call, registers[node.buffer.data]))
+
+    results: list[tuple[tirx.Call, tirx.PrimExpr]] = [
+        (call, call) for call in builtins_in(stmt.condition)
+    ]
+    post_order_visit(stmt.condition, load)
+    post_order_visit(stmt.body, store)
+    for call, result in results:
+        if builtin_of(call).name.startswith(("ld", "atom_")):
+            yield call, result
+
+
+def _bound(condition: tirx.PrimExpr, load: tirx.PrimExpr) -> tirx.PrimExpr | None:
+    """What the flag must reach for the loop ``while load < bound`` to end."""
+    if isinstance(condition, tirx.LT) and condition.a.same_as(load):
+        return condition.b
+    if isinstance(condition, tirx.NE) and condition.a.same_as(load):
+        return condition.b
+    return None

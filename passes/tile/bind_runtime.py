@@ -1,0 +1,79 @@
+"""Let the host bind what only the runtime knows: rank, world size, and the runtime's context."""
+
+from __future__ import annotations
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ...builtins.declare import builtin_of
+from ..group.specialize_group import GROUP_SIZE
+from ..ir.walk import builtins_in, calls_in, op_name
+
+HOST_VALUES = {
+    "tileweave.context": ("tileweave_context", "int64"),
+    "tileweave.rank": ("rank", "int32"),
+    "tileweave.world_size": ("world_size", "int32"),
+}
+"""Operators whose value the host binds -> name and type of the kernel parameter they become."""
+
+BIND = "tileweave.bind"
+"""Function of the runtime: ``bind(slots, names)`` writes the value of each name to its slot."""
+
+REQUIRE_MULTICAST = "tileweave.require_multicast"
+"""Global function of the runtime: raises, naming the kernel, where the machine has no multicast."""
+
+_FFI_ANY_VALUE = 15  # field of a TVMFFIAny slot, for tvm_struct_get
+
+
+def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Evaluate run-time values on the host, once a launch, and pass them to the kernel as scalars.
+
+    The host part of the program calls a global function that the runtime registers. The signature
+    does not change, so this works under stock ``tilelang.jit`` as well. The values come back
+    through slots on the host's stack because TileLang's C host code drops what a packed call
+    returns. A program with a multimem builtin first asks the runtime whether the machine has
+    multicast.
+
+    Before: ``... T.tileweave.rank() ...``
+    After:  ``slots = T.tvm_stack_alloca(...);
+    T.call_packed("tileweave.bind", slots, "tileweave.rank");
+    rank: T.int32 = slots[0]; T.assume(rank >= 0); ... rank ...``
+    """
+    used = sorted({op_name(c) for c in calls_in(func.body, lambda c: op_name(c) in HOST_VALUES)})
+    variables = {name: tirx.Var(*HOST_VALUES[name]) for name in used}
+
+    def bound(node):
+        return variables.get(op_name(node))
+
+    body = ir_transform(func.body, None, bound, ["tirx.Call"])
+    for name, least in (("tileweave.rank", 0), ("tileweave.world_size", 1)):
+        if name in variables:
+            body = tirx.AttrStmt(variables[name] >= least, "tl.assume", tirx.StringImm(name), body)
+    if "tileweave.rank" in variables and GROUP_SIZE in func.attrs:
+        # Without it TileLang checks the rank index at each access of S[rank, ...].
+        below = variables["tileweave.rank"] < func.attrs[GROUP_SIZE]
+        body = tirx.AttrStmt(below, "tl.assume", tirx.StringImm("tileweave.rank"), body)
+    head: list[tirx.Stmt] = []
+    if any(builtin_of(c).name.startswith("multimem") for c in builtins_in(func.body)):
+        kernel = tirx.StringImm(str(func.attrs["global_symbol"]))
+        head.append(_call_packed(REQUIRE_MULTICAST, kernel))
+    if used:
+        slots = tirx.Var("tileweave_slots", "handle")
+        alloca = tvm.ir.Op.get("tirx.tvm_stack_alloca")
+        slot = tvm.ir.Op.get("tirx.tvm_struct_get")
+        head += [
+            tirx.Bind(
+                slots, tirx.call_intrin("handle", alloca, tirx.StringImm("tvm_ffi_any"), len(used))
+            ),
+            _call_packed(BIND, slots, tirx.StringImm(",".join(used))),
+        ]
+        for index, variable in enumerate(variables.values()):
+            value = tirx.call_intrin("int64", slot, slots, index, _FFI_ANY_VALUE)
+            head.append(tirx.Bind(variable, tirx.Cast(variable.dtype, value)))
+    return func.with_body(tirx.SeqStmt([*head, body])) if head else func
+
+
+def _call_packed(name: str, *args: tirx.PrimExpr) -> tirx.Stmt:
+    op = tvm.ir.Op.get("tirx.tvm_call_packed")
+    return tirx.Evaluate(tirx.call_intrin("int32", op, tirx.StringImm(name), *args))

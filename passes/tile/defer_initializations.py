@@ -1,0 +1,293 @@
+"""Statements before a loop around T.Pipelined run once, though TileLang moves them into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilelang import tvm
+from tilelang.transform import PassConfigKey
+from tvm import DataType, tirx
+from tvm.target import Target
+
+from ...builtins.declare import builtin_of
+from ...builtins.errors import LanguageError
+from ..group.specialize_group import heap_tensors
+from ..ir.accesses import accesses_of, is_private, name_of
+from ..ir.hold import hold
+from ..ir.memory_order import releases
+from ..ir.walk import (
+    calls_in,
+    children_of,
+    effects_in,
+    flatten,
+    has_loads,
+    location,
+    op_name,
+    rewrite_children,
+    written_tensors,
+)
+from .require_arch import sm_of
+
+_NO_PRODUCER = (PassConfigKey.TL_DISABLE_TMA_LOWER, PassConfigKey.TL_DISABLE_WARP_SPECIALIZED)
+
+
+def defer_initializations(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    """Run fragment writes that stand before loops around ``T.Pipelined`` in the first iteration.
+
+    Warp specialization moves each statement that writes fragments or local variables of the
+    consumers next to ``T.Pipelined``, through all loops and conditions in between: an accumulator
+    is then cleared in every iteration, or never. This pass moves it there first, under a flag that
+    says whether it has run. Statements after the loops, and other branches, run it first if no
+    iteration has. Single values need no layout: an operator that reads them holds them in place
+    instead.
+
+    A statement that reads memory which is overwritten, or released to other blocks, before
+    ``T.Pipelined`` is refused, because TileLang runs it after that.
+
+    Before: ``T.clear(acc); for step in range(4): for k in T.Pipelined(n): ...``
+    After:  ``done = 0; hold(done); for step in range(4): if done == 0: T.clear(acc); done = 1;
+    for k in T.Pipelined(n): ...``, and after the loop ``if done == 0: T.clear(acc); done = 1``
+    """
+    config = tvm.transform.PassContext.current().config
+    if sm_of(target) < 90 or any(int(config.get(key, 0)) for key in _NO_PRODUCER):
+        return func
+    path = _path_to_pipelined(func.body)
+    if path is None:
+        return func
+    levels = _levels_of(path)
+    _sort_statements(path, levels)
+    _refuse_overtaken(levels, _overwritten_elsewhere(func))
+    return func.with_body(_Rewriter(path, levels).rewrite(func.body, []))
+
+
+@dataclass
+class _Level:
+    """A sequence of statements on the way to ``T.Pipelined``."""
+
+    seq: tirx.SeqStmt
+    index: int
+    crosses: bool
+    """Whether a loop or a condition is between it and ``T.Pipelined``."""
+    moved: list[tirx.Stmt] = field(default_factory=list)
+    """Statements before ``T.Pipelined`` that TileLang moves next to it, in order."""
+    held: list[tirx.PrimExpr] = field(default_factory=list)
+    """Single values that it would move as well."""
+
+    @property
+    def before(self) -> list[tirx.Stmt]:
+        return list(self.seq[: self.index])
+
+    def is_moved(self, stmt: tirx.Stmt) -> bool:
+        return any(stmt.same_as(s) for s in self.moved)
+
+
+def _path_to_pipelined(stmt: tirx.Stmt) -> list[tirx.Stmt] | None:
+    """Statements from ``stmt`` to the first loop that TileLang specializes, each in the one
+    before."""
+    if isinstance(stmt, tirx.For) and "num_stages" in stmt.annotations:
+        return [stmt] if int(stmt.annotations["num_stages"]) >= 1 else None
+    for child in children_of(stmt):
+        path = _path_to_pipelined(child)
+        if path is not None:
+            return [stmt, *path]
+    return None
+
+
+def _levels_of(path: list[tirx.Stmt]) -> list[_Level]:
+    return [
+        _Level(stmt, _index_of(path[i + 1], stmt), any(map(_may_repeat, path[i + 1 : -1])))
+        for i, stmt in enumerate(path)
+        if isinstance(stmt, tirx.SeqStmt)
+    ]
+
+
+def _index_of(child: tirx.Stmt, seq: tirx.SeqStmt) -> int:
+    return next(i for i, s in enumerate(seq.seq) if s.same_as(child))
+
+
+def _may_repeat(stmt: tirx.Stmt) -> bool:
+    """Return whether the body of ``stmt`` may run more than once, or not at all."""
+    if isinstance(stmt, tirx.For):
+        return stmt.thread_binding is None
+    return isinstance(stmt, (tirx.IfThenElse, tirx.While))
+
+
+def _sort_statements(path: list[tirx.Stmt], levels: list[_Level]) -> None:
+    """Find the statements that TileLang moves, as its pass does: those that set what the loop or a
+    statement after it reads, and that no statement which stays needs."""
+    needed = _private_reads(path[-1], *(s for x in levels for s in x.seq[x.index + 1 :]))
+    headers = [_header(s) for s in path[:-1]]
+    stay = _private_reads(*(h for h in headers if h is not None))
+    for level in reversed(levels):
+        for stmt in reversed(level.before):
+            if isinstance(stmt, tirx.Bind):
+                if level.crosses and (has_loads(stmt.value) or effects_in(stmt.value)):
+                    level.held.append(stmt.var)
+                    stay |= _private_reads(stmt.value)
+                continue
+            accesses = accesses_of(stmt)
+            reads = {v for v, b in accesses.reads.items() if is_private(b)}
+            sets = {v: b for v, b in accesses.writes.items() if is_private(b)}
+            values = [b for b in sets.values() if b.scope() == "local.var"]
+            if sets.keys().isdisjoint(needed) or (
+                not sets.keys().isdisjoint(stay) or len(values) == len(sets)
+            ):
+                stay |= reads
+                _refuse_matrix_copy(stmt, needed)
+                if level.crosses and not sets.keys().isdisjoint(needed):
+                    level.held += [tirx.BufferLoad(b, [0] * len(b.shape)) for b in values]
+            else:
+                level.moved.insert(0, stmt)
+                needed |= reads
+
+
+def _refuse_matrix_copy(stmt: tirx.Stmt, needed: set[tirx.Var]) -> None:
+    """Refuse a copy that stays between shared memory and a fragment of 16-bit elements that the
+    loop uses: TileLang makes it of stmatrix or ldmatrix, which threads of the producer run, too."""
+    for call in calls_in(stmt, lambda c: op_name(c) == "tl.tileop.copy"):
+        source, target = (region.args[0].buffer for region in call.args[:2])
+        for fragment, other in ((source, target), (target, source)):
+            if (
+                fragment.scope() == "local.fragment"
+                and fragment.data in needed
+                and DataType(fragment.dtype).bits == 16
+                and other.scope().startswith("shared")
+            ):
+                raise LanguageError(
+                    f"T.copy: {fragment.name} and {other.name} before T.Pipelined, which uses "
+                    f"{fragment.name}, too: threads of the producer would copy to wrong places; "
+                    f"expected two fragments, one of them for T.Pipelined{location(stmt)}"
+                )
+
+
+def _private_reads(*nodes) -> set[tirx.Var]:
+    return {v for v, b in accesses_of(*nodes).reads.items() if is_private(b)}
+
+
+def _header(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
+    if isinstance(stmt, tirx.For):
+        return stmt.min + stmt.extent
+    return getattr(stmt, "condition", None)
+
+
+def _overwritten_elsewhere(func: tirx.PrimFunc) -> set[tirx.Var]:
+    """Tensors that another block may overwrite after a signal of this one."""
+    return {b.data for b in heap_tensors(func)} | written_tensors(func.body)
+
+
+def _refuse_overtaken(levels: list[_Level], overwritten: set[tirx.Var]) -> None:
+    """Refuse a moved statement that reads what a later statement, which stays, overwrites or
+    releases."""
+    moved: list[tirx.Stmt] = []
+    for level in levels:
+        for stmt in level.before:
+            if level.is_moved(stmt):
+                moved.append(stmt)
+                continue
+            for early in moved:
+                _refuse_conflict(early, stmt, overwritten)
+
+
+def _refuse_conflict(early: tirx.Stmt, late: tirx.Stmt, shared: set[tirx.Var]) -> None:
+    reads = {v: b for v, b in accesses_of(early).reads.items() if not is_private(b)}
+    overwritten = [b for v, b in accesses_of(late).writes.items() if v in reads]
+    published = [b for v, b in reads.items() if v in shared]
+    release = next(iter(calls_in(late, releases)), None)
+    if overwritten:
+        name = overwritten[0].name
+        what, legal = f"{name_of(late)} writes {name}", "another buffer for one of them"
+    elif published and release is not None:
+        name, what = published[0].name, f"{builtin_of(release).name}, which releases it"
+        legal = f"{builtin_of(release).name} after the loop, or {name} copied to shared memory"
+    else:
+        return
+    raise LanguageError(
+        f"{name_of(early)}: reads {name} before T.Pipelined, and warp specialization runs it "
+        f"after {what}; expected {legal}{location(early)}{location(late)}"
+    )
+
+
+@dataclass
+class _Deferred:
+    """Statements that run once, before the next ``T.Pipelined``, and whether they have."""
+
+    done: tirx.Buffer
+    stmts: list[tirx.Stmt]
+
+    def unless_done(self) -> tirx.Stmt:
+        body = flatten([*self.stmts, self.set(1)])
+        return tirx.IfThenElse(tirx.BufferLoad(self.done, [0]) == 0, body, None)
+
+    def set(self, value: int) -> tirx.Stmt:
+        return tirx.BufferStore(self.done, tirx.IntImm("int32", value), [0])
+
+
+class _Rewriter:
+    def __init__(self, path: list[tirx.Stmt], levels: list[_Level]) -> None:
+        self._path = path
+        self._levels = levels
+        self._values: dict[tirx.Var, tirx.PrimExpr] = {}
+        self._flags: list[tirx.Buffer] = []
+
+    def rewrite(self, stmt: tirx.Stmt, deferred: list[_Deferred]) -> tirx.Stmt:
+        """``stmt``, a statement of the path, with ``deferred`` just before the pipelined loop."""
+        if stmt.same_as(self._path[-1]):
+            return flatten([*(d.unless_done() for d in deferred), stmt])
+        level = next((x for x in self._levels if x.seq.same_as(stmt)), None)
+        if level is None:
+            new = rewrite_children(stmt, lambda s: self._on_path(s, deferred))
+            return self._allocated(new)
+        after = list(level.seq[level.index + 1 :])
+        child = level.seq[level.index]
+        if not level.crosses:
+            before = [*(d.unless_done() for d in deferred), *level.before]
+            return flatten([*before, self.rewrite(child, []), *after])
+        before: list[tirx.Stmt] = []
+        for inner in level.before:
+            if isinstance(inner, tirx.Bind) and not any(inner.var.same_as(v) for v in level.held):
+                self._values[inner.var] = self._inlined(inner.value)
+            if not level.is_moved(inner):
+                before.append(inner)
+        before += [hold(value) for value in level.held]
+        if not level.moved:
+            return self._with_rest(before, child, deferred, after)
+        done = tirx.decl_buffer((1,), "int32", f"done_{len(self._flags)}", scope="local.var")
+        self._flags.append(done)
+        new = _Deferred(done, [self._inlined(s) for s in level.moved])
+        before += [new.set(0), hold(tirx.BufferLoad(done, [0]))]
+        return self._with_rest(before, child, [*deferred, new], after)
+
+    def _with_rest(
+        self,
+        before: list[tirx.Stmt],
+        child: tirx.Stmt,
+        deferred: list[_Deferred],
+        after: list[tirx.Stmt],
+    ) -> tirx.Stmt:
+        """The sequence, in which what ``child`` did not reach runs before the statements after."""
+        missed = [d.unless_done() for d in deferred]
+        return flatten([*before, self.rewrite(child, deferred), *missed, *after])
+
+    def _on_path(self, stmt: tirx.Stmt, deferred: list[_Deferred]) -> tirx.Stmt:
+        """``stmt`` below a statement of the path; another branch runs what is deferred, too."""
+        if any(stmt.same_as(s) for s in self._path):
+            return self.rewrite(stmt, deferred)
+        return flatten([*(d.unless_done() for d in deferred), stmt])
+
+    def _inlined(self, node):
+        """``node`` with values bound before the loops in place of their names, because TileLang
+        moves these definitions, too."""
+        if not isinstance(node, tirx.Stmt):
+            return self._inlined(tirx.Evaluate(node)).value
+        return tirx.stmt_functor.substitute(node, self._values)
+
+    def _allocated(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        if not isinstance(stmt, tirx.SBlockRealize) or not self._flags:
+            return stmt
+        old = stmt.block
+        block = tirx.SBlock(
+            old.iter_vars, old.reads, old.writes, old.name_hint, old.body, old.init,
+            [*old.alloc_buffers, *self._flags], old.match_buffers, old.annotations,
+        )  # fmt: skip
+        self._flags = []
+        return tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block)

@@ -1,0 +1,124 @@
+"""One thread speaks for the block, after the block has met."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from tilelang import tvm
+from tvm import tirx
+
+from ...builtins.declare import Builtin, builtin_of
+from ...builtins.errors import LanguageError
+from ..ir.block_barrier import sync_threads
+from ..ir.origin import hint_of, name_of
+from ..ir.thread_sets import Block, ThreadSet, follow_threads
+from ..ir.uniformity import Divergence, ThreadControl
+from ..ir.walk import flatten, location, rewrite_children
+
+_UNDER = {
+    Divergence.POSSIBLE: "a condition on a register, which may differ between threads",
+    Divergence.CHOSEN: "a condition on the thread index",
+}
+
+
+def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Run ``leader`` builtins in one thread of the block, between the barriers they declare.
+
+    Only where the whole block arrives: under a condition on the thread index the program has chosen
+    its threads itself. A condition on a register that may differ is refused: nobody can say who
+    arrives. So is a ``block`` builtin where not the whole block arrives, a barrier that several
+    threads but not the whole block reach, and a ``warp`` builtin that a part of a warp reaches.
+
+    Before: ``T.tileweave.signal(...)``
+    After:  ``T.sync_threads(); if thread == 0: T.tileweave.signal(...)``
+    """
+    control = ThreadControl(func)
+    reached = _threads_of_builtins(func)
+
+    def elect(stmt: tirx.Stmt, way: Divergence) -> tirx.Stmt:
+        if isinstance(stmt, tirx.Bind):
+            control.bind(stmt)
+            return stmt
+        if isinstance(stmt, tirx.Evaluate):
+            spec = builtin_of(stmt.value)
+            if spec is None:
+                return stmt
+            _require_arrival(stmt.value, stmt, way)
+            _require_threads(stmt.value, stmt, way, reached.get(stmt))
+            return _led(spec, stmt, control.threads) if spec.level == "leader" and not way else stmt
+        way = max(way, control.enter(stmt))
+        return rewrite_children(stmt, lambda s: elect(s, way))
+
+    return func.with_body(elect(func.body, Divergence.NONE))
+
+
+def _require_arrival(call: tirx.Call, stmt: tirx.Stmt, way: Divergence) -> None:
+    spec = builtin_of(call)
+    chooses = spec.level == "leader"
+    if not (way and spec.level == "block") and not (way == Divergence.POSSIBLE and chooses):
+        return
+    raise LanguageError(
+        f"{name_of(call)}: stands under {_UNDER[way]}; expected a place that the whole block "
+        f"reaches{', or a condition on the thread index' if chooses else ''}{hint_of(call)}"
+        f"{location(stmt)}"
+    )
+
+
+def _threads_of_builtins(func: tirx.PrimFunc) -> dict[tirx.Stmt, ThreadSet]:
+    """The threads that reach each statement which is a builtin."""
+    reached: dict[tirx.Stmt, ThreadSet] = {}
+
+    def note(stmt: tirx.Stmt, threads: ThreadSet, block: Block | None) -> tirx.Stmt:
+        if block is not None and builtin_of(getattr(stmt, "value", None)) is not None:
+            reached[stmt] = threads
+        return stmt
+
+    follow_threads(func.body, note)
+    return reached
+
+
+def _require_threads(
+    call: tirx.Call, stmt: tirx.Stmt, way: Divergence, threads: ThreadSet | None
+) -> None:
+    """Refuse a barrier and a ``warp`` builtin in threads that cannot run it together."""
+    spec = builtin_of(call)
+    if threads is None or not way:
+        return
+    if spec.is_barrier and threads.size > 1:
+        what = (
+            f"up to {threads.size} threads" if not threads.is_exact else f"{threads.size} threads"
+        )
+        raise LanguageError(
+            f"{name_of(call)}: {what} run it, each by itself, under {_UNDER[way]}; expected a "
+            "place that the whole block reaches, or a condition that one thread meets, such as "
+            f"if T.get_thread_binding() == 0{hint_of(call)}{location(stmt)}"
+        )
+    if spec.level == "warp" and threads.is_exact and not threads.is_warps:
+        raise LanguageError(
+            f"{name_of(call)}: {threads.names} run it, under {_UNDER[way]}; expected whole "
+            f"warps{hint_of(call)}{location(stmt)}"
+        )
+
+
+def _led(spec: Builtin, stmt: tirx.Stmt, threads: list[tirx.Var]) -> tirx.Stmt:
+    fence = tvm.ir.Op.get("tl.fence_proxy_async")
+    return flatten(
+        ([tirx.Evaluate(tirx.call_intrin("handle", fence))] if spec.proxy_fence else [])
+        + ([sync_threads()] if spec.barrier_before else [])
+        + [tirx.IfThenElse(first_thread(threads), stmt, None)]
+        + ([sync_threads()] if spec.barrier_after else [])
+    )
+
+
+def first_thread(threads: list[tirx.Var]) -> tirx.PrimExpr:
+    """Whether this is the thread with index 0 on every axis."""
+    return this_thread(threads, [0] * len(threads))
+
+
+def this_thread(
+    threads: Sequence[tirx.Var], indices: Sequence[int | tirx.PrimExpr]
+) -> tirx.PrimExpr:
+    """Whether this is the thread with these indices on the axes ``threads``."""
+    same = [thread == index for thread, index in zip(threads, indices, strict=True)]
+    return functools.reduce(tirx.And, same)

@@ -1,0 +1,250 @@
+"""Symmetric tensors with more axes than the TMA takes are accessed with fewer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.target import Target
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+
+from ...builtins.errors import LanguageError
+from ..group.specialize_group import heap_tensors
+from ..ir.walk import calls_in, children_of, location, op_name, rewrite_children
+from .require_arch import TMA_SM, asks_for_tma, sm_of, tma_name
+
+TMA_AXES = 5
+"""Axes of a TMA descriptor."""
+_LARGEST = 1 << 31
+_REGION = "tl.region"
+_COPY = "tl.tileop.copy"
+
+Node = tirx.BufferLoad | tirx.BufferStore
+
+
+def fold_axes(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    """Fold axes of symmetric tensors until the TMA takes them.
+
+    The compiler adds axes to those of the program: the rank, and in the program's own memory the
+    buffers that launches take in turn and the versions of a tensor that is written again. All but
+    the rank's are packed: two neighbors become one axis where every access is a single index on the
+    outer one, and provably within the inner one, so that what the TMA cuts off at the end of an
+    axis stays the same. A copy of a tensor that keeps too many axes is done without the TMA.
+
+    Before: ``S: (4, 2, 3, 8, 64, 64)``; ``T.copy(tile, S[r, half, version, i, 0, 0])``
+    After:  ``S: (4, 6, 8, 64, 64)``; ``T.copy(tile, S[r, half * 3 + version, i, 0, 0])``
+
+    Raises:
+        LanguageError: an operation asks for the TMA on a tensor that keeps too many axes.
+    """
+    if sm_of(target) < TMA_SM:
+        return func
+    large = {b.data: b for b in heap_tensors(func) if len(b.shape) > TMA_AXES}
+    if not large:
+        return func
+    accesses = _Accesses(large)
+    accesses.visit(func.body)
+    folds = {data: _fold_of(b, accesses.of[data]) for data, b in large.items() if accesses.of[data]}
+    body = _folded(func.body, folds)
+    rest = {b for b in (fold.buffer for fold in folds.values()) if len(b.shape) > TMA_AXES}
+    return func.with_body(_without_tma(body, rest) if rest else body)
+
+
+@dataclass(frozen=True)
+class _Access:
+    """An access to a tensor.
+
+    Attributes:
+        single: of each axis, whether one index is accessed.
+        inside: of each axis, whether what is accessed is provably within it.
+    """
+
+    single: tuple[bool, ...]
+    inside: tuple[bool, ...]
+
+
+@dataclass
+class _Accesses:
+    """Collects the accesses to tensors, which are given by their data pointers."""
+
+    tensors: dict[tirx.Var, tirx.Buffer]
+    of: dict[tirx.Var, list[_Access]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.of = {data: [] for data in self.tensors}
+        self._analyzer = tvm.arith.Analyzer()
+        ranks = next(iter(self.tensors.values())).shape[0]
+        self._rank = tirx.Var("rank", "int32")
+        self._analyzer.bind(self._rank, tvm.ir.Range(0, ranks))
+
+    def visit(self, stmt: tirx.Stmt) -> None:
+        """Collect the accesses inside ``stmt``, with what is known there of its variables."""
+        if isinstance(stmt, tirx.For):
+            low, extent = self._named(stmt.min), self._named(stmt.extent)
+            self._analyzer.bind(stmt.loop_var, tvm.ir.Range.from_min_extent(low, extent))
+        if isinstance(stmt, tirx.Bind) and str(stmt.var.dtype).startswith("int"):
+            self._analyzer.bind(stmt.var, self._named(stmt.value))
+        if isinstance(stmt, tirx.IfThenElse):
+            self._collect(stmt.condition)
+            condition = self._named(stmt.condition)
+            with self._analyzer.constraint_scope(condition):
+                self.visit(stmt.then_case)
+            if stmt.else_case is not None:
+                with self._analyzer.constraint_scope(tirx.Not(condition)):
+                    self.visit(stmt.else_case)
+            return
+        inside = children_of(stmt)
+        for inner in inside:
+            self.visit(inner)
+        if not inside:
+            self._collect(stmt)
+
+    def _collect(self, node) -> None:
+        """Collect the accesses of a statement without others inside, or of an expression."""
+        sizes = {region.args[0]: region.args[2:] for region in calls_in(node, _is_region)}
+
+        def visit(inner) -> None:
+            if isinstance(inner, (tirx.BufferLoad, tirx.BufferStore)):
+                if inner.buffer.data in self.tensors:
+                    extents = sizes.get(inner, [tirx.IntImm("int32", 1)] * len(inner.indices))
+                    self.of[inner.buffer.data].append(self._access(inner, extents))
+
+        post_order_visit(node, visit)
+
+    def _access(self, node: Node, extents: Sequence[tirx.PrimExpr]) -> _Access:
+        single, inside = [], []
+        for index, extent, size in zip(node.indices, extents, node.buffer.shape, strict=True):
+            scalar = tvm.DataType(str(index.dtype)).lanes == 1
+            single.append(scalar and isinstance(extent, tirx.IntImm) and int(extent) == 1)
+            start = self._named(index)
+            inside.append(
+                scalar
+                and self._analyzer.can_prove(start >= 0)
+                and self._analyzer.can_prove(start + extent <= size)
+            )
+        return _Access(tuple(single), tuple(inside))
+
+    def _named(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        """Return ``expr`` with the rank as a variable, which the analyzer has bounds of."""
+
+        def variable(node):
+            return self._rank if op_name(node) == "tileweave.rank" else None
+
+        return ir_transform(tirx.Evaluate(expr), None, variable, ["tirx.Call"]).value
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """A tensor with fewer axes.
+
+    Attributes:
+        groups: neighboring axes of the program's tensor that are one axis of ``buffer``.
+    """
+
+    groups: list[list[int]]
+    shape: Sequence[tirx.PrimExpr]
+    buffer: tirx.Buffer
+
+    def indices(self, indices: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
+        """Return the indices of an element."""
+        out = []
+        for first, *others in self.groups:
+            index = indices[first]
+            for axis in others:
+                index = index * self.shape[axis] + indices[axis]
+            out.append(index)
+        return out
+
+    def extents(self, extents: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
+        """Return the extents of a region: of a group, all but the last are 1."""
+        return [extents[group[-1]] for group in self.groups]
+
+
+def _fold_of(buffer: tirx.Buffer, accesses: Sequence[_Access]) -> _Fold:
+    """Fold as many axes as necessary, the outer ones first: the compiler's own are among them."""
+    groups = [[axis] for axis in range(len(buffer.shape))]
+    place = 1
+    while len(groups) > TMA_AXES and place < len(groups) - 1:
+        outer, inner = groups[place], groups[place + 1]
+        if _may_fold(buffer, outer, inner[0], accesses):
+            groups[place : place + 2] = [[*outer, *inner]]
+        else:
+            place += 1
+    shape = [math.prod(int(buffer.shape[axis]) for axis in group) for group in groups]
+    strides = [buffer.strides[group[-1]] for group in groups]
+    data, name = buffer.data, buffer.name
+    folded = tirx.decl_buffer(shape, buffer.dtype, name, data=data, strides=strides)
+    return _Fold(groups, list(buffer.shape), folded)
+
+
+def _may_fold(
+    buffer: tirx.Buffer, outer: Sequence[int], inner: int, accesses: Sequence[_Access]
+) -> bool:
+    """Return True where ``outer`` axes, which are one already, can be one with ``inner``."""
+    sizes = [buffer.shape[axis] for axis in (*outer, inner)]
+    if not all(isinstance(n, tirx.IntImm) for n in sizes):
+        return False
+    packed = int(buffer.strides[outer[-1]]) == int(buffer.strides[inner]) * int(sizes[-1])
+    return (
+        packed
+        and math.prod(map(int, sizes)) < _LARGEST
+        and all(a.inside[inner] and all(a.single[axis] for axis in outer) for a in accesses)
+    )
+
+
+def _is_region(call: tirx.Call) -> bool:
+    return op_name(call) == _REGION
+
+
+def _folded(body: tirx.Stmt, folds: dict[tirx.Var, _Fold]) -> tirx.Stmt:
+    """Return ``body`` with accesses to the folded tensors."""
+
+    def change(node):
+        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
+            fold = folds.get(node.buffer.data)
+            if fold is None:
+                return None
+            indices = fold.indices(node.indices)
+            if isinstance(node, tirx.BufferLoad):
+                return tirx.BufferLoad(fold.buffer, indices, node.predicate, node.span)
+            return tirx.BufferStore(fold.buffer, node.value, indices, node.predicate)
+        if _is_region(node) and node.args[0].buffer.data in folds:
+            load, mode, *extents = node.args
+            extents = folds[load.buffer.data].extents(extents)
+            return tirx.Call(node.dtype, node.op, [load, mode, *extents])
+        return None
+
+    kinds = ["tirx.BufferLoad", "tirx.BufferStore", "tirx.Call"]
+    return ir_transform(body, None, change, kinds)
+
+
+def _without_tma(body: tirx.Stmt, tensors: set[tirx.Buffer]) -> tirx.Stmt:
+    """Return ``body`` with copies of ``tensors`` that are done without the TMA."""
+
+    def regions_of(call: tirx.Call) -> Iterator[tirx.Buffer]:
+        regions = (a for a in call.args if op_name(a) == _REGION)
+        return (r.args[0].buffer for r in regions if r.args[0].buffer in tensors)
+
+    def refuse(stmt: tirx.Stmt) -> tirx.Stmt:
+        rewrite_children(stmt, refuse)  # inner statements first: theirs is the line to name
+        for call in calls_in(stmt, asks_for_tma):
+            for tensor in regions_of(call):
+                raise LanguageError(
+                    f"{tma_name(call)}: {tensor.name} has {len(tensor.shape)} axes, shape "
+                    f"({', '.join(map(str, tensor.shape))}) with those of the rank, the buffers "
+                    f"and the versions; expected at most {TMA_AXES}, or indices within the inner "
+                    f"axes that the compiler can prove{location(stmt)}"
+                )
+        return stmt
+
+    def change(call: tirx.Call):
+        if op_name(call) != _COPY or not any(regions_of(call)):
+            return None
+        annotations = {**call.annotations, "disable_tma": tirx.IntImm("bool", 1)}
+        return tirx.Call(call.dtype, call.op, call.args, annotations)
+
+    refuse(body)
+    return ir_transform(body, None, change, ["tirx.Call"])

@@ -1,0 +1,58 @@
+"""Shared memory that only bulk copies touch is ordered by them, not by block barriers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+
+from ...builtins.declare import builtin_of
+from ..ir.walk import builtins_in, op_name
+
+_NO_ACCESS = 0
+
+
+def free_async_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Hide bulk copies from TileLang's barrier insertion in kernels that use shared memory for
+    nothing else.
+
+    TileLang takes a pointer to shared memory for an ordinary access and puts block barriers
+    between two of them; under a condition on the thread index it can only warn. A ring buffer that
+    bulk loads fill and bulk stores empty is ordered by its mbarriers and bulk waits. Where threads
+    read or write any shared memory, which TileLang may put in the same place, the barriers stay.
+
+    Before: ``T.tileweave.bulk_store(..., T.access_ptr(tile[0], "r"), ...)``
+    After:  ``T.tileweave.bulk_store(..., T.access_ptr(tile[0], none), ...)``
+    """
+    by_bulk: Counter[tirx.Var] = Counter(
+        pointer.args[0].buffer.data
+        for call in builtins_in(func.body)
+        if builtin_of(call).name.startswith("bulk_")
+        for pointer in call.args
+        if _is_shared_pointer(pointer)
+    )
+    mentions: Counter[tirx.Var] = Counter()
+
+    def count(node) -> None:
+        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)) and _is_tile(node.buffer):
+            mentions[node.buffer.data] += 1
+
+    post_order_visit(func.body, count)
+    if not by_bulk or by_bulk != mentions:
+        return func
+
+    def hide(call: tirx.Call) -> tirx.Call | None:
+        if not _is_shared_pointer(call):
+            return None
+        return tirx.Call(call.dtype, call.op, [*call.args[:-1], tirx.IntImm("int32", _NO_ACCESS)])
+
+    return func.with_body(ir_transform(func.body, None, hide, ["tirx.Call"]))
+
+
+def _is_tile(buffer: tirx.Buffer) -> bool:
+    return buffer.scope() in ("shared", "shared.dyn")
+
+
+def _is_shared_pointer(node) -> bool:
+    return op_name(node) == "tl.access_ptr" and _is_tile(node.args[0].buffer)

@@ -1,0 +1,130 @@
+"""Waits of a pipelined loop come before what the loop computes, next to the loads they guard."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ..ir.accesses import REGIONS, accesses_of, name_of
+from ..ir.hold import hold
+from ..ir.walk import (
+    calls_in,
+    effects_in,
+    flatten,
+    has_effect,
+    location,
+    op_name,
+    rewrite_children,
+)
+from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined, loads_in
+
+KEPT_BY = "tileweave.kept_by"
+"""Annotation of a wait: the statement before it that keeps it with the arithmetic."""
+
+
+def hoist_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Move the waits and loads of a pipelined loop before statements that are independent of them.
+
+    Warp specialization gives the producer the statements before the first use of a loaded tile, if
+    all of them are waits. A ``T.clear`` of an accumulator there keeps the waits with the consumers.
+    Statements that only compute, on other memory, therefore follow the waits and the loads; an
+    operator that reads the first tile marks where the consumers' part begins. A loop
+    that the program schedules itself stays as it is, because its statements are counted.
+
+    Before: ``for k in T.Pipelined(n): T.clear(s); wait; T.copy(A, tile); T.fill(m, 0); gemm``
+    After:  ``for k in T.Pipelined(n): wait; T.copy(A, tile); hold(tile); T.clear(s); T.fill(m, 0);
+    gemm``
+    """
+
+    def hoist(stmt: tirx.Stmt) -> tirx.Stmt:
+        stmt = rewrite_children(stmt, hoist)
+        if not isinstance(stmt, tirx.For) or not is_pipelined(stmt):
+            return stmt
+        if "tl_pipeline_stage" in stmt.annotations:
+            return stmt
+        return rewrite_children(stmt, _hoist_in)
+
+    return func.with_body(hoist(func.body))
+
+
+def _hoist_in(body: tirx.Stmt) -> tirx.Stmt:
+    """``body`` of a pipelined loop, or of the one condition that it consists of."""
+    if isinstance(body, tirx.IfThenElse) and body.else_case is None:
+        return rewrite_children(body, _hoist_in)
+    if not isinstance(body, tirx.SeqStmt) or not any(map(_guards, body.seq)):
+        return body
+    stmts = list(body.seq)
+    last = max(i for i, s in enumerate(stmts) if _guards(s))
+    if not all(map(_precedes, stmts[:last])):
+        stmts = _sorted(stmts)
+    return flatten(_with_hold(stmts))
+
+
+def _guards(stmt: tirx.Stmt) -> bool:
+    return bool(calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations))
+
+
+def _precedes(stmt: tirx.Stmt) -> bool:
+    """Return whether ``stmt`` belongs before what the loop computes: a wait, a load, or a value."""
+    is_value = isinstance(stmt, tirx.Bind) and not effects_in(stmt)
+    return _guards(stmt) or bool(loads_in(stmt)) or is_value
+
+
+def _computes(stmt: tirx.Stmt) -> bool:
+    """Return whether ``stmt`` only computes: operators and assignments on the block's memory."""
+    accesses = accesses_of(stmt)
+    calls = calls_in(stmt, lambda c: has_effect(c) and op_name(c) not in REGIONS)
+    return (
+        all(op_name(c).startswith("tl.tileop.") for c in calls)
+        and all(b.scope() != "global" for b in (accesses.reads | accesses.writes).values())
+        and not _precedes(stmt)
+    )
+
+
+def _sorted(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
+    """``stmts`` with those that compute after the waits and loads that are independent of them."""
+    out: list[tirx.Stmt] = []
+    for stmt in stmts:
+        place = len(out)
+        if _precedes(stmt):
+            while place and _computes(out[place - 1]) and _independent(out[place - 1], stmt):
+                place -= 1
+        if _guards(stmt) and not all(map(_precedes, out[:place])):
+            stmt = _kept(stmt, next(s for s in reversed(out[:place]) if not _precedes(s)))
+        out.insert(place, stmt)
+    return out
+
+
+def _independent(one: tirx.Stmt, other: tirx.Stmt) -> bool:
+    a, b = accesses_of(one), accesses_of(other)
+    return {*b.reads, *b.writes}.isdisjoint(a.writes) and b.writes.keys().isdisjoint(a.reads)
+
+
+def _kept(wait: tirx.Stmt, by: tirx.Stmt) -> tirx.Stmt:
+    """``wait``, which names the statement that it cannot pass."""
+    text = tirx.StringImm(f"{name_of(by)}{location(by)}")
+
+    def mark(call: tirx.Call) -> tirx.Call | None:
+        if GUARDS_LOADS not in call.annotations:
+            return None
+        return tirx.Call(call.dtype, call.op, call.args, {**call.annotations, KEPT_BY: text})
+
+    return ir_transform(wait, None, mark, ["tirx.Call"])
+
+
+def _with_hold(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
+    """``stmts`` with a use of the first loaded tile after waits and loads, if what comes next does
+    not use it."""
+    target = next((t for s in stmts for t in _targets(s)), None)
+    first = next((i for i, s in enumerate(stmts) if not _precedes(s)), None)
+    if target is None or first is None or target.data in accesses_of(stmts[first]).reads:
+        return stmts
+    use = hold(tirx.BufferLoad(target, [0] * len(target.shape)))
+    return [*stmts[:first], use, *stmts[first:]]
+
+
+def _targets(stmt: tirx.Stmt) -> list[tirx.Buffer]:
+    """Shared tiles that loads of ``stmt`` fill."""
+    if not loads_in(stmt):
+        return []
+    return [c.args[1].args[0].buffer for c in calls_in(stmt, lambda c: op_name(c) in COPIES)]

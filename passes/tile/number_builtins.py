@@ -1,0 +1,140 @@
+"""A number and the thread index travel with each builtin through TileLang's pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilelang.ir import get_stmt_span, set_stmt_span
+from tvm import IRModule, tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ...builtins.declare import builtin_of
+from ..ir.origin import name_of
+from ..ir.thread_sets import Block, ThreadSet, follow_threads
+from ..ir.walk import effects_in, line_of, rewrite_children, uses_tileweave
+
+_OPERANDS = 3
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Operands that ``number_builtins`` appends to a call.
+
+    Attributes:
+        number: of the call in the tile program; copies that TileLang makes share it.
+        thread: index on x of the program's thread that runs the call. Where TileLang gives the
+            program's threads other places in a larger block, it replaces the index here, too.
+        threads: extent on x of the program's block.
+    """
+
+    number: int
+    thread: tirx.PrimExpr
+    threads: int
+
+
+@dataclass(frozen=True)
+class NumberedCall:
+    """A builtin call of the tile program.
+
+    Attributes:
+        name: what messages call it: the builtin, or what the compiler inserts it for.
+        line: ``file:line``, or nothing where it is not known.
+        threads: those that reach it.
+    """
+
+    name: str
+    line: str
+    threads: ThreadSet
+
+
+def number_builtins(mod: IRModule) -> tuple[IRModule, dict[int, NumberedCall]]:
+    """Append a ``Mark`` to each builtin call that does something.
+
+    TileLang copies calls, gives the program's threads other indices in a larger block, and drops
+    what it takes to be dead. By its mark a call is found again.
+
+    Before: ``T.tileweave.signal(flag, 1, "u32", "add", "sys", "release")``
+    After:  ``T.tileweave.signal(flag, 1, "u32", "add", "sys", "release", 7, tx, 128)``
+    """
+    calls: dict[int, NumberedCall] = {}
+    functions = {}
+    for name, func in mod.functions.items():
+        if isinstance(func, tirx.PrimFunc) and uses_tileweave(func):
+            func = func.with_body(_numbered(func, calls))
+        functions[name] = func
+    return IRModule(functions, attrs=mod.attrs), calls
+
+
+def _numbered(func: tirx.PrimFunc, calls: dict[int, NumberedCall]) -> tirx.Stmt:
+    def visit(stmt: tirx.Stmt, threads: ThreadSet, block: Block | None) -> tirx.Stmt:
+        if block is None or block.index is None:
+            return stmt
+
+        def append(call: tirx.Call) -> tirx.Call:
+            number = len(calls)
+            calls[number] = NumberedCall(name_of(call), line_of(stmt), threads)
+            mark = [
+                tirx.IntImm("int32", number),
+                block.index,
+                tirx.IntImm("int32", block.extents[0]),
+            ]
+            return tirx.Call(call.dtype, call.op, [*call.args, *mark], call.annotations)
+
+        return with_calls(stmt, append)
+
+    return follow_threads(func.body, visit)
+
+
+def mark_of(call: tirx.Call) -> Mark | None:
+    """The mark of a builtin call, if it has one."""
+    spec = builtin_of(call)
+    if spec is None or len(call.args) != spec.arity + _OPERANDS:
+        return None
+    number, thread, threads = call.args[-_OPERANDS:]
+    return Mark(int(number), thread, int(threads))
+
+
+def without_mark(call: tirx.Call) -> tirx.Call:
+    """``call`` as it was before it was numbered."""
+    if mark_of(call) is None:
+        return call
+    return tirx.Call(call.dtype, call.op, call.args[:-_OPERANDS], call.annotations)
+
+
+def without_marks(stmt: tirx.Stmt) -> tirx.Stmt:
+    """``stmt`` as it was before its calls were numbered."""
+    return rewrite_children(with_calls(stmt, without_mark), without_marks)
+
+
+def calls_of(stmt: tirx.Stmt) -> list[tirx.Call]:
+    """Builtin calls that do something, in what ``stmt`` itself evaluates."""
+    if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
+        return effects_in(stmt.condition)
+    if isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
+        return effects_in(stmt)
+    return []
+
+
+def with_calls(stmt: tirx.Stmt, replace: Callable[[tirx.Call], tirx.Call]) -> tirx.Stmt:
+    """``stmt`` with ``calls_of(stmt)`` replaced; statements inside stay as they are."""
+    if not calls_of(stmt):
+        return stmt
+
+    def replaced(node: tirx.Call) -> tirx.Call | None:
+        return replace(node) if effects_in(node)[-1:] == [node] else None
+
+    if isinstance(stmt, tirx.IfThenElse):
+        condition = _transformed(stmt.condition, replaced)
+        new: tirx.Stmt = tirx.IfThenElse(condition, stmt.then_case, stmt.else_case)
+    elif isinstance(stmt, tirx.While):
+        new = tirx.While(_transformed(stmt.condition, replaced), stmt.body)
+    else:
+        new = ir_transform(stmt, None, replaced, ["tirx.Call"])
+    if (span := get_stmt_span(stmt)) is not None:
+        set_stmt_span(new, span)
+    return new
+
+
+def _transformed(expr: tirx.PrimExpr, replace: Callable) -> tirx.PrimExpr:
+    return ir_transform(tirx.Evaluate(expr), None, replace, ["tirx.Call"]).value

@@ -1,0 +1,159 @@
+"""Nothing is published before the whole block has finished it."""
+
+from __future__ import annotations
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.ir import structural_equal
+
+from ...builtins.declare import builtin_of, register_op
+from ...builtins.errors import LanguageError
+from ..ir.block_barrier import is_sync_threads, sync_threads
+from ..ir.memory_order import acquires, releases
+from ..ir.origin import hint_of, name_of
+from ..ir.uniformity import ThreadControl
+from ..ir.walk import calls_in, effects_in, flatten, location, op_name, rewrite_children
+from .elect_leader import first_thread
+
+COMPLETE = "tileweave.complete_bulk_stores"
+register_op(COMPLETE, "bulk stores issued before this point are complete", 0)
+
+
+def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Put before each release the point at which bulk stores must be complete, and a block barrier.
+
+    A release is cumulative over what its own thread observed: the barrier makes that the whole
+    block's writes. The point is a placeholder; ``complete_bulk_stores`` keeps it where a bulk store
+    reaches it. Both stand outside conditions on the thread index, where every thread passes; inside
+    stands a second placeholder, for bulk stores of the releasing thread itself. A fence publishes
+    only what its own thread did and gets no barrier. A loop in which the first thread releases, and
+    nothing else happens, gets one barrier before all rounds.
+
+    Before: ``if thread == 0: T.tileweave.red_add(..., "release")``
+    After:  ``T.tileweave.complete_bulk_stores(); T.sync_threads(); if thread == 0: ...``
+    """
+    control = ThreadControl(func)
+
+    def order(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+        if isinstance(stmt, tirx.SeqStmt):
+            out: list[tirx.Stmt] = []
+            for inner in stmt.seq:
+                _append(out, order(inner))
+            return out
+        if isinstance(stmt, tirx.Bind):
+            control.bind(stmt)
+        if isinstance(stmt, tirx.While) and _releases_in(stmt.condition):
+            (call, *_) = _releases_in(stmt.condition)
+            raise LanguageError(
+                f"{name_of(call)}: releases in the condition of a loop; expected it in "
+                f"the body{location(stmt)}"
+            )
+        if isinstance(stmt, tirx.For) and stmt.thread_binding is None and _releases_in(stmt):
+            if _only_leads(stmt, first_thread(control.threads)):
+                return [placeholder(), sync_threads(), _without_barriers(stmt)]
+        guarded = bool(control.enter(stmt))
+        if not guarded and not is_simple(stmt):
+            return [rewrite_children(stmt, lambda s: flatten(order(s)))]
+        found = _releases_in(stmt)
+        if not found:
+            return [stmt]
+        fences_only = all(builtin_of(c).name == "fence" for c in found)
+        barrier = [] if fences_only else [sync_threads()]
+        return [placeholder(), *barrier, _Guarded().order(stmt) if guarded else stmt]
+
+    return func.with_body(flatten(order(func.body)))
+
+
+class _Guarded:
+    """Inside a condition that not every thread takes: no barrier of ours can stand here."""
+
+    def __init__(self) -> None:
+        self._unmet = ""
+        self._at_start = True
+
+    def order(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
+            return stmt
+        if isinstance(stmt, (tirx.For, tirx.While)):
+            self._at_start = False
+        if is_simple(stmt):
+            before = self._complete_before(stmt, stmt)
+            self._at_start = False
+            return flatten([*before, stmt])
+        before = []
+        if isinstance(stmt, tirx.IfThenElse):
+            before = self._complete_before(stmt.condition, stmt)
+        return flatten([*before, rewrite_children(stmt, self.order)])
+
+    def _complete_before(self, node, stmt: tirx.Stmt) -> list[tirx.Stmt]:
+        """The placeholder before ``stmt``, which evaluates ``node`` first, if that releases."""
+        found = _releases_in(node)
+        if found and self._unmet:
+            raise LanguageError(
+                f"{name_of(found[0])}: releases after {self._unmet} under a condition that "
+                "not every thread of the block takes; expected T.sync_threads() between them, or "
+                f"the release outside the condition{hint_of(found[0])}{location(stmt)}"
+            )
+        for call in calls_in(node, lambda c: True):
+            name = op_name(call)
+            if name.startswith("tl.tileop."):
+                self._unmet = "T." + name.removeprefix("tl.tileop.")
+            elif name == "tirx.tvm_storage_sync":
+                self._unmet = ""
+        return [placeholder()] if found and not self._at_start else []
+
+
+def _only_leads(stmt: tirx.Stmt, leader: tirx.PrimExpr) -> bool:
+    """Whether all that ``stmt`` does is to release by the first thread, after block barriers."""
+    if is_sync_threads(stmt):
+        return True
+    if isinstance(stmt, tirx.SeqStmt):
+        return all(_only_leads(s, leader) for s in stmt.seq)
+    if isinstance(stmt, tirx.For):
+        return stmt.thread_binding is None and _only_leads(stmt.body, leader)
+    if isinstance(stmt, tirx.Bind):
+        return not effects_in(stmt)
+    if not isinstance(stmt, tirx.IfThenElse) or effects_in(stmt.condition) or stmt.else_case:
+        return False
+    if not structural_equal(stmt.condition, leader):
+        return _only_leads(stmt.then_case, leader)
+    told = stmt.then_case
+    only = all(releases(c) and not acquires(c) for c in effects_in(told))
+    return isinstance(told, tirx.Evaluate) and only
+
+
+def _without_barriers(stmt: tirx.Stmt) -> tirx.Stmt:
+    """``stmt`` without the block barriers inside."""
+    if isinstance(stmt, tirx.SeqStmt):
+        return flatten([_without_barriers(s) for s in stmt.seq if not is_sync_threads(s)])
+    return rewrite_children(stmt, _without_barriers)
+
+
+def _append(out: list[tirx.Stmt], ordered: list[tirx.Stmt]) -> None:
+    """Append; one barrier stands for those just before and the one in ``ordered``, behind the
+    placeholder: the thread that completes its bulk stores must meet the one that releases."""
+    if len(ordered) > 1 and is_placeholder(ordered[0]):
+        met = is_sync_threads(ordered[1])
+        while out and is_sync_threads(out[-1]):
+            barrier = out.pop()
+            if not met:
+                ordered.insert(1, barrier)
+                met = True
+    out.extend(ordered)
+
+
+def is_simple(stmt: tirx.Stmt) -> bool:
+    return isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore))
+
+
+def _releases_in(node) -> list[tirx.Call]:
+    return calls_in(node, releases)
+
+
+def placeholder() -> tirx.Stmt:
+    """Bulk stores must be complete here; ``complete_bulk_stores`` keeps it or takes it away."""
+    return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get(COMPLETE)))
+
+
+def is_placeholder(stmt: tirx.Stmt) -> bool:
+    return isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) == COMPLETE

@@ -1,0 +1,219 @@
+"""What stands in a pipelined loop stays with its threads, and before the loads it guards."""
+
+from __future__ import annotations
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+
+from ...builtins.declare import builtin_of
+from ...builtins.errors import LanguageError
+from ..ir.memory_order import acquires, pointers_written
+from ..ir.origin import hint_of, name_of
+from ..ir.walk import (
+    builtins_in,
+    calls_in,
+    effects_in,
+    flatten,
+    location,
+    op_name,
+    rewrite_children,
+)
+from .order_releases import is_placeholder, is_simple, placeholder
+
+GUARDS_LOADS = "tileweave.guards_loads"
+"""Annotation of the waits that guard loads of a pipelined loop."""
+
+COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
+
+_RETURNING = {
+    "tl.atomic_load_elem_op": 1,
+    "tl.atomic_add_ret_elem_op": 2,
+    "tl.atomic_max_ret_elem_op": 2,
+    "tl.atomic_min_ret_elem_op": 2,
+}
+"""TileLang's atomics that return a value: the number of operands before the memory order."""
+_ACQUIRE_ORDERS = frozenset({1, 2, 4, 5})
+"""TileLang's numbers of consume, acquire, acq_rel and seq_cst."""
+
+
+def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Keep builtins of a pipelined loop with the consumers, and mark the waits that must not stay.
+
+    Warp specialisation moves the statements before a loop's first use of loaded data to the
+    producer if all of them look like reads. That is right for a wait and wrong for anything else:
+    the producer has other threads, and no block barrier reaches it. The placeholder looks like
+    nothing TileLang knows, so what follows it stays, and ``complete_bulk_stores`` removes it. What
+    is marked, ``stage_waits`` schedules and ``verify_pipelined`` checks in the lowered program.
+
+    Before: ``for k in T.Pipelined(...): T.tileweave.put_block(...); T.copy(...)``
+    After:  ``for k in T.Pipelined(...): T.tileweave.complete_bulk_stores();
+    T.tileweave.put_block(...); T.copy(...)``
+    """
+
+    def pin(stmt: tirx.Stmt) -> tirx.Stmt:
+        stmt = rewrite_children(stmt, pin)
+        if not isinstance(stmt, tirx.For) or not is_pipelined(stmt):
+            return stmt
+        _refuse_overtaken(stmt.body, loads_in(stmt.body), False)
+        if loads_in(stmt.body) and "tl_pipeline_stage" not in stmt.annotations:
+            _refuse_polls(stmt.body)
+        if "tl_pipeline_stage" in stmt.annotations:  # its statements are counted
+            return ir_transform(stmt, None, _marked, ["tirx.Call"])
+        return rewrite_children(stmt, pin_body)
+
+    def pin_body(stmt: tirx.Stmt) -> tirx.Stmt:
+        if not isinstance(stmt, tirx.SeqStmt):
+            return rewrite_children(stmt, pin_body)
+        loads = [bool(loads_in(s)) for s in stmt.seq]
+        out: list[tirx.Stmt] = []
+        for index, inner in enumerate(stmt.seq):
+            others = [c for c in effects_in(inner) if not (_is_wait(c) or _only_delays(c))]
+            if any(loads[index:]):
+                _refuse_acquires(others, inner)
+                inner = ir_transform(inner, None, _marked, ["tirx.Call"])
+            pinned = any(is_placeholder(s) for s in out[-2:])
+            out += [placeholder(), inner] if others and not pinned else [inner]
+        return flatten(out)
+
+    return func.with_body(pin(func.body))
+
+
+def is_pipelined(loop: tirx.For) -> bool:
+    """Whether TileLang overlaps the rounds of ``loop``."""
+    return (
+        int(loop.annotations.get("num_stages", 0)) >= 1 or "tl_pipeline_stage" in loop.annotations
+    )
+
+
+def loads_in(node) -> list[tirx.BufferLoad]:
+    """What ``node`` reads in global memory to put it into shared: TileLang runs it rounds ahead."""
+    found: list[tirx.BufferLoad] = []
+
+    def read(n) -> None:
+        if isinstance(n, tirx.BufferLoad) and n.buffer.scope() == "global":
+            found.append(n)
+
+    def visit(n) -> None:
+        if op_name(n) in COPIES:
+            source, target = (region.args[0] for region in n.args[:2])
+            if target.buffer.scope().startswith("shared"):
+                read(source)
+        elif isinstance(n, tirx.BufferStore) and n.buffer.scope().startswith("shared"):
+            post_order_visit(n.value, read)
+
+    post_order_visit(node, visit)
+    return found
+
+
+def _refuse_overtaken(
+    stmt: tirx.Stmt, loads: list[tirx.BufferLoad], loads_follow: bool
+) -> tirx.Stmt:
+    """Refuse what loads of a later round overtake: an acquire after the last load of its own, and a
+    change of what they read."""
+    if isinstance(stmt, tirx.SeqStmt):
+        for inner in reversed(stmt.seq):
+            _refuse_overtaken(inner, loads, loads_follow)
+            loads_follow = loads_follow or bool(loads_in(inner))
+        return stmt
+    for call in builtins_in(_evaluated(stmt)):
+        for written, load in written_loads(call, loads):
+            if not _elsewhere(written, load):
+                raise LanguageError(
+                    f"{name_of(call)}: writes {load.buffer.name}, which the loads of "
+                    "T.Pipelined read rounds ahead; expected another tensor, or T.serial"
+                    f"{location(stmt)}"
+                )
+        if (_is_wait(call) or acquires(call)) and loads and not loads_follow and not loads_in(stmt):
+            raise LanguageError(
+                f"{name_of(call)}: stands after the loads of T.Pipelined, and those of the "
+                f"next round overtake it; expected {_instead(call)}{hint_of(call)}"
+                f"{location(stmt)}"
+            )
+    return rewrite_children(stmt, lambda s: _refuse_overtaken(s, loads, loads_follow))
+
+
+def _refuse_polls(stmt: tirx.Stmt) -> tirx.Stmt:
+    """Refuse TileLang's own ways to wait: its loads overtake them, and warp specialization knows no
+    while loop."""
+    if isinstance(stmt, tirx.While):
+        polled = [builtin_of(c).name for c in effects_in(stmt)]
+        polled += [_atomic_name(c) for c in calls_in(stmt, _returns_atomic)]
+        if polled:
+            raise LanguageError(
+                f"{polled[0]}: polled by a while loop in T.Pipelined, whose loads overtake it; "
+                f"expected W.wait_ge or another wait before the loads, or T.serial{location(stmt)}"
+            )
+    for call in calls_in(_evaluated(stmt), _returns_atomic):
+        if any(int(order) in _ACQUIRE_ORDERS for order in call.args[_RETURNING[op_name(call)] :]):
+            raise LanguageError(
+                f"{_atomic_name(call)}: acquires in T.Pipelined, whose loads overtake it; expected "
+                "W.wait_ge or another wait before the loads, memory_order='relaxed', or T.serial"
+                f"{location(stmt)}"
+            )
+    return rewrite_children(stmt, _refuse_polls)
+
+
+def _returns_atomic(call: tirx.Call) -> bool:
+    return op_name(call) in _RETURNING
+
+
+def _atomic_name(call: tirx.Call) -> str:
+    return "T." + op_name(call).removeprefix("tl.").removesuffix("_elem_op").removesuffix("_ret")
+
+
+def _evaluated(stmt: tirx.Stmt):
+    """What ``stmt`` evaluates itself, without the statements inside it."""
+    if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
+        return stmt.condition
+    return stmt if is_simple(stmt) else tirx.IntImm("int32", 0)
+
+
+def _instead(acquire: tirx.Call) -> str:
+    if _is_wait(acquire):
+        return "it before the loads, or T.serial"
+    words = dict(builtin_of(acquire).words)
+    relaxed = "sem='relaxed', " if "relaxed" in words.get("sem", ()) else ""
+    return f"a wait before the loads, {relaxed}or T.serial"
+
+
+def written_loads(call: tirx.Call, loads: list[tirx.BufferLoad]) -> list[tuple]:
+    """What the builtin ``call`` writes, each with the one of ``loads`` that reads this tensor."""
+    written = pointers_written(call)
+    return [(w, load) for w in written for load in loads if w.buffer.same_as(load.buffer)]
+
+
+def _elsewhere(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
+    """Whether the two may be in different ranks' copies of a symmetric tensor: its rank axis alone
+    is further apart than what stands behind it."""
+    shape, strides = one.buffer.shape, one.buffer.strides
+    if len(strides) < 2:
+        return False
+    packed = tvm.arith.Analyzer().can_prove_equal(strides[0], shape[1] * strides[1])
+    return not packed and not tvm.ir.structural_equal(one.indices[0], other.indices[0])
+
+
+def _is_wait(call: tirx.Call) -> bool:
+    spec = builtin_of(call)
+    return spec is not None and spec.waits
+
+
+def _only_delays(call: tirx.Call) -> bool:
+    """Whether ``call`` is a sleep of ``insert_delays``, which goes where its wait goes."""
+    return builtin_of(call).name == "delay"
+
+
+def _marked(call: tirx.Call) -> tirx.Call | None:
+    if not _is_wait(call):
+        return None
+    annotations = {**call.annotations, GUARDS_LOADS: tirx.IntImm("bool", 1)}
+    return tirx.Call(call.dtype, call.op, call.args, annotations)
+
+
+def _refuse_acquires(calls: list[tirx.Call], stmt: tirx.Stmt) -> None:
+    for call in calls:
+        if acquires(call):
+            raise LanguageError(
+                f"{name_of(call)}: acquires in T.Pipelined before a load, which overtakes "
+                f"it; expected W.wait_reached or another wait, or T.serial{location(stmt)}"
+            )

@@ -1,0 +1,142 @@
+"""A pipelined loop chooses from which tensor its producer loads a tile."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilelang import tvm
+from tilelang.transform import PassConfigKey
+from tvm import tirx
+from tvm.target import Target
+
+from ...builtins.declare import builtin_of, register_op
+from ...builtins.symmetric import itemsize, packed_strides
+from ..ir.memory_order import writes
+from ..ir.walk import effects_in, flatten, has_loads, op_name, rewrite_children, statements_of
+from .pin_pipelined import is_pipelined
+from .require_arch import sm_of
+
+ONLY_IF = "tileweave.only_if"
+"""Its second operand, an index; what it is an index of is accessed only where the first holds."""
+register_op(ONLY_IF, "an index of what is loaded under a condition", 2)
+
+_TMA_BYTES = 16
+"""The TMA takes tiles whose rows, and the strides between these, are a multiple of it."""
+_NO_PRODUCER = (PassConfigKey.TL_DISABLE_TMA_LOWER, PassConfigKey.TL_DISABLE_WARP_SPECIALIZED)
+
+
+def predicate_loads(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    """Take copies out of a branch of a pipelined loop that only chooses one of them for a tile.
+
+    TileLang's producer takes copies that stand in the loop itself. One in a branch it leaves to the
+    consumers, who would move each tile through their registers. Out of the branch an index says
+    when the copy happens, in words that TileLang does not know, and ``guard_loads`` puts that
+    around the lowered load. Waits before a copy are left in a branch of their own, which TileLang
+    takes for the producer's. A branch stays where the TMA could not load all that it chooses from.
+
+    Before: ``if mine: T.copy(A[m, k], tile) else: T.copy(B[m, k], tile)``
+    After:  ``T.copy(A[m, only_if(mine, k)], tile); T.copy(B[m, only_if(not mine, k)], tile)``
+    """
+    config = tvm.transform.PassContext.current().config
+    if sm_of(target) < 90 or any(int(config.get(key, 0)) for key in _NO_PRODUCER):
+        return func
+
+    def visit(stmt: tirx.Stmt) -> tirx.Stmt:
+        # The statements of a loop that the program schedules itself are counted.
+        scheduled = isinstance(stmt, tirx.For) and "tl_pipeline_stage" in stmt.annotations
+        if isinstance(stmt, tirx.For) and is_pipelined(stmt) and not scheduled:
+            return rewrite_children(stmt, taken_out)
+        return rewrite_children(stmt, visit)
+
+    def taken_out(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.SeqStmt):
+            return rewrite_children(stmt, taken_out)
+        if not isinstance(stmt, tirx.IfThenElse):
+            return stmt
+        choices = list(_choices(stmt, []))
+        if not _fill_one_tile(choices):
+            return stmt
+        waits = [tirx.IfThenElse(c.holds, flatten(c.waits), None) for c in choices if c.waits]
+        return flatten([*waits, *map(_predicated, choices)])
+
+    return func.with_body(visit(func.body))
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One side of a branch: what must hold, and a copy with waits before it, if it is no more."""
+
+    conditions: list[tirx.PrimExpr]
+    waits: list[tirx.Stmt]
+    copy: tirx.Stmt | None
+
+    @property
+    def holds(self) -> tirx.PrimExpr:
+        return functools.reduce(tirx.And, self.conditions)
+
+
+def _choices(stmt: tirx.Stmt | None, conditions: list[tirx.PrimExpr]) -> Iterator[_Choice]:
+    """What ``stmt`` chooses from."""
+    if isinstance(stmt, tirx.IfThenElse):
+        yield from _choices(stmt.then_case, [*conditions, stmt.condition])
+        yield from _choices(stmt.else_case, [*conditions, tirx.Not(stmt.condition)])
+    else:
+        *before, last = statements_of(stmt)
+        yield _Choice(conditions, before, last)
+
+
+def _fill_one_tile(choices: list[_Choice]) -> bool:
+    """Whether each of ``choices`` is one copy that the TMA can do, all into the same tile."""
+    copies = [c.copy.value for c in choices if isinstance(c.copy, tirx.Evaluate)]
+    if len(copies) < len(choices) or not all(map(_is_tma_load, copies)):
+        return False
+    tiles = [copy.args[1] for copy in copies]
+    return (
+        all(tvm.ir.structural_equal(tile, tiles[0]) for tile in tiles)
+        and all(_is_wait(wait) for c in choices for wait in c.waits)
+        and all(_is_fixed(condition) for c in choices for condition in c.conditions)
+    )
+
+
+def _is_tma_load(call: tirx.PrimExpr) -> bool:
+    if op_name(call) != "tl.tileop.copy" or call.annotations:  # which may ask for another way
+        return False
+    (source, _, *extents), (target, *_) = (region.args for region in call.args[:2])
+    proved = tvm.arith.Analyzer().can_prove
+    buffer, size = source.buffer, itemsize(source.buffer.dtype)
+    *outer, last = buffer.strides or packed_strides(buffer.shape)
+    aligned = [*(stride * size for stride in outer), extents[-1] * size]
+    return (
+        buffer.scope() == "global"
+        and target.buffer.scope().startswith("shared")
+        and target.buffer.dtype == buffer.dtype
+        and proved(last == 1)
+        and all(proved(n % _TMA_BYTES == 0) for n in aligned)
+    )
+
+
+def _is_wait(stmt: tirx.Stmt) -> bool:
+    if isinstance(stmt, tirx.IfThenElse):
+        inner = stmt.then_case if stmt.else_case is None and _is_fixed(stmt.condition) else None
+        return inner is not None and _is_wait(inner)
+    call = getattr(stmt, "value", None)
+    spec = builtin_of(call)
+    return spec is not None and spec.waits and not writes(call)
+
+
+def _is_fixed(condition: tirx.PrimExpr) -> bool:
+    """Whether ``condition`` reads no memory: then it may be evaluated again, and elsewhere."""
+    return not has_loads(condition) and not effects_in(condition)
+
+
+def _predicated(choice: _Choice) -> tirx.Stmt:
+    call = choice.copy.value
+    first, *rest = call.args
+    start, *more = first.args
+    index = start.indices[-1]
+    marked = tirx.call_intrin(index.dtype, tvm.ir.Op.get(ONLY_IF), choice.holds, index)
+    start = tirx.BufferLoad(start.buffer, [*start.indices[:-1], marked])
+    region = tirx.Call(first.dtype, first.op, [start, *more])
+    return tirx.Evaluate(tirx.Call(call.dtype, call.op, [region, *rest], call.annotations))

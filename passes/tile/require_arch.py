@@ -1,0 +1,76 @@
+"""An instruction that the target lacks is refused before nvcc meets it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tvm import tirx
+from tvm.target import Target
+
+from ...builtins.declare import builtin_of
+from ...builtins.errors import LanguageError
+from ..ir.origin import name_of
+from ..ir.walk import builtins_in, calls_in, location, op_name, rewrite_children
+
+TMA_COPY = "tl.tileop.tma_copy"
+TMA_SM = 90
+
+
+def require_arch(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    """Refuse builtins, and TileLang's TMA operations, that need a later GPU than the one compiled
+    for.
+
+    What a builtin needs is in its declaration, by PTX type where types differ. TileLang refuses its
+    own operations without their line.
+
+    Before: ``T.tileweave.fence_proxy_async()``, for sm_80
+    After:  LanguageError; what the target has stays as it is
+    """
+    if "arch" not in target.attrs:
+        return func
+    arch, sm = target.attrs["arch"], sm_of(target)
+
+    def check(stmt: tirx.Stmt) -> tirx.Stmt:
+        rewrite_children(stmt, check)  # inner statements first: theirs is the line to name
+        for call in builtins_in(stmt):
+            spec = builtin_of(call)
+            needed = spec.least_sm(call)
+            if needed > sm:
+                what = f" of {spec.ptx_type(call)}" if needed > spec.sm else ""
+                raise LanguageError(
+                    f"{name_of(call)}{what}: compiled for {arch}; expected sm_{needed} or later"
+                    f"{location(stmt)}"
+                )
+        for name, change in _tma_operations(stmt) if sm < TMA_SM else ():
+            raise LanguageError(
+                f"{name}: compiled for {arch}, which has no TMA; expected sm_{TMA_SM} or later, "
+                f"or {change}{location(stmt)}"
+            )
+        return stmt
+
+    check(func.body)
+    return func
+
+
+def _tma_operations(stmt: tirx.Stmt) -> Iterator[tuple[str, str]]:
+    """Yield each tile operation that asks for the TMA, with what to write where there is none."""
+    for call in calls_in(stmt, asks_for_tma):
+        yield tma_name(call), "T.copy" if op_name(call) == TMA_COPY else "use_tma=False"
+
+
+def asks_for_tma(call: tirx.Call) -> bool:
+    """Return True for a tile operation that is only done by the TMA."""
+    name = op_name(call)
+    return name == TMA_COPY or (
+        name == "tl.tileop.atomicadd" and bool(int(call.annotations.get("use_tma", 0)))
+    )
+
+
+def tma_name(call: tirx.Call) -> str:
+    """Return the name that the program gives such an operation."""
+    return "tma_copy" if op_name(call) == TMA_COPY else "atomic_add with use_tma=True"
+
+
+def sm_of(target: Target) -> int:
+    """The number of the architecture that ``target`` names, such as 90; 0 if it names none."""
+    return int(str(target.attrs.get("arch", "sm_0")).removeprefix("sm_").rstrip("af"))

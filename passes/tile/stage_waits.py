@@ -1,0 +1,199 @@
+"""Without warp specialisation, too, a wait in a pipelined loop runs before the loads it guards."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ...builtins.errors import LanguageError
+from ..ir.origin import name_of
+from ..ir.walk import (
+    builtins_in,
+    calls_in,
+    effects_in,
+    flatten,
+    location,
+    op_name,
+    rewrite_children,
+    statements_of,
+    variables_and_loads,
+    written_tensors,
+)
+from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined, loads_in, written_loads
+
+STAGED = "tileweave.staged"
+"""Annotation of the waits of a loop whose schedule is explicit."""
+
+
+def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Schedule pipelined loops with waits explicitly: waits and loads first, the rest last.
+
+    TileLang's own schedule runs loads rounds ahead and leaves what it does not know, a wait, with
+    the arithmetic. It finds none where a builtin writes another rank's copy of what the loop loads:
+    that builtin then stays with the arithmetic, in the order of the program. Where TileLang
+    specialises warps it drops the schedule, and the wait goes to the producer. A loop that the
+    program schedules itself must put no load before its wait. A loop in which something else
+    prepares the memory a load fills stays as it is, for ``verify_pipelined`` to judge.
+
+    Before: ``for k in T.Pipelined(n, num_stages=3): wait; copy; copy; gemm``
+    After:  ``for k in T.Pipelined(n, num_stages=3, order=[0, 1, 2, 3], stage=[0, 0, 0, 2]): ...``
+    """
+
+    def stage(stmt: tirx.Stmt) -> tirx.Stmt:
+        stmt = rewrite_children(stmt, stage)
+        if not isinstance(stmt, tirx.For) or not is_pipelined(stmt):
+            return stmt
+        written = written_tensors(stmt.body)
+        scheduled = "tl_pipeline_stage" in stmt.annotations
+        stmts = statements_of(stmt.body) if scheduled else _statements(stmt.body, written)
+        guards = [bool(calls_in(s, lambda c: GUARDS_LOADS in c.annotations)) for s in stmts]
+        loads = [bool(loads_in(s)) for s in stmts]
+        writers = _writers(stmt.body)
+        if not any(guards) and not writers:
+            return stmt
+        if _prepared(stmts, loads):
+            _refuse_writers(writers, stmt)
+            return stmt
+        annotations = dict(stmt.annotations)
+        if scheduled:
+            _check_schedule(stmts, guards, loads, annotations)
+        else:
+            last = int(annotations["num_stages"]) - 1
+            stages = [
+                0 if guard or load else last
+                for s, guard, load in zip(stmts, guards, loads, strict=True)
+                if not _is_value(s, written)
+            ]
+            annotations["tl_pipeline_order"] = list(range(len(stages)))
+            annotations["tl_pipeline_stage"] = stages
+        body = ir_transform(stmt.body, None, _mark_staged, ["tirx.Call"])
+        return tirx.For(
+            stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, annotations
+        )
+
+    return func.with_body(stage(func.body))
+
+
+def _statements(body: tirx.Stmt, written: set[tirx.Var]) -> list[tirx.Stmt]:
+    """Return the statements that TileLang schedules, which splits branches without an ``else``.
+
+    Args:
+        written: data pointers of the tensors that the loop writes.
+    """
+    out: list[tirx.Stmt] = []
+    for stmt in statements_of(body):
+        splits = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
+        if not splits or effects_in(stmt.condition) or _reads(stmt.condition, written):
+            out.append(stmt)
+            continue
+        inside = _statements(stmt.then_case, written)
+        names = [i for i, inner in enumerate(inside) if isinstance(inner, tirx.Bind)]
+        if names:  # what follows a name stays in its scope
+            inside[names[0] :] = [flatten(inside[names[0] :])]
+        out += [tirx.IfThenElse(stmt.condition, inner, None) for inner in inside]
+    return out
+
+
+def _reads(expr: tirx.PrimExpr, tensors: set[tirx.Var]) -> bool:
+    """Return True where ``expr`` reads one of ``tensors``, given by their data pointers."""
+    return any(
+        isinstance(node, tirx.BufferLoad) and node.buffer.data in tensors
+        for node in variables_and_loads(expr)
+    )
+
+
+def _check_schedule(
+    stmts: list[tirx.Stmt], guards: list[bool], loads: list[bool], annotations: dict
+) -> None:
+    """Refuse a schedule of the program's own in which a load runs before a wait that guards it."""
+    places = list(
+        zip(annotations["tl_pipeline_stage"], annotations["tl_pipeline_order"], strict=True)
+    )
+    if len(places) != len(stmts):
+        timed = [i for i, s in enumerate(stmts) if not isinstance(s, tirx.Bind)]
+        stmts, guards, loads = ([values[i] for i in timed] for values in (stmts, guards, loads))
+    if len(places) != len(stmts):
+        return  # TileLang refuses it, with the counts
+    for index, guard in enumerate(guards):
+        stage, order = map(int, places[index])
+        for later in range(index + 1, len(stmts)) if guard else ():
+            load_stage, load_order = map(int, places[later])
+            if loads[later] and (stage, order) > (load_stage, load_order):
+                raise LanguageError(
+                    f"{_wait_in(stmts[index])}: in stage {stage} of T.Pipelined, with order "
+                    f"{order}, runs after a load it guards, in stage {load_stage} with order "
+                    f"{load_order}; expected the stage and order of a wait not to exceed those of "
+                    "the loads after it"
+                    f"{location(stmts[index])}"
+                )
+
+
+def _wait_in(stmt: tirx.Stmt) -> str:
+    return name_of(calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations)[0])
+
+
+def _is_value(stmt: tirx.Stmt, written: set[tirx.Var]) -> bool:
+    """Return True for a name of a value that may be computed at any time, any number of times.
+
+    TileLang does not schedule these, and may already have replaced the name by its value: they are
+    not counted.
+
+    Args:
+        written: data pointers of the tensors that the loop writes.
+    """
+    is_value = isinstance(stmt, tirx.Bind) and not effects_in(stmt)
+    return is_value and not _reads(stmt.value, written)
+
+
+def _writers(body: tirx.Stmt) -> list[tirx.Call]:
+    """Builtins that write a tensor which loads of the same loop read."""
+    loads = loads_in(body)
+    return [call for call in builtins_in(body) if written_loads(call, loads)]
+
+
+def _refuse_writers(writers: list[tirx.Call], loop: tirx.For) -> None:
+    for call in writers:
+        raise LanguageError(
+            f"{name_of(call)}: writes a tensor from which T.Pipelined loads into memory "
+            f"that the loop writes otherwise, too; expected T.serial{location(loop)}"
+        )
+
+
+def _prepared(stmts: list[tirx.Stmt], loads: list[bool]) -> bool:
+    """Whether anything but a load writes shared memory that a load fills."""
+    filled = [
+        copy.args[1].args[0].buffer
+        for stmt, load in zip(stmts, loads, strict=True)
+        if load
+        for copy in calls_in(stmt, lambda c: op_name(c) in COPIES)
+    ]
+    return any(
+        _writes(stmt, buffer)
+        for stmt, load in zip(stmts, loads, strict=True)
+        if not load
+        for buffer in filled
+    )
+
+
+def _writes(stmt: tirx.Stmt, buffer: tirx.Buffer) -> bool:
+    def region(call: tirx.Call) -> bool:
+        name = op_name(call)
+        if name == "tl.region":
+            return call.args[0].buffer.same_as(buffer) and int(call.args[1]) & 2 != 0
+        return name == "tl.access_ptr" and call.args[0].buffer.same_as(buffer)
+
+    found = bool(calls_in(stmt, region))
+
+    def visit(node) -> None:
+        nonlocal found
+        found = found or (isinstance(node, tirx.BufferStore) and node.buffer.same_as(buffer))
+
+    tirx.stmt_functor.post_order_visit(stmt, visit)
+    return found
+
+
+def _mark_staged(call: tirx.Call) -> tirx.Call | None:
+    if GUARDS_LOADS not in call.annotations:
+        return None
+    annotations = {**call.annotations, STAGED: tirx.IntImm("bool", 1)}
+    return tirx.Call(call.dtype, call.op, call.args, annotations)

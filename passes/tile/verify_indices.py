@@ -1,0 +1,97 @@
+"""What has an effect is done once: not where TileLang evaluates an expression several times."""
+
+from __future__ import annotations
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ...builtins.errors import LanguageError
+from ..ir.memory_order import writes
+from ..ir.origin import hint_of, name_of
+from ..ir.walk import effects_in, location, rewrite_children
+
+_BINARY = (
+    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min,
+    tirx.Max, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE,
+)  # fmt: skip
+
+
+def verify_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Refuse builtins in an index, in the bound of a loop, and where arithmetic is made simpler, or
+    of several operations.
+
+    TileLang repeats indices and bounds as it needs them, in bounds checks, offsets and copies of
+    the loop; and signed quotients, in finding out their sign. It takes two equal calls for one
+    value. Parallel loops that fill fragments it runs once for each thread that holds an element.
+    The rank and the world size are values and may stand anywhere.
+
+    Before: ``A[T.tileweave.atom_add(...)] = 1``
+    After:  LanguageError; everything else stays as it is
+    """
+
+    def check(stmt: tirx.Stmt) -> tirx.Stmt:
+        rewrite_children(stmt, check)  # inner statements first: theirs is the line to name
+        if isinstance(stmt, tirx.For):
+            _refuse([stmt.min, stmt.extent], "in the bound of a loop", stmt)
+            _refuse_replicas(stmt)
+        if not effects_in(stmt):
+            return stmt
+        found: list[tuple[str, list[tirx.PrimExpr]]] = []
+
+        def visit(node) -> None:
+            if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
+                found.append(("in an index", list(node.indices)))
+            elif isinstance(node, tirx.Select):
+                found.append(("in what is chosen from, as T.abs is made of", [node]))
+            elif isinstance(node, (tirx.FloorDiv, tirx.FloorMod)) and node.dtype.startswith("int"):
+                found.append(("in a signed quotient or remainder", [node]))
+            elif isinstance(node, _BINARY):
+                found.append(("on both sides of an operator", _on_both_sides(node)))
+
+        post_order_visit(stmt, visit)
+        for where, expressions in found:
+            _refuse(expressions, where, stmt)
+        return stmt
+
+    check(func.body)
+    return func
+
+
+def _refuse_replicas(loop: tirx.For) -> None:
+    """Refuse what writes memory in a parallel loop that fills a fragment: of one that has fewer
+    elements than the block has threads, several threads hold each, and all do the round."""
+    if loop.kind != tirx.ForKind.PARALLEL:
+        return
+    fragments: list[str] = []
+
+    def visit(node) -> None:
+        if isinstance(node, tirx.BufferStore) and node.buffer.scope() == "local.fragment":
+            fragments.append(node.buffer.name)
+
+    post_order_visit(loop.body, visit)
+    for call in (c for c in effects_in(loop.body) if fragments and writes(c)):
+        raise LanguageError(
+            f"{name_of(call)}: stands in a parallel loop that fills the fragment "
+            f"{fragments[0]}, whose elements several threads may hold; expected a loop of its own, "
+            f"or shared memory{hint_of(call)}{location(loop)}"
+        )
+
+
+def _on_both_sides(node) -> list[tirx.PrimExpr]:
+    """Calls that are equal to one of the other side; those that give vectors stay apart."""
+    if tvm.DataType(str(node.a.dtype)).lanes > 1:
+        return []
+    others = effects_in(node.b)
+    return [
+        call for call in effects_in(node.a)
+        if any(tvm.ir.structural_equal(call, other) for other in others)
+    ]  # fmt: skip
+
+
+def _refuse(expressions: list[tirx.PrimExpr], where: str, stmt: tirx.Stmt) -> None:
+    for call in (c for e in expressions for c in effects_in(e)):
+        raise LanguageError(
+            f"{name_of(call)}: stands {where}, which may be evaluated more than once; "
+            f"expected its value in a variable first{location(stmt)}"
+        )

@@ -1,0 +1,286 @@
+"""Calls of plans on this rank's GPU: arguments are checked, then the steps go to CUDA streams."""
+
+from __future__ import annotations
+
+import numbers
+import threading
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from tilelang import tvm
+from tvm import tirx
+
+from ...builtins.errors import TileWeaveError
+from ...passes.ir.sizes import named
+from ..host.heap import SymmetricTensor
+from ..host.session import Session, current
+from ..kernel.dynamic import DynamicKernel, Turns
+from ..kernel.kernel import Kernel, capturing, compile
+from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
+from ..plans.plan import Launch, Plan
+from ..plans.sync_push import GUARD, hidden_name
+from .enqueue import enqueuer
+from .operations import Operations
+from .recorded_call import ReadyCall
+
+_FIRST = -1
+"""Priority of the stream whose kernel others wait for."""
+_READY = 64
+"""Calls that are kept ready."""
+
+
+class Calls:
+    """Calls of one plan, with the kernels, side streams and events they share."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._dynamic = bool(dynamic_extents(plan.parameters))
+        self._preparing = threading.RLock()  # one thread compiles what all launch
+        self._begin(None)
+
+    def _begin(self, session: Session | None) -> None:
+        """Forget what belongs to another session."""
+        self._session = session
+        self._kernels: dict[int, tuple[tirx.PrimFunc, Kernel]] = {}
+        self._streams: dict[str, torch.cuda.Stream] = {}
+        self._thread = _Thread()
+        self._turns = Turns()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        ready, tensors, addresses = self.ready(args, kwargs)
+        self._take_turns(ready.kernels)
+        ready(tensors, addresses)
+
+    def ready(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[ReadyCall, list[torch.Tensor], list[int]]:
+        """A call checked, with its tensors and where they lie; the first time also compiled,
+        collectively."""
+        session = self._here()
+        values = args
+        if kwargs or len(args) != len(self.plan.parameters):
+            values = bound(self.plan.name, self.plan.parameters, args, kwargs)
+        key, tensors, addresses = self._key(values)
+        known = self._thread.ready
+        ready = known.pop(key, None)
+        if ready is None or not ready.is_valid:
+            session.watchdog.raise_if_deadlocked()  # rather than compile with ranks that stand
+            with self._preparing:
+                ready = self._prepared(values, session)
+            if len(known) >= _READY:
+                del known[next(iter(known))]
+        known[key] = ready
+        return ready, tensors, addresses
+
+    def compile(self) -> None:
+        """See ``Plan.compile``."""
+        ranks = self._here().group.world_size
+        with self._preparing, ExitStack() as failed:
+            failed.callback(self.free)
+            for step in self.plan.launches_of_any_call(ranks):
+                self._kernel(step)
+            failed.pop_all()
+
+    def _here(self) -> Session:
+        """The current session, to which all belongs that is kept."""
+        session = current()
+        if session is not self._session:
+            self._begin(session)
+        return session
+
+    def _key(self, values: Sequence[Any]) -> tuple[Hashable, list[torch.Tensor], list[int]]:
+        """All that decides whether a call is legal and what it does, but for the addresses of
+        tensors that are not symmetric; None if it cannot be legal. With it the tensors, and where
+        they lie."""
+        key: list[Hashable] = [current_stream(self._session.group.device), capturing()]
+        tensors, addresses = [], []
+        for p, value in zip(self.plan.parameters, values, strict=True):
+            if p.shape is None:
+                if not isinstance(value, numbers.Number):
+                    return None, [], []
+                key.append(key_of(value))
+                continue
+            if p.symmetric and isinstance(value, SymmetricTensor):
+                value = value.all
+            if not isinstance(value, torch.Tensor):
+                return None, [], []
+            try:
+                address, shape, strides = value.data_ptr(), value.shape, value.stride()
+            except RuntimeError:
+                return None, [], []
+            if not address and value.numel():  # a fake of torch.compile's
+                return None, [], []
+            tensors.append(value)
+            addresses.append(address)
+            key += shape, strides, value.dtype, value.device
+            if p.symmetric:
+                key.append(address)
+        return tuple(key), tensors, addresses
+
+    def _take_turns(self, kernels: Iterable[Kernel]) -> None:
+        """Keep this call apart from one with other kernels, which dynamic sizes may bring."""
+        if self._dynamic and (ordered := tuple(id(k) for k in kernels if k.hidden)):
+            self._turns.take(ordered)
+
+    def _prepared(self, values: Sequence[Any], session: Session) -> ReadyCall:
+        """A call checked and its steps made ready, compiled if they are not."""
+        tensors: dict[str, torch.Tensor] = {}
+        scalars: dict[str, Any] = {}
+        for p, value in zip(self.plan.parameters, values, strict=True):
+            if p.shape is None:
+                scalars[p.name] = self._scalar(p, value)
+            else:
+                tensors[p.name] = self._tensor(p, value, session)
+        shapes = self._shapes(tensors)
+        ranks = session.group.world_size
+        for step in self.plan.launches(ranks, shapes, scalars):
+            self._kernel(step)
+        rank, recorded = session.group.rank, capturing()
+        steps = self.plan.trace(rank, ranks, shapes, scalars, recorded=recorded)
+        launches = [s for s in steps if isinstance(s, Launch)]
+        kernels = {id(s): self._kernel(s) for s in launches}
+        hidden: dict[str, torch.Tensor] = {}
+        for step in launches:
+            memory = kernels[id(step)].hidden_tensors
+            hidden |= {hidden_name(step.program, name): t for name, t in memory.items()}
+        symmetric = [p.name for p in self.plan.parameters if p.symmetric]
+        caller = torch.cuda.current_stream(session.group.device)
+        # torch makes the GPU's context this thread's, which the driver needs.
+        self._event(0, caller)
+        streams = {None: caller} | {s.stream: self._stream(s.stream, caller) for s in steps}
+        operations = Operations(
+            tensors, symmetric, hidden, streams, lambda n: self._event(n, caller)
+        ).of(steps, kernels)  # fmt: skip
+        native = None
+        if has_driver(session.group.device):
+            native = enqueuer(operations, list(tensors.values()))
+        distinct = {id(kernel): kernel for kernel in kernels.values()}
+        return ReadyCall(session.watchdog, operations, distinct.values(), native)
+
+    def free(self) -> None:
+        """See ``Plan.free``."""
+        for _, kernel in self._kernels.values():
+            kernel.free()
+        self._kernels.clear()
+        self._thread.ready.clear()
+
+    def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
+        """Of the tensors, of one rank's part if symmetric."""
+        found = {
+            p.name: tuple(tensors[p.name].shape)[1 if p.symmetric else 0 :]
+            for p in self.plan.parameters
+            if p.shape is not None
+        }
+        for name, shape in shapes_of(self.plan.parameters, found, self.plan.name).items():
+            if found[name] != shape:
+                raise self._refused(f"{name} has shape {found[name]}", str(shape))
+        return found
+
+    def _scalar(self, p: Parameter, value: Any) -> Any:
+        try:
+            return p.number(value)
+        except ValueError as error:
+            raise self._refused(f"{p.name}={value!r}", str(error)) from None
+
+    def _tensor(self, p: Parameter, value: Any, session: Session) -> torch.Tensor:
+        group, heap = session.group, session.heap
+        if p.symmetric:
+            if isinstance(value, SymmetricTensor):
+                value = value.all
+            elif not (isinstance(value, torch.Tensor) and heap.is_view_of_all(value)):
+                raise self._refused(f"{p.name}={_shown(value)}", "a tw.symmetric tensor")
+            part = value[group.rank]
+        elif isinstance(value, torch.Tensor):
+            part = value
+        else:
+            raise self._refused(f"{p.name}={_shown(value)}", "a torch tensor")
+        dtype = tvm.DataType(p.dtype).as_torch()
+        if part.dtype != dtype:
+            raise self._refused(f"{p.name} is of {part.dtype}", str(dtype))
+        if part.device != group.device:
+            raise self._refused(f"{p.name} is on {part.device}", str(group.device))
+        if not _has_memory(part):
+            kind = f"{type(part).__name__} of {part.layout}"
+            raise self._refused(f"{p.name} is a {kind} without memory of its own", "a dense tensor")
+        if not part.is_contiguous():
+            raise self._refused(
+                f"{p.name} has shape {tuple(part.shape)} and strides {part.stride()}",
+                "a contiguous tensor",
+            )
+        return value
+
+    def _refused(self, what: str, expected: str) -> TileWeaveError:
+        return TileWeaveError(f"{self.plan.name}: {what}; expected {expected}")
+
+    def _kernel(self, step: Launch) -> Kernel:
+        """The compiled kernel of a step. Collective the first time."""
+        if isinstance(step.kernel, Kernel) and step.kernel.program is step.program:
+            step.kernel.require(self._here())
+            return step.kernel
+        if isinstance(step.kernel, DynamicKernel) and step.kernel.runs(step.program):
+            return step.kernel.at(**step.sizes)
+        known = self._kernels.get(id(step.program))
+        if known is None:
+            if capturing():
+                raise TileWeaveError(
+                    f"{self.plan.name}: {named(step.program)} is not compiled yet; expected one "
+                    "call of the plan before it is captured in a CUDA graph"
+                )
+            kernel = compile(step.program, pass_configs=self.plan.pass_configs)
+            assert not isinstance(kernel, DynamicKernel)  # a step's program is for its sizes
+            known = self._kernels[id(step.program)] = step.program, kernel
+        return known[1]
+
+    def _stream(self, name: str | None, caller: torch.cuda.Stream) -> torch.cuda.Stream:
+        if name is None:
+            return caller
+        if name not in self._streams:
+            priority = _FIRST if name == GUARD else 0
+            self._streams[name] = torch.cuda.Stream(caller.device, priority=priority)
+        return self._streams[name]
+
+    def _event(self, n: int, caller: torch.cuda.Stream) -> int:
+        """The n-th event, which exists for the driver once it was recorded."""
+        events = self._thread.events
+        if n == len(events):
+            events.append(torch.cuda.Event())
+            events[n].record(caller)
+        return events[n].cuda_event
+
+
+class _Thread(threading.local):
+    """What calls from one thread share.
+
+    Attributes:
+        ready: what was checked and prepared, the least recently used first.
+        events: recorded and waited for at once, by no other thread.
+    """
+
+    def __init__(self) -> None:
+        self.ready: dict[Hashable, ReadyCall] = {}
+        self.events: list[torch.cuda.Event] = []
+
+
+def has_driver(device: torch.device) -> bool:
+    """Whether what the driver does can be enqueued without Python."""
+    return device.type == "cuda"
+
+
+def current_stream(device: torch.device) -> Hashable:
+    """What tells torch's current stream from others, sooner than ``torch.cuda.current_stream``."""
+    return torch._C._cuda_getCurrentStream(device.index)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return not tensor.is_nested and (tensor.data_ptr() != 0 or tensor.numel() == 0)
+    except RuntimeError:
+        return False
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"torch tensor {tuple(value.shape)}"
+    return repr(value)

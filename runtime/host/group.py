@@ -1,0 +1,192 @@
+"""The processes that work together: one a GPU, started by torchrun, or a single one without it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ...builtins.errors import TileWeaveError
+
+LOOK_EVERY_S = 1.0
+"""Time after which a rank that waits looks at what the others do, and again."""
+_POLL_S = 0.002
+_joined: Counter[str] = Counter()
+"""How often each process group was joined: what was left in the store is not read again."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who takes part and which GPU is ours."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    process_group: dist.ProcessGroup | None
+    store: dist.Store | None
+    gpus: tuple[str, ...] = field(default=(), compare=False)
+    """The UUID of each rank's GPU; empty where nobody has asked for them."""
+    _exchanged: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether some ranks have the same GPU, which serves one of them at a time."""
+        return len(set(self.gpus)) < len(self.gpus)
+
+    def exchange(
+        self, topic: str, value: str, timeout_s: float = 300.0,
+        look: Callable[[], None] | None = None,
+    ) -> list[str]:  # fmt: skip
+        """Every rank's ``value`` for ``topic``, in rank order. Collective, through the host only.
+
+        Args:
+            topic: what the ranks speak about; each rank's n-th call with it meets the others' n-th.
+            look: called about once a second of waiting; may raise why no more values will come.
+
+        Raises:
+            TileWeaveError: a rank did not come within ``timeout_s`` seconds.
+        """
+        if self.store is None:
+            return [value]
+        self._exchanged[topic] += 1
+        prefix = f"tileweave/{topic}/{self._exchanged[topic]}"
+        self.store.set(f"{prefix}/{self.rank}", value)
+        values = []
+        for peer in range(self.world_size):
+            key = f"{prefix}/{peer}"
+            if look is not None:
+                self._look_until(key, look, timeout_s)
+            try:
+                self.store.wait([key], timedelta(seconds=timeout_s))
+            except dist.DistStoreError as error:
+                raise TileWeaveError(
+                    f"{topic}: rank {self.rank} waited {timeout_s:g} s for rank {peer}; "
+                    "expected every rank to make the same calls in the same order"
+                ) from error
+            values.append(self.store.get(key).decode())
+        return values
+
+    def _look_until(self, key: str, look: Callable[[], None], timeout_s: float) -> None:
+        """Call ``look`` every second until a key is in the store, or the time is over."""
+        begin = looked = time.monotonic()
+        while self.store is not None and not self.store.check([key]):
+            now = time.monotonic()
+            if now - begin > timeout_s:
+                return
+            if now - looked > LOOK_EVERY_S:
+                looked = now
+                look()
+            time.sleep(_POLL_S)
+
+    def meet(self, topic: str, timeout_s: float = 300.0) -> None:
+        """Return when every rank has come here. Through the host only."""
+        self.exchange(topic, "", timeout_s)
+
+    def synchronize(self) -> None:
+        """Wait for all work on this rank's GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def join(process_group: dist.ProcessGroup | None = None) -> Group:
+    """This process's place: from ``process_group``, the default group, torchrun's variables, or
+    alone.
+
+    Raises:
+        TileWeaveError: no CUDA device.
+    """
+    if not torch.cuda.is_available():
+        raise TileWeaveError(
+            "init: this process sees no CUDA device; expected one GPU a rank (programs can still "
+            "be looked at with tw.emit and `tileweave emit`)"
+        )
+    # To a rank that is not in it, torch gives something else for a new group.
+    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+        raise TileWeaveError(
+            f"init: process_group={process_group!r}; expected a group of torch.distributed that "
+            "this rank is in"
+        )
+    devices = torch.cuda.device_count()
+    if "LOCAL_RANK" in os.environ:
+        local_rank = from_torchrun("LOCAL_RANK", 0)
+    else:  # without torchrun: whoever initialised torch.distributed has chosen the GPU
+        local_rank = torch.cuda.current_device() if dist.is_initialized() else 0
+    device = torch.device("cuda", local_rank % devices)
+    torch.cuda.set_device(device)
+    distributed = dist.is_initialized() or from_torchrun("WORLD_SIZE", 1) > 1
+    if not distributed:
+        return Group(0, 1, 0, device, None, None)
+
+    if not dist.is_initialized():
+        _initialise(local_rank, device)
+    process_group = process_group or dist.group.WORLD
+    rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+    name = process_group.group_name
+    _joined[name] += 1
+    store = dist.PrefixStore(
+        f"tileweave/{name}/{_joined[name]}",
+        dist.distributed_c10d._get_default_store(),
+    )
+    group = _knowing_gpus(Group(rank, world_size, local_rank, device, process_group, store))
+    if group.shares_gpus:
+        warnings.warn(
+            f"tileweave: {world_size} ranks on {len(set(group.gpus))} GPU(s): ranks share a GPU in "
+            "time slices, right but slow",
+            stacklevel=3,
+        )
+    indices = group.exchange("index of the GPU", str(device.index))
+    if len(set(indices)) < world_size:  # torch takes equal indices for one GPU
+        os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+    return group
+
+
+def from_torchrun(variable: str, least: int) -> int:
+    """One of the numbers that torchrun puts into the environment; ``least`` without it.
+
+    Raises:
+        TileWeaveError: it is no number, or less.
+    """
+    value = os.environ.get(variable, str(least))
+    if not value.isdecimal() or int(value) < least:
+        raise TileWeaveError(f"init: {variable}={value!r}; expected {least} or more, from torchrun")
+    return int(value)
+
+
+def _initialise(local_rank: int, device: torch.device) -> None:
+    """Initialise torch.distributed, left only when the process ends: torch cannot come back."""
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://"))
+    except ValueError as error:
+        raise TileWeaveError(
+            f"init: {error}; expected the variables of torchrun, or torch.distributed initialised"
+        ) from None
+    store.set_timeout(dist.constants.default_pg_timeout)
+    met = dist.PrefixStore("tileweave/before torch.distributed", store)
+    shared = _knowing_gpus(Group(rank, world_size, local_rank, device, None, met)).shares_gpus
+    dist.init_process_group(
+        "gloo" if shared else "cpu:gloo,cuda:nccl",  # NCCL takes a GPU once
+        store=dist.PrefixStore("default_pg", store),
+        rank=rank,
+        world_size=world_size,
+        device_id=None if shared else device,
+    )
+    atexit.register(_leave)
+
+
+def _knowing_gpus(group: Group) -> Group:
+    uuid = str(torch.cuda.get_device_properties(group.device).uuid)
+    return replace(group, gpus=tuple(group.exchange("GPUs", uuid)))
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

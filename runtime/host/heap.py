@@ -1,0 +1,254 @@
+"""The symmetric heap: memory that every rank has at the same offset, handed out in the same order
+on every rank."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, NoReturn
+
+import torch
+
+from ...builtins.errors import TileWeaveError
+from ...builtins.symmetric import is_symmetric_dtype, packed_strides
+from .group import Group
+from .memory import Memory
+
+ALIGNMENT = 1024
+
+
+class HeapExhausted(TileWeaveError, MemoryError):
+    """The symmetric heap has no room for an allocation."""
+
+
+class SymmetricTensor:
+    """A tensor that every rank has, each rank's copy within reach of all.
+
+    Attributes:
+        all: torch tensor (world_size, *shape): the copies of all ranks. What a ``W.Symmetric``
+            parameter takes.
+        local: torch tensor ``shape``: this rank's copy.
+        multicast: torch tensor ``shape`` at the address where ``W.multimem_*`` reach every copy, or
+            None where the machine has no NVLink multicast. For nothing else.
+        shape, dtype: of one copy.
+        offset: bytes from the start of the heap, the same on every rank.
+        nbytes: of one copy.
+    """
+
+    def __init__(self, heap: Heap, offset: int, shape: tuple[int, ...], dtype: torch.dtype):
+        self._heap = heap
+        self.offset, self.shape, self.dtype = offset, shape, dtype
+        self.nbytes = _nbytes(shape, dtype)
+        self.all = heap.view(offset, shape, dtype)
+        self.local = self.all[heap.group.rank]
+        self.multicast = heap.multicast_view(offset, shape, dtype)
+
+    def peer(self, rank: int) -> torch.Tensor:
+        """Torch tensor ``shape``: the copy of ``rank``."""
+        ranks = range(self._heap.group.world_size)
+        if type(rank) is bool or rank not in ranks:
+            raise TileWeaveError(f"peer: rank={rank!r}; expected 0 to {ranks[-1]}")
+        return self.all[int(rank)]
+
+    def free(self) -> None:
+        """Give the memory back. Collective: every rank frees the same tensors in the same order."""
+        self._heap.free(self)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether nobody has given its memory back, ``tw.finalize`` neither."""
+        return "all" in vars(self)
+
+    def forget(self) -> None:
+        """Its memory is another's from now on, or nobody's."""
+        del self.all, self.local, self.multicast
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("all", "local", "multicast"):
+            raise TileWeaveError(f"{name}: {self} was freed; expected a live symmetric tensor")
+        raise AttributeError(f"SymmetricTensor has no attribute {name!r}")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TileWeaveError(
+            f"copy: {self} is memory of all ranks; expected its .local to be copied or pickled"
+        )
+
+    def __repr__(self) -> str:
+        return f"SymmetricTensor(shape={self.shape}, dtype={self.dtype}, offset={self.offset})"
+
+
+class FreeList:
+    """Which bytes from ``start`` to ``end`` are free. The first hole that fits is used."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self._holes = [(start, end)]
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest hole."""
+        return max((end - start for start, end in self._holes), default=0)
+
+    def take(self, nbytes: int) -> int | None:
+        """Where ``nbytes`` bytes were free, or None."""
+        for index, (start, end) in enumerate(self._holes):
+            if end - start >= nbytes:
+                self._holes[index] = (start + nbytes, end)
+                return start
+        return None
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Free what ``take`` took; neighbouring holes merge."""
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted([*self._holes, (offset, offset + nbytes)]):
+            if merged and merged[-1][1] == start:
+                start = merged.pop()[0]
+            merged.append((start, end))
+        self._holes = merged
+
+
+class Heap:
+    """This group's symmetric memory.
+
+    Args:
+        memory: of every rank of ``group``.
+        reserved: bytes at its start kept for the runtime.
+    """
+
+    def __init__(self, group: Group, memory: Memory, reserved: int) -> None:
+        self.group = group
+        self.base, self.stride, self.nbytes = memory.base, memory.stride, memory.nbytes
+        self._memory = memory
+        self._free = FreeList(reserved, memory.nbytes)
+        self._live: list[SymmetricTensor] = []
+        self._storage = torch._C._construct_storage_from_data_pointer(
+            self.base, group.device, self.stride * group.world_size
+        )
+        self.unchecked_storage = torch._C._construct_storage_from_data_pointer(
+            self.base, group.device, 1 << 60
+        )
+        """Storage at the heap's address that claims any size: for arguments that are never looked
+        at."""
+        self.view(0, (self.nbytes,), torch.uint8)[group.rank].zero_()
+        group.synchronize()
+
+    def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Torch tensor (world_size, *shape) over the bytes from ``offset`` of every rank's heap."""
+        itemsize = dtype.itemsize
+        tensor = torch.empty(0, dtype=dtype, device=self.group.device)
+        return tensor.set_(
+            self._storage,
+            offset // itemsize,
+            (self.group.world_size, *shape),
+            (self.stride // itemsize, *packed_strides(shape)),
+        )
+
+    def is_view_of_all(self, tensor: torch.Tensor) -> bool:
+        """Return whether ``tensor`` is memory of this heap, one part for each rank.
+
+        An axis of extent 1 has no stride that means anything: views of torch change it.
+        """
+        ranks = self.group.world_size
+        return (
+            tensor.ndim > 0
+            and len(tensor) == ranks
+            and self.base <= tensor.data_ptr() < self.base + self.stride
+            and (ranks == 1 or tensor.stride(0) * tensor.itemsize == self.stride)
+        )
+
+    def multicast_view(
+        self, offset: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """Torch tensor ``shape`` over the bytes from ``offset`` at the multicast address."""
+        if not self._memory.multicast:
+            return None
+        storage = torch._C._construct_storage_from_data_pointer(
+            self._memory.multicast, self.group.device, self.nbytes
+        )
+        tensor = torch.empty(0, dtype=dtype, device=self.group.device)
+        return tensor.set_(storage, offset // dtype.itemsize, shape, packed_strides(shape))
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> SymmetricTensor:
+        """A zeroed symmetric tensor; see ``tw.symmetric``."""
+        is_plain = isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
+        if not is_plain or not is_symmetric_dtype(dtype.itemsize):
+            raise TileWeaveError(
+                f"symmetric: dtype={dtype!r}; expected a torch.dtype with elements of 1, 2, 4, 8 "
+                "or 16 bytes, not quantized"
+            )
+        shape = _extents(shape)
+        self._agree(f"allocate {shape} {dtype}")
+        nbytes = _nbytes(shape, dtype)
+        offset = self._free.take(_aligned(nbytes))
+        if offset is None:
+            raise HeapExhausted(
+                f"symmetric: {nbytes} bytes for shape={shape} dtype={dtype} do not fit into the "
+                f"symmetric heap of {self.nbytes} bytes, {self._free.largest} of them free in one "
+                "piece; expected a larger TILEWEAVE_HEAP_BYTES"
+            )
+        tensor = SymmetricTensor(self, offset, shape, dtype)
+        self._live.append(tensor)
+        tensor.local.zero_()
+        self.group.synchronize()
+        self.group.meet("symmetric heap: zeroed")
+        return tensor
+
+    def free(self, tensor: SymmetricTensor) -> None:
+        """Return a tensor's memory."""
+        if tensor not in self._live:
+            raise TileWeaveError(
+                f"free: {tensor} is not allocated; expected a live symmetric tensor"
+            )
+        self._agree(f"free {tensor.offset}")
+        self.group.synchronize()
+        self.group.meet("symmetric heap: idle")
+        self._live.remove(tensor)
+        tensor.forget()
+        self._free.give(tensor.offset, _aligned(tensor.nbytes))
+
+    def describe(self, address: int) -> str:
+        """In words, what stands at an address."""
+        rank, offset = divmod(address - self.base, self.stride)
+        if not 0 <= rank < self.group.world_size:
+            return f"{address:#x}"
+        for tensor in self._live:
+            if tensor.offset <= offset < tensor.offset + tensor.nbytes:
+                element = (offset - tensor.offset) // tensor.dtype.itemsize
+                place: list[int] = []
+                for extent in reversed(tensor.shape):
+                    element, index = divmod(element, extent)
+                    place.insert(0, index)
+                return f"{[rank, *place]} of {tensor!r}"
+        return f"byte {offset} of rank {rank}'s heap"
+
+    def close(self) -> None:
+        """Unmap the memory. Kernels that use it must have ended on every rank."""
+        for tensor in self._live:
+            tensor.forget()
+        self._live.clear()
+        self._memory.close()
+
+    def _agree(self, what: str) -> None:
+        for peer, theirs in enumerate(self.group.exchange("symmetric heap", what)):
+            if theirs != what:
+                raise TileWeaveError(
+                    f"symmetric heap: rank {self.group.rank} does `{what}` where rank {peer} "
+                    f"does `{theirs}`; expected the same calls in the same order on every rank"
+                )
+
+
+def _extents(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    try:
+        found = tuple(map(operator.index, shape))
+    except TypeError:
+        found = (0,)
+    if any(s < 1 for s in found) or bool in map(type, shape):
+        raise TileWeaveError(f"symmetric: shape={shape}; expected positive integers")
+    return found
+
+
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _aligned(nbytes: int) -> int:
+    return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,79 @@
+"""Compile many programs at a time, before they are needed one after the other."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tilelang
+import torch
+from tvm import tirx
+
+from ... import passes
+from ...codegen.names import names_kept
+from ..host.session import Session, current
+from ..plans.plan import Plan
+from .kernel import for_group
+
+
+def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan]) -> int:
+    """Fill TileLang's cache with what ``tw.compile`` and first calls of plans will look up there.
+
+    The ranks of a node share the programs out among them, and each compiles as many at a time as
+    there are cores for it. What does not compile is left to those who need it: they raise.
+    Collective, with the same programs in the same order.
+
+    Args:
+        programs: any; plans without scalars; extents are numbers. Of equal ones, one is compiled.
+
+    Returns:
+        How many different kernels they have.
+    """
+    session = current()
+    group = session.group
+    kernels = _kernels(programs, session)
+    hosts = group.exchange("compile ahead", socket.gethostname())
+    here = [rank for rank, host in enumerate(hosts) if host == hosts[group.rank]]
+    ours = kernels[here.index(group.rank) :: len(here)]
+    workers = max(1, len(os.sched_getaffinity(0)) // len(here))
+    with ThreadPoolExecutor(workers, "compile", _take_gpu, (group.device,)) as pool:
+        futures = [pool.submit(_compile, kernel, options) for kernel, options in ours]
+    for future in futures:
+        future.exception()  # whoever compiles it again raises it
+    group.meet("compiled ahead", timeout_s=3600.0)
+    return len(kernels)
+
+
+def _kernels(
+    programs: Iterable[tirx.PrimFunc | Plan], session: Session
+) -> list[tuple[tirx.PrimFunc, dict[str, Any]]]:
+    """What TileLang is to compile, and with which options, as ``tw.compile`` says it."""
+    found: dict[str, tuple[tirx.PrimFunc, dict[str, Any]]] = {}
+    for program in programs:
+        configs = program.pass_configs if isinstance(program, Plan) else {}
+        funcs = (
+            program.kernels(session.group.world_size) if isinstance(program, Plan) else [program]
+        )
+        for func in funcs:
+            func, theirs = passes.split_options(func, configs)
+            try:
+                kernel = for_group(func, session)
+            except Exception:
+                continue
+            options = {"pass_configs": theirs, "out_idx": None}
+            found.setdefault(f"{kernel.script()}{theirs}", (kernel, options))
+    return list(found.values())
+
+
+def _compile(kernel: tirx.PrimFunc, options: dict[str, Any]) -> None:
+    with names_kept(kernel):
+        tilelang.compile(kernel, **options)
+
+
+def _take_gpu(device: torch.device) -> None:
+    """Each thread has its own current GPU."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)

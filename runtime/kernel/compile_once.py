@@ -1,0 +1,44 @@
+"""One rank of a node compiles, the others load what it compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ...builtins.errors import TileWeaveError
+from ..host.group import Group
+
+T = TypeVar("T")
+
+
+def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
+    """Run ``compile`` on the first rank of each node, then on the others, which find it in the
+    cache.
+
+    Collective. A failure is an error on every rank of the group.
+
+    Raises:
+        TileWeaveError: another rank failed; its message is inside.
+    """
+    said = group.exchange("compile", what)
+    if len(set(said)) > 1:
+        raise TileWeaveError(
+            f"compile: the ranks compile different programs, {said}; expected the same on every "
+            "rank"
+        )
+    result: list[T] = []
+    for turn, ours in (("first", group.local_rank == 0), ("others", group.local_rank != 0)):
+        outcome = ""
+        failure: Exception | None = None
+        if ours:
+            try:
+                result.append(compile())
+            except Exception as error:
+                failure, outcome = error, f"{type(error).__name__}: {error}"
+        outcomes = group.exchange(f"compile: {turn}", outcome, timeout_s=3600.0)
+        if failure is not None:
+            raise failure
+        for peer, reason in enumerate(outcomes):
+            if reason:
+                raise TileWeaveError(f"compile {what}: failed on rank {peer}: {reason}")
+    return result[0]

@@ -1,0 +1,30 @@
+"""Programs with the ``pass_configs`` they are compiled with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import tirx
+
+from ...builtins.errors import TileWeaveError
+from ...passes import split_options
+from ..plans.plan import Plan
+
+
+def configured(op: str, program: Any, configs: Mapping[str, Any] | None) -> Any:
+    """``program``, compiled with those of ``configs`` that are ours; all kernels of a plan.
+
+    Raises:
+        TileWeaveError: an option that there is not, or options for what is no program.
+    """
+    if not configs:
+        return program
+    if isinstance(program, Plan):
+        return program.with_configs(configs)
+    if not isinstance(program, tirx.PrimFunc):
+        raise TileWeaveError(
+            f"{op}: pass_configs={dict(configs)} of {program!r}; expected them with a "
+            "T.prim_func or a tw.plan"
+        )
+    return split_options(program, configs)[0]

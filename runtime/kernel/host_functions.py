@@ -1,0 +1,57 @@
+"""What the host part of a compiled program asks at each launch; see ``passes/tile/bind_runtime.py``."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import tvm_ffi
+
+from ...builtins.errors import TileWeaveError
+from ...passes.tile.bind_runtime import BIND, REQUIRE_MULTICAST
+from ..host.native import library
+from ..host.session import Session, current
+
+_Words = ctypes.POINTER(ctypes.c_int64)
+"""A TVMFFIAny is two words; its value stands in the second."""
+
+_VALUES: dict[str, Callable[[Session], int]] = {
+    "tileweave.context": lambda session: session.context.address,
+    "tileweave.rank": lambda session: session.group.rank,
+    "tileweave.world_size": lambda session: session.group.world_size,
+}
+
+
+def register() -> None:
+    """Register the functions that ``bind_runtime`` makes programs call."""
+    tvm_ffi.register_global_func(BIND, f=_bind, override=True)
+    tvm_ffi.register_global_func(REQUIRE_MULTICAST, f=require_multicast, override=True)
+
+
+def say(session: Session | None) -> None:
+    """Let the native part, or Python if there is none, answer for ``session`` from now on; for None
+    nobody does."""
+    native = library()
+    if native is not None:
+        values = {} if session is None else {name: of(session) for name, of in _VALUES.items()}
+        native.say(_bind, values)
+    tvm_ffi.register_global_func(BIND, f=_bind if native is None else native.bind, override=True)
+
+
+def _bind(slots: ctypes.c_void_p, names: str) -> None:
+    session = current()
+    words = ctypes.cast(slots, _Words)
+    for index, name in enumerate(names.split(",")):
+        words[2 * index + 1] = _VALUES[name](session)
+
+
+def require_multicast(kernel: str) -> None:
+    """Raise TileWeaveError, naming ``kernel``, where the machine has no usable multicast."""
+    from ..host.topology import topology
+
+    multicast = topology().multicast
+    if not multicast:
+        raise TileWeaveError(
+            f"{kernel}: uses multimem instructions, but this machine has no usable NVLink "
+            "multicast; expected one that has (`tileweave doctor` says why not)"
+        )

@@ -1,0 +1,239 @@
+"""Compile a program for the group and load it onto this rank's GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import tilelang
+import torch
+from tilelang import tvm
+from tilelang.jit import JITKernel
+from tilelang.jit.adapter.tvm_ffi import TVMFFIKernelAdapter
+from tvm import tirx
+from tvm.runtime import Executable
+
+from ... import passes
+from ...builtins.declare import builtin_of
+from ...builtins.errors import TileWeaveError
+from ...codegen.names import names_kept
+from ...passes.ir.implicit import Hidden, hidden_of
+from ...passes.ir.sizes import named
+from ...passes.ir.walk import builtins_in
+from ..host.heap import HeapExhausted, SymmetricTensor
+from ..host.session import Session, current, init
+from ..plans.parameters import Parameter, bound, parameters_of
+from .compile_once import compile_once
+from .host_functions import require_multicast
+from .warm import warm
+
+if TYPE_CHECKING:
+    from .dynamic import DynamicKernel
+
+
+class Kernel:
+    """A compiled program: call it as a TileLang kernel; symmetric tensors may be passed as they
+    are.
+
+    Attributes of the TileLang kernel inside (``get_kernel_source``, ``get_profiler``, ...) are its
+    own too; ``program`` is the ``T.prim_func`` it was made of. ``hidden`` is the memory that the
+    compiler added, by name: counters, and what ``W.alloc_symmetric`` asks for; ``hidden_tensors``
+    the same as torch tensors, of all ranks where it is symmetric.
+    """
+
+    def __init__(
+        self,
+        kernel: JITKernel,
+        program: tirx.PrimFunc,
+        hidden: Mapping[str, torch.Tensor | SymmetricTensor] = MappingProxyType({}),
+        session: Session | None = None,
+    ) -> None:
+        """
+        Args:
+            session: in which it is compiled, with which its memory goes.
+        """
+        self._session = session
+        self.kernel, self.program, self.hidden = kernel, program, hidden
+        _, self.hidden_tensors = tensors_of((), dict(hidden))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        session = current()
+        self.require(session)
+        watchdog = session.watchdog
+        watchdog.raise_if_deadlocked()
+        if kwargs or len(args) != len(self._inputs):
+            args = bound(str(self.program.attrs["global_symbol"]), self._inputs, args, kwargs)
+        try:
+            positional, _ = tensors_of(args, {})
+            return self.launch(*positional, *self.hidden_tensors.values())
+        except Exception:
+            watchdog.raise_if_deadlocked()
+            raise
+
+    def require(self, session: Session) -> None:
+        """Raise TileWeaveError unless it was compiled in ``session``."""
+        if self._session is not None and self._session is not session:
+            raise TileWeaveError(
+                f"{self.program.attrs['global_symbol']}: compiled before tw.finalize; expected "
+                "tw.compile after the last tw.init"
+            )
+
+    @cached_property
+    def _inputs(self) -> list[Parameter]:
+        """What a call gives: of the program's parameters those that are no outputs."""
+        outputs = getattr(getattr(self.kernel, "adapter", None), "result_idx", None) or ()
+        return [p for i, p in enumerate(parameters_of(self.program)) if i not in outputs]
+
+    @cached_property
+    def launch(self) -> Callable[..., Any]:
+        """Takes all tensors and numbers of the program, then the hidden ones, and launches on
+        torch's current stream: what TileLang compiled, without what stands before it."""
+        adapter = getattr(self.kernel, "adapter", None)
+        if not isinstance(adapter, TVMFFIKernelAdapter) or adapter.result_idx:
+            return self.kernel
+        compiled = adapter.get_exportable_executable()
+        return (compiled.jit() if isinstance(compiled, Executable) else compiled)["main"]
+
+    def free(self) -> None:
+        """Give hidden memory back; no launch may follow. Collective, in the same order everywhere.
+
+        ``tw.finalize`` does it for all that is left.
+        """
+        for memory in self.hidden.values():
+            if isinstance(memory, SymmetricTensor) and memory.is_live:
+                memory.free()
+        self.hidden, self.hidden_tensors = {}, {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "kernel":  # of a copy that has nothing yet
+            raise AttributeError(name)
+        return getattr(self.kernel, name)
+
+
+def compile(func: tirx.PrimFunc, **options: Any) -> Kernel | DynamicKernel:
+    """Compile ``func`` for the group, once a node, and load it onto this rank's GPU. Collective.
+
+    The group's size and the heap's stride become constants of the program; the rank does not, so
+    the same kernel serves every rank. A program whose inferred synchronisation depends on dynamic
+    extents is compiled later, for each set of sizes; see ``DynamicKernel``.
+
+    Args:
+        func: a ``@T.prim_func``.
+        options: those of ``tilelang.compile``; ``pass_configs`` may hold ours, too:
+            ``tileweave.reuse``, ``tileweave.granule``, ``tileweave.verify``,
+            ``tileweave.resident_blocks``.
+
+    Raises:
+        LanguageError: reads and writes of symmetric tensors cannot be ordered.
+        TileWeaveError: ``func`` is no PrimFunc, an option is not supported, or compiling failed on
+            some rank.
+    """
+    if (backend := options.get("execution_backend")) not in (None, "auto", "tvm_ffi"):
+        raise TileWeaveError(
+            f"compile: execution_backend={backend!r} has no host code that could bind the rank; "
+            "expected 'auto' or 'tvm_ffi'"
+        )
+    if not isinstance(func, tirx.PrimFunc):
+        raise TileWeaveError(f"compile: {func!r}; expected a T.prim_func")
+    if unknown := [f"{n}={v!r}" for n, v in options.items() if n not in _OPTIONS]:
+        raise TileWeaveError(f"compile: {', '.join(unknown)}; expected {', '.join(_OPTIONS)}")
+    outputs = _own_outputs(options.get("out_idx"), parameters_of(func))
+    session = init()
+    func, options["pass_configs"] = passes.split_options(func, options.get("pass_configs") or {})
+    options["out_idx"] = outputs
+    if passes.needs_sizes(func):
+        from .dynamic import DynamicKernel
+
+        return DynamicKernel(func, options)
+    return compiled(func, options, session)
+
+
+def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) -> Kernel:
+    """``func``, which needs no sizes, compiled and loaded. Collective.
+
+    Args:
+        options: those of ``tilelang.compile``.
+    """
+    name = str(func.attrs["global_symbol"])
+    program = for_group(func, session)
+    if any(builtin_of(c).name.startswith("multimem") for c in builtins_in(program.body)):
+        require_multicast(name)
+    what = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
+    with names_kept(program):
+        kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
+    warm(kernel, session)
+    return Kernel(kernel, func, _memories(hidden_of(program), session), session)
+
+
+def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
+    """``func`` with the group's size, the heap's stride and all that is inferred: what TileLang
+    compiles."""
+    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    mod = passes.run_group(mod, session.group.world_size, session.heap.stride)
+    (program,) = mod.functions.values()
+    return program
+
+
+_OPTIONS = tuple(inspect.signature(tilelang.compile).parameters)[1:]
+"""Those of ``tilelang.compile``."""
+
+
+def capturing() -> bool:
+    """Whether torch's current stream is recorded into a CUDA graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _own_outputs(out_idx: Any, parameters: Sequence[Parameter]) -> list[int] | int | None:
+    """Outputs counted from the start: hidden parameters stand behind the program's own."""
+    if out_idx is None:
+        return None
+    given = list(out_idx) if isinstance(out_idx, (list, tuple)) else [out_idx]
+    legal = {
+        at: i
+        for i, p in enumerate(parameters)
+        for at in (i, i - len(parameters))
+        if p.shape is not None and not p.symmetric
+    }
+    if not all(type(i) is int and i in legal for i in given):
+        raise TileWeaveError(
+            f"compile: out_idx={out_idx!r}; expected {', '.join(map(str, sorted(legal)))}: each "
+            "call makes a T.Tensor for it"
+        )
+    found = [legal[i] for i in given]
+    return found if isinstance(out_idx, (list, tuple)) else found[0]
+
+
+def _memories(
+    hidden: Iterable[Hidden], session: Session
+) -> dict[str, torch.Tensor | SymmetricTensor]:
+    """All of them, by name, or none."""
+    made: dict[str, torch.Tensor | SymmetricTensor] = {}
+    try:
+        for each in hidden:
+            made[each.name] = _memory(each, session)
+    except HeapExhausted:
+        for memory in made.values():
+            if isinstance(memory, SymmetricTensor):
+                memory.free()
+        raise
+    return made
+
+
+def _memory(hidden: Hidden, session: Session) -> torch.Tensor | SymmetricTensor:
+    dtype = tvm.DataType(hidden.dtype).as_torch()
+    if hidden.symmetric:
+        return session.heap.allocate(hidden.shape, dtype)
+    return torch.zeros(hidden.shape, dtype=dtype, device=session.group.device)
+
+
+def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call, symmetric tensors replaced by their torch tensors of all ranks."""
+
+    def tensor(argument: Any) -> Any:
+        return argument.all if isinstance(argument, SymmetricTensor) else argument
+
+    return [tensor(a) for a in args], {name: tensor(a) for name, a in kwargs.items()}

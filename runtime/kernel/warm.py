@@ -1,0 +1,80 @@
+"""Load a compiled program's module before anything overlaps.
+
+CUDA loads a module at its first launch, and loading may wait for kernels that run: a first launch
+beside a kernel that spins can hang. So the launch is recorded once, into a graph that is thrown
+away: everything is loaded, nothing runs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from tilelang import tvm
+from tilelang.jit import JITKernel
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit, substitute
+
+from ..host.session import Session
+
+SCALAR = 1
+EXTENT = 128
+"""What stands in for sizes that only a call knows; a TMA descriptor takes it for every type."""
+
+
+def warm(kernel: JITKernel, session: Session) -> bool:
+    """Load ``kernel`` on this GPU without running it.
+
+    Returns:
+        False, with a warning, if the program takes none of the stand-ins: call such a kernel once
+            before overlapping it.
+    """
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            kernel(*_stand_ins(kernel, session))
+    except Exception as error:
+        name = kernel.prim_func.attrs["global_symbol"]
+        warnings.warn(
+            f"tileweave: {name} could not be loaded ahead of its first call ({error}); call it "
+            "once before overlapping it with other kernels",
+            stacklevel=3,
+        )
+        return False
+    return True
+
+
+def _stand_ins(kernel: JITKernel, session: Session) -> list[Any]:
+    """Arguments of the right types that are never looked at."""
+    func = kernel.prim_func
+    outputs = {i % len(func.params) for i in kernel.out_idx or ()}
+    scalars = {p: tirx.IntImm(p.dtype, SCALAR) for p in func.params if "int" in str(p.dtype)}
+    arguments: list[Any] = []
+    for index, parameter in enumerate(func.params):
+        if index in outputs:
+            continue
+        buffer = func.buffer_map.get(parameter)
+        if buffer is None:
+            arguments.append(SCALAR)
+            continue
+        tensor = torch.empty(
+            0, dtype=kernel.params[index].torch_dtype(), device=session.group.device
+        )
+        shape, strides = (
+            [_extent(e, scalars) for e in es] for es in (buffer.shape, buffer.strides)
+        )
+        arguments.append(tensor.set_(session.heap.unchecked_storage, 0, shape, strides))
+    return arguments
+
+
+def _extent(expr: Any, scalars: dict[tirx.Var, tirx.PrimExpr]) -> int:
+    """``expr`` with every symbol in it replaced by its stand-in."""
+    symbols: dict[tirx.Var, tirx.PrimExpr] = {}
+
+    def collect(node: Any) -> None:
+        if isinstance(node, tirx.Var):
+            symbols[node] = scalars.get(node, tirx.IntImm(node.dtype, EXTENT))
+
+    post_order_visit(expr, collect)
+    return int(tvm.arith.Analyzer().simplify(substitute(expr, symbols)))

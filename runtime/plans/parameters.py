@@ -1,0 +1,175 @@
+"""What a program or a plan takes: tensors and scalars, by name, type and shape."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import tilelang.language as T
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit, substitute
+
+from ...builtins.errors import TileWeaveError
+from ...builtins.symmetric import is_symmetric
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter.
+
+    Attributes:
+        dtype: of an element, or of the scalar, in TileLang's words.
+        shape: extents, numbers or expressions; of one rank's part if ``symmetric``; None for a
+            scalar.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple | None = None
+    symmetric: bool = False
+
+    @staticmethod
+    def of(name: str, annotation: Any) -> Parameter | None:
+        """The parameter that an annotation of a ``T.prim_func`` declares; None if it is none."""
+        if isinstance(annotation, tirx.Buffer):
+            symmetric = is_symmetric(annotation)
+            shape = tuple(int(e) if isinstance(e, tirx.IntImm) else e for e in annotation.shape)
+            return Parameter(
+                name, str(annotation.dtype), shape[1:] if symmetric else shape, symmetric
+            )
+        if isinstance(annotation, T.dtype):
+            return Parameter(name, str(annotation))
+        return None
+
+    @property
+    def extents(self) -> tuple:
+        """Those of its shape; of a scalar none."""
+        return self.shape or ()
+
+    def number(self, value: Any) -> int | float:
+        """``value`` as Python's number, where it is one of this scalar's type.
+
+        Raises:
+            ValueError: it is not; says what is expected.
+        """
+        kind, what = numbers.Real, "a number"
+        if "int" in self.dtype:
+            kind, what = numbers.Integral, "an integer"
+        if not issubclass(type(value), kind):
+            raise ValueError(f"{what} ({self.dtype})")
+        if kind is numbers.Real:
+            return int(value) if self.dtype == "bool" else float(value)
+        count = 1 << tvm.DataType(self.dtype).bits
+        low = 0 if self.dtype.startswith("uint") else -count // 2
+        if not low <= value < low + count:
+            raise ValueError(f"{low} to {low + count - 1} ({self.dtype})")
+        return int(value)
+
+    def across(self, shape: Shape, world_size: int) -> Shape:
+        """The shape a program sees of a tensor whose part is ``shape``: with the rank axis."""
+        return (world_size, *shape) if self.symmetric else shape
+
+
+def key_of(number: Any) -> Hashable:
+    """What tells a scalar from every other: 0.0 equals -0.0, and 1 equals 1.0."""
+    return type(number), repr(number)
+
+
+@lru_cache(maxsize=256)
+def parameters_of(func: tirx.PrimFunc) -> tuple[Parameter, ...]:
+    """The parameters of a ``T.prim_func`` not yet compiled for a group."""
+    found = []
+    for param in func.params:
+        buffer = func.buffer_map.get(param)
+        if buffer is None:
+            found.append(Parameter(param.name, str(param.dtype)))
+        else:
+            found.append(Parameter.of(buffer.name, buffer))
+    return tuple(found)
+
+
+def dynamic_extents(parameters: Iterable[Parameter]) -> dict[str, tirx.Var]:
+    """The extents that are known only when the program runs, by name."""
+    return {e.name: e for p in parameters for e in p.extents if isinstance(e, tirx.Var)}
+
+
+def bound(
+    where: str, parameters: Iterable[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The arguments of a call in the order of ``parameters``.
+
+    Raises:
+        TileWeaveError: one that is missing, or that there is not.
+    """
+    kind, names = inspect.Parameter.POSITIONAL_OR_KEYWORD, [p.name for p in parameters]
+    try:
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TileWeaveError(f"{where}: {error}; expected ({', '.join(names)})") from None
+    return tuple(given.values())
+
+
+def shapes_of(
+    parameters: Iterable[Parameter], given: Mapping[str, Shape], where: str,
+    extents: Mapping[str, int] | None = None,
+) -> dict[str, Shape]:  # fmt: skip
+    """The declared shape of every tensor; those of the tensors given show what is dynamic.
+
+    Args:
+        extents: dynamic ones by name, as far as they are told rather than shown.
+
+    Raises:
+        TileWeaveError: an extent that nothing given shows, or a tensor with other axes.
+    """
+    tensors = [p for p in parameters if p.shape is not None]
+    sizes = shown_sizes(tensors, given, extents)
+    for p in tensors:
+        shape = given.get(p.name, p.extents)
+        if len(shape) != len(p.extents) and dynamic_extents([p]):  # the size is not what is missing
+            raise TileWeaveError(
+                f"{where}: {p.name} has shape {shape}; expected {len(p.extents)} axes"
+            )
+    return {p.name: tuple(_size(e, sizes, p, where) for e in p.extents) for p in tensors}
+
+
+def shown_sizes(
+    parameters: Iterable[Parameter], given: Mapping[str, Shape],
+    extents: Mapping[str, int] | None = None,
+) -> dict[str, int]:  # fmt: skip
+    """The dynamic extents that are told, or that the shapes given show, by name."""
+    sizes = dict(extents or {})
+    for p in parameters:
+        if p.shape is not None and len(given.get(p.name, ())) == len(p.shape):
+            for extent, size in zip(p.shape, given[p.name], strict=True):
+                if isinstance(extent, tirx.Var):
+                    sizes.setdefault(extent.name, int(size))
+    return sizes
+
+
+def _size(extent: Any, sizes: Mapping[str, int], p: Parameter, where: str) -> int:
+    if isinstance(extent, int):
+        return extent
+    variables: dict[str, tirx.Var] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.Var):
+            variables[node.name] = node
+
+    post_order_visit(extent, visit)
+    missing = [name for name in variables if name not in sizes]
+    if missing:
+        raise TileWeaveError(
+            f"{where}: {extent} of {p.name} is dynamic; expected an input that shows its size, or "
+            f"its size: {', '.join(f'{n}=...' for n in missing)} "
+            f"({' '.join(f'--size {n}=...' for n in missing)} on the command line)"
+        )
+    known = {v: tirx.IntImm(v.dtype, sizes[name]) for name, v in variables.items()}
+    return int(tvm.arith.Analyzer().simplify(substitute(extent, known)))

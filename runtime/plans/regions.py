@@ -1,0 +1,178 @@
+"""Parts of tensors, as plans name them, and the rows that a copy engine moves."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...builtins.errors import TileWeaveError
+from .parameters import Parameter, Shape
+
+
+class RegionError(TileWeaveError, IndexError):
+    """An index outside of a tensor, or of a kind that a region cannot have."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Part of a tensor parameter, or all of it: what steps read and write.
+
+    Indexing by integers and slices gives a smaller region. The first axis of a symmetric tensor is
+    the rank.
+
+    Attributes:
+        whole: shape of the tensor as the plan sees it.
+        start, extent: along every axis of the tensor, in elements.
+        axes: those that an integer has not removed.
+        shape: extents along ``axes``.
+    """
+
+    parameter: Parameter
+    whole: Shape
+    start: Shape
+    extent: Shape
+    axes: tuple[int, ...]
+
+    @staticmethod
+    def of(parameter: Parameter, whole: Shape) -> Region:
+        """All of a tensor."""
+        return Region(parameter, whole, (0,) * len(whole), whole, tuple(range(len(whole))))
+
+    @property
+    def is_whole(self) -> bool:
+        return self.extent == self.whole and len(self.axes) == len(self.whole)
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.extent[a] for a in self.axes)
+
+    @property
+    def dtype(self) -> str:
+        return self.parameter.dtype
+
+    @property
+    def key(self) -> tuple:
+        """The region as an index of the whole tensor."""
+        return tuple(
+            slice(s, s + e) if axis in self.axes else s
+            for axis, (s, e) in enumerate(zip(self.start, self.extent, strict=True))
+        )
+
+    @property
+    def rank(self) -> int | None:
+        """Whose memory it is in: one rank's, or the own (None)."""
+        return self.start[0] if self.parameter.symmetric else None
+
+    def overlaps(self, other: Region) -> bool:
+        """Whether they have an element in common."""
+        if self.parameter.name != other.parameter.name:
+            return False
+        sides = zip(self.start, self.extent, other.start, other.extent, strict=True)
+        return all(a < b + m and b < a + n for a, n, b, m in sides)
+
+    def __getitem__(self, index: Any) -> Region:
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) > len(self.axes):
+            raise RegionError(
+                f"{self}: {len(index)} indices; expected at most {len(self.axes)}{at_site()}"
+            )
+        start, extent, axes = list(self.start), list(self.extent), list(self.axes)
+        for axis, i in zip(self.axes, index, strict=False):
+            size = self.extent[axis]
+            if isinstance(i, slice):
+                low = 0 if i.start is None else _integer(i.start, self, axis)
+                high = size if i.stop is None else _integer(i.stop, self, axis)
+                step = 1 if i.step is None else _integer(i.step, self, axis)
+                if step != 1 or not 0 <= low < high <= size:
+                    shown = "" if i.step is None else f":{step}"
+                    raise RegionError(
+                        f"{self}: slice {low}:{high}{shown} of axis {axis}; expected a part of "
+                        f"0:{size} in steps of 1{at_site()}"
+                    )
+                start[axis], extent[axis] = start[axis] + low, high - low
+            else:
+                at = _integer(i, self, axis)
+                if not 0 <= at < size:
+                    raise RegionError(
+                        f"{self}: index {at} of axis {axis}; expected 0 to {size - 1}{at_site()}"
+                    )
+                start[axis], extent[axis] = start[axis] + at, 1
+                axes.remove(axis)
+        return Region(self.parameter, self.whole, tuple(start), tuple(extent), tuple(axes))
+
+    def __str__(self) -> str:
+        parts = [
+            f"{s}:{s + e}" if axis in self.axes else str(s)
+            for axis, (s, e) in enumerate(zip(self.start, self.extent, strict=True))
+        ]
+        return f"{self.parameter.name}[{', '.join(parts)}]"
+
+    __repr__ = __str__
+
+
+def _integer(value: Any, region: Region, axis: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise RegionError(
+            f"{region}: index {value!r} of axis {axis}; expected an integer or a slice{at_site()}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a copy engine moves: ``count`` rows of ``width`` elements, each side's rows ``pitch``
+    elements apart."""
+
+    count: int
+    width: int
+    dst_pitch: int
+    src_pitch: int
+
+    @staticmethod
+    def of(dst: Region, src: Region) -> Rows | None:
+        """The rows of a copy, or None if its regions are not rows."""
+        total = math.prod(dst.extent)
+        found = [_rows(r) for r in (dst, src)]
+        width = min((w for f in found if f for w, _ in [f]), default=0)
+        pitches = []
+        for rows in found:
+            if rows is None or rows[0] not in (width, total):
+                return None
+            pitches.append(rows[1] if rows[0] == width else width)
+        return Rows(total // width, width, *pitches)
+
+
+def _rows(region: Region) -> tuple[int, int] | None:
+    """(elements without a gap, distance of one such run to the next), or None if those vary."""
+    axes, stride = [(1, 1)], 1
+    for extent, size in zip(reversed(region.extent), reversed(region.whole), strict=True):
+        last, distance = axes[-1]
+        if extent > 1 and stride == last * distance:
+            axes[-1] = (last * extent, distance)
+        elif extent > 1:
+            axes.append((extent, stride))
+        stride *= size
+    if len(axes) > 2:
+        return None
+    return axes[0][0], axes[1][1] if len(axes) == 2 else axes[0][0]
+
+
+def site() -> str:
+    """Where the plan says what is being traced: the first frame outside of these two files."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename in _OWN and frame.f_back is not None:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def at_site() -> str:
+    """`` --> file:line`` on a line of its own, for errors."""
+    return f"\n --> {site()}"
+
+
+_OWN = {str(Path(__file__).with_name(name)) for name in ("plans.py", "regions.py")}

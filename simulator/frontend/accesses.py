@@ -1,0 +1,321 @@
+"""Loads and stores of single elements, for one thread, many threads, or a T.Parallel space.
+
+What crosses the edge of a tensor in T.Parallel reads zero and writes nothing, as TileLang makes it;
+an access by a thread of its own must lie inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..memory.values import convert
+from ..report.errors import SimulationError, unsupported
+
+if TYPE_CHECKING:
+    from ..machine.block import Frame, Tile
+    from ..memory.memory import Tensor
+
+
+_REGISTERS = ("local", "local.var")
+"""Scopes of what each thread has its own of, laid out by nobody."""
+
+
+@dataclass(frozen=True)
+class GlobalRef:
+    """A tensor parameter of a program as one statement accesses it."""
+
+    name: str
+    op: str
+    site: str
+
+    def tensor(self, frame: Frame) -> Tensor:
+        return frame.block.tensors[self.name]
+
+
+def out_of_bounds(frame: Frame, name: str, shape: tuple, index: Any, site: str) -> SimulationError:
+    return SimulationError(
+        "bounds",
+        f"{name}[{', '.join(map(str, index))}] of shape {tuple(shape)}, by {frame.block.name()} in "
+        f"launch {frame.block.epoch}\n --> {site}",
+    )
+
+
+def select(
+    frame: Frame, name: str, shape: tuple, index: list, site: str, symmetric: bool = False,
+    clips: bool = False,
+) -> tuple[tuple, np.ndarray | None, tuple | None]:  # fmt: skip
+    """A NumPy key for these indices, which elements of the vector it covers (None: all) and the
+    vector's shape (None: a scalar)."""
+    if not any(isinstance(i, np.ndarray) for i in index):
+        key = tuple(int(i) for i in index)
+        if not all(0 <= i < n for i, n in zip(key, shape, strict=True)):
+            if clips and not (symmetric and not 0 <= key[0] < shape[0]):
+                return key, np.zeros((), np.bool_), ()
+            raise out_of_bounds(frame, name, shape, key, site)
+        return key, None, None
+    space = np.broadcast_shapes(*(np.shape(i) for i in index))
+    active = _active(frame, space)
+    inside = np.ones(space, np.bool_)
+    for axis, (i, n) in enumerate(zip(index, shape, strict=True)):
+        fits = np.logical_and(np.greater_equal(i, 0), np.less(i, n))
+        if (symmetric and axis == 0) or not clips:
+            missing = ~np.broadcast_to(fits, space) if active is None else ~fits & active
+            if missing.any():
+                at = tuple(np.argwhere(np.broadcast_to(missing, space))[0])
+                first = [int(np.broadcast_to(j, space)[at]) for j in index]
+                raise out_of_bounds(frame, name, shape, first, site)
+        inside &= fits
+    if active is not None:
+        inside &= active
+    if inside.all():
+        return tuple(i if isinstance(i, np.ndarray) else int(i) for i in index), None, space
+    return tuple(np.broadcast_to(i, space)[inside] for i in index), inside, space
+
+
+def _active(frame: Frame, space: tuple) -> np.ndarray | None:
+    """Which elements of a vector of shape ``space`` are on the way."""
+    lanes = frame.lanes()
+    if frame.space is None and (frame.mask.single is not None or frame.mask.full):
+        return None
+    if lanes is None:
+        return None
+    if len(space) > lanes.ndim:  # lanes of a vector
+        lanes = lanes[..., None]
+    elif len(space) < lanes.ndim:
+        lanes = np.logical_or.reduce(lanes, axis=tuple(range(lanes.ndim - len(space))))
+    shrink = tuple(a for a in range(len(space)) if space[a] == 1 and lanes.shape[a] != 1)
+    if shrink:
+        lanes = lanes.any(axis=shrink, keepdims=True)
+    if lanes.ndim and all(a in (b, 1) for a, b in zip(lanes.shape, space, strict=True)):
+        return np.broadcast_to(lanes, space)
+    return None
+
+
+def is_poisoned(poison: Any, frame: Frame) -> bool:
+    """Whether poison meets anything that is on the way."""
+    if poison is None:
+        return False
+    lanes = frame.lanes() if frame.block is not None else None
+    if isinstance(poison, np.ndarray) and lanes is not None:
+        lanes = lanes.reshape(lanes.shape + (1,) * (poison.ndim - lanes.ndim))  # of a vector
+        if poison.ndim == lanes.ndim and all(
+            a in (b, 1) or b == 1 for a, b in zip(poison.shape, lanes.shape, strict=True)
+        ):
+            poison = poison & lanes
+    return bool(np.any(poison))
+
+
+def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
+    """Values and poison of ordinary loads."""
+    tensor = ref.tensor(frame)
+    clips = frame.space is not None
+    key, covered, space = select(
+        frame, ref.name, tensor.shape, index, ref.site, tensor.symmetric, clips
+    )
+    if space is None or (covered is None and (clips or len(frame.mask.classes) == 1)):
+        return tensor.read(key, frame.block.access(frame.mask.classes, ref.op, ref.site))
+    if space == ():
+        return tensor.dtype.type(0), None
+    values, poison = np.zeros(space, tensor.dtype), np.zeros(space, np.bool_)
+    for classes, mine in _shares(frame, covered, space):
+        part = tuple(np.broadcast_to(i, space)[mine] for i in index)
+        access = frame.block.access(classes, ref.op, ref.site)
+        values[mine], bad = tensor.read(part, access)
+        if bad is not None:
+            poison[mine] = bad
+    return values, poison if poison.any() else None
+
+
+def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison: Any) -> None:
+    """Ordinary stores."""
+    tensor = ref.tensor(frame)
+    if not tensor.symmetric and is_poisoned(poison, frame):
+        raise SimulationError(
+            "poison",
+            f"what is stored to {ref.name} is computed from memory that nobody has written, by "
+            f"{frame.block.name()} in launch {frame.block.epoch}\n --> {ref.site}",
+        )
+    clips = frame.space is not None
+    values = convert(values, tensor.dtype)
+    if isinstance(values, np.ndarray) and any(isinstance(i, np.ndarray) for i in index):
+        space = np.broadcast_shapes(values.shape, *(np.shape(i) for i in index))
+        index = [np.broadcast_to(i, space) if isinstance(i, np.ndarray) else i for i in index]
+    elif isinstance(values, np.ndarray):  # all threads to one element: the last one wins
+        values = values[frame.mask.on][-1] if values.shape == frame.mask.on.shape else (
+            values.flat[-1]
+        )  # fmt: skip
+    key, covered, space = select(
+        frame, ref.name, tensor.shape, index, ref.site, tensor.symmetric, clips
+    )
+    if space == ():
+        return
+    if space is None or (covered is None and (clips or len(frame.mask.classes) == 1)):
+        if space is not None and not isinstance(values, np.ndarray):
+            values = np.broadcast_to(values, space)
+        access = frame.block.access(frame.mask.classes, ref.op, ref.site)
+        tensor.write(key, values, access, poison)
+        return
+    values = np.broadcast_to(values, space)
+    for classes, mine in _shares(frame, covered, space):
+        part = tuple(np.broadcast_to(i, space)[mine] for i in index)
+        access = frame.block.access(classes, ref.op, ref.site)
+        bad = np.broadcast_to(poison, space)[mine] if poison is not None else None
+        tensor.write(part, values[mine], access, bad)
+
+
+def _shares(frame: Frame, covered: np.ndarray | None, space: tuple):
+    """Classes of threads and the elements that are theirs; a T.Parallel space is the block's."""
+    everything = np.ones(space, np.bool_) if covered is None else covered
+    if frame.space is not None:
+        yield frame.mask.classes, everything
+        return
+    for classes, threads in frame.mask.by_class:
+        if len(space) > 1:
+            threads = threads.reshape(threads.shape + (1,) * (len(space) - 1))
+        mine = everything & threads
+        if mine.any():
+            yield classes, mine
+
+
+def load_tile(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, Any]:
+    """Values and poison of loads from shared memory or registers."""
+    if tile in frame.points:
+        values, bad = _of_points(frame, tile, index, site)
+        require_one_value(frame, frame.points[tile], bad, site)
+        return values, bad
+    frame.block.use(tile, frame.mask.classes)
+    data, poison = tile.data, tile.poison
+    if tile.by_thread:
+        own = frame.mask.single
+        if own is not None:
+            data, poison = data[own], None if poison is None else poison[own]
+        elif frame.space is None:
+            return _load_by_thread(frame, tile, index, site)
+        else:
+            data, poison = tile.agreed(frame.mask.threads)
+    key, covered, _ = select(frame, tile.name, tile.shape, index, site)
+    if covered is None:
+        bad = None if poison is None else poison[key]
+        require_one_value(frame, tile, bad, site)
+        return data[key], bad if np.any(bad) else None
+    values, bad = np.zeros(covered.shape, tile.dtype), np.zeros(covered.shape, np.bool_)
+    values[covered] = data[key]
+    if poison is not None:
+        bad[covered] = poison[key]
+    require_one_value(frame, tile, bad, site)
+    return values, bad if bad.any() else None
+
+
+def require_one_value(frame: Frame, tile: Tile, poison: Any, site: str) -> None:
+    """Refuse a load of what threads, or points of a T.Parallel, do not agree about."""
+    if tile.parted and is_poisoned(poison, frame):
+        raise unsupported(
+            f"{tile.name}, which differs between threads or points of T.Parallel,", site
+        )
+
+
+def _of_points(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, Any]:
+    """As ``load_tile``, of registers of which each point of the T.Parallel has its own."""
+    select(frame, tile.name, tile.shape, index, site)
+    own = frame.points[tile]
+    key = _key_of_points(frame, tile, index, site)
+    bad = None if own.poison is None else own.poison[key]
+    return own.data[key], bad if np.any(bad) else None
+
+
+def _key_of_points(frame: Frame, tile: Tile, index: list, site: str) -> tuple:
+    space = frame.space
+    assert space is not None
+    if any(np.ndim(i) > len(space) for i in index):
+        raise unsupported(f"a vector of {tile.name}, of which each point has its own,", site)
+    points = np.arange(int(np.prod(space))).reshape(space)
+    at = [np.broadcast_to(i, space) for i in index]
+    if frame.active is not None:  # others may point outside
+        at = [np.where(frame.active, i, 0) for i in at]
+    return points, *at
+
+
+def _load_by_thread(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, Any]:
+    threads = np.arange(len(frame.mask.on))
+    lanes = any(np.ndim(i) > 1 or np.shape(i)[:1] not in ((), threads.shape) for i in index)
+    row = threads[:, None] if lanes else threads
+    _, covered, _ = select(frame, tile.name, tile.shape, index, site)
+    if covered is not None:
+        index = [np.where(covered, i, 0) if isinstance(i, np.ndarray) else i for i in index]
+    key = (row, *index)
+    bad = None if tile.poison is None else tile.poison[key]
+    if bad is not None:  # other threads may never have written theirs
+        bad = bad & (frame.mask.on[:, None] if bad.ndim > 1 else frame.mask.on)
+    return tile.data[key], bad if np.any(bad) else None
+
+
+def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, site: str) -> None:
+    """Stores to shared memory or registers."""
+    values = convert(values, tile.dtype)
+    own_copies = tile.scope in _REGISTERS and frame.space is None
+    if own_copies and (tile.by_thread or not frame.mask.full or _differs(index, values)):
+        tile.spread(len(frame.mask.on))
+        if frame.mask.single is not None:
+            select(frame, tile.name, tile.shape, index, site)
+            key = (frame.mask.single, *index)
+        else:
+            select(frame, tile.name, tile.shape, index, site)
+            on = frame.mask.threads
+            parts = [i[on] if _of_threads(i, frame) else i for i in index]
+            wide = any(np.ndim(i) > 1 or (np.ndim(i) and not _of_threads(i, frame)) for i in index)
+            key = (on[:, None] if wide else on, *parts)
+            values = values[on] if _of_threads(values, frame) else values
+            if poison is not None and _of_threads(poison, frame):
+                poison = poison[on]
+        tile.data[key] = values
+        tile.set_poison(key, poison)
+        return
+    if frame.space is not None and tile.scope in _REGISTERS and (
+        tile in frame.points or not any(isinstance(i, np.ndarray) for i in index)
+    ):  # fmt: skip
+        _store_of_points(frame, tile, index, values, poison, site)
+        return
+    if isinstance(values, np.ndarray) and any(isinstance(i, np.ndarray) for i in index):
+        space = np.broadcast_shapes(values.shape, *(np.shape(i) for i in index))
+        index = [np.broadcast_to(i, space) if isinstance(i, np.ndarray) else i for i in index]
+    elif isinstance(values, np.ndarray):
+        on = frame.lanes()
+        on = on if on is not None and on.shape == values.shape else np.ones(values.shape, np.bool_)
+        if not on.any():
+            return
+        values = values[on][-1]
+        poison = np.any(poison) if poison is not None else None
+    key, covered, _ = select(frame, tile.name, tile.shape, index, site)
+    if covered is not None:
+        values = np.broadcast_to(values, covered.shape)[covered]
+        poison = None if poison is None else np.broadcast_to(poison, covered.shape)[covered]
+    if frame.block.stores:
+        frame.block.require_unread(tile, key, site)
+    tile.data[key] = values
+    tile.set_poison(key, poison)
+
+
+def _store_of_points(
+    frame: Frame, tile: Tile, index: list, values: Any, poison: Any, site: str
+) -> None:
+    space = frame.space
+    assert space is not None
+    select(frame, tile.name, tile.shape, index, site)
+    if tile not in frame.points:
+        frame.points[tile] = tile.for_points(space, frame.mask.threads)
+    on = np.ones(space, np.bool_) if frame.active is None else frame.active
+    key = tuple(np.broadcast_to(i, space)[on] for i in _key_of_points(frame, tile, index, site))
+    own = frame.points[tile]
+    own.data[key] = np.broadcast_to(values, space)[on]
+    own.set_poison(key, None if poison is None else np.broadcast_to(poison, space)[on])
+
+
+def _differs(index: list, values: Any) -> bool:
+    return any(isinstance(v, np.ndarray) for v in (*index, values))
+
+
+def _of_threads(value: Any, frame: Frame) -> bool:
+    return isinstance(value, np.ndarray) and value.shape[:1] == frame.mask.on.shape

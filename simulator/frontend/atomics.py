@@ -1,0 +1,172 @@
+"""Atomic accesses of words: what they do to values and to the order of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..machine.block import Frame
+from ..memory.alignment import require_aligned
+from ..memory.memory import Entry, Tensor
+from ..memory.order import LEVEL, SYS, Sync, merge
+from ..report.errors import SimulationError
+from .accesses import GlobalRef, out_of_bounds
+
+Classes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Word:
+    """One atomic operation of a program: of what, with which semantics and scope."""
+
+    ref: GlobalRef
+    sem: str
+    scope: str
+    adds: bool = False
+
+    @property
+    def level(self) -> int:
+        return SYS if self.sem == "volatile" else LEVEL[self.scope]
+
+    @property
+    def acquires(self) -> bool:
+        return self.sem in ("acquire", "acq_rel")
+
+    @property
+    def releases(self) -> bool:
+        return self.sem in ("release", "acq_rel")
+
+    def load(self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes, newest=False):
+        """The value and whether it is poison."""
+        return self.load_all(frame, tensor, [at], classes, newest)[0]
+
+    def load_all(
+        self, frame: Frame, tensor: Tensor, words: list[tuple], classes: Classes, newest=False
+    ) -> list[tuple[Any, bool]]:
+        """Load consecutive words by one access; each value and whether it is poison."""
+        block = frame.block
+        access = block.access(classes, self.ref.op, self.ref.site, self.level)
+        polls = newest or frame.polls
+        entries = tensor.load_words(words, access, newest or frame.newest, polls)
+        for entry in entries:
+            self._see(block.order, classes, entry)
+        return [(entry.value, entry.poisoned) for entry in entries]
+
+    def look(self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes) -> None:
+        """A load that finds what it does not wait for: of many such, one is noted."""
+        access = frame.block.access(classes, self.ref.op, self.ref.site, self.level)
+        tensor.look(at, access)
+
+    def store(
+        self, frame: Frame, tensor: Tensor, words: list[tuple], classes: Classes, values: list
+    ) -> None:
+        """Store consecutive words by one access."""
+        block = frame.block
+        access = block.access(classes, self.ref.op, self.ref.site, self.level)
+        sync = self._publish(block.order, classes)
+        tensor.store_words(words, values, access, sync, told=block.order.tell())
+
+    def change(
+        self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes, f: Callable[[Any], Any]
+    ) -> Any:
+        """Replace the newest value by ``f`` of it; the value before."""
+        block = frame.block
+        entry = tensor.newest(at)
+        if entry.poisoned:
+            raise unwritten_word(frame, self.ref, at)
+        access = block.access(classes, self.ref.op, self.ref.site, self.level)
+        self._see(block.order, classes, entry)
+        sync = merge(entry.sync, self._publish(block.order, classes))
+        tensor.store_word(at, f(entry.value), access, sync, self.adds, block.order.tell())
+        return entry.value
+
+    def _see(self, order: Any, classes: Classes, entry: Entry) -> None:
+        order.hear(entry.told)
+        if self.acquires:
+            order.acquire(classes, entry.sync, self.level)
+            return
+        for i in classes:
+            order.note_seen(i, entry.sync)
+
+    def _publish(self, order: Any, classes: Classes) -> Sync:
+        sync: Sync = {}
+        for i in classes:
+            sync = merge(sync, order.fences[i])
+            if self.releases:
+                sync = merge(sync, order.release(i, self.level))
+        return sync
+
+
+def unwritten_word(frame: Frame, ref: GlobalRef, at: tuple) -> SimulationError:
+    return SimulationError(
+        "poison",
+        f"{ref.op} of {ref.name}[{', '.join(map(str, at))}], which nobody has written, by "
+        f"{frame.block.name()} in launch {frame.block.epoch}; expected an input, such as zeros"
+        f"\n --> {ref.site}",
+    )
+
+
+def places(
+    frame: Frame, index: list, *values: Any, each_thread: bool, lanes: int = 1
+) -> Iterator[tuple]:
+    """(classes, place in the vector or None, index, values) of each execution on the way.
+
+    Where nothing differs between threads, all of them together are one execution, unless
+    ``each_thread``.
+    """
+    extra = 1 if lanes > 1 else 0
+    vectors = [i for i in index if isinstance(i, np.ndarray)]
+    wide = [v for v in values if isinstance(v, np.ndarray) and v.ndim > extra]
+    if not vectors and not wide and (frame.space is not None or not each_thread):
+        yield frame.mask.classes, None, tuple(int(i) for i in index), values
+        return
+    if frame.space is not None:
+        shape = np.broadcast_shapes(*(v.shape for v in vectors),
+                                    *(v.shape[: v.ndim - extra] for v in wide))  # fmt: skip
+        on = np.ones(shape, np.bool_)
+        if frame.active is not None:
+            on = on & frame.active
+        points = [(frame.mask.classes, tuple(p)) for p in np.argwhere(on)]
+        shape = on.shape
+    else:
+        shape = frame.mask.on.shape
+        points = [((int(frame.mask.class_of[t]),), (t,)) for t in frame.mask.threads]
+
+    def pick(value: Any, at: tuple, trailing: int) -> Any:
+        if not isinstance(value, np.ndarray) or value.ndim <= trailing:
+            return value
+        tail = value.shape[value.ndim - trailing :]
+        return np.broadcast_to(value, shape + tail)[at]
+
+    for classes, at in points:
+        yield (
+            classes,
+            at,
+            tuple(int(pick(i, at, 0)) for i in index),
+            tuple(pick(v, at, extra) for v in values),
+        )
+
+
+def words_at(frame: Frame, ref: GlobalRef, tensor: Tensor, at: tuple, lanes: int) -> list[tuple]:
+    """The indices of ``lanes`` words that follow each other; inside the tensor."""
+    shape = tensor.shape
+    inside = all(0 <= i < n for i, n in zip(at, shape, strict=True))
+    if not inside or at[-1] + lanes > shape[-1]:
+        raise out_of_bounds(frame, ref.name, shape, at, ref.site)
+    if lanes > 1:
+        require_aligned(frame, tensor, at, lanes * tensor.dtype.itemsize, ref.op, ref.site)
+    return [(*at[:-1], at[-1] + lane) for lane in range(lanes)]
+
+
+def gather(frame: Frame, results: list[tuple[Any, Any]], dtype: np.dtype, lanes: int) -> Any:
+    """Results of executions, by place, as one value."""
+    if len(results) == 1 and (results[0][0] is None or frame.mask.single is not None):
+        return results[0][1]
+    shape = frame.space if frame.space is not None else frame.mask.on.shape
+    out = np.zeros(shape + ((lanes,) if lanes > 1 else ()), dtype)
+    for at, value in results:
+        out[at] = value
+    return out

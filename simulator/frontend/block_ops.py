@@ -1,0 +1,210 @@
+"""What orders the threads of a block: barriers, mbarriers, waits for bulk stores, control flow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ...passes.ir.hold import HOLD
+from ..machine.steps import Step, Waiting
+from ..report.errors import SimulationError, unsupported
+from .expressions import Expr
+from .statements import Statements
+
+
+class BlockStatements(Statements):
+    """Statements, with mbarriers by reference."""
+
+    def mbarrier(self, load: Any, site: str):
+        """The mbarrier a BufferLoad names, of a frame."""
+        if not isinstance(load, tirx.BufferLoad) or load.buffer.data not in self.barriers:
+            raise unsupported(f"mbarrier {load}", site)
+        slot = self.barriers[load.buffer.data]
+        index = self.indices(load.indices, load.buffer.name, site)
+
+        def barrier(frame):
+            at = index(frame)[0]
+            if isinstance(at, np.ndarray):
+                at = at[frame.mask.threads[0]]
+            return frame.block.barriers[slot][int(at)]
+
+        return barrier
+
+
+def sync_threads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    if call.args[0].value not in ("shared", "shared.dyn", "global"):
+        return Step(lambda frame: None)  # a warp: its threads are in step here anyway
+
+    def run(frame):
+        mask = frame.mask
+        if not mask.full and mask.count % 32 and len(call.args) == 1:
+            raise SimulationError(
+                "deadlock",
+                f"T.sync_threads is reached by {mask.count} of {len(mask.on)} threads of "
+                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {site}",
+            )
+        frame.block.order.meet(mask.classes)
+
+    return Step(run)
+
+
+def sync_grid(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    def run(frame):
+        block, classes = frame.block, frame.mask.classes
+        yield None
+        block.order.meet(classes)
+        yield from block.machine.barrier("sync_grid", None, block).meet(frame, "T.sync_grid", site)
+        block.order.meet(classes)
+
+    return Step(run, True)
+
+
+def complete_bulk_stores(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    return Step(lambda frame: frame.block.complete_stores(frame.mask.classes))
+
+
+def hold(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    """Do nothing: the operator only keeps statements in their place."""
+    return Step(lambda frame: None)
+
+
+def wait_loads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    """T.ptx_wait_group(n): all but the last n of T.async_copy have arrived."""
+    left = int(call.args[0])
+
+    def run(frame):
+        block = frame.block
+        while len(block.loads) > left:
+            block.loaded, deliver = block.loads.pop(0)
+            deliver()
+        block.order.complete_loads(frame.mask.classes, 0, block.loaded)
+
+    return Step(run)
+
+
+def tma_store_wait(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    groups = int(call.args[0]) if len(call.args) else 0
+    read = bool(call.args[1].value) if len(call.args) > 1 else True
+    return Step(lambda frame: frame.block.wait_groups(frame.mask.classes, groups, read))
+
+
+def tma_store_arrive(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    return Step(lambda frame: frame.block.commit(frame.mask.classes))
+
+
+def arrive(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    barrier = c.mbarrier(call.args[0], site)
+
+    def run(frame):
+        found, order = barrier(frame), frame.block.order
+        for i in frame.mask.classes:
+            (clock,) = order.release(i, 1).values()
+            found.clock = clock if found.clock is None else found.clock.joined(clock)
+        found.arrive(frame.mask.count, site)
+
+    return Step(run)
+
+
+def wait_parity(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    barrier, parity = c.mbarrier(call.args[0], site), c.indices([call.args[1]], "mbarrier", site)
+
+    def run(frame):
+        found = barrier(frame)
+        wanted = int(np.asarray(parity(frame)[0]).flat[0])
+
+        def ready() -> bool:
+            return found.phase % 2 != wanted
+
+        def text() -> str:
+            return (
+                f"{frame.block.name()} in launch {frame.block.epoch} stands at "
+                f"T.mbarrier_wait_parity: phase {found.phase}, parity waited for {wanted}, "
+                f"{found.arrived} of {found.count} arrived --> {site}"
+            )
+
+        while not ready():
+            yield Waiting(ready, text)
+        found.land()
+        frame.block.order.complete_loads(frame.mask.classes, found.number, found.loaded)
+        if found.clock is not None:
+            frame.block.order.see(frame.mask.classes, found.clock)
+
+    return Step(run, True)
+
+
+def loop_break(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    def run(frame):
+        if frame.space is not None:
+            raise unsupported("T.loop_break in T.Parallel", site)
+        frame.broken = frame.mask
+
+    return Step(run)
+
+
+def _elect(c: BlockStatements, call: tirx.Call, site: str) -> Expr:
+    """One thread of each so many (of the block if 0) is chosen: its first."""
+    every = c.compile(call.args[0], site).value
+
+    def value(frame):
+        total = frame.block.kernel.threads_in_block
+        chosen = np.arange(total) % (int(every(frame)) or total) == 0
+        return bool(chosen[frame.mask.single]) if frame.mask.single is not None else chosen
+
+    c.thread_cuts.update((0, 1))
+    return Expr(value)
+
+
+def _group_index(threads: int, remainder: bool = False):
+    """The number of a thread's warp or warp group, or of the thread in it."""
+
+    def compile(c: BlockStatements, call: tirx.Call, site: str) -> Expr:
+        if not remainder:
+            c.thread_cuts.update(range(0, 1024, threads))
+
+        def value(frame):
+            own = np.arange(frame.block.kernel.threads_in_block, dtype=np.int32)
+            found = own % threads if remainder else own // threads
+            return found if frame.mask.single is None else found[frame.mask.single]
+
+        return Expr(value)
+
+    return compile
+
+
+def _nothing(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    return Step(lambda frame: None)
+
+
+_WITHOUT_EFFECT = (
+    "tirx.assume", "tl.fence_proxy_async", "tl.sync_warp", "tl.ptx_fence_barrier_init",
+    "tl.set_max_nreg", "tl.no_set_max_nreg", "tl.annotate_producer_reg_dealloc",
+    "tl.annotate_consumer_reg_alloc", "tl.pdl_trigger", "tl.pdl_sync", "tl.mbarrier_expect_tx",
+    "tl.wait_wgmma", "tl.warpgroup_arrive", "tl.warpgroup_commit_batch", "tl.warpgroup_wait",
+    "tl.conflict_hint", "tileweave.delay", "tirx.ptx_commit_group",
+)  # fmt: skip
+"""What changes how fast a kernel runs, or what the model does not tell apart."""
+
+
+def register(c: BlockStatements) -> None:
+    """Teach the compiler the operations inside a block."""
+    for name in _WITHOUT_EFFECT:
+        c.steps[name] = _nothing
+    c.calls["tl.tl_shuffle_elect"] = _elect
+    c.calls["tl.get_warp_idx"] = c.calls["tl.get_warp_idx_sync"] = _group_index(32)
+    c.calls["tl.get_warp_group_idx"] = _group_index(128)
+    c.calls["tl.get_lane_idx"] = _group_index(32, remainder=True)
+    c.steps |= {
+        "tirx.tvm_storage_sync": sync_threads,
+        "tl.sync_grid": sync_grid,
+        "tirx.ptx_wait_group": wait_loads,
+        "tileweave.complete_bulk_stores": complete_bulk_stores,
+        HOLD: hold,
+        "tl.tma_store_wait": tma_store_wait,
+        "tl.tma_store_arrive": tma_store_arrive,
+        "tirx.ptx_arrive_barrier": arrive,
+        "tl.ptx_arrive_barrier": arrive,
+        "tl.mbarrier_wait_parity": wait_parity,
+        "tl.loop_break": loop_break,
+    }

@@ -1,0 +1,397 @@
+"""TileWeave's builtins, and TileLang's atomic operations on single elements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ...builtins.declare import BUILTINS, ElementOf
+from ..machine.steps import Step, Waiting
+from ..memory.arrivals import has_reached, is_passed, story
+from ..memory.order import LEVEL, merge
+from ..memory.values import convert, is_float
+from ..report.errors import SimulationError, unsupported
+from .accesses import store_tile
+from .atomics import Word, gather, places, unwritten_word, words_at
+from .expressions import Expr
+from .functions import REDUCTIONS
+from .pointer import Pointer, refuse_poison
+from .statements import Statements
+
+_HOLDS = {
+    "eq": lambda seen, value: seen == value,
+    "ne": lambda seen, value: seen != value,
+    "ge": lambda seen, value: seen >= value,
+    "gt": lambda seen, value: seen > value,
+    "le": lambda seen, value: seen <= value,
+    "lt": lambda seen, value: seen < value,
+}
+_SIGN = {"eq": "==", "ne": "!=", "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "reached": "reached"}
+_ORDERS = ("relaxed", "acquire", "acquire", "release", "acq_rel", "acq_rel")
+"""TileLang's numbers of C++ memory orders."""
+
+
+def lanes_of(dtype: str) -> int:
+    tail = str(dtype).rsplit("x", 1)
+    return int(tail[1]) if len(tail) == 2 and tail[1].isdigit() else 1
+
+
+def load(c: Statements, call: tirx.Call, site: str) -> Expr:
+    pointer = Pointer(c, call.args[0], "W.ld", site)
+    scope, sem = call.args[2].value, call.args[3].value
+    return _load(c, pointer, Word(pointer.ref, sem, scope), int(call.args[1]))
+
+
+def _load(c: Statements, pointer: Pointer, word: Word, lanes: int) -> Expr:
+    node = c.node()
+
+    def value(frame):
+        tensor, results, bad = word.ref.tensor(frame), [], []
+        for classes, at, index, _ in places(frame, pointer.index(frame), each_thread=False):
+            words = words_at(frame, word.ref, tensor, index, lanes)
+            found = word.load_all(frame, tensor, words, classes)
+            values = [v for v, _ in found]
+            results.append((at, values[0] if lanes == 1 else np.array(values)))
+            bad.append((at, any(b for _, b in found)))
+        poison = gather(frame, bad, np.dtype(np.bool_), 1) if any(b for _, b in bad) else None
+        frame.cache[node] = poison
+        return gather(frame, results, tensor.dtype, lanes)
+
+    return Expr(value, lambda frame: frame.cache.get(node))
+
+
+def store(c: Statements, call: tirx.Call, site: str) -> Step:
+    pointer, expr = Pointer(c, call.args[0], "W.st", site), c.compile(call.args[1], site)
+    word = Word(pointer.ref, call.args[3].value, call.args[2].value)
+    return _store(c, pointer, expr, word, lanes_of(call.args[1].dtype), call)
+
+
+def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -> Step:
+    c.signals.setdefault(word.ref.name, {})[word.ref.site] = word.ref.op
+
+    def run(frame):
+        tensor = word.ref.tensor(frame)
+        found = expr.value(frame)
+        refuse_poison(frame, expr, pointer)
+        at = pointer.index(frame)
+        for classes, _, index, (one,) in places(frame, at, found, each_thread=True, lanes=lanes):
+            words = words_at(frame, word.ref, tensor, index, lanes)
+            values = [convert(v, tensor.dtype) for v in ([one] if lanes == 1 else one)]
+            word.store(frame, tensor, words, classes, values)
+
+    return c.preempted(run, call)
+
+
+def _change(
+    c: Statements, pointer: Pointer, operands: list[Expr], word: Word, lanes: int, combine: Any
+) -> Expr:
+    """An atomic change of a word by each thread; the value before."""
+    c.signals.setdefault(word.ref.name, {})[word.ref.site] = word.ref.op
+    word = replace(word, adds=combine is np.add)
+
+    def value(frame):
+        tensor, results = word.ref.tensor(frame), []
+        found = [e.value(frame) for e in operands]
+        for e in operands:
+            refuse_poison(frame, e, pointer)
+        at = pointer.index(frame)
+        for classes, place, index, values in places(
+            frame, at, *found, each_thread=True, lanes=lanes
+        ):
+            olds = []
+            for lane, i in enumerate(words_at(frame, word.ref, tensor, index, lanes)):
+                own = [convert(v if lanes == 1 else v[lane], tensor.dtype) for v in values]
+                olds.append(word.change(
+                    frame, tensor, i, classes,
+                    lambda old, own=own: convert(combine(old, *own), tensor.dtype),
+                ))  # fmt: skip
+            results.append((place, olds[0] if lanes == 1 else np.array(olds)))
+        return gather(frame, results, tensor.dtype, lanes)
+
+    return Expr(value)
+
+
+def _atomic(name: str):
+    """``atom_add`` and its like, and ``red_add``."""
+    kind = name.split("_", 1)[1]
+    combine = {
+        "exch": lambda old, new: new,
+        "cas": lambda old, compare, new: new if _same_bits(old, compare) else old,
+    }.get(kind, REDUCTIONS.get(kind))
+
+    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
+        pointer = Pointer(c, call.args[0], f"W.{name}", site)
+        *operands, _, scope, sem = list(call.args[1:])
+        word = Word(pointer.ref, sem.value, scope.value)
+        exprs = [c.compile(o, site) for o in operands]
+        return _change(c, pointer, exprs, word, lanes_of(operands[-1].dtype), combine)
+
+    return compile
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    return np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def signal(c: Statements, call: tirx.Call, site: str) -> Step:
+    pointer, expr = Pointer(c, call.args[0], "W.signal", site), c.compile(call.args[1], site)
+    op, scope, sem = (call.args[i].value for i in (3, 4, 5))
+    word = Word(pointer.ref, sem, scope)
+    if op == "set":
+        return _store(c, pointer, expr, word, 1, call)
+    return c.preempted(_change(c, pointer, [expr], word, 1, np.add).value, call)
+
+
+def _wait(name: str):
+    relation = name.removeprefix("wait_")
+
+    def compile(c: Statements, call: tirx.Call, site: str) -> Step:
+        pointer, expr = Pointer(c, call.args[0], f"W.{name}", site), c.compile(call.args[1], site)
+        peer = c.compile(call.args[2], site).value
+        word = Word(pointer.ref, call.args[-1].value, call.args[-2].value)
+
+        def holds(tensor: Any, seen: Any, value: Any) -> bool:
+            if relation != "reached":
+                return bool(_HOLDS[relation](seen, value))
+            return has_reached(tensor, seen, value)
+
+        def run(frame):
+            yield None
+            tensor = word.ref.tensor(frame)
+            value = expr.value(frame)
+            refuse_poison(frame, expr, pointer)
+            at = pointer.index(frame)
+            for classes, _, index, (want,) in list(places(frame, at, value, each_thread=False)):
+                words_at(frame, word.ref, tensor, index, 1)
+                want = convert(want, tensor.dtype)
+
+                def ready(index=index, want=want):
+                    entry = tensor.newest(index)
+                    if entry.poisoned:
+                        raise unwritten_word(frame, word.ref, index)
+                    return holds(tensor, entry.value, want)
+
+                def text(index=index, want=want):
+                    asked = int(np.asarray(peer(frame)).flat[0])
+                    flag = f"{tensor.name}[{', '.join(map(str, index))}]"
+                    return (
+                        f"{frame.block.name()} in launch {frame.block.epoch} stands at "
+                        f"W.{name}({flag}): value seen {tensor.newest(index).value}, value wanted "
+                        f"{_SIGN[relation]} {want}"
+                        + (f", from rank {asked}" if asked >= 0 else "")
+                        + f" --> {site}\n"
+                        + story(tensor, index, relation, want, frame.block.machine.signals(tensor))
+                    )
+
+                def passed(index=index, want=want):
+                    return is_passed(tensor, index, relation, want)
+
+                if not ready():
+                    word.look(frame, tensor, index, classes)
+                    yield Waiting(ready, text, passed)
+                word.load(frame, tensor, index, classes, newest=True)
+                tensor.note_wait(index, relation, want)
+
+        return Step(run, True)
+
+    return compile
+
+
+def fence(c: Statements, call: tirx.Call, site: str) -> Step:
+    level, total = LEVEL[call.args[0].value], call.args[1].value == "sc"
+
+    def run(frame):
+        memory = frame.block.machine.memory
+        for i in frame.mask.classes:
+            if total:
+                published = frame.block.order.fence(i, level, memory.sc_fences)
+                memory.sc_fences = merge(memory.sc_fences, published)
+            else:
+                frame.block.order.fence(i, level)
+
+    return Step(run)
+
+
+def _barrier(name: str):
+    def compile(c: Statements, call: tirx.Call, site: str) -> Step:
+        at = call.args[0]
+        pointer = (
+            Pointer(c, at, f"W.{name}", site) if getattr(at.op, "name", "") == "tl.access_ptr"
+            else None
+        )  # fmt: skip
+
+        def run(frame):
+            yield None
+            block, words = frame.block, None
+            if pointer is not None:
+                index = tuple(int(np.asarray(i).flat[0]) for i in pointer.index(frame))
+                tensor = pointer.ref.tensor(frame)
+                words_at(frame, pointer.ref, tensor, index, 1)
+                if tensor.symmetric and index[0] != block.rank:
+                    raise SimulationError(
+                        "arrival",
+                        f"W.{name} at {tensor.name}{list(index)}, words of rank {index[0]}, by "
+                        f"{block.name()} in launch {block.epoch}; expected its own rank's"
+                        f"\n --> {site}",
+                    )
+                words = (tensor.name, *(index[1:] if tensor.symmetric else (index, block.rank)))
+            barrier = block.machine.barrier(name, words, block)
+            yield from barrier.meet(frame, f"W.{name}", site)
+
+        return Step(run, True)
+
+    return compile
+
+
+def element_atomic(kind: str, returns: bool):
+    """T.atomic_add and its like on one element."""
+    combine = {"load": None, "store": lambda old, new: new}.get(kind, REDUCTIONS.get(kind))
+
+    def compile(c: Statements, call: tirx.Call, site: str) -> Any:
+        op = f"T.atomic_{kind}"
+        numbers = [a for a in call.args[1 if kind == "load" else 2 :]]
+        sem = _ORDERS[int(numbers[0])] if numbers else "relaxed"
+        pointer = Pointer(c, call.args[0], op, site)
+        if pointer.slot >= 0:
+            return _tile_atomic(c, call, pointer, combine, returns, site)
+        scope = "sys" if pointer.buffer.data in c.symmetric else "gpu"
+        if scope == "gpu" and sem != "relaxed" and _drops_order(kind, returns, pointer.dtype):
+            pointer.op += f" (relaxed: TileLang drops memory_order={sem!r})"
+            sem = "relaxed"
+        word = Word(pointer.ref, sem, scope)
+        if kind == "load":
+            return _load(c, pointer, word, 1)
+        value = c.compile(call.args[1], site)
+        if kind == "store":
+            return _store(c, pointer, value, word, 1, call)
+        whole = _change(c, pointer, [value], word, 1, combine)
+        if returns:
+            return whole
+
+        def run(frame):
+            if frame.space is None:
+                whole.value(frame)
+                return
+            # A whole space at once; the words' history is of no use to a sum.
+            _space_atomic(frame, pointer, value, combine, word)
+
+        return c.preempted(run, call)
+
+    return compile
+
+
+def _drops_order(kind: str, returns: bool, dtype: np.dtype) -> bool:
+    """Tell whether TileLang's ``atomic.h`` drops ``memory_order``: ``atomicAdd`` and loops of
+    ``atomicCAS`` have none."""
+    is_half = is_float(dtype) and dtype.itemsize == 2
+    return is_half if kind in ("max", "min") else kind == "add" and not returns and not is_half
+
+
+def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, word: Word) -> None:
+    from .accesses import select
+
+    op, site = pointer.op, pointer.site
+    tensor = pointer.ref.tensor(frame)
+    found = value.value(frame)
+    refuse_poison(frame, value, pointer)
+    space = frame.space
+    index = [np.broadcast_to(i, space) for i in pointer.index(frame)]
+    key, covered, _ = select(
+        frame, tensor.name, tensor.shape, index, site, tensor.symmetric, clips=True
+    )
+    values = np.broadcast_to(convert(found, tensor.dtype), space)
+    access = frame.block.access(frame.mask.classes, op, site, word.level)
+    tensor.update(key, combine, values if covered is None else values[covered], access)
+
+
+def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, site: str) -> Any:
+    """The same in shared memory, where threads are in step and order needs no telling."""
+    if combine is None:
+        raise unsupported(f"{pointer.op} in {pointer.buffer.scope()} memory", site)
+    value = c.compile(call.args[1], site)
+
+    def change(frame):
+        tile, results = frame.tile(pointer.slot), []
+        found = value.value(frame)
+        refuse_poison(frame, value, pointer)
+        at = pointer.index(frame)
+        for _, place, index, (one,) in places(frame, at, found, each_thread=True):
+            old = tile.data[index]
+            results.append((place, old))
+            store_tile(frame, tile, list(index), combine(old, convert(one, tile.dtype)), None, site)
+        return gather(frame, results, tile.dtype, 1)
+
+    return Expr(change) if returns else c.preempted(change, call)
+
+
+def vector_atomic(lanes: int, returns: bool):
+    """T.atomic_addx2 and T.atomic_addx4: add each element of a vector by itself."""
+
+    def compile(c: Statements, call: tirx.Call, site: str) -> Any:
+        op = f"T.atomic_addx{lanes}"
+        pointer, load = Pointer(c, call.args[0], op, site), call.args[1].args[0]
+        if pointer.slot >= 0:
+            raise unsupported(f"{op} in {pointer.buffer.scope()} memory", site)
+        *first, last = load.indices
+        base = last.base if isinstance(last, tirx.Ramp) else last
+        vector = tirx.BufferLoad(load.buffer, [*first, tirx.Ramp(base, 1, lanes)])
+        scope = "sys" if pointer.buffer.data in c.symmetric else "gpu"
+        word = Word(pointer.ref, "relaxed", scope)
+        whole = _change(c, pointer, [c.compile(vector, site)], word, lanes, REDUCTIONS["add"])
+        return whole if returns else c.preempted(whole.value, call)
+
+    return compile
+
+
+def _any_or_all(f: Any):
+    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
+        pointer = Pointer(c, call.args[0], f"T.{call.op.name.rsplit('.', 1)[-1]}", site)
+        count = int(call.args[1])
+        if pointer.slot < 0:
+            raise unsupported(f"{pointer.op} in global memory", site)
+        node = c.node()
+
+        def value(frame):
+            tile = frame.tile(pointer.slot)
+            first = int(np.ravel_multi_index([int(i) for i in pointer.index(frame)], tile.shape))
+            part = slice(first, first + count)
+            poison = None if tile.poison is None else tile.poison.reshape(-1)[part]
+            frame.cache[node] = True if poison is not None and poison.any() else None
+            return bool(f(tile.data.reshape(-1)[part]))
+
+        return Expr(value, lambda frame: frame.cache.get(node))
+
+    return compile
+
+
+def register(c: Statements) -> None:
+    """Teach the compiler the builtins."""
+    prefix = "tileweave."
+    c.calls[prefix + "ld"] = load
+    for spec in BUILTINS.values():
+        if spec.name.startswith(("atom_", "red_")):
+            assert isinstance(spec.operands[1][1], ElementOf)
+            c.calls[spec.op_name] = _atomic(spec.name)
+        elif spec.name.startswith("wait_"):
+            c.steps[spec.op_name] = _wait(spec.name)
+        elif spec.name.startswith(("sync_", "barrier_")):
+            c.steps[spec.op_name] = _barrier(spec.name)
+    c.steps |= {
+        prefix + "st": store,
+        prefix + "signal": signal,
+        prefix + "fence": fence,
+        prefix + "delay": lambda c, call, site: Step(lambda frame: None),
+        prefix + "fence_proxy_async": lambda c, call, site: Step(lambda frame: None),
+    }
+    for kind in ("add", "max", "min", "or"):
+        c.steps[f"tl.atomic_{kind}_elem_op"] = element_atomic(kind, False)
+        c.calls[f"tl.atomic_{kind}_ret_elem_op"] = element_atomic(kind, True)
+    for lanes in (2, 4):
+        c.steps[f"tl.atomic_addx{lanes}_elem_op"] = vector_atomic(lanes, False)
+        c.calls[f"tl.atomic_addx{lanes}_ret_elem_op"] = vector_atomic(lanes, True)
+    c.calls |= {"tl.any_of": _any_or_all(np.any), "tl.all_of": _any_or_all(np.all)}
+    c.calls["tl.atomic_load_elem_op"] = element_atomic("load", True)
+    c.steps["tl.atomic_store_elem_op"] = element_atomic("store", False)

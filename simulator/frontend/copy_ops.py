@@ -1,0 +1,162 @@
+"""Copies of elements that follow each other in memory: put, get, and bulk copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ..machine.steps import Step
+from ..memory.alignment import BULK, require_aligned, require_bulk_size
+from ..memory.order import SYS
+from ..report.errors import SimulationError, unsupported
+from .accesses import out_of_bounds
+from .expressions import Expr
+from .functions import REDUCTIONS
+from .pointer import Pointer, refuse_poison
+from .statements import Statements
+
+
+def _transfer(c: Statements, call: tirx.Call, site: str) -> Step:
+    """put_block, put_warp, get_block, get_warp: ordinary loads and stores of all threads."""
+    op = f"W.{call.op.name.removeprefix('tileweave.')}"
+    src, dst = Pointer(c, call.args[0], op, site), Pointer(c, call.args[1], op, site)
+    size = c.indices([call.args[2]], op, site)
+
+    def run(frame):
+        count = _uniform(size(frame)[0], frame, op, site)
+        if count <= 0:
+            return
+        source, target = src.ref.tensor(frame), dst.ref.tensor(frame)
+        classes = frame.mask.classes
+        access = frame.block.access(classes, op, site, copies=True)
+        values, poison = source.read(_run_of(frame, source, src, count), access)
+        _refuse_stored(frame, target, poison, op, site)
+        target.write(_run_of(frame, target, dst, count), values, access, poison)
+
+    return c.preempted(run, call)
+
+
+def _uniform(value: Any, frame: Any, op: str, site: str) -> int:
+    if isinstance(value, np.ndarray):
+        own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
+        if not (own == own.flat[0]).all():
+            raise unsupported(f"{op} with operands that differ between threads", site)
+        value = own.flat[0]
+    return int(value)
+
+
+def _run_of(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
+    """The key of ``count`` elements that follow each other from the pointer."""
+    index = [_uniform(i, frame, pointer.op, pointer.site) for i in pointer.index(frame)]
+    shape = tensor.shape
+    copy_size = int(np.prod(shape[1:])) if getattr(tensor, "symmetric", False) else int(
+        np.prod(shape)
+    )  # fmt: skip
+    if not all(0 <= i < n or (i == n and count == 0) for i, n in zip(index, shape, strict=True)):
+        raise out_of_bounds(frame, tensor.name, shape, index, pointer.site)
+    first = int(np.ravel_multi_index(tuple(index), shape))
+    if first % copy_size + count > copy_size:
+        raise out_of_bounds(
+            frame, tensor.name, shape, [*index[:-1], f"{index[-1]} .. + {count}"], pointer.site
+        )
+    if index[-1] + count <= shape[-1]:
+        return (*index[:-1], slice(index[-1], index[-1] + count))
+    return np.unravel_index(np.arange(first, first + count), shape)
+
+
+def _bulk_run(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
+    """Return the key of a bulk copy whose size and address an instruction can have."""
+    require_bulk_size(frame, tensor, count, pointer.op, pointer.site)
+    key = _run_of(frame, tensor, pointer, count)
+    index = [_uniform(i, frame, pointer.op, pointer.site) for i in pointer.index(frame)]
+    require_aligned(frame, tensor, index, BULK, pointer.op, pointer.site)
+    return key
+
+
+def _refuse_stored(frame: Any, tensor: Any, poison: Any, op: str, site: str) -> None:
+    if poison is not None and not tensor.symmetric:
+        raise SimulationError(
+            "poison",
+            f"{op} to {tensor.name} of memory that nobody has written, by {frame.block.name()} in "
+            f"launch {frame.block.epoch}\n --> {site}",
+        )
+
+
+def bulk_load(c: Statements, call: tirx.Call, site: str) -> Step:
+    dst, src = (Pointer(c, call.args[i], "W.bulk_load", site) for i in (0, 1))
+    size = c.indices([call.args[2]], "W.bulk_load", site)
+    barrier = c.mbarrier(call.args[3].args[0], site)
+
+    def run(frame):
+        count, block = _uniform(size(frame)[0], frame, "W.bulk_load", site), frame.block
+        source, tile, full = src.ref.tensor(frame), frame.tile(dst.slot), barrier(frame)
+        access = block.load_access(frame.mask.classes, "W.bulk_load", site, full)
+        values, poison = source.read(_bulk_run(frame, source, src, count), access)
+        values, key = np.array(values).reshape(-1), _bulk_run(frame, tile, dst, count)
+        block.require_unread(tile, key, site)
+        tile.set_poison(key, True)
+
+        def deliver() -> None:
+            tile.data[key] = values
+            tile.set_poison(key, None if poison is None else np.reshape(poison, -1))
+
+        full.issue(access.time, deliver)
+
+    return c.preempted(run, call)
+
+
+def _bulk_store(reduces: bool):
+    op = "W.bulk_reduce" if reduces else "W.bulk_store"
+
+    def compile(c: Statements, call: tirx.Call, site: str) -> Step:
+        dst, src = (Pointer(c, call.args[i], op, site) for i in (0, 1))
+        size = c.indices([call.args[2]], op, site)
+        ufunc = REDUCTIONS[call.args[4].value] if reduces else None
+
+        def run(frame):
+            count, block = _uniform(size(frame)[0], frame, op, site), frame.block
+            target, tile = dst.ref.tensor(frame), frame.tile(src.slot)
+            part = _bulk_run(frame, tile, src, count)
+            block.use(tile, frame.mask.classes)
+            values = np.array(tile.data[part]).reshape(-1)
+            poison = None if tile.poison is None else tile.poison[part].reshape(-1)
+            poison = poison if poison is not None and poison.any() else None
+            key = _bulk_run(frame, target, dst, count)
+            access = block.bulk_access(
+                frame.mask.classes, op, site, SYS if reduces else 0, (tile, part)
+            )
+            if ufunc is not None:
+                if poison is not None:
+                    refuse_poison(frame, Expr(lambda f: 0, lambda f: True), dst)
+                target.update(key, ufunc, values, access)
+            else:
+                _refuse_stored(frame, target, poison, op, site)
+                target.write(key, values, access, poison)
+
+        return c.preempted(run, call)
+
+    return compile
+
+
+def bulk_commit(c: Statements, call: tirx.Call, site: str) -> Step:
+    return Step(lambda frame: frame.block.commit(frame.mask.classes))
+
+
+def bulk_wait(c: Statements, call: tirx.Call, site: str) -> Step:
+    groups, read = int(call.args[0]), bool(call.args[1].value)
+    return Step(lambda frame: frame.block.wait_groups(frame.mask.classes, groups, read))
+
+
+def register(c: Statements) -> None:
+    """Teach the compiler the builtins that copy."""
+    for name in ("put_block", "put_warp", "get_block", "get_warp"):
+        c.steps[f"tileweave.{name}"] = _transfer
+    c.steps |= {
+        "tileweave.bulk_load": bulk_load,
+        "tileweave.bulk_store": _bulk_store(False),
+        "tileweave.bulk_reduce": _bulk_store(True),
+        "tileweave.bulk_commit": bulk_commit,
+        "tileweave.bulk_wait": bulk_wait,
+    }

@@ -1,0 +1,69 @@
+"""What a program says about itself: T.print and T.device_assert."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ..machine.steps import Step
+from ..report.errors import SimulationError, unsupported
+from .accesses import is_poisoned
+from .expressions import Expr
+from .statements import Statements
+
+
+def call_extern(c: Statements, call: tirx.Call, site: str) -> Step:
+    """T.print leaves as calls of these; other functions are not known here."""
+    name = str(call.args[0].value)
+    if name not in ("debug_print_var", "debug_print_buffer_value", "debug_print_msg"):
+        raise unsupported(f"T.call_extern of {name}", site)
+    texts = [a.value for a in call.args[1:] if isinstance(a, tirx.StringImm)]
+    values = [c.compile(a, site) for a in call.args[1:] if not isinstance(a, tirx.StringImm)]
+
+    def run(frame):
+        words = [text for text in texts if text]
+        words += [_text(e.value(frame), e.poison and e.poison(frame), frame) for e in values]
+        print(f"{', '.join(words)}: {frame.block.name()} in launch {frame.block.epoch} --> {site}")
+
+    return c.preempted(run, call)
+
+
+def _text(value: Any, poison: Any, frame: Any) -> str:
+    if is_poisoned(poison, frame):
+        return "(memory that nobody has written)"
+    if isinstance(value, np.ndarray) and value.shape == frame.mask.on.shape:
+        value = value[frame.mask.on]
+        value = value[0] if (value == value[0]).all() else value
+    return str(value)
+
+
+def _extern_value(c: Statements, call: tirx.Call, site: str) -> Expr:
+    raise unsupported(f"T.call_extern of {call.args[0].value}", site)
+
+
+def device_assert(c: Statements, call: tirx.Call, site: str) -> Step:
+    holds = c.condition(call.args[0], site)
+    text, *where = call.args[1].value.splitlines() if len(call.args) > 1 else ("T.device_assert",)
+    where = "\n".join([*where, f" --> {site}"])
+    """TileLang says in the message where the assertion stands."""
+
+    def run(frame):
+        found, on = holds(frame), frame.lanes()
+        if isinstance(found, np.ndarray) and on is not None and found.shape == on.shape:
+            found = found | ~on
+        if not np.all(found):
+            raise SimulationError(
+                "assertion",
+                f"{text}, by {frame.block.name()} in launch {frame.block.epoch}\n{where}",
+            )
+
+    return c.preempted(run, call)
+
+
+def register(c: Statements) -> None:
+    """Teach the compiler to speak."""
+    c.steps["tirx.call_extern"] = c.steps["tirx.call_pure_extern"] = call_extern
+    c.calls["tirx.call_extern"] = c.calls["tirx.call_pure_extern"] = _extern_value
+    c.steps["tl.device_assert"] = c.steps["tl.device_assert_with_msg"] = device_assert

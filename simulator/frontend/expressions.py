@@ -1,0 +1,419 @@
+"""Expressions of the IR as Python closures over a frame.
+
+Each becomes a pair: its value, and which of it is poison (None where nothing can be). A value is a
+scalar, or an array over the threads of the block or the space of T.Parallel, with one more axis for
+the lanes of a vector. Plain Python integers stand for int32 and int64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from tvm import tirx
+from tvm.ir import structural_equal
+
+from ..memory.values import convert, is_float, numpy_dtype
+from ..report.errors import SimulationError, unsupported
+from .accesses import GlobalRef, is_poisoned, load_global, load_tile
+from .functions import BINARY, FUNCTIONS
+
+Value = Callable[[Any], Any]
+
+
+class Expr(NamedTuple):
+    """A compiled expression."""
+
+    value: Value
+    poison: Value | None = None
+
+
+def either(*poisons: Value | None) -> Value | None:
+    """Poison where any of these is."""
+    some = [p for p in poisons if p is not None]
+    if len(some) < 2:
+        return some[0] if some else None
+
+    def poison(frame):
+        found = None
+        for p in some:
+            one = p(frame)
+            if one is not None:
+                found = one if found is None else np.logical_or(found, one)
+        return found
+
+    return poison
+
+
+_DIVISIONS = {tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod}
+
+
+ValueOf = Callable[[Any, tirx.Call, str], Expr]
+"""Given the compiler of the program, which may know more than expressions."""
+
+
+class Expressions:
+    """Compiles expressions of one program."""
+
+    def __init__(self) -> None:
+        self.slots: dict[tirx.Var, int] = {}
+        self.pending: dict[tirx.Var, tirx.PrimExpr] = {}
+        """Bindings whose value mentions what is bound only later."""
+        self.globals: dict[tirx.Var, str] = {}
+        """Tensor parameters, by their data pointer."""
+        self.declared: dict[tirx.Var, tirx.Buffer] = {}
+        """The same, as the program declares them; a reshaped view has another shape."""
+        self.multicasts: dict[tirx.Var, str] = {}
+        """Parameters that are multicast addresses, by their data pointer."""
+        self.tiles: dict[tirx.Var, int] = {}
+        self.made: dict[int, tuple[tuple[int, ...], np.dtype]] = {}
+        """Shape and type each tile was made with; a reshaped view has another shape."""
+        self.calls: dict[str, ValueOf] = {}
+        """Calls that yield a value and are more than a function of their arguments."""
+        self.signals: dict[str, dict[str, str]] = {}
+        """By tensor, the lines that change words of it atomically, and how."""
+        self._nodes = 0
+
+    def new_slot(self, var: tirx.Var) -> int:
+        return self.slots.setdefault(var, len(self.slots))
+
+    def node(self) -> int:
+        self._nodes += 1
+        return self._nodes
+
+    def compile(self, expr: tirx.PrimExpr, site: str) -> Expr:
+        kind = type(expr)
+        if kind in BINARY:
+            return self._binary(kind, expr, site)
+        handler = getattr(self, f"_{kind.__name__}", None)
+        if handler is None:
+            raise unsupported(f"expression {kind.__name__}: {expr}", site)
+        return handler(expr, site)
+
+    def memory_of(self, buffer: tirx.Buffer) -> str:
+        """In which memory a tensor lies, in words."""
+        return "multicast" if buffer.data in self.multicasts else buffer.scope()
+
+    def constant(self, expr: Any) -> Any:
+        """The Python value of a literal, or None."""
+        return expr.value if isinstance(expr, (tirx.IntImm, tirx.FloatImm)) else None
+
+    def _binary(self, kind, expr, site: str) -> Expr:
+        f, a, b = BINARY[kind], self.compile(expr.a, site), self.compile(expr.b, site)
+        left, right = a.value, b.value
+        if kind in _DIVISIONS and not is_float(numpy_dtype(expr.b.dtype)):
+            right = self._defined(expr.b, right, lambda by: by == 0, "a division by", site)
+        return Expr(lambda frame: f(left(frame), right(frame)), either(a.poison, b.poison))
+
+    def _defined(
+        self, expr: tirx.PrimExpr, value: Value, undefined: Callable[[Any], Any], what: str,
+        site: str,
+    ) -> Value:  # fmt: skip
+        """``value`` of ``expr``, refused where an operation with it has no result."""
+        constant = self.constant(expr)
+        if constant is not None and not undefined(constant):
+            return value
+
+        def checked(frame):
+            found = value(frame)
+            wrong = undefined(found)
+            if is_poisoned(wrong, frame):
+                one = np.asarray(found)[np.asarray(wrong)].flat[0]
+                raise unsupported(f"{what} {one}, of which CUDA defines no result,", site)
+            return found
+
+        return checked
+
+    def _IntImm(self, expr, site: str) -> Expr:
+        dtype = str(expr.dtype)
+        value = int(expr.value) if dtype in ("int32", "int64") else (
+            bool(expr.value) if dtype == "bool" else convert(int(expr.value), numpy_dtype(dtype))
+        )  # fmt: skip
+        return Expr(lambda frame: value)
+
+    def _FloatImm(self, expr, site: str) -> Expr:
+        value = np.float64(expr.value).astype(numpy_dtype(expr.dtype))
+        return Expr(lambda frame: value)
+
+    def _StringImm(self, expr, site: str) -> Expr:
+        value = expr.value
+        return Expr(lambda frame: value)
+
+    def _Var(self, var, site: str) -> Expr:
+        if var in self.pending:
+            return self.compile(self.pending[var], site)
+        if var not in self.slots:
+            raise unsupported(f"variable {var}, bound nowhere before", site)
+        slot = self.slots[var]
+
+        def value(frame):
+            found = frame.env[slot]
+            if frame.block is not None and frame.block.by_thread[slot]:
+                return _of_threads(found, frame, var, site)
+            return found
+
+        def poison(frame):
+            return frame.block.poisoned[slot] if frame.block is not None else None
+
+        return Expr(value, poison)
+
+    _SizeVar = _Var
+
+    def _Cast(self, expr, site: str) -> Expr:
+        inner, dtype = self.compile(expr.value, site), numpy_dtype(expr.dtype)
+        value = inner.value
+        if str(expr.dtype) in ("int32", "int64") and str(expr.value.dtype) in ("int32", "bool"):
+            return Expr(lambda f: _integer(value(f), dtype), inner.poison)
+        return Expr(lambda frame: convert(value(frame), dtype), inner.poison)
+
+    def _Not(self, expr, site: str) -> Expr:
+        inner = self.compile(expr.a, site)
+        return Expr(lambda frame: np.logical_not(inner.value(frame)), inner.poison)
+
+    def _And(self, expr, site: str) -> Expr:
+        return self._short_circuit(expr, site, np.logical_and, stops_at=False)
+
+    def _Or(self, expr, site: str) -> Expr:
+        return self._short_circuit(expr, site, np.logical_or, stops_at=True)
+
+    def _short_circuit(self, expr, site: str, join, stops_at: bool) -> Expr:
+        a, b = self.compile(expr.a, site), self.compile(expr.b, site)
+
+        def value(frame):
+            first = a.value(frame)
+            if not isinstance(first, np.ndarray):
+                return first if bool(first) == stops_at else b.value(frame)
+            with narrowed(frame, first != stops_at):
+                return join(first, b.value(frame))
+
+        def poison(frame):
+            first = a.poison(frame) if a.poison else None
+            plain = a.value(frame) if first is None else None
+            if first is not None or b.poison is None:
+                return first
+            if not isinstance(plain, np.ndarray) and bool(plain) == stops_at:
+                return None
+            return b.poison(frame)
+
+        return Expr(value, poison if a.poison or b.poison else None)
+
+    def _Select(self, expr, site: str) -> Expr:
+        return self.select(expr.condition, expr.true_value, expr.false_value, site)
+
+    def select(self, condition, then, other, site: str) -> Expr:
+        """``then if condition else other``, evaluating each only where it counts."""
+        c, a, b = (self.compile(e, site) for e in (condition, then, other))
+
+        def value(frame):
+            chosen = c.value(frame)
+            if not isinstance(chosen, np.ndarray):
+                return (a if chosen else b).value(frame)
+            with narrowed(frame, chosen):
+                first = a.value(frame)
+            with narrowed(frame, ~chosen):
+                second = b.value(frame)
+            found = np.where(chosen, first, second)
+            if isinstance(first, int) and isinstance(second, int):
+                return found.astype(numpy_dtype(then.dtype), copy=False)
+            return found
+
+        def poison(frame):
+            unclear = c.poison(frame) if c.poison else None
+            if unclear is not None:
+                return unclear
+            chosen = c.value(frame)
+            if not isinstance(chosen, np.ndarray):
+                side = a if chosen else b
+                return side.poison(frame) if side.poison else None
+            sides = [e.poison(frame) if e.poison else None for e in (a, b)]
+            if sides == [None, None]:
+                return None
+            first, second = (False if s is None else s for s in sides)
+            return np.where(chosen, first, second)
+
+        return Expr(value, either(a.poison, b.poison, c.poison) and poison)
+
+    def _Let(self, expr, site: str) -> Expr:
+        inner = self.compile(expr.value, site)
+        slot = self.new_slot(expr.var)
+        body = self.compile(expr.body, site)
+
+        def value(frame):
+            frame.env[slot] = inner.value(frame)
+            return body.value(frame)
+
+        return Expr(value, either(inner.poison, body.poison))
+
+    def _Ramp(self, expr, site: str) -> Expr:
+        base, stride = self.compile(expr.base, site), self.compile(expr.stride, site)
+        steps = np.arange(int(expr.lanes))
+        return Expr(
+            lambda frame: np.asarray(base.value(frame))[..., None] + stride.value(frame) * steps,
+            base.poison,
+        )
+
+    def _Broadcast(self, expr, site: str) -> Expr:
+        inner, lanes = self.compile(expr.value, site), int(expr.lanes)
+        return Expr(
+            lambda frame: np.repeat(np.asarray(inner.value(frame))[..., None], lanes, axis=-1),
+            inner.poison,
+        )
+
+    def indices(self, indices, name: str, site: str) -> Value:
+        """The values of several index expressions; none of them may be poison. Beside one of
+        several lanes the others have an axis for them, too."""
+        exprs = [self.compile(i, site) for i in indices]
+        single = [not isinstance(i, (tirx.Ramp, tirx.Broadcast)) for i in indices]
+        some = range(len(exprs)) if not all(single) else ()
+        poison = either(*(e.poison for e in exprs))
+
+        def values(frame):
+            found = [e.value(frame) for e in exprs]
+            for n in some:
+                if single[n] and isinstance(found[n], np.ndarray):
+                    found[n] = found[n][..., None]
+            if poison is not None and is_poisoned(poison(frame), frame):
+                raise SimulationError(
+                    "poison",
+                    f"an index of {name} is computed from memory that nobody has written, by "
+                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {site}",
+                )
+            return found
+
+        return values
+
+    def require_type(self, buffer: tirx.Buffer, site: str) -> None:
+        """Refuse a view of a tile or tensor as another type."""
+        whole = self.declared.get(buffer.data)
+        dtype = self.made[self.tiles[buffer.data]][1] if whole is None else numpy_dtype(whole.dtype)
+        if numpy_dtype(buffer.dtype) != dtype:
+            raise unsupported(f"{buffer.name}, a view of another type,", site)
+
+    def is_reshaped(self, buffer: tirx.Buffer) -> bool:
+        """Whether it may be a view of a tile or tensor of another shape."""
+        whole = self.declared.get(buffer.data)
+        if whole is not None:
+            return not structural_equal(buffer.shape, whole.shape)
+        return tuple(int(n) for n in buffer.shape) != self.made[self.tiles[buffer.data]][0]
+
+    def in_whole(self, buffer: tirx.Buffer, values: Value, site: str) -> Value:
+        """Indices of ``buffer`` as indices of the tile or tensor it is, or is a view of."""
+        self.require_type(buffer, site)
+        if not self.is_reshaped(buffer):
+            return values
+        extents, name = self.indices(buffer.shape, buffer.name, site), self.globals.get(buffer.data)
+        made = () if name is not None else self.made[self.tiles[buffer.data]][0]
+
+        def moved(frame):
+            shape = made if name is None else frame.block.tensors[name].shape
+            flat, inside = 0, True
+            for index, extent in zip(values(frame), extents(frame), strict=True):
+                flat = flat * extent + index
+                inside = inside & (index >= 0) & (index < extent)
+            behind = math.prod(shape)
+            flat = np.where(inside, flat, behind) if np.ndim(inside) else flat if inside else behind
+            out = []
+            for extent in reversed(shape[1:]):
+                out.insert(0, flat % extent)
+                flat = flat // extent
+            return [flat, *out]
+
+        return moved
+
+    def _BufferLoad(self, load, site: str) -> Expr:
+        buffer = load.buffer
+        values = self.indices(load.indices, buffer.name, site)
+        node = self.node()
+        if buffer.data in self.globals:
+            ref = GlobalRef(self.globals[buffer.data], "load", site)
+            values = self.in_whole(buffer, values, site)
+
+            def value(frame):
+                found, frame.cache[node] = load_global(frame, ref, values(frame))
+                return found
+        elif buffer.data in self.tiles:
+            slot = self.tiles[buffer.data]
+            values = self.in_whole(buffer, values, site)
+
+            def value(frame):
+                found, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), site)
+                return found
+        else:
+            raise unsupported(f"tensor {buffer.name} in {self.memory_of(buffer)} memory", site)
+        return Expr(value, lambda frame: frame.cache.get(node))
+
+    def _Call(self, call, site: str) -> Expr:
+        full = getattr(call.op, "name", str(call.op))
+        name = full.rsplit(".", 1)[-1]
+        if full in self.calls:
+            return self.calls[full](self, call, site)
+        if full == "tirx.if_then_else":
+            condition, then, other = call.args
+            return self.select(condition, then, other, site)
+        if full == "tl.infinity":
+            value = np.float64(np.inf).astype(numpy_dtype(call.dtype))
+            return Expr(lambda frame: value)
+        if full == "tirx.large_uint_imm":  # its lower half comes first
+            large = numpy_dtype(call.dtype).type(int(call.args[0]) + (int(call.args[1]) << 32))
+            return Expr(lambda frame: large)
+        if full == "tirx.reinterpret":
+            inner, dtype = self.compile(call.args[0], site), str(call.dtype)
+            if dtype == "handle":
+                return inner
+            target = numpy_dtype(dtype)
+            source = numpy_dtype(call.args[0].dtype)
+            return Expr(
+                lambda f: np.asarray(convert(inner.value(f), source)).view(target)[()],
+                inner.poison,
+            )
+        if full.startswith(("tirx.", "tl.")) and name in FUNCTIONS:
+            f = FUNCTIONS[name]
+            args = [self.compile(a, site) for a in call.args]
+            values = [a.value for a in args]
+            if name in ("shift_left", "shift_right"):
+                bits = numpy_dtype(call.args[0].dtype).itemsize * 8
+                values[1] = self._defined(
+                    call.args[1], values[1], lambda by: (by < 0) | (by >= bits),
+                    f"a shift of {bits} bits by", site,
+                )  # fmt: skip
+            return Expr(lambda frame: f(*(v(frame) for v in values)),
+                        either(*(a.poison for a in args)))  # fmt: skip
+        raise unsupported(f"call of {full}", site)
+
+
+class narrowed:
+    """For the duration, only elements of the frame's space where ``condition`` holds are on the
+    way."""
+
+    def __init__(self, frame: Any, condition: np.ndarray) -> None:
+        self.frame, self.condition = frame, condition
+
+    def __enter__(self) -> None:
+        frame = self.frame
+        self.old = frame.active, frame.mask
+        if frame.space is not None:
+            wide = np.broadcast_to(self.condition, frame.space)
+            frame.active = wide if frame.active is None else frame.active & wide
+        else:
+            frame.mask = frame.mask.where(self.condition)
+
+    def __exit__(self, *_: Any) -> None:
+        self.frame.active, self.frame.mask = self.old
+
+
+def _integer(value: Any, dtype: np.dtype) -> Any:
+    return value.astype(dtype) if isinstance(value, np.ndarray) else int(value)
+
+
+def _of_threads(value: Any, frame: Any, var: Any, site: str) -> Any:
+    """A value that differs between threads, as the frame needs it."""
+    if frame.mask.single is not None:
+        return value[frame.mask.single][()]
+    if frame.space is not None:
+        own = value[frame.mask.on]
+        if (own == own[0]).all():
+            return own[0]
+        raise unsupported(f"{var}, which differs between threads, in T.Parallel", site)
+    return value

@@ -1,0 +1,107 @@
+"""Multicast memory: one address that stands for the same element of every rank's copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ...builtins.declare import builtin_of
+from ..machine.steps import Step
+from ..memory.values import convert, is_float, numpy_dtype
+from ..report.errors import SimulationError
+from .accesses import GlobalRef
+from .atomics import Word, gather, places, words_at
+from .builtin_ops import lanes_of
+from .expressions import Expr
+from .functions import REDUCTIONS
+from .pointer import refuse_poison
+from .statements import Statements
+
+
+class Everywhere:
+    """The operand ``ref`` of a multimem operation: an element of all copies."""
+
+    def __init__(self, c: Statements, call: tirx.Call, site: str) -> None:
+        self.buffer, self.site = call.args[0].args[0].buffer, site
+        self.op, spec = f"W.{call.op.name.removeprefix('tileweave.')}", builtin_of(call)
+        indices = call.args[0].args[0].indices
+        starts = [i.base if isinstance(i, tirx.Ramp) else i for i in indices]
+        self.index = c.indices(starts, self.buffer.name, site)
+        ref = GlobalRef(c.multicasts[self.buffer.data], self.op, site)
+        self.word = Word(ref, spec.word(call, "sem"), spec.word(call, "scope"))
+
+    def copies(self, frame: Any, index: tuple, lanes: int) -> Iterator[list[tuple]]:
+        """For each rank, the words of its copy that begin at ``index``."""
+        tensor = self.word.ref.tensor(frame)
+        if len(tensor.shape) != len(index) + 1:
+            raise SimulationError(
+                "bounds",
+                f"{self.op} of {tensor.name}, which is no multicast tensor, by "
+                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {self.site}",
+            )
+        for rank in range(tensor.shape[0]):
+            yield words_at(frame, self.word.ref, tensor, (rank, *index), lanes)
+
+
+def load_reduce(c: Statements, call: tirx.Call, site: str) -> Expr:
+    ref, lanes, node = Everywhere(c, call, site), int(call.args[1]), c.node()
+    combine = REDUCTIONS[builtin_of(call).word(call, "op")]
+    dtype = numpy_dtype(ref.buffer.dtype)
+    wide = np.dtype(np.float32) if is_float(dtype) and dtype.itemsize < 4 else dtype
+
+    def value(frame):
+        tensor, results, bad = ref.word.ref.tensor(frame), [], []
+        for classes, at, index, _ in places(frame, ref.index(frame), each_thread=False):
+            copies = [
+                [ref.word.load(frame, tensor, i, classes) for i in words]
+                for words in ref.copies(frame, index, lanes)
+            ]
+            parts = [np.array([v for v, _ in copy], dtype).astype(wide) for copy in copies]
+            found = convert(reduce(combine, parts), dtype)
+            results.append((at, found[0] if lanes == 1 else found))
+            bad.append((at, any(b for copy in copies for _, b in copy)))
+        poison = gather(frame, bad, np.dtype(np.bool_), 1) if any(b for _, b in bad) else None
+        frame.cache[node] = poison
+        return gather(frame, results, dtype, lanes)
+
+    return Expr(value, lambda frame: frame.cache.get(node))
+
+
+def _change(reduces: bool):
+    def compile(c: Statements, call: tirx.Call, site: str) -> Step:
+        ref, expr = Everywhere(c, call, site), c.compile(call.args[1], site)
+        lanes, dtype = lanes_of(call.args[1].dtype), numpy_dtype(ref.buffer.dtype)
+        combine = REDUCTIONS[builtin_of(call).word(call, "op")] if reduces else None
+
+        def run(frame):
+            tensor, found = ref.word.ref.tensor(frame), expr.value(frame)
+            refuse_poison(frame, expr, ref)
+            at = ref.index(frame)
+            for classes, _, index, (one,) in places(
+                frame, at, found, each_thread=True, lanes=lanes
+            ):
+                for words in ref.copies(frame, index, lanes):
+                    for lane, i in enumerate(words):
+                        value = convert(one if lanes == 1 else one[lane], dtype)
+                        if combine is None:
+                            ref.word.store(frame, tensor, [i], classes, [value])
+                        else:
+                            ref.word.change(
+                                frame, tensor, i, classes,
+                                lambda old, v=value, f=combine: convert(f(old, v), dtype),
+                            )  # fmt: skip
+
+        return c.preempted(run, call)
+
+    return compile
+
+
+def register(c: Statements) -> None:
+    """Teach the compiler multimem operations."""
+    c.calls["tileweave.multimem_ld_reduce"] = load_reduce
+    c.steps["tileweave.multimem_st"] = _change(False)
+    c.steps["tileweave.multimem_red"] = _change(True)

@@ -1,0 +1,59 @@
+"""Operands that point at an element."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx
+
+from ..memory.values import numpy_dtype
+from ..report.errors import SimulationError, unsupported
+from .accesses import GlobalRef, is_poisoned
+from .expressions import Expr
+from .statements import Statements
+
+if TYPE_CHECKING:
+    from .multimem_ops import Everywhere
+
+
+class Pointer:
+    """A compiled ``T.access_ptr(tensor[index], ...)``."""
+
+    def __init__(self, c: Statements, node: Any, op: str, site: str) -> None:
+        load = node.args[0]
+        buffer = load.buffer
+        self.buffer, self.site, self.op = buffer, site, op
+        self.dtype = numpy_dtype(buffer.dtype)
+        starts = [i.base if isinstance(i, tirx.Ramp) else i for i in load.indices]
+        self.index = c.indices(starts, buffer.name, site)
+        self.slot = c.tiles.get(buffer.data, -1)
+        if self.slot >= 0 or buffer.data in c.globals:
+            self.index = c.in_whole(buffer, self.index, site)
+        self._name, self._memory = c.globals.get(buffer.data), c.memory_of(buffer)
+        if self._name is None and self.slot < 0:
+            raise self._unsupported()
+
+    @cached_property
+    def ref(self) -> GlobalRef:
+        """What is in global memory.
+
+        Raises:
+            SimulationError: it is not.
+        """
+        if self._name is None:
+            raise self._unsupported()
+        return GlobalRef(self._name, self.op, self.site)
+
+    def _unsupported(self) -> SimulationError:
+        return unsupported(f"{self.op} of {self.buffer.name} in {self._memory} memory", self.site)
+
+
+def refuse_poison(frame: Any, expr: Expr, pointer: Pointer | Everywhere) -> None:
+    if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
+        raise SimulationError(
+            "poison",
+            f"the operand of {pointer.op} on {pointer.buffer.name} is computed from memory that "
+            f"nobody has written, by {frame.block.name()} in launch {frame.block.epoch}"
+            f"\n --> {pointer.site}",
+        )

@@ -1,0 +1,278 @@
+"""A tile program made ready to run: what it takes, and its kernels as steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from tilelang import tvm
+from tilelang.ir import get_stmt_span
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ... import passes
+from ...builtins.declare import builtin_of
+from ...builtins.errors import TileWeaveError
+from ...passes.group.specialize_group import heap_tensors
+from ...passes.ir.implicit import hidden_of
+from ...passes.ir.walk import written_tensors
+from ..machine.steps import Step
+from ..memory.values import numpy_dtype
+from ..report.errors import unsupported
+from . import (
+    block_ops,
+    builtin_ops,
+    copy_ops,
+    debug_ops,
+    multimem_ops,
+    reducer_ops,
+    tile_ops,
+    warp_ops,
+)
+from .block_ops import BlockStatements
+from .expressions import Expr
+from .statements import line_of
+
+_HEAP_STRIDE = 1 << 40
+OPERATIONS = (
+    block_ops, tile_ops, builtin_ops, copy_ops, warp_ops, debug_ops, reducer_ops, multimem_ops
+)  # fmt: skip
+"""What teaches the compiler the operations of a program."""
+
+
+@dataclass
+class Kernel:
+    """One grid of blocks."""
+
+    name: str
+    grid: list
+    """(slot of the block index, extent of a host frame), x first."""
+    threads: tuple[int, int, int]
+    body: Step
+    signals: dict[str, dict[str, str]]
+    """By parameter, the lines that change words of it atomically, and how."""
+    classes: int = 0
+    class_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+
+    @property
+    def threads_in_block(self) -> int:
+        return self.threads[0] * self.threads[1] * self.threads[2]
+
+    def thread_index(self, axis: int) -> np.ndarray:
+        x, y, z = self.threads
+        number = np.arange(x * y * z, dtype=np.int32)
+        return (number % x, number // x % y, number // (x * y))[axis]
+
+    def extents(self, frame: Any) -> tuple[int, ...]:
+        return tuple(int(extent(frame)[0]) for _, extent in self.grid)
+
+
+def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
+    """``func`` for so many ranks, after the tile passes: what is simulated.
+
+    Raises:
+        TileWeaveError: not a ``T.prim_func``.
+    """
+    if not isinstance(func, tirx.PrimFunc):
+        raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
+    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    judged = passes.is_chosen(func, "verify")
+    group = passes.GROUP_PASSES if judged else passes.SIMULATED_PASSES
+    mod = passes.run_group(mod, world_size, _HEAP_STRIDE, group)
+    mod = passes.run(passes.SYNC_PASSES, mod)
+    (func,) = mod.functions.values()
+    return func
+
+
+class Program:
+    """What ``func`` does on each of ``world_size`` ranks.
+
+    Args:
+        changed: what to run in place of ``lowered(func, world_size)``.
+        operations: objects whose ``register`` teaches the compiler operations.
+
+    Raises:
+        TileWeaveError: not a ``T.prim_func``.
+        SimulationError: it uses something the simulator does not know.
+    """
+
+    def __init__(
+        self, func: Any, world_size: int, changed: tirx.PrimFunc | None = None,
+        operations: Iterable[Any] = OPERATIONS,
+    ) -> None:  # fmt: skip
+        func = lowered(func, world_size) if changed is None else changed
+        self.name, self.world_size = str(func.attrs["global_symbol"]), world_size
+        self.hidden = hidden_of(func)
+        """Tensors behind its own parameters, which live as long as the program."""
+        self.compiler = c = BlockStatements()
+        for ops in operations:
+            ops.register(c)
+        self.rank_slot = c.new_slot(tirx.Var("rank", "int32"))
+        c.calls["tileweave.rank"] = lambda c, call, site: Expr(
+            lambda frame: frame.env[self.rank_slot]
+        )
+        c.calls["tileweave.context"] = lambda c, call, site: Expr(lambda frame: 0)
+        self.scalars: dict[str, tuple[int, np.dtype]] = {}
+        """Slot and type by name."""
+        self.sizes: dict[int, tuple[str, int]] = {}
+        """By slot of a dynamic extent: the tensor and its axis that show it."""
+        self.written: set[str] = set()
+        """Names of the tensors that it writes."""
+        self._declare(func)
+        self.host: list[Step | Kernel] = []
+        self._split(func.body)
+        self.slots = len(c.slots)
+        self.divide(c.thread_cuts)
+
+    def divide(self, cuts: Iterable[int]) -> None:
+        """Tell the threads of a block apart where ``cuts`` say, its own cuts among them."""
+        cuts = sorted(cuts)
+        for kernel in self.kernels:
+            threads = np.arange(kernel.threads_in_block)
+            kernel.class_of = np.searchsorted(cuts, threads, side="right") - 1
+            kernel.classes = int(kernel.class_of.max()) + 1
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        return [k for k in self.host if isinstance(k, Kernel)]
+
+    @property
+    def multicasts(self) -> set[str]:
+        """Names of the tensors that are multicast addresses."""
+        return set(self.compiler.multicasts.values())
+
+    @property
+    def cuts(self) -> set[int]:
+        """Where its conditions divide the threads of a block."""
+        return self.compiler.thread_cuts
+
+    @property
+    def classes(self) -> int:
+        return max((k.classes for k in self.kernels), default=1)
+
+    @property
+    def mbarriers(self) -> int:
+        """The number of mbarriers of a block."""
+        return self.compiler.mbarriers
+
+    def _declare(self, func: tirx.PrimFunc) -> None:
+        c, written = self.compiler, written_tensors(func.body)
+        multicast = _multicast(func.body)
+        c.symmetric = {tensor.data for tensor in heap_tensors(func)}
+        for param in func.params:
+            if param not in func.buffer_map:
+                self.scalars[param.name] = c.new_slot(param), numpy_dtype(param.dtype)
+                continue
+            buffer = func.buffer_map[param]
+            (c.multicasts if buffer.data in multicast else c.globals)[buffer.data] = buffer.name
+            c.declared[buffer.data] = buffer
+            if buffer.data in written:
+                self.written.add(buffer.name)
+            for axis, extent in enumerate(buffer.shape):
+                if isinstance(extent, tirx.Var):
+                    self.sizes[c.new_slot(extent)] = buffer.name, axis
+
+    def _split(self, stmt: tirx.Stmt) -> None:
+        if isinstance(stmt, tirx.SeqStmt):
+            for inner in stmt.seq:
+                self._split(inner)
+        elif isinstance(stmt, tirx.AttrStmt):
+            self._split(stmt.body)
+        elif isinstance(stmt, tirx.SBlockRealize) and not _is_kernel_body(stmt):
+            if len(stmt.block.alloc_buffers):
+                names = ", ".join(b.name for b in stmt.block.alloc_buffers)
+                site = line_of(stmt.block.alloc_buffers[0].span) or self.name
+                raise unsupported(f"memory made outside a kernel: {names}", site)
+            self._split(stmt.block.body)
+        elif isinstance(stmt, (tirx.For, tirx.SBlockRealize)):
+            self.host.append(self._kernel(stmt))
+        else:
+            self.host.append(self.compiler.statement(stmt))
+
+    def _kernel(self, stmt: tirx.Stmt) -> Kernel:
+        c, grid = self.compiler, []
+        while isinstance(stmt, tirx.For) and stmt.thread_binding is not None:
+            extent = c.indices([stmt.extent], "the grid", self.name)
+            grid.append((c.new_slot(stmt.loop_var), extent))
+            stmt = stmt.body
+        if isinstance(stmt, tirx.For):
+            raise unsupported("a loop outside a kernel", _first_line(stmt) or self.name)
+        threads = _threads(stmt)
+        return Kernel(self.name, grid, threads, c.statement(stmt, self.name), c.signals)
+
+    def launches(
+        self, rank: int, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Any]
+    ) -> Iterator[tuple[Kernel, list, tuple[int, ...]]]:
+        """(kernel, environment, extents of the grid) of each launch of one call of the program.
+
+        Args:
+            shapes: of its tensors, rank axis included.
+            scalars: values of the others.
+        """
+        env: list[Any] = [None] * self.slots
+        env[self.rank_slot] = rank
+        for slot, (name, axis) in self.sizes.items():
+            env[slot] = shapes[name][axis]
+        for name, (slot, dtype) in self.scalars.items():
+            value = scalars[name]
+            if np.issubdtype(dtype, np.integer):
+                legal = np.iinfo(dtype)
+                if not legal.min <= value <= legal.max:
+                    raise TileWeaveError(
+                        f"simulate: {name}={value}; expected {legal.min} to {legal.max} ({dtype})"
+                    )
+            env[slot] = int(value) if str(dtype) in ("int32", "int64") else dtype.type(value)
+        frame: Any = SimpleNamespace(
+            env=env, block=None, mask=None, space=None, cache={}, active=None
+        )
+        for item in self.host:
+            if isinstance(item, Kernel):
+                yield item, list(env), item.extents(frame)
+            else:
+                item.run(frame)
+
+
+def _first_line(stmt: tirx.Stmt) -> str:
+    """The first line of a statement that is known; loops around kernels have none themselves."""
+    found: list[tuple[str, int]] = []
+
+    def visit(node):
+        span = get_stmt_span(node) if isinstance(node, tirx.Stmt) else None
+        if span is not None:
+            found.append((span.source_name.name, span.line))
+
+    post_order_visit(stmt, visit)
+    return ":".join(map(str, min(found))) if found else ""
+
+
+def _is_kernel_body(stmt: tirx.SBlockRealize) -> bool:
+    return stmt.block.name_hint == "tilelang_root"
+
+
+def _threads(stmt: tirx.Stmt) -> tuple[int, int, int]:
+    found: list[tuple] = []
+
+    def visit(node):
+        if isinstance(node, tirx.SBlock):
+            extents = dict(node.annotations.items()).get("tl.launch_threads")
+            if extents is not None:
+                found.append(tuple(int(e) for e in extents))
+
+    post_order_visit(stmt, visit)
+    return found[0] if found else (128, 1, 1)
+
+
+def _multicast(body: tirx.Stmt) -> set:
+    """Data pointers of the tensors that multimem operations access."""
+    found = set()
+
+    def visit(node):
+        spec = builtin_of(node)
+        if spec is not None and spec.name.startswith("multimem_"):
+            found.add(node.args[0].args[0].buffer.data)
+
+    post_order_visit(body, visit)
+    return found

@@ -1,0 +1,80 @@
+"""T.alloc_reducer: what the points of T.Parallel contribute to one result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ..machine.steps import Step
+from ..memory.values import convert, is_float, numpy_dtype
+from ..report.errors import SimulationError, unsupported
+from .accesses import is_poisoned
+from .statements import Statements
+from .tile_ops import COMBINE, region
+
+
+def _identity(op: str, dtype: np.dtype) -> Any:
+    if op in ("max", "min"):
+        if is_float(dtype):
+            return dtype.type(-np.inf if op == "max" else np.inf)
+        return getattr(np.iinfo(dtype), "min" if op == "max" else "max")
+    return -1 if op == "bitand" else 0
+
+
+def init(c: Statements, call: tirx.Call, site: str) -> Step:
+    buffer = call.args[0].args[0].buffer
+    dst, dtype = region(c, call.args[0], site), numpy_dtype(buffer.dtype)
+    first = c.compile(call.args[1], site).value if len(call.args) > 1 else None
+    identity = _identity(c.reducers[buffer.data], dtype)
+    return Step(
+        lambda frame: dst.write(frame, first(frame) if first else identity, None, "T.reducer_init")
+    )
+
+
+def update(c: Statements, call: tirx.Call, site: str) -> Step:
+    load = call.args[0]
+    buffer, slot = load.buffer, c.tiles[load.buffer.data]
+    combine = COMBINE[c.reducers[buffer.data]]
+    index = c.in_whole(buffer, c.indices(load.indices, buffer.name, site), site)
+    expr = c.compile(call.args[1], site)
+
+    def run(frame):
+        if frame.space is None:
+            raise unsupported("T.reducer_update outside T.Parallel", site)
+        tile, space, at = frame.tile(slot), frame.space, index(frame)
+        values = expr.value(frame)
+        if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
+            raise SimulationError(
+                "poison",
+                f"what T.reducer_update contributes to {buffer.name} is computed from memory that "
+                f"nobody has written, by {frame.block.name()} in launch {frame.block.epoch}"
+                f"\n --> {site}",
+            )
+        on = np.ones(space, np.bool_) if frame.active is None else frame.active
+        key = tuple(np.broadcast_to(i, space)[on] for i in at)
+        wide = tile.data.astype(np.float32) if _is_narrow(tile.dtype) else tile.data
+        combine.at(wide, key, np.broadcast_to(convert(values, wide.dtype), space)[on])
+        tile.data[...] = convert(wide, tile.dtype)
+
+    return c.preempted(run, call)
+
+
+def _is_narrow(dtype: np.dtype) -> bool:
+    return is_float(dtype) and dtype.itemsize < 4
+
+
+def finalize(c: Statements, call: tirx.Call, site: str) -> Step:
+    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+    op = "T.finalize_reducer"
+    return Step(lambda frame: dst.write(frame, *src.read(frame, op), op))
+
+
+def register(c: Statements) -> None:
+    """Teach the compiler reducers."""
+    c.steps |= {
+        "tl.tileop.reducer_init": init,
+        "tl.reducer_update": update,
+        "tl.tileop.finalize_reducer_v2": finalize,
+    }

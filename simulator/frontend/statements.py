@@ -1,0 +1,476 @@
+"""Statements of the tile IR as steps over a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from tilelang.ir import get_stmt_span
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ...passes.tile.pin_pipelined import is_pipelined
+from ..machine.block import Frame, MBarrier, Tile
+from ..machine.steps import SPIN, Step, go, leave, sequence, together
+from ..memory.values import numpy_dtype
+from ..report.errors import SimulationError, unsupported
+from .accesses import GlobalRef, is_poisoned, store_global, store_tile
+from .expressions import Expressions, narrowed
+
+_ROUNDS = 1_000_000
+"""A loop that nothing from outside can end is given up after so many rounds."""
+
+
+OfCall = Callable[[Any, tirx.Call, str], Step]
+"""As ``ValueOf``."""
+
+
+class Statements(Expressions):
+    """Compiles statements of one program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.symmetric: set[tirx.Var] = set()
+        """Data pointers of the symmetric tensors."""
+        self.pipelined = False
+        """True in a pipelined loop."""
+        self.barriers: dict[tirx.Var, int] = {}
+        self.mbarriers = 0
+        self.reducers: dict[tirx.Var, str] = {}
+        """How the contributions to a reducer are combined."""
+        self.steps: dict[str, OfCall] = {}
+        """Calls that are statements, by operator."""
+        self.thread_cuts: set[int] = {0, 1}
+        """Where a condition divides the threads of a block."""
+        self.thread_slots: set[tirx.Var] = set()
+
+    def statement(self, stmt: tirx.Stmt, site: str = "") -> Step:
+        site = line_of(get_stmt_span(stmt)) or site
+        handler = getattr(self, f"_on_{type(stmt).__name__}", None)
+        if handler is None:
+            raise unsupported(f"statement {type(stmt).__name__}", site)
+        return handler(stmt, site)
+
+    def is_shared_between_blocks(self, *nodes: Any) -> bool:
+        """Whether evaluating these accesses global memory."""
+        found = False
+
+        def visit(node):
+            nonlocal found
+            found = found or (
+                isinstance(node, tirx.BufferLoad | tirx.BufferStore)
+                and (node.buffer.data in self.globals or node.buffer.data in self.multicasts)
+            )
+
+        for node in nodes:
+            post_order_visit(node, visit)
+        return found
+
+    def preempted(self, run: Callable[[Frame], Any], *nodes: Any) -> Step:
+        """A step before which others may go on, if it touches what they can see."""
+        if not self.is_shared_between_blocks(*nodes):
+            return Step(run)
+
+        def step(frame):
+            yield None
+            run(frame)
+
+        return Step(step, True)
+
+    def _on_SeqStmt(self, stmt, site: str) -> Step:
+        steps = self._side_by_side(stmt.seq, site)
+        if not any(s.waits for s in steps):
+
+            def run(frame):
+                for step in steps:
+                    step.run(frame)
+                    if frame.broken is not None and not leave(frame):
+                        return
+
+            return Step(run)
+
+        def wait(frame):
+            for step in steps:
+                if step.waits:
+                    yield from step.run(frame)
+                else:
+                    step.run(frame)
+                if frame.broken is not None and not leave(frame):
+                    return
+
+        return Step(wait, True)
+
+    def _side_by_side(self, stmts: Any, site: str) -> list[Step]:
+        """Steps of statements that follow each other. What different threads do (``with T.ws``)
+        must not wait for each other only because one stands after the other in the text."""
+        steps: list[Step] = []
+        cases: list[tuple[Any, Step]] = []
+        for stmt in stmts:
+            alone = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
+            condition = stmt.condition if alone and self._is_of_threads(stmt.condition) else None
+            if condition is None:
+                steps += _cases(cases)
+                cases = []
+            step = self.statement(stmt, site)
+            if condition is None:
+                steps.append(step)
+            else:
+                cases.append((self.compile(condition, site).value, step))
+        return steps + _cases(cases)
+
+    def _is_of_threads(self, expr: tirx.PrimExpr) -> bool:
+        """Whether it says which threads, and nothing else."""
+        found: list[bool] = []
+
+        def visit(node):
+            if isinstance(node, tirx.Var):
+                found.append(node in self.thread_slots)
+            elif isinstance(node, tirx.BufferLoad | tirx.Call):
+                found.append(False)
+
+        post_order_visit(expr, visit)
+        return bool(found) and all(found)
+
+    def _on_Evaluate(self, stmt, site: str) -> Step:
+        call = stmt.value
+        if not isinstance(call, tirx.Call):
+            return Step(lambda frame: None)
+        name = getattr(call.op, "name", str(call.op))
+        if name in self.steps:
+            return self.steps[name](self, call, site)
+        value = self.compile(call, site).value
+        return self.preempted(value, call)
+
+    def _on_Bind(self, stmt, site: str) -> Step:
+        name = getattr(getattr(stmt.value, "op", None), "name", "")
+        if name == "tl.launch_thread_idx":
+            return self._bind_thread(stmt.var, int(stmt.value.args[0]))
+        if str(stmt.var.dtype) == "handle":
+            return Step(lambda frame: None)
+        if self._mentions_later(stmt.value):
+            self.pending[stmt.var] = stmt.value
+            return Step(lambda frame: None)
+        expr, slot = self.compile(stmt.value, site), self.new_slot(stmt.var)
+
+        def run(frame):
+            value = expr.value(frame)
+            block = frame.block
+            frame.env[slot] = value
+            if block is not None:
+                block.by_thread[slot] = frame.space is None and isinstance(value, np.ndarray)
+                block.poisoned[slot] = expr.poison(frame) if expr.poison else None
+
+        return self.preempted(run, stmt.value)
+
+    def _mentions_later(self, expr) -> bool:
+        later = False
+
+        def visit(node):
+            nonlocal later
+            if isinstance(node, tirx.Var) and str(node.dtype) != "handle":
+                later = later or (node not in self.slots and node not in self.pending)
+
+        post_order_visit(expr, visit)
+        return later
+
+    def _bind_thread(self, var: tirx.Var, axis: int) -> Step:
+        slot = self.new_slot(var)
+        self.thread_slots.add(var)
+
+        def run(frame):
+            frame.env[slot] = frame.block.kernel.thread_index(axis)
+            frame.block.by_thread[slot] = True
+
+        return Step(run)
+
+    def _on_BufferStore(self, stmt, site: str) -> Step:
+        buffer = stmt.buffer
+        index = self.indices(stmt.indices, buffer.name, site)
+        expr = self.compile(stmt.value, site)
+        value, poison = expr.value, expr.poison or (lambda frame: None)
+        if buffer.data in self.globals:
+            ref = GlobalRef(self.globals[buffer.data], "store", site)
+            index = self.in_whole(buffer, index, site)
+
+            def run(frame):
+                at, found = index(frame), value(frame)
+                store_global(frame, ref, at, found, poison(frame))
+        elif buffer.data in self.tiles:
+            slot = self.tiles[buffer.data]
+            index = self.in_whole(buffer, index, site)
+
+            def run(frame):
+                at, found = index(frame), value(frame)
+                store_tile(frame, frame.tile(slot), at, found, poison(frame), site)
+        else:
+            raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", site)
+        return self.preempted(run, stmt)
+
+    def _on_AttrStmt(self, stmt, site: str) -> Step:
+        return self.statement(stmt.body, site)
+
+    def _on_SBlockRealize(self, stmt, site: str) -> Step:
+        block = stmt.block
+        made: list[tuple[int, tuple[str, tuple, np.dtype, str]]] = []
+        for buffer in block.alloc_buffers:
+            scope = buffer.scope()
+            if scope == "shared.barrier":
+                self.barriers.setdefault(buffer.data, len(self.barriers))
+                continue
+            if scope == "global":
+                raise unsupported(
+                    f"global memory {buffer.name}, made here", line_of(buffer.span) or site
+                )
+            slot = self.tiles.setdefault(buffer.data, len(self.tiles))
+            shape = tuple(int(n) for n in buffer.shape)
+            self.made[slot] = shape, numpy_dtype(buffer.dtype)
+            made.append((slot, (buffer.name, shape, numpy_dtype(buffer.dtype), scope)))
+        for data, info in dict(block.annotations.items()).get("reducer_info_v2", {}).items():
+            self.reducers[data] = str(info["op"])
+        counts = []
+        for data, numbers in dict(block.annotations.items()).get("barrier_init", {}).items():
+            numbered = list(enumerate(map(int, numbers), start=self.mbarriers + 1))
+            self.mbarriers += len(numbered)
+            counts.append((self.barriers.setdefault(data, len(self.barriers)), numbered))
+        body = self.statement(block.body, site)
+
+        def prepare(frame):
+            for slot, what in made:
+                frame.block.tiles[slot] = Tile(*what)
+            for slot, numbered in counts:
+                frame.block.barriers[slot] = [MBarrier(n, number) for number, n in numbered]
+
+        return sequence([Step(prepare), body])
+
+    def _on_For(self, stmt, site: str) -> Step:
+        if stmt.kind == tirx.ForKind.PARALLEL:
+            return self._parallel(stmt, site)
+        if stmt.kind == tirx.ForKind.THREAD_BINDING:
+            raise unsupported(f"thread binding {stmt.thread_binding.thread_tag} here", site)
+        slot = self.new_slot(stmt.loop_var)
+        first, extent, step = (
+            self.indices([e], "a loop", site)
+            for e in (stmt.min, stmt.extent, stmt.step or tirx.IntImm("int32", 1))
+        )
+        outside, self.pipelined = self.pipelined, self.pipelined or is_pipelined(stmt)
+        body = self.statement(stmt.body, site)
+        self.pipelined = outside
+
+        def rounds(frame) -> Iterator[int]:
+            outer, before = frame.mask, frame.broken
+            frame.broken = None
+            start, count, by = (_plain(f(frame)[0], frame) for f in (first, extent, step))
+            apart = any(isinstance(v, np.ndarray) for v in (start, count, by))
+            if apart and frame.space is not None:
+                raise unsupported("a loop whose bounds differ between points of T.Parallel", site)
+            frame.block.by_thread[slot] = apart
+            for turn in range(int(np.max(count))):
+                if apart:
+                    frame.mask = frame.mask.where(np.broadcast_to(turn < count, outer.on.shape))
+                    if not frame.mask.count:
+                        break
+                    frame.env[slot] = np.broadcast_to(start + turn * by, outer.on.shape)
+                else:
+                    frame.env[slot] = start + turn * by
+                yield turn
+                if frame.broken is not None and not leave(frame):
+                    break
+            frame.block.by_thread[slot] = False
+            frame.mask, frame.broken = outer, before
+
+        if not body.waits:
+
+            def run(frame):
+                for _ in rounds(frame):
+                    body.run(frame)
+
+            return Step(run)
+
+        def wait(frame):
+            for _ in rounds(frame):
+                yield from body.run(frame)
+
+        return Step(wait, True)
+
+    def _parallel(self, stmt, site: str) -> Step:
+        loops, inner = [], stmt
+        while isinstance(inner, tirx.For) and inner.kind == tirx.ForKind.PARALLEL:
+            slot = self.new_slot(inner.loop_var)
+            extent = self.indices([inner.extent], "T.Parallel", site)
+            first = self.indices([inner.min], "T.Parallel", site)
+            loops.append((slot, first, extent))
+            inner = inner.body
+        body = self.statement(inner, site)
+
+        def enter(frame):
+            """Whether there is anything to do."""
+            if frame.space is not None:
+                raise unsupported("T.Parallel inside a T.Parallel with statements between", site)
+            sizes = [int(extent(frame)[0]) for _, _, extent in loops]
+            for axis, (slot, first, _) in enumerate(loops):
+                shape = [1] * len(sizes)
+                shape[axis] = sizes[axis]
+                steps = np.arange(sizes[axis], dtype=np.int32).reshape(shape)
+                frame.env[slot] = steps + int(first(frame)[0])
+                frame.block.by_thread[slot] = False
+            frame.space = tuple(sizes)
+            return 0 not in sizes
+
+        def run(frame):
+            if enter(frame):
+                body.run(frame)
+            frame.leave_space()
+
+        def wait(frame):
+            if enter(frame):
+                yield from body.run(frame)
+            frame.leave_space()
+
+        return Step(wait, True) if body.waits else self.preempted(run, stmt)
+
+    def _on_While(self, stmt, site: str) -> Step:
+        condition, body = self.condition(stmt.condition, site), self.statement(stmt.body, site)
+        polls = self.is_shared_between_blocks(stmt)
+
+        def wait(frame):
+            outer, before, polled = frame.mask, frame.broken, frame.polls
+            frame.broken, frame.polls = None, True
+            for _ in range(_ROUNDS):
+                if polls:
+                    yield SPIN
+                chosen = condition(frame)
+                if isinstance(chosen, np.ndarray):
+                    if frame.space is not None:
+                        raise unsupported("a while loop in T.Parallel", site)
+                    frame.mask = frame.mask.where(chosen)
+                    chosen = frame.mask.count
+                if not chosen:
+                    break
+                if body.waits:
+                    yield from body.run(frame)
+                else:
+                    body.run(frame)
+                if frame.broken is not None and not leave(frame):
+                    break
+            else:
+                raise SimulationError(
+                    "deadlock",
+                    f"a loop does not end after {_ROUNDS} rounds in {frame.block.name()}"
+                    f"\n --> {site}",
+                )
+            frame.mask, frame.broken, frame.polls = outer, before, polled
+
+        return Step(wait, True)
+
+    def condition(self, expr: tirx.PrimExpr, site: str) -> Callable[[Frame], Any]:
+        """The value of a condition, which must not be poison."""
+        self._note_cuts(expr)
+        found = self.compile(expr, site)
+
+        def value(frame):
+            chosen = found.value(frame)
+            if found.poison is not None and is_poisoned(found.poison(frame), frame):
+                raise SimulationError(
+                    "poison",
+                    "a condition is computed from memory that nobody has written, by "
+                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {site}",
+                )
+            return chosen
+
+        return value
+
+    def _note_cuts(self, expr: tirx.PrimExpr) -> None:
+        def visit(node):
+            if not isinstance(node, (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)):
+                return
+            a, b = (node.a, node.b) if isinstance(node.b, tirx.IntImm) else (node.b, node.a)
+            if a in self.thread_slots and isinstance(b, tirx.IntImm):
+                self.thread_cuts.update((int(b), int(b) + 1))
+
+        post_order_visit(expr, visit)
+
+    def _on_IfThenElse(self, stmt, site: str) -> Step:
+        condition = self.condition(stmt.condition, site)
+        then = self.statement(stmt.then_case, site)
+        other = self.statement(stmt.else_case, site) if stmt.else_case is not None else None
+        looks = self.is_shared_between_blocks(stmt.condition)
+        waits = looks or then.waits or (other is not None and other.waits)
+
+        def sides(frame):
+            """The step to take if all take the same; else the threads of each side."""
+            chosen = condition(frame)
+            if not isinstance(chosen, np.ndarray):
+                return (then if chosen else other), None
+            if frame.space is not None:
+                return None, chosen
+            yes, no = frame.mask.where(chosen), frame.mask.where(~chosen)
+            if not no.count or not yes.count:
+                return (then if yes.count else other), None
+            return None, (yes, no)
+
+        def run(frame):
+            step, apart = sides(frame)
+            if apart is None:
+                if step is not None:
+                    step.run(frame)
+                return
+            for case, part in zip((then, other), _halves(frame, apart), strict=True):
+                if case is not None:
+                    with part:
+                        case.run(frame)
+
+        def wait(frame):
+            if looks:
+                yield None
+            step, apart = sides(frame)
+            if apart is None:
+                if step is not None:
+                    yield from go(step, frame)
+                return
+            if frame.space is not None:
+                for case, part in zip((then, other), _halves(frame, apart), strict=True):
+                    if case is not None:
+                        with part:
+                            yield from go(case, frame)
+                return
+            cases = zip((then, other), apart, strict=True)
+            yield from together([(s, frame.fork(m)) for s, m in cases if s is not None], frame)
+
+        return Step(wait, True) if waits else Step(run)
+
+
+def line_of(span: Any) -> str:
+    """``file:line``, or nothing where it is not known."""
+    return f"{span.source_name.name}:{span.line}" if span is not None else ""
+
+
+def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
+    """Steps under conditions on the thread: side by side if the threads are different ones."""
+    if len(cases) < 2 or not any(step.waits for _, step in cases):
+        return [step for _, step in cases]
+
+    def wait(frame):
+        masks = [frame.mask.where(np.broadcast_to(c(frame), frame.mask.on.shape)) for c, _ in cases]
+        if frame.space is not None or (sum(m.on.astype(int) for m in masks) > 1).any():
+            for _, step in cases:
+                yield from go(step, frame)
+            return
+        parts = zip(cases, masks, strict=True)
+        yield from together([(s, frame.fork(m)) for (_, s), m in parts if m.count], frame)
+
+    return [Step(wait, True)]
+
+
+def _halves(frame: Frame, apart: Any) -> list:
+    if frame.space is not None:
+        return [narrowed(frame, apart), narrowed(frame, ~apart)]
+    return [narrowed(frame, mask.on) for mask in apart]
+
+
+def _plain(value: Any, frame: Frame) -> Any:
+    """A Python integer where all threads on the way agree, else the value of each thread."""
+    if not isinstance(value, np.ndarray):
+        return int(value)
+    own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
+    return int(own.flat[0]) if (own == own.flat[0]).all() else value

@@ -1,0 +1,421 @@
+"""TileLang's operations on whole tiles: copy, fill, gemm, reduce, scan, atomic addition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from tvm import tirx
+
+from ..machine.block import Frame, MBarrier
+from ..machine.steps import Step
+from ..memory.memory import Access
+from ..memory.order import GPU, SYS
+from ..memory.values import convert, is_float, numpy_dtype
+from ..report.errors import SimulationError, unsupported
+from .accesses import GlobalRef, out_of_bounds, require_one_value
+from .statements import Statements
+
+
+class Region(NamedTuple):
+    """A box of a tensor or tile: where it starts, and its extents."""
+
+    starts: Callable[[Frame], list]
+    extents: Callable[[Frame], list]
+    ref: GlobalRef | None
+    slot: int
+    name: str
+    scope: str
+    site: str
+    view: tuple[int, ...] | None = None
+    """The shape of a reshaped view, which is taken whole."""
+
+    def box(self, frame: Frame, shape: tuple, symmetric: bool) -> tuple[tuple, tuple, tuple]:
+        """The part inside the tensor, the same part of the box, and the box's shape."""
+        starts = [_one(s, self, frame) for s in self.starts(frame)]
+        extents = [int(n) for n in self.extents(frame)]
+        if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
+            raise out_of_bounds(frame, self.name, shape, starts, self.site)
+        inside, part = [], []
+        for start, extent, size in zip(starts, extents, shape, strict=True):
+            low, high = min(max(start, 0), size), min(max(start + extent, 0), size)
+            inside.append(slice(low, max(low, high)))
+            part.append(slice(low - start, max(low, high) - start))
+        return tuple(inside), tuple(part), tuple(extents)
+
+    def read(self, frame: Frame, op: str, access: Access | None = None) -> tuple[np.ndarray, Any]:
+        """Values and poison; zeros outside the tensor. ``access`` is that of all threads unless it
+        is given."""
+        if self.ref is None:
+            tile = frame.tile(self.slot)
+            frame.block.use(tile, frame.mask.classes)
+            inside, part, shape = self.box(frame, tile.shape, False)
+            found = _for_all(tile, frame, inside)
+            require_one_value(frame, tile, found[1], self.site)
+            dtype = tile.dtype
+        else:
+            tensor = self.ref.tensor(frame)
+            inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
+            access = access or frame.block.access(frame.mask.classes, op, self.site)
+            found, dtype = tensor.read(inside, access), tensor.dtype
+        values, bad = found
+        if bad is not None and not np.any(bad):
+            bad = None
+        if self.view is not None:
+            return values.reshape(self.view), None if bad is None else bad.reshape(self.view)
+        if values.shape == shape:
+            return values, bad
+        full, poison = np.zeros(shape, dtype), None
+        full[part] = values
+        if bad is not None:
+            poison = np.zeros(shape, np.bool_)
+            poison[part] = bad
+        return full, poison
+
+    def write(
+        self, frame: Frame, values: Any, poison: Any, op: str, bulk_source: Any = None,
+        bulk: bool = False,
+    ) -> None:  # fmt: skip
+        """Store what lies inside the tensor; ``bulk`` is a copy that completes later."""
+        if self.ref is None:
+            tile = frame.tile(self.slot)
+            inside, part, shape = self.box(frame, tile.shape, False)
+            if frame.block.stores:
+                frame.block.require_unread(tile, inside, self.site)
+            values, poison = _fit(values, shape, self), _fit(poison, shape, self)
+            values = convert(values, tile.dtype)
+            tile.data[_rows(tile, inside)] = values[part] if np.ndim(values) else values
+            bad = poison[part] if poison is not None and np.ndim(poison) else poison
+            tile.set_poison(_rows(tile, inside), bad)
+            return
+        tensor = self.ref.tensor(frame)
+        inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
+        values, poison = _fit(values, shape, self), _fit(poison, shape, self)
+        values = convert(values, tensor.dtype)
+        values = values[part] if np.ndim(values) else values
+        bad = poison[part] if poison is not None and np.ndim(poison) else poison
+        if bad is not None and np.any(bad) and not tensor.symmetric:
+            raise SimulationError(
+                "poison",
+                f"{op} to {self.name} of memory that nobody has written, by {frame.block.name()} "
+                f"in launch {frame.block.epoch}\n --> {self.site}",
+            )
+        tensor.write(inside, values, self._access(frame, op, bulk, bulk_source, 0), bad)
+
+    def update(
+        self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool, scope: int
+    ) -> None:
+        """Combine atomically with what is there."""
+        tensor = self.ref.tensor(frame)
+        inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
+        values = convert(_fit(values, shape, self), tensor.dtype)
+        values = values[part] if np.ndim(values) else values
+        access = self._access(frame, op, bulk, None, scope)
+        tensor.update(inside, ufunc, values, access)
+
+    def _access(self, frame: Frame, op: str, bulk: bool, source: Any, scope: int):
+        classes = frame.mask.classes
+        if not bulk:
+            return frame.block.access(classes, op, self.site, scope)
+        access = frame.block.bulk_access(classes, op, self.site, scope, source)
+        frame.block.commit(classes)
+        return access
+
+
+def _for_all(tile: Any, frame: Frame, part: tuple) -> tuple[Any, Any]:
+    if not tile.by_thread:
+        return tile.data[part], None if tile.poison is None else tile.poison[part]
+    data, poison = tile.agreed(frame.mask.threads)
+    return data[part], None if poison is None else poison[part]
+
+
+def _rows(tile: Any, inside: tuple) -> tuple:
+    return (slice(None), *inside) if tile.by_thread else inside
+
+
+def _one(start: Any, region: Region, frame: Frame) -> int:
+    if isinstance(start, np.ndarray):
+        own = start[frame.mask.on] if start.shape == frame.mask.on.shape else start
+        if not (own == own.flat[0]).all():
+            raise unsupported(f"a region of {region.name} that differs by thread", region.site)
+        start = own.flat[0]
+    return int(start)
+
+
+def _fit(values: Any, shape: tuple, region: Region) -> Any:
+    """``values`` in the shape of the box: axes of extent 1 do not count."""
+    if values is None or np.shape(values) == shape or not np.ndim(values):
+        return values
+    if region.view is not None and np.size(values) == np.prod(shape):
+        return values.reshape(shape)
+    if [n for n in np.shape(values) if n != 1] != [n for n in shape if n != 1]:
+        raise unsupported(
+            f"a copy of shape {np.shape(values)} to {region.name} of shape {shape}", region.site
+        )
+    return values.reshape(shape)
+
+
+def region(c: Statements, node: Any, site: str) -> Region:
+    """``T.region(tensor[starts], mode, extents)``, or a plain BufferLoad of one element."""
+    load, extents = (
+        (node, []) if isinstance(node, tirx.BufferLoad) else (node.args[0], node.args[2:])
+    )
+    buffer = load.buffer
+    starts = []
+    for axis, i in enumerate(load.indices):
+        starts.append(i.base if isinstance(i, tirx.Ramp) else i)
+        if isinstance(i, tirx.Ramp) and not extents:
+            extents = [1] * axis + [i.lanes]
+    extents = list(extents) or [1] * len(starts)
+    sizes = c.indices([e if isinstance(e, tirx.PrimExpr) else tirx.IntImm("int32", int(e))
+                       for e in extents], buffer.name, site)  # fmt: skip
+    at = c.indices(starts, buffer.name, site)
+    if buffer.data in c.globals or buffer.data in c.tiles:
+        c.require_type(buffer, site)
+    if buffer.data in c.globals:
+        if c.is_reshaped(buffer):
+            raise unsupported(f"an operation on tiles of {buffer.name}, a reshaped view,", site)
+        ref, slot = GlobalRef(c.globals[buffer.data], "", site), -1
+    elif buffer.data in c.tiles:
+        ref, slot = None, c.tiles[buffer.data]
+        made, view = c.made[slot][0], tuple(int(n) for n in buffer.shape)
+        if made != view:
+            if [c.constant(e) for e in extents] != list(view):
+                raise unsupported(f"a part of {buffer.name}, a reshaped view", site)
+            whole = [tirx.IntImm("int32", n) for n in made]
+            sizes = c.indices(whole, buffer.name, site)
+            at = c.indices([tirx.IntImm("int32", 0) for _ in made], buffer.name, site)
+            return Region(at, sizes, None, slot, buffer.name, buffer.scope(), site, view)
+    else:
+        raise unsupported(f"tensor {buffer.name} in {c.memory_of(buffer)} memory", site)
+    return Region(at, sizes, ref, slot, buffer.name, buffer.scope(), site)
+
+
+def copy(c: Statements, call: tirx.Call, site: str) -> Step:
+    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+    op = "T." + call.op.name.rsplit(".", 1)[-1]
+    bulk = dst.ref is not None and src.scope.startswith("shared")
+    barrier = dict(call.annotations.items()).get("barrier") if call.annotations else None
+    if barrier is not None and src.ref is not None:
+        at = c.mbarrier(barrier, site)
+        return _arrives_later(c, call, src, dst, op, at)
+    if op == "T.async_copy" and src.ref is not None:
+        return _arrives_later(c, call, src, dst, op, None)
+    if c.pipelined and src.ref is not None and dst.scope.startswith("shared"):
+        return _ends_with_use(c, call, src, dst, op)
+
+    def run(frame):
+        values, poison = src.read(frame, op)
+        source = None
+        if bulk and op == "T.tma_copy":  # T.copy itself waits until its source has been read
+            tile = frame.tile(src.slot)
+            source = tile, src.box(frame, tile.shape, False)[0]
+        dst.write(frame, values, poison, op, source, bulk)
+
+    return c.preempted(run, call)
+
+
+def _ends_with_use(c: Statements, call: Any, src: Region, dst: Region, op: str) -> Step:
+    """A load that TileLang makes asynchronous and waits for before the first use of the tile."""
+
+    def run(frame):
+        access = frame.block.load_access(frame.mask.classes, op, src.site, None)
+        dst.write(frame, *src.read(frame, op, access), op)
+        frame.tile(dst.slot).loaded = access.time
+
+    return c.preempted(run, call)
+
+
+def _arrives_later(
+    c: Statements, call: Any, src: Region, dst: Region, op: str,
+    barrier: Callable[[Frame], MBarrier] | None,
+) -> Step:  # fmt: skip
+    """A load to shared memory that the program waits for, at the mbarrier or, if None, by
+    T.ptx_wait_group; until then it is poison."""
+
+    def run(frame):
+        block, full = frame.block, barrier(frame) if barrier is not None else None
+        access = block.load_access(frame.mask.classes, op, src.site, full)
+        values, poison = src.read(frame, op, access)
+        values = np.array(values)
+        tile = frame.tile(dst.slot)
+        tile.set_poison(dst.box(frame, tile.shape, False)[0], True)
+
+        def deliver() -> None:
+            dst.write(frame, values, poison, op)
+
+        if full is not None:
+            full.issue(access.time, deliver)
+        else:
+            block.loads.append((access.time, deliver))
+
+    return c.preempted(run, call)
+
+
+def fill(c: Statements, call: tirx.Call, site: str) -> Step:
+    dst, value = region(c, call.args[0], site), c.compile(call.args[1], site)
+
+    def run(frame):
+        dst.write(frame, value.value(frame), value.poison and value.poison(frame), "T.fill")
+
+    return c.preempted(run, call)
+
+
+def gemm(c: Statements, call: tirx.Call, site: str) -> Step:
+    a, b, out = (region(c, call.args[i], site) for i in range(3))
+    transposed = [bool(call.args[i].value) for i in (3, 4)]
+    clear = c.compile(call.args[9], site).value
+    accumulator = numpy_dtype(call.args[2].args[0].buffer.dtype)
+    wide = (
+        np.dtype(np.float32) if is_float(accumulator) and accumulator.itemsize < 8 else accumulator
+    )
+
+    def matrix(source, frame, transpose):
+        values, poison = source.read(frame, "T.gemm")
+        shape = [n for n in values.shape if n != 1] if values.ndim > 2 else values.shape
+        values = values.reshape(shape).astype(wide)
+        poison = None if poison is None else poison.reshape(shape)
+        return (values.T, None if poison is None else poison.T) if transpose else (values, poison)
+
+    def run(frame):
+        left, bad_left = matrix(a, frame, transposed[0])
+        right, bad_right = matrix(b, frame, transposed[1])
+        product, poison = left @ right, None
+        if bad_left is not None or bad_right is not None:
+            poison = np.zeros(product.shape, np.bool_)
+            if bad_left is not None:
+                poison |= bad_left.any(axis=1)[:, None]
+            if bad_right is not None:
+                poison |= bad_right.any(axis=0)[None]
+        if not clear(frame):
+            before, bad = out.read(frame, "T.gemm")
+            product = product + before.reshape(product.shape).astype(wide)
+            if bad is not None:
+                poison = bad if poison is None else poison | bad.reshape(product.shape)
+        out.write(frame, product, poison, "T.gemm")
+
+    return c.preempted(run, call)
+
+
+COMBINE = {
+    "sum": np.add, "abssum": np.add, "max": np.fmax, "absmax": np.fmax, "min": np.fmin,
+    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
+}  # fmt: skip
+"""What makes one of two, by the names of TileLang's reductions."""
+_PROPAGATES = {np.fmax: np.maximum, np.fmin: np.minimum}
+_FIRST = {"max": -np.inf, "absmax": 0, "min": np.inf}
+"""What is left of a row without a number."""
+
+
+def reduce(c: Statements, call: tirx.Call, site: str) -> Step:
+    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+    kind, axis = str(call.args[2].value), int(call.args[3])
+    clear = c.compile(call.args[4], site).value
+    if kind not in COMBINE:
+        raise unsupported(f"T.reduce of type {kind}", site)
+    combine, dtype = COMBINE[kind], numpy_dtype(call.args[0].args[0].buffer.dtype)
+    if dtype.itemsize == 2 and call.annotations and call.annotations.get("nan_propagate"):
+        combine = _PROPAGATES.get(combine, combine)
+    first = {"initial": _FIRST[kind]} if kind in _FIRST and is_float(dtype) else {}
+
+    def run(frame):
+        values, poison = src.read(frame, "T.reduce")
+        wide = values.astype(np.float32) if _is_narrow(values) else values
+        wide = np.abs(wide) if kind.startswith("abs") else wide
+        found = combine.reduce(wide, axis=axis, **first)
+        bad = None if poison is None else poison.any(axis=axis)
+        if not clear(frame):
+            before, bad_before = dst.read(frame, "T.reduce")
+            found = combine(before.reshape(found.shape).astype(found.dtype), found)
+            if bad_before is not None:
+                bad_before = bad_before.reshape(found.shape)
+                bad = bad_before if bad is None else bad | bad_before
+        dst.write(frame, found, bad, "T.reduce")
+
+    return c.preempted(run, call)
+
+
+def _is_narrow(values: np.ndarray) -> bool:
+    return is_float(values.dtype) and values.dtype.itemsize < 4
+
+
+def scan(c: Statements, call: tirx.Call, site: str) -> Step:
+    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+    axis, reverse = int(call.args[2]), bool(call.args[3].value)
+    name = call.op.name.rsplit(".", 1)[-1]
+    accumulate = {"cumsum": np.add, "cummax": np.fmax}[name].accumulate
+
+    def run(frame):
+        values, poison = src.read(frame, f"T.{name}")
+        wide = values.astype(np.float32) if _is_narrow(values) else values
+        if reverse:
+            wide = np.flip(wide, axis)
+        found = accumulate(wide, axis=axis)
+        if reverse:
+            found = np.flip(found, axis)
+        bad = None if poison is None else np.broadcast_to(
+            poison.any(axis=axis, keepdims=True), found.shape
+        )  # fmt: skip
+        dst.write(frame, found, bad, f"T.{name}")
+
+    return c.preempted(run, call)
+
+
+def transpose(c: Statements, call: tirx.Call, site: str) -> Step:
+    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+
+    def run(frame):
+        values, poison = src.read(frame, "T.transpose")
+        bad = None if poison is None else poison.swapaxes(-1, -2)
+        dst.write(frame, values.swapaxes(-1, -2), bad, "T.transpose")
+
+    return c.preempted(run, call)
+
+
+_ATOMICS = {"atomicadd": np.add, "atomicmax": np.maximum, "atomicmin": np.minimum}
+
+
+def atomic(c: Statements, call: tirx.Call, site: str) -> Step:
+    """The tile forms of T.atomic_add, T.atomic_max and T.atomic_min."""
+    name = call.op.name.rsplit(".", 1)[-1]
+    dst = region(c, call.args[1], site)
+    from_tile = getattr(getattr(call.args[0], "op", None), "name", "") == "tl.region"
+    src = region(c, call.args[0], site) if from_tile else None
+    value = None if from_tile else c.compile(call.args[0], site)
+    bulk = (
+        bool(int(dict(call.annotations.items()).get("use_tma", 0))) if call.annotations else False
+    )
+    op = f"T.atomic_{name.removeprefix('atomic')}"
+    # PTX promises the atomicity of TMA reductions within one GPU; NVLink keeps it between GPUs.
+    scope = SYS if bulk or call.args[1].args[0].buffer.data in c.symmetric else GPU
+
+    def run(frame):
+        values, poison = (
+            src.read(frame, op) if src else
+            (value.value(frame), value.poison(frame) if value.poison else None)
+        )  # fmt: skip
+        if poison is not None and np.any(poison):
+            raise SimulationError(
+                "poison",
+                f"{op} to {dst.name} of memory that nobody has written, by {frame.block.name()} "
+                f"in launch {frame.block.epoch}\n --> {site}",
+            )
+        dst.update(frame, _ATOMICS[name], values, op, bulk, scope)
+
+    return c.preempted(run, call)
+
+
+def register(c: Statements) -> None:
+    """Teach the compiler TileLang's tile operations."""
+    prefix = "tl.tileop."
+    for name in ("copy", "async_copy", "tma_copy"):
+        c.steps[prefix + name] = copy
+    for name in ("gemm", "wgmma_gemm"):
+        c.steps[prefix + name] = gemm
+    c.steps[prefix + "fill"] = fill
+    c.steps[prefix + "reduce"] = reduce
+    c.steps[prefix + "transpose"] = transpose
+    c.steps[prefix + "cumsum"] = c.steps[prefix + "cummax"] = scan
+    for name in _ATOMICS:
+        c.steps[prefix + name] = atomic

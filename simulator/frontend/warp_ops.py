@@ -1,0 +1,172 @@
+"""What the threads of a warp, or of a block, tell each other by registers: shuffles, reductions,
+votes. A lane that is not on the way gives poison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ..memory.values import convert, numpy_dtype
+from ..report.errors import unsupported
+from .expressions import Expr
+from .statements import Statements
+
+WARP = 32
+
+
+def _of_threads(value: Any, frame: Any, op: str, site: str) -> np.ndarray:
+    """``value`` with one element a thread of the block."""
+    if frame.space is not None or frame.mask.single is not None:
+        where = "in T.Parallel" if frame.space is not None else "by one thread"
+        raise unsupported(f"{op} {where}", site)
+    return np.broadcast_to(value, frame.mask.on.shape)
+
+
+def _exchange(
+    c: Statements, call: tirx.Call, site: str, operand: int,
+    f: Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+) -> Expr:  # fmt: skip
+    """``f(frame, values, bad)`` of one operand: results of all threads, and which are poison."""
+    op = f"T.{call.op.name.rsplit('.', 1)[-1]}"
+    expr, node = c.compile(call.args[operand], site), c.node()
+
+    def value(frame):
+        values = _of_threads(expr.value(frame), frame, op, site)
+        poison = expr.poison(frame) if expr.poison else None
+        bad = ~frame.mask.on if poison is None else ~frame.mask.on | np.asarray(poison)
+        found, bad = f(frame, values, bad)
+        frame.cache[node] = bad if (bad & frame.mask.on).any() else None
+        return found
+
+    return Expr(value, lambda frame: frame.cache.get(node))
+
+
+def _shuffle(source: Callable[[np.ndarray, Any, int], np.ndarray]):
+    """A value of another lane; ``source(lane in its group, operand, width)`` says which, and lanes
+    that name none in the group keep their own."""
+
+    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
+        other = c.compile(call.args[2], site).value
+        width = int(call.args[3]) if len(call.args) > 3 else WARP
+
+        def f(frame, values, bad):
+            own = np.arange(len(values))
+            lane = source(own % width, other(frame), width)
+            taken = np.where((lane >= 0) & (lane < width), own - own % width + lane, own)
+            taken = np.minimum(taken, len(values) - 1)
+            return values[taken], bad[taken]
+
+        return _exchange(c, call, site, 1, f)
+
+    return compile
+
+
+def _warps(values: np.ndarray, fill: Any) -> np.ndarray:
+    """One row a warp; the last is filled up."""
+    short = -len(values) % WARP
+    return np.concatenate([values, np.full(short, fill, values.dtype)]).reshape(-1, WARP)
+
+
+def _each(rows: Any, threads: int) -> np.ndarray:
+    """A value of each warp for each of its threads."""
+    return np.repeat(rows, WARP)[:threads]
+
+
+def _reduction(ufunc: np.ufunc):
+    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
+        dtype = numpy_dtype(call.dtype)
+
+        def f(frame, values, bad):
+            wide = (
+                values.astype(np.float32) if dtype.itemsize < 4 and dtype.kind in "fV" else values
+            )
+            first = _warps(wide, wide[-1])  # what fills up is poison, but for its type
+            found = ufunc.reduce(first, axis=1)
+            return convert(_each(found, len(values)), dtype), _each(
+                _warps(bad, True).any(axis=1), len(values)
+            )
+
+        return _exchange(c, call, site, 0, f)
+
+    return compile
+
+
+def _vote(f: Callable[[np.ndarray, np.ndarray], Any], dtype: Any, operand: int = 1):
+    """Of the lanes that are on the way; ``f`` takes one row of truth values a warp, and the same
+    of who votes."""
+
+    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
+        def vote(frame, values, bad):
+            on = _warps(frame.mask.on, False)
+            found = f(_warps(values.astype(np.bool_), False), on).astype(dtype)
+            return _each(found, len(values)), _each(
+                (_warps(bad, False) & on).any(axis=1), len(values)
+            )
+
+        return _exchange(c, call, site, operand, vote)
+
+    return compile
+
+
+def _bits(rows: np.ndarray) -> np.ndarray:
+    return (rows.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(axis=1)
+
+
+def _match_any(c: Statements, call: tirx.Call, site: str) -> Expr:
+    def match(frame, values, bad):
+        rows, on = _warps(values, values[-1]), _warps(frame.mask.on, False)
+        same = (rows[:, :, None] == rows[:, None, :]) & on[:, None, :]
+        found = _bits(same.reshape(-1, WARP)).astype(np.uint32)[: len(values)]
+        return found, _each((_warps(bad, False) & on).any(axis=1), len(values))
+
+    return _exchange(c, call, site, 1, match)
+
+
+def _block_vote(f: Callable[[np.ndarray], Any]):
+    """Of all threads of the block, which meet."""
+
+    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
+        def vote(frame, values, bad):
+            frame.block.order.meet(frame.mask.classes)
+            found = np.int32(f(values.astype(np.bool_)[frame.mask.on]))
+            bad = (bad & frame.mask.on).any()
+            return np.full(len(values), found), np.full(len(values), bad)
+
+        return _exchange(c, call, site, 0, vote)
+
+    return compile
+
+
+def _active(c: Statements, call: tirx.Call, site: str) -> Expr:
+    def value(frame):
+        on = _of_threads(frame.mask.on, frame, "T.activemask", site)
+        return _each(_bits(_warps(on, False)), len(on))
+
+    return Expr(value)
+
+
+def register(c: Statements) -> None:
+    """Teach the compiler what threads exchange without memory."""
+    c.calls |= {
+        "tl.shfl_sync": _shuffle(lambda lane, other, width: other % width + 0 * lane),
+        "tl.shfl_xor_sync": _shuffle(lambda lane, other, width: lane ^ other),
+        "tl.shfl_down_sync": _shuffle(lambda lane, other, width: lane + other),
+        "tl.shfl_up_sync": _shuffle(lambda lane, other, width: lane - other),
+        "tl.warp_reduce_sum": _reduction(np.add),
+        "tl.warp_reduce_max": _reduction(np.fmax),
+        "tl.warp_reduce_min": _reduction(np.fmin),
+        "tl.warp_reduce_bitand": _reduction(np.bitwise_and),
+        "tl.warp_reduce_bitor": _reduction(np.bitwise_or),
+        "tl.any_sync": _vote(lambda v, on: (v & on).any(axis=1), np.int32),
+        "tl.all_sync": _vote(lambda v, on: (v | ~on).all(axis=1), np.int32),
+        "tl.ballot_sync": _vote(lambda v, on: _bits(v & on), np.uint64),
+        "tl.ballot": _vote(lambda v, on: _bits(v & on), np.uint64, 0),
+        "tl.match_any_sync": _match_any,
+        "tl.activemask": _active,
+        "tl.syncthreads_count": _block_vote(np.count_nonzero),
+        "tl.syncthreads_and": _block_vote(np.all),
+        "tl.syncthreads_or": _block_vote(np.any),
+    }

@@ -1,0 +1,175 @@
+"""Checks of what ``tw.simulate`` is called with, before anything is run or allocated."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...builtins.errors import TileWeaveError
+from ...passes.ir.sizes import LARGEST, MOST_RANKS
+from ...runtime.plans.parameters import Parameter, Shape
+from ..memory.values import numpy_dtype
+
+_MOST_CALLS = 1 << 20
+"""Calls of a plan, of all ranks together, that are traced before the first one runs."""
+_SHADOW = 25
+"""Bytes that the simulator keeps for each element besides its value."""
+_BLOCK = 1 << 7
+"""Bytes that the simulator keeps for each thread block of a rank: its name."""
+
+
+def check_numbers(
+    op: str, world_size: Any, schedules: Any, seed: Any, epochs: Any, resident_blocks: Any
+) -> None:
+    """Refuse what is no integer, or out of its range. Without ``resident_blocks`` the program's
+    number is used.
+
+    Raises:
+        TileWeaveError: names the argument, its value and what is legal.
+    """
+    for name, value, most in (
+        ("world_size", world_size, MOST_RANKS), ("schedules", schedules, LARGEST),
+        ("epochs", epochs, _MOST_CALLS),
+        ("resident_blocks", 1 if resident_blocks is None else resident_blocks, LARGEST),
+    ):  # fmt: skip
+        if not _is_integer(value) or not 1 <= value <= most:
+            raise TileWeaveError(
+                f"{op}: {name}={value!r}; expected at least 1, an integer up to {most}"
+            )
+    if not _is_integer(seed):
+        raise TileWeaveError(f"{op}: seed={seed!r}; expected an integer")
+    if world_size * epochs > _MOST_CALLS:
+        raise TileWeaveError(
+            f"{op}: epochs={epochs} on {world_size} ranks; expected at most "
+            f"{_MOST_CALLS // int(world_size)}"
+        )
+
+
+def check_file(timeline: Any) -> None:
+    """Refuse what is no file name.
+
+    Raises:
+        TileWeaveError: names the value.
+    """
+    if not isinstance(timeline, (str, os.PathLike)):
+        raise TileWeaveError(f"simulate: timeline={timeline!r}; expected a file name")
+
+
+def check_extent(name: str, value: Any) -> int:
+    """Return ``value`` as a dynamic extent.
+
+    Raises:
+        TileWeaveError: no integer, or out of its range.
+    """
+    if not _is_integer(value) or not 0 <= value <= LARGEST:
+        raise TileWeaveError(
+            f"simulate: extent {name}={value!r}; expected a whole number from 0 on, of 31 bits"
+        )
+    return int(value)
+
+
+def scalars_at(epoch: int, values: Mapping[str, Any], parameters: Iterable[Parameter]) -> dict:
+    """Return the scalars of one call: functions of the launch are called.
+
+    Raises:
+        TileWeaveError: a value that the parameter cannot have, or a function that fails.
+    """
+    declared = {p.name: p for p in parameters}
+    found = {}
+    for name, value in values.items():
+        text = f"{name}={value!r}"
+        if callable(value):
+            try:
+                value = value(epoch)
+            except Exception as error:
+                raise TileWeaveError(
+                    f"simulate: {name} of launch {epoch}: {type(error).__name__}: {error}; "
+                    "expected a function that takes the number of the launch"
+                ) from error
+            text = f"{name}={value!r} in launch {epoch}"
+        try:
+            found[name] = declared[name].number(value)
+        except ValueError as error:
+            raise TileWeaveError(f"simulate: {text}; expected {error}") from None
+    return found
+
+
+def check_tensors(
+    parameters: Iterable[Parameter], shapes: Sequence[Mapping[str, Shape]], free: int | None = None
+) -> None:
+    """Refuse tensors that do not fit into memory, before they are allocated.
+
+    Args:
+        shapes: of every tensor, one dict a rank, of the rank's own part.
+        free: bytes of memory that are free; None to ask the system.
+
+    Raises:
+        TileWeaveError: names the largest tensor, what all need and what there is.
+    """
+    need = {
+        p.name: sum(math.prod(s[p.name]) for s in shapes)
+        * (_SHADOW + numpy_dtype(p.dtype).itemsize)
+        for p in parameters
+        if p.shape is not None
+    }
+    largest = max(need, key=lambda name: need[name], default="")
+    if largest:
+        shape = " x ".join(map(str, shapes[0][largest])) or "one element"
+        _require_memory(
+            sum(need.values()), f"tensors such as {largest} ({shape})", len(shapes), free
+        )
+
+
+def check_blocks(
+    blocks: int, groups: int, launches: int, world_size: int, free: int | None = None
+) -> None:
+    """Refuse grids whose vector clocks do not fit into memory, before these are allocated.
+
+    Args:
+        blocks: of one rank.
+        groups: of threads in a block, each with an entry in a vector clock.
+        launches: of one rank.
+
+    Raises:
+        TileWeaveError: names the number of blocks, what they need and what there is.
+    """
+    clocks = 4 * world_size * blocks * (groups + 3) * (launches + 1)
+    _require_memory(blocks * _BLOCK + clocks, f"{blocks} blocks", world_size, free)
+
+
+def _require_memory(need: int, what: str, world_size: int, free: int | None) -> None:
+    free = _free_memory() if free is None else free
+    if need > free:
+        raise TileWeaveError(
+            f"simulate: {what} on {world_size} ranks take {_size(need)} of memory; expected at "
+            f"most the {_size(free)} that are free: smaller sizes, or fewer ranks"
+        )
+
+
+def _free_memory() -> int:
+    """Return the bytes that can be allocated without swapping."""
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes as text: ``1.5 GiB``."""
+    for unit in ("KiB", "MiB", "GiB"):
+        count_of_unit = count / 1024
+        if count_of_unit < 1024:
+            return f"{count_of_unit:.3g} {unit}"
+        count = count // 1024
+    return f"{count / 1024:.0f} TiB"
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_)

@@ -1,0 +1,93 @@
+"""Inputs for a program of which only its text is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...runtime.plans import plan as plans
+from ...runtime.plans.parameters import dynamic_extents
+from ...runtime.plans.regions import Region
+from ..machine.executable import Executable
+from ..memory.values import is_float, numpy_dtype
+from ..simulate import Case
+from .arguments import check_extent
+from .index_ranges import Range, index_ranges
+from .inputs import scalar_of
+
+
+def random_inputs(
+    executable: Executable, seed: int, scalars: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return inputs for every rank, without the text of ``described_inputs``."""
+    return described_inputs(executable, seed, scalars)[0]
+
+
+def described_inputs(
+    executable: Executable, seed: int, scalars: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return inputs for every rank, and how each of their tensors was made, by name.
+
+    Tensors that are only read get normal numbers, or random integers where the program shows their
+    range (``index_ranges``); other integers (flags, counters) are zero. Floats that the program
+    writes are no inputs: they are poison until written.
+
+    Args:
+        scalars: values by name, of the scalars and of the dynamic extents.
+
+    Raises:
+        TileWeaveError: a scalar or an extent without a value.
+    """
+    rng = np.random.default_rng(seed)
+    parameters = executable.parameters
+    values = {p.name: scalar_of(p, scalars) for p in parameters if p.shape is None}
+    for name in dynamic_extents(parameters).keys() & scalars.keys():
+        values[name] = check_extent(name, scalars[name])
+    case = Case(executable, [values] * executable.world_size, 1)
+    ranges, made = _ranges(case), {}
+    inputs: list[dict[str, Any]] = []
+    for shapes in case.shapes:
+        tensors: dict[str, np.ndarray] = {}
+        for p in parameters:
+            if p.shape is None:
+                continue
+            dtype, shape, is_read = numpy_dtype(p.dtype), shapes[p.name], p.name not in case.written
+            if is_read and p.name in ranges:
+                low, high = ranges[p.name]
+                tensors[p.name] = rng.integers(low, high, shape, endpoint=True).astype(dtype)
+                made[p.name] = f"random integers {low} to {high}"
+            elif is_read and dtype.itemsize == 1 and not is_float(dtype):
+                tensors[p.name] = rng.integers(0, 128, shape).astype(dtype)
+                made[p.name] = "random integers 0 to 127"
+            elif not is_float(dtype):
+                tensors[p.name] = np.zeros(shape, dtype)
+                made[p.name] = "zeros"
+            elif is_read:
+                tensors[p.name] = rng.standard_normal(shape).astype(dtype)
+                made[p.name] = "random numbers"
+        inputs.append(values | tensors)
+    return inputs, made
+
+
+def _ranges(case: Case) -> dict[str, Range]:
+    """Return the ranges of the integers that every kernel shows which reads them, by parameter."""
+    found: dict[str, Range] = {}
+    for rank, calls in enumerate(case.calls):
+        for step, _ in calls[0].steps:
+            if not isinstance(step, plans.Launch):
+                continue
+            regions = {n: v for n, v in step.arguments.items() if isinstance(v, Region)}
+            shapes = {name: region.shape for name, region in regions.items()}
+            for name, (low, high) in index_ranges(
+                step.program, case.executable.world_size, shapes
+            ).items():
+                if name not in regions:
+                    continue
+                parameter = regions[name].parameter.name
+                known = found.get(parameter, (low, high))
+                found[parameter] = max(low, known[0]), min(high, known[1])
+        if rank == 0 and not found:
+            break
+    return {name: (low, high) for name, (low, high) in found.items() if low <= high}

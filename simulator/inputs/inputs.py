@@ -1,0 +1,139 @@
+"""Inputs of a simulation: checks of those given, and random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...builtins.errors import TileWeaveError
+from ...runtime.plans.parameters import Parameter, dynamic_extents
+from ..machine.executable import Executable
+from ..memory.values import numpy_dtype
+from .arguments import check_extent
+
+Inputs = Sequence[Mapping[str, Any]]
+
+
+def checked_inputs(executable: Executable, inputs: Inputs | None) -> list[dict[str, Any]]:
+    """Return the inputs of every rank, tensors as NumPy arrays.
+
+    Raises:
+        TileWeaveError: names the parameter, the rank and what is expected.
+    """
+    world_size, parameters = executable.world_size, executable.parameters
+    given = [{} for _ in range(world_size)] if inputs is None else _dicts(inputs)
+    if len(given) != world_size:
+        raise TileWeaveError(f"simulate: {len(given)} inputs; expected one for each rank")
+    names = {p.name for p in parameters} | set(dynamic_extents(parameters))
+    for rank, values in enumerate(given):
+        for name in values:
+            if name not in names:
+                raise TileWeaveError(
+                    f"simulate: input {name!r}; expected {', '.join(sorted(names))}"
+                )
+        for name in dynamic_extents(parameters).keys() & values.keys():
+            values[name] = check_extent(name, values[name])
+        for p in parameters:
+            if p.shape is None:
+                _check_scalar(p, values)
+            elif isinstance(values.get(p.name), str):
+                _require_alias(p, values[p.name], executable)
+                if given[0].get(p.name) is not values[p.name] != given[0].get(p.name):
+                    raise TileWeaveError(
+                        f"simulate: {p.name}={values[p.name]!r} on rank {rank}; expected what "
+                        "rank 0 has"
+                    )
+            elif p.name in values:
+                values[p.name] = _array(p, values[p.name], rank)
+    return given
+
+
+def scalar_of(p: Parameter, values: Mapping[str, Any]) -> Any:
+    """Return the value of a scalar.
+
+    Raises:
+        TileWeaveError: there is none; says how to give one.
+    """
+    if p.name not in values:
+        raise TileWeaveError(
+            f"simulate: no value for {p.name}; expected a number, or a function of the launch such "
+            f"as lambda epoch: epoch (--set {p.name}=1 or --set {p.name}=epoch on the command line)"
+        )
+    return values[p.name]
+
+
+def _dicts(inputs: Any) -> list[dict[str, Any]]:
+    try:
+        given = None if isinstance(inputs, (Mapping, str, bytes)) else list(inputs)
+    except TypeError:
+        given = None
+    if given is None or not all(isinstance(values, Mapping) for values in given):
+        raise TileWeaveError(f"simulate: inputs={inputs!r}; expected a list with one dict a rank")
+    return [dict(values) for values in given]
+
+
+def _check_scalar(p: Parameter, values: Mapping[str, Any]) -> None:
+    scalar = scalar_of(p, values)
+    if not (callable(scalar) or (hasattr(scalar, "__float__") and np.ndim(scalar) == 0)):
+        raise TileWeaveError(
+            f"simulate: {p.name}={scalar!r}; expected a number or a function of the launch"
+        )
+
+
+def _require_alias(p: Parameter, target: str, executable: Executable) -> None:
+    same = [
+        q.name for q in executable.parameters
+        if q.symmetric and q.dtype == p.dtype and len(q.extents) == len(p.extents)
+    ]  # fmt: skip
+    if target not in same:
+        raise TileWeaveError(
+            f"simulate: {p.name} is the multicast address of {target!r}; expected a symmetric "
+            f"tensor of its type and shape: {', '.join(same) or 'there is none'}"
+        )
+
+
+def check_aliases(
+    aliases: Mapping[str, str], multicasts: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse the name of a tensor in place of the values of another one.
+
+    Raises:
+        TileWeaveError: no multimem operation accesses the tensor, or the two differ in shape.
+    """
+    for name, target in aliases.items():
+        if name not in multicasts:
+            raise TileWeaveError(
+                f"simulate: {name}={target!r}; expected an array: no multimem operation accesses "
+                f"{name}, so it is no multicast address"
+            )
+        if shapes[name] != shapes[target]:
+            raise TileWeaveError(
+                f"simulate: {name} {shapes[name]} is the multicast address of {target!r}; expected "
+                f"its shape, {shapes[target]}"
+            )
+
+
+def _array(p: Parameter, value: Any, rank: int) -> np.ndarray:
+    """Return a NumPy array; ml_dtypes has the torch types that NumPy lacks: bfloat16 and fp8."""
+    try:
+        if not hasattr(value, "detach"):
+            array = np.asarray(value)
+            if array.dtype.hasobject:
+                raise TypeError("no numbers")
+            return array
+        import torch
+
+        value = value.detach().cpu()
+        try:
+            return value.numpy()
+        except TypeError:
+            bits = value.contiguous().view({1: torch.uint8, 2: torch.int16}[value.element_size()])
+            return bits.numpy().view(numpy_dtype(str(value.dtype).removeprefix("torch.")))
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        kind = "a ragged list" if isinstance(value, list | tuple) else " ".join(repr(value).split())
+        raise TileWeaveError(
+            f"simulate: {p.name} of rank {rank} is {kind}; expected an array of {p.dtype} with "
+            f"{len(p.extents)} axes"
+        ) from error

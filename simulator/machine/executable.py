@@ -1,0 +1,220 @@
+"""A plan and its programs, made ready to run on simulated ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from ...builtins.errors import TileWeaveError
+from ...passes.ir.implicit import Hidden
+from ...passes.sync.infer.options import Options, options_of
+from ...runtime.plans import plan as plans
+from ...runtime.plans.parameters import Parameter, Shape
+from ...runtime.plans.regions import Region, RegionError
+from ...runtime.plans.sync_push import hidden_name
+from ..frontend.program import Program
+from ..inputs.arguments import check_blocks
+from ..memory.order import Layout
+from ..report.errors import SimulationError
+from .machine import Machine
+from .streams import Await, Event, Launch, Record, Transfer, WaitEvent
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the plan on one rank: its steps, and the launches of each that is one."""
+
+    epoch: int
+    steps: list[tuple[plans.Step, list[tuple]]]
+
+
+class Executable:
+    """What a plan does on each of ``world_size`` ranks; a ``T.prim_func`` is a plan of one launch.
+
+    Args:
+        make: makes a kernel ready to run on so many ranks.
+
+    Raises:
+        TileWeaveError: neither a plan nor a ``T.prim_func``.
+    """
+
+    def __init__(
+        self, what: Any, world_size: int, make: Callable[[tirx.PrimFunc, int], Program] = Program
+    ) -> None:
+        if isinstance(what, tirx.PrimFunc):
+            what = plans.Plan.of_program(what)
+        if not isinstance(what, plans.Plan):
+            raise TileWeaveError(f"simulate: {what!r}; expected a T.prim_func or a tw.plan")
+        self.plan, self.world_size, self._make = what, world_size, make
+        self._programs: dict[int, tuple[tirx.PrimFunc, Program]] = {}
+        self.launched: set[int] = set()
+        """``id`` of each ``T.prim_func`` that the plan says to launch."""
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        return self.plan.parameters
+
+    @property
+    def programs(self) -> list[Program]:
+        """The kernels of the calls so far."""
+        return [program for _, program in self._programs.values()]
+
+    @property
+    def resident_blocks(self) -> int:
+        """The number of blocks that the compiler assumes to be resident on a GPU at a time: the
+        least of the kernels of the calls so far."""
+        options = [options_of(func) for func, _ in self._programs.values()] or [Options()]
+        return min(o.resident_blocks for o in options)
+
+    @property
+    def hidden(self) -> dict[int, list[tuple[str, Hidden]]]:
+        """The hidden parameters of each kernel, each with the name by which steps mean it, by the
+        identity of its ``T.prim_func``."""
+        return {
+            key: [(hidden_name(func, h.name), h) for h in program.hidden]
+            for key, (func, program) in self._programs.items()
+        }
+
+    def call(
+        self, rank: int, epoch: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
+    ) -> Call:
+        """One call of the plan.
+
+        Raises:
+            SimulationError: a region out of bounds, or a kernel uses what is not simulated.
+        """
+        try:
+            steps = self.plan.trace(rank, self.world_size, shapes, scalars)
+        except RegionError as error:
+            where = f"rank {rank} in launch {epoch}"
+            raise SimulationError(
+                "bounds", f"{error}\nin plan {self.plan.name} of {where}"
+            ) from None
+        return Call(epoch, [(step, self._launches(step, rank)) for step in steps])
+
+    def written(self, calls: Sequence[Call]) -> set[str]:
+        """Names of the tensors that these calls write."""
+        found = set()
+        for step, _ in (s for call in calls for s in call.steps):
+            if isinstance(step, plans.Launch):
+                for name in self.program(step.program).written & step.arguments.keys():
+                    found.add(step.arguments[name].parameter.name)
+            elif isinstance(step, (plans.Copy, plans.WriteValue, plans.CopyValue)):
+                found.add(step.dst.parameter.name)
+        return found
+
+    def multicasts(self, calls: Sequence[Call]) -> set[str]:
+        """Names of the tensors that these calls take as multicast addresses."""
+        found = set()
+        for step, _ in (s for call in calls for s in call.steps):
+            if isinstance(step, plans.Launch):
+                for name in self.program(step.program).multicasts & step.arguments.keys():
+                    found.add(step.arguments[name].parameter.name)
+        return found
+
+    def program(self, func: tirx.PrimFunc) -> Program:
+        """``func`` ready to run."""
+        if id(func) not in self._programs:
+            self._programs[id(func)] = func, self._make(func, self.world_size)
+        return self._programs[id(func)][1]
+
+    def divide(self) -> tuple[str, ...]:
+        """Tell the threads of all blocks apart in the same way; the names of their classes."""
+        cuts = sorted({0, 1}.union(*(p.cuts for p in self.programs)))
+        for program in self.programs:
+            program.divide(cuts)
+        return tuple(_range(low, high) for low, high in zip(cuts, [*cuts[1:], None], strict=True))
+
+    def layout(self, calls: Sequence[Sequence[Call]]) -> Layout:
+        """The agents of these calls of all ranks.
+
+        Raises:
+            TileWeaveError: what is known about them would not fit into memory.
+        """
+        blocks: dict[str | None, int] = {None: 0}
+        for step, launches in (s for rank in calls for call in rank for s in call.steps):
+            most = max((_blocks(extents) for _, _, extents in launches), default=0)
+            blocks[step.stream] = max(blocks.get(step.stream, 0), most)
+        classes = max((p.classes for p in self.programs), default=1)
+        launches = max((sum(len(call.steps) for call in rank) for rank in calls), default=0)
+        check_blocks(sum(blocks.values()), classes, launches, self.world_size)
+        mbarriers = max((p.mbarriers for p in self.programs), default=0)
+        return Layout(self.world_size, list(blocks.items()), classes, mbarriers)
+
+    def enqueue(self, machine: Machine, rank: int, calls: Sequence[Call]) -> None:
+        """Give ``machine`` the streams of a rank, with all that its host enqueues in them."""
+        queues: dict[str | None, list[Any]] = {name: [] for name in machine.layout.first}
+        turn = 0
+        for call in calls:
+            for step, launches in call.steps:
+                turn += 1
+                if isinstance(step, plans.WaitStream):
+                    event = Event(plans.name_of_stream(step.other))
+                    queues[step.other].append(Record(event, call.epoch))
+                    queues[step.stream].append(WaitEvent(event, call.epoch, step.site))
+                    continue
+                of = f" of {step.name}" if isinstance(step, plans.Launch) else ""
+                common: dict[str, Any] = {
+                    "epoch": call.epoch, "turn": turn, "site": step.site,
+                    "title": f"{step.op}{of} (step {step.number})",
+                }  # fmt: skip
+                if isinstance(step, plans.Launch):
+                    tensors = {
+                        name: machine.named[value.parameter.name][rank]
+                        for name, value in step.arguments.items()
+                        if isinstance(value, Region)
+                    }
+                    hidden = machine.hidden.get(id(step.program), {})
+                    tensors |= {name: of_ranks[rank] for name, of_ranks in hidden.items()}
+                    queues[step.stream] += [
+                        Launch(kernel=k, env=env, extents=extents, tensors=tensors, **common)
+                        for k, env, extents in launches
+                    ]
+                    continue
+                make = self._await if isinstance(step, plans.WaitValue) else self._transfer
+                queues[step.stream].append(make(machine, step, rank, common))
+        for name, items in queues.items():
+            machine.add_stream(rank, name, items)
+
+    def _transfer(self, machine: Machine, step: Any, rank: int, common: dict) -> Transfer:
+        dst, src = step.dst, getattr(step, "src", None)
+        return Transfer(
+            step=step,
+            dst=machine.named[dst.parameter.name][rank],
+            src=None if src is None else machine.named[src.parameter.name][rank],
+            takes_room=isinstance(step, plans.Copy)
+            and _owner(step.dst, rank) == _owner(step.src, rank),
+            **common,
+        )
+
+    def _await(self, machine: Machine, step: Any, rank: int, common: dict) -> Await:
+        flag = machine.named[step.flag.parameter.name][rank]
+        return Await(step=step, flag=flag, takes_room=False, **common)
+
+    def _launches(self, step: plans.Step, rank: int) -> list[tuple]:
+        if not isinstance(step, plans.Launch):
+            return []
+        self.launched.add(id(step.kernel))
+        values = step.arguments
+        shapes = {n: v.shape for n, v in values.items() if isinstance(v, Region)}
+        return list(self.program(step.program).launches(rank, shapes, values))
+
+
+def _owner(region: Region, rank: int) -> int:
+    return rank if region.rank is None else region.rank
+
+
+def _blocks(extents: tuple[int, ...]) -> int:
+    count = 1
+    for extent in extents:
+        count *= extent
+    return count
+
+
+def _range(low: int, high: int | None) -> str:
+    if high is None:
+        return "other threads"
+    return f"thread {low}" if high == low + 1 else f"threads {low} to {high - 1}"

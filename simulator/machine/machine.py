@@ -1,0 +1,197 @@
+"""W ranks with their memories and streams: which block goes on, and when nobody can."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..memory.clock import Clock
+from ..memory.memory import Memory, Tensor
+from ..memory.order import Layout
+from ..report.errors import SimulationError
+from .block import Block
+from .rendezvous import Rendezvous
+from .steps import SPIN, Waiting
+from .streams import Coroutine, Record, Stream, WaitEvent, Work
+
+_SPINS = 5000
+"""Rounds of a polling loop, with nothing changed anywhere, after which nothing will change."""
+
+
+class Machine:
+    """One schedule of one plan."""
+
+    def __init__(
+        self, world_size: int, layout: Layout, seed: int, resident_blocks: int,
+        thread_names: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        self.world_size, self.layout, self.resident_blocks = world_size, layout, resident_blocks
+        self.rng = random.Random(seed)
+        self.memory = Memory(layout, self.rng)
+        self.memory.thread_names = thread_names
+        self.tensors: dict[str, list[Tensor]] = {}
+        self.named: dict[str, list[Tensor]] = {}
+        """All by the name by which steps mean them."""
+        self.hidden: dict[int, dict[str, list[Tensor]]] = {}
+        """Hidden tensors by kernel and name, of each rank."""
+        self.streams: list[Stream] = []
+        self._enqueued: list[Work] = []
+        self._start = Clock.start(layout.count)
+        self._barriers: dict[Any, Rendezvous] = {}
+        self._ready: list[Coroutine] = []
+        self._held: list[Coroutine] = []
+        self._checked = -1
+        self._active: list[list[Work]] = [[] for _ in range(world_size)]
+        """Of each rank, what its streams are at, as the host enqueued it."""
+        self._resident = [0] * world_size
+        self._uneven = self.rng.random() < 0.5
+        """Whether some blocks are much slower than others in this schedule."""
+        self.watch: Callable[[], None] = lambda: None
+        """Called after each step."""
+
+    def block_counts(self) -> tuple[int, int, int]:
+        """Return the numbers of blocks, of all launches, that have ended, that run, and in all."""
+        running = sum(work.running for work in self._enqueued)
+        begun = sum(work.next for work in self._enqueued)
+        return begun - running, running, sum(work.blocks for work in self._enqueued)
+
+    def every_tensor(self) -> dict[Any, list[Tensor]]:
+        """Those of the plan and the hidden ones, by a name that is theirs alone."""
+        hidden = {(k, name): t for k, ts in self.hidden.items() for name, t in ts.items()}
+        return {**self.tensors, **hidden}
+
+    def add_stream(self, rank: int, name: str | None, items: Sequence[Any]) -> None:
+        """A stream and what the host enqueues in it."""
+        self.streams.append(Stream(rank, name, self._start, list(items)))
+        self._enqueued += [item for item in items if isinstance(item, Work)]
+
+    def barrier(self, op: str, words: Any, block: Block) -> Rendezvous:
+        """The barrier that ``block`` arrives at; one of a grid belongs to its launch."""
+        key = (op, words, block.launch if op == "sync_grid" else None)
+        if key not in self._barriers:
+            self._barriers[key] = Rendezvous(self, op == "sync_ranks")
+        return self._barriers[key]
+
+    def signals(self, tensor: Tensor) -> dict[str, str]:
+        """Lines that change words of ``tensor`` atomically, in any stream, and how."""
+        found: dict[str, str] = {}
+        for work in self._enqueued:
+            found |= work.signals(tensor)
+        return found
+
+    def run(self) -> None:
+        """Until all streams are through.
+
+        Raises:
+            SimulationError: a fault, with what led to it.
+        """
+        with np.errstate(all="ignore"):
+            self._go_on(self.streams)
+            while (coroutine := self._pick()) is not None:
+                self._advance(coroutine)
+                self.watch()
+        if self._held:
+            raise self._deadlock()
+
+    def _advance(self, coroutine: Coroutine) -> None:
+        self._ready.remove(coroutine)
+        event = next(coroutine.steps, self)
+        if event is self:
+            self._finish(coroutine)
+        elif isinstance(event, Waiting):
+            coroutine.waiting = event
+            self._held.append(coroutine)
+            self._checked = -1
+        else:
+            if event is SPIN:
+                coroutine.spin(self.memory.version)
+            self._ready.append(coroutine)
+
+    def _pick(self) -> Coroutine | None:
+        version = self.memory.version
+        if self._held and self._checked != version:
+            self._checked = version
+            for coroutine in [c for c in self._held if c.waiting.ready()]:
+                coroutine.waiting = None
+                self._held.remove(coroutine)
+                self._ready.append(coroutine)
+        able = [c for c in self._ready if not c.is_idle(version)]
+        polls = not able
+        if polls:
+            able = self._ready
+            if able and all(c.spins > _SPINS for c in able):
+                raise self._deadlock()
+        if not able:
+            return None
+        chosen = able[int(self.rng.random() * len(able))]
+        if self._uneven and len(able) > 1 and self.rng.random() < 0.9:
+            other = able[int(self.rng.random() * len(able))]
+            chosen = max(chosen, other, key=lambda c: c.pace)
+        chosen.frame.newest = polls  # what nobody changes any more is seen at last
+        return chosen
+
+    def _go_on(self, streams: Sequence[Stream]) -> None:
+        """These streams have nothing under way: take what comes next, as far as they can."""
+        pending = list(streams)
+        while pending:
+            stream = pending.pop()
+            while stream.work is None and stream.items:
+                item = stream.items[0]
+                if isinstance(item, WaitEvent):
+                    if item.event.clock is None:
+                        break
+                    stream.clock = stream.clock.joined(item.event.clock)
+                stream.items.pop(0)
+                if isinstance(item, Record):
+                    item.event.clock = stream.clock
+                    pending += [s for s in self.streams if s.rank == stream.rank and s.stands]
+                elif not isinstance(item, WaitEvent) and item.blocks:
+                    item.begin()
+                    active = self._active[stream.rank]
+                    active.append(item)
+                    active.sort(key=lambda work: work.turn)
+        for rank in {s.rank for s in streams}:
+            self._fill(rank)
+
+    def _fill(self, rank: int) -> None:
+        """Start blocks in the order of the launches, as long as they fit."""
+        for work in self._active[rank]:
+            while work.next < work.blocks and (
+                not work.takes_room or self._resident[rank] < self.resident_blocks
+            ):
+                self._ready.append(work.start(self, work.next, self.rng.random()))
+                work.next += 1
+                work.running += 1
+                self._resident[rank] += work.takes_room
+
+    def _finish(self, coroutine: Coroutine) -> None:
+        work = coroutine.work
+        stream, rank = work.stream, work.stream.rank
+        work.ends.append(coroutine.order.end())
+        work.running -= 1
+        self._resident[rank] -= work.takes_room
+        self._fill(rank)
+        if not work.running and work.next == work.blocks:
+            self._active[rank].remove(work)
+            stream.finish(work)
+            self._go_on([stream])
+
+    def _deadlock(self) -> SimulationError:
+        lines = [f"  {c.waiting.text()}" for c in self._held if c.waiting is not None]
+        lines += [f"  {c.name} in launch {c.work.epoch} polls in a loop" for c in self._ready]
+        for rank in range(self.world_size):
+            streams = [s for s in self.streams if s.rank == rank]
+            if not any(s.work or s.items for s in streams):
+                launched = max((s.launched for s in streams), default=0)
+                lines.append(f"  rank {rank} has finished its {launched} launches")
+            for stream in streams:
+                lines += [f"  rank {rank}, {text}" for text in stream.standing(self)]
+        passed = any(c.waiting is not None and c.waiting.passed() for c in self._held)
+        why = "a counter is above the only value waited for, and nobody can go on"
+        return SimulationError(
+            "arrival" if passed else "deadlock",
+            "\n".join([why if passed else "nobody can go on", *lines]),
+        )

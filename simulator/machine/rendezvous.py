@@ -1,0 +1,78 @@
+"""Barriers wider than a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..memory.clock import Clock
+from ..memory.order import SYS
+from ..report.errors import SimulationError
+from .block import Block, Frame
+from .steps import Waiting
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+
+@dataclass
+class Turn:
+    """One meeting: who is still to come, and what those who came have done."""
+
+    number: int
+    missing: dict[tuple, None]
+    clock: Clock | None = None
+
+
+@dataclass
+class Rendezvous:
+    """A barrier wider than a block: who arrives waits until all have; then it serves again."""
+
+    machine: Machine
+    per_rank: bool
+    turn: Turn = field(default_factory=lambda: Turn(0, {}))
+    arrived_in: dict[Any, int] = field(default_factory=dict)
+
+    def meet(self, frame: Frame, op: str, site: str) -> Iterator[Any]:
+        block = frame.block
+        me = (block.rank,) if self.per_rank else (block.rank, block.number)
+        launch = block.launch
+        if self.per_rank and self.arrived_in.setdefault(launch, block.number) != block.number:
+            raise SimulationError(
+                "arrival",
+                f"{op} is reached by blocks {self.arrived_in[launch]} and {block.number} of rank "
+                f"{block.rank} in launch {block.epoch}; expected one block a launch\n --> {site}",
+            )
+        if not self.turn.missing:
+            self.turn = Turn(self.turn.number + 1, dict.fromkeys(self._members(op, block)))
+        turn = self.turn
+        turn.missing.pop(me, None)
+        for i in frame.mask.classes:
+            (clock,) = block.order.release(i, SYS).values()
+            turn.clock = clock if turn.clock is None else turn.clock.joined(clock)
+        self.machine.memory.version += 1
+
+        def text() -> str:
+            who = "; ".join(_who(m) for m in list(turn.missing)[:8])
+            return (
+                f"{block.name()} in launch {block.epoch} stands at {op}, meeting {turn.number}: "
+                f"not there yet: {who} --> {site}"
+            )
+
+        if turn.missing:
+            yield Waiting(lambda: not turn.missing, text)
+        assert turn.clock is not None
+        block.order.see(frame.mask.classes, turn.clock)
+
+    def _members(self, op: str, block: Block) -> list[tuple]:
+        ranks = range(self.machine.world_size)
+        if self.per_rank:
+            return [(r,) for r in ranks]
+        if op.endswith("sync_grid"):
+            ranks = range(block.rank, block.rank + 1)
+        return [(r, b) for r in ranks for b in range(block.launch.blocks)]
+
+
+def _who(member: tuple) -> str:
+    return f"rank {member[0]}" + (f", block {member[1]}" if len(member) > 1 else "")

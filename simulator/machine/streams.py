@@ -1,0 +1,373 @@
+"""What streams do one after another: kernels, copies, words, events."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...runtime.plans import plan as plans
+from ...runtime.plans.regions import Region
+from ..memory.arrivals import has_reached, story
+from ..memory.clock import Clock
+from ..memory.memory import Access, Tensor
+from ..memory.order import SYS, BlockOrder
+from ..memory.values import convert
+from ..report.errors import SimulationError
+from .block import Block, Frame, Mask
+from .steps import Waiting, go
+
+if TYPE_CHECKING:
+    from ..frontend.program import Kernel
+    from .machine import Machine
+
+_IDLE = 3
+"""Rounds of a polling loop, with nothing changed anywhere, after which it makes room for others."""
+_CHUNKS = 3
+"""Parts in which a copy is made, so that others see it half done."""
+
+
+@dataclass(eq=False)
+class Coroutine:
+    """What the scheduler lets go on: a resident block, or a stream that copies."""
+
+    name: str
+    work: Work
+    order: BlockOrder
+    frame: Any
+    steps: Iterator[Any]
+    pace: float
+    waiting: Waiting | None = None
+    spins: int = 0
+    """Rounds of a polling loop since anything changed anywhere."""
+    spun_at: int = -1
+
+    def spin(self, version: int) -> None:
+        self.spins = self.spins + 1 if self.spun_at == version else 0
+        self.spun_at = version
+
+    def is_idle(self, version: int) -> bool:
+        return self.spins >= _IDLE and self.spun_at == version
+
+
+@dataclass(eq=False)
+class Stream:
+    """One stream of one rank."""
+
+    rank: int
+    name: str | None
+    clock: Clock
+    """What is before its next item."""
+    items: list[Work | Record | WaitEvent]
+    work: Work | None = None
+    launched: int = 0
+
+    def __post_init__(self) -> None:
+        for item in self.items:
+            item.stream = self
+
+    def __str__(self) -> str:
+        return plans.name_of_stream(self.name)
+
+    @property
+    def stands(self) -> bool:
+        """Whether an event may let it go on."""
+        return self.work is None and bool(self.items)
+
+    def finish(self, work: Work) -> None:
+        self.clock, self.work, self.launched = Clock.end(work.ends), None, work.epoch + 1
+
+    @property
+    def epoch(self) -> int | None:
+        """The launch it is in; None after the last."""
+        now = self.work or next(iter(self.items), None)
+        return None if now is None else now.epoch
+
+    def standing(self, machine: Machine) -> Iterator[str]:
+        """What it is held up by, in words; nothing while its rank is in an earlier launch."""
+        epochs = [s.epoch for s in machine.streams if s.rank == self.rank]
+        if self.epoch is None or any(e is not None and e < self.epoch for e in epochs):
+            return
+        work = self.work
+        if work is not None and work.next < work.blocks:
+            yield work.has_no_room(machine.resident_blocks)
+        elif work is None and self.items:
+            item = self.items[0]
+            yield f"{self} waits for {item.event.stream} in launch {item.epoch} --> {item.site}"
+        behind = [i for i in self.items if isinstance(i, Work) and i.epoch == self.epoch]
+        if behind:
+            more = f", and {len(behind) - 1} more behind it" if len(behind) > 1 else ""
+            yield f"{self}: {behind[0].title} has not started{more} --> {behind[0].site}"
+
+
+@dataclass(eq=False)
+class Event:
+    """A point of a stream; it has a clock once it is reached."""
+
+    stream: str
+    clock: Clock | None = None
+
+
+@dataclass(eq=False)
+class Record:
+    """Reaching it reaches ``event``."""
+
+    event: Event
+    epoch: int
+    stream: Stream | None = None
+
+
+@dataclass(eq=False)
+class WaitEvent:
+    """The stream goes on when ``event`` has been reached, and after what was before it."""
+
+    event: Event
+    epoch: int
+    site: str
+    stream: Stream | None = None
+
+
+@dataclass(eq=False, kw_only=True)
+class Work:
+    """What takes a stream some time, by one or more blocks.
+
+    Attributes:
+        turn: where the host enqueued it.
+        title, site: of the step it is, for reports.
+        takes_room: whether it needs an SM.
+    """
+
+    epoch: int
+    turn: int
+    title: str
+    site: str
+    takes_room: bool = True
+    blocks: int = 1
+    next: int = 0
+    running: int = 0
+    stream: Stream = field(init=False)
+    ends: list[Clock] = field(default_factory=list)
+    """Of each block that has ended."""
+
+    def begin(self) -> None:
+        self.stream.work = self
+
+    def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
+        """Block ``number``, ready to go."""
+        raise NotImplementedError
+
+    def signals(self, tensor: Tensor) -> dict[str, str]:
+        """Its lines that change words of ``tensor`` atomically, and how."""
+        return {}
+
+    def has_no_room(self, resident_blocks: int) -> str:
+        return (
+            f"{self.title} in {self.stream} in launch {self.epoch} needs an SM, and all "
+            f"{resident_blocks} are taken by blocks of which none ends (resident_blocks)"
+            f" --> {self.site}"
+        )
+
+    def _order(self, machine: Machine, slot: int) -> BlockOrder:
+        slot += machine.layout.first[self.stream.name]
+        return BlockOrder.start(machine.layout, self.stream.rank, slot, self.stream.clock)
+
+
+@dataclass(eq=False, kw_only=True)
+class Launch(Work):
+    """A kernel."""
+
+    kernel: Kernel
+    env: list
+    extents: tuple[int, ...]
+    tensors: dict[str, Tensor]
+    """By name of the program's parameter."""
+
+    def __post_init__(self) -> None:
+        self.blocks = int(np.prod(self.extents)) if self.extents else 1
+
+    def index(self, number: int) -> tuple[int, ...]:
+        out = []
+        for extent in self.extents:
+            out.append(number % extent)
+            number //= extent
+        return tuple(out)
+
+    def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
+        kernel = self.kernel
+        order = self._order(machine, 1 + number)
+        env = list(self.env)
+        for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
+            env[slot] = i
+        block = Block(machine, self, number, order, env)
+        mask = Mask(np.ones(kernel.threads_in_block, np.bool_), kernel.class_of)
+        frame = Frame(block, mask)
+        return Coroutine(block.name(), self, order, frame, _to_the_end(kernel, frame), pace)
+
+    def signals(self, tensor: Tensor) -> dict[str, str]:
+        lines = self.kernel.signals
+        names = [name for name, value in self.tensors.items() if value is tensor]
+        return {site: op for name in names for site, op in lines.get(name, {}).items()}
+
+    def has_no_room(self, resident_blocks: int) -> str:
+        of = "" if self.stream.name is None else f" of {self.stream}"
+        return (
+            f"blocks {self.next} to {self.blocks - 1}{of} have not started: {resident_blocks} fit "
+            "at a time (resident_blocks) and none of those ends"
+        )
+
+
+def _to_the_end(kernel: Kernel, frame: Frame) -> Iterator[Any]:
+    yield from go(kernel.body, frame)
+    frame.block.require_end()
+
+
+@dataclass(eq=False, kw_only=True)
+class ByStream(Work):
+    """What the stream does itself."""
+
+    def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
+        order = self._order(machine, 0)
+        return Coroutine(self.doer, self, order, _Nothing(), self._steps(machine, order), pace)
+
+    @property
+    def doer(self) -> str:
+        return f"{self.stream} of rank {self.stream.rank}"
+
+    def _steps(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def _access(self, order: BlockOrder, scope: int = 0) -> Access:
+        agent, time, view = order.actor((0,))
+        return Access(agent, time, view, scope, self.title, self.site, self.epoch)
+
+
+@dataclass(eq=False, kw_only=True)
+class Await(ByStream):
+    """A word that must reach a value: an acquire for what follows in the stream."""
+
+    step: plans.WaitValue
+    flag: Tensor
+
+    def _steps(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
+        yield None
+        flag, index = self.flag, self.step.flag.key
+        want = convert(self.step.value, flag.dtype)
+
+        def ready() -> bool:
+            entry = flag.newest(index)
+            if entry.poisoned:
+                raise self._unwritten()
+            return has_reached(flag, entry.value, want)
+
+        def text() -> str:
+            return (
+                f"{self.doer} in launch {self.epoch} stands at {self.step.op}({self.step.flag}): "
+                f"value seen {flag.newest(index).value}, value wanted >= {want} --> {self.site}\n"
+                + story(flag, index, "reached", want, machine.signals(flag))
+            )
+
+        if not ready():
+            flag.look(index, self._access(order, SYS))
+            yield Waiting(ready, text)
+        entry = flag.load_word(index, self._access(order, SYS), newest=True, polls=True)
+        order.acquire((0,), entry.sync, SYS)
+        flag.note_wait(index, "reached", want)
+
+    def _unwritten(self) -> SimulationError:
+        return SimulationError(
+            "poison",
+            f"{self.title} in {self.doer} in launch {self.epoch} waits for {self.step.flag}, "
+            f"which nobody has written; expected an input, such as zeros --> {self.site}",
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class Transfer(ByStream):
+    """A copy, or a word written."""
+
+    step: plans.Copy | plans.WriteValue | plans.CopyValue
+    dst: Tensor
+    src: Tensor | None
+
+    def _steps(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
+        copies = isinstance(self.step, plans.Copy)
+        return (self._copy if copies else self._write)(machine, order)
+
+    def signals(self, tensor: Tensor) -> dict[str, str]:
+        copies = isinstance(self.step, plans.Copy)
+        return {} if copies or self.dst is not tensor else {self.site: self.step.op}
+
+    def _copy(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
+        step, access = self.step, self._access(order)
+        parts = list(_parts(step.dst.key, step.src.key))
+        machine.rng.shuffle(parts)
+        for dst, src in parts:
+            yield None
+            values, poison = self.src.read(src, access)
+            values = np.array(values)
+            poison = None if poison is None else np.array(poison)
+            if poison is not None and not self.dst.symmetric:
+                raise self._unwritten(src)
+            yield None
+            self.dst.write(dst, values, access, poison)
+
+    def _write(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
+        step = self.step
+        sources = _words(step.src) if isinstance(step, plans.CopyValue) else [None]
+        words = list(zip(_words(step.dst), sources, strict=True))
+        machine.rng.shuffle(words)
+        for dst, src in words:
+            yield None
+            if src is not None:
+                value, poison = self.src.read(src, self._access(order))
+                if poison is not None:
+                    raise self._unwritten(src)
+                yield None
+            else:
+                value = convert(step.value, self.dst.dtype)
+            access = self._access(order, SYS)
+            self.dst.store_word(dst, value, access, order.release(0, SYS))
+
+    def _unwritten(self, key: tuple) -> SimulationError:
+        return SimulationError(
+            "poison",
+            f"{self.title} in {self.doer} in launch {self.epoch} "
+            f"reads {self.step.src}, of which nobody has written all --> {self.site}",
+        )
+
+
+class _Nothing:
+    """The frame of what has no threads."""
+
+    newest = False
+
+
+def _words(region: Region) -> Iterator[tuple[int, ...]]:
+    """The places of a region's elements."""
+    sides = zip(region.start, region.extent, strict=True)
+    return itertools.product(*(range(start, start + extent) for start, extent in sides))
+
+
+def _parts(dst: tuple, src: tuple) -> Iterator[tuple[tuple, tuple]]:
+    """The same parts of two regions of the same shape."""
+    axes = [
+        [axis for axis, part in enumerate(key) if isinstance(part, slice)] for key in (dst, src)
+    ]
+    for one, other in zip(*axes, strict=True):
+        size = dst[one].stop - dst[one].start
+        if size == 1:
+            continue
+        step = -(-size // _CHUNKS)
+        for low in range(0, size, step):
+            length = min(step, size - low)
+            yield _cut(dst, one, low, length), _cut(src, other, low, length)
+        return
+    yield dst, src
+
+
+def _cut(key: tuple, axis: int, low: int, length: int) -> tuple:
+    start = key[axis].start + low
+    return (*key[:axis], slice(start, start + length), *key[axis + 1 :])

@@ -1,0 +1,406 @@
+"""Global memory that shows a fault instead of hiding it by luck.
+
+Values are stored at once, but an access that nothing orders after the write (or read) of another
+agent is a fault whatever the interleaving was. What may be accessed unordered, single words by
+atomic operations, keeps its history: a relaxed load may still find a former value.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..report.errors import SimulationError
+from .clock import Clock, View
+from .order import GPU, SYS, Events, Layout, Sync
+from .shadow import Trail, text_of_region
+from .values import unwritten
+
+_HISTORY = 8
+
+
+@dataclass
+class Access:
+    """Who accesses, and what is before it."""
+
+    agent: int
+    time: int
+    view: View
+    scope: int
+    """0 for an ordinary access, else the scope of an atomic one."""
+    op: str
+    site: str
+    epoch: int = 0
+
+
+class Entry(NamedTuple):
+    """One value a word had."""
+
+    value: Any
+    event: int
+    sync: Sync
+    poisoned: bool
+    told: Clock | None = None
+    """Clock of what led to it, whether or not memory orders it."""
+
+
+class Change(NamedTuple):
+    """One change of a word."""
+
+    event: int
+    before: Any
+    after: Any
+    adds: bool
+    """Whether an atomic addition made it."""
+
+
+class Awaited(NamedTuple):
+    """One wait for a word that has ended."""
+
+    event: int
+    relation: str
+    want: Any
+
+
+class Memory:
+    """All tensors of all ranks, and the log of what happened to them."""
+
+    def __init__(self, layout: Layout, rng: random.Random) -> None:
+        self.layout, self.rng = layout, rng
+        self.events = Events()
+        self.sc_fences: Sync = {}
+        """What the ``sc`` fences so far publish to later ones: they have one total order."""
+        self.version = 0
+        self.on_write: Callable[[Tensor], None] = lambda tensor: None
+
+    def place(self, agent: int) -> str:
+        """``rank 1, block 3, thread 0`` of an agent."""
+        if agent == 0:
+            return "the host"
+        rank, block, kind = (int(v) for v in self.layout.place(agent))
+        if self.layout.is_stream(block):
+            return f"{self.layout.names[block]} of rank {rank}"
+        whole = self.layout.classes
+        who = {whole: "all threads", whole + 1: "all threads"}.get(kind)
+        if kind > whole + 1:
+            who = "bulk copies" if kind < 2 * whole + 2 else "asynchronous loads"
+        return f"rank {rank}, {self.layout.names[block]}, {who or self.thread_names[kind]}"
+
+    thread_names: tuple[str, ...] = ("thread 0", "other threads")
+
+    def epoch_of(self, event: int) -> int:
+        return self.events.what[event][4]
+
+    def describe(self, event: int) -> str:
+        op, site, tensor, key, epoch, _ = self.events.what[event]
+        region = f" of {tensor.name}{text_of_region(key)}" if tensor else ""
+        where = f" --> {site}" if site else ""
+        place = self.place(int(self.events.agent[event]))
+        return f"{op}{region} by {place} in launch {epoch}{where}"
+
+    def last_events(self, agents: set[int], count: int = 10) -> str:
+        """The last events of the blocks these agents belong to."""
+        blocks = {tuple(int(v) for v in self.layout.place(a)[:2]) for a in agents if a}
+        found: list[str] = []
+        for event in range(len(self.events.what) - 1, max(0, len(self.events.what) - 5000), -1):
+            agent = int(self.events.agent[event])
+            if tuple(int(v) for v in self.layout.place(agent)[:2]) in blocks:
+                found.append(f"  {self.describe(event)}")
+                if len(found) == count:
+                    break
+        return "\n".join(["last events of these blocks:", *reversed(found)])
+
+    def compatible(self, event: np.ndarray, access: Access) -> np.ndarray:
+        """Whether events and the access are atomic at scopes that include each other."""
+        other = self.events.agent[event]
+        rank, block, _ = self.layout.place(other)
+        own_rank, own_block, _ = self.layout.place(access.agent)
+        needed = np.where(rank != own_rank, SYS, np.where(block != own_block, GPU, 1))
+        return np.minimum(self.events.scope[event], access.scope) >= needed
+
+    def note(self, tensor: Tensor, key: Any, access: Access, writes: bool = False) -> int:
+        what = (access.op, access.site, tensor, key, access.epoch, writes)
+        return self.events.add(access.agent, access.time, access.scope, what)
+
+    def conflict(
+        self, kind: str, tensor: Tensor, key: Any, access: Access, event: int, at: tuple
+    ) -> SimulationError:
+        """The error for an access that conflicts with an earlier event."""
+        why = "is not ordered after"
+        if kind == "reuse":
+            why = "one overwrites what the other, of earlier use, may still read; not ordered after"
+        this = f"{access.op} of {tensor.name}{text_of_region(key)}"
+        return SimulationError(
+            kind,
+            f"{this} by {self.place(access.agent)} in launch {access.epoch} --> {access.site}\n"
+            f"{why}\n{self.describe(event)}\nfirst at {tensor.name}{list(at)}"
+            f"{self._scopes(event, access)}\n"
+            + self.last_events({access.agent, int(self.events.agent[event])}),
+            event=event,
+        )
+
+    def _scopes(self, event: int, access: Access) -> str:
+        """Say why two atomic accesses conflict."""
+        if not (self.events.scope[event] and access.scope):
+            return ""
+        if not self.compatible(np.asarray(event), access):
+            return "\nboth are atomic, but not at scopes that include each other"
+        return (
+            "\nboth are atomic, but what followed the load led to the store, and no release and "
+            "acquire orders the two: the load may be late and see that store"
+        )
+
+
+class Tensor:
+    """A parameter in global memory: of one rank, or symmetric, with the rank as first axis."""
+
+    def __init__(self, memory: Memory, name: str, shape: tuple, dtype: np.dtype, *, written: bool):
+        self.memory, self.name, self.shape, self.dtype = memory, name, shape, dtype
+        self.data = unwritten(shape, dtype)
+        self.poison = np.ones(shape, np.bool_)
+        self.may_be_poison = True
+        self.written = written
+        """Whether the program writes it; else nothing about it must be ordered."""
+        self.writes, self.reads = Trail(memory, shape), Trail(memory, shape)
+        self.words: dict[int, list[Entry]] = {}
+        self.changes: dict[int, list[Change]] = {}
+        """All changes of the words that atomic accesses change."""
+        self.waits: dict[int, list[Awaited]] = {}
+        self._looked: dict[int, list[int]] = {}
+        """Atomic loads of a word since it was changed, but for those of waits and polling loops:
+        what follows these depends on them."""
+        self._observed: dict[int, dict[int, dict[int, int]]] = {}
+        """By word, and the event that stored a value: the time at which each agent first saw it."""
+        self.symmetric = False
+
+    def give(self, key: Any, values: np.ndarray) -> None:
+        """Input from the host."""
+        self.data[key] = values
+        self.poison[key] = False
+        self.may_be_poison = bool(self.poison.any())
+
+    def read(self, key: Any, access: Access) -> tuple[Any, Any]:
+        """Values and which of them are poison, or None."""
+        if self.written:
+            self._check_read(key, access)
+            event = self.memory.note(self, key, access)
+            self.reads.note(key, event, access)
+        return self.data[key], self._poison(key)
+
+    def write(self, key: Any, values: Any, access: Access, poison: Any = None) -> None:
+        """Store values; ``key`` must name no element twice."""
+        self._record_write(key, access)
+        self.data[key] = values
+        if poison is not None or self.may_be_poison:
+            self.poison[key] = False if poison is None else poison
+            self.may_be_poison |= poison is not None
+        self._changed(key)
+
+    def update(self, key: Any, combine: Callable, values: Any, access: Access) -> None:
+        """Change many elements atomically: ``combine`` is a ufunc; indices may repeat."""
+        poison = self._poison(key)
+        if poison is not None:
+            raise self._poisoned(key, access)
+        self._record_write(key, access)
+        if any(isinstance(k, np.ndarray) for k in key):
+            combine.at(self.data, key, values)
+        else:
+            self.data[key] = combine(self.data[key], values).astype(self.dtype)
+        self._changed(key)
+
+    def look(self, index: tuple, access: Access) -> int:
+        """A word by an atomic load whose value orders nothing; the event."""
+        self._check_read(index, access)
+        event = self.memory.note(self, index, access)
+        self.reads.note(index, event, access)
+        return event
+
+    def load_word(self, index: tuple, access: Access, newest: bool, polls: bool = False) -> Entry:
+        """A word by an atomic load: a value it has or, unless ``newest``, may still seem to have;
+        whether it is poison; what acquiring it makes visible."""
+        return self.load_words([index], access, newest, polls)[0]
+
+    def load_words(
+        self, indices: list[tuple], access: Access, newest: bool, polls: bool = False
+    ) -> list[Entry]:
+        """Load consecutive words by one atomic access, which sees a store of several of them
+        completely or not at all."""
+        event = self.look(_region_of(indices), access)
+        flats = [int(np.ravel_multi_index(index, self.shape)) for index in indices]
+        if not polls:
+            for flat in flats:
+                self._looked.setdefault(flat, []).append(event)
+        histories = [
+            self.words.get(flat) or [Entry(self.data[index], 0, {}, bool(self.poison[index]))]
+            for flat, index in zip(flats, indices, strict=True)
+        ]
+        at = [
+            self._chosen(entries, flat, access, newest)
+            for flat, entries in zip(flats, histories, strict=True)
+        ]
+        if len(at) > 1:
+            _make_whole(histories, at)
+        found = [entries[i] for entries, i in zip(histories, at, strict=True)]
+        for flat, entry in zip(flats, found, strict=True):
+            if flat in self.words:
+                times = self._observed.setdefault(flat, {}).setdefault(entry.event, {})
+                times.setdefault(access.agent, access.time)
+        return found
+
+    def _chosen(self, entries: list[Entry], flat: int, access: Access, newest: bool) -> int:
+        """Choose one of the values that a load may see; return its place in the history."""
+        at = len(entries) - 1
+        if not newest and at and self.memory.rng.random() < 0.5:
+            at = self.memory.rng.randint(self._oldest_visible(entries, flat, access), at)
+        return at
+
+    def store_word(
+        self, index: tuple, value: Any, access: Access, sync: Sync, adds: bool = False,
+        told: Clock | None = None,
+    ) -> None:  # fmt: skip
+        """Change a word atomically; ``sync`` is what acquiring the new value makes visible, and
+        ``told`` what led to it."""
+        self.store_words([index], [value], access, sync, adds, told)
+
+    def store_words(
+        self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
+        adds: bool = False, told: Clock | None = None,
+    ) -> None:  # fmt: skip
+        """Change consecutive words by one atomic access; otherwise as ``store_word``."""
+        words = [(index, int(np.ravel_multi_index(index, self.shape))) for index in indices]
+        for index, flat in words:
+            if not self.words.get(flat):
+                before = int(self.writes.last[index])
+                self.words[flat] = [Entry(self.data[index], before, {}, bool(self.poison[index]))]
+            if told is not None:
+                self._check_looked(index, flat, access, told)
+        event = self._record_write(_region_of(indices), access)
+        for (index, flat), value in zip(words, values, strict=True):
+            change = Change(event, self.data[index], value, adds)
+            self.changes.setdefault(flat, []).append(change)
+            self.data[index] = value
+            self.poison[index] = False
+            entry = Entry(self.data[index], event, sync, False, told)
+            self.words[flat] = [*self.words[flat], entry]
+            if len(self.words[flat]) > _HISTORY:
+                self._observed.get(flat, {}).pop(self.words[flat].pop(0).event, None)
+        self.memory.version += 1
+        self.memory.on_write(self)
+
+    def note_wait(self, index: tuple, relation: str, want: Any) -> None:
+        """The last load of this word ended a wait for a value in ``relation`` to ``want``."""
+        awaited = Awaited(int(self.reads.last[index]), relation, want)
+        self.waits.setdefault(int(np.ravel_multi_index(index, self.shape)), []).append(awaited)
+
+    def newest(self, index: tuple) -> Entry:
+        """The newest value of a word, without accessing it."""
+        entries = self.words.get(int(np.ravel_multi_index(index, self.shape)))
+        if entries:
+            return entries[-1]
+        return Entry(self.data[index], int(self.writes.last[index]), {}, bool(self.poison[index]))
+
+    def _oldest_visible(self, entries: list[Entry], flat: int, access: Access) -> int:
+        """Return the place of the newest value whose store, or a load of which, is before this
+        access: coherence hides older ones."""
+        events, observed = self.memory.events, self._observed.get(flat, {})
+        for at in range(len(entries) - 1, 0, -1):
+            event = entries[at].event
+            if access.view.covers(events.agent[event], events.time[event]):
+                return at
+            if any(access.view.covers(*seen) for seen in observed.get(event, {}).items()):
+                return at
+        return 0
+
+    def _record_write(self, key: Any, access: Access) -> int:
+        self._check_write(key, access)
+        event = self.memory.note(self, key, access, writes=True)
+        self.writes.note(key, event, access)
+        self.reads.clear(key, access)
+        return event
+
+    def _check_read(self, key: Any, access: Access) -> None:
+        """Refuse a read of what another may be writing, or may have overwritten already."""
+        found = self.writes.unordered(key, access)
+        if found is not None:
+            event, at = found
+            kind = "reuse" if self.memory.epoch_of(event) > access.epoch else "race"
+            raise self.memory.conflict(kind, self, key, access, event, at)
+
+    def _check_write(self, key: Any, access: Access) -> None:
+        """Refuse a write over what another may be writing or reading.
+
+        It is reuse if the reader used what an earlier write had left for it: in an earlier launch,
+        or in this one. Else the reader should have waited for this write, or polled for it.
+        """
+        found = self.writes.unordered(key, access)
+        if found is not None:
+            raise self.memory.conflict("race", self, key, access, *found)
+        found = self.reads.unordered(key, access)
+        if found is not None:
+            event, at = found
+            epoch = self.memory.epoch_of(event)
+            wrote = int(self.writes.last[at])
+            served = wrote != 0 and self.memory.epoch_of(wrote) == epoch
+            served &= not self.memory.events.scope[event]
+            kind = "reuse" if access.epoch > epoch or served else "race"
+            raise self.memory.conflict(kind, self, key, access, event, at)
+
+    def _check_looked(self, index: tuple, flat: int, access: Access, told: Clock) -> None:
+        """Refuse a change that came about through what followed a load of the same word, if
+        nothing orders the two: the load may then see the change, which it led to itself."""
+        events = self.memory.events
+        for event in self._looked.pop(flat, ()):
+            done = int(events.agent[event]), int(events.time[event])
+            if told.covers(*done) and not access.view.covers(*done):
+                epoch = self.memory.epoch_of(event)
+                kind = "reuse" if access.epoch > epoch else "race"
+                raise self.memory.conflict(kind, self, index, access, event, index)
+
+    def _poison(self, key: Any) -> Any:
+        if not self.may_be_poison:
+            return None
+        poison = self.poison[key]
+        return poison if np.any(poison) else None
+
+    def _poisoned(self, key: Any, access: Access) -> SimulationError:
+        return SimulationError(
+            "poison",
+            f"{access.op} of {self.name}{text_of_region(key)}, which nobody has written, by "
+            f"{self.memory.place(access.agent)} in launch {access.epoch} --> {access.site}",
+        )
+
+    def _changed(self, key: Any) -> None:
+        if self.words:
+            touched = self.writes.flat[key]
+            for flat in [f for f in self.words if np.any(touched == f)]:
+                event = int(self.writes.last.flat[flat])
+                self.changes[flat].append(Change(event, None, None, False))
+                del self.words[flat]
+        self.memory.version += 1
+        self.memory.on_write(self)
+
+
+def _region_of(indices: list[tuple]) -> tuple:
+    """Return the NumPy key of consecutive words."""
+    if len(indices) == 1:
+        return indices[0]
+    *first, last = indices[0]
+    return (*first, slice(last, last + len(indices)))
+
+
+def _make_whole(histories: list[list[Entry]], at: list[int]) -> None:
+    """Advance the chosen values of several words until no store of more than one of them is seen
+    in some words and missed in others."""
+    places: dict[int, list[tuple[int, int]]] = {}
+    for word, entries in enumerate(histories):
+        for i, entry in enumerate(entries[1:], 1):
+            places.setdefault(entry.event, []).append((word, i))
+    shared = sorted((event, of) for event, of in places.items() if len(of) > 1)
+    for _, of in reversed(shared):
+        if any(at[word] >= i for word, i in of):
+            for word, i in of:
+                at[word] = max(at[word], i)

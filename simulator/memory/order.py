@@ -1,0 +1,279 @@
+"""Who did what before whom: agents, their vector clocks, and the events they leave.
+
+An agent is what can act by itself: in each block every class of threads, the block acting as a
+whole, the block copying (put and get share out elements among threads as no other operation does),
+its bulk stores by the class that issues them, and its loads to shared memory by the mbarrier they
+complete on; and each stream. Components of a clock are counted in releases of that agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...runtime.plans.plan import name_of_stream
+from .clock import Clock, View
+
+CTA, GPU, SYS = 1, 2, 3
+LEVEL = {"cta": CTA, "gpu": GPU, "sys": SYS}
+
+Sync = dict[tuple, Clock]
+"""What acquiring a value makes visible: clock by (rank, block or None, scope) of the releasers."""
+
+
+class Layout:
+    """Numbers the agents of all blocks of all ranks; 0 is the host.
+
+    The blocks of a rank are those of all its streams, one stream after another, so that kernels
+    side by side have different ones. A stream itself acts as one block more, its first.
+
+    Args:
+        streams: (name, most blocks of one kernel) of each.
+        classes: of threads of a block.
+        mbarriers: of a block.
+    """
+
+    def __init__(
+        self, world_size: int, streams: Sequence[tuple[str | None, int]], classes: int,
+        mbarriers: int = 0,
+    ) -> None:  # fmt: skip
+        self.classes = classes
+        self.copies = classes + 1 + mbarriers
+        """Agents of a block that copy asynchronously: the bulk stores of each class, T.async_copy,
+        and the loads of each mbarrier."""
+        self.stride = classes + 2 + self.copies
+        self.first: dict[str | None, int] = {}
+        self.names: list[str] = []
+        for stream, blocks in streams:
+            self.first[stream] = len(self.names)
+            of = "" if stream is None else f" of stream {stream!r}"
+            self.names.append(name_of_stream(stream))
+            self.names += [f"block {i}{of}" for i in range(blocks)]
+        self.blocks = len(self.names)
+        self.count = 1 + world_size * self.blocks * self.stride
+
+    def base(self, rank: int, block: int) -> int:
+        return 1 + (rank * self.blocks + block) * self.stride
+
+    def is_stream(self, block: int) -> bool:
+        return block in self.first.values()
+
+    def place(self, agent: Any) -> tuple[Any, Any, Any]:
+        """(rank, block, which agent of the block); the host is rank -1."""
+        block, kind = np.divmod(np.asarray(agent) - 1, self.stride)
+        rank, block = np.divmod(block, self.blocks)
+        return rank, block, kind
+
+
+class Events:
+    """Every access to global memory, by number; event 0 is the host's, before all others."""
+
+    def __init__(self) -> None:
+        self.agent = np.zeros(1024, np.int32)
+        self.time = np.zeros(1024, np.int32)
+        self.scope = np.zeros(1024, np.int8)
+        self.what: list[tuple] = [("host", "", None, None, -1, True)]
+
+    def add(self, agent: int, time: int, scope: int, what: tuple) -> int:
+        number = len(self.what)
+        if number == len(self.agent):
+            for name in ("agent", "time", "scope"):
+                old = getattr(self, name)
+                setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
+        self.agent[number], self.time[number], self.scope[number] = agent, time, scope
+        self.what.append(what)
+        return number
+
+
+@dataclass
+class BlockOrder:
+    """The clocks of one block of one launch."""
+
+    layout: Layout
+    rank: int
+    block: int
+    clock: list[Clock]
+    """By class of threads: what is before its next access, but for its own."""
+    time: list[int]
+    """By class: of its next access."""
+    whole_time: int
+    copy_time: list[int]
+    """By agent that copies asynchronously: of its last access."""
+    base: int
+    heard: Clock
+    """What others did before something this block knows of, whether or not memory orders it."""
+    fences: list[Sync] = field(default_factory=list)
+    """By class: what a relaxed store after a release fence publishes."""
+    seen: list[Sync] = field(default_factory=list)
+    """By class: what an acquire fence would make visible."""
+
+    @staticmethod
+    def start(layout: Layout, rank: int, block: int, launch: Clock) -> BlockOrder:
+        """The block's clocks at its start: all that is before the launch is before it."""
+        base, n = layout.base(rank, block), layout.classes
+        return BlockOrder(
+            layout, rank, block, [launch] * n, [launch.time(base + i) + 1 for i in range(n)],
+            launch.time(base + n) + 1,
+            [launch.time(base + n + 2 + i) for i in range(layout.copies)], base,
+            launch, [{} for _ in range(n)], [{} for _ in range(n)],
+        )  # fmt: skip
+
+    @property
+    def whole(self) -> int:
+        return self.base + self.layout.classes
+
+    @property
+    def copying(self) -> int:
+        return self.whole + 1
+
+    def bulk(self, classes: tuple[int, ...]) -> int:
+        """Agent of the bulk stores that these classes issue. One thread issues them; where several
+        could, a program must not count on the first."""
+        return self.whole + 2 + classes[-1]
+
+    def loads(self, mbarrier: int) -> int:
+        """Agent of the loads that complete on an mbarrier, counted from 1; 0 is T.async_copy."""
+        return self.whole + 2 + self.layout.classes + mbarrier
+
+    def actor(self, classes: tuple[int, ...], copies: bool = False) -> tuple[int, int, View]:
+        """Agent, its time, and what is before an access by these classes."""
+        parts = [(self.clock[i], self.base + i) for i in classes]
+        if len(classes) == 1:
+            (i,) = classes
+            return self.base + i, self.time[i], View(parts, (self.base + i,))
+        agent = self.copying if copies else self.whole
+        return agent, self.whole_time, View(parts, (agent,))
+
+    def bulk_actor(self, classes: tuple[int, ...]) -> tuple[int, int, View]:
+        """The same for a bulk store these classes issue: it is after what they did, and after those
+        stores of its thread that the thread knows to be complete."""
+        agent, bulk = self.actor(classes)[0], self.bulk(classes)
+        complete = self.clock[classes[-1]].time(bulk)
+        parts = [
+            (clock if clock.time(bulk) >= complete else clock.with_times({bulk: complete}), own)
+            for clock, own in self.actor(classes)[2].parts
+        ]
+        return bulk, self._next_time(bulk), View(parts, (agent,))
+
+    def load_actor(self, classes: tuple[int, ...], mbarrier: int) -> tuple[int, int, View]:
+        """Agent, its time, and what is before a load to shared memory that these classes issue."""
+        agent, _, view = self.actor(classes)
+        loads = self.loads(mbarrier)
+        return loads, self._next_time(loads), View(view.parts, (agent,))
+
+    def complete_bulk(self, classes: tuple[int, ...], time: int) -> None:
+        """What the bulk stores of these classes wrote up to ``time`` is visible to them."""
+        self._complete(classes, self.bulk(classes), time)
+
+    def complete_loads(self, classes: tuple[int, ...], mbarrier: int, time: int) -> None:
+        """These classes know that the loads up to ``time`` have read global memory."""
+        self._complete(classes, self.loads(mbarrier), time)
+
+    def _next_time(self, copying: int) -> int:
+        self.copy_time[copying - self.whole - 2] += 1
+        return self.copy_time[copying - self.whole - 2]
+
+    def _complete(self, classes: tuple[int, ...], copying: int, time: int) -> None:
+        def advanced(clock: Clock) -> Clock:
+            return clock if clock.time(copying) >= time else clock.with_times({copying: time})
+
+        if time:
+            self._advance(classes, advanced)
+
+    def meet(self, classes: tuple[int, ...]) -> None:
+        """All these classes have seen what any of them has: the block barrier."""
+        joined = self._joined(classes)
+        for i in classes:
+            self.clock[i] = joined
+            self.time[i] += 1
+        self.whole_time += 1
+
+    def release(self, i: int, level: int) -> Sync:
+        """What class ``i`` publishes with a release of this scope."""
+        published = self.clock[i].with_times({self.base + i: self.time[i]})
+        self.time[i] += 1
+        return {(self.rank, self.block if level == CTA else None, level): published}
+
+    def fence(self, i: int, level: int, fences_before: Sync | None = None) -> Sync:
+        """Order class ``i``: later relaxed stores release, earlier relaxed loads acquire.
+
+        Args:
+            fences_before: what earlier fences publish directly to this one, if it is ``sc``.
+
+        Returns:
+            What it publishes.
+        """
+        self.acquire((i,), self.seen[i], level)
+        self.acquire((i,), fences_before or {}, level)
+        published = self.release(i, level)
+        self.fences[i] = merge(self.fences[i], published)
+        return published
+
+    def acquire(self, classes: tuple[int, ...], sync: Sync, level: int) -> None:
+        """These classes see what was published, as far as both scopes include the other side."""
+        for (rank, block, scope), clock in sync.items():
+            if block is not None:
+                heard = (rank, block) == (self.rank, self.block)
+            elif rank == self.rank:
+                heard = min(scope, level) >= GPU
+            else:
+                heard = min(scope, level) >= SYS
+            if heard:
+                self.see(classes, clock)
+
+    def see(self, classes: tuple[int, ...], clock: Clock) -> None:
+        """All that is before this clock is before these classes' next accesses."""
+        self._advance(classes, lambda own: own.joined(clock))
+
+    def note_seen(self, i: int, sync: Sync) -> None:
+        """Class ``i`` read a value relaxed: a fence may make it an acquire."""
+        if sync:
+            self.seen[i] = merge(self.seen[i], sync)
+
+    def tell(self) -> Clock:
+        """What led to a change of a word: all the block did, and all it heard of, until now."""
+        told = self._joined(range(self.layout.classes)).joined(self.heard)
+        self.whole_time += 1  # what the block does from now on did not lead to it
+        self.time = [time + 1 for time in self.time]
+        return told
+
+    def hear(self, told: Clock | None) -> None:
+        """A word was seen that all this led to."""
+        if told is not None:
+            self.heard = self.heard.joined(told)
+
+    def end(self) -> Clock:
+        """All the block did."""
+        times = {self.whole + 2 + i: time for i, time in enumerate(self.copy_time)}
+        return self._joined(range(self.layout.classes)).with_times(times)
+
+    def _joined(self, classes: Iterable[int]) -> Clock:
+        """All these classes have seen and done, and what the block did as a whole."""
+        times = {self.whole: self.whole_time, self.copying: self.whole_time}
+        joined = self.clock[next(iter(classes))]
+        for i in classes:
+            joined = joined.joined(self.clock[i])
+            times[self.base + i] = self.time[i]
+        return joined.with_times(times)
+
+    def _advance(self, classes: tuple[int, ...], f: Callable[[Clock], Clock]) -> None:
+        """Change the clocks of these classes; those who share one go on sharing."""
+        done: dict[int, Clock] = {}
+        before = [self.clock[i] for i in classes]
+        for i, clock in zip(classes, before, strict=True):
+            if id(clock) not in done:
+                done[id(clock)] = f(clock)
+            self.clock[i] = done[id(clock)]
+
+
+def merge(one: Sync, other: Sync) -> Sync:
+    """Both; neither is changed."""
+    if not one or not other:
+        return one or other
+    out = dict(one)
+    for key, clock in other.items():
+        out[key] = out[key].joined(clock) if key in out else clock
+    return out

@@ -1,0 +1,101 @@
+"""What can be wrong about the synchronisation that a plan's host enqueues: words that streams write
+or wait for, and streams that wait for others. One change applies to every step of one line of the
+plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...runtime.plans.plan import Copy, CopyValue, Plan, Step, WaitStream, WaitValue, WriteValue
+
+StepEdit = Callable[[list[Step]], list[Step]]
+"""Of the steps of one call on one rank."""
+
+
+@dataclass(frozen=True)
+class HostOperation:
+    """The steps that one line of a plan says."""
+
+    kind: type[Step]
+    site: str
+    name: str
+
+    @property
+    def file(self) -> str:
+        return self.site.rpartition(":")[0]
+
+    @property
+    def line(self) -> int:
+        return int(self.site.rpartition(":")[2])
+
+    def has(self, step: Step) -> bool:
+        return type(step) is self.kind and step.site == self.site and _name(step) == self.name
+
+
+def host_operations(steps: Iterable[Step]) -> list[HostOperation]:
+    """Those of a plan that synchronise, given all steps of all its calls."""
+    kinds = (WriteValue, CopyValue, WaitValue, WaitStream)
+    return list(
+        dict.fromkeys(
+            HostOperation(type(s), s.site, _name(s)) for s in steps if isinstance(s, kinds)
+        )
+    )
+
+
+def _name(step: Step) -> str:
+    """As the plan writes it; what every plan does by itself is a fork or a join of streams."""
+    if step.number == 0:
+        return "fork" if step.stream is not None else "join"
+    return step.op.removeprefix("p.")
+
+
+def host_changes(op: HostOperation, world_size: int) -> Iterator[tuple[str, StepEdit]]:
+    """(what it changes, the edit) of each mutant of one operation."""
+    yield "drop", lambda steps: [s for s in steps if not op.has(s)]
+    writes = op.kind in (WriteValue, CopyValue)
+    if writes:
+        yield "write after", lambda steps: _before_copies(op, steps)
+    if op.kind in (WriteValue, WaitValue):
+        yield "value+1", _each(op, lambda s: replace(s, value=s.value + 1))
+        yield "value-1", _each(op, lambda s: replace(s, value=s.value - 1))
+    if writes and world_size > 1:
+        yield "rank+1", _each(op, lambda s: replace(s, dst=_next_rank(s.dst)))
+
+
+def _each(op: HostOperation, change: Callable[[Any], Step]) -> StepEdit:
+    return lambda steps: [change(s) if op.has(s) else s for s in steps]
+
+
+def _next_rank(region: Any) -> Any:
+    """The same region of the next rank's part, if it has one."""
+    if not region.parameter.symmetric:
+        return region
+    rank, *rest = region.start
+    return replace(region, start=((rank + 1) % region.whole[0], *rest))
+
+
+def _before_copies(op: HostOperation, steps: list[Step]) -> list[Step]:
+    """Each of its steps stands before the copy that it follows in its stream."""
+    out: list[Step] = []
+    for step in steps:
+        at = len(out)
+        if op.has(step):
+            copies = [
+                i for i, s in enumerate(out) if isinstance(s, Copy) and s.stream == step.stream
+            ]
+            at = copies[-1] if copies else at
+        out.insert(at, step)
+    return out
+
+
+class ChangedPlan(Plan):
+    """``plan`` whose steps go through ``edit``."""
+
+    def __init__(self, plan: Plan, edit: StepEdit) -> None:
+        self.__dict__.update(plan.__dict__)
+        self._plan, self._edit = plan, edit
+
+    def trace(self, *arguments: Any, **options: Any) -> list[Step]:
+        return self._edit(self._plan.trace(*arguments, **options))

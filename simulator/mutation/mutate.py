@@ -1,0 +1,362 @@
+"""``tw.mutate``: which faults of a program's synchronisation the simulator notices."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from tilelang import tvm
+from tqdm import tqdm
+from tvm import tirx
+
+from ...builtins.declare import register_op
+from ...builtins.errors import TileWeaveError
+from ...builtins.symmetric import is_symmetric
+from ...passes.ir.implicit import hidden_of
+from ...passes.ir.walk import flatten, rewrite_children, written_tensors
+from ...passes.sync.infer import copy_deps as relays
+from ...passes.sync.infer import credits, epochs
+from ...passes.sync.infer.epochs import EPOCH
+from ...runtime.plans import sync_push as plan_sync
+from ...runtime.plans.plan import Plan
+from ...runtime.plans.plan import Step as HostStep
+from ..frontend.block_ops import BlockStatements
+from ..frontend.program import OPERATIONS, Program, lowered
+from ..inputs.arguments import check_numbers
+from ..machine.executable import Executable
+from ..machine.steps import Step
+from ..memory.values import is_float
+from ..report.errors import SimulationError, SimulationWarning
+from ..simulate import simulate
+from .explanations import Explanation, explanations
+from .host_steps import ChangedPlan, host_changes, host_operations
+from .mutators import Context, changes
+from .operations import Accesses, Edit, Operation, operations, places_in
+
+PROBE = "tileweave.probe"
+register_op(PROBE, "an operation of a mutation test is reached", 1)
+
+Outputs = list[dict[str, np.ndarray]]
+Verdict = Literal["killed", "explained", "survived", "wrong explanation"]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one synchronisation operation, and what became of it.
+
+    Attributes:
+        op: the operation, as the program writes it.
+        change: ``drop``, ``sem=relaxed``, ``target+1`` and so on (``mutators.py``).
+        file, line: of the operation, or of what the compiler put it in for.
+        verdict: ``killed`` (a fault, or other outputs), ``explained`` (it survived, and the program
+            says why, or the simulator can), ``survived`` (it did, and nobody says why) or ``wrong
+            explanation`` (of a mutant that is killed, or that does not exist).
+        why: the fault, the reason, or the difference.
+        seed: of the schedule that killed it.
+        flag: the tensor whose word it works on, or the operation that it stands before.
+    """
+
+    op: str
+    change: str
+    file: str
+    line: int
+    verdict: Verdict
+    why: str
+    seed: int | None = None
+    flag: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} {self.change}".strip()
+
+    @property
+    def is_accounted_for(self) -> bool:
+        return self.verdict in ("killed", "explained")
+
+
+def mutate(
+    program: Any,
+    world_size: int,
+    inputs: Sequence[Mapping[str, Any]] | None = None,
+    schedules: int = 20,
+    seed: int = 0,
+    epochs: int = 3,
+    resident_blocks: int | None = None,
+    progress: bool = False,
+) -> list[Mutant]:
+    """Change the synchronisation of ``program`` in one place at a time and run each such mutant.
+
+    The operations are those of the program after TileWeave's own passes, so what the compiler put
+    in is tested like what the program says. A mutant runs in one schedule after another until one
+    reports a fault or ends with other outputs than the program itself. What survives all of them is
+    either equivalent, which a comment beside the operation must then explain (``explanations.py``),
+    or a fault that the simulator cannot see.
+
+    Args:
+        progress: show a bar on stderr, if that is a terminal.
+        others: as for ``simulate``.
+
+    Returns:
+        All mutants in the order of the program.
+
+    Raises:
+        SimulationError: the program itself has a fault, or a mutant uses what is not simulated.
+        TileWeaveError: wrong arguments.
+    """
+    check_numbers("mutate", world_size, schedules, seed, epochs, resident_blocks)
+    run = _Runs(world_size, inputs, range(seed, seed + schedules), epochs, resident_blocks)
+    kernels: list[_Kernel] = []
+
+    def probed(func: tirx.PrimFunc, ranks: int) -> Program:
+        kernels.append(_Kernel(func, ranks))
+        return kernels[-1].probed()
+
+    steps: list[HostStep] = []
+    plan = Executable(program, world_size).plan
+    watched = ChangedPlan(plan, lambda traced: (steps.extend(traced), traced)[1])
+    run.reference(Executable(watched, world_size, probed))
+    todo = [*_of_host(plan, steps, world_size), *(c for k in kernels for c in k.changes(plan))]
+    mutants = []
+    for op, flag, change, proof, known, mutated in tqdm(
+        todo, "mutants", disable=None if progress else True, leave=False
+    ):
+        mutant = Mutant(op.name, change, op.file, op.line, "survived", "", flag=flag)
+        if proof:
+            mutants.append(replace(mutant, verdict="explained", why=f"proven: {proof}"))
+            continue
+        try:
+            judged = run.judge(mutant, mutated())
+            if known and judged.verdict == "survived":
+                judged = replace(judged, verdict="explained", why=f"inferred: {known}")
+            mutants.append(judged)
+        except SimulationError as error:
+            report = f"{error.report}\nin the mutant {mutant.name} of line {op.line}"
+            raise SimulationError(error.kind, report, seed=error.seed) from None
+    places = [place for kernel in kernels for place in places_in(kernel.lowered.body)]
+    places += [(op.file, op.line) for op in host_operations(steps)]
+    return _explained(mutants, explanations(places))
+
+
+def changed(program: tirx.PrimFunc, world_size: int, name: str) -> Executable:
+    """``program`` with the first change of this name, such as ``signal drop``, for ``simulate``.
+
+    Raises:
+        TileWeaveError: there is no such change.
+    """
+    names = []
+    plan = Executable(program, world_size).plan
+    for op, _, change, *_, mutated in _Kernel(program, world_size).changes(plan):
+        names.append(f"{op.name} {change}")
+        if names[-1] == name:
+            return mutated()
+    raise TileWeaveError(f"mutate: {name!r}; expected {' or '.join(dict.fromkeys(names))}")
+
+
+Change = tuple[Any, str, str, str, str, Callable[[], Executable]]
+"""An operation, its flag, what changes, a proof that it cannot matter, why it may not matter as the
+compiler knows that put it in, and the mutant."""
+
+_INFERRED = {EPOCH: epochs.EQUIVALENT, **credits.EQUIVALENT, "made": relays.EQUIVALENT}
+"""By the name of a hidden flag, or what it ends with."""
+
+
+def _of_host(plan: Plan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
+    known = plan_sync.EQUIVALENT if plan.is_synchronised(world_size) else {}
+    for op in host_operations(steps):
+        for change, edit in host_changes(op, world_size):
+            mutated = partial(Executable, ChangedPlan(plan, edit), world_size)
+            yield op, "", change, "", known.get(f"{op.name} {change}", ""), mutated
+
+
+class _Kernel:
+    """A kernel of the program, with the operations to change."""
+
+    def __init__(self, func: tirx.PrimFunc, world_size: int) -> None:
+        self.func, self.world_size = func, world_size
+        self.lowered = lowered(func, world_size)
+        self.operations = operations(self.lowered.body)
+        self.probes = _Probes()
+
+    def probed(self) -> Program:
+        """The kernel itself, with a look at what it reaches."""
+        func = self.probes.edited(self.lowered, self.operations)
+        return Program(self.func, self.world_size, func, (*OPERATIONS, self.probes))
+
+    def changes(self, plan: Plan) -> Iterator[Change]:
+        """The mutants of ``plan`` in which this kernel is another."""
+        symmetric = {b.name for b in self.func.buffer_map.values() if is_symmetric(b)}
+        hidden = {h.name for h in hidden_of(self.lowered)}
+        symmetric |= {h.name for h in hidden_of(self.lowered) if h.symmetric}
+        written = written_tensors(self.lowered.body)
+        accesses = Accesses(self.lowered, written)
+        context = Context(self.lowered, self.world_size, frozenset(symmetric), accesses)
+        for number, op in enumerate(self.operations):
+            proof, flag = self.probes.proof(number, op), self._flag(number)
+            known = {}
+            if flag in hidden or (flag == "made" and op.file == plan_sync.__file__):
+                known = _INFERRED.get(flag) or _INFERRED.get(flag.rpartition("_")[2], {})
+            for change, edit in changes(op, context):
+                mutated = partial(self._mutated, plan, edit)
+                reason = known.get(f"{op.name} {change}", "")
+                yield op, flag, change, proof, reason, mutated
+
+    def _flag(self, number: int) -> str:
+        """The tensor whose word an operation works on, or else the next one."""
+        words = (op.pointer() for op in self.operations[number:])
+        return next((w.buffer.name for w in words if w is not None), "")
+
+    def _mutated(self, plan: Plan, edit: Edit) -> Executable:
+        func = self.lowered.with_body(edit(self.lowered.body))
+
+        def make(other: tirx.PrimFunc, world_size: int) -> Program:
+            return Program(other, world_size, func if other.same_as(self.func) else None)
+
+        return Executable(plan, self.world_size, make)
+
+
+class _Runs:
+    """The schedules that every mutant goes through, and how they end without a mutant."""
+
+    def __init__(
+        self, world_size, inputs, seeds: range, epochs: int, resident_blocks: int | None
+    ) -> None:
+        self.seeds = seeds
+        self._arguments = world_size, inputs, 1, epochs, resident_blocks
+        self._outputs: dict[int, Outputs] = {}
+        self._fixed: set[tuple[int, str]] = set()
+
+    def reference(self, program: Executable) -> None:
+        """Run the program itself; note what it leaves, and what of that every schedule leaves."""
+        self._outputs = {seed: self._one(program, seed) for seed in self.seeds}
+        first = self._outputs[self.seeds[0]]
+        self._fixed = {
+            (rank, name)
+            for rank, tensors in enumerate(first)
+            for name, values in tensors.items()
+            if all(_same(o[rank][name], values) for o in self._outputs.values())
+        }
+
+    def _one(self, program: Executable, seed: int) -> Outputs:
+        world_size, inputs, schedules, epochs, resident_blocks = self._arguments
+        with warnings.catch_warnings():  # that a mutant's signal is lost is no fault of the program
+            warnings.simplefilter("ignore", SimulationWarning)
+            return simulate(program, world_size, inputs, schedules, seed, epochs, resident_blocks)
+
+    def judge(self, mutant: Mutant, program: Executable) -> Mutant:
+        for seed in self.seeds:
+            try:
+                outputs = self._one(program, seed)
+            except SimulationError as error:
+                if error.kind == "unsupported":
+                    raise
+                return replace(mutant, verdict="killed", why=_summary(error), seed=seed)
+            wrong = self._difference(seed, outputs)
+            if wrong:
+                return replace(mutant, verdict="killed", why=wrong, seed=seed)
+        return replace(mutant, why=f"no fault and no other output in {len(self.seeds)} schedules")
+
+    def _difference(self, seed: int, outputs: Outputs) -> str:
+        for rank, tensors in enumerate(outputs):
+            for name, values in tensors.items():
+                expected = self._outputs[seed][rank][name]
+                if (rank, name) in self._fixed:
+                    right = _same(values, expected)
+                else:
+                    right = not is_float(values.dtype) or _close(values, expected)
+                if not right:
+                    return f"output: {name} of rank {rank} is not what the program leaves"
+        return ""
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def _close(one: np.ndarray, other: np.ndarray) -> bool:
+    """Within what another order of additions may change."""
+    digits = np.finfo(one.dtype).eps if one.dtype.kind == "f" else 2.0**-8
+    one, other = (a.astype(np.float64) for a in (one, other))
+    return np.allclose(one, other, rtol=64 * float(digits), atol=float(digits), equal_nan=True)
+
+
+def _summary(error: SimulationError) -> str:
+    """``race: copy.py:12, copy.py:15``: the kind and the lines its report names first."""
+    told = error.report.split("\nlast events")[0]
+    lines = dict.fromkeys(
+        f"{file.rpartition('/')[2]}:{line}" for file, line in re.findall(r"--> (\S+):(\d+)", told)
+    )
+    return f"{error.kind}: {', '.join(list(lines)[:2])}"
+
+
+class _Probes:
+    """Which operations are reached in any schedule, and find something to do."""
+
+    def __init__(self) -> None:
+        self.reached: set[int] = set()
+        self.busy: set[int] = set()
+
+    def edited(self, func: tirx.PrimFunc, found: list[Operation]) -> tirx.PrimFunc:
+        """The program with a probe before each statement of an operation."""
+
+        def edit(stmt: tirx.Stmt) -> tirx.Stmt:
+            here = [n for n, op in enumerate(found) if op.stmt.same_as(stmt)]
+            probe = tvm.ir.Op.get(PROBE)
+            probes = [tirx.Evaluate(tirx.call_intrin("handle", probe, n)) for n in here]
+            return flatten([*probes, rewrite_children(stmt, edit)])
+
+        return func.with_body(edit(func.body))
+
+    def register(self, c: BlockStatements) -> None:
+        c.steps[PROBE] = self._step
+
+    def _step(self, c: BlockStatements, call: tirx.Call, site: str) -> Step:
+        number = int(call.args[0])
+
+        def run(frame):
+            self.reached.add(number)
+            if frame.block.stores:
+                self.busy.add(number)
+
+        return Step(run)
+
+    def proof(self, number: int, op: Operation) -> str:
+        """Why no change of the operation can matter in these schedules, if so."""
+        if number not in self.reached:
+            return "no block of any rank reaches it"
+        if op.name in _ENDS_BULK_STORES and number not in self.busy:
+            return "no bulk store is under way where it stands"
+        return ""
+
+
+_ENDS_BULK_STORES = ("complete_bulk_stores", "bulk_wait", "tma_store_wait")
+
+
+def _explained(mutants: list[Mutant], given: list[Explanation]) -> list[Mutant]:
+    """The verdicts with the program's own explanations, and those that are wrong."""
+    out, used = [], set()
+    for mutant in mutants:
+        mine = [e for e in given if e.is_about(mutant.name, mutant.file, mutant.line, mutant.flag)]
+        used.update(mine)
+        if mine and mutant.verdict == "survived":
+            mutant = replace(mutant, verdict="explained", why=mine[0].reason)
+        elif mine and mutant.verdict == "killed":
+            why = f"explained as equivalent ({mine[0].reason}), but {mutant.why}"
+            mutant = replace(mutant, verdict="wrong explanation", why=why)
+        out.append(mutant)
+    return [*out, *_without_mutant(out, [e for e in given if e not in used])]
+
+
+def _without_mutant(mutants: list[Mutant], unused: list[Explanation]) -> Iterator[Mutant]:
+    for e in unused:
+        here = [m.name for m in mutants if m.file == e.file and m.line in e.lines]
+        expected = ", ".join(dict.fromkeys(here)) or "it beside a synchronisation operation"
+        op, _, change = e.name.partition(" ")
+        yield Mutant(
+            op, change, e.file, e.line, "wrong explanation",
+            f"explains {e.name!r}, which is no mutant of this line; expected {expected}",
+        )  # fmt: skip

@@ -1,0 +1,247 @@
+"""What can be wrong about a synchronisation operation: one function for one kind of change.
+
+Each takes an operation and its program and yields (what it changes, the edit) for each way to do
+it; nothing where the kind does not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
+
+from ...builtins.declare import ConstantBool, ConstantInt, ElementOf
+from ...passes.ir.memory_order import acquires, releases
+from ...passes.ir.walk import flatten, op_name
+from .operations import Accesses, Edit, Operation, instead, replaced, sequences_around, synchronises
+
+Changes = Iterator[tuple[str, Edit]]
+
+
+@dataclass(frozen=True)
+class Context:
+    """The program that an operation stands in."""
+
+    func: tirx.PrimFunc
+    world_size: int
+    symmetric: frozenset[str]
+    accesses: Accesses
+
+
+_WEAKER = {"acq_rel": ("release", "acquire", "relaxed"), "release": ("relaxed",),
+           "acquire": ("relaxed",), "sc": ("acq_rel",)}  # fmt: skip
+_NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",)}
+
+
+def drop(op: Operation, context: Context) -> Changes:
+    """It is not there."""
+    if op.stands_alone and synchronises(op.call):
+        yield "drop", instead(op.stmt)
+
+
+def weaken(op: Operation, context: Context) -> Changes:
+    """It orders less than it should."""
+    return _other_words(op, "sem", _WEAKER)
+
+
+def narrow(op: Operation, context: Context) -> Changes:
+    """It speaks to fewer than it should."""
+    return _other_words(op, "scope", _NARROWER)
+
+
+def _other_words(op: Operation, name: str, others: dict[str, tuple[str, ...]]) -> Changes:
+    words = op.spec.words if op.spec is not None else ()
+    for place, (word, legal) in enumerate(words, len(op.call.args) - len(words)):
+        if word == name:
+            for other in others.get(op.call.args[place].value, ()):
+                if other in legal:
+                    yield f"{name}={other}", _with_operand(op, place, tirx.StringImm(other))
+
+
+def shift_target(op: Operation, context: Context) -> Changes:
+    """A wait counts one too many or one too few."""
+    place = op.operand(ElementOf)
+    if place is not None and op.spec.waits:
+        target = op.call.args[place]
+        one = tirx.const(1, target.dtype)
+        yield "target+1", _with_operand(op, place, target + one)
+        yield "target-1", _with_operand(op, place, target - one)
+
+
+def shift_value(op: Operation, context: Context) -> Changes:
+    """A signal adds or sets one more."""
+    place = op.operand(ElementOf)
+    if place is not None and synchronises(op.call) and not op.spec.waits:
+        value = op.call.args[place]
+        yield "value+1", _with_operand(op, place, value + tirx.const(1, value.dtype))
+
+
+def lag_epoch(op: Operation, context: Context) -> Changes:
+    """A wait computes its target from what an earlier launch left: its epoch lags by one."""
+    place = op.operand(ElementOf)
+    if place is None or not op.spec.waits:
+        return
+    target = _definition(op.call.args[place], context.func.body)
+    for name, source in _of_launch(target, context.func):
+        zero, one = (tirx.const(n, source.dtype) for n in (0, 1))
+        before = tirx.Select(source > zero, source - one, source)
+
+        def lag(node, source=source, before=before):
+            return before if tvm.ir.structural_equal(node, source) else None
+
+        if isinstance(source, tirx.Var):
+            changed = substitute(target, {source: before})
+        else:
+            body = ir_transform(tirx.Evaluate(target), None, lag, ["tirx.BufferLoad"])
+            changed = body.value
+        yield f"{name}-1", _with_operand(op, place, changed)
+
+
+def flip_parity(op: Operation, context: Context) -> Changes:
+    """It uses the other one of two: phase, or half of a double buffer of flags."""
+    if op_name(op.call) == "tl.mbarrier_wait_parity":
+        yield "parity flipped", _with_operand(op, 1, 1 - op.call.args[1])
+    at = op.pointer()
+    for axis, index in enumerate(at.indices if at is not None else ()):
+        is_rank = axis == 0 and at.buffer.name in context.symmetric
+        if not is_rank and _is(at.buffer.shape[axis], 2) and not isinstance(index, tirx.IntImm):
+            yield f"axis {axis} flipped", _with_index(op, axis, 1 - index)
+
+
+def other_rank(op: Operation, context: Context) -> Changes:
+    """It goes to the copy of the next rank."""
+    at = op.pointer()
+    if at is not None and at.buffer.name in context.symmetric and context.world_size > 1:
+        yield "rank+1", _with_index(op, 0, (at.indices[0] + 1) % context.world_size)
+
+
+def free_source_only(op: Operation, context: Context) -> Changes:
+    """It waits until bulk stores have read their source, not until they are complete."""
+    if op.name == "complete_bulk_stores":
+        read = tirx.call_intrin("handle", tvm.ir.Op.get("tl.tma_store_wait"), 0, True)
+        yield "read=True", replaced(op.call, read)
+    place = op.operand(ConstantBool)
+    if op_name(op.call) == "tl.tma_store_wait" and len(op.call.args) > 1:
+        place = 1
+    if place is not None and not op.call.args[place].value:
+        yield "read=True", _with_operand(op, place, tirx.IntImm("bool", True))
+
+
+def leave_a_group(op: Operation, context: Context) -> Changes:
+    """It leaves one group more of bulk stores under way."""
+    place = op.operand(ConstantInt)
+    if op_name(op.call) == "tl.tma_store_wait" and len(op.call.args):
+        place = 0
+    if place is not None and synchronises(op.call):
+        n = int(op.call.args[place])
+        yield f"n={n + 1}", _with_operand(op, place, tirx.IntImm("int32", n + 1))
+
+
+def write_after(op: Operation, context: Context) -> Changes:
+    """What it publishes is written after it."""
+    if releases(op.call) or (synchronises(op.call) and _is_flag_change(op)):
+        for sequence, at in sequences_around(context.func.body, op.stmt):
+            for place in range(at - 1, -1, -1):
+                moved = sequence.seq[place]
+                if not isinstance(moved, tirx.Bind) and context.accesses.writes(moved):
+                    yield "write after", _moved(sequence, place, at)
+                    return
+
+
+def read_before(op: Operation, context: Context) -> Changes:
+    """What it guards is read before it."""
+    if not acquires(op.call) and not (op.spec is not None and op.spec.waits):
+        return
+    for sequence, at in sequences_around(context.func.body, op.stmt):
+        it, accesses = sequence.seq[at], context.accesses
+        if isinstance(it, tirx.Bind) or accesses.reads(it) or accesses.writes(it):
+            return  # what follows uses its result, or what it guards would move along
+        for place in range(at + 1, len(sequence.seq)):
+            if context.accesses.reads(sequence.seq[place]):
+                yield "read before", _moved(sequence, at, place)
+                return
+
+
+MUTATORS: tuple[Callable[[Operation, Context], Changes], ...] = (
+    drop, weaken, narrow, shift_target, shift_value, lag_epoch, flip_parity, other_rank,
+    free_source_only, leave_a_group, write_after, read_before,
+)  # fmt: skip
+"""All kinds of change."""
+
+
+def changes(op: Operation, context: Context) -> Changes:
+    """Every one-change mutant of an operation."""
+    for mutator in MUTATORS:
+        yield from mutator(op, context)
+
+
+def _is_flag_change(op: Operation) -> bool:
+    return op.operand(ElementOf) is not None and not op.spec.waits
+
+
+def _moved(sequence: tirx.SeqStmt, what: int, after: int) -> Edit:
+    """Element ``what`` stands just behind element ``after``."""
+    elements = list(sequence.seq)
+    elements.insert(after, elements.pop(what))
+    return instead(sequence, flatten(elements))
+
+
+def _with_operand(op: Operation, place: int, new: tirx.PrimExpr) -> Edit:
+    arguments = list(op.call.args)
+    arguments[place] = new
+    return replaced(op.call, _like(op.call, arguments))
+
+
+def _with_index(op: Operation, axis: int, new: tirx.PrimExpr) -> Edit:
+    at = op.pointer()
+    place = next(i for i, a in enumerate(op.call.args) if a.args and a.args[0].same_as(at))
+    pointer = op.call.args[place]
+    indices = list(at.indices)
+    indices[axis] = new
+    load = tirx.BufferLoad(at.buffer, indices)
+    return _with_operand(op, place, _like(pointer, [load, *pointer.args[1:]]))
+
+
+def _like(call: tirx.Call, arguments: list) -> tirx.Call:
+    return tirx.Call(call.dtype, call.op, arguments, annotations=call.annotations)
+
+
+def _is(extent: tirx.PrimExpr, value: int) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == value
+
+
+def _definition(expr: tirx.PrimExpr, body: tirx.Stmt) -> tirx.PrimExpr:
+    """``expr`` with bound variables replaced by what they are bound to."""
+    bound: dict[tirx.Var, tirx.PrimExpr] = {}
+
+    def visit(node):
+        if isinstance(node, tirx.Bind) and str(node.var.dtype) != "handle":
+            if op_name(node.value) != "tl.launch_thread_idx":
+                bound[node.var] = node.value
+
+    post_order_visit(body, visit)
+    for _ in range(len(bound)):
+        new = substitute(expr, bound)
+        if tvm.ir.structural_equal(new, expr):
+            break
+        expr = new
+    return expr
+
+
+def _of_launch(expr: tirx.PrimExpr, func: tirx.PrimFunc) -> list[tuple[str, tirx.PrimExpr]]:
+    """The values in ``expr`` that a launch begins with: its scalars, and what it keeps in variables
+    of its own, such as an epoch read from memory."""
+    scalars = [p for p in func.params if p not in func.buffer_map]
+    found: dict[str, tirx.PrimExpr] = {}
+
+    def visit(node):
+        if isinstance(node, tirx.Var) and any(node.same_as(p) for p in scalars):
+            found[node.name] = node
+        elif isinstance(node, tirx.BufferLoad) and node.buffer.scope() == "local.var":
+            found[node.buffer.name] = node
+
+    post_order_visit(expr, visit)
+    return list(found.items())

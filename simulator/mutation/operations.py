@@ -1,0 +1,214 @@
+"""The synchronisation operations of a program after the tile passes, and edits of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tilelang.ir import get_stmt_span
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+
+from ...builtins.declare import Builtin, Pointer, builtin_of
+from ...passes.ir.implicit import hidden_of
+from ...passes.ir.memory_order import acquires, releases
+from ...passes.ir.walk import calls_in, flatten, op_name, rewrite_children
+from ...passes.tile.order_releases import COMPLETE
+
+Edit = Callable[[tirx.Stmt], tirx.Stmt]
+"""Of the body of a program."""
+
+TILELANG = {
+    "tirx.tvm_storage_sync": "sync_threads",
+    "tl.mbarrier_wait_parity": "mbarrier_wait_parity",
+    "tl.ptx_arrive_barrier": "mbarrier_arrive",
+    "tirx.ptx_arrive_barrier": "mbarrier_arrive",
+    "tl.tma_store_wait": "tma_store_wait",
+    "tl.tma_store_arrive": "tma_store_arrive",
+    COMPLETE: "complete_bulk_stores",
+}
+"""Operations that synchronise and are none of our builtins: as the program writes them."""
+
+NOT_MODELLED = frozenset({"fence_proxy_async"})
+"""The simulator does not tell ordinary accesses from those of the async proxy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One call that synchronises, or that has a word about it."""
+
+    call: tirx.Call
+    stmt: tirx.Stmt
+    """The innermost statement around it."""
+    name: str
+    file: str
+    line: int
+
+    @property
+    def spec(self) -> Builtin | None:
+        return builtin_of(self.call)
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether nothing uses its result."""
+        return isinstance(self.stmt, tirx.Evaluate) and self.call.same_as(self.stmt.value)
+
+    def operand(self, kind: type) -> int | None:
+        """Place of the first operand of this kind."""
+        for place, (_, found) in enumerate(self.spec.operands if self.spec else ()):
+            if isinstance(found, kind):
+                return place
+        return None
+
+    def pointer(self) -> tirx.BufferLoad | None:
+        """The element it works on, if it names one in global memory."""
+        place = self.operand(Pointer)
+        node = self.call.args[place] if place is not None else None
+        return node.args[0] if op_name(node) == "tl.access_ptr" else None
+
+
+def synchronises(call: tirx.Call) -> bool:
+    """Whether dropping ``call`` drops an order between threads, blocks or ranks."""
+    spec = builtin_of(call)
+    if spec is None:
+        return op_name(call) in TILELANG
+    if spec.name in NOT_MODELLED:
+        return False
+    only_orders = spec.result is None and not any(
+        isinstance(k, Pointer) and not k.optional for _, k in spec.operands
+    )
+    announces = spec.level == "leader" and any(word == "sem" for word, _ in spec.words)
+    return spec.waits or only_orders or announces or releases(call) or acquires(call)
+
+
+def _is_of_interest(call: tirx.Call) -> bool:
+    spec = builtin_of(call)
+    return synchronises(call) or (spec is not None and any(w == "scope" for w, _ in spec.words))
+
+
+def operations(body: tirx.Stmt) -> list[Operation]:
+    """All of them, in the order of the program."""
+    found: list[Operation] = []
+
+    def note(stmt: tirx.Stmt, node: tirx.PrimExpr, place: tuple[str, int]) -> None:
+        for call in calls_in(node, _is_of_interest):
+            spec = builtin_of(call)
+            name = spec.name if spec is not None else TILELANG[op_name(call)]
+            found.append(Operation(call, stmt, name, *place))
+
+    def walk(stmt: tirx.Stmt, place: tuple[str, int]) -> tirx.Stmt:
+        place = _place(stmt) or place
+        if isinstance(stmt, tirx.SeqStmt):
+            # What the compiler put in stands before what it serves and has that line.
+            places = [next(places_in(s), None) for s in stmt.seq]
+            for i, inner in enumerate(stmt.seq):
+                walk(inner, next((p for p in places[i:] if p is not None), place))
+        elif isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
+            note(stmt, stmt.value, place)
+        else:
+            if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
+                note(stmt, stmt.condition, place)
+            rewrite_children(stmt, lambda s: walk(s, place))
+        return stmt
+
+    walk(body, ("", 0))
+    return found
+
+
+def places_in(stmt: tirx.Stmt) -> Iterator[tuple[str, int]]:
+    """File and line of each statement in ``stmt`` that has them, outer ones first."""
+    place = _place(stmt)
+    if place is not None:
+        yield place
+    inner: list[tirx.Stmt] = []
+    rewrite_children(stmt, lambda s: (inner.append(s), s)[1])
+    for each in inner:
+        yield from places_in(each)
+
+
+def _place(stmt: tirx.Stmt) -> tuple[str, int] | None:
+    span = get_stmt_span(stmt)
+    return None if span is None else (str(span.source_name.name), int(span.line))
+
+
+def replaced(call: tirx.Call, new: tirx.PrimExpr) -> Edit:
+    """Another call in its place."""
+
+    def post(node):
+        return new if node.same_as(call) else None
+
+    return lambda body: ir_transform(body, None, post, ["tirx.Call"])
+
+
+def instead(stmt: tirx.Stmt, *new: tirx.Stmt) -> Edit:
+    """Other statements in its place, or nothing."""
+
+    def edit(at: tirx.Stmt) -> tirx.Stmt:
+        if at.same_as(stmt):
+            return flatten(list(new)) if new else tirx.Evaluate(tirx.IntImm("int32", 0))
+        return rewrite_children(at, edit)
+
+    return edit
+
+
+def sequences_around(body: tirx.Stmt, stmt: tirx.Stmt) -> list[tuple[tirx.SeqStmt, int]]:
+    """The sequences that contain ``stmt``, innermost first, each with the element it is in."""
+    out: list[tuple[tirx.SeqStmt, int]] = []
+
+    def contains(at: tirx.Stmt) -> bool:
+        found = at.same_as(stmt)
+        if isinstance(at, tirx.SeqStmt):
+            for i, inner in enumerate(at.seq):
+                if contains(inner):
+                    out.append((at, i))
+                    return True
+            return found
+
+        def look(inner):
+            nonlocal found
+            found = found or contains(inner)
+            return inner
+
+        rewrite_children(at, look)
+        return found
+
+    contains(body)
+    return out
+
+
+class Accesses:
+    """Which statements access data in global memory: all but flags of synchronisation."""
+
+    def __init__(self, func: tirx.PrimFunc, written: set[tirx.Var]) -> None:
+        counts = {h.name for h in hidden_of(func) if not h.symmetric}  # nobody else looks at them
+        self._tensors = {b.data for b in func.buffer_map.values() if b.name not in counts}
+        self._written = written
+
+    def writes(self, stmt: tirx.Stmt) -> bool:
+        return any(mode & 2 for _, mode in self._in(stmt))
+
+    def reads(self, stmt: tirx.Stmt) -> bool:
+        """Of a tensor that the program writes: others need no order."""
+        return any(mode & 1 and data in self._written for data, mode in self._in(stmt))
+
+    def _in(self, stmt: tirx.Stmt) -> list[tuple[tirx.Var, int]]:
+        flags = [a for c in calls_in(stmt, synchronises) for a in c.args]
+        addressed: list[tirx.BufferLoad] = []
+        found: list[tuple[tirx.Var, int]] = []
+
+        def visit(node):
+            if op_name(node) in ("tl.region", "tl.access_ptr"):
+                addressed.append(node.args[0])
+                mode = node.args[1] if op_name(node) == "tl.region" else node.args[-1]
+                if not any(node.same_as(f) for f in flags):
+                    found.append((node.args[0].buffer.data, int(mode)))
+            elif isinstance(node, tirx.BufferStore):
+                found.append((node.buffer.data, 2))
+
+        def loads(node):
+            if isinstance(node, tirx.BufferLoad) and not any(node.same_as(a) for a in addressed):
+                found.append((node.buffer.data, 1))
+
+        post_order_visit(stmt, visit)
+        post_order_visit(stmt, loads)
+        return [(data, mode) for data, mode in found if data in self._tensors]

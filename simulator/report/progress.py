@@ -1,0 +1,100 @@
+"""Progress of long simulations: an estimate, a bar, and a limit."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+from ...builtins.errors import TileWeaveError
+from ..machine.machine import Machine
+
+_SILENT = 5.0
+"""Seconds after which a simulation says how long it will take."""
+_PERIOD = 0.5
+"""Seconds between two looks at the machine."""
+
+
+class Progress:
+    """Counts the blocks that have ended, in all schedules, and estimates the time of the rest.
+
+    Args:
+        schedules: how many will run.
+        shown: print an estimate to stderr after a few seconds, and a bar if that is a terminal.
+        most_seconds: refuse a simulation that is estimated to take longer; None for no limit.
+        clock: the current time in seconds.
+    """
+
+    def __init__(
+        self, name: str, schedules: int, shown: bool, most_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._name, self._schedules, self._shown = name, schedules, shown
+        self._most, self._clock = most_seconds, clock
+        self._start = self._last = clock()
+        self._done, self._left, self._said = 0, schedules, False
+        self._bar: tqdm | None = None
+
+    @contextmanager
+    def schedule(self, machine: Machine) -> Iterator[None]:
+        """Watch ``machine`` while it runs one schedule.
+
+        Raises:
+            TileWeaveError: all schedules together are estimated to take too long.
+        """
+
+        def look() -> None:
+            now = self._clock()
+            if now - self._last >= _PERIOD and now - self._start >= _SILENT:
+                self._last = now
+                ended, running, blocks = machine.block_counts()
+                seconds = self._estimate(now, ended + running, blocks)
+                self._refuse(seconds, blocks)
+                self._show(ended, blocks, seconds)
+
+        machine.watch = look
+        left = self._left
+        try:
+            yield
+            self._done += machine.block_counts()[2]
+            self._left -= 1
+        finally:
+            if self._bar is not None and self._left in (0, left):  # the last one, or a fault
+                self._bar.close()
+
+    def _estimate(self, now: float, begun: int, blocks: int) -> float:
+        """Return the seconds of all schedules, at least: blocks that run count as done."""
+        return (now - self._start) * blocks * self._schedules / max(1, self._done + begun)
+
+    def _refuse(self, seconds: float, blocks: int) -> None:
+        if self._most is not None and seconds > self._most:
+            raise TileWeaveError(
+                f"simulate: {self._name} takes an estimated {_time(seconds)} or more for "
+                f"{self._schedules} schedules of {blocks} blocks; expected at most "
+                f"{_time(self._most)}: smaller sizes, fewer schedules, or --force"
+            )
+
+    def _show(self, ended: int, blocks: int, seconds: float) -> None:
+        if not self._shown:
+            return
+        if self._bar is None:
+            total = blocks * self._schedules
+            self._bar = tqdm(
+                total=total, desc=self._name, leave=False, unit="block", disable=None,
+                mininterval=_PERIOD,
+            )  # fmt: skip
+        if not self._said:
+            self._said = True
+            text = f"simulate: {self._name}: estimated {_time(seconds)} or more"
+            tqdm.write(f"{text} for {self._schedules} schedules", file=sys.stderr)
+        self._bar.update(self._done + ended - self._bar.n)
+
+
+def _time(seconds: float) -> str:
+    """Return a duration as text: ``40 s``, ``5 min``, ``3 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,231 @@
+"""``tw.simulate``: run a program of W ranks on the CPU, in many schedules."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..builtins.errors import TileWeaveError
+from ..passes.ir.implicit import Hidden
+from ..runtime.kernel.configured import configured
+from ..runtime.plans.parameters import Parameter, dynamic_extents, shapes_of
+from .inputs.arguments import check_file, check_numbers, check_tensors, scalars_at
+from .inputs.inputs import Inputs, check_aliases, checked_inputs
+from .machine.executable import Executable
+from .machine.machine import Machine
+from .memory.arrivals import refuse_surplus, unconsumed
+from .memory.memory import Tensor
+from .memory.values import numpy_dtype
+from .report.drawing import draw
+from .report.errors import SimulationError, SimulationWarning
+from .report.progress import Progress
+from .report.render import writer
+from .report.timeline import Recorder
+
+Scalar = float | int | Callable[[int], Any]
+
+
+def simulate(
+    program: Any,
+    world_size: int,
+    inputs: Inputs | None = None,
+    schedules: int = 1,
+    seed: int = 0,
+    epochs: int = 3,
+    resident_blocks: int | None = None,
+    progress: bool = False,
+    timeline: str | Path | None = None,
+    pass_configs: Mapping[str, Any] | None = None,
+    most_seconds: float | None = None,
+) -> list[dict[str, np.ndarray]]:
+    """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
+
+    Memory is weak, blocks interleave at random, launches follow each other without a barrier
+    between ranks. What nothing orders is a fault even where the values happen to be right.
+
+    Args:
+        program: a ``@T.prim_func``, or a ``@tw.plan``.
+        inputs: one dict a rank, parameter name -> NumPy array (ml_dtypes for bfloat16 and fp8), of
+            the rank's own part for a symmetric tensor; a scalar is a number or a callable
+            epoch -> number. Tensors not given are poison until written. A tensor that multimem
+            operations access is a multicast address: its copy on each rank is an input and a
+            result like any tensor, or it is the name of the symmetric tensor it stands for.
+        schedules: how many interleavings to try.
+        seed: of the first; the others follow it.
+        epochs: calls of the program on each rank, back to back.
+        resident_blocks: blocks of a rank, of all its streams, that fit on its GPU at a time.
+            None: the least ``tileweave.resident_blocks`` of its kernels, as the compiler assumes.
+        progress: print an estimate to stderr when it takes more than a few seconds, and show a bar
+            if that is a terminal.
+        timeline: draw the schedule that fails, else the last one, to this file: ``.html``,
+            ``.svg`` or, with matplotlib, ``.png``.
+        pass_configs: as for ``tw.compile``; of a plan, for each of its kernels.
+        most_seconds: refuse a simulation that is estimated to take longer.
+
+    Returns:
+        One dict a rank, parameter name -> array, after the last epoch of the last schedule.
+
+    Raises:
+        SimulationError: a fault; its report says who, where and with which seed.
+        SimulationWarning: (a warning) flags are signalled that nobody waits for or reads.
+        TileWeaveError: inputs that do not fit the program; a ``timeline`` that cannot be drawn.
+    """
+    check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
+    if timeline is not None:
+        check_file(timeline)
+    write = None if timeline is None else writer(timeline)
+    executable = program
+    if not isinstance(program, Executable):
+        program = configured("simulate", program, pass_configs)
+        executable = Executable(program, world_size)
+    case = Case(executable, checked_inputs(executable, inputs), epochs)
+    if resident_blocks is None:
+        resident_blocks = executable.resident_blocks
+    name, lost = executable.plan.name, {}
+    bar = Progress(name, schedules, progress, most_seconds)
+    for number in range(seed, seed + schedules):
+        machine = case.machine(number, resident_blocks, Machine if write is None else Recorder)
+        try:
+            with bar.schedule(machine):
+                machine.run()
+            refuse_surplus(machine.every_tensor())
+        except SimulationError as error:
+            fault = error.in_schedule(number)
+            if write is not None:
+                try:
+                    write(draw(machine.timeline(name, number, fault)))
+                except TileWeaveError as unwritten:  # the fault says more
+                    warnings.warn(str(unwritten), SimulationWarning, stacklevel=2)
+            raise fault from None
+        found = unconsumed(machine.every_tensor())
+        lost = found if number == seed else {k: v for k, v in lost.items() if k in found}
+    for text in lost.values():
+        warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=2)
+    if write is not None:
+        write(draw(machine.timeline(name, number)))
+    return _outputs(machine)
+
+
+class Case:
+    """Calls of a plan, one after another on every rank, with their inputs: what a schedule runs.
+
+    Attributes:
+        shapes: of every tensor, one dict a rank, of the rank's own part.
+        written: names of the tensors that some call writes.
+    """
+
+    def __init__(
+        self, executable: Executable, given: Sequence[Mapping[str, Any]], epochs: int
+    ) -> None:
+        parameters = executable.parameters
+        names = {p.name for p in parameters if p.shape is not None}
+        dynamic = dynamic_extents(parameters)
+        self.executable = executable
+        self.aliases = {n: v for n, v in given[0].items() if isinstance(v, str)}
+        """Multicast parameters that stand for a symmetric one."""
+        self.given = given = [
+            {n: v for n, v in values.items() if n not in self.aliases} for values in given
+        ]
+        self.shapes = [
+            shapes_of(
+                parameters, {n: np.shape(v) for n, v in values.items() if n in names}, "simulate",
+                {n: v for n, v in values.items() if n in dynamic},
+            )
+            for values in given
+        ]  # fmt: skip
+        check_tensors(parameters, self.shapes)
+        scalars = [{n: v for n, v in i.items() if n not in names | dynamic.keys()} for i in given]
+        self.calls = [
+            [
+                executable.call(rank, e, shapes, scalars_at(e, values, parameters))
+                for e in range(epochs)
+            ]
+            for rank, (shapes, values) in enumerate(zip(self.shapes, scalars, strict=True))
+        ]
+        calls = [call for calls in self.calls for call in calls]
+        self.written = executable.written(calls)
+        self.written |= {self.aliases[name] for name in self.written & self.aliases.keys()}
+        self.multicasts = executable.multicasts(calls)
+        check_aliases(self.aliases, self.multicasts, self.shapes[0])
+        self.thread_names = executable.divide()
+
+    def machine(self, seed: int, resident_blocks: int, kind: type[Machine] = Machine) -> Machine:
+        """One schedule, ready to run."""
+        world_size = self.executable.world_size
+        layout = self.executable.layout(self.calls)
+        machine = kind(world_size, layout, seed, resident_blocks, self.thread_names)
+        for p in self.executable.parameters:
+            if p.shape is not None and p.name not in self.aliases:
+                machine.tensors[p.name] = self._tensors(p, machine)
+        for name, target in self.aliases.items():
+            machine.tensors[name] = machine.tensors[target]
+        machine.named |= machine.tensors
+        for kernel, hidden in self.executable.hidden.items():
+            inferred = any(not h.scratch for _, h in hidden)
+            made = [(name, h.name, self._hidden(h, machine, inferred)) for name, h in hidden]
+            machine.hidden[kernel] = {own: tensors for _, own, tensors in made}
+            machine.named |= {name: tensors for name, _, tensors in made}
+        for rank, calls in enumerate(self.calls):
+            self.executable.enqueue(machine, rank, calls)
+        return machine
+
+    def _hidden(self, h: Hidden, machine: Machine, inferred: bool) -> list[Tensor]:
+        """Return the tensors of all ranks, zeroed as on a GPU, except for scratch memory of
+        inferred programs: they must not read what no launch has written."""
+        world_size = self.executable.world_size
+        shape, dtype = (world_size, *h.shape) if h.symmetric else h.shape, numpy_dtype(h.dtype)
+        made = 1 if h.symmetric else world_size
+        tensors = [Tensor(machine.memory, h.name, shape, dtype, written=True) for _ in range(made)]
+        for tensor in tensors:
+            tensor.symmetric = h.symmetric
+            if not (h.scratch and inferred):
+                tensor.give((Ellipsis,), np.zeros(shape, dtype))
+        return tensors * (world_size // made)
+
+    def _tensors(self, p: Parameter, machine: Machine) -> list[Tensor]:
+        """The tensor of each rank, with its input; a multicast address reaches all copies."""
+        p = replace(p, symmetric=p.symmetric or p.name in self.multicasts)
+        world_size, dtype = self.executable.world_size, numpy_dtype(p.dtype)
+
+        def tensor(rank: int) -> Tensor:
+            shape = p.across(self.shapes[rank][p.name], world_size)
+            return Tensor(machine.memory, p.name, shape, dtype, written=p.name in self.written)
+
+        if p.symmetric:
+            for rank, shapes in enumerate(self.shapes):
+                if shapes[p.name] != self.shapes[0][p.name]:
+                    raise TileWeaveError(
+                        f"simulate: {p.name} of rank {rank} has shape {shapes[p.name]}; expected "
+                        f"{self.shapes[0][p.name]} as of rank 0, since it is symmetric"
+                    )
+            tensors = [tensor(0)] * world_size
+            tensors[0].symmetric = True
+        else:
+            tensors = [tensor(rank) for rank in range(world_size)]
+        for rank, values in enumerate(self.given):
+            if p.name not in values:
+                continue
+            array, shape = values[p.name], self.shapes[rank][p.name]
+            if array.shape != shape or array.dtype != dtype:
+                raise TileWeaveError(
+                    f"simulate: {p.name} of rank {rank} is {array.dtype} {array.shape}; expected "
+                    f"{dtype} {shape}"
+                )
+            tensors[rank].give((rank,) if p.symmetric else (Ellipsis,), array)
+        return tensors
+
+
+def _outputs(machine: Machine) -> list[dict[str, np.ndarray]]:
+    """Every rank's tensors."""
+    return [
+        {
+            name: (tensors[rank].data[rank] if tensors[rank].symmetric else tensors[rank].data)
+            for name, tensors in machine.tensors.items()
+        }
+        for rank in range(machine.world_size)
+    ]

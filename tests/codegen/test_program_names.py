@@ -1,0 +1,46 @@
+"""What a rank says of a program does not depend on whether it compiled it or loaded it."""
+
+import types
+
+import tilelang
+from tilelang import tvm
+
+from tests.sync.programs import CASES
+from tileweave import passes
+from tileweave.runtime.kernel import kernel
+
+RANKS = 2
+TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+
+
+def lower(program, **options):
+    with TARGET:
+        tilelang.lower(program, target=TARGET)
+
+
+def load(program, **options): ...
+
+
+def test_a_program_compiled_before_is_called_the_same(monkeypatch):
+    """When it is compiled with other options, as for another plan, by mma, where TileLang renames
+    the thread index."""
+    said = []
+
+    def exchange(topic, value, timeout_s=0.0):
+        if topic == "compile":
+            said.append(value)
+        return [value]
+
+    group = types.SimpleNamespace(world_size=RANKS, local_rank=0, exchange=exchange)
+    heap = types.SimpleNamespace(stride=1 << 30)
+    session = types.SimpleNamespace(group=group, heap=heap)
+    monkeypatch.setattr(kernel, "warm", lambda *_: None)
+    monkeypatch.setattr(kernel, "_memory", lambda *_: None)
+    for prepare in (lower, load):
+        monkeypatch.setattr(kernel.tilelang, "compile", prepare)
+        program = CASES["ring_gemm_reduce_scatter"].make(RANKS)
+        for configs in ({}, {"tileweave.delays": 11}):
+            kernel.compiled(passes.split_options(program, configs)[0], {}, session)
+    first, second, *loaded = said
+    assert first != second
+    assert loaded == [first, second]

@@ -1,0 +1,64 @@
+"""examples/sp_attention.py on a CPU: what agrees is right, what does not is wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tileweave import ops
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "sp_attention.py"
+SMALL = ["--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--runs", "1"]
+
+
+@pytest.fixture
+def example():
+    spec = importlib.util.spec_from_file_location("example_sp_attention", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def other(q, k, v, *, causal, layout, return_lse, strategy):
+    """Of a rank that is alone; not the example's reference."""
+    assert strategy == "nccl" and return_lse
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    return out.transpose(1, 2).contiguous(), lse
+
+
+@pytest.mark.parametrize("operator", [other, ops.sp_attention])
+@pytest.mark.parametrize("options", [[], ["--full", "--batch", "2"], ["--layout", "contiguous"]])
+def test_both_agree(example, operator, options, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(ops, "sp_attention", operator)
+    figure = tmp_path / "attention.png"
+    assert example.main([*SMALL, "--lengths", "48", "96", *options, "--figure", str(figure)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("no GPU") and said[-1] == "right" and len(said) == 4
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("wrong", ["one number", "one lse", "no number"])
+def test_one_that_does_not(example, wrong, monkeypatch, capsys):
+    def broken(*args, **options):
+        out, lse = other(*args, **options)
+        if wrong == "one lse":
+            lse[0, 1, 2] += 0.1
+        else:
+            out[0, 5, 1, 3] = torch.nan if wrong == "no number" else out[0, 5, 1, 3] + 0.5
+        return out, lse
+
+    monkeypatch.setattr(ops, "sp_attention", broken)
+    assert example.main([*SMALL, "--lengths", "64"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("wrong: an error above 2e-02")
+
+
+def test_a_figure_needs_matplotlib(example, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    example.draw(str(tmp_path / "a.png"), "", {64: {"fused": 1.0, "reference": 2.0}})
+    assert capsys.readouterr().out.startswith("no figure: matplotlib is not installed")
+    assert not list(tmp_path.iterdir())

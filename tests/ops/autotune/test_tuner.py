@@ -1,0 +1,448 @@
+"""Who wins, what is kept and who agrees. Operators and times are stand-ins; ranks are threads whose
+exchanges are real; test_torch.py tunes on processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import types
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from tilelang import env
+
+import tileweave as tw
+from tileweave import ops
+from tileweave.cli.main import main
+from tileweave.ops.autotune import store as measured
+from tileweave.ops.autotune import tuner
+from tileweave.ops.autotune.store import Measured, file_of, known_to, save, saved
+from tileweave.ops.core import strategy
+from tileweave.ops.core.cache import Prepared
+from tileweave.ops.core.operator import OPERATORS, Choice, Operator
+from tileweave.ops.core.problem import Problem
+from tileweave.ops.core.tiles import CANDIDATES, LARGE, SHARED_BYTES, SMALL, Tiles
+from tileweave.runtime.host.group import Group
+
+OP = "matmul_all_reduce"
+ASKED = Problem(OP, 24, 16, 8, 2, torch.bfloat16, True)
+HUGE = Tiles(256, 256, 128, stages=4)
+ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+FAST = Measured(Choice("two_phase", SMALL), 0.5, 0.75)
+
+
+class StandIn(Operator, op="stand-in"):
+    """Multiplies as its program's name says; remembers who was freed.
+
+    Of threads, each of which is alone for torch.distributed: the sum over ranks is the rank's own.
+    """
+
+    programs = dict.fromkeys(
+        ("two_phase", "quick", "slow", "wrong", "wrong on rank 1", "drifts", "refused",
+         "refused on rank 1", "fails", "no room")
+    )  # fmt: skip
+    alive: list[str]
+    here: threading.local
+    tried: tuple[str, ...]
+
+    @classmethod
+    def program(cls, problem, choice):
+        if choice.program == "refused":
+            raise RuntimeError("no program")
+        return choice
+
+    def __init__(self, problem, choice):
+        self.name, self.calls = choice.program, 0
+        if choice.tiles == HUGE:
+            raise AssertionError("compiled")
+        if self.name == "refused" or self.name == f"refused on rank {self.here.group.rank}":
+            raise RuntimeError("nvcc:\n no")
+        if self.name == "no room":
+            raise tw.runtime.HeapExhausted("symmetric: full")
+        self.alive.append(self.name)
+
+    def __call__(self, a, b, c, *epilogue):
+        self.calls += 1
+        if self.name == "fails":
+            raise RuntimeError("cannot be launched")
+        self.unfused(a, b, c, self.here.group, None)
+        wrong = self.name in ("wrong", f"wrong on rank {self.here.group.rank}")
+        if wrong or (self.name == "drifts" and self.calls > 4):
+            c[0, 0] = float("nan")
+
+    def free(self):
+        self.alive.remove(self.name)
+
+    @staticmethod
+    def unfused(a, b, c, group, epilogue):
+        torch.mm(a, b, out=c)
+
+    @staticmethod
+    def estimates(problem):
+        return {Choice("two_phase", LARGE): 1.0}
+
+    @classmethod
+    def candidates(cls, problem):
+        return [
+            Choice(name, LARGE) if name != "huge" else Choice("quick", HUGE) for name in cls.tried
+        ]
+
+
+TIMES = {"two_phase": 2.0, "quick": 1.0, "slow": 3.0, "nccl": 1.5} | dict.fromkeys(
+    ("wrong", "wrong on rank 1", "drifts", "fails"), 0.1
+)
+
+
+@pytest.fixture
+def contest(every_rank, monkeypatch, tmp_path):
+    """Tunes ``ASKED`` on two ranks with these candidates; gives what each rank found out, and who
+    is alive then."""
+    monkeypatch.setattr(env, "TILELANG_CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(OPERATORS, OP, StandIn)
+    here = threading.local()
+    monkeypatch.setattr(StandIn, "here", here, raising=False)
+    monkeypatch.setattr(StandIn, "alive", [], raising=False)
+    monkeypatch.setattr(tuner, "prepared", lambda group: here.kept)
+    session = types.SimpleNamespace(current=lambda: types.SimpleNamespace(group=here.group))
+    monkeypatch.setattr(tuner, "session", session)
+    monkeypatch.setattr(tuner, "compile_ahead", lambda programs: run.ahead.append(list(programs)))
+
+    def interleaved(contenders, inputs, group, *, warmups, runs, before, after):
+        for turn in range(6):
+            for name, call in contenders.items():
+                before(name, turn % len(inputs))
+                after(name, turn % len(inputs), call(turn % len(inputs)))
+        return {
+            name: TIMES[getattr(call.args[0], "name", "nccl")] + run.later * group.rank
+            for name, call in contenders.items()
+        }
+
+    monkeypatch.setattr(tuner, "interleaved", interleaved)
+
+    def run(*tried, function=lambda group: tuner.tune_problem(ASKED, group)):
+        monkeypatch.setattr(StandIn, "tried", tried, raising=False)
+
+        def rank(group):
+            here.group, here.kept = group, Prepared()
+            run.kept.append(here.kept)
+            return function(group)
+
+        return every_rank(rank)
+
+    run.later, run.kept, run.ahead = 0.0, [], []
+    return run
+
+
+def alike(found):
+    """What all ranks found out, which is the same."""
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    assert found[0] == found[1]
+    return found[0]
+
+
+def reasons(tuned):
+    return {a.choice.program: a.reason for a in tuned.attempts}
+
+
+def test_the_fastest_wins_and_the_others_are_freed(contest):
+    tuned = alike(contest("slow", "quick", "slow"))
+    assert tuned.measured == Measured(Choice("quick", LARGE), 1.0, 1.5)
+    assert [(a.choice.program, a.ms) for a in tuned.attempts] == [
+        ("two_phase", 2.0), ("slow", 3.0), ("quick", 1.0)
+    ]  # fmt: skip
+    assert StandIn.alive == ["quick"] * 2
+    for kept in contest.kept:
+        assert list(kept.operators) == [(ASKED, Choice("quick", LARGE))]
+    assert str(tuned).startswith(f"{ASKED}: fused: measured: fused 1.000 ms, nccl 1.500 ms (quick")
+
+
+def test_what_is_as_fast_does_not_replace_the_table(contest, monkeypatch):
+    monkeypatch.setitem(TIMES, "quick", 2.0)
+    assert alike(contest("quick")).measured.choice.program == "two_phase"
+
+
+def test_nccl_may_be_faster(contest):
+    found = alike(contest("slow")).measured
+    assert found == Measured(Choice("two_phase", LARGE), 2.0, 1.5)
+    assert found.strategy == ("nccl", "measured: fused 2.000 ms, nccl 1.500 ms")
+
+
+@pytest.mark.parametrize("program", ["wrong", "wrong on rank 1", "drifts"])
+def test_what_is_wrong_never_wins(contest, program):
+    """Though it is the fastest; from its first call on, or later, on whatever rank."""
+    tuned = alike(contest(program, "quick"))
+    assert tuned.measured.choice.program == "quick"
+    assert reasons(tuned)[program] == "relative error inf; expected at most 0.01"
+    assert StandIn.alive == ["quick"] * 2
+
+
+def test_the_best_may_turn_out_wrong(contest, monkeypatch):
+    """When it meets NCCL, or another candidate, after many right calls."""
+    monkeypatch.setattr(StandIn, "table", staticmethod(lambda problem: Choice("drifts", LARGE)))
+    for tried in ((), ("slow",)):
+        StandIn.alive.clear()
+        tuned = alike(contest(*tried))
+        assert "drifts" in reasons(tuned) and "drifts" not in StandIn.alive
+        assert tuned.measured.choice == (Choice("slow", LARGE) if tried else None)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("refused", "RuntimeError: nvcc: no"),
+        ("refused on rank 1", "RuntimeError: nvcc: no"),
+        ("fails", "RuntimeError: cannot be launched"),
+        ("no room", f"HeapExhausted: {ASKED}: symmetric: full"),
+        ("huge", f"524288 bytes of shared memory; expected at most {SHARED_BYTES}"),
+    ],
+)
+def test_what_is_left_out_on_all_ranks(contest, program, reason):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tuned = alike(contest(program, "slow"))
+    # What a larger heap may change is told, by rank 0, and not kept.
+    homeless = program == "no room"
+    told = f"1 of 3 ways to compute {ASKED} were not measured, so nothing is kept on disk: Heap"
+    assert [told in str(w.message) for w in caught] == [True] * homeless
+    assert (saved(ASKED, Group(0, 2, 0, ALONE.device, None, None)) is None) == homeless
+    left_out = [a for a in tuned.attempts if a.reason]
+    assert [(a.ms, a.reason) for a in left_out] == [(None, reason)]
+    assert tuned.measured.choice.program == "two_phase"
+    assert f"left out: {left_out[0].choice}: {reason}" in str(tuned)
+    ahead = {"two_phase", "slow", program} - {"refused", "huge"}
+    assert [{c.program for c in programs} for programs in contest.ahead] == [ahead] * 2
+
+
+def test_nothing_fused_is_right(contest, monkeypatch):
+    monkeypatch.setattr(StandIn, "table", staticmethod(lambda problem: Choice("wrong", LARGE)))
+    found = alike(contest()).measured
+    assert found == Measured(None, None, 1.5) and StandIn.alive == []
+    assert found.strategy == ("nccl", "measured: nccl 1.500 ms, fused never right")
+    with pytest.raises(tw.TileWeaveError, match=r"strategy='fused', but measured: nccl 1\.500"):
+        strategy.preferred("fused", ASKED, found)
+
+
+def test_ranks_whose_times_differ_take_those_of_rank_0(contest):
+    contest.later = -0.9
+    assert alike(contest("quick", "slow")).measured == Measured(Choice("quick", LARGE), 1.0, 1.5)
+
+
+def test_ranks_that_tune_different_problems(contest):
+    def tune(group):
+        return tuner.tune_problem(replace(ASKED, N=16 + 8 * group.rank), group)
+
+    for error in contest("quick", function=tune):
+        assert isinstance(error, tw.TileWeaveError) and "tune: the ranks disagree" in str(error)
+
+
+def test_only_rank_0_writes(contest, monkeypatch):
+    writers = []
+    monkeypatch.setattr(tuner, "save", lambda problem, group, _: writers.append(group.rank))
+    alike(contest("quick"))
+    assert writers == [0]
+
+
+def choices(asked="auto"):
+    def choose(group):
+        first = tuner.choice_of(asked, ASKED, group)
+        assert tuner.choice_of(asked, ASKED, group) == first
+        return first
+
+    return choose
+
+
+def test_calls_take_what_was_measured(contest):
+    def tune_and_call(group):
+        tuner.tune_problem(ASKED, group)
+        return tuner.choice_of("auto", ASKED, group)
+
+    assert alike(contest("quick", function=tune_and_call)) == Choice("quick", LARGE)
+    # A process that comes later: another group, the same disk.
+    assert alike(contest("slow", function=choices())) == Choice("quick", LARGE)
+    biased = replace(ASKED, biased=True)
+    choose = lambda group: tuner.choice_of("auto", biased, group)  # noqa: E731
+    assert alike(contest("slow", function=choose)) == Choice("quick", LARGE)
+
+
+def test_what_was_decided_before_is_decided_anew(contest, monkeypatch):
+    forgot = []
+    monkeypatch.setattr(tuner, "forget", lambda: forgot.append(True))
+    alike(contest("quick"))
+    assert len(forgot) == 2
+
+
+def test_auto_takes_nccl_where_that_was_faster(contest):
+    alike(contest("slow"))
+    assert alike(contest(function=choices("auto"))) is None
+    assert alike(contest(function=choices("fused"))) == Choice("two_phase", LARGE)
+
+
+def test_without_a_measurement_the_table_serves(contest):
+    assert alike(contest("quick", function=choices())) == StandIn.table(ASKED)
+    assert StandIn.alive == []
+
+
+def test_the_first_call_tunes_if_asked_to(contest, monkeypatch):
+    monkeypatch.setenv("TILEWEAVE_TUNE", "1")
+    assert alike(contest("quick", function=choices())) == Choice("quick", LARGE)
+    StandIn.alive.clear()
+    assert alike(contest("slow", function=choices())) == Choice("quick", LARGE)
+    assert StandIn.alive == []
+
+
+def test_nothing_is_tuned_while_a_graph_is_captured(contest, monkeypatch):
+    monkeypatch.setenv("TILEWEAVE_TUNE", "1")
+    monkeypatch.setattr(tuner, "capturing", lambda: True)
+    assert alike(contest("quick", function=choices())) == StandIn.table(ASKED)
+    monkeypatch.setattr(tuner, "capturing", lambda: False)
+    assert alike(contest("quick", function=choices())) == Choice("quick", LARGE)
+
+
+def test_the_variable_is_0_or_1(contest, monkeypatch):
+    monkeypatch.setenv("TILEWEAVE_TUNE", "yes")
+    for error in contest(function=choices()):
+        assert "TILEWEAVE_TUNE='yes'; expected 0 or 1" in str(error)
+
+
+def test_either_all_ranks_may_tune_or_none(contest, monkeypatch):
+    """Where nothing was measured yet."""
+    may = iter([True, False])
+    monkeypatch.setattr(tuner, "_wanted", lambda: next(may))
+    for error in contest("quick", function=choices()):
+        assert re.search("TILEWEAVE_TUNE is 1 on rank [01] only; expected the same", str(error))
+
+
+def test_ranks_with_other_files_do_as_rank_0_does(contest, monkeypatch):
+    on_disk = {0: FAST, 1: Measured(Choice("slow", LARGE), 9.0, 1.0)}
+    monkeypatch.setattr(measured, "saved", lambda problem, group: on_disk[group.rank])
+    assert alike(contest(function=choices())) == FAST.choice
+    on_disk[0] = None
+    assert alike(contest(function=choices())) == StandIn.table(ASKED)
+
+
+@pytest.fixture
+def disk(monkeypatch, tmp_path):
+    monkeypatch.setattr(env, "TILELANG_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("found", [FAST, Measured(None, None, 0.25)])
+def test_on_disk_and_back(disk, found):
+    assert saved(ASKED, ALONE) is None
+    save(replace(ASKED, N=32), ALONE, Measured(None, None, 1.0))
+    save(ASKED, ALONE, found)
+    assert saved(ASKED, ALONE) == found
+    assert saved(replace(ASKED, transposed=False), ALONE) is None
+    assert [f.name for f in disk.rglob("*") if f.is_file()] == [file_of(ALONE).name]
+    said = json.loads(file_of(ALONE).read_text())
+    assert said["ranks"] == 1 and said["torch"] == torch.__version__ and len(said["results"]) == 2
+
+
+def test_who_saves_at_the_same_time_loses_nothing(disk):
+    every = [replace(ASKED, N=8 * n) for n in range(1, 25)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda problem: save(problem, ALONE, FAST), every))
+    assert [saved(problem, ALONE) for problem in every] == [FAST] * len(every)
+
+
+@pytest.mark.parametrize("what", ["gpu", "ranks", "tileweave", "tilelang", "torch"])
+def test_results_of_other_machines_and_versions_are_not_taken(disk, monkeypatch, what):
+    save(ASKED, ALONE, FAST)
+    here = measured.machine(ALONE)
+    monkeypatch.setattr(measured, "machine", lambda group: here | {what: "other"})
+    assert saved(ASKED, ALONE) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"results": []}',
+        json.dumps({"results": {str(ASKED): 3}}),
+        json.dumps({"results": {str(ASKED): {"choice": None, "fused": None}}}),
+        json.dumps({"results": {str(ASKED): {"choice": None, "fused": None, "nccl": -1}}}),
+        json.dumps({"results": {str(ASKED): {"choice": None, "fused": None, "nccl": math.inf}}}),
+        json.dumps({"results": {str(ASKED): {"choice": None, "fused": None, "nccl": 10**400}}}),
+        str(FAST).join((f'{{"results": {{"{ASKED}": ', "}}")).replace("two_phase", "three_phase"),
+        str(FAST).join((f'{{"results": {{"{ASKED}": ', "}}")).replace("stages", "steps"),
+        str(FAST).join((f'{{"results": {{"{ASKED}": ', "}}")).replace('"stages": 6', '"stages": 0'),
+    ],
+)
+def test_a_file_that_is_none_is_told_and_replaced(disk, text):
+    file = file_of(ALONE)
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.warns(UserWarning, match=r"tuned-\w+.json is not what tw.tune writes"):
+        assert saved(ASKED, ALONE) is None
+    save(ASKED, ALONE, FAST)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert saved(ASKED, ALONE) == FAST
+
+
+def test_no_place_to_write(disk):
+    (disk / "tileweave").write_text("a file")
+    with pytest.warns(UserWarning, match="what was tuned is forgotten when the process ends"):
+        save(ASKED, ALONE, FAST)
+
+
+def test_strategy_of_says_what_was_measured(disk, monkeypatch):
+    monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
+    a, b = torch.ones(24, 8).bfloat16(), torch.ones(16, 8).bfloat16().t()
+    asked = replace(ASKED, ranks=1)
+    said = lambda: ops.strategy_of(ops.matmul_all_reduce, a, b)  # noqa: E731
+    assert said() == ("nccl", "foretold: fused 0.005 ms, nccl 0.004 ms")
+    save(asked, ALONE, FAST)
+    assert said() == ("fused", "measured: fused 0.500 ms, nccl 0.750 ms")
+    monkeypatch.setitem(known_to(ALONE), asked, replace(FAST, nccl=0.25))
+    assert said() == ("nccl", "measured: fused 0.500 ms, nccl 0.250 ms")
+
+
+@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", OP])
+def test_candidates_fit(op):
+    """The table's own among them, none twice, and all into shared memory."""
+    asked = Problem(op, 1024, 8192, 4096, 4, torch.bfloat16, True)
+    found = list(OPERATORS[op].candidates(asked))
+    assert OPERATORS[op].table(asked) in found and len(set(found)) == len(found) > 5
+    assert all(c.tiles.shared_bytes(2) <= SHARED_BYTES for c in found)
+    assert len({str(c) for c in found}) == len(found)
+    assert {c.program for c in found} <= set(OPERATORS[op].programs)
+    assert {LARGE, SMALL} <= set(CANDIDATES)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("gemm", [(8, 8, 8)]), "tune: op=gemm; expected all_gather_matmul or"),
+        ((3, [(8, 8, 8)]), "tune: op=3; expected all_gather_matmul or"),
+        ((ops.all_gather_matmul, [(8, 8)]), "tune: shape=(8, 8); expected (M, N, K)"),
+        ((OP, [(8, 8, -8)]), "tune: shape=(8, 8, -8); expected (M, N, K)"),
+        ((OP, (8, 8, 8)), "tune: shape=8; expected (M, N, K)"),
+        ((OP, [(8, 8, 8)], "bfloat16"), "tune: dtype='bfloat16'; expected a torch.dtype"),
+        ((OP, [(8, 8, 8)]), "tune: matmul_all_reduce of (8, 8) x transposed (8, 8) bfloat16: the "
+         "tensors are on cpu; expected cuda"),
+    ],
+)  # fmt: skip
+def test_tune_refuses(args, message):
+    with pytest.raises(tw.TileWeaveError) as error:
+        tw.tune(*args)
+    assert message in str(error.value)
+
+
+def test_command_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["tune", "--help"])
+    assert end.value.code == 0 and "--shapes" in capsys.readouterr().out
+    assert main(["tune", "--shapes", "64x64x64"]) == 1
+    assert "the tensors are on cpu; expected cuda" in capsys.readouterr().err
+    assert main(["tune", "gemm"]) == 1
+    assert "tune: gemm; expected all_gather_matmul" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""What each rank of test_across_nodes.py does: four processes on a CPU are the ranks of several
+nodes."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+import tileweave as tw
+from tests.ops.on_ranks import numbers
+from tileweave import ops
+
+OPERATORS = ("all_gather", "reduce_scatter")
+ROWS = {"all_gather": 3, "reduce_scatter": 12}
+_meshes: dict[tuple[tuple[int, ...], ...], DeviceMesh] = {}
+
+
+def mesh_of(*nodes: tuple[int, ...]) -> DeviceMesh:
+    """Nodes of these ranks."""
+    if nodes not in _meshes:
+        _meshes[nodes] = DeviceMesh("cpu", torch.tensor(nodes), mesh_dim_names=("node", "local"))
+    return _meshes[nodes]
+
+
+def in_order(nodes: tuple[tuple[int, ...], ...]) -> tuple[list[int], int]:
+    """The ranks as the result has them, and where this one is among them."""
+    ranks = [rank for node in nodes for rank in node]
+    return ranks, ranks.index(dist.get_rank())
+
+
+def integers(op: str, of: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """What a rank gives: parts begin at odd places, and sums are exact."""
+    return (numbers(ROWS[op], 5, of=of, what="x") * 4).round().to(dtype)
+
+
+def values(op: str, nodes: tuple[tuple[int, ...], ...], where: str) -> dict[str, bool]:
+    """A collective of several nodes against one process that has what all ranks give."""
+    ranks, me = in_order(nodes)
+    every = [integers(op, rank) for rank in ranks]
+    right = torch.cat(every) if op == "all_gather" else sum(every).chunk(len(ranks))[me]
+    out = torch.full_like(right, torch.nan) if where == "out" else None
+    found = getattr(ops, op)(every[me], mesh_of(*nodes), out=out)
+    return {"result": torch.equal(found, right), "in out": out is None or found is out}
+
+
+def same_as_flat(op: str) -> dict[str, bool]:
+    """Of all types that are moved, against ``torch.distributed`` without nodes."""
+    mesh, right = mesh_of((0, 1), (2, 3)), {}
+    moved = (torch.uint8, torch.float8_e4m3fn, torch.float64)
+    for dtype in moved if op == "all_gather" else (torch.float32, torch.float64, torch.int32):
+        x = integers(op, dist.get_rank(), dtype)
+        found, flat = (
+            getattr(ops, op)(x, group, transport="nccl") for group in (mesh, dist.group.WORLD)
+        )
+        right[str(dtype)] = torch.equal(found.view(torch.uint8), flat.view(torch.uint8))
+    return right
+
+
+def order_of_sums(dtype: torch.dtype) -> bool:
+    """Whether four nodes of one rank add in fp32, the own first, then the right neighbour's."""
+    me, count = dist.get_rank(), dist.get_world_size()
+    every = [numbers(400, of=rank, what="sums").to(dtype) for rank in range(count)]
+    total = every[me].float()
+    for step in range(1, count):
+        total = total + every[(me + step) % count].float()
+    found = ops.reduce_scatter(every[me], mesh_of((0,), (1,), (2,), (3,)))
+    return torch.equal(found, total.to(dtype).chunk(count)[me])
+
+
+def gradients(op: str, nodes: tuple[tuple[int, ...], ...], compiled: bool) -> dict[str, bool]:
+    """Against those without nodes; weighted by numbers of each rank."""
+    x = numbers(ROWS[op], 5, of=dist.get_rank(), what="x")
+    found = []
+    for group in (mesh_of(*nodes), dist.group.WORLD):
+        given = x.clone().requires_grad_()
+
+        def f(x, group=group):
+            return getattr(ops, op)(x.relu(), group)
+
+        f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
+        result = f(given)
+        weight = numbers(*result.shape, of=dist.get_rank(), what="weight")
+        found.append((result, *torch.autograd.grad((result * weight).sum(), given)))
+    (result, gradient), (right, right_gradient) = found
+    return {
+        "value": torch.allclose(result, right),
+        "gradient": torch.allclose(gradient, right_gradient),
+    }
+
+
+def differ() -> None:
+    """One rank gives another shape."""
+    ops.all_gather(torch.ones(2, 3 + (dist.get_rank() == 3)), mesh_of((0, 1), (2, 3)))
+
+
+def refusals() -> list[str]:
+    """What is said of calls that cannot be."""
+    mesh, said = mesh_of((0, 1), (2, 3)), []
+    cube = DeviceMesh("cpu", torch.arange(4).reshape(2, 2, 1))
+    for call in (
+        lambda: ops.reduce_scatter(torch.ones(6, 2), mesh),
+        lambda: ops.all_gather(torch.ones(2), cube),
+        lambda: ops.all_reduce(torch.ones(4), mesh),
+        lambda: ops.matmul_reduce_scatter(torch.ones(8, 2), torch.ones(2, 2), mesh),
+        lambda: ops.all_gather(torch.ones(2), mesh, transport="ldst"),
+        lambda: ops.all_gather(torch.ones(2), mesh, out=torch.ones(4)),
+    ):
+        try:
+            call()
+            said.append("")
+        except tw.TileWeaveError as error:
+            said.append(str(error))
+    return said
+
+
+def other_order(*nodes: tuple[int, ...]) -> str:
+    """What is said of a mesh whose ranks rise along one axis and not along the other."""
+    try:
+        ops.all_gather(torch.ones(2), mesh_of(*nodes))
+    except tw.TileWeaveError as error:
+        return str(error)
+    return ""
+
+
+def transport() -> str:
+    return str(ops.transport_of(ops.all_gather, torch.ones(4), group=mesh_of((0, 1), (2, 3))))

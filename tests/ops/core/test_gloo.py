@@ -1,0 +1,99 @@
+"""A collective by gloo returns when gloo's thread has released its tensors.
+
+The thread needs Python's lock to release them. In an interpreter that ends it gets the lock no
+more, and the process aborts.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import types
+
+import pytest
+import torch
+
+from tests.ops import on_ranks
+from tileweave.ops.core import nccl
+
+COLLECTIVES = {
+    "all_gather": lambda x, y, group: nccl.all_gather_into(x[:1], y, group),
+    "reduce_scatter": lambda x, y, group: nccl.reduce_scatter(x, y[:1], group),
+    "all_reduce": lambda x, y, group: nccl.all_reduce(x, group),
+    "all_to_all": lambda x, y, group: nccl.all_to_all(x, y, group),
+}
+HELD_S = 0.2
+
+
+def group_of(backend: str) -> types.SimpleNamespace:
+    found = types.SimpleNamespace(name=lambda: backend)
+    process_group = types.SimpleNamespace(_get_backend=lambda device: found)
+    return types.SimpleNamespace(process_group=process_group)
+
+
+@pytest.fixture
+def released(monkeypatch) -> threading.Event:
+    """Set when a thread has released the tensors of a collective, some time after its end."""
+    event = threading.Event()
+
+    def hold(tensors: list[torch.Tensor]) -> None:
+        time.sleep(HELD_S)
+        tensors.clear()
+        event.set()
+
+    def collective(*tensors: torch.Tensor, group: object, async_op: bool = False) -> object:
+        thread = threading.Thread(target=hold, args=([*tensors],))
+        thread.start()
+        return types.SimpleNamespace(wait=lambda timeout: None)
+
+    for name in ("_gather", "_reduce"):
+        monkeypatch.setattr(nccl, name, collective)
+    for name in ("all_reduce", "all_to_all_single"):
+        monkeypatch.setattr(nccl.dist, name, collective)
+    return event
+
+
+@pytest.mark.parametrize("what", COLLECTIVES)
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_tensors_are_released_when_a_collective_returns(released, what, backend):
+    x, y = torch.ones(2, 4), torch.ones(2, 4)
+    COLLECTIVES[what](x, y, group_of(backend))
+    assert released.wait(0.05) == (backend == "gloo")
+    assert released.wait(10 * HELD_S)
+
+
+def test_a_reference_of_the_caller_is_not_waited_for(monkeypatch):
+    kept = []
+
+    def all_reduce(x: torch.Tensor, group: object, async_op: bool) -> object:
+        kept.append(x)
+        return types.SimpleNamespace(wait=lambda timeout: None)
+
+    monkeypatch.setattr(nccl.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(nccl, "_RELEASE_S", 0.1)
+    nccl.all_reduce(torch.ones(2), group_of("gloo"))
+    assert len(kept) == 1
+
+
+@pytest.fixture
+def two():
+    """Ranks of their own, as a collective that does not end stays in their process group."""
+    ranks = on_ranks.Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+def test_ranks_that_differ_after_known_calls_are_told_within_seconds(two):
+    for error in two.run(on_ranks.exchange_differs_after_known_calls):
+        message = (
+            r"(\d+) s: all_reduce: the ranks disagree \(rank 0: all_reduce of \(2, 3\) float32, "
+            r"nccl; rank 1: all_reduce of \(2, 4\) float32, nccl\); expected the same shapes"
+        )
+        found = re.match(message, str(error))
+        assert found is not None, error
+        assert int(found[1]) < 20
+
+
+def test_ranks_that_are_late_are_waited_for(three):
+    assert three.run(on_ranks.late_after_known_calls, 2.5) == [48.0] * 3

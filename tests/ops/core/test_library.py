@@ -1,0 +1,97 @@
+"""Calls go past torch's dispatcher only where nobody listens to it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.profiler import profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from tileweave import ops
+from tileweave.ops.core.library import concerns_torch
+
+
+class Subclass(torch.Tensor):
+    """What torch's functions make of it is of its class, too."""
+
+
+def tensor(**how) -> torch.Tensor:
+    return torch.zeros(2, 2, **how)
+
+
+@pytest.mark.parametrize(
+    ("around", "make"),
+    [
+        (nullcontext, tensor),
+        (nullcontext, lambda: torch.nn.Parameter(tensor(), requires_grad=False)),
+        (torch.no_grad, lambda: torch.nn.Parameter(tensor())),
+        (torch.inference_mode, tensor),
+        (torch.inference_mode, lambda: torch.nn.Parameter(tensor())),
+        (lambda: torch.autocast("cpu"), tensor),
+        (nullcontext, lambda: tensor()[:1].t()),
+    ],
+)
+def test_nobody_listens(around, make):
+    with around():
+        assert not concerns_torch((make(), "name", None, True, 3, 0.5, torch.float16))
+
+
+@pytest.mark.parametrize(
+    ("around", "make"),
+    [
+        (nullcontext, lambda: tensor(requires_grad=True)),
+        (nullcontext, lambda: torch.nn.Parameter(tensor())),
+        (nullcontext, lambda: tensor(device="meta")),
+        (nullcontext, lambda: tensor().as_subclass(Subclass)),
+        (nullcontext, lambda: tensor(dtype=torch.complex64).conj().imag),
+        (nullcontext, lambda: tensor(dtype=torch.complex64).conj()),
+        (FakeTensorMode, tensor),
+        (lambda: FlopCounterMode(display=False), tensor),
+        (lambda: torch.device("cpu"), tensor),
+        (lambda: profile(acc_events=True), tensor),
+    ],
+)
+def test_somebody_listens(around, make):
+    with around():
+        assert concerns_torch(("name", None, make()))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        torch.func.vmap,
+        torch.func.grad,
+        lambda f: make_fx(f),
+        lambda f: torch.jit.trace(f, tensor(), check_trace=False),
+    ],
+)
+def test_transforms_listen(transform):
+    heard = []
+
+    def function(x):
+        heard.append(concerns_torch((x,)))
+        return x.sum()
+
+    traced = transform(function)
+    if not heard:
+        traced(tensor())
+    assert heard and all(heard)
+
+
+@pytest.mark.parametrize("op", [ops.all_gather_matmul, ops.matmul_all_reduce])
+@pytest.mark.parametrize("where", ["new", "out"])
+def test_both_ways_compute_the_same(op, where):
+    """By way of the dispatcher, which the profiler shows, and past it."""
+    a, b = torch.randn(4, 6), torch.randn(6, 8)
+    out = torch.empty(4, 8) if where == "out" else None
+    past = op(a, b, out=out).clone()
+    with profile(acc_events=True) as profiled:
+        through = op(a, b, out=out)
+    assert torch.equal(past, through) and torch.allclose(past, a @ b)
+    seen = {event.key for event in profiled.key_averages()}
+    name = f"tileweave::{op.__name__}{'_out' if where == 'out' else ''}"
+    assert name in seen

@@ -1,0 +1,181 @@
+"""A call like an earlier one decides nothing anew; any other does."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+
+import tileweave as tw
+from tileweave.ops.autotune.store import Measured, known_to, looked_up
+from tileweave.ops.autotune.tuner import choice_of
+from tileweave.ops.core import call, problem, strategy
+from tileweave.ops.core import session_cache as remembered
+from tileweave.ops.core.epilogue import Epilogue
+from tileweave.ops.core.operator import OPERATORS, Choice
+from tileweave.ops.core.problem import Problem
+from tileweave.ops.core.tiles import LARGE, SMALL
+from tileweave.runtime.host import session
+from tileweave.runtime.host.group import Group
+
+WAY = Choice("stores", LARGE)
+ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+
+
+@pytest.fixture
+def join(monkeypatch):
+    """Begins a session."""
+    monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
+    monkeypatch.setattr(problem, "_warned", set())
+    remembered.forget()
+    yield lambda: monkeypatch.setattr(session, "_session", types.SimpleNamespace(group=ALONE))
+    remembered.forget()
+
+
+@pytest.fixture
+def decided(monkeypatch, join):
+    """The problems that were decided."""
+    join()
+    problems = []
+
+    def choose(asked, problem, group):
+        problems.append(problem)
+        return WAY
+
+    monkeypatch.setattr(call, "choice_of", choose)
+    return problems
+
+
+def bf16(*shape):
+    return torch.randn(shape).bfloat16()
+
+
+def made(a, b, out=None, asked="auto", bias=None, op="matmul_reduce_scatter"):
+    return call.call(op, a, b, out, "", asked, Epilogue(bias))
+
+
+def test_only_the_first_call_decides(decided):
+    a, b = bf16(16, 8), bf16(8, 24)
+    first, second = made(a, b), made(c := bf16(16, 8), d := bf16(8, 24))
+    assert len(decided) == 1
+    assert (second.problem, second.group, second.choice) == (decided[0], ALONE, WAY)
+    assert first.a is a and second.a is c and second.b is d
+    assert first.c.data_ptr() != second.c.data_ptr() and second.c.shape == (16, 24)
+
+
+def test_that_nccl_is_faster_is_remembered(decided, monkeypatch):
+    monkeypatch.setattr(call, "choice_of", lambda _, problem, __: decided.append(problem))
+    for _ in range(2):
+        assert made(bf16(16, 8), bf16(8, 24)).choice is None
+    assert len(decided) == 1
+
+
+def test_what_keeps_it_from_being_fused_is_asked_for_again(decided, monkeypatch):
+    asked = []
+    monkeypatch.setattr(strategy, "obstacle", lambda *_: asked.append(1) or "it rains")
+    for _ in range(2):
+        assert made(bf16(16, 8), bf16(8, 24)).choice is None
+    assert len(asked) == 2 and not decided
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda a, b: made(a[:8], b),
+        lambda a, b: made(a, b.t().contiguous().t()),
+        lambda a, b: made(a.half(), b.half()),
+        lambda a, b: made(a, b, out=bf16(16, 24)),
+        lambda a, b: made(a, b, bias=bf16(24)),
+        lambda a, b: made(a, b, asked="fused"),
+        lambda a, b: made(a, b, op="matmul_all_reduce"),
+    ],
+)
+def test_another_call_decides(decided, other):
+    a, b = bf16(16, 8), bf16(8, 24)
+    made(a, b)
+    other(a, b)
+    assert len(decided) == 2
+
+
+def test_what_was_tuned_and_a_new_session_are_heeded(decided, join):
+    a, b = bf16(16, 8), bf16(8, 24)
+    for change in (remembered.forget, join, lambda: None):
+        made(a, b)
+        change()
+    assert len(decided) == 3
+
+
+@pytest.fixture
+def deterministic():
+    """Asks for the same bits in each call, until the test is over."""
+    yield lambda: torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(False)
+
+
+def test_that_bits_must_be_the_same_is_heeded(decided, deterministic):
+    a, b = bf16(16, 8), bf16(8, 24)
+    for change in (deterministic, lambda: None, lambda: None):
+        made(a, b)
+        change()
+    assert len(decided) == 2
+
+
+@pytest.mark.parametrize("program", [None, "stores", "reduce_add"])
+def test_what_the_order_of_additions_changes_is_not_taken_then(deterministic, program):
+    asked = Problem("matmul_reduce_scatter", 1024, 4096, 4096, 4, torch.bfloat16, True)
+    known = known_to(ALONE)
+    known[asked] = found = Measured(program and Choice(program, SMALL), program and 0.1, 0.2)
+    try:
+        assert choice_of("auto", asked, ALONE) == found.choice
+        assert looked_up(asked, ALONE) == found
+        deterministic()
+        table = OPERATORS[asked.op].table(asked)
+        forbidden = program == "reduce_add"
+        assert choice_of("auto", asked, ALONE) == (table if forbidden else found.choice)
+        assert looked_up(asked, ALONE) == (None if forbidden else found)
+    finally:
+        del known[asked]
+
+
+def test_a_graph_remembers_nothing(decided, monkeypatch):
+    """What it does not know it refuses later; a first call may then decide otherwise."""
+    monkeypatch.setattr(call, "capturing", lambda: True)
+    for _ in range(2):
+        made(bf16(16, 8), bf16(8, 24))
+    assert len(decided) == 2
+
+
+def test_what_must_be_copied_is_copied_each_time(decided):
+    b, memory = bf16(8, 24), bf16(16 * 8 + 1)
+    aside = memory[1:].view(16, 8)
+    made(bf16(16, 8), b)
+    with pytest.warns(UserWarning, match="it is copied in each call"):
+        copied = made(aside, b).a
+    assert len(decided) == 2
+    assert copied.data_ptr() % 16 == 0 and torch.equal(copied, aside)
+
+
+def test_what_is_refused_is_refused_again(decided):
+    made(bf16(16, 8), bf16(8, 24), out=bf16(16, 24))
+    for _ in range(2):
+        with pytest.raises(tw.TileWeaveError, match="out has shape"):
+            made(bf16(16, 8), bf16(8, 24), out=bf16(16, 25))
+        with pytest.raises(tw.TileWeaveError, match="out has strides"):
+            made(bf16(16, 8), bf16(8, 24), out=bf16(16 * 24 + 1)[1:].view(16, 24))
+
+
+def test_the_oldest_make_room(join, monkeypatch):
+    join()
+    monkeypatch.setattr(remembered, "_MOST", 2)
+    found = remembered.Remembered()
+    for key in "abc":
+        found.put(key, key)
+    assert [found.get(key) for key in "abc"] == [None, "b", "c"]
+
+
+def test_without_a_session_nothing_is_remembered(monkeypatch):
+    monkeypatch.setattr(session, "_session", None)
+    found = remembered.Remembered()
+    found.put("a", "a")
+    assert found.get("a") is None

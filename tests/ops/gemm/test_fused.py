@@ -1,0 +1,317 @@
+"""The way of a fused call, from the user's tensors to the kernel's arguments and back, on one rank.
+
+The heap, the plan, its checks and its copies are real; a fake multiplies.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.runtime.test_plan import FakeKernel, Ranks
+from tileweave import ops
+from tileweave.ops.autotune import tuner
+from tileweave.ops.collectives import transport
+from tileweave.ops.core import cache as prepared
+from tileweave.ops.core import compiled as made
+from tileweave.ops.core import operator as operators
+from tileweave.ops.core import strategy
+from tileweave.ops.core.groups import group_of
+from tileweave.ops.core.tiles import LARGE, SMALL, stored
+from tileweave.runtime.executor import calls as plan_streams
+from tileweave.runtime.host import session
+from tileweave.runtime.host.heap import HeapExhausted
+from tileweave.runtime.plans.parameters import parameters_of
+
+
+class Multiplier(FakeKernel):
+    """C is A, or what was gathered, times B, scaled and with a bias where it has these; of a
+    collective, which has one rank, ``out`` is ``x``. Its arguments are as its program declares
+    them."""
+
+    def __call__(self, *arguments):
+        given = dict(zip([p.name for p in parameters_of(self.program)], arguments, strict=True))
+        for p in parameters_of(self.program):
+            shape = tuple(given[p.name].shape)
+            assert (shape[1:] if p.symmetric else shape) == p.shape
+            assert given[p.name].is_contiguous() or p.symmetric
+        self.log.append(str(self.program.attrs["global_symbol"]))
+        if "x" in given:
+            given["out"].copy_(given["x"].view(given["out"].shape))
+            return
+        a = given["A"] if "A" in given else given["gathered"][0]
+        b = given["B"] if given["B"].shape[0] == a.shape[-1] else given["B"].t()
+        if "scale_a" in given:
+            a, b = a.float() * given["scale_a"], b.float() * given["scale_b"]
+        given["C"].copy_((a @ b + given.get("bias", 0)).view(given["C"].shape))
+
+
+FP8 = torch.float8_e4m3fn
+KERNELS = {
+    (ops.all_gather_matmul, "copy_engines"): "gathered_matmul",
+    (ops.all_gather_matmul, "communicating_blocks"): "communicated_matmul",
+    (ops.all_gather_matmul, "stores"): "pushed_matmul",
+    (ops.matmul_reduce_scatter, "copy_engines"): "summed_matmul",
+    (ops.matmul_reduce_scatter, "stores"): "matmul_reduce_scatter",
+    (ops.matmul_reduce_scatter, "one_shot"): "matmul_reduce_scatter_one_shot",
+    (ops.matmul_reduce_scatter, "reduce_add"): "matmul_reduce_scatter_add",
+    (ops.matmul_all_reduce, "copy_engines"): "summed_matmul",
+    (ops.matmul_all_reduce, "two_phase"): "matmul_all_reduce",
+    (ops.matmul_all_reduce, "one_shot"): "matmul_all_reduce_one_shot",
+}
+"""The kernel of each operator's programs on one rank."""
+OPERATORS = list(dict.fromkeys(operator for operator, _ in KERNELS))
+
+
+@pytest.fixture
+def on_rank(every_rank, monkeypatch):
+    """Runs a function on a rank with a heap, where everything can be fused; gives what it returns
+    and what ran."""
+    world = Ranks(1, monkeypatch)
+
+    def compiled(program, **options):
+        return Multiplier(program, world.here.log)
+
+    monkeypatch.setattr(plan_streams, "compile", compiled)
+    monkeypatch.setattr(made, "compiled", compiled)
+    monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
+    for module in (strategy, tuner):
+        monkeypatch.setattr(module, "obstacle", lambda *_: None)
+
+    def run(function):
+        def rank(group):
+            world.join(group)
+            monkeypatch.setattr(session, "_session", world.here.session)
+            return function(), world.here.log
+
+        (found,) = every_rank(rank, 1)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return run
+
+
+@pytest.fixture
+def taking(monkeypatch):
+    """Lets the table take a program of an operator, whatever is foretold."""
+
+    def take(operator, program):
+        kind = operators.OPERATORS[operator.__name__]
+        options = kind.options
+
+        def of_program(problem):
+            found = {c: us for c, us in options(problem).items() if c.program == program}
+            return found or {operators.Choice(program, stored(problem.itemsize)[0]): 1.0}
+
+        monkeypatch.setattr(kind, "options", staticmethod(of_program))
+
+    tuner._decided.cache_clear()
+    yield take
+    tuner._decided.cache_clear()
+
+
+@pytest.mark.parametrize("given_out", [False, True], ids=["new", "out"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["row-major", "transposed"])
+@pytest.mark.parametrize(
+    ("dtype", "biased"), [(torch.bfloat16, False), (torch.float16, False), (torch.float16, True)]
+)
+@pytest.mark.parametrize(("operator", "program"), KERNELS)
+def test_value(on_rank, taking, operator, program, dtype, biased, transposed, given_out):
+    taking(operator, program)
+    a, b = torch.randn(40, 16).to(dtype), torch.randn(16, 24).to(dtype)
+    bias = torch.randn(24).to(dtype) if biased else None
+    b = b.t().contiguous().t() if transposed else b
+    out = torch.empty(40, 24, dtype=dtype) if given_out else None
+
+    def calls():
+        return [operator(a, b, bias=bias, out=out, strategy="fused") for _ in range(2)]
+
+    results, log = on_rank(calls)
+    expected = a @ b + bias if biased else a @ b
+    assert all(torch.equal(c, expected) for c in results)
+    assert not given_out or all(c is out for c in results)
+    assert [entry for entry in log if isinstance(entry, str)] == [KERNELS[operator, program]] * 2
+
+
+@pytest.mark.parametrize("out_dtype", [None, torch.float16])
+@pytest.mark.parametrize(("operator", "program"), KERNELS)
+def test_fp8(on_rank, taking, operator, program, out_dtype):
+    taking(operator, program)
+    a, b = (torch.randint(-4, 5, shape).to(FP8) for shape in ((40, 16), (32, 16)))
+    wanted = out_dtype or torch.bfloat16
+    given = {"bias": torch.randint(-4, 5, (32,)).to(wanted), "out_dtype": out_dtype}
+    given |= {"scale_a": torch.tensor(0.5), "scale_b": torch.tensor([[0.25]])}
+    (result, *rows), log = on_rank(
+        lambda: [operator(a, b.t(), strategy="fused", **given)]
+        + ([operator(a, b.t(), return_gathered=True, strategy="fused", **given)[1]]
+           if operator is ops.all_gather_matmul else [])
+    )  # fmt: skip
+    assert result.dtype == wanted
+    assert torch.equal(result.float(), a.float() @ b.float().t() / 8 + given["bias"].float())
+    assert all(torch.equal(found.float(), a.float()) for found in rows)
+    assert KERNELS[operator, program] in log
+
+
+@pytest.mark.parametrize("program", ["copy_engines", "stores"])
+def test_gathered_rows_are_a_copy(on_rank, taking, program):
+    taking(ops.all_gather_matmul, program)
+    a, b = torch.randn(2, 40, 16).bfloat16(), torch.randn(16, 24).bfloat16()
+
+    def calls():
+        return [ops.all_gather_matmul(x, b, return_gathered=True, strategy="fused") for x in a]
+
+    results, _ = on_rank(calls)
+    for x, (c, rows) in zip(a, results, strict=True):
+        assert torch.equal(rows, x) and torch.equal(c, x @ b)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_tuning_keeps_the_winner_alone(on_rank, monkeypatch, operator):
+    """Of kernels that are made of real programs, in a real heap, and multiply by a fake."""
+    monkeypatch.setattr(operators, "CANDIDATES", (LARGE, SMALL))
+    monkeypatch.setattr(tuner, "compile_ahead", lambda programs: None)
+    monkeypatch.setattr(tuner, "save", lambda *_: None)
+    a, b = torch.randn(40, 16).bfloat16(), torch.randn(24, 16).bfloat16().t()
+
+    def calls():
+        heap, group = session.current().heap, group_of("")
+        free = heap._free.largest
+        (found,) = ops.tune(operator, [(40, 24, 16)])
+        ((_, choice), kept), *others = prepared.prepared(group).operators.items()
+        c = operator(a, b, strategy="fused")
+        assert list(prepared.prepared(group).operators.values()) == [kept]
+        taken = free - heap._free.largest
+        kept.free()
+        return found, choice, others, c, taken, free - heap._free.largest
+
+    (found, choice, others, c, taken, left), _ = on_rank(calls)
+    assert found.measured.choice == choice and others == [] and left == 0
+    assert (taken > 0) == (choice.program == "copy_engines")  # the fake has no hidden memory
+    assert [a.reason for a in found.attempts] == [""] * len(found.attempts) != [""]
+    table = operators.OPERATORS[operator.__name__].options(found.problem)
+    assert {a.choice.tiles for a in found.attempts} == {LARGE, SMALL, *(c.tiles for c in table)}
+    assert torch.equal(c, a @ b)
+
+
+def test_each_problem_is_prepared_once_and_makes_room(on_rank, taking):
+    """Of a heap of 2 MiB."""
+    taking(ops.all_gather_matmul, "copy_engines")
+    b = torch.randn(512, 24).bfloat16()
+
+    def calls():
+        kept = []
+        for rows in (600, 600, 1200, 600, 800):
+            ops.all_gather_matmul(torch.randn(rows, 512).bfloat16(), b, strategy="fused")
+            kept.append([p.M for p, _ in prepared.prepared(group_of("")).operators])
+        with pytest.raises(
+            HeapExhausted, match=r"all_gather_matmul of \(4000, 512\) .* 4096000 by"
+        ):
+            ops.all_gather_matmul(torch.randn(4000, 512).bfloat16(), b, strategy="fused")
+        return kept
+
+    kept, _ = on_rank(calls)
+    assert kept == [[600], [600], [600, 1200], [600, 1200], [600, 800]]
+
+
+@pytest.mark.parametrize(
+    ("op", "axes", "by", "dtype", "ran"),
+    [
+        (ops.all_gather, (), "copy_engine", torch.float64, ["collect_shares"]),
+        (ops.all_gather, (), "ldst", torch.uint8, ["all_gather"]),
+        (ops.reduce_scatter, (), "copy_engine", torch.bfloat16, ["add_parts"]),
+        (ops.reduce_scatter, (), "tma", torch.float16, ["reduce_scatter"]),
+        (ops.all_reduce, (), "copy_engine", torch.float32, ["add_and_share"]),
+        (ops.all_reduce, (), "ldst", torch.bfloat16, ["all_reduce_one_shot"]),
+        (ops.all_to_all, (1, 0), "copy_engine", torch.int64, ["collect_parts"]),
+        (ops.all_to_all, (0, 1), "tma", torch.bool, ["all_to_all"]),
+    ],
+)
+def test_exchange(on_rank, op, axes, by, dtype, ran):
+    """One rank gets what it gives, by way of symmetric memory where copy engines move it."""
+    x = torch.randint(0, 2, (16, 8, 32)).to(dtype)
+
+    def calls():
+        out = torch.zeros_like(x)
+        return [op(x, *axes, transport=by), op(x, *axes, out=out, transport=by)]
+
+    results, log = on_rank(calls)
+    assert all(torch.equal(found, x) for found in results)
+    assert [entry for entry in log if isinstance(entry, str)] == ran * 2
+
+
+def test_an_exchange_that_does_not_fit_leaves_nothing(on_rank):
+    """Of a heap of 2 MiB: two tensors of 1.5 MB are one too many."""
+    x = torch.ones(3 << 17)
+
+    def calls():
+        with pytest.raises(HeapExhausted, match=r"all_reduce of \(393216,\) float32: "):
+            ops.all_reduce(x, transport="copy_engine")
+        return ops.all_gather(x, transport="copy_engine")
+
+    found, _ = on_rank(calls)
+    assert torch.equal(found, x)
+
+
+def test_products_that_do_not_fit_leave_nothing(on_rank, taking):
+    """Of a heap of 2 MiB: what arrives has room, what leaves has none any more."""
+    taking(ops.matmul_reduce_scatter, "copy_engines")
+    b = torch.randn(8, 1024).bfloat16()
+
+    def calls():
+        heap = session.current().heap
+        free = heap._free.largest
+        with pytest.raises(HeapExhausted, match=r"matmul_reduce_scatter of \(640, 8\) "):
+            ops.matmul_reduce_scatter(torch.randn(640, 8).bfloat16(), b, strategy="fused")
+        return free, heap._free.largest
+
+    (before, after), _ = on_rank(calls)
+    assert before == after
+
+
+def test_room_is_made_for_what_kernels_of_plans_hide(on_rank, taking, monkeypatch):
+    """Of a heap of 2 MiB, of which each kernel takes 1.2 MB beside what the plan declares."""
+    taking(ops.all_gather_matmul, "copy_engines")
+    compiled = plan_streams.compile
+
+    def hiding(program, **options):
+        made = compiled(program, **options)
+        if parameters_of(program):
+            made.hidden = {"held": session.current().heap.allocate((1200000,), torch.uint8)}
+        return made
+
+    monkeypatch.setattr(plan_streams, "compile", hiding)
+    b = torch.randn(16, 24).bfloat16()
+
+    def calls():
+        kept = []
+        for rows in (40, 48, 40):
+            a = torch.randn(rows, 16).bfloat16()
+            assert torch.equal(ops.all_gather_matmul(a, b, strategy="fused"), a @ b)
+            kept.append([p.M for p, _ in prepared.prepared(group_of("")).operators])
+        return kept
+
+    kept, _ = on_rank(calls)
+    assert kept == [[40], [48], [40]]
+
+
+def test_graphs_record_what_needs_no_branch(on_rank, taking, monkeypatch):
+    """A kernel and copies that wait for each other are two branches, which nothing orders."""
+    taking(ops.matmul_reduce_scatter, "copy_engines")
+    a, b = torch.randn(40, 16).bfloat16(), torch.randn(16, 24).bfloat16()
+
+    def call():
+        return ops.matmul_reduce_scatter(a, b, strategy="fused")
+
+    def calls():
+        results = [call()]
+        with monkeypatch.context() as captured:
+            for module in (operators, prepared):
+                captured.setattr(module, "capturing", lambda: True)
+            results.append(call())
+        return [*results, call()]
+
+    results, log = on_rank(calls)
+    assert all(torch.equal(found, a @ b) for found in results)
+    ran = [entry for entry in log if isinstance(entry, str)]
+    assert ran == ["summed_matmul", "matmul_reduce_scatter", "summed_matmul"]

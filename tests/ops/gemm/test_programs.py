@@ -1,0 +1,577 @@
+"""The tile programs of the operators on simulated ranks, against NumPy; and that they compile."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from math import ceil
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import tileweave as tw
+from tileweave.ops.core import operator as operators
+from tileweave.ops.core import tiles as tiles_module
+from tileweave.ops.core.problem import Problem
+from tileweave.ops.core.tiles import (
+    CANDIDATES,
+    FEW_ROWS,
+    FP8_CANDIDATES,
+    LARGE,
+    SMALL,
+    SMS,
+    STORED,
+    WALKED,
+    Tiles,
+    Walk,
+    late,
+    tiles_for,
+)
+from tileweave.ops.core.tiles import FP8 as FP8_TILES
+from tileweave.ops.gemm import comm_blocks as communicating
+from tileweave.ops.gemm.all_gather_matmul import (
+    AllGatherMatmul,
+    _keeping_rows,
+    communicated_matmul,
+    gathered_matmul,
+    pushed_matmul,
+)
+from tileweave.ops.gemm.comm_blocks import Communicating
+from tileweave.ops.gemm.matmul_all_reduce import (
+    MatmulAllReduce,
+    matmul_all_reduce_plan,
+    one_shot_program,
+    two_phase_program,
+)
+from tileweave.ops.gemm.matmul_reduce_scatter import (
+    MatmulReduceScatter,
+    matmul_reduce_scatter_program,
+    reduce_add_program,
+    scattered_one_shot,
+    summed_matmul,
+)
+from tileweave.passes.ir.sizes import named
+from tileweave.runtime.plans.plan import Copy, CopyValue, Launch, WaitValue
+
+TILES = Tiles(16, 16, 16, stages=2, threads=32, band=1)
+EVEN, TAILS = (16, 32, 32), (24, 40, 24)
+"""share, N, K: whole tiles, and tails along every axis."""
+FP8 = "float8_e4m3fn"
+DTYPES = {
+    "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, FP8: ml_dtypes.float8_e4m3fn
+}  # fmt: skip
+CASES = [
+    (1, TAILS, False, "bfloat16", True),
+    (2, EVEN, True, "float16", True),
+    (2, TAILS, False, "float16", False),
+    (3, TAILS, True, "bfloat16", True),
+    (2, (8, 64, 136), False, "float16", True),
+    (5, (8, 24, 8), False, "bfloat16", False),
+    (8, (8, 8, 8), True, "bfloat16", True),
+    (3, (24, 48, 48), True, FP8, True),
+]
+"""ranks; sizes; whether B is (N, K); type; whether there is a bias."""
+TILE_COPIES = {
+    gathered_matmul: (3, 1),
+    partial(gathered_matmul, ahead=True): (4, 1),
+    communicated_matmul: (3, 1),
+    pushed_matmul: (2, 1),
+    matmul_reduce_scatter_program: (2, 2),
+    summed_matmul: (5, 3),
+    scattered_one_shot: (2, 2),
+    reduce_add_program: (2, 2),
+    one_shot_program: (2, 2),
+    two_phase_program: (2, 4),
+}
+"""The kernels, and how often the text of each loads and stores a tile of so few rows."""
+FP8_COPIES = {**TILE_COPIES, summed_matmul: (2, 3)}
+"""The same of fp8, whose parts are not added as tiles of A."""
+RESIDENT = 32
+"""Blocks at a time: all of the programs, and what waits beside them."""
+
+
+def rounded_to(dtype):
+    """The type of the result, in TileLang's words."""
+    return "float16" if dtype == FP8 else dtype
+
+
+def simulated(program, ranks, a_shape, b_shape, transposed, dtype, biased):
+    """Each rank's A, B, bias and C; without a bias it is 0. B is with the scales of fp8.
+
+    Numbers are small integers, and all sums of them exact in every type.
+    """
+    rng = np.random.default_rng(ranks)
+    inputs, scaled = [], []
+    for rank in range(ranks):
+        a, b, bias = (
+            rng.integers(-4, 5, shape).astype(DTYPES[kind])
+            for shape, kind in ((a_shape, dtype), (b_shape, dtype), (b_shape[1], rounded_to(dtype)))
+        )
+        inputs.append({"A": a, "B": b.T.copy() if transposed else b})
+        scaled.append(b.astype(np.float32))
+        if biased:
+            inputs[-1]["bias"] = bias
+        inputs[-1] |= identity_for(program)
+        if dtype == FP8:
+            scales = np.float32([0.25]), np.float32([2 * (rank + 1)])
+            inputs[-1] |= dict(zip(("scale_a", "scale_b"), scales, strict=True))
+            scaled[-1] *= scales[0] * scales[1]
+    outputs = tw.simulate(program, ranks, inputs, schedules=2, resident_blocks=RESIDENT)
+    return (
+        [given["A"] for given in inputs],
+        scaled,
+        [given.get("bias", 0) for given in inputs],
+        [output["C"] for output in outputs],
+    )
+
+
+def identity_for(program):
+    """What a plan takes to add parts by products, by its name."""
+    parameters = program.parameters if isinstance(program, tw.Plan) else ()
+    wanted = [p for p in parameters if p.name == "identity"]
+    return {p.name: np.eye(*p.extents).astype(DTYPES[p.dtype]) for p in wanted}
+
+
+def exact(a, b):
+    return a.astype(np.float32) @ b.astype(np.float32)
+
+
+@pytest.mark.parametrize("way", MatmulReduceScatter.programs)
+@pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
+def test_matmul_reduce_scatter(way, ranks, sizes, transposed, dtype, biased):
+    share, N, K = sizes
+    program = MatmulReduceScatter.programs[way](
+        share, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype)
+    )
+    a, b, bias, c = simulated(program, ranks, (ranks * share, K), (K, N), transposed, dtype, biased)
+    total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
+    for rank, found in enumerate(c):
+        # Each adds its own bias, once.
+        right = total.reshape(ranks, share, N)[rank] + bias[rank]
+        assert np.array_equal(found, right.astype(DTYPES[rounded_to(dtype)])), rank
+
+
+@pytest.mark.parametrize("way", AllGatherMatmul.programs)
+@pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
+def test_all_gather_matmul(way, ranks, sizes, transposed, dtype, biased):
+    share, N, K = sizes
+    program = AllGatherMatmul.programs[way](
+        share, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype)
+    )
+    a, b, bias, c = simulated(program, ranks, (share, K), (K, N), transposed, dtype, biased)
+    for rank, found in enumerate(c):
+        right = exact(np.concatenate(a), b[rank]) + bias[rank]
+        right = right.astype(DTYPES[rounded_to(dtype)])
+        assert np.array_equal(found.reshape(right.shape), right), rank
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share", "N", "K", "sms"),
+    [(2, 24, 72, 136, 32), (3, 24, 40, 64, 32), (4, 20, 40, 264, 32), (4, 24, 40, 136, 12),
+     (3, 17, 72, 40, 16)],
+)  # fmt: skip
+def test_blocks_without_an_own_tile_send_first(ranks, share, N, K, sms, monkeypatch):
+    """What the right neighbour needs first; copy engines bring the others theirs, if any."""
+    for module in (tiles_module, communicating):
+        monkeypatch.setattr(module, "SMS", sms)
+    monkeypatch.setattr(communicating, "_FEW", 5)
+    sent = Communicating.without_own(share, N, K, ranks, TILES, 2)
+    assert sent.peers == 1 and sent.walk.turns == (1 if sms == 32 else 2)
+    program = AllGatherMatmul.programs["waiting_blocks"](share, N, K, ranks, "float16", True, TILES)
+    shapes = {p.name: tuple(p.extents) for p in program.parameters}
+    assert ("gathered" in shapes) == (ranks > 2)
+    copies = [s for s in program.trace(0, ranks, shapes, {}) if isinstance(s, Copy)]
+    assert len(copies) == ranks - 2
+    a, b, _, c = simulated(program, ranks, (share, K), (K, N), True, "float16", False)
+    for rank, found in enumerate(c):
+        right = exact(np.concatenate(a), b[rank]).astype(np.float16)
+        assert np.array_equal(found.reshape(right.shape), right), rank
+
+
+@pytest.mark.parametrize(("ranks", "K", "cut"), [(2, 64, 3), (2, 136, 4), (3, 56, 2), (4, 128, 4)])
+def test_rows_come_in_pieces(ranks, K, cut):
+    share, N, tiles = 24, 40, replace(TILES, cut=cut)
+    whole, first = range(K), tiles.widening(K)
+    assert len(first) == cut and [k for piece in first for k in whole[piece]] == [*whole]
+    program = AllGatherMatmul.programs["copy_engines"](share, N, K, ranks, "float16", True, tiles)
+    a, b, _, c = simulated(program, ranks, (share, K), (K, N), True, "float16", False)
+    for rank, found in enumerate(c):
+        right = exact(np.concatenate(a), b[rank]).astype(np.float16)
+        assert np.array_equal(found.reshape(right.shape), right), rank
+
+
+@pytest.mark.parametrize("make", MatmulAllReduce.programs.values())
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "transposed", "dtype"),
+    [
+        (1, (24, 40, 24), False, "bfloat16"),
+        (2, (32, 32, 32), True, "float16"),
+        (3, (40, 56, 24), True, "bfloat16"),
+        (4, (8, 8, 8), False, "float16"),
+        (5, (64, 48, 8), False, "bfloat16"),
+        (2, (24, 48, 16), True, FP8),
+    ],
+)
+def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
+    """M, N, K: whole tiles; tails; fewer tiles than ranks; tiles that ranks cannot share evenly."""
+    M, N, K = sizes
+    program = make(M, N, K, ranks, dtype, transposed, TILES, out_dtype=rounded_to(dtype))
+    a, b, _, c = simulated(program, ranks, (M, K), (K, N), transposed, dtype, False)
+    total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
+    for rank, found in enumerate(c):
+        assert np.array_equal(found, total.astype(DTYPES[rounded_to(dtype)])), rank
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share", "band", "cut", "dtype"),
+    [
+        (2, 32, 1, 1, "bfloat16"), (2, 64, 2, 2, "float16"), (3, 32, 2, 3, "bfloat16"),
+        (4, 32, 1, 6, "float16"), (2, 32, 2, 3, FP8),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("operator", [MatmulReduceScatter, MatmulAllReduce])
+def test_walks_of_many_turns(operator, ranks, share, band, cut, dtype, monkeypatch):
+    """Few SMs, all of whose tiles copy engines bring in time, piece by piece."""
+    monkeypatch.setattr(tiles_module, "SMS", 6)
+    tiles, N, K = replace(TILES, band=band, cut=cut), 88, 24
+    assert tiles.cuts(share, N) and not late(share, N, ranks, tiles)
+    scatters = operator is MatmulReduceScatter
+    M = ranks * share - (0 if scatters else 8)
+    make = operator.programs["copy_engines"]
+    rows = share if scatters else M
+    program = make(rows, N, K, ranks, dtype, True, tiles, True, rounded_to(dtype))
+    a, b, bias, c = simulated(program, ranks, (M, K), (K, N), True, dtype, True)
+    total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
+    # Each adds its own bias to what it owns.
+    summed = [
+        (total[r * share : (r + 1) * share] + bias[r]).astype(DTYPES[rounded_to(dtype)])
+        for r in range(ranks)
+    ]
+    for rank, found in enumerate(c):
+        assert np.array_equal(found, summed[rank] if scatters else np.concatenate(summed)), rank
+
+
+@pytest.mark.parametrize(("ranks", "N"), [(2, 72), (3, 88), (4, 48)])
+def test_steps_that_add_cross_tiles(ranks, N):
+    """As in tiles of 224 columns: what is late must be there of both tiles."""
+    share, K, tiles = 32, 24, Tiles(16, 24, 16, stages=2, threads=32)
+    assert late(share, N, ranks, tiles)
+    make = MatmulReduceScatter.programs["copy_engines"]
+    program = make(share, N, K, ranks, "bfloat16", True, tiles)
+    a, b, _, c = simulated(program, ranks, (ranks * share, K), (K, N), True, "bfloat16", False)
+    total = sum(exact(x, y) for x, y in zip(a, b, strict=True)).reshape(ranks, share, N)
+    for rank, found in enumerate(c):
+        assert np.array_equal(found, total[rank].astype(DTYPES["bfloat16"])), rank
+
+
+@pytest.mark.parametrize("tiles", [*WALKED, FP8_TILES])
+def test_pieces_are_of_whole_steps(tiles):
+    """A step that adds a part would else read two: there are no such, or they are inferred."""
+    share, N, fp8 = 1024, 20 * tiles.N - 8, tiles == FP8_TILES
+    tiles = replace(tiles, cut=2)
+    assert tiles.cuts(share, N) == (tiles.N != 224)
+    if tiles.cuts(share, N):
+        dtype, out = (FP8, "bfloat16") if fp8 else ("bfloat16", None)
+        plan = MatmulAllReduce.programs["copy_engines"](
+            2 * share, N, 1024, 2, dtype, True, tiles, False, out
+        )
+        assert len(plan.kernels(2)) == 3
+
+
+@pytest.mark.parametrize("make", MatmulAllReduce.programs.values())
+def test_all_ranks_get_the_same_bits(make):
+    """Of numbers whose sum depends on the order, and a bias that must be added once."""
+    ranks, (M, N, K) = 4, (40, 48, 16)
+    rng = np.random.default_rng(0)
+    bias = rng.normal(size=N).astype(DTYPES["bfloat16"])
+    inputs = [
+        {
+            "A": rng.normal(size=(M, K)).astype(DTYPES["bfloat16"]),
+            "B": rng.normal(size=(K, N)).astype(DTYPES["bfloat16"]),
+            "bias": bias,
+        }
+        for _ in range(ranks)
+    ]
+    program = make(M, N, K, ranks, "bfloat16", False, TILES, biased=True)
+    for given in inputs:
+        given |= identity_for(program)
+    first, *others = tw.simulate(program, ranks, inputs, schedules=1, resident_blocks=RESIDENT)
+    assert all(np.array_equal(first["C"], other["C"]) for other in others)
+    right = sum(exact(x["A"], x["B"]) for x in inputs) + bias.astype(np.float32)
+    assert np.linalg.norm(first["C"].astype(np.float32) - right) < 1e-2 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize("way", MatmulAllReduce.programs)
+def test_one_rank_waits_for_nobody(way):
+    program = MatmulAllReduce.programs[way](24, 40, 24, 1, "bfloat16", False, TILES)
+    kinds = {op.kind for op in tw.explain(program, 1).ops}
+    assert ("wait" in kinds) == (way == "one_shot")  # which reads what it wrote
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rows", "expected"),
+    [
+        (1, 24, "one_shot"), (1, 1 << 20, "one_shot"),
+        (5, 32, "one_shot"), (5, 33, "one_shot"), (5, 256, "two_phase"),
+        (2, 128, "one_shot"), (2, 129, "one_shot"), (2, 512, "one_shot"),
+        (2, 1024, "copy_engines"), (2, 8192, "copy_engines"),
+        (8, 16, "one_shot"), (8, 512, "two_phase"), (8, 16384, "copy_engines"),
+    ],
+)  # fmt: skip
+def test_how_sums_are_exchanged(ranks, rows, expected):
+    """Once if they are small, of 8192 columns of 2 bytes; by copy engines if there is so much to
+    multiply that they have time."""
+    asked = Problem("matmul_all_reduce", rows, 8192, 8192, ranks, torch.bfloat16, False)
+    assert MatmulAllReduce.table(asked).program == expected
+
+
+@pytest.mark.parametrize(
+    ("tiles", "transposed", "biased"), [(LARGE, False, True), (SMALL, True, False)]
+)
+@pytest.mark.parametrize("make", TILE_COPIES)
+def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles, biased):
+    """A size that is no multiple of a tile costs a part of a tile, not another kind of code."""
+    cuda = tw.emit(make(200, 328, 136, 4, "float16", transposed, tiles, biased))
+    assert cuda.count("tl::wgmma_ss<") == 1
+    assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == TILE_COPIES[make]
+    assert "cp_async" not in cuda
+    assert ("bias" in cuda) == biased
+
+
+def test_what_is_not_late_stays():
+    """Of many rows copy engines bring all: only parts are loaded, only products and sums stored."""
+    assert not late(1000, 8200, 4, LARGE)
+    cuda = tw.emit(summed_matmul(1000, 8200, 136, 4, "float16", False, LARGE, True))
+    assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == (4, 2)
+    assert "latest" not in cuda and "cp_async" not in cuda
+
+
+@pytest.mark.parametrize("make", TILE_COPIES)
+def test_fp8_goes_to_the_tensor_cores(make):
+    """With tails along every axis; a tile's sums are added in fp32, and scaled once."""
+    cuda = tw.emit(make(200, 336, 144, 4, FP8, True, FP8_TILES, True, "bfloat16"))
+    fp8 = "tl::DataType::kFloat8_e4m3"
+    assert cuda.count("tl::wgmma_ss<") == cuda.count(f"<{fp8}, {fp8}, tl::DataType::kFloat32") == 1
+    assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == FP8_COPIES[make]
+    assert cuda.count("(scale_a[0] * scale_b[0])") == 1
+    assert "float part[64]" in cuda and "cp_async" not in cuda
+
+
+def test_blocks_that_wait_send_only_where_that_was_measured():
+    """And where there are some: own rows in tiles of 128 columns are all of a turn's 112."""
+    asked = Problem("all_gather_matmul", 512, 3584, 4096, 4, torch.bfloat16, True)
+    tried = [c for c in AllGatherMatmul.candidates(asked) if c.program == "waiting_blocks"]
+    assert {c.tiles.N for c in tried} == {256, 224, 192}
+    assert not {*tried} & {*AllGatherMatmul.options(asked)}
+    assert all(AllGatherMatmul.may_take(asked, c) for c in tried)
+    many = replace(asked, rows=4096)
+    assert "waiting_blocks" not in {c.program for c in AllGatherMatmul.candidates(many)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share", "N", "K", "tiles"),
+    [(2, 256, 3584, 4096, SMALL), (2, 33, 512, 4104, FEW_ROWS[0]), (4, 64, 7168, 8192, SMALL)],
+)
+def test_rows_are_pushed_16_bytes_at_a_time(ranks, share, N, K, tiles):
+    program = pushed_matmul(share, N, K, ranks, "bfloat16", True, tiles)
+    assert "*(uint4*)(gathered" in tw.emit(program, world_size=ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share", "N", "K", "tiles"),
+    [
+        (2, 512, 3584, 4096, WALKED[0]),
+        (4, 100, 512, 4104, WALKED[3]),
+        (8, 128, 3584, 8192, FP8_TILES),
+    ],
+)
+def test_strips_are_sent_16_bytes_at_a_time(ranks, share, N, K, tiles):
+    """By registers that all blocks have."""
+    dtype = FP8 if tiles == FP8_TILES else "bfloat16"
+    program = communicated_matmul(share, N, K, ranks, dtype, True, tiles, False, "bfloat16")
+    cuda = tw.emit(program, world_size=ranks)
+    sixteen = "fp8_e4_16_t" if dtype == FP8 else "uint4"
+    assert f"*({sixteen}*)(gathered" in cuda and f"*({sixteen}*)(held" in cuda
+
+
+@pytest.mark.parametrize(
+    ("share", "N", "K", "ranks", "tiles", "itemsize"),
+    [
+        (256, 3584, 4096, 4, WALKED[0], 2), (100, 520, 4104, 3, WALKED[1], 2),
+        (128, 3584, 8192, 8, FP8_TILES, 1), (8, 8, 8, 2, WALKED[3], 2),
+    ],
+)  # fmt: skip
+def test_strips_that_blocks_send(share, N, K, ranks, tiles, itemsize):
+    """All of the rows, once to each other rank, a piece to all before the next one."""
+    apart = Communicating.apart(share, N, K, ranks, tiles, itemsize)
+    waiting = Communicating.without_own(share, N, K, ranks, tiles, itemsize)
+    for sent in (apart, waiting):
+        assert sent.strips == sent.pieces * sent.of_piece * sent.peers
+        assert (sent.pieces - 1) * sent.width < K <= sent.pieces * sent.width
+        assert (sent.of_piece - 1) * sent.height < share <= sent.of_piece * sent.height
+        assert sent.width * itemsize % 256 == 0
+        assert sent.height * sent.width * itemsize % ((tiles.threads + 128) * 16) == 0
+        assert sent.height * sent.width * itemsize <= 48 << 10
+    assert apart.peers == ranks - 1
+    assert 0 < apart.blocks <= SMS - apart.walk.blocks
+    own = ceil(share / tiles.M) * ceil(N / tiles.N)
+    places = {waiting.around(block) for block in range(waiting.walk.blocks)}
+    assert places == {*range(waiting.walk.blocks)} and waiting.walk.blocks <= SMS
+    assert all(waiting.around(block) >= own for block in range(waiting.blocks))
+    assert waiting.peers == (1 if waiting.walk.blocks - own >= 8 else 0)
+    for alone in (Communicating.apart, Communicating.without_own):
+        assert alone(share, N, K, 1, tiles, itemsize).blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "program", "kept"),
+    [
+        (4, "stores", None),
+        (256, "communicating_blocks", "copy_engines"),
+        (1024, "copy_engines", "copy_engines"),
+    ],
+)  # fmt: skip
+def test_what_keeps_gathered_rows(rows, program, kept):
+    """If it is faster than NCCL, which would gather them, too."""
+    asked = Problem("all_gather_matmul", rows, 3584, 4096, 4, torch.bfloat16, True)
+    assert AllGatherMatmul.table(asked).program == program
+    found = _keeping_rows(asked)
+    assert found == kept or found.program == kept
+
+
+def test_one_exchange_is_for_few_rows():
+    """Of more, blocks would need others that do not run yet."""
+    asked = Problem("matmul_reduce_scatter", 32768, 256, 8192, 4, torch.bfloat16, False)
+    found = [*MatmulReduceScatter.options(asked), *MatmulReduceScatter.candidates(asked)]
+    assert "one_shot" not in {c.program for c in found}
+    most = scattered_one_shot(512, 256, 64, 4, "bfloat16", False, FEW_ROWS[1])
+    assert tw.explain(most, 4).ops  # not refused
+
+
+def test_few_tiles_are_tried_of_what_was_never_the_fastest():
+    asked = Problem("matmul_reduce_scatter", 1024, 8192, 8192, 4, torch.bfloat16, False)
+    added = [c.tiles for c in MatmulReduceScatter.candidates(asked) if c.program == "reduce_add"]
+    assert added == list(STORED)
+    assert "reduce_add" not in {c.program for c in MatmulReduceScatter.options(asked)}
+
+
+@pytest.mark.parametrize("kind", [AllGatherMatmul, MatmulReduceScatter, MatmulAllReduce])
+def test_what_another_version_may_have_chosen(kind):
+    (name,) = (name for name, other in operators.OPERATORS.items() if other is kind)
+    asked = Problem(name, 1024, 4096, 4096, 4, torch.bfloat16, False)
+    for program in kind.programs:
+        for tiles in kind.tiles_tried(asked, program):
+            assert kind.may_take(asked, operators.Choice(program, tiles))
+    assert not kind.may_take(asked, operators.Choice("three_phase", LARGE))
+    assert not kind.may_take(asked, operators.Choice("copy_engines", replace(LARGE, K=48)))
+
+
+EVERY_SHAPE = {(t.M, t.N): t for t in (*CANDIDATES, *WALKED)}
+EVERY_SHAPE_OF_FP8 = {(t.M, t.N): t for t in FP8_CANDIDATES}
+
+
+@pytest.mark.parametrize("tiles", [*EVERY_SHAPE.values(), *EVERY_SHAPE_OF_FP8.values()], ids=str)
+def test_each_warp_group_multiplies_rows_of_its_own(tiles, capfd):
+    """And TileLang keeps its barriers where parts of their result are stored ("Hoisting sync out of
+    an if" says that it does not)."""
+    dtype = "float8_e4m3fn" if tiles in FP8_CANDIDATES else "bfloat16"
+    sizes = 512, 4 * tiles.N, 512, 2, dtype
+    emitted = tw.emit(summed_matmul(*sizes, True, tiles, False, "bfloat16", 1024), world_size=2)
+    depth = 32 if dtype == "float8_e4m3fn" else 16
+    assert f" 64, {tiles.N}, {depth}, false, false" in emitted
+    assert "ThreadSync" not in "".join(capfd.readouterr())
+
+
+def test_signals_that_leave_a_loop_do_not_name_it():
+    """Of tails and chunks, for which places of tiles are too long to be simplified."""
+    tiles = replace(WALKED[0], band=4)
+    plan = matmul_all_reduce_plan(3999, 2056, 1800, 4, "bfloat16", True, tiles)
+    shapes = {p.name: tuple(p.extents) for p in plan.parameters}
+    (kernel,) = (
+        s.program for s in plan.trace(0, 4, shapes, {})
+        if isinstance(s, Launch) and named(s.program) == "summed_matmul"
+    )  # fmt: skip
+    signals = [s for s in tw.emit(kernel, "tile").splitlines() if "tileweave.signal(" in s]
+    assert len(signals) == 4 and not any("_tmp" in s for s in signals)
+
+
+@pytest.mark.parametrize(("recorded", "wait"), [(False, WaitValue), (True, Launch)])
+def test_sums_are_fetched_together(recorded, wait):
+    """Copies of a band, one from each peer, stand behind all that they wait for; what the peer that
+    is served last gets is not copied, and the last band is fetched by the kernel."""
+    plan = matmul_all_reduce_plan(192, 16, 16, 4, "float16", False, TILES)
+    shapes = {p.name: tuple(p.extents) for p in plan.parameters}
+    steps = plan.trace(0, 4, shapes, {}, recorded=recorded)
+    steps = [s for s in steps if s.stream == "copies"]
+    kinds = "".join({wait: "w", Copy: "c", CopyValue: "f"}.get(type(s), "") for s in steps)
+    sent, fetched = 2 * "wcf", "wwwccc"
+    assert kinds == sent + 2 * (sent + fetched)
+
+
+def test_registers_of_fp8_suffice(ptxas):
+    """Two sums of a tile, for ptxas and what it says of a kernel that adds all there is."""
+    program = matmul_reduce_scatter_program(
+        200, 336, 144, 4, FP8, True, FP8_TILES, True, "bfloat16"
+    )
+    ptx = tw.emit(program, stage="ptx")
+    assert re.search(r"wgmma\.mma_async\S*m64n128k32\.f32\.e4m3\.e4m3", ptx)
+    said = ptxas(ptx)
+    assert " 0 bytes spill stores" in said and "serialized" not in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "shards", "tiles"),
+    [(1024, 8192, 4, LARGE), (256, 2048, 4, SMALL), (128, 256, 132, LARGE), (128, 256, 131, SMALL)],
+)
+def test_tiles(rows, columns, shards, tiles):
+    assert tiles_for(rows, columns, shards) == tiles
+    assert tiles_for(rows, columns, shards, itemsize=1) == FP8_TILES
+
+
+@pytest.mark.parametrize(
+    ("tiles", "walk"),
+    [
+        (1, Walk(1, 1, 1)),
+        (131, Walk(131, 1, 131)),
+        (132, Walk(132, 2, 66)),
+        (133, Walk(133, 2, 67)),
+        (1024, Walk(1024, 8, 128)),
+    ],
+)
+def test_blocks_walk_over_as_many_tiles(tiles, walk):
+    assert Walk.over(tiles) == walk
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "shards", "N"),
+    [(1024, 8192, 4, 256), (1024, 7168, 2, 224), (512, 8192, 2, 256), (64, 512, 2, 64)],
+)
+def test_tiles_of_rows_that_are_gathered(rows, columns, shards, N):
+    asked = Problem("all_gather_matmul", rows, columns, 8192, shards, torch.bfloat16, True)
+    assert AllGatherMatmul.table(asked).tiles.N == N
+    asked = replace(asked, dtype=torch.float8_e4m3fn, result=torch.bfloat16)
+    assert replace(AllGatherMatmul.table(asked).tiles, cut=1) == FP8_TILES
+
+
+def test_parts_of_an_all_reduce_too_large_for_its_indices_are_not_copied():
+    fits = Problem("matmul_all_reduce", 262144 - 512, 16384, 64, 2, torch.bfloat16, True)
+    assert "copy_engines" in {c.program for c in MatmulAllReduce.candidates(fits)}
+    too_large = replace(fits, rows=262144 - 127)  # whole tiles are summed up
+    assert "copy_engines" not in {c.program for c in MatmulAllReduce.candidates(too_large)}
+    assert MatmulAllReduce.table(too_large).program == "two_phase"
+
+
+def test_all_sms_walk_where_nothing_waits_beside_them():
+    assert Walk.over(264, SMS) == Walk(264, 2, 132)
+
+
+@pytest.mark.parametrize("operator", [MatmulReduceScatter, MatmulAllReduce])
+def test_small_gpus_get_programs_whose_blocks_need_not_run_at_a_time(operator, monkeypatch):
+    asked = Problem("matmul_reduce_scatter", 4096, 8192, 1024, 4, torch.bfloat16, False)
+    walks = {c.program for c in [operator.table(asked), *operator.candidates(asked)]}
+    monkeypatch.setattr(operators, "has_room_for_walks", lambda: False)
+    small = {c.program for c in [operator.table(asked), *operator.candidates(asked)]}
+    assert walks - small == {"copy_engines"}

@@ -1,0 +1,523 @@
+"""What each rank of tests/ops does, in a process of its own, on a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tileweave import ops
+from tileweave.bench import command as bench
+from tileweave.bench.contenders import (
+    ASYNC_TP,
+    MAKERS,
+    Arena,
+    Contender,
+    Inputs,
+    Judge,
+    contenders_of,
+)
+from tileweave.bench.exchanges import MAKERS as EXCHANGE_MAKERS
+from tileweave.builtins.errors import TileWeaveError
+from tileweave.ops.autotune.trial import Trial, problem_of
+from tileweave.ops.core.groups import group_of
+
+SHARE, N, K = 6, 10, 8
+FP8 = torch.float8_e4m3fn
+
+
+class Ranks:
+    """Processes that have met, each of which runs what it is told to."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._folder = tempfile.TemporaryDirectory()
+        place = f"file://{self._folder.name}/store"
+        context = get_context("forkserver")  # what all ranks import is imported once
+        context.set_forkserver_preload(["tests.ops.mesh_on_ranks"])
+        self._processes = [
+            ProcessPoolExecutor(1, context, _join, (place, rank, count)) for rank in range(count)
+        ]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What each rank returns from ``function(*args)``, or the error it raises."""
+        futures = [process.submit(_outcome, function, args) for process in self._processes]
+        return [future.result(timeout=120) for future in futures]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.shutdown()
+        self._folder.cleanup()
+
+
+def _join(place: str, rank: int, count: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", place, timedelta(seconds=60), count, rank)
+
+
+def _outcome(function: Callable[..., Any], args: tuple) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        return error
+
+
+def numbers(*shape: int, of: int, what: str) -> torch.Tensor:
+    """Of one rank; every rank can make those of all."""
+    generator = torch.Generator().manual_seed(1000 * of + sum(map(ord, what)))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def transposed(b: torch.Tensor) -> torch.Tensor:
+    """The same values, lying in memory column by column."""
+    return b.t().contiguous().t()
+
+
+def _gathered(count: int) -> torch.Tensor:
+    return torch.cat([numbers(SHARE, K, of=r, what="a") for r in range(count)])
+
+
+def part_of_the_world(form: str) -> Any:
+    """The group of the first two ranks, and how a user says it."""
+    part = dist.new_group([0, 1])
+    if dist.get_rank() > 1:
+        return part
+    said = {
+        "group": lambda: part,
+        "name": lambda: part.group_name,
+        "mesh": lambda: DeviceMesh.from_group(part, "cpu"),
+    }
+    return said[form]()
+
+
+def gather(order: str, where: str, form: str | None = None) -> dict[str, bool]:
+    """``all_gather_matmul`` on every rank of a group: what is right."""
+    group = part_of_the_world(form) if form else None
+    me, count = dist.get_rank(), 2 if form else dist.get_world_size()
+    a, b = numbers(SHARE, K, of=me, what="a"), numbers(K, N, of=me, what="b")
+    b = transposed(b) if order == "transposed" else b
+    out = torch.full((SHARE * count, N), torch.nan, dtype=a.dtype) if where == "out" else None
+    c, rows = ops.all_gather_matmul(a, b, group, out=out, return_gathered=True)
+    alone = ops.all_gather_matmul(a, b, group)
+    bias = numbers(N, of=me, what="bias")
+    everyones = _gathered(count)
+    return {
+        "result": torch.allclose(c, everyones @ b),
+        "rows": torch.equal(rows, everyones),
+        "in out": out is None or c is out,
+        "without rows": isinstance(alone, torch.Tensor) and torch.equal(alone, c),
+        "bias": torch.allclose(
+            ops.all_gather_matmul(a, b, group, bias=bias, out=out), alone + bias
+        ),
+    }
+
+
+def scatter(order: str, where: str, form: str | None = None) -> dict[str, bool]:
+    """``matmul_reduce_scatter`` on every rank of a group: what is right."""
+    group = part_of_the_world(form) if form else None
+    me, count = dist.get_rank(), 2 if form else dist.get_world_size()
+    a, b = numbers(SHARE * count, K, of=me, what="a"), numbers(K, N, of=me, what="b")
+    b = transposed(b) if order == "transposed" else b
+    out = torch.full((SHARE, N), torch.nan, dtype=a.dtype) if where == "out" else None
+    c = ops.matmul_reduce_scatter(a, b, group, out=out)
+    total = sum(
+        numbers(SHARE * count, K, of=r, what="a") @ numbers(K, N, of=r, what="b")
+        for r in range(count)
+    )
+    mine, bias = total[me * SHARE : (me + 1) * SHARE], numbers(N, of=me, what="bias")
+    return {
+        "result": torch.allclose(c, mine),
+        "in out": out is None or c is out,
+        "bias": torch.allclose(
+            ops.matmul_reduce_scatter(a, b, group, bias=bias, out=out), mine + bias
+        ),
+    }
+
+
+def reduce(order: str, where: str, form: str | None = None) -> dict[str, bool]:
+    """``matmul_all_reduce`` on every rank of a group: what is right."""
+    group = part_of_the_world(form) if form else None
+    me, count = dist.get_rank(), 2 if form else dist.get_world_size()
+    a, b = numbers(SHARE + 1, K, of=me, what="a"), numbers(K, N, of=me, what="b")
+    b = transposed(b) if order == "transposed" else b
+    out = torch.full((SHARE + 1, N), torch.nan, dtype=a.dtype) if where == "out" else None
+    c = ops.matmul_all_reduce(a, b, group, out=out)
+    total = sum(
+        numbers(SHARE + 1, K, of=r, what="a") @ numbers(K, N, of=r, what="b") for r in range(count)
+    )
+    bias = numbers(N, of=0, what="bias")
+    return {
+        "result": torch.allclose(c, total),
+        "in out": out is None or c is out,
+        "bias": torch.allclose(
+            ops.matmul_all_reduce(a, b, group, bias=bias, out=out), total + bias
+        ),
+    }
+
+
+def fp8(out_dtype: torch.dtype | None, biased: bool) -> dict[str, bool]:
+    """All operators on fp8 operands: what is right. Numbers are small integers, scales powers of
+    two, so that every sum is exact."""
+    me, count, wanted = dist.get_rank(), dist.get_world_size(), out_dtype or torch.bfloat16
+
+    def integers(*shape: int, of: int, what: str, dtype: torch.dtype = FP8) -> torch.Tensor:
+        return (numbers(*shape, of=of, what=what) * 2).round().to(dtype)
+
+    def operands(rows: int, of: int) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = integers(rows, 16, of=of, what="a"), integers(32, 16, of=of, what="b").t()
+        return a, b
+
+    def product(a: torch.Tensor, of: int) -> torch.Tensor:
+        return a.double() @ operands(1, of)[1].double() * 0.25 * 2**of
+
+    scales = {
+        "scale_a": torch.tensor(0.25), "scale_b": torch.tensor([2.0**me]), "out_dtype": out_dtype
+    }  # fmt: skip
+    bias = integers(32, of=0, what="bias", dtype=wanted) if biased else None
+    given = scales | {"bias": bias}
+    rows = torch.cat([operands(SHARE, r)[0].double() for r in range(count)])
+    whole = SHARE * count
+    total = sum(product(operands(whole, r)[0], r) for r in range(count))
+    a, b = operands(SHARE, me)
+    gathered = ops.all_gather_matmul(a, b, return_gathered=True, **given)
+    out = torch.empty(SHARE, 32, dtype=wanted)
+    found = {
+        "gather": (gathered[0], product(rows, me)),
+        "scatter": (ops.matmul_reduce_scatter(*operands(whole, me), **given),
+                    total[me * SHARE : (me + 1) * SHARE]),
+        "out": (ops.matmul_reduce_scatter(*operands(whole, me), out=out, **given),
+                total[me * SHARE : (me + 1) * SHARE]),
+        "reduce": (ops.matmul_all_reduce(*operands(whole, me), **given), total),
+    }  # fmt: skip
+    right = {"rows": torch.equal(gathered[1].double(), rows)}
+    for name, (result, expected) in found.items():
+        expected = expected if bias is None else expected + bias.double()
+        right[name] = result.dtype == wanted and torch.equal(result.double(), expected)
+    return right
+
+
+def parallel_layer(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Of a tensor-parallel transformer: each rank has columns of a and rows of b."""
+    return ops.matmul_all_reduce(a.relu(), b, bias=bias).relu()
+
+
+def gradients_of_a_sum(compiled: bool) -> dict[str, bool]:
+    """Of ``parallel_layer``, weighted alike on all ranks, against those of one process that has the
+    numbers of all ranks."""
+    me, count = dist.get_rank(), dist.get_world_size()
+    every = [
+        [
+            numbers(*shape, of=r, what=what).requires_grad_()
+            for shape, what in (((SHARE, K), "a"), ((K, N), "b"))
+        ]
+        for r in range(count)
+    ]
+    weight = numbers(SHARE, N, of=0, what="weight")
+    bias = numbers(N, of=0, what="bias").requires_grad_()
+    total = (sum(a.relu() @ b for a, b in every) + bias).relu()
+    expected = torch.autograd.grad((total * weight).sum(), [*every[me], bias])
+    f = parallel_layer
+    if compiled:
+        f = torch.compile(f, backend="aot_eager", fullgraph=True)
+    mine = [x.detach().clone().requires_grad_() for x in [*every[me], bias]]
+    result = f(*mine)
+    found = torch.autograd.grad((result * weight).sum(), mine)
+    right = {"value": torch.allclose(result, total)}
+    names = ("a", "b", "bias")
+    return right | {
+        name: torch.allclose(x, y) for name, x, y in zip(names, found, expected, strict=True)
+    }
+
+
+def two_layers(
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, e: torch.Tensor, f: torch.Tensor, keep: bool
+) -> torch.Tensor:
+    """A block of a sequence-parallel transformer: gather, multiply, multiply, scatter."""
+    if keep:
+        h, rows = ops.all_gather_matmul(a, b, bias=e, return_gathered=True)
+        h = h.relu() + rows.sum(1, keepdim=True)
+    else:
+        h = ops.all_gather_matmul(a, b, bias=e).relu()
+    return ops.matmul_reduce_scatter(h, d, bias=f)
+
+
+def gradients(keep: bool, compiled: bool) -> dict[str, bool]:
+    """Of ``two_layers``, weighted by numbers of each rank, against those of one process that has
+    the numbers of all ranks."""
+    me, count = dist.get_rank(), dist.get_world_size()
+    every = [
+        [
+            numbers(*shape, of=r, what=what).requires_grad_()
+            for shape, what in zip(((SHARE, K), (K, N), (N, K), (N,), (K,)), "abdef", strict=True)
+        ]
+        for r in range(count)
+    ]
+    weights = [numbers(SHARE, K, of=r, what="weight") for r in range(count)]
+    rows = torch.cat([a for a, *_ in every])
+    total = torch.cat([f.expand(SHARE, K) for *_, f in every])
+    for _, b, d, e, _ in every:
+        h = (rows @ b + e).relu()
+        total = total + (h + rows.sum(1, keepdim=True) if keep else h) @ d
+    expected = torch.autograd.grad((total * torch.cat(weights)).sum(), every[me])
+
+    f = torch.compile(two_layers, backend="aot_eager", fullgraph=True) if compiled else two_layers
+    mine = [x.detach().clone().requires_grad_() for x in every[me]]
+    result = f(*mine, keep)
+    found = torch.autograd.grad((result * weights[me]).sum(), mine)
+    right = {"value": torch.allclose(result, total[me * SHARE : (me + 1) * SHARE])}
+    return right | {
+        name: torch.allclose(x, y) for name, x, y in zip("abdef", found, expected, strict=True)
+    }
+
+
+def differ() -> None:
+    """Every rank asks for other columns."""
+    me = dist.get_rank()
+    ops.matmul_reduce_scatter(torch.ones(6 * dist.get_world_size(), K), torch.ones(K, 16 + me))
+
+
+def benchmark(json: str, figure: str | None, wrong: tuple[str, ...] = ()) -> tuple[bool, str]:
+    """Whether ``tileweave bench`` found all operators right, and what it printed.
+
+    Args:
+        wrong: strategies with which operators return zeros.
+    """
+    said = io.StringIO()
+    operators = dict(bench.OPERATORS)
+    bench.OPERATORS.update(
+        {name: _zeros_if(wrong, operator) for name, operator in operators.items()}
+    )
+    wanted = bench.Wanted(
+        [], ["66x48x36", "24x12x18"], [], warmups=1, runs=2, json=json, figure=figure
+    )
+    try:
+        with contextlib.redirect_stdout(said):
+            right = bench.run(wanted)
+    finally:
+        bench.OPERATORS.update(operators)
+    return right, said.getvalue()
+
+
+def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
+    """Whether ``tileweave bench`` found all collectives right, and what it printed.
+
+    Args:
+        wrong: a contender whose result has one wrong element, on the last rank.
+    """
+    said, makers = io.StringIO(), dict(EXCHANGE_MAKERS)
+    if wrong:
+        EXCHANGE_MAKERS[wrong] = lambda arena: _off_by_one(makers[wrong](arena))
+    wanted = bench.Wanted([], [], [], warmups=1, runs=2, json=json, sizes=[1])
+    try:
+        with contextlib.redirect_stdout(said):
+            right = bench.run(wanted)
+    finally:
+        EXCHANGE_MAKERS.update(makers)
+    return right, said.getvalue()
+
+
+def _off_by_one(contender: Contender) -> Contender:
+    def found(returned: Any) -> torch.Tensor:
+        result = contender.found(returned).clone()
+        result[-1] += dist.get_rank() == dist.get_world_size() - 1
+        return result
+
+    return replace(contender, found=found)
+
+
+def _zeros_if(wrong: tuple[str, ...], operator: Callable[..., Any]) -> Callable[..., Any]:
+    def call(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, strategy: str) -> None:
+        operator(a, b, out=out, strategy=strategy)
+        if strategy in wrong:
+            out.zero_()
+
+    return call
+
+
+def an_arena(op: str) -> tuple[Arena, Inputs]:
+    """A problem of the default group, and inputs."""
+    group = group_of("")
+    trial = Trial(problem_of(op, 66, 48, 36, group.world_size, torch.float32), group)
+    inputs = Inputs.random(trial)
+    return Arena(trial.problem, group, None, trial.c), inputs
+
+
+def who_takes_part(broken: int) -> tuple[list[str], dict[str, str]]:
+    """Contenders, and why others do not take part, where PyTorch's raises on rank ``broken``."""
+    arena, inputs = an_arena("all_gather_matmul")
+    makers = dict(MAKERS)
+
+    def fail(given: Any) -> torch.Tensor:
+        if dist.get_rank() == broken:
+            raise RuntimeError("no\nmemory")
+        return given.result
+
+    MAKERS[ASYNC_TP] = lambda arena: Contender(fail)
+    try:
+        found, why = contenders_of(arena, inputs, 2)
+    finally:
+        MAKERS.update(makers)
+    return list(found), why
+
+
+def async_tp() -> dict[str, float]:
+    """Errors of PyTorch's operators, whose CPU versions gather and multiply one after the other."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    with torch.library._scoped_library("symm_mem", "IMPL") as library:
+        for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
+            library.impl(name, getattr(symmetric_memory, f"_{name}_fallback"), "CPU")
+        return {op: _error_of_async_tp(op) for op in ("all_gather_matmul", "matmul_reduce_scatter")}
+
+
+def _error_of_async_tp(op: str) -> float:
+    arena, inputs = an_arena(op)
+    arena.group = replace(arena.group, device=torch.device("cuda"))
+    contender = MAKERS[ASYNC_TP](arena)
+    judge = Judge({"async_tp": contender})
+    judge("async_tp", inputs, contender.call(inputs))
+    return judge.errors["async_tp"]
+
+
+EXCHANGES = {
+    "all_gather": (),
+    "reduce_scatter": (),
+    "all_reduce": (),
+    "all_to_all": (1, 0),
+    "all_to_all back": (0, 1),
+    "all_to_all in place": (0, 0),
+}
+"""The collectives, each with axes."""
+
+
+def exchange_by_one(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
+    """What each rank gets, computed by one process from what all of them give."""
+    op, axes = what.split()[0], EXCHANGES[what]
+    if op == "all_gather":
+        return [torch.cat(x)] * len(x)
+    if op == "all_to_all":
+        parts = [given.chunk(len(x), axes[0]) for given in x]
+        return [torch.cat([p[r] for p in parts], axes[1]) for r in range(len(x))]
+    total = sum(x)
+    return [total] * len(x) if op == "all_reduce" else list(total.chunk(len(x)))
+
+
+def exchange(what: str, where: str, form: str | None = None) -> dict[str, bool]:
+    """A collective on every rank of a group: what is right."""
+    group = part_of_the_world(form) if form else None
+    me, count = dist.get_rank(), 2 if form else dist.get_world_size()
+    shape = (2 * count, 3 * count, 5)
+    x = [numbers(*shape, of=r, what="x") for r in range(count)]
+    results = exchange_by_one(x, what)
+    out = torch.full_like(results[me], torch.nan) if where == "out" else None
+    given = numbers(*shape, of=me, what="x")
+    found = getattr(ops, what.split()[0])(given, *EXCHANGES[what], group, out=out)
+    right = results[me]
+    return {"result": torch.allclose(found, right), "in out": out is None or found is out}
+
+
+def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
+    """Of a collective, against those of one process that has the numbers of all ranks; weighted by
+    numbers of each rank, or alike on all for an all-reduce."""
+    me, count = dist.get_rank(), dist.get_world_size()
+    op, axes = getattr(ops, what.split()[0]), EXCHANGES[what]
+    shape = (2 * count, 3 * count, 5)
+    x = [numbers(*shape, of=r, what="x").requires_grad_() for r in range(count)]
+    results = exchange_by_one([given.relu() for given in x], what)
+    alike = what == "all_reduce"
+    weights = [
+        numbers(*y.shape, of=0 if alike else r, what="weight") for r, y in enumerate(results)
+    ]
+    loss = sum((y * w).sum() for y, w in zip(results, weights, strict=True))
+    (right,) = torch.autograd.grad(loss / count if alike else loss, x[me])
+
+    def f(given):
+        return op(given.relu(), *axes) * weights[me]
+
+    f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
+    mine = x[me].detach().clone().requires_grad_()
+    found = f(mine)
+    (gradient,) = torch.autograd.grad(found.sum(), mine)
+    return {
+        "value": torch.allclose(found, results[me] * weights[me]),
+        "gradient": torch.allclose(gradient, right),
+    }
+
+
+def exchange_differs() -> None:
+    """Every rank gives another shape."""
+    ops.all_gather(torch.ones(2, 3 + dist.get_rank()))
+
+
+def exchange_differs_after_known_calls() -> None:
+    """Give, in a call after others, a new shape on rank 1.
+
+    Raises:
+        TileWeaveError: as the call, with the seconds that it took.
+    """
+    for _ in range(2):
+        ops.all_reduce(torch.ones(2, 3))
+    begin = time.monotonic()
+    try:
+        ops.all_reduce(torch.ones(2, 3 + dist.get_rank()))
+    except TileWeaveError as error:
+        raise TileWeaveError(f"{time.monotonic() - begin:.0f} s: {error}") from None
+
+
+def late_after_known_calls(seconds: float) -> float:
+    """Make calls, in each of which another rank is late."""
+    total = 0.0
+    for call in range(3):
+        if call == dist.get_rank():
+            time.sleep(seconds)
+        total += float(ops.all_reduce(torch.ones(5 + call % 2)).sum())
+    return total
+
+
+def strides() -> dict[str, bool]:
+    """Tensors of one column, or of one element, are contiguous whatever their strides are."""
+    me, right = dist.get_rank(), {}
+    column, element = numbers(1, 4, of=me, what="x").t(), numbers(4, 4, of=me, what="x")[:1, 0]
+    for name, x in (("column", column), ("element", element)):
+        right[name] = torch.equal(ops.all_gather(x), torch.cat(_everyones(x)))
+    b = numbers(1, 5, of=me, what="b")
+    right["product"] = torch.allclose(
+        ops.all_gather_matmul(column, b), torch.cat(_everyones(column)) @ b
+    )
+    return right
+
+
+def _everyones(x: torch.Tensor) -> list[torch.Tensor]:
+    found = [torch.empty(x.shape, dtype=x.dtype) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, x.contiguous().clone(memory_format=torch.contiguous_format))
+    return found
+
+
+def groups_that_come_and_go() -> int:
+    """How many descriptors five groups leave open, each of which was used and destroyed."""
+
+    def once() -> None:
+        group = dist.new_group()
+        ops.all_gather(torch.ones(2), group)
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+    once()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        once()
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")) - before

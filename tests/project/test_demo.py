@@ -1,0 +1,44 @@
+"""What `make demo` runs where there is no GPU."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import tileweave as tw
+from tileweave.simulator.mutation import changed
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def demo(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import without_gpu
+
+    yield without_gpu
+    for name in ("without_gpu", "gemm_reduce_scatter"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_demo(demo, right, tmp_path, monkeypatch, capsys):
+    """Its first part is an example, which tests/simulator/test_examples.py runs."""
+    monkeypatch.setattr(demo, "simulated", lambda: right)
+    monkeypatch.setattr("sys.argv", ["without_gpu.py", "--timeline", str(tmp_path / "new" / "a")])
+    assert demo.main() == (0 if right else 1)
+    out = capsys.readouterr().out
+    if right:
+        assert "deadlock: nobody can go on\n" in out
+        assert "stands at W.wait_reached(arrived[" in out and "    3 missing\n" in out
+        for name in ("a.html", "a_without_signal.html"):
+            assert str(tmp_path / "new" / name) in out
+            assert "<svg" in (tmp_path / "new" / name).read_text()
+    else:
+        assert out == "wrong: relative error above 1e-2\n"
+
+
+def test_a_change_that_there_is_not(demo):
+    program = demo.gemm_reduce_scatter(64, 32, 32, 2, 32, 32, 32)
+    with pytest.raises(tw.TileWeaveError, match=r"'signal lost'; expected .*signal drop or "):
+        changed(program, 2, "signal lost")

@@ -1,0 +1,57 @@
+"""What is installed is what the checkout holds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import tileweave
+from tileweave.builtins.versions import (
+    SUPPORTED_TILELANG,
+    SUPPORTED_TORCH,
+    numbers_of,
+    unsupported_torch,
+)
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def project() -> dict:
+    if sys.version_info < (3, 11):
+        import tomli as tomllib
+    else:
+        import tomllib
+    return tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+
+
+def test_every_package_folder_is_in_the_wheel(project):
+    folders = {p.parent.name for p in CHECKOUT.glob("*/__init__.py")}
+    mapped = project["tool"]["scikit-build"]["wheel"]["packages"]
+    assert mapped == {
+        "tileweave" if f == "tileweave" else f"tileweave/{f}": f for f in sorted(folders)
+    }
+
+
+def test_versions_agree(project):
+    assert project["project"]["version"] == tileweave.__version__
+    assert f"VERSION {tileweave.__version__} " in (CHECKOUT / "CMakeLists.txt").read_text()
+    assert f"## {tileweave.__version__}" in (CHECKOUT / "CHANGELOG.md").read_text()
+
+
+def test_tilelang_pins_agree(project):
+    pins = [f"tilelang=={release}" for release in SUPPORTED_TILELANG]
+    assert [d for d in project["project"]["dependencies"] if d.startswith("tilelang")] == pins
+    assert pins[0] in (CHECKOUT / "requirements.txt").read_text().splitlines()
+
+
+def test_torch_bounds_agree(project):
+    (low, high), after = SUPPORTED_TORCH, SUPPORTED_TORCH[1][1] + 1
+    bounds = [f"torch>={low[0]}.{low[1]}{pre},<{high[0]}.{after}" for pre in ("", "a0")]
+    assert [d for d in project["project"]["dependencies"] if d.startswith("torch")] == bounds[:1]
+    assert bounds[1] in (CHECKOUT / "requirements.txt").read_text().splitlines()
+    pins = (CHECKOUT / "constraints.txt").read_text().splitlines()
+    (pin,) = [p.removeprefix("torch==") for p in pins if p.startswith("torch==")]
+    assert numbers_of(pin)[:2] == high and not unsupported_torch(pin)

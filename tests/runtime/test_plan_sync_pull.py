@@ -1,0 +1,195 @@
+"""Plans whose copies read what copies of other ranks bring: they are ordered, or refused."""
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+from tileweave.runtime.plans.plan import CopyValue, WaitStream
+from tileweave.runtime.plans.sync_push import WAIT
+
+N = 24
+
+
+def gather(ranks, cut=8, skip=None):
+    """Each rank's numbers go to all, in two pieces."""
+
+    @tw.plan
+    def gather(
+        p: tw.Steps,
+        x: T.Tensor((N,), "float32"),
+        given: W.Symmetric((N,), "float32"),
+        out: T.Tensor((ranks, N), "float32"),
+    ):
+        pieces = [slice(0, cut), slice(cut, N)]
+        for piece in pieces[:skip]:
+            p.copy(given[p.rank, piece], x[piece])
+        p.copy(out[p.rank], x)
+        for number, piece in enumerate(pieces):
+            for peer in p.peers():
+                p.copy(out[peer, piece], given[peer, piece], stream=f"fetch {number}")
+
+    return gather
+
+
+def ring(ranks):
+    """Each rank fetches from its left neighbour what that one has fetched before."""
+
+    @tw.plan
+    def ring(
+        p: tw.Steps,
+        x: T.Tensor((N,), "float32"),
+        found: W.Symmetric((ranks, N), "float32"),
+        out: T.Tensor((ranks, N), "float32"),
+    ):
+        left = (p.rank - 1) % p.world_size
+        p.copy(found[p.rank, p.rank], x)
+        for step in range(1, p.world_size):
+            source = (p.rank - step) % p.world_size
+            p.copy(found[p.rank, source], found[left, source], stream="fetch")
+        for source in range(p.world_size):
+            p.copy(out[source], found[p.rank, source], stream="out")
+
+    return ring
+
+
+def inputs_of(ranks):
+    rng = np.random.default_rng(ranks)
+    return [{"x": rng.integers(0, 99, N).astype(np.float32)} for _ in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    ("make", "ranks"), [*((gather, n) for n in (1, 2, 3, 5)), *((ring, n) for n in (1, 2, 3, 5))]
+)
+def test_every_schedule_is_right(make, ranks):
+    inputs = inputs_of(ranks)
+    right = np.stack([i["x"] for i in inputs])
+    for found in tw.simulate(make(ranks), ranks, inputs, schedules=5, epochs=3):
+        assert np.array_equal(found["out"], right)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("wait", [False, True])
+def test_own_copies_in_two_streams(ranks, wait):
+    """A stream that waits orders them already; else they are ordered as copies of peers are."""
+
+    @tw.plan
+    def through_own_memory(
+        p: tw.Steps,
+        x: T.Tensor((N,), "float32"),
+        given: W.Symmetric((N,), "float32"),
+        out: T.Tensor((N,), "float32"),
+    ):
+        p.copy(given[p.rank], x)
+        if wait:
+            p.wait_stream(None, stream="out")
+        p.copy(out, given[p.rank], stream="out")
+
+    inputs = inputs_of(ranks)
+    for rank, found in enumerate(tw.simulate(through_own_memory, ranks, inputs, schedules=5)):
+        assert np.array_equal(found["out"], inputs[rank]["x"])
+    shapes = {p.name: tuple(map(int, p.shape)) for p in through_own_memory.parameters}
+    steps = through_own_memory.trace(0, ranks, shapes, {})
+    assert any(isinstance(step, CopyValue) for step in steps) is not wait
+
+
+def test_nothing_of_it_can_be_left_out():
+    """Every change of what was put in is noticed, or explained."""
+    mutants = tw.mutate(gather(2), 2, inputs_of(2), schedules=3)
+    assert {m.op for m in mutants if m.verdict == "killed"} >= {
+        "copy_value", "join", "signal", "wait_reached",
+    }  # fmt: skip
+    assert not [m for m in mutants if m.verdict == "survived"]
+
+
+def test_what_waits_comes_behind_what_peers_wait_for():
+    """Else it might keep that back, as a branch of a CUDA graph."""
+    plan = gather(3)
+    shapes = {p.name: tuple(map(int, p.shape)) for p in plan.parameters}
+    steps = plan.trace(0, 3, shapes, {})
+    told = [n for n, step in enumerate(steps) if isinstance(step, CopyValue)]
+    for stream in ("fetch 0", "fetch 1"):
+        first = next(n for n, s in enumerate(steps) if (s.number, s.stream) == (WAIT, stream))
+        behind = steps[first - 1]
+        assert isinstance(behind, WaitStream) and (behind.stream, behind.other) == (stream, None)
+        assert max(told) < first
+
+
+def test_explained():
+    found = tw.explain(gather(3), 3)
+    assert [(op.kind, op.tensor, op.flag, op.per_block) for op in found.ops] == [
+        ("wait", "given", "started", 2),
+        ("signal", "given", "arrived", 4),
+        ("wait", "given", "arrived", 4),
+    ]
+    assert found.flags == {"started": 12, "launches": 12, "arrived": 24}
+    assert list(found.reuse) == ["given"]
+
+
+def refused(plan, ranks=2):
+    with pytest.raises(tw.TileWeaveError) as error:
+        tw.simulate(plan, ranks, inputs_of(ranks), schedules=1)
+    return str(error.value)
+
+
+def test_what_nobody_brings():
+    assert "p.copy reads given[1, 8:24] on rank 0, which is written by no copy in this call" in (
+        refused(gather(2, skip=1))
+    )
+
+
+def exchange_of(say):
+    @tw.plan
+    def exchange(
+        p: tw.Steps,
+        x: T.Tensor((N,), "float32"),
+        given: W.Symmetric((N,), "float32"),
+        out: T.Tensor((N,), "float32"),
+    ):
+        say(p, x, given, out, 1 - p.rank)
+
+    return exchange
+
+
+def in_part(p, x, given, out, peer):
+    p.copy(given[p.rank, 0:8], x[0:8])
+    p.copy(out, given[peer])
+
+
+def twice(p, x, given, out, peer):
+    p.copy(given[p.rank], x)
+    p.copy(given[peer], x)
+    p.copy(out, given[peer])
+
+
+def crosswise(p, x, given, out, peer):
+    p.copy(given[p.rank, 0:12], given[peer, 12:24])
+    p.copy(given[p.rank, 12:24], given[peer, 0:12])
+
+
+@T.prim_func
+def double(given: W.Symmetric((N,), "float32"), out: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=32) as _:
+        for i in T.Parallel(N):
+            out[i] = given[W.rank(), i] * 2
+
+
+def with_a_kernel(p, x, given, out, peer):
+    p.copy(given[p.rank], x)
+    p.copy(out, given[peer])
+    p.launch(double, given, out)
+
+
+@pytest.mark.parametrize(
+    ("say", "message"),
+    [
+        (in_part, "given[1, 0:24] on rank 0, which is written only partly, or twice, in this call"),
+        (twice, "given[1, 0:24] on rank 0, which is written only partly, or twice, in this call"),
+        (crosswise, "p.copy waits for itself, by way of other ranks; expected an order in which"),
+        (with_a_kernel, "double takes given, in a plan whose copies read from peers, or what"),
+    ],
+)
+def test_refused(say, message):
+    error = refused(exchange_of(say))
+    assert message in error and __file__ in error

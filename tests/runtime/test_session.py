@@ -1,0 +1,165 @@
+"""``tw.init`` refuses what cannot work, and everything else asks for it."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+
+import tileweave as tw
+from tileweave.runtime.host import session
+from tileweave.runtime.host.group import Group
+from tileweave.runtime.host.heap import Heap
+from tileweave.runtime.kernel import host_functions
+
+barrier = sys.modules["tileweave.runtime.kernel.barrier"]
+
+
+@pytest.fixture(autouse=True)
+def down(monkeypatch):
+    """No session, no GPU and no variable, whatever this machine has."""
+    monkeypatch.setattr(session, "_session", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for variable in ("TILEWEAVE_HEAP_BYTES", "TILEWEAVE_TIMEOUT_S"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def message_of(call, *args, **kwargs) -> str:
+    with pytest.raises(tw.TileWeaveError) as error:
+        call(*args, **kwargs)
+    return str(error.value)
+
+
+def test_init_without_a_gpu_says_so():
+    assert message_of(tw.init).startswith(
+        "init: this process sees no CUDA device; expected one GPU a rank"
+    )
+
+
+@pytest.mark.parametrize("release", ["2.10.1+cu128", "2.14.0", "2.14.0a0+git1", "3.0", "unknown"])
+def test_torch_that_is_not_supported(monkeypatch, release):
+    monkeypatch.setattr(torch, "__version__", release)
+    assert message_of(tw.init) == f"init: torch is {release}; expected 2.11 to 2.13"
+
+
+@pytest.mark.parametrize("release", ["2.11.0", "2.13.0+cu130", "2.13.1rc2", "2.12.0a0+git1"])
+def test_torch_that_is_supported(monkeypatch, release):
+    monkeypatch.setattr(torch, "__version__", release)
+    assert "sees no CUDA device" in message_of(tw.init)
+
+
+@pytest.mark.parametrize("value", ["", "many", "1 GiB", "-1", "0", "65535", "nan", "inf", "1e30"])
+def test_heap_bytes_that_are_refused(monkeypatch, value):
+    """Before the GPU is asked for, so that they are named on any machine."""
+    monkeypatch.setenv("TILEWEAVE_HEAP_BYTES", value)
+    assert message_of(tw.init) == (
+        f"init: TILEWEAVE_HEAP_BYTES={value!r}; expected a number from 65536 to 1.1259e+15"
+    )
+
+
+@pytest.mark.parametrize("value", ["", "soon", "30 s", "-0.5", "nan", "inf", "1e10"])
+def test_timeouts_that_are_refused(monkeypatch, value):
+    monkeypatch.setenv("TILEWEAVE_TIMEOUT_S", value)
+    assert message_of(tw.init) == (
+        f"init: TILEWEAVE_TIMEOUT_S={value!r}; expected a number from 0 to 1e+09"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TILEWEAVE_HEAP_BYTES", "65536"),
+        ("TILEWEAVE_HEAP_BYTES", "2e9"),
+        ("TILEWEAVE_TIMEOUT_S", "0"),
+        ("TILEWEAVE_TIMEOUT_S", "0.5"),
+    ],
+)
+def test_variables_that_are_taken(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    assert "sees no CUDA device" in message_of(tw.init)
+
+
+@pytest.mark.parametrize("heap_bytes", [-1, 0, "large"])
+def test_the_argument_goes_before_the_variable(monkeypatch, heap_bytes):
+    monkeypatch.setenv("TILEWEAVE_HEAP_BYTES", "many")
+    assert message_of(tw.init, heap_bytes=heap_bytes) == (
+        f"init: heap_bytes={heap_bytes!r}; expected a number from 65536 to 1.1259e+15"
+    )
+    assert "sees no CUDA device" in message_of(tw.init, heap_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (tw.rank, ()),
+        (tw.world_size, ()),
+        (tw.symmetric, ((4,), torch.int32)),
+        (tw.barrier, ()),
+    ],
+    ids=["rank", "world_size", "symmetric", "barrier"],
+)
+def test_before_init(function, arguments):
+    assert message_of(function, *arguments) == (
+        "tileweave: the runtime is not up; expected tw.init() before this"
+    )
+
+
+def test_finalize_without_init_does_nothing():
+    assert tw.finalize() is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "taken"),
+    [(4, (4,)), ((4, 2), (4, 2)), ([4, 2], (4, 2)), (torch.Size([4]), (4,)), (2.5, (2.5,))],
+)
+def test_shapes_of_symmetric(monkeypatch, shape, taken):
+    """An extent or a sequence of them; what is no extent is left for the heap to refuse."""
+
+    class FakeSession:
+        class heap:
+            allocate = staticmethod(lambda shape, dtype: (shape, dtype))
+
+    monkeypatch.setattr(session, "_session", FakeSession)
+    assert tw.symmetric(shape, torch.int32) == (taken, torch.int32)
+
+
+def test_a_session_that_cannot_compile_is_not_up(monkeypatch):
+    """Else the next ``tw.init`` would do nothing."""
+    group = Group(0, 1, 0, torch.device("cpu"), None, None)
+    closed = []
+    watchdog = types.SimpleNamespace(close=lambda: closed.append("watchdog"))
+    monkeypatch.setattr(session, "join", lambda process_group: group)
+    monkeypatch.setattr(session, "Context", lambda *_, **__: types.SimpleNamespace(record=None))
+    monkeypatch.setattr(session, "Watchdog", lambda *_: watchdog)
+    monkeypatch.setattr(Heap, "close", lambda heap: closed.append("heap"))
+    monkeypatch.setattr(host_functions, "say", lambda session: None)
+
+    def prepare(session):
+        raise tw.TileWeaveError("no nvcc")
+
+    monkeypatch.setattr(barrier, "prepare", prepare)
+    for _ in range(2):
+        assert message_of(tw.init, heap_bytes=1 << 20) == "no nvcc"
+        assert session.joined() is None
+    assert closed == ["watchdog", "heap"] * 2
+
+
+def test_the_native_part_s_variable_is_judged_before_anything_is_up(monkeypatch):
+    monkeypatch.setenv("TILEWEAVE_NATIVE", "2")
+    monkeypatch.setattr(session, "join", lambda group: pytest.fail("joined"))
+    assert message_of(tw.init) == "TILEWEAVE_NATIVE='2'; expected 0 or 1"
+
+
+def test_ranks_with_different_heaps_are_told(monkeypatch):
+    class Differing:
+        @staticmethod
+        def exchange(topic: str, value: str) -> list[str]:
+            return [value, "heap_bytes=70000"]
+
+    monkeypatch.setattr(session, "join", lambda group: Differing)
+    assert message_of(tw.init, heap_bytes=80000) == (
+        "init: the ranks differ in ['heap_bytes=80000', 'heap_bytes=70000']; expected the same "
+        "TILEWEAVE_HEAP_BYTES everywhere"
+    )

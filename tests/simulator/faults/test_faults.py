@@ -1,0 +1,59 @@
+"""Each faulty program is found, named and located; its correct twin is clean and right.
+
+The long run: ``TILEWEAVE_SCHEDULES=1000 pytest tests/simulator/faults/test_faults.py``.
+"""
+
+import os
+import re
+
+import numpy as np
+import pytest
+
+import tileweave as tw
+
+from .faults import CASES, EPOCHS, Case
+
+SCHEDULES = int(os.environ.get("TILEWEAVE_SCHEDULES", "50"))
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def simulate(case: Case, faulty: bool) -> list[dict[str, np.ndarray]]:
+    program = case.make(faulty)
+    return tw.simulate(
+        program,
+        world_size=case.ranks,
+        inputs=case.inputs(program),
+        schedules=SCHEDULES,
+        seed=0,
+        epochs=EPOCHS,
+        resident_blocks=4,
+    )
+
+
+@every_case
+def test_compiles(case):
+    """The simulator is not asked about programs that TileLang would refuse."""
+    for faulty in (True, False):
+        off = {"tileweave.verify": "off"} if faulty else {}
+        program = case.make(faulty)
+        emitted = tw.emit(program, stage="cuda", world_size=case.ranks, pass_configs=off)
+        assert "__global__" in emitted
+
+
+@every_case
+def test_is_reported(case):
+    with pytest.raises(tw.SimulationError) as error:
+        simulate(case, faulty=True)
+    fault = error.value
+    assert fault.kind in case.kinds, fault.report
+    assert re.search(case.report, fault.report), fault.report
+    named = {int(n) for n in re.findall(r"faults\.py:(\d+)", fault.report)}
+    assert case.lines and set(case.lines) <= named, (case.lines, fault.report)
+
+
+@every_case
+def test_twin_is_clean(case):
+    outputs = simulate(case, faulty=False)
+    for rank in range(case.ranks):
+        for name, expected in case.expected(EPOCHS - 1, rank, case.ranks).items():
+            np.testing.assert_array_equal(outputs[rank][name], expected, f"{name} of rank {rank}")

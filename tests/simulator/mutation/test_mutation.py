@@ -1,0 +1,474 @@
+"""Each kind of change to a synchronisation operation: where it is noticed, and where it is none."""
+
+import functools
+import importlib.util
+import json
+import re
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+from tileweave.cli.main import main
+
+N = 32
+
+
+def exchange(ordered_anyhow):
+    """Two halves by epoch and one flag each; ``ordered_anyhow``: barriers do the same again."""
+
+    @T.prim_func
+    def program(
+        mail: W.Symmetric((2, N), "int32"),
+        flags: W.Symmetric((2,), "int32"),
+        state: T.Tensor((1,), "int32"),
+        out: T.Tensor((N,), "int32"),
+    ):
+        with T.Kernel(1, threads=N) as _:
+            me = W.rank()
+            peer = (me + 1) % W.world_size()
+            epoch = T.alloc_var("int32")
+            epoch = state[0]
+            half = epoch % 2
+            for i in T.Parallel(N):
+                mail[peer, half, i] = epoch * 1000 + me * 100 + i
+            if ordered_anyhow:
+                W.sync_ranks()
+            W.signal(flags[peer, half])
+            W.wait_reached(flags[me, half], epoch // 2 + 1)
+            for i in T.Parallel(N):
+                out[i] = mail[me, half, i]
+            if ordered_anyhow:
+                W.sync_ranks()
+            if T.get_thread_binding() == 0:
+                state[0] = epoch + 1
+
+    return program
+
+
+def transfers(through_a_flag):
+    """A tile that is loaded, stored to the peer and announced by a fence, by hand."""
+
+    @T.prim_func
+    def program(
+        mine: T.Tensor((N,), "int32"),
+        mail: W.Symmetric((N,), "int32"),
+        flags: W.Symmetric((1,), "int32"),
+        out: T.Tensor((N,), "int32"),
+    ):
+        with T.Kernel(1, threads=N) as _:
+            me = W.rank()
+            peer = (me + 1) % W.world_size() if through_a_flag else me
+            tile = T.alloc_shared((N,), "int32")
+            loaded = T.alloc_barrier([1])
+            if T.get_thread_binding() == 0:
+                W.bulk_load(tile[0], mine[0], N, loaded[0])
+                T.mbarrier_arrive(loaded[0])
+                T.mbarrier_wait_parity(loaded[0], 0)
+                W.bulk_store(mail[peer, 0], tile[0], N)
+                W.bulk_commit()
+                if through_a_flag:
+                    W.fence("sys", "sc")
+                    W.st(flags[peer, 0], 1, scope="sys")
+                else:
+                    W.bulk_wait(0)
+            if through_a_flag:
+                W.wait_eq(flags[me, 0], 1)
+                for i in T.Parallel(N):
+                    out[i] = mail[me, i]
+
+    return program
+
+
+def counted(last_waits):
+    """Every block counts itself; the last one tells the next launch which round it is."""
+
+    @T.prim_func
+    def program(state: T.Tensor((2,), "uint32"), out: T.Tensor((2, 4), "uint32")):
+        with T.Kernel(4, threads=N) as block:
+            round_ = T.alloc_var("uint32")
+            round_ = W.ld(state[0], sem="relaxed")
+            out[T.Cast("int32", round_ % 2), block] = round_
+            if last_waits:
+                W.sync_grid()
+            if T.get_thread_binding() == 0:
+                before = W.atom_add(state[1], 1, sem="acq_rel")
+                if before == 3:
+                    W.st(state[1], 0)
+                    W.st(state[0], round_ + 1)
+
+    return program
+
+
+def inputs_of(program, ranks):
+    values = {}
+    for b in program.buffer_map.values():
+        if b.name != "mail":
+            shape = [int(n) for n in b.shape[b.name == "flags" :]]
+            values[b.name] = np.zeros(shape, str(b.dtype))
+    return [values] * ranks
+
+
+@functools.cache
+def mutants(make, variant):
+    ranks, epochs = {exchange: (2, 3), transfers: (2, 1), counted: (1, 3)}[make]
+    program = make(variant)
+    return tw.mutate(program, ranks, inputs_of(program, ranks), schedules=5, epochs=epochs)
+
+
+def outcomes(make, variant, name):
+    """Of each mutant of this name whose operation does something: the fault, or that it lives."""
+    found = [m for m in mutants(make, variant) if m.name == name and "proven" not in m.why]
+    assert found, [m.name for m in mutants(make, variant)]
+    return {m.why.partition(":")[0] if m.verdict == "killed" else m.verdict for m in found}
+
+
+@pytest.mark.parametrize(
+    ("make", "variant", "name", "kind"),
+    [
+        (exchange, False, "sync_threads drop", "race"),
+        (exchange, False, "signal drop", "deadlock"),
+        (exchange, False, "signal sem=relaxed", "race"),
+        (exchange, False, "signal scope=gpu", "race"),
+        (exchange, False, "signal scope=cta", "race"),
+        (exchange, False, "signal value+1", "race"),
+        (exchange, True, "signal value+1", "arrival"),
+        (exchange, False, "signal axis 1 flipped", "deadlock"),
+        (exchange, False, "signal rank+1", "race"),
+        (exchange, False, "signal write after", "poison"),
+        (exchange, False, "wait_reached drop", "race"),
+        (exchange, False, "wait_reached sem=relaxed", "race"),
+        (exchange, False, "wait_reached scope=gpu", "race"),
+        (exchange, False, "wait_reached target+1", "deadlock"),
+        (exchange, False, "wait_reached target-1", "race"),
+        (exchange, False, "wait_reached epoch-1", "race"),
+        (exchange, False, "wait_reached axis 1 flipped", "deadlock"),
+        (exchange, False, "wait_reached read before", "race"),
+        (transfers, True, "complete_bulk_stores drop", "race"),
+        (transfers, True, "complete_bulk_stores read=True", "race"),
+        (transfers, True, "fence drop", "race"),
+        (transfers, True, "fence scope=gpu", "race"),
+        (transfers, True, "st scope=gpu", "race"),
+        (transfers, True, "mbarrier_arrive drop", "deadlock"),
+        (transfers, True, "mbarrier_wait_parity drop", "poison"),
+        (transfers, True, "mbarrier_wait_parity parity flipped", "deadlock"),
+        (transfers, False, "bulk_commit drop", "reuse"),
+        (transfers, False, "bulk_wait drop", "reuse"),
+        (transfers, False, "bulk_wait n=1", "reuse"),
+        (counted, False, "sync_threads drop", "race"),
+        (counted, False, "atom_add sem=release", "race"),
+        (counted, False, "atom_add sem=acquire", "race"),
+        (counted, False, "atom_add sem=relaxed", "race"),
+        (counted, False, "atom_add scope=cta", "race"),
+        (counted, False, "atom_add value+1", "output"),
+    ],
+)
+def test_fault_is_killed(make, variant, name, kind):
+    assert outcomes(make, variant, name) == {kind}
+
+
+@pytest.mark.parametrize(
+    ("make", "variant", "name"),
+    [
+        (exchange, True, "sync_threads drop"),
+        (exchange, True, "sync_ranks drop"),
+        (exchange, True, "signal sem=relaxed"),
+        (exchange, True, "signal rank+1"),
+        (exchange, True, "wait_reached drop"),
+        (exchange, True, "wait_reached sem=relaxed"),
+        (exchange, True, "wait_reached target-1"),
+        (exchange, True, "wait_reached read before"),
+        (transfers, True, "bulk_commit drop"),
+        (transfers, True, "fence sem=acq_rel"),
+        (transfers, False, "bulk_wait read=True"),
+        (counted, False, "ld scope=cta"),
+        (counted, False, "atom_add write after"),
+        (counted, True, "sync_grid drop"),
+        (counted, True, "atom_add sem=relaxed"),
+    ],
+)
+def test_equivalent_survives(make, variant, name):
+    assert outcomes(make, variant, name) == {"survived"}
+
+
+def test_operations_that_do_nothing_are_proven():
+    idle = [m for m in mutants(exchange, False) if m.op == "complete_bulk_stores"]
+    assert [m.verdict for m in idle] == ["explained", "explained"]
+    assert {m.why for m in idle} == {"proven: no bulk store is under way where it stands"}
+    alone = tw.mutate(exchange(False), 1, inputs_of(exchange(False), 1), schedules=2, epochs=1)
+    assert {m.name for m in alone if "rank" in m.change} == set()
+
+
+PROGRAM = """
+import tilelang.language as T
+from tileweave import language as W
+
+@T.prim_func
+def ping(flags: W.Symmetric((1,), "uint32"), turn: T.uint32):
+    with T.Kernel(1, threads=32) as _:
+        peer = 1 - W.rank()
+        {above}
+        W.signal(flags[peer, 0]){beside}
+        W.wait_reached(flags[W.rank(), 0], turn + T.uint32(1))
+        if W.rank() == 5:
+            W.sync_ranks()
+"""
+
+
+def ping(tmp_path, above="", beside=""):
+    """Mutants by name of a program with comments."""
+    file = tmp_path / "ping.py"
+    file.write_text(PROGRAM.format(above=above or "pass", beside=beside))
+    inputs = [{"flags": np.zeros(1, np.uint32), "turn": lambda e: e}] * 2
+    found = tw.mutate(load(file).ping, 2, inputs, schedules=3)
+    return {m.name: m for m in found if "proven" not in m.why or m.op == "sync_ranks"}
+
+
+def load(file):
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_without_a_comment_a_survivor_is_unexplained(tmp_path):
+    found = ping(tmp_path)
+    assert found["signal sem=relaxed"].verdict == "survived"
+    assert not found["signal sem=relaxed"].is_accounted_for
+    assert found["sync_ranks drop"].why == "proven: no block of any rank reaches it"
+    assert found["wait_reached turn-1"].verdict == "survived"
+    assert (found["signal drop"].line, found["signal drop"].seed) == (10, 0)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"beside": "  # equivalent(signal sem=relaxed, sync_threads drop): no data\n"},
+        {"above": "# equivalent(signal sem=relaxed, sync_threads drop): no\n        # data"},
+        {
+            "above": "# equivalent(signal sem=relaxed): no data\n"
+            "        # equivalent(sync_threads drop): no data"
+        },
+    ],
+)
+def test_comments_explain(tmp_path, place):
+    found = ping(tmp_path, **place)
+    for name in ("signal sem=relaxed", "sync_threads drop"):
+        assert (found[name].verdict, found[name].why) == ("explained", "no data")
+    assert found["signal drop"].verdict == "killed"
+    assert found["wait_reached sem=relaxed"].verdict == "survived"
+
+
+def test_explanation_of_a_killed_mutant_is_wrong(tmp_path):
+    found = ping(tmp_path, beside="  # equivalent(signal drop): who needs it")
+    assert found["signal drop"].verdict == "wrong explanation"
+    assert "who needs it" in found["signal drop"].why and "deadlock" in found["signal drop"].why
+
+
+def test_explanation_of_no_mutant_is_wrong(tmp_path):
+    found = ping(tmp_path, beside="  # equivalent(signal sem=acquire): no such thing")
+    wrong = found["signal sem=acquire"]
+    assert wrong.verdict == "wrong explanation" and not wrong.is_accounted_for
+    assert "expected" in wrong.why and "signal sem=relaxed" in wrong.why
+
+
+def test_a_faulty_program_is_refused():
+    program = exchange(False)
+    inputs = [{**values, "flags": np.ones(2, np.int32)} for values in inputs_of(program, 2)]
+    with pytest.raises(tw.SimulationError):
+        tw.mutate(program, 2, inputs, schedules=2)
+
+
+@pytest.mark.parametrize("wrong", [{"schedules": 0}, {"epochs": 0}, {"world_size": 0}])
+def test_wrong_arguments(wrong):
+    arguments = {"world_size": 2, "inputs": inputs_of(exchange(False), 2), **wrong}
+    with pytest.raises(tw.TileWeaveError, match="expected at least 1"):
+        tw.mutate(exchange(False), **arguments)
+
+
+def test_mutants_of_a_plan(tmp_path):
+    program = exchange(False)
+
+    @tw.plan
+    def twice(
+        steps: tw.Steps,
+        mail: W.Symmetric((2, N), "int32"),
+        flags: W.Symmetric((2,), "int32"),
+        state: T.Tensor((1,), "int32"),
+        out: T.Tensor((N,), "int32"),
+    ):
+        steps.launch(program, mail, flags, state, out)
+        steps.launch(program, mail, flags, state, out)
+
+    found = tw.mutate(twice, 2, inputs_of(program, 2), schedules=2, epochs=2)
+    assert [m.name for m in found] == [m.name for m in mutants(exchange, False)]
+    assert {m.verdict for m in found if m.op == "signal"} == {"killed"}
+
+
+def test_barrier_at_the_words_of_another_rank():
+    @T.prim_func
+    def program(words: W.Symmetric((4,), "uint32")):
+        with T.Kernel(1, threads=N) as _:
+            W.sync_ranks(words[W.rank(), 0])
+
+    found = {m.name: m for m in tw.mutate(program, 2, [{"words": np.zeros(4, np.uint32)}] * 2)}
+    assert found["sync_ranks rank+1"].verdict == "killed"
+    assert found["sync_ranks rank+1"].why.startswith("arrival")
+    assert found["sync_ranks drop"].verdict == "survived"  # there is nothing to order
+
+
+def test_steps_of_a_plan():
+    """A stream copies to the peer and says so; another stream copies what arrived, later."""
+
+    @T.prim_func
+    def wait(flags: W.Symmetric((1,), "uint32"), epoch: T.int32):
+        with T.Kernel(1, threads=32) as _:
+            W.wait_reached(flags[W.rank(), 0], T.Cast("uint32", epoch + 1))
+
+    @tw.plan
+    def shift(
+        p: tw.Steps,
+        data: T.Tensor((N,), "int32"),
+        mail: W.Symmetric((3, N), "int32"),
+        flags: W.Symmetric((1,), "uint32"),
+        out: T.Tensor((N,), "int32"),
+        epoch: T.int32,
+    ):
+        (peer,) = p.peers()
+        p.copy(mail[peer, epoch], data, stream="away")
+        p.write_value(flags[peer, 0], epoch + 1, stream="away")
+        p.launch(wait, flags, epoch, stream="here")
+        p.wait_stream("here", stream="beside")
+        p.copy(out, mail[p.rank, epoch], stream="beside")
+
+    inputs = [
+        {
+            "data": np.arange(N, dtype=np.int32),
+            "mail": np.zeros((3, N), np.int32),
+            "flags": np.zeros(1, np.uint32),
+            "epoch": lambda e: e,
+        }
+    ] * 2
+    found = {m.name: m for m in tw.mutate(shift, 2, inputs, schedules=5)}
+    kinds = {name: m.why.partition(":")[0] for name, m in found.items() if m.verdict == "killed"}
+    assert kinds.items() >= {
+        ("write_value drop", "deadlock"),
+        ("write_value write after", "race"),
+        ("write_value value+1", "race"),
+        ("write_value value-1", "deadlock"),
+        ("wait_stream drop", "race"),
+        ("wait_reached drop", "race"),
+    }
+    assert {"fork drop", "join drop"} <= found.keys()
+
+
+def test_streams_that_wait_for_words():
+    """A stream copies what two blocks have written, and makes their counter ready again."""
+
+    @T.prim_func
+    def fill(data: T.Tensor((2, N), "int32"), done: T.Tensor((1,), "uint32"), epoch: T.int32):
+        with T.Kernel(2, threads=32) as block:
+            for i in T.Parallel(N):
+                data[block, i] = epoch * 100 + block + i
+            W.signal(done[0])
+
+    @tw.plan
+    def send(
+        p: tw.Steps,
+        data: T.Tensor((2, N), "int32"),
+        done: T.Tensor((1,), "uint32"),
+        mail: W.Symmetric((2, N), "int32"),
+        epoch: T.int32,
+    ):
+        p.launch(fill, data, done, epoch)
+        p.wait_value(done[0], 2, stream="away")
+        p.write_value(done[0], 0, stream="away")
+        p.copy(mail[p.rank], data, stream="away")
+
+    inputs = [{"done": np.zeros(1, np.uint32), "epoch": lambda e: e}]
+    found = {m.name: m for m in tw.mutate(send, 1, inputs, schedules=5)}
+    kinds = {name: m.why.partition(":")[0] for name, m in found.items() if m.verdict == "killed"}
+    assert kinds.items() >= {
+        ("wait_value drop", "race"),
+        ("wait_value value+1", "deadlock"),
+        ("wait_value value-1", "race"),
+        ("write_value drop", "race"),
+    }
+    assert not {"wait_value write after", "wait_value rank+1"} & found.keys()
+
+
+def command(tmp_path, *arguments):
+    file = tmp_path / "ping.py"
+    file.write_text(PROGRAM.format(above="pass", beside=""))
+    return ["mutate", str(file), "--ranks", "2", "--schedules", "2", "--set", "turn=0", *arguments]
+
+
+def test_command_lists_mutants_and_fails_for_an_unexplained_one(tmp_path, capsys):
+    with pytest.raises(SystemExit) as status:
+        main(command(tmp_path, "--epochs", "1"))
+    assert status.value.code == 1
+    out = capsys.readouterr().out
+    assert "ping.py:10: signal drop: killed: deadlock: ping.py:11 (seed 0)" in out
+    assert "ping.py:10: signal sem=relaxed: survived: no fault and no other output" in out
+    assert re.search(r"ping: 2 ranks, 2 schedules: \d+ explained, \d+ killed, \d+ survived", out)
+
+
+def test_command_is_content_when_all_is_explained(tmp_path, capsys):
+    arguments = [*command(tmp_path), "--epochs", "1", "--json"]
+    with pytest.raises(SystemExit):
+        main(arguments)
+    (ping,) = map(json.loads, capsys.readouterr().out.splitlines())
+    survivors = [m for m in ping["mutants"] if m["verdict"] == "survived"]
+    assert ping["unaccounted"] == len(survivors) > 4
+    file = tmp_path / "ping.py"
+    lines = file.read_text().splitlines()
+    for line in sorted({m["line"] for m in survivors}, reverse=True):
+        names = ", ".join(f"{m['op']} {m['change']}" for m in survivors if m["line"] == line)
+        lines.insert(line - 1, f"        # equivalent({names}): no data")
+    file.write_text("\n".join(lines))
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["unaccounted"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "turn"], "--set turn; expected NAME=NUMBER or NAME=epoch"),
+        (["--set", "turn=much"], "--set turn=much; expected NAME=NUMBER or NAME=epoch"),
+        (["--schedules", "0"], "schedules=0; expected at least 1"),
+        (["--resident-blocks", "0"], "resident_blocks=0; expected at least 1"),
+    ],
+)
+def test_command_refuses(tmp_path, capsys, arguments, message):
+    assert main(command(tmp_path, *arguments)) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_command_names_what_has_no_value(tmp_path, capsys):
+    arguments = command(tmp_path)
+    arguments = arguments[: arguments.index("--set")]
+    assert main(arguments) == 1
+    assert "no value for turn" in capsys.readouterr().err
+
+
+def test_extents_are_set_like_scalars(tmp_path, capsys):
+    file = tmp_path / "copies.py"
+    file.write_text("""
+import tilelang.language as T
+from tileweave import language as W
+n = T.dynamic("n")
+
+@T.prim_func
+def copies(src: T.Tensor((n,), "float32"), dst: T.Tensor((n,), "float32")):
+    with T.Kernel(1, threads=32) as _:
+        W.put_block(src[0], dst[0], n)
+""")
+    assert main(["simulate", str(file), "--ranks", "1", "--schedules", "1", "--set", "n=40"]) == 0
+    assert main(["mutate", str(file), "--ranks", "1", "--schedules", "1", "--set", "n=40"]) == 0
+    assert "no mutants" in capsys.readouterr().out
+    assert main(["simulate", str(file), "--ranks", "1"]) == 1
+    assert "n of src is dynamic" in capsys.readouterr().err
+    assert main(["simulate", str(file), "--ranks", "1", "--set", "n=1.5"]) == 1
+    assert "extent n=1.5; expected a whole number" in capsys.readouterr().err

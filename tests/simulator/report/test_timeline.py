@@ -1,0 +1,257 @@
+"""Timelines: what is noted of a schedule, and the files that show it."""
+
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+from tileweave.simulator import Executable, simulate
+from tileweave.simulator.report import drawing
+from tileweave.simulator.report.drawing import FAULTS, Line, Text, draw
+from tileweave.simulator.report.timeline import Recorder
+from tileweave.simulator.simulate import Case
+
+N = 32
+
+
+def exchange(signals=True, waits=True):
+    """Each rank writes at its right neighbour, with two blocks."""
+
+    @T.prim_func
+    def program(
+        mail: W.Symmetric((2, N), "int32"),
+        flags: W.Symmetric((2,), "int32"),
+        out: T.Tensor((2, N), "int32"),
+        epoch: T.int32,
+    ):
+        with T.Kernel(2, threads=N) as block:
+            me = W.rank()
+            peer = (me + 1) % W.world_size()
+            for i in T.Parallel(N):
+                mail[peer, block, i] = i
+            if signals:
+                W.signal(flags[peer, block])
+            if waits:
+                W.wait_reached(flags[me, block], epoch + 1)
+            for i in T.Parallel(N):
+                out[block, i] = mail[me, block, i]
+            W.barrier_blocks()
+
+    return program
+
+
+def inputs(ranks):
+    return [{"flags": np.zeros(2, np.int32), "epoch": lambda e: e} for _ in range(ranks)]
+
+
+def recorded(program, ranks=3, epochs=2, seed=0, given=None):
+    """The timeline of one schedule, and the machine."""
+    case = Case(Executable(program, ranks), given or inputs(ranks), epochs)
+    machine = case.machine(seed, 4, Recorder)
+    fault = None
+    try:
+        machine.run()
+    except tw.SimulationError as error:
+        fault = error
+    return machine.timeline("exchange", seed, fault), machine
+
+
+def test_bars_signals_waits_and_transfers():
+    ranks, epochs = 3, 2
+    timeline, _ = recorded(exchange(), ranks, epochs)
+    assert sorted((b.rank, b.epoch, b.label) for b in timeline.bars) == [
+        (r, e, f"block {b}") for r in range(ranks) for e in range(epochs) for b in range(2)
+    ]
+    assert all(0 < b.start < b.end <= timeline.end for b in timeline.bars)
+    waits = [(b, w) for b in timeline.bars for w in b.waits]
+    assert waits and all(b.start < w.start < w.end < b.end for b, w in waits)
+    assert any("stands at W.wait_reached(flags[" in w.text for _, w in waits)
+
+    assert len(timeline.signals) == ranks * epochs * 2
+    assert all("W.signal of flags" in m.text and " -> " in m.text for m in timeline.signals)
+    assert len(timeline.arrows) == len(timeline.signals)
+    for arrow in timeline.arrows:
+        sender, reader = arrow.signal.bar, arrow.bar
+        assert reader.rank == (sender.rank + 1) % ranks and reader.label == sender.label
+        assert arrow.signal.time < arrow.time
+
+    writes = [t for t in timeline.transfers if t.writes]
+    assert len(writes) == len(timeline.transfers) == ranks * epochs * 2
+    assert all(t.peer == (t.bar.rank + 1) % ranks for t in writes)
+
+
+def test_a_signal_serves_every_wait_after_it():
+    @T.prim_func
+    def program(flags: W.Symmetric((1,), "int32")):
+        with T.Kernel(3, threads=N) as block:
+            if block == 0:
+                W.signal(flags[0, 0])
+                W.signal(flags[0, 0])
+            else:
+                W.wait_reached(flags[0, 0], 2)
+
+    given = [{"flags": np.zeros(1, np.int32)}]
+    timeline, _ = recorded(program, 1, 1, given=given)
+    last = max(m.time for m in timeline.signals)
+    by_reader = [[a for a in timeline.arrows if a.bar.label == f"block {b}"] for b in (1, 2)]
+    assert sorted(len(found) for found in by_reader) == [1, 2]
+    assert all(max(a.signal.time for a in found) == last for found in by_reader)
+
+
+def test_reads_from_another_rank():
+    @T.prim_func
+    def program(mine: W.Symmetric((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N) as _:
+            for i in T.Parallel(N):
+                mine[W.rank(), i] = i
+            W.sync_ranks()
+            W.get_block(mine[0, 0], out[0], N, 1 - W.rank())
+            W.sync_ranks()
+
+    timeline, _ = recorded(program, 2, 1, given=[{}, {}])
+    assert [(t.bar.rank, t.peer, t.writes) for t in timeline.transfers] in (
+        [(0, 1, False), (1, 0, False)],
+        [(1, 0, False), (0, 1, False)],
+    )
+
+
+def test_streams_are_bars_too():
+    @tw.plan
+    def program(p: tw.Steps, A: T.Tensor((N,), "int32"), inbox: W.Symmetric((N,), "int32"),
+                flag: W.Symmetric((1,), "uint32")):  # fmt: skip
+        p.copy(inbox[1 - p.rank], A, stream="copies")
+        p.write_value(flag[1 - p.rank, 0], 1, stream="copies")
+
+    given = [{"A": np.zeros(N, np.int32), "flag": np.zeros(1, np.uint32)} for _ in range(2)]
+    timeline, _ = recorded(program, 2, 1, given=given)
+    assert {b.group for b in timeline.bars} == {"stream 'copies'"}
+    assert sorted(b.label for b in timeline.bars) == [
+        "p.copy (step 1)", "p.copy (step 1)", "p.write_value (step 2)", "p.write_value (step 2)",
+    ]  # fmt: skip
+    assert {t.peer for t in timeline.transfers} == {0, 1}
+    texts = [s.text for s in draw(timeline).shapes if isinstance(s, Text)]
+    assert texts.count("stream 'copies'") == texts.count("blocks") == 2
+
+
+def test_recording_changes_nothing(tmp_path, monkeypatch):
+    program, file = exchange(), tmp_path / "a.html"
+    with_it = simulate(program, 3, inputs(3), seed=5, timeline=file)
+    assert file.is_file()
+    monkeypatch.setattr(Recorder, "__init__", None)  # not even made when it is not asked for
+    for one, other in zip(with_it, simulate(program, 3, inputs(3), seed=5), strict=True):
+        assert all((one[name] == other[name]).all() for name in one)
+
+
+def crosses(timeline):
+    """Two thick lines each."""
+    lines = [s for s in draw(timeline).shapes if isinstance(s, Line) and s.colour == FAULTS]
+    legend = 2
+    return sum(s.width == 3.2 for s in lines) // 2 - legend // 2
+
+
+def test_a_deadlock_is_marked_at_each_stuck_block():
+    timeline, _ = recorded(exchange(signals=False))
+    assert timeline.fault.kind == "deadlock"
+    stuck = [b for b in timeline.bars if b.waits and b.waits[-1].end is None]
+    assert len(stuck) == len(timeline.bars) == crosses(timeline) == 6
+
+
+def test_a_race_is_marked_at_both_accesses():
+    timeline, _ = recorded(exchange(signals=False, waits=False))
+    assert timeline.fault.kind == "race"
+    assert sum(b.failed_at is not None for b in timeline.bars) == 1
+    assert timeline.other.text in timeline.fault.report
+    assert crosses(timeline) == 2
+
+
+def test_a_surplus_is_marked_at_its_last_arrival(tmp_path):
+    @T.prim_func
+    def program(flags: W.Symmetric((1,), "int32"), epoch: T.int32):
+        with T.Kernel(1, threads=N) as _:
+            W.signal(flags[0, 0], 2)
+            W.wait_reached(flags[0, 0], epoch + 1)
+
+    file = tmp_path / "a.html"
+    given = [{"flags": np.zeros(1, np.int32), "epoch": lambda e: e}]
+    with pytest.raises(tw.SimulationError, match="arrival: "):
+        tw.simulate(program, 1, given, timeline=file)
+    assert file.read_text().count(f'stroke="{FAULTS}" stroke-width="3.2"') == 2 * 2
+
+
+def test_a_page_is_one_file(tmp_path):
+    file = tmp_path / "a.html"
+    with pytest.raises(tw.SimulationError) as error:
+        tw.simulate(exchange(signals=False), 2, inputs(2), seed=4, schedules=3, timeline=file)
+    page = file.read_text()
+    assert re.findall(r"(?:https?:)?//[\w.]+", page) == ["http://www.w3.org"]  # the name of SVG
+    assert "<title>program: 2 ranks, seed 4, deadlock fault</title>" in page
+    assert error.value.report.splitlines()[1].split(" --> ")[0] in page
+    svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", page, re.DOTALL)[0])
+    tips = [e.get("data-tip") for e in svg.iter() if e.get("data-tip")]
+    assert any(t == "rank 1, block 0, launch 0" for t in tips)
+    assert any("stands at W.wait_reached(flags[1, 0]): value seen 0" in t for t in tips)
+
+
+def test_svg_and_png_show_the_same(tmp_path):
+    from matplotlib import image
+
+    for suffix in ("svg", "png"):
+        tw.simulate(exchange(), 2, inputs(2), timeline=tmp_path / f"a.{suffix}")
+    svg = ElementTree.parse(tmp_path / "a.svg").getroot()
+    pixels = image.imread(tmp_path / "a.png")[..., :3]
+    assert pixels.shape[:2] == (int(svg.get("height")), int(svg.get("width")))
+    texts = [e.text for e in svg.iter() if e.tag.endswith("text")]
+    assert {"rank 0", "rank 1", "waits", "signal ends wait"} <= set(texts)
+    for colour in (drawing.SIGNALS, drawing.WRITES, drawing.WAITS, *drawing.RUNS):
+        rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        assert (np.abs(pixels - rgb).max(axis=2) < 0.02).sum() > 20, colour
+
+
+def test_of_too_much_the_last_is_drawn(monkeypatch):
+    timeline, _ = recorded(exchange())
+    monkeypatch.setattr(drawing, "_MOST", 20)
+    part = draw(timeline)
+    monkeypatch.undo()
+    assert len(part.shapes) < len(draw(timeline).shapes)
+    note = next(s.text for s in part.shapes if getattr(s, "text", "").startswith("time: "))
+    assert re.search(r"the first \d+ are left out$", note)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(tw.TileWeaveError, match="expected a name in a folder that exists"):
+        tw.simulate(exchange(), 2, inputs(2), timeline=tmp_path / "no" / "a.svg")
+
+
+@pytest.mark.parametrize("signals", [True, False])
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_a_file_that_cannot_be_written_hides_no_fault(tmp_path, monkeypatch, signals, suffix):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    file = tmp_path / f"a.{suffix}"
+    said = f"timeline: {file}: No space left on device; expected a file that can be written"
+    if signals:
+        with pytest.raises(tw.TileWeaveError, match=said):
+            tw.simulate(exchange(), 2, inputs(2), timeline=file)
+        return
+    with pytest.warns(tw.SimulationWarning, match=said), pytest.raises(tw.SimulationError):
+        tw.simulate(exchange(signals=False), 2, inputs(2), timeline=file)
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "a", "a.htm"])
+def test_another_suffix(tmp_path, name):
+    with pytest.raises(tw.TileWeaveError, match=r"expected a name that ends in \.html, \.svg or"):
+        tw.simulate(exchange(), 2, inputs(2), timeline=tmp_path / name)
+
+
+def test_a_png_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(tw.TileWeaveError, match=r'pip install "tileweave\[plot\]"'):
+        tw.simulate(exchange(), 2, inputs(2), timeline=tmp_path / "a.png")

@@ -1,0 +1,91 @@
+"""Symmetric tensors with more axes than the TMA takes: folded, they hold the same."""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tilelang.language as T
+from tvm import tirx
+from tvm.target import Target
+from tvm.tirx.stmt_functor import post_order_visit
+
+import tileweave as tw
+from tileweave import passes
+from tileweave.builtins import language as W
+from tileweave.passes.ir.implicit import hidden_of, set_hidden
+from tileweave.passes.tile.fold_axes import fold_axes
+
+RANKS, N = 3, 16
+F32 = "float32"
+
+
+def sums(lead=(), turns=1):
+    """Each rank adds what all ranks stored for it, ``turns`` times through the same memory."""
+    zeros = (0,) * len(lead)
+
+    @T.prim_func
+    def program(X: T.Tensor((N, N), F32), Y: T.Tensor((N, N), F32)):
+        with T.Kernel(1, threads=32):
+            S = W.alloc_symmetric((RANKS, *lead, N, N), F32)
+            tile = T.alloc_shared((N, N), F32)
+            total = T.alloc_fragment((N, N), F32)
+            me = W.rank()
+            T.copy(X, tile)
+            for _ in T.serial(turns):
+                for r in T.serial(RANKS):
+                    T.copy(tile, S[((me + r) % RANKS, me, *zeros, 0, 0)])
+                T.clear(total)
+                for r in T.serial(RANKS):
+                    T.copy(S[(me, r, *zeros, 0, 0)], tile)
+                    for i, j in T.Parallel(N, N):
+                        total[i, j] += tile[i, j]
+                T.copy(total, tile)
+            T.copy(tile, Y)
+
+    return program
+
+
+def folded(func, world_size, heap_stride):
+    """Fold as for a GPU with a TMA, and declare the parameter folded, as the simulator needs it."""
+    with Target({"kind": "cuda", "arch": "sm_90a"}) as target:
+        func = fold_axes(func, target)
+    found = {}
+
+    def visit(node):
+        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
+            found[node.buffer.data] = node.buffer
+
+    post_order_visit(func.body, visit)
+    buffers = {param: found.get(b.data, b) for param, b in func.buffer_map.items()}
+    shapes = {b.name: tuple(map(int, b.shape[1:])) for b in buffers.values()}
+    assert len(shapes["S"]) == 4
+    new = tirx.PrimFunc(func.params, func.body, func.ret_type, buffers, func.attrs, func.span)
+    hidden = [replace(h, shape=shapes[h.name]) if h.scratch else h for h in hidden_of(func)]
+    return set_hidden(new, hidden)
+
+
+CASES = {"lead": ((2,), 1), "versions": ((), 2), "both": ((2, 2), 3)}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("fold", [False, True])
+def test_simulated(name, fold, monkeypatch):
+    lead, turns = CASES[name]
+    if fold:
+        more = passes.Pass(functools.wraps(fold_axes)(folded), "a test")
+        monkeypatch.setattr(passes, "SIMULATED_PASSES", (*passes.SIMULATED_PASSES, more))
+    rng = np.random.default_rng(0)
+    inputs = [{"X": rng.integers(-8, 8, (N, N)).astype(np.float32)} for _ in range(RANKS)]
+    expected = sum(i["X"] for i in inputs) * RANKS ** (turns - 1)
+    for seed in range(3):
+        out = tw.simulate(sums(lead, turns), RANKS, inputs, seed=seed)
+        for rank in range(RANKS):
+            assert (out[rank]["Y"] == expected).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_compiles(name, arch):
+    source = tw.emit(sums(*CASES[name]), arch=arch, world_size=RANKS)
+    assert ("tl::tma_store(S_desc" in source) == (arch == "sm_90a")

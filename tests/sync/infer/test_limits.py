@@ -1,0 +1,30 @@
+"""Programs of which too much would have to be held in memory are refused by name."""
+
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+
+M = T.dynamic("M")
+
+
+@T.prim_func
+def shift(S: W.Symmetric((M, 32), "float32"), X: T.Tensor((M, 32), "float32")):
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as row:
+        tile = T.alloc_shared((8, 32), "float32")
+        T.copy(X[row * 8, 0], tile)
+        T.copy(tile, S[(W.rank() + 1) % 4, row * 8, 0])
+        T.copy(S[W.rank(), row * 8, 0], tile)
+        T.copy(tile, X[row * 8, 0])
+
+
+def test_iterations_that_do_not_fit(monkeypatch):
+    monkeypatch.setattr("tileweave.passes.sync.regions.footprints._MOST_NUMBERS", 1000)
+    assert "def shift(" in tw.emit(shift, "tile", sizes={"M": 8 * 16})
+    with pytest.raises(tw.LanguageError) as error:
+        tw.emit(shift, "tile", sizes={"M": 8 * 200})
+    said = str(error.value)
+    assert "T.copy writes S[" in said and "happens 800 times on all ranks in a launch" in said
+    assert "expected smaller sizes, larger tiles, signals and waits written by hand" in said
+    assert f"{__file__}:17" in said

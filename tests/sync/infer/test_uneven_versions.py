@@ -1,0 +1,158 @@
+"""Loops that have no round on some ranks: what stands before and behind them there."""
+
+import re
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+
+RANKS, N = 3, 32
+
+
+def sent_left(rounds):
+    """Ranks that have a left neighbour write to it, in as many rounds as ``rounds`` says."""
+
+    @T.prim_func
+    def program(X: T.Tensor((2, N), "int32"), Y: T.Tensor((2, N), "int32")):
+        with T.Kernel(1, threads=N):
+            S = W.alloc_symmetric((2, N), "int32")
+            me = W.rank()
+            for turn in T.serial(rounds(me)):
+                for i in T.Parallel(N):
+                    S[me - 1, turn, i] = X[turn, i]
+            for turn in T.serial(rounds((me + 1) % RANKS)):
+                for i in T.Parallel(N):
+                    Y[turn, i] = S[me, turn, i]
+
+    return program
+
+
+@pytest.mark.parametrize("reuse", ["auto", "credit", "barrier"])
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        pytest.param(lambda rank: T.min(rank, 1), id="none or one"),
+        pytest.param(lambda rank: T.min(rank, 1) * 2, id="none or two"),
+        pytest.param(lambda rank: rank, id="none to two"),
+    ],
+)
+def test_nobody_tells_or_asks_a_rank_that_is_not_there(rounds, reuse):
+    """In the first round rank 0 would write to rank -1, but it has none."""
+    inputs = [{"X": np.full((2, N), r, np.int32), "Y": np.zeros((2, N), np.int32)}
+              for r in range(RANKS)]  # fmt: skip
+    options = {"tileweave.reuse": reuse}
+    out = tw.simulate(sent_left(rounds), RANKS, inputs, schedules=3, epochs=3, pass_configs=options)
+    assert [o["Y"].any() for o in out] == [True, True, False]
+
+
+def read_by_the_last(rounds, behind=False):
+    """Rank 0 writes to the last one, the only one whose loop has a round.
+
+    Args:
+        behind: whether that one reads behind the loop, too.
+    """
+
+    @T.prim_func
+    def program(X: T.Tensor((N,), "int32"), Y: T.Tensor((3, N), "int32")):
+        with T.Kernel(1, threads=N):
+            S = W.alloc_symmetric((N,), "int32")
+            me = W.rank()
+            if me == 0:
+                for i in T.Parallel(N):
+                    S[RANKS - 1, i] = X[i]
+            for turn in T.serial(rounds(me)):
+                for i in T.Parallel(N):
+                    Y[turn, i] = S[me, i]
+            if behind and me == RANKS - 1:
+                for i in T.Parallel(N):
+                    Y[2, i] = S[me, i]
+
+    return program
+
+
+LEFT = 1, "a load reads what writes bring; moved out of the loop over turn"
+
+
+def waits_of(program):
+    """(times in a block, reason) of each wait for what S gets."""
+    return [(o.per_block, o.reason) for o in tw.explain(program, RANKS).ops
+            if (o.kind, o.flag) == ("wait", "S_arrived")]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_wait_leaves_a_loop_of_no_round_or_as_many(count):
+    program = read_by_the_last(lambda rank: rank // 2 * count)
+    assert waits_of(program) == [LEFT]
+    inputs = [{"X": np.arange(N, dtype=np.int32)} for _ in range(RANKS)]
+    out = tw.simulate(program, RANKS, inputs, schedules=3, epochs=2)
+    assert np.array_equal(out[-1]["Y"][0], inputs[0]["X"])
+
+
+def test_a_read_behind_the_loop_waits_itself():
+    program = read_by_the_last(lambda rank: rank // 2 * 2, behind=True)
+    assert len(waits_of(program)) == 2
+
+
+def test_a_loop_that_always_has_a_round_is_not_asked():
+    """Its wait serves for what comes behind it."""
+
+    @T.prim_func
+    def program(X: T.Tensor((N,), "int32"), Y: T.Tensor((RANKS + 1, N), "int32")):
+        with T.Kernel(1, threads=N):
+            S = W.alloc_symmetric((N,), "int32")
+            me = W.rank()
+            for i in T.Parallel(N):
+                S[(me + 1) % RANKS, i] = X[i]
+            for turn in T.serial(me + 1):
+                for i in T.Parallel(N):
+                    Y[turn, i] = S[me, i]
+            for i in T.Parallel(N):
+                Y[RANKS, i] = S[me, i]
+
+    assert waits_of(program) == [LEFT]
+    assert "serves for it, too" in str(tw.explain(program, RANKS))
+
+
+def test_a_wait_stays_in_a_loop_whose_first_round_reads_nothing():
+    """It leaves the one inside, and asks there."""
+
+    @T.prim_func
+    def program(X: T.Tensor((N,), "int32"), Y: T.Tensor((3, N), "int32")):
+        with T.Kernel(1, threads=N):
+            S = W.alloc_symmetric((N,), "int32")
+            if W.rank() == 0:
+                for i in T.Parallel(N):
+                    S[0, i] = X[i]
+            for turn in T.serial(3):
+                for _ in T.serial(T.min(turn, W.rank())):
+                    for i in T.Parallel(N):
+                        Y[turn, i] = S[0, i]
+
+    text = tw.emit(program, stage="tile", world_size=RANKS)
+    assert re.search(r"for turn in range\(3\):\n\s+if 0 < .*\n.*wait_reached\(.*S_arrived", text)
+    inputs = [{"X": np.arange(N, dtype=np.int32)} for _ in range(RANKS)]
+    out = tw.simulate(program, RANKS, inputs, schedules=3, epochs=2)
+    assert all((o["Y"][1:] == inputs[0]["X"]).all() for o in out[1:])
+
+
+@pytest.mark.filterwarnings("ignore:.*nobody waits for:tileweave.SimulationWarning")
+def test_nobody_waits_for_a_rank_that_does_not_read_what_it_gets():
+    """It gives no credit."""
+
+    @T.prim_func
+    def program(X: T.Tensor((N,), "int32"), Y: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N):
+            S = W.alloc_symmetric((N,), "int32")
+            me = W.rank()
+            for i in T.Parallel(N):
+                S[(me + 1) % RANKS, i] = X[i]
+            if me > 0:
+                for i in T.Parallel(N):
+                    Y[i] = S[me, i]
+
+    inputs = [{"X": np.full(N, r, np.int32)} for r in range(RANKS)]
+    out = tw.simulate(program, RANKS, inputs, schedules=3, epochs=3)
+    assert [o["Y"][0] for o in out[1:]] == [0, 1]

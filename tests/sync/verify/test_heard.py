@@ -1,0 +1,84 @@
+"""When a writer need not wait for the launches of its readers, since it has their data."""
+
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave.builtins import language as W
+
+RANKS, N = 3, 32
+
+
+def replied(whom=1, asks=lambda block, rank: True, blocks=1, late=False, rounds=lambda rank: 1):
+    """Each rank asks its left neighbour, so hears from its right one, and writes to another.
+
+    Args:
+        whom: the distance to that rank.
+        asks: in which blocks the answer is read.
+        late: whether it is read behind the write.
+        rounds: how often it is read.
+    """
+
+    @T.prim_func
+    def program(S: W.Symmetric((blocks, N), "int32"), Y: T.Tensor((blocks, N), "int32")):
+        with T.Kernel(blocks, threads=N) as block:
+            asked = W.alloc_symmetric((N,), "int32")
+            me = W.rank()
+            if block == 0:
+                for i in T.Parallel(N):
+                    asked[(me + RANKS - 1) % RANKS, i] = i + me
+            for _ in T.serial(0 if late else rounds(me)):
+                if asks(block, me):
+                    for i in T.Parallel(N):
+                        Y[block, i] = asked[me, i]
+            for i in T.Parallel(N):
+                S[(me + whom) % RANKS, block, i] = i + me
+            if late:
+                for i in T.Parallel(N):
+                    Y[block, i] = asked[me, i]
+
+    return program
+
+
+def waits(program) -> bool:
+    return "started" in tw.explain(program, RANKS).flags
+
+
+def test_who_has_data_of_the_reader_does_not_wait_for_it():
+    assert not waits(replied())
+    assert not waits(replied(blocks=2))
+    assert "writers first wait for what the readers write" in str(tw.explain(replied(), RANKS))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"whom": 2}, id="data of another rank"),
+        pytest.param({"late": True}, id="read behind the write"),
+        pytest.param({"asks": lambda block, rank: block == 1, "blocks": 2}, id="another block"),
+        pytest.param({"asks": lambda block, rank: rank != 1}, id="not on every rank"),
+        pytest.param({"rounds": lambda rank: rank}, id="in no round on one rank"),
+        pytest.param({"rounds": lambda rank: T.min(rank, 1)}, id="in no round on one rank, or one"),
+    ],
+)
+def test_who_has_not_waits(options):
+    assert waits(replied(**options))
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_right_in_every_schedule(blocks):
+    """The caller reads what was written for it behind each launch."""
+    program = replied(blocks=blocks)
+
+    @tw.plan
+    def called(
+        p: tw.Steps, S: W.Symmetric((blocks, N), "int32"), Y: T.Tensor((blocks, N), "int32"),
+        found: T.Tensor((blocks, N), "int32"),
+    ):  # fmt: skip
+        p.launch(program, S, Y)
+        p.copy(found, S[p.rank])
+
+    out = tw.simulate(called, RANKS, schedules=20, epochs=4)
+    for rank, tensors in enumerate(out):
+        assert (tensors["found"][:, 0] == (rank - 1) % RANKS).all()
+        assert (tensors["Y"][:, 0] == (rank + 1) % RANKS).all()

@@ -1,0 +1,124 @@
+"""Reads that lie wholly outside of their tensor, and axes for which there is one counter only."""
+
+import inspect
+import warnings
+
+import pytest
+import tilelang.language as T
+from tilelang import tvm
+
+import tileweave as tw
+from tileweave import passes
+from tileweave.builtins import language as W
+from tileweave.cli.main import main
+
+N = 64
+
+
+def passes_on(first, explicit, copies=False):
+    """Each rank sends N numbers, and reads half as many from ``first`` on."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((N,), "float32"), S: W.Symmetric((N,), "float32"),
+        Y: T.Tensor((N // 2,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=32):
+            me = W.rank()
+            tile = T.alloc_shared((N,), "float32")
+            half = T.alloc_shared((N // 2,), "float32")
+            T.copy(X, tile)
+            T.copy(tile, S[1 - me, 0])
+            if explicit:
+                W.sync_ranks()
+            if copies:
+                T.copy(S[me, first], half)  # read
+                T.copy(half, Y)
+            else:
+                for i in T.Parallel(N // 2):  # read
+                    Y[i] = S[me, first + i]  # read
+            if explicit:
+                W.sync_ranks()
+
+    return program
+
+
+def tiles(read):
+    """Each rank sends tiles of 8 numbers, of which blocks read what ``read`` says."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((N,), "float32"), S: W.Symmetric((N,), "float32"), Y: T.Tensor((N,), "float32")
+    ):
+        with T.Kernel(N // 8, threads=32) as b:
+            tile = T.alloc_shared((8,), "float32")
+            T.copy(X[b * 8], tile)
+            T.copy(tile, S[(W.rank() + 1) % W.world_size(), b * 8])
+            for i in T.Parallel(8):  # read
+                Y[b * 8 + i] = S[W.rank(), read(b) + i]  # read
+
+    return program
+
+
+def warned(program):
+    """What is said of a program when it is compiled for two ranks."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", tw.SyncWarning)
+        passes.run_group(tvm.IRModule({"program": program}), 2, 1 << 40, passes.GROUP_PASSES)
+    return [str(w.message) for w in caught if issubclass(w.category, tw.SyncWarning)]
+
+
+def lines_of(make):
+    """``--> file:line`` of the reads of a program."""
+    lines, first = inspect.getsourcelines(make)
+    return [f" --> {__file__}:{first + n}" for n, x in enumerate(lines) if x.endswith("# read\n")]
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("first", [N, 3 * N // 2, 1000, -N // 2, -N])
+def test_a_read_wholly_outside_is_named(first, explicit):
+    (message,) = warned(passes_on(first, explicit))
+    assert "S[me, " in message
+    assert "in some iteration wholly outside of the tensor, where it yields zeros" in message
+    assert message.endswith(tuple(lines_of(passes_on)[1:]))
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_copy_wholly_outside_is_named(explicit):
+    (message,) = warned(passes_on(N, explicit, copies=True))
+    assert message.startswith(f"T.copy reads S[me, {N}], in some iteration wholly outside")
+    assert message.endswith(lines_of(passes_on)[0])
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("first", [0, 8, N // 2, 3 * N // 4])
+def test_a_read_that_touches_the_tensor_is_not(first, explicit):
+    assert warned(passes_on(first, explicit)) == []
+
+
+def test_one_block_outside_is_enough():
+    (message,) = warned(tiles(lambda b: b * 8 + 8))
+    assert "wholly outside" in message
+
+
+def test_tiles_that_meet_what_was_sent_are_silent():
+    assert warned(tiles(lambda b: b * 8)) == []
+
+
+def test_a_counter_of_a_whole_axis_names_the_read_that_asks_for_it():
+    (message,) = warned(tiles(lambda b: b * 7))
+    assert message.startswith("a load reads S[")
+    assert f"no granule of axis 0 but all its {N} elements fits" in message
+    assert message.endswith(tuple(lines_of(tiles)))
+
+
+def test_the_command_line_tells_it(tmp_path, capsys):
+    source = inspect.getsource(passes_on)
+    path = tmp_path / "outside.py"
+    path.write_text(
+        "import tilelang.language as T\nfrom tileweave import language as W\nN = 64\n"
+        f"{source}\nprogram = passes_on(1000, False)\n"
+    )
+    main(["simulate", f"{path}:program", "--ranks", "2", "--schedules", "1"])
+    shown = capsys.readouterr().out
+    assert "warning: a load reads S[me, 1000 + i], in some iteration wholly outside" in shown

@@ -1,0 +1,115 @@
+"""``W.unordered``: what it takes out, and what it does not."""
+
+import pytest
+import tilelang.language as T
+from tilelang import tvm
+
+import tileweave as tw
+from tileweave import passes
+from tileweave.builtins import language as W
+from tileweave.passes.sync.infer.infer_sync import explained
+
+STRIDE = 1 << 40
+N = 32
+
+
+def explanation(func, ranks=2):
+    mod = passes.run_group(tvm.IRModule({"p": func}), ranks, STRIDE, passes.PREPARE_PASSES)
+    (func,) = mod.functions.values()
+    return explained(func, ranks, STRIDE)
+
+
+def let(region, reason="read between launches only"):
+    return W.unordered(region, reason=reason)
+
+
+def test_it_is_listed_with_line_tensor_and_reason():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), "float32"), Y: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=N):
+            T.copy(let(S[(W.rank() + 1) % 2, 0]), Y)
+
+    func, found = explanation(program)
+    (one,) = found.ops
+    assert (one.kind, one.tensor, one.reason) == ("unordered", "S", "read between launches only")
+    assert "test_unordered.py:" in one.line
+    assert len(func.params) == 2
+
+
+def test_only_the_marked_access_is_left_out():
+    @T.prim_func
+    def program(S: W.Symmetric((2, N), "float32"), Y: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=N):
+            me = W.rank()
+            tile = T.alloc_shared((N,), "float32")
+            T.copy(tile, S[1 - me, 0, 0])
+            T.copy(let(S[1 - me, 1, 0]), S[me, 1, 0])
+            T.copy(S[me, 0, 0], Y)
+
+    _, found = explanation(program)
+    kinds = [op.kind for op in found.ops]
+    assert kinds.count("unordered") == 1 and "signal" in kinds and "wait" in kinds
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_it_may_mark_a_whole_tensor_and_the_operand_of_a_builtin(whole):
+    @T.prim_func
+    def program(S: W.Symmetric((N,), "float32"), Y: T.Tensor((2, N), "float32")):
+        with T.Kernel(1, threads=N):
+            W.get_block(let(S if whole else S[0, 0]), Y[0, 0], N, (W.rank() + 1) % 2)
+
+    assert [op.kind for op in explanation(program)[1].ops] == ["unordered"]
+
+
+def test_a_program_with_signals_of_its_own_may_use_it():
+    def program(marked):
+        @T.prim_func
+        def exchange(
+            S: W.Symmetric((N,), "float32"), flags: W.Symmetric((1,), "uint32"),
+            Y: T.Tensor((N,), "float32"), epoch: T.int32,
+        ):  # fmt: skip
+            with T.Kernel(1, threads=N):
+                me = W.rank()
+                T.copy(Y, let(S[1 - me, 0]) if marked else S[1 - me, 0])
+                W.signal(flags[1 - me, 0])
+                W.wait_reached(flags[me, 0], epoch + 1)
+                T.copy(S[me, 0], Y)
+
+        return exchange
+
+    assert "signal" in tw.emit(program(True), stage="tile", world_size=2)
+    with pytest.raises(tw.LanguageError, match="may still be reading"):
+        tw.emit(program(False), stage="tile", world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        (lambda S, tile: W.unordered(S[0, 0], reason=" "), "reason=' '; expected why"),
+        (lambda S, tile: W.unordered(tile[0], reason="why"), "tile is in shared.dyn memory"),
+        (lambda S, tile: W.unordered(3, reason="why"), "region=3; expected a tensor, or a part"),
+    ],
+)
+def test_refused(mark, message):
+    with pytest.raises(tw.LanguageError, match=r"test_unordered.py:\d+") as error:
+
+        @T.prim_func
+        def program(S: W.Symmetric((N,), "float32")):
+            with T.Kernel(1, threads=N):
+                tile = T.alloc_shared((N,), "float32")
+                mark(S, tile)
+
+    assert message in str(error.value)
+
+
+def test_the_simulator_runs_it():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), "float32"), Y: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=N):
+            T.copy(let(S[W.rank(), 0]), Y)
+
+    import numpy as np
+
+    given = [{"S": np.arange(N, dtype=np.float32)} for _ in range(2)]
+    for out in tw.simulate(program, 2, given):
+        np.testing.assert_array_equal(out["Y"], given[0]["S"])

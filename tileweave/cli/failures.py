@@ -1,0 +1,85 @@
+"""Reports of exceptions that TileWeave did not raise on purpose, for the command line."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tilelang import tvm  # noqa: F401  (before what it bundles)
+from tvm import tirx
+
+from ..explain.explain import source_of
+from ..passes.ir.leaves import leaves_of
+from ..passes.ir.walk import uses_op
+
+_MOST_LINES = 3
+_MOST_COLUMNS = 300
+_MOST_PLACES = 8
+_IN_CUDA = re.compile(r"^\S+\.cu\((\d+)\)")
+_LOWERING = re.compile(r"::(\w+)Node::(?:Lower|InferLayout)\b")
+"""The C++ function that lowers a tile operation or lays it out: ``tvm::tl::CopyNode::Lower``."""
+
+
+def failure(command: str, error: BaseException, file: Path, name: str, program: Any) -> str:
+    """Return the error, the user's line, and the option that shows the rest.
+
+    Args:
+        file: of the user's program.
+        name, program: which of its programs was being compiled; "" and None before that.
+    """
+    what = f"{command}: {name}: " if name else f"{command}: "
+    op, places = "", [_line_of(error, file)]
+    if not places[0]:
+        op, places = _lowered(error, program)
+    places = places or [_line_of_program(program) or str(file)]
+    arrows = [f" {op}--> {place}" for place in places[:_MOST_PLACES]]
+    if len(places) > 1:
+        arrows.insert(0, "in one of these")
+    shown = f"{what}{type(error).__name__}: {_message(error)}"
+    return "\n".join([shown, *arrows, "(--traceback shows the frames)"])
+
+
+def _message(error: BaseException) -> str:
+    """Return the lines that say what is wrong; a compiler prints its source, too."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, SyntaxError):
+        lines = [error.msg]
+    lines = [_IN_CUDA.sub(r"line \1 of the CUDA source (--stage cuda)", line) for line in lines]
+    errors = [line for line in lines if " error: " in line]
+    shown = [line[:_MOST_COLUMNS] for line in (errors or lines)[:_MOST_LINES]]
+    return "\n  ".join(shown) or "(no message)"
+
+
+def _line_of(error: BaseException, file: Path) -> str:
+    """Return ``file:line`` of the innermost frame in the user's file, or ""."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.lineno for f in frames if _is_same(f.filename, file) and f.lineno]
+    return f"{file}:{lines[-1]}" if lines else ""
+
+
+def _lowered(error: BaseException, program: Any) -> tuple[str, list[str]]:
+    """Return the tile operation that TileLang could not lower, and where the program has it."""
+    names = [f.name for f in traceback.extract_tb(error.__traceback__)]
+    found = [match[1].lower() for name in names if (match := _LOWERING.search(name))]
+    if not found or not isinstance(program, tirx.PrimFunc):
+        return "", []
+    op = f"tl.tileop.{found[-1]}"
+    places = [leaf.place for leaf in leaves_of(program.body) if uses_op(leaf.node, op)]
+    return f"{found[-1]} ", list(dict.fromkeys(f"{f}:{line}" for f, line in places if line))
+
+
+def _is_same(name: str, file: Path) -> bool:
+    return os.path.exists(name) and os.path.samefile(name, file)
+
+
+def _line_of_program(program: Any) -> str:
+    """Return ``file:line`` of a program or plan where that is known, or ""."""
+    if hasattr(program, "site"):
+        return str(program.site)
+    source = source_of(program) if program is not None else None
+    return f"{source[0]}:{source[1]}" if source else ""
