@@ -31,8 +31,8 @@ from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce
 from tileweave.ops.collectives.vectors import Lines, words_of
 from tileweave.ops.core.collective_problem import Collective
 from tileweave.ops.core.groups import group_of
+from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.host.measure import interleaved, largest
-from tileweave.runtime.kernel.compile_ahead import compile_ahead
 from tileweave.runtime.plans.parameters import parameters_of
 
 PIECES = (

@@ -26,8 +26,8 @@ from tileweave.ops.attention.ulysses import attend, exchanges_of, problem_of
 from tileweave.ops.collectives.collective import EXCHANGES
 from tileweave.ops.collectives.transport import fastest
 from tileweave.ops.core.groups import group_of
+from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.host.measure import interleaved
-from tileweave.runtime.kernel.compile_ahead import compile_ahead
 
 GPU = torch.cuda.is_available()
 TRANSPORTS = ("auto", "copy_engine", "nccl") if GPU else ("auto",)

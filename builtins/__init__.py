@@ -1,7 +1,13 @@
 """The TIR intrinsics: one declaration each. Importing this package registers them all."""
 
-from . import atomics, barriers, bulk, debug, memory, multimem, put_get, ranks, signals
-from .declare import BUILTINS
+from .versions import require_supported_tilelang
+
+require_supported_tilelang()  # before TileLang is imported
+
+import tilelang  # noqa: E402, F401  (its import makes TVM importable)
+
+from . import atomics, barriers, bulk, debug, memory, multimem, put_get, ranks, signals  # noqa: E402
+from .spec import BUILTINS  # noqa: E402
 
 __all__ = [
     "BUILTINS",

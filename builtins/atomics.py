@@ -7,8 +7,9 @@ an element of a float16 or bfloat16 tensor that is aligned to 4 bytes: ``W.red_a
 
 from __future__ import annotations
 
-from .declare import Element, ReadWrite, builtin
+from .declare import builtin
 from .qualifiers import AtomSem, RedSem, Scope
+from .spec import Element, ReadWrite
 
 ADD_TYPES = "u32 s32 u64 s64 f32 f64 f16x2 bf16x2"
 INTEGER_TYPES = "u32 s32 u64 s64"

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .declare import OptionalReadWrite, builtin, element
+from .declare import builtin
 from .errors import reject
+from .operands import element
+from .spec import OptionalReadWrite
 from .symmetric import is_symmetric
 
 _AT = dict(

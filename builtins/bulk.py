@@ -32,21 +32,11 @@ from typing import Any
 from tvm import tirx
 
 from .atomics import INTEGER_TYPES
-from .declare import (
-    Barrier,
-    Constant,
-    ConstantFlag,
-    Int32,
-    Read,
-    SharedRead,
-    SharedWrite,
-    Write,
-    builtin,
-    element,
-    require_same_type,
-)
+from .declare import builtin
 from .errors import reject
+from .operands import element, require_same_type
 from .qualifiers import BulkReduceOp
+from .spec import Barrier, Constant, ConstantFlag, Int32, Read, SharedRead, SharedWrite, Write
 from .symmetric import packed_strides
 
 MAX_BYTES = (1 << 20) - 1

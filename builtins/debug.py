@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .declare import Constant, builtin
+from .declare import builtin
+from .spec import Constant
 
 
 @builtin(hidden=("context",))

@@ -11,7 +11,8 @@ import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
 
-from .declare import Builtin, builtin_of, ref_dtype, register_op
+from .operands import ref_dtype
+from .spec import Builtin, builtin_of, register_op
 
 register_op("tileweave.context", "address of the runtime's context on this device", 0)
 

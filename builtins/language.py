@@ -22,7 +22,7 @@ from .atomics import (
 from .barriers import barrier_blocks, sync_grid, sync_ranks
 from .bulk import bulk_commit, bulk_load, bulk_reduce, bulk_store, bulk_wait
 from .debug import delay
-from .memory import fence, fence_proxy_async, ld, st
+from .memory import fence, fence_proxy_async, ld, st, unordered
 from .multimem import multimem_ld_reduce, multimem_red, multimem_st
 from .put_get import get_block, get_warp, put_block, put_warp
 from .ranks import rank, world_size
@@ -38,4 +38,3 @@ from .signals import (
 )
 from .symmetric import Symmetric, alloc_symmetric
 from .tile_order import own_last, swizzle_2d
-from .unordered import unordered

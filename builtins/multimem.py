@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from .atomics import ADD_TYPES, INTEGER_TYPES
-from .declare import Constant, Element, Read, ReadWrite, Write, buffer_of, builtin
+from .declare import builtin
 from .errors import reject
+from .operands import buffer_of
 from .qualifiers import MultimemOp, RedSem, Scope, StoreSem, WaitSem
+from .spec import Constant, Element, Read, ReadWrite, Write
 from .symmetric import is_scratch
 
 _FAMILY = dict(types=ADD_TYPES, vectors="f32 f16x2 bf16x2", sm=90)

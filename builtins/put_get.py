@@ -10,8 +10,10 @@ from typing import Any
 
 from tvm import tirx
 
-from .declare import Int64, Peer, Read, Write, builtin, element, require_same_type
+from .declare import builtin
 from .errors import reject
+from .operands import element, require_same_type
+from .spec import Int64, Peer, Read, Write
 from .symmetric import at_rank
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .declare import Int32, builtin
+from .declare import builtin
+from .spec import Int32
 
 
 @builtin()

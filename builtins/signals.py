@@ -6,9 +6,10 @@ A flag is an ordinary u32, s32, u64 or s64 element, usually of a symmetric tenso
 
 from __future__ import annotations
 
-from .declare import Element, Int32, ReadWrite, builtin
-from .declare import Read as Flag
+from .declare import builtin
 from .qualifiers import Scope, SignalOp, SignalSem, WaitSem
+from .spec import Element, Int32, ReadWrite
+from .spec import Read as Flag
 
 FLAG_TYPES = "u32 s32 u64 s64"
 WATCHED = ("context", "site")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, version
 
+__version__ = "0.1.0"
 SUPPORTED_TILELANG = ("0.1.15",)
 SUPPORTED_TORCH = ((2, 11), (2, 13))
 """The oldest and the newest minor release."""

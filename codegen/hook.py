@@ -18,11 +18,12 @@ from tvm import IRModule, tirx
 from tvm.target import Target
 
 from .. import passes
-from ..builtins.declare import BUILTINS, lowered_call
+from ..builtins.spec import BUILTINS
 from ..passes.device.widen_atomics import SYSTEM_ATOMIC
 from ..passes.ir.hold import HOLD
 from ..passes.ir.walk import calls_in, op_name, uses_tileweave
 from .headers import include_headers, stamp
+from .lower import lowered_call
 from .reserved_names import rename_reserved
 
 _lock = threading.Lock()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tileweave.builtins import language
-from tileweave.builtins.declare import BUILTINS, Builtin, Pointer
+from tileweave.builtins.spec import BUILTINS, Builtin, Pointer
 
 PAGE = Path(__file__).resolve().with_name("language.md")
 

@@ -4,7 +4,7 @@ Each is a tile kernel without a word of synchronisation, its plan, and an operat
 ``torch.ops.tileweave`` with a gradient.
 """
 
-from .attention.reference import SequenceParallelAttention
+from .attention.module import SequenceParallelAttention
 from .attention.sequence import attention_schedule, shard_sequence, unshard_sequence
 from .attention.sp_attention import sp_attention
 from .attention.ulysses import ulysses_attention

@@ -1,13 +1,16 @@
 """Group, symmetric heap, compile-once, launch, watchdog and topology."""
 
+from .compile import compile
+from .executor.plan import Plan, plan
 from .host.driver import DriverError
 from .host.heap import HeapExhausted, SymmetricTensor
-from .host.session import current, finalize, init, rank, symmetric, world_size
+from .host.session import current, rank, symmetric, world_size
 from .host.watchdog import DeadlockError
 from .kernel import host_functions
 from .kernel.barrier import barrier
-from .kernel.kernel import Kernel, compile
-from .plans.plan import Plan, Steps, plan
+from .kernel.kernel import Kernel
+from .lifecycle import finalize, init
+from .plans.builder import Steps
 
 host_functions.register()
 

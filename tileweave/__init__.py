@@ -10,19 +10,14 @@ from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-__version__ = "0.1.0"
-
 # A checkout works with PYTHONPATH=. alone: the sibling folders become tileweave.builtins and so on.
 _checkout = _Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "builtins").is_dir():
     __path__.append(str(_checkout))
 
-from .builtins.versions import require_supported_tilelang as _require_supported_tilelang  # noqa: E402
-
-_require_supported_tilelang()
-
-from .builtins import language  # noqa: E402
+from . import language  # noqa: E402
 from .builtins.errors import LanguageError, SyncWarning, TileWeaveError  # noqa: E402
+from .builtins.versions import __version__ as __version__  # noqa: E402
 from .codegen.hook import activate as _activate  # noqa: E402
 from .emit import emit  # noqa: E402
 from .explain.explain import Explanation, explain  # noqa: E402

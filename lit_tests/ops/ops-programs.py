@@ -42,7 +42,7 @@ from tileweave.ops.gemm.matmul_reduce_scatter import (
     scattered_one_shot,
     summed_matmul,
 )
-from tileweave.runtime.plans.plan import Launch
+from tileweave.runtime.plans.steps import Launch
 
 
 def show(program):

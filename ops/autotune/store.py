@@ -21,8 +21,8 @@ import tilelang
 import torch
 from tilelang import env
 
-from ... import __version__
 from ...builtins.errors import TileWeaveError
+from ...builtins.versions import __version__
 from ...runtime.host.group import Group
 from ..core.operator import OPERATORS, Choice
 from ..core.problem import Problem

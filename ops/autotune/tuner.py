@@ -19,12 +19,12 @@ import torch
 from tqdm import tqdm
 
 from ...builtins.errors import TileWeaveError
+from ...runtime.executor.compile_ahead import compile_ahead
 from ...runtime.host import session
 from ...runtime.host.group import Group
 from ...runtime.host.heap import HeapExhausted
 from ...runtime.host.measure import interleaved, largest
 from ...runtime.host.watchdog import DeadlockError
-from ...runtime.kernel.compile_ahead import compile_ahead
 from ...runtime.kernel.kernel import capturing
 from ..core.cache import Prepared, prepared
 from ..core.groups import group_of, name_of

@@ -1,0 +1,1 @@
+"""Collectives: all-gather, reduce-scatter, all-reduce, all-to-all."""

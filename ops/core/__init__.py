@@ -1,0 +1,1 @@
+"""Parts that all operators share: checks of problems, calls, caches, torch registration."""

@@ -9,8 +9,9 @@ from typing import Any, Protocol, TypeVar
 from ...builtins.errors import TileWeaveError
 from ...runtime.host.group import Group
 from ...runtime.host.heap import HeapExhausted
-from ...runtime.host.session import Session, init
+from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
+from ...runtime.lifecycle import init
 
 
 class Compiled(Protocol):

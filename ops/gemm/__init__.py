@@ -1,0 +1,1 @@
+"""GEMM fused with all-gather, reduce-scatter or all-reduce."""

@@ -1,0 +1,1 @@
+"""Passes over lowered device functions, after TileLang's pipeline."""

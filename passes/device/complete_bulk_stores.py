@@ -8,7 +8,7 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 from ..ir.walk import ASYNC_STORES, calls_in, flatten, op_name, rewrite_children
 from ..tile.order_releases import is_placeholder
 

@@ -7,7 +7,7 @@ import itertools
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 from ..ir.memory_order import writes
 from ..ir.walk import calls_in, flatten, has_effect, op_name, rewrite_children, statements_of
 from .keep_to_block import SCOPE

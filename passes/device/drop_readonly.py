@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 from ..ir.memory_order import acquires
 from ..ir.walk import builtins_in, uses_op
 from .widen_atomics import SYSTEM_ATOMIC

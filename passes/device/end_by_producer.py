@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 from ..ir.memory_order import writes
 from ..ir.walk import builtins_in, flatten, has_effect, rewrite_children, variables_in
 from ..tile.number_builtins import without_marks

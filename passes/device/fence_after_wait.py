@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilelang import tvm
 from tvm import tirx
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 from ..ir.memory_order import acquires
 from ..ir.walk import ASYNC_LOADS, ASYNC_STORES, calls_in, flatten, op_name, rewrite_children
 

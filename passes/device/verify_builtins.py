@@ -6,8 +6,8 @@ import numpy as np
 import tilelang
 from tvm import IRModule, tirx
 
-from ...builtins.declare import builtin_of
 from ...builtins.errors import LanguageError
+from ...builtins.spec import builtin_of
 from ..ir.memory_order import releases, writes
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
 from ..ir.walk import calls_in

@@ -6,8 +6,8 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.ir import structural_equal
 
-from ...builtins.declare import builtin_of
 from ...builtins.implicit import site_of
+from ...builtins.spec import builtin_of
 from ..ir.walk import (
     bound_in,
     flatten,

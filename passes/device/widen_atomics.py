@@ -8,9 +8,9 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ...builtins.declare import register_op
 from ...builtins.errors import LanguageError
 from ...builtins.qualifiers import PTX_TYPES
+from ...builtins.spec import register_op
 from ..ir.walk import calls_in, location, op_name, rewrite_children
 
 SYSTEM_ATOMIC = "tileweave.system_atomic"

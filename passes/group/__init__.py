@@ -1,0 +1,1 @@
+"""Passes that compile a program for a group of ranks."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import tirx
 
-from ...builtins.unordered import UNORDERED
+from ...builtins.memory import UNORDERED
 from ..ir.walk import op_name, rewrite_children, uses_op
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilelang import tvm
 from tvm import tirx
 
-from ...builtins.declare import BUILTINS, builtin_of
+from ...builtins.spec import BUILTINS, builtin_of
 from ..ir.memory_order import releases
 from ..ir.walk import flatten, rewrite_children
 from ..sync.infer.options import options_of

@@ -1,0 +1,1 @@
+"""Analyses and helpers that passes share; no pass."""

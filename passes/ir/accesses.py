@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 from .walk import calls_in, effects_in, op_name
 
 REGIONS = ("tl.region", "tl.access_ptr")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilelang import tvm
 from tvm import tirx
 
-from ...builtins.declare import register_op
+from ...builtins.spec import register_op
 
 HOLD = "tileweave.hold"
 register_op(HOLD, "a value that is needed here; no code is emitted", 1)

@@ -9,7 +9,7 @@ from typing import Any
 from tilelang.ir import get_stmt_span
 from tvm import tirx
 
-from ...builtins.declare import Pointer, builtin_of
+from ...builtins.spec import Pointer, builtin_of
 from .walk import builtins_in, op_name, rewrite_children
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from ...builtins.declare import Pointer, builtin_of
+from ...builtins.spec import Pointer, builtin_of
 
 
 def releases(call: tirx.Call) -> bool:

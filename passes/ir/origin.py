@@ -6,7 +6,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 
 ORIGIN = "tileweave.origin"
 """Annotation of an inserted call: what it is, and which access of the program it is for."""

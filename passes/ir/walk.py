@@ -11,7 +11,7 @@ from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 
 ASYNC_LOADS = frozenset(
     {

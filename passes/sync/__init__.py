@@ -1,0 +1,1 @@
+"""Synchronization between ranks: inference and verification."""

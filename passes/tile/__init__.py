@@ -1,0 +1,1 @@
+"""Passes over tile-level IR, before TileLang's pipeline."""

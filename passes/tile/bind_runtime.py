@@ -6,7 +6,7 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 from ..group.specialize_group import GROUP_SIZE
 from ..ir.walk import builtins_in, calls_in, op_name
 

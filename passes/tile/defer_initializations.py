@@ -9,8 +9,8 @@ from tilelang.transform import PassConfigKey
 from tvm import DataType, tirx
 from tvm.target import Target
 
-from ...builtins.declare import builtin_of
 from ...builtins.errors import LanguageError
+from ...builtins.spec import builtin_of
 from ..group.specialize_group import heap_tensors
 from ..ir.accesses import accesses_of, is_private, name_of
 from ..ir.hold import hold

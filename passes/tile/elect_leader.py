@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from tilelang import tvm
 from tvm import tirx
 
-from ...builtins.declare import Builtin, builtin_of
 from ...builtins.errors import LanguageError
+from ...builtins.spec import Builtin, builtin_of
 from ..ir.block_barrier import sync_threads
 from ..ir.origin import hint_of, name_of
 from ..ir.thread_sets import Block, ThreadSet, follow_threads

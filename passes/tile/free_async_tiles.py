@@ -7,7 +7,7 @@ from collections import Counter
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 from ..ir.walk import builtins_in, op_name
 
 _NO_ACCESS = 0

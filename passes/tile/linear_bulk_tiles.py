@@ -7,8 +7,8 @@ from typing import Any
 from tilelang.layout import Layout
 from tvm import tirx
 
-from ...builtins.declare import builtin_of
 from ...builtins.errors import LanguageError
+from ...builtins.spec import builtin_of
 from ..ir.walk import builtins_in, calls_in, location, op_name, rewrite_children
 
 _LAYOUT_MAP = "layout_map"

@@ -9,7 +9,7 @@ from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import IRModule, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 from ..ir.origin import name_of
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
 from ..ir.walk import effects_in, line_of, rewrite_children, uses_tileweave

@@ -6,8 +6,8 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.ir import structural_equal
 
-from ...builtins.declare import builtin_of, register_op
 from ...builtins.errors import LanguageError
+from ...builtins.spec import builtin_of, register_op
 from ..ir.block_barrier import is_sync_threads, sync_threads
 from ..ir.memory_order import acquires, releases
 from ..ir.origin import hint_of, name_of

@@ -6,8 +6,8 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
-from ...builtins.declare import builtin_of
 from ...builtins.errors import LanguageError
+from ...builtins.spec import builtin_of
 from ..ir.memory_order import acquires, pointers_written
 from ..ir.origin import hint_of, name_of
 from ..ir.walk import (

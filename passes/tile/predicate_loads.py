@@ -11,7 +11,7 @@ from tilelang.transform import PassConfigKey
 from tvm import tirx
 from tvm.target import Target
 
-from ...builtins.declare import builtin_of, register_op
+from ...builtins.spec import builtin_of, register_op
 from ...builtins.symmetric import itemsize, packed_strides
 from ..ir.memory_order import writes
 from ..ir.walk import effects_in, flatten, has_loads, op_name, rewrite_children, statements_of

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from tvm import tirx
 from tvm.target import Target
 
-from ...builtins.declare import builtin_of
 from ...builtins.errors import LanguageError
+from ...builtins.spec import builtin_of
 from ..ir.origin import name_of
 from ..ir.walk import builtins_in, calls_in, location, op_name, rewrite_children
 

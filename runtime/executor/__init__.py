@@ -1,0 +1,1 @@
+"""Execution of plans on CUDA streams."""

@@ -14,13 +14,15 @@ from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...passes.ir.sizes import named
+from ..compile import compile
 from ..host.heap import SymmetricTensor
 from ..host.session import Session, current
 from ..kernel.dynamic import DynamicKernel, Turns
-from ..kernel.kernel import Kernel, capturing, compile
+from ..kernel.kernel import Kernel, capturing
 from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
-from ..plans.plan import Launch, Plan
+from ..plans.steps import Launch
 from ..plans.sync_push import GUARD, hidden_name
+from ..plans.traced_plan import TracedPlan
 from .enqueue import enqueuer
 from .operations import Operations
 from .recorded_call import ReadyCall
@@ -34,7 +36,7 @@ _READY = 64
 class Calls:
     """Calls of one plan, with the kernels, side streams and events they share."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: TracedPlan) -> None:
         self.plan = plan
         self._dynamic = bool(dynamic_extents(plan.parameters))
         self._preparing = threading.RLock()  # one thread compiles what all launch
@@ -75,7 +77,7 @@ class Calls:
         return ready, tensors, addresses
 
     def compile(self) -> None:
-        """See ``Plan.compile``."""
+        """See ``TracedPlan.compile``."""
         ranks = self._here().group.world_size
         with self._preparing, ExitStack() as failed:
             failed.callback(self.free)
@@ -160,7 +162,7 @@ class Calls:
         return ReadyCall(session.watchdog, operations, distinct.values(), native)
 
     def free(self) -> None:
-        """See ``Plan.free``."""
+        """See ``TracedPlan.free``."""
         for _, kernel in self._kernels.values():
             kernel.free()
         self._kernels.clear()

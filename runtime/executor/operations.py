@@ -12,8 +12,8 @@ import torch
 
 from ..host.driver import driver, function
 from ..kernel.kernel import Kernel
-from ..plans.plan import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from ..plans.regions import Region, Rows
+from ..plans.steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 
 _WAIT, _WRITE = 1, 2
 """CU_STREAM_MEM_OP_WAIT_VALUE_32 and CU_STREAM_MEM_OP_WRITE_VALUE_32. Without flags the first goes

@@ -1,0 +1,1 @@
+"""Group, symmetric heap, session, watchdog and driver calls."""

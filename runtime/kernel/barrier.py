@@ -5,7 +5,7 @@ import torch
 
 from ...builtins.barriers import sync_ranks
 from ..host.session import Session, current
-from .kernel import Kernel, compile
+from .kernel import Kernel, compiled
 
 _kernel: tuple[Session, Kernel] | None = None
 
@@ -32,9 +32,7 @@ def prepare(session: Session) -> Kernel:
     """The kernel of ``session``'s barrier; ``init`` compiles it, so that no call has to."""
     global _kernel
     if _kernel is None or _kernel[0] is not session:
-        kernel = compile(rank_barrier)
-        assert isinstance(kernel, Kernel)  # it has no dynamic extents
-        _kernel = (session, kernel)
+        _kernel = (session, compiled(rank_barrier, {}, session))
     return _kernel[1]
 
 

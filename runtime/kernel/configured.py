@@ -9,7 +9,7 @@ from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...passes import split_options
-from ..plans.plan import Plan
+from ..plans.traced_plan import TracedPlan
 
 
 def configured(op: str, program: Any, configs: Mapping[str, Any] | None) -> Any:
@@ -20,7 +20,7 @@ def configured(op: str, program: Any, configs: Mapping[str, Any] | None) -> Any:
     """
     if not configs:
         return program
-    if isinstance(program, Plan):
+    if isinstance(program, TracedPlan):
         return program.with_configs(configs)
     if not isinstance(program, tirx.PrimFunc):
         raise TileWeaveError(

@@ -1,0 +1,1 @@
+"""Plans: steps in streams, and the synchronization that their copies need."""

@@ -26,8 +26,8 @@ from ...passes.ir.implicit import Hidden, hidden_of, set_hidden
 from ...passes.ir.walk import written_tensors
 from ...passes.sync.infer.epochs import CALL
 from ...passes.sync.infer.infer_sync import is_explicit
-from .plan import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .regions import Region
+from .steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .sync_push import BEGIN, WAIT, behind, meet_and_count, region_of, require_same_copies
 
 Made = tuple[int, int]

@@ -35,8 +35,8 @@ from ...passes.sync.regions.accesses import Kind
 from ...passes.sync.regions.copies import COPIES, with_copies
 from ...passes.sync.regions.copies import Copy as KnownCopy
 from .parameters import Parameter
-from .plan import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .regions import Region
+from .steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 
 _STRIDE = 1 << 40
 EQUIVALENT = {

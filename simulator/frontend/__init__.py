@@ -1,0 +1,1 @@
+"""Translation of tile IR into steps of the simulator."""

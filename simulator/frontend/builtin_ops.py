@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...builtins.declare import BUILTINS, ElementOf
+from ...builtins.spec import BUILTINS, ElementOf
 from ..machine.steps import Step, Waiting
 from ..memory.arrivals import has_reached, is_passed, story
 from ..memory.order import LEVEL, merge

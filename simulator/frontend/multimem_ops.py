@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...builtins.declare import builtin_of
+from ...builtins.spec import builtin_of
 from ..machine.steps import Step
 from ..memory.values import convert, is_float, numpy_dtype
 from ..report.errors import SimulationError

@@ -14,8 +14,8 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
 from ... import passes
-from ...builtins.declare import builtin_of
 from ...builtins.errors import TileWeaveError
+from ...builtins.spec import builtin_of
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.implicit import hidden_of
 from ...passes.ir.walk import written_tensors

@@ -1,0 +1,1 @@
+"""Inputs of a simulation: checks, and random values."""

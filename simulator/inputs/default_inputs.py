@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.plans import plan as plans
 from ...runtime.plans.parameters import dynamic_extents
 from ...runtime.plans.regions import Region
+from ...runtime.plans.steps import Launch
 from ..machine.executable import Executable
 from ..memory.values import is_float, numpy_dtype
 from ..simulate import Case
@@ -76,7 +76,7 @@ def _ranges(case: Case) -> dict[str, Range]:
     found: dict[str, Range] = {}
     for rank, calls in enumerate(case.calls):
         for step, _ in calls[0].steps:
-            if not isinstance(step, plans.Launch):
+            if not isinstance(step, Launch):
                 continue
             regions = {n: v for n, v in step.arguments.items() if isinstance(v, Region)}
             shapes = {name: region.shape for name, region in regions.items()}

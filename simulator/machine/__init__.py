@@ -1,0 +1,1 @@
+"""Ranks, streams, blocks and their scheduler."""

@@ -11,16 +11,27 @@ from tvm import tirx
 from ...builtins.errors import TileWeaveError
 from ...passes.ir.implicit import Hidden
 from ...passes.sync.infer.options import Options, options_of
-from ...runtime.plans import plan as plans
 from ...runtime.plans.parameters import Parameter, Shape
 from ...runtime.plans.regions import Region, RegionError
+from ...runtime.plans.steps import (
+    Copy,
+    CopyValue,
+    Launch,
+    Step,
+    WaitStream,
+    WaitValue,
+    WriteValue,
+    name_of_stream,
+)
 from ...runtime.plans.sync_push import hidden_name
+from ...runtime.plans.traced_plan import TracedPlan
 from ..frontend.program import Program
 from ..inputs.arguments import check_blocks
 from ..memory.order import Layout
 from ..report.errors import SimulationError
 from .machine import Machine
-from .streams import Await, Event, Launch, Record, Transfer, WaitEvent
+from .streams import Await, Event, Record, Transfer, WaitEvent
+from .streams import Launch as KernelLaunch
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,7 @@ class Call:
     """A call of the plan on one rank: its steps, and the launches of each that is one."""
 
     epoch: int
-    steps: list[tuple[plans.Step, list[tuple]]]
+    steps: list[tuple[Step, list[tuple]]]
 
 
 class Executable:
@@ -45,8 +56,8 @@ class Executable:
         self, what: Any, world_size: int, make: Callable[[tirx.PrimFunc, int], Program] = Program
     ) -> None:
         if isinstance(what, tirx.PrimFunc):
-            what = plans.Plan.of_program(what)
-        if not isinstance(what, plans.Plan):
+            what = TracedPlan.of_program(what)
+        if not isinstance(what, TracedPlan):
             raise TileWeaveError(f"simulate: {what!r}; expected a T.prim_func or a tw.plan")
         self.plan, self.world_size, self._make = what, world_size, make
         self._programs: dict[int, tuple[tirx.PrimFunc, Program]] = {}
@@ -99,10 +110,10 @@ class Executable:
         """Names of the tensors that these calls write."""
         found = set()
         for step, _ in (s for call in calls for s in call.steps):
-            if isinstance(step, plans.Launch):
+            if isinstance(step, Launch):
                 for name in self.program(step.program).written & step.arguments.keys():
                     found.add(step.arguments[name].parameter.name)
-            elif isinstance(step, (plans.Copy, plans.WriteValue, plans.CopyValue)):
+            elif isinstance(step, (Copy, WriteValue, CopyValue)):
                 found.add(step.dst.parameter.name)
         return found
 
@@ -110,7 +121,7 @@ class Executable:
         """Names of the tensors that these calls take as multicast addresses."""
         found = set()
         for step, _ in (s for call in calls for s in call.steps):
-            if isinstance(step, plans.Launch):
+            if isinstance(step, Launch):
                 for name in self.program(step.program).multicasts & step.arguments.keys():
                     found.add(step.arguments[name].parameter.name)
         return found
@@ -151,17 +162,17 @@ class Executable:
         for call in calls:
             for step, launches in call.steps:
                 turn += 1
-                if isinstance(step, plans.WaitStream):
-                    event = Event(plans.name_of_stream(step.other))
+                if isinstance(step, WaitStream):
+                    event = Event(name_of_stream(step.other))
                     queues[step.other].append(Record(event, call.epoch))
                     queues[step.stream].append(WaitEvent(event, call.epoch, step.site))
                     continue
-                of = f" of {step.name}" if isinstance(step, plans.Launch) else ""
+                of = f" of {step.name}" if isinstance(step, Launch) else ""
                 common: dict[str, Any] = {
                     "epoch": call.epoch, "turn": turn, "site": step.site,
                     "title": f"{step.op}{of} (step {step.number})",
                 }  # fmt: skip
-                if isinstance(step, plans.Launch):
+                if isinstance(step, Launch):
                     tensors = {
                         name: machine.named[value.parameter.name][rank]
                         for name, value in step.arguments.items()
@@ -170,11 +181,11 @@ class Executable:
                     hidden = machine.hidden.get(id(step.program), {})
                     tensors |= {name: of_ranks[rank] for name, of_ranks in hidden.items()}
                     queues[step.stream] += [
-                        Launch(kernel=k, env=env, extents=extents, tensors=tensors, **common)
+                        KernelLaunch(kernel=k, env=env, extents=extents, tensors=tensors, **common)
                         for k, env, extents in launches
                     ]
                     continue
-                make = self._await if isinstance(step, plans.WaitValue) else self._transfer
+                make = self._await if isinstance(step, WaitValue) else self._transfer
                 queues[step.stream].append(make(machine, step, rank, common))
         for name, items in queues.items():
             machine.add_stream(rank, name, items)
@@ -185,8 +196,7 @@ class Executable:
             step=step,
             dst=machine.named[dst.parameter.name][rank],
             src=None if src is None else machine.named[src.parameter.name][rank],
-            takes_room=isinstance(step, plans.Copy)
-            and _owner(step.dst, rank) == _owner(step.src, rank),
+            takes_room=isinstance(step, Copy) and _owner(step.dst, rank) == _owner(step.src, rank),
             **common,
         )
 
@@ -194,8 +204,8 @@ class Executable:
         flag = machine.named[step.flag.parameter.name][rank]
         return Await(step=step, flag=flag, takes_room=False, **common)
 
-    def _launches(self, step: plans.Step, rank: int) -> list[tuple]:
-        if not isinstance(step, plans.Launch):
+    def _launches(self, step: Step, rank: int) -> list[tuple]:
+        if not isinstance(step, Launch):
             return []
         self.launched.add(id(step.kernel))
         values = step.arguments

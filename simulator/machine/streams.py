@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...runtime.plans import plan as plans
 from ...runtime.plans.regions import Region
+from ...runtime.plans.steps import Copy, CopyValue, WaitValue, WriteValue, name_of_stream
 from ..memory.arrivals import has_reached, story
 from ..memory.clock import Clock
 from ..memory.memory import Access, Tensor
@@ -70,7 +70,7 @@ class Stream:
             item.stream = self
 
     def __str__(self) -> str:
-        return plans.name_of_stream(self.name)
+        return name_of_stream(self.name)
 
     @property
     def stands(self) -> bool:
@@ -248,7 +248,7 @@ class ByStream(Work):
 class Await(ByStream):
     """A word that must reach a value: an acquire for what follows in the stream."""
 
-    step: plans.WaitValue
+    step: WaitValue
     flag: Tensor
 
     def _steps(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
@@ -288,16 +288,16 @@ class Await(ByStream):
 class Transfer(ByStream):
     """A copy, or a word written."""
 
-    step: plans.Copy | plans.WriteValue | plans.CopyValue
+    step: Copy | WriteValue | CopyValue
     dst: Tensor
     src: Tensor | None
 
     def _steps(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
-        copies = isinstance(self.step, plans.Copy)
+        copies = isinstance(self.step, Copy)
         return (self._copy if copies else self._write)(machine, order)
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
-        copies = isinstance(self.step, plans.Copy)
+        copies = isinstance(self.step, Copy)
         return {} if copies or self.dst is not tensor else {self.site: self.step.op}
 
     def _copy(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
@@ -316,7 +316,7 @@ class Transfer(ByStream):
 
     def _write(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
         step = self.step
-        sources = _words(step.src) if isinstance(step, plans.CopyValue) else [None]
+        sources = _words(step.src) if isinstance(step, CopyValue) else [None]
         words = list(zip(_words(step.dst), sources, strict=True))
         machine.rng.shuffle(words)
         for dst, src in words:

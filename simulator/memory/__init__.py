@@ -1,0 +1,1 @@
+"""Weak memory: clocks, the order of accesses, and races."""

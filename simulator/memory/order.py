@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.plans.plan import name_of_stream
+from ...runtime.plans.steps import name_of_stream
 from .clock import Clock, View
 
 CTA, GPU, SYS = 1, 2, 3

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...runtime.plans.plan import Copy, CopyValue, Plan, Step, WaitStream, WaitValue, WriteValue
+from ...runtime.plans.steps import Copy, CopyValue, Step, WaitStream, WaitValue, WriteValue
+from ...runtime.plans.traced_plan import TracedPlan
 
 StepEdit = Callable[[list[Step]], list[Step]]
 """Of the steps of one call on one rank."""
@@ -90,10 +91,10 @@ def _before_copies(op: HostOperation, steps: list[Step]) -> list[Step]:
     return out
 
 
-class ChangedPlan(Plan):
+class ChangedPlan(TracedPlan):
     """``plan`` whose steps go through ``edit``."""
 
-    def __init__(self, plan: Plan, edit: StepEdit) -> None:
+    def __init__(self, plan: TracedPlan, edit: StepEdit) -> None:
         self.__dict__.update(plan.__dict__)
         self._plan, self._edit = plan, edit
 

@@ -14,8 +14,8 @@ from tilelang import tvm
 from tqdm import tqdm
 from tvm import tirx
 
-from ...builtins.declare import register_op
 from ...builtins.errors import TileWeaveError
+from ...builtins.spec import register_op
 from ...builtins.symmetric import is_symmetric
 from ...passes.ir.implicit import hidden_of
 from ...passes.ir.walk import flatten, rewrite_children, written_tensors
@@ -23,8 +23,8 @@ from ...passes.sync.infer import copy_deps as relays
 from ...passes.sync.infer import credits, epochs
 from ...passes.sync.infer.epochs import EPOCH
 from ...runtime.plans import sync_push as plan_sync
-from ...runtime.plans.plan import Plan
-from ...runtime.plans.plan import Step as HostStep
+from ...runtime.plans.steps import Step as HostStep
+from ...runtime.plans.traced_plan import TracedPlan
 from ..frontend.block_ops import BlockStatements
 from ..frontend.program import OPERATIONS, Program, lowered
 from ..inputs.arguments import check_numbers
@@ -165,7 +165,7 @@ _INFERRED = {EPOCH: epochs.EQUIVALENT, **credits.EQUIVALENT, "made": relays.EQUI
 """By the name of a hidden flag, or what it ends with."""
 
 
-def _of_host(plan: Plan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
+def _of_host(plan: TracedPlan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
     known = plan_sync.EQUIVALENT if plan.is_synchronised(world_size) else {}
     for op in host_operations(steps):
         for change, edit in host_changes(op, world_size):
@@ -187,7 +187,7 @@ class _Kernel:
         func = self.probes.edited(self.lowered, self.operations)
         return Program(self.func, self.world_size, func, (*OPERATIONS, self.probes))
 
-    def changes(self, plan: Plan) -> Iterator[Change]:
+    def changes(self, plan: TracedPlan) -> Iterator[Change]:
         """The mutants of ``plan`` in which this kernel is another."""
         symmetric = {b.name for b in self.func.buffer_map.values() if is_symmetric(b)}
         hidden = {h.name for h in hidden_of(self.lowered)}
@@ -210,7 +210,7 @@ class _Kernel:
         words = (op.pointer() for op in self.operations[number:])
         return next((w.buffer.name for w in words if w is not None), "")
 
-    def _mutated(self, plan: Plan, edit: Edit) -> Executable:
+    def _mutated(self, plan: TracedPlan, edit: Edit) -> Executable:
         func = self.lowered.with_body(edit(self.lowered.body))
 
         def make(other: tirx.PrimFunc, world_size: int) -> Program:

@@ -13,7 +13,7 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
 
-from ...builtins.declare import ConstantBool, ConstantInt, ElementOf
+from ...builtins.spec import ConstantBool, ConstantInt, ElementOf
 from ...passes.ir.memory_order import acquires, releases
 from ...passes.ir.walk import flatten, op_name
 from .operations import Accesses, Edit, Operation, instead, replaced, sequences_around, synchronises

@@ -9,7 +9,7 @@ from tilelang.ir import get_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
-from ...builtins.declare import Builtin, Pointer, builtin_of
+from ...builtins.spec import Builtin, Pointer, builtin_of
 from ...passes.ir.implicit import hidden_of
 from ...passes.ir.memory_order import acquires, releases
 from ...passes.ir.walk import calls_in, flatten, op_name, rewrite_children

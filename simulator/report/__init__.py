@@ -1,0 +1,1 @@
+"""Reports of faults, timelines and progress."""

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tileweave.builtins.declare import (
+from tileweave.builtins.memory import SCALAR_BITS, VECTOR_BITS
+from tileweave.builtins.qualifiers import CXX_RESERVED, PTX_TYPES
+from tileweave.builtins.spec import (
     BUILTINS,
     Builtin,
     ConstantBool,
@@ -20,8 +22,6 @@ from tileweave.builtins.declare import (
     Pointer,
     Scalar,
 )
-from tileweave.builtins.memory import SCALAR_BITS, VECTOR_BITS
-from tileweave.builtins.qualifiers import CXX_RESERVED, PTX_TYPES
 from tileweave.codegen.headers import INCLUDE_DIR
 from tileweave.passes.tile.bind_runtime import HOST_VALUES
 

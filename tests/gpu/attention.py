@@ -25,7 +25,7 @@ from tileweave.ops.attention.reference import reference_attention
 from tileweave.ops.attention.sequence import PARTS, Sharding
 from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.core.groups import group_of
-from tileweave.runtime.kernel.compile_ahead import compile_ahead
+from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import tileweave as tw
-from tileweave.runtime.kernel.compile_ahead import compile_ahead
+from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.kernel.configured import configured
 from tileweave.runtime.plans.parameters import parameters_of, shapes_of
 

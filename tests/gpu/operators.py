@@ -25,7 +25,7 @@ from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import OPERATORS as OPERATOR_OF
 from tileweave.ops.core.problem import Problem, checked
 from tileweave.ops.core.session_cache import forget
-from tileweave.runtime.kernel.compile_ahead import compile_ahead
+from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

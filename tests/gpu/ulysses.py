@@ -21,7 +21,7 @@ from tileweave.ops.collectives.collective import EXCHANGES, checked
 from tileweave.ops.collectives.transport import fastest
 from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import group_of
-from tileweave.runtime.kernel.compile_ahead import compile_ahead
+from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

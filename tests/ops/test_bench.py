@@ -29,8 +29,8 @@ from tileweave.ops.core import cache as prepared
 from tileweave.ops.core.cache import Prepared
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.tiles import LARGE, Tiles
+from tileweave.runtime.executor import compile_ahead
 from tileweave.runtime.host.heap import FreeList, HeapExhausted
-from tileweave.runtime.kernel import compile_ahead
 
 NAMES = ("ours", "product/cublas", "exchange/nccl", "nccl")
 PNG = b"\x89PNG"

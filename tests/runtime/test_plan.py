@@ -24,9 +24,9 @@ from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.heap import Heap, HeapExhausted
 from tileweave.runtime.host.memory import PAGE, Memory
 from tileweave.runtime.kernel.kernel import Kernel
-from tileweave.runtime.plans import plan as plans
-from tileweave.runtime.plans.plan import Copy, CopyValue, Launch, WaitStream, WaitValue, WriteValue
+from tileweave.runtime.plans import traced_plan as plans
 from tileweave.runtime.plans.regions import Region, Rows
+from tileweave.runtime.plans.steps import Copy, CopyValue, Launch, WaitStream, WaitValue, WriteValue
 
 INBOX, FLAGS = W.Symmetric((2, 4, 8), "int32"), W.Symmetric((2,), "uint32")
 m = T.dynamic("m")

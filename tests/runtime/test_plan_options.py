@@ -8,11 +8,11 @@ import tilelang.language as T
 
 import tileweave as tw
 from tests.sync.programs import CASES
-from tileweave.builtins.declare import builtin_of
+from tileweave.builtins.spec import builtin_of
 from tileweave.cli.main import main
 from tileweave.passes.ir.walk import builtins_in
 from tileweave.runtime.plans.parameters import parameters_of
-from tileweave.runtime.plans.plan import Launch
+from tileweave.runtime.plans.steps import Launch
 from tileweave.simulator import Executable
 from tileweave.simulator.frontend.program import lowered
 

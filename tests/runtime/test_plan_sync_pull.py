@@ -6,7 +6,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave.builtins import language as W
-from tileweave.runtime.plans.plan import CopyValue, WaitStream
+from tileweave.runtime.plans.steps import CopyValue, WaitStream
 from tileweave.runtime.plans.sync_push import WAIT
 
 N = 24

@@ -23,11 +23,11 @@ from ..ops.core.cache import free_prepared
 from ..ops.core.groups import group_of
 from ..passes.ir.sizes import LARGEST
 from ..runtime import SymmetricTensor, finalize, init, symmetric
+from ..runtime.executor.compile_ahead import compile_ahead
 from ..runtime.host.group import Group, from_torchrun
 from ..runtime.host.heap import HeapExhausted
 from ..runtime.host.measure import interleaved, largest
 from ..runtime.host.out_file import out_file
-from ..runtime.kernel.compile_ahead import compile_ahead
 from .attention import ATTENTION, Lengths
 from .contenders import OPERATORS, OURS, Judge, contenders_of
 from .exchanges import COLLECTIVES, size_of

@@ -1,0 +1,1 @@
+"""``tw.explain``: the synchronization that a program gets."""

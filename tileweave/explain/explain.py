@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from tilelang import tvm
 from tvm import tirx
 
 from .. import passes
-from ..builtins.declare import builtin_of
 from ..builtins.errors import TileWeaveError
+from ..builtins.spec import builtin_of
 from ..emit import EMIT_HEAP_STRIDE, lowered, require_group
 from ..passes.group.specialize_group import heap_tensors
 from ..passes.ir.added import Added, add_by_table, added_on_device
@@ -33,53 +33,15 @@ from ..passes.sync.verify.verify_sync import verified
 from ..runtime import Plan
 from ..runtime.kernel.configured import configured
 from ..runtime.plans.parameters import dynamic_extents, shapes_of
-from ..runtime.plans.plan import Copy, CopyValue, Launch, Step, WaitValue, WriteValue
 from ..runtime.plans.regions import Region
+from ..runtime.plans.steps import Copy, CopyValue, Launch, Step, WaitValue, WriteValue
 from ..runtime.plans.sync_pull import REUSE
 from ..runtime.plans.sync_push import BEGIN, WAIT
+from .operation import BY_HAND, KINDS, Kind, Operation
+from .page import page
 
-Kind = Literal["wait", "fence", "bulk_wait", "barrier", "signal", "unordered", "unverified"]
-KINDS: dict[str, str] = {
-    "wait": "the block stands until a counter has reached a number",
-    "fence": "what a wait made visible is visible to the TMA, too",
-    "bulk_wait": "bulk stores are complete, not merely read",
-    "barrier": "all threads of the block meet; one of them goes on to speak for the block",
-    "signal": "a counter is advanced, after all that the block wrote before",
-}
-"""The kinds of operations, in the order in which they stand around one access."""
-BY_HAND = "written by hand"
 _WIDEST = 28
 """Characters of an amount that the table shows."""
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One operation that orders memory.
-
-    Attributes:
-        kind: ``wait``, ``fence``, ``bulk_wait``, ``barrier`` or ``signal``.
-        tensor: whose data it orders; the counter itself where it counts launches or is the
-            program's own.
-        file, line: of the access it is for.
-        reason: why it is there; ``written by hand`` where the program says it.
-        granule: elements along each axis that one counter stands for, or nothing.
-        amount: what a signal adds, or has arrived in a launch when a wait ends.
-        flag: the tensor of its counters, or nothing.
-        per_block: how often a block does it in a launch, or a stream in a call of a plan, at most;
-            None where only the running kernel knows.
-        kernel: the program in which it stands.
-    """
-
-    kind: Kind
-    tensor: str
-    file: str
-    line: int
-    reason: str
-    granule: str = ""
-    amount: str = ""
-    flag: str = ""
-    per_block: int | None = 1
-    kernel: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,8 +94,6 @@ class Explanation:
 
     def html(self) -> str:
         """One page: the source, and under each line what is put in for it."""
-        from .page import page
-
         return page(self)
 
 

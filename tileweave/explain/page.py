@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .explain import KINDS, Explanation, Operation
+from .operation import KINDS, Operation
+
+if TYPE_CHECKING:
+    from .explain import Explanation
+
 
 _COLOURS = {
     "wait": "#b5452c", "fence": "#8a6d1d", "bulk_wait": "#6b4fa0", "barrier": "#57708f",

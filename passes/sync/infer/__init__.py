@@ -1,0 +1,1 @@
+"""Inference: insert the signals, waits and guards that a program needs."""

@@ -6,8 +6,8 @@ from tilelang import language as T
 from tilelang import tvm
 from tvm import tirx
 
-from ....builtins.declare import BUILTINS
 from ....builtins.implicit import Site, register_site
+from ....builtins.spec import BUILTINS
 from ...ir.origin import inserted
 from ..regions.accesses import Access
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from tvm import tirx
 
-from ....builtins.declare import builtin_of
 from ....builtins.errors import LanguageError, SyncWarning
-from ....builtins.unordered import UNORDERED
+from ....builtins.memory import UNORDERED
+from ....builtins.spec import builtin_of
 from ...group.specialize_group import heap_tensors
 from ...ir.implicit import hidden_of, set_hidden, with_hidden
 from ...ir.leaves import Leaf, leaves_of

@@ -1,0 +1,1 @@
+"""Regions of symmetric tensors that a program reads and writes."""

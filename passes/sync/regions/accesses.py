@@ -11,8 +11,8 @@ from tvm import tirx
 from tvm.ir import structural_equal
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
-from ....builtins.declare import Pointer, builtin_of
 from ....builtins.errors import LanguageError
+from ....builtins.spec import Pointer, builtin_of
 from ...group.drop_unordered import is_mark
 from ...ir.uniformity import ThreadControl
 from ...ir.walk import arrows, calls_in, in_words, line_of, location, op_name, rewrite_children

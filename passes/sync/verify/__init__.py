@@ -1,0 +1,1 @@
+"""Verification: check that explicit synchronization orders all accesses."""

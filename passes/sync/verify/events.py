@@ -10,7 +10,7 @@ from typing import Literal
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from ....builtins.declare import BUILTINS, Builtin, Pointer, builtin_of
+from ....builtins.spec import BUILTINS, Builtin, Pointer, builtin_of
 from ...ir.memory_order import acquires
 from ...ir.walk import arrows, builtins_in, calls_in, in_words, line_of, op_name
 from ..regions.accesses import Program, _Collector

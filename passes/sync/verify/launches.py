@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import tirx
 
-from ....builtins.declare import builtin_of
+from ....builtins.spec import builtin_of
 from ...ir.walk import op_name, written_tensors
 from ..regions.accesses import Program
 from ..regions.footprints import merged_boxes

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from tvm import tirx
 
-from ....builtins.declare import builtin_of
 from ....builtins.errors import LanguageError, SyncWarning
+from ....builtins.spec import builtin_of
 from ...group.specialize_group import heap_tensors
 from ...ir.implicit import hidden_of
 from ...ir.walk import arrows, location

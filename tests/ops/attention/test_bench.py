@@ -39,7 +39,7 @@ from tileweave.ops import shard_sequence
 from tileweave.ops.attention.flash import FlashTiles, tiles_for
 from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.core import nccl
-from tileweave.runtime.kernel import compile_ahead
+from tileweave.runtime.executor import compile_ahead
 
 LAYOUTS = ("contiguous", "zigzag")
 NAMES = ("ours", "sdpa/flash", "gather/flash", "ring/flash")

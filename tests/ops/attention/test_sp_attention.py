@@ -14,11 +14,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 import tileweave as tw
 from tileweave import ops
 from tileweave.ops.attention.flash import FAST_MATH, FlashTiles, packed_tiles, tiles_for
+from tileweave.ops.attention.module import SequenceParallelAttention
 from tileweave.ops.attention.problem import AttentionProblem
-from tileweave.ops.attention.reference import SequenceParallelAttention, reference_attention
+from tileweave.ops.attention.reference import reference_attention
 from tileweave.ops.attention.sequence import PARTS
 from tileweave.ops.attention.sp_attention import SpAttention, rows_for, sp_attention_plan
-from tileweave.runtime.plans.plan import Copy, Launch
+from tileweave.runtime.plans.steps import Copy, Launch
 
 
 def asked(ranks, layout, q_chunk, more=0, **options):

@@ -54,7 +54,7 @@ from tileweave.ops.gemm.matmul_reduce_scatter import (
     summed_matmul,
 )
 from tileweave.passes.ir.sizes import named
-from tileweave.runtime.plans.plan import Copy, CopyValue, Launch, WaitValue
+from tileweave.runtime.plans.steps import Copy, CopyValue, Launch, WaitValue
 
 TILES = Tiles(16, 16, 16, stages=2, threads=32, band=1)
 EVEN, TAILS = (16, 32, 32), (24, 40, 24)

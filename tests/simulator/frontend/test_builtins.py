@@ -7,7 +7,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 import tileweave as tw
 from tileweave.builtins import language as W
-from tileweave.builtins.declare import BUILTINS, builtin_of
+from tileweave.builtins.spec import BUILTINS, builtin_of
 
 N = 32
 START = np.array([12, 12, 0, 0], np.int32)

@@ -6,7 +6,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave.builtins import language as W
-from tileweave.runtime.plans.plan import Copy, Launch, WaitValue, WriteValue
+from tileweave.runtime.plans.steps import Copy, Launch, WaitValue, WriteValue
 from tileweave.runtime.plans.sync_push import WAIT
 
 ROWS, N, F32 = 8, 16, "float32"

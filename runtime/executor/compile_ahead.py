@@ -15,8 +15,8 @@ from tvm import tirx
 from ... import passes
 from ...codegen.names import names_kept
 from ..host.session import Session, current
-from ..plans.plan import Plan
-from .kernel import for_group
+from ..kernel.kernel import for_group
+from .plan import Plan
 
 
 def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan]) -> int:

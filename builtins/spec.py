@@ -1,0 +1,192 @@
+"""Declaration of a builtin as data: operands, qualifiers, level, and what it orders."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from tilelang import tvm
+from tvm import tirx
+
+from .qualifiers import PTX_TYPES
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An element of a tensor, taken by address."""
+
+    access: Literal["r", "w", "rw"]
+    space: Literal["global", "shared", "barrier"] = "global"
+    optional: bool = False
+    extent: str = ""
+    """Operand that says how many elements are accessed; TileLang must know in shared memory."""
+
+
+@dataclass(frozen=True)
+class ElementOf:
+    """A value of the element type of the pointer operand ``ref``."""
+
+    ref: str
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A value converted to ``dtype``."""
+
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ConstantInt:
+    """A Python integer, known when the program is traced."""
+
+
+@dataclass(frozen=True)
+class ConstantBool:
+    """A Python bool, known when the program is traced."""
+
+
+@dataclass(frozen=True)
+class TraceOnly:
+    """Used by the stub's body when the program is traced; no operand of the intrinsic."""
+
+
+Read = Annotated[Any, Pointer("r")]
+
+
+Write = Annotated[Any, Pointer("w")]
+
+
+ReadWrite = Annotated[Any, Pointer("rw")]
+
+
+OptionalReadWrite = Annotated[Any, Pointer("rw", optional=True)]
+
+
+SharedRead = Annotated[Any, Pointer("r", "shared", extent="size")]
+
+
+SharedWrite = Annotated[Any, Pointer("w", "shared", extent="size")]
+
+
+Barrier = Annotated[Any, Pointer("rw", "barrier")]
+
+
+Element = Annotated[Any, ElementOf("ref")]
+
+
+Int32 = Annotated[Any, Scalar("int32")]
+
+
+Int64 = Annotated[Any, Scalar("int64")]
+
+
+Constant = Annotated[int, ConstantInt()]
+
+
+ConstantFlag = Annotated[bool, ConstantBool()]
+
+
+Peer = Annotated[Any, TraceOnly()]
+
+
+Level = Literal["thread", "warp", "block", "leader"]
+"""Who runs it: each thread that reaches it, a whole warp, the block, or one elected thread."""
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """One intrinsic, as declared."""
+
+    name: str
+    operands: tuple[tuple[str, Any], ...]
+    words: tuple[tuple[str, tuple[str, ...]], ...]
+    result: Any
+    types: tuple[str, ...]
+    op_types: Mapping[str, tuple[str, ...]]
+    vectors: tuple[str, ...]
+    hidden: tuple[str, ...]
+    level: Level
+    barrier_before: bool
+    barrier_after: bool
+    proxy_fence: bool
+    releases: bool
+    waits: bool
+    observes: bool
+    sm: int
+    type_sm: Mapping[str, int]
+    signature: inspect.Signature
+    doc: str
+
+    @property
+    def op_name(self) -> str:
+        return f"tileweave.{self.name}"
+
+    @property
+    def op(self) -> tvm.ir.Op:
+        return tvm.ir.Op.get(self.op_name)
+
+    @property
+    def arity(self) -> int:
+        """Arguments of a call: operands, then the PTX type if it has one, then words."""
+        return len(self.operands) + len(self.hidden) + bool(self.types) + len(self.words)
+
+    @property
+    def is_barrier(self) -> bool:
+        """Whether the whole block takes part in it, as one: it meets before and after it."""
+        return self.level == "leader" and self.barrier_before and self.barrier_after
+
+    def word(self, call: tirx.Call, name: str) -> str:
+        """The word that ``call`` was traced with for the parameter ``name``."""
+        index = [n for n, _ in self.words].index(name)
+        return call.args[self.arity - len(self.words) + index].value
+
+    def operand(self, call: tirx.Call, name: str) -> tirx.PrimExpr:
+        """What ``call`` was traced with for the parameter or the hidden operand ``name``."""
+        return call.args[[*(n for n, _ in self.operands), *self.hidden].index(name)]
+
+    def types_of(self, op: str | None) -> tuple[str, ...]:
+        """PTX types the instruction takes when its word ``op`` is this one."""
+        return self.op_types.get(op, self.types)
+
+    def lanes_of(self, ptx: str) -> tuple[int, ...]:
+        """Elements that one access of this PTX type may cover."""
+        lanes = PTX_TYPES[ptx][1]
+        return (lanes, 2 * lanes, 4 * lanes) if ptx in self.vectors else (lanes,)
+
+    def ptx_type(self, call: tirx.Call) -> str:
+        """The PTX type that ``call`` was traced with, or an empty string."""
+        return call.args[self.arity - len(self.words) - 1].value if self.types else ""
+
+    def least_sm(self, call: tirx.Call) -> int:
+        """The first compute capability that has the instruction ``call`` asks for."""
+        return self.type_sm.get(self.ptx_type(call), self.sm)
+
+
+BUILTINS: dict[str, Builtin] = {}
+"""Every builtin, by op name."""
+
+
+def builtin_of(node: Any) -> Builtin | None:
+    """The declaration behind an IR node, or None when it is no call of a builtin."""
+    if isinstance(node, tirx.Call) and isinstance(node.op, tvm.ir.Op):
+        return BUILTINS.get(node.op.name)
+    return None
+
+
+# Listed, not looked up: the first failing Op.get of a process costs 400 ms of C++ backtrace.
+_OPS = set(tvm.ir.Op.list_op_names())
+
+
+def register_op(name: str, doc: str, num_inputs: int) -> None:
+    """Register an opaque TIR operator once; a second call is a no-op."""
+    if name in _OPS:
+        return
+    _OPS.add(name)
+    tvm.ir._ffi_api.RegisterOp(name, doc)
+    op = tvm.ir.Op.get(name)
+    op.set_num_inputs(num_inputs)
+    op.set_attr("TCallEffectKind", tirx.CallEffectKind.Opaque)
+    op.set_attr("TScriptPrinterName", name)

@@ -1,0 +1,80 @@
+"""``tw.compile``: compile a program for the group."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tilelang
+from tvm import tirx
+
+from .. import passes
+from ..builtins.errors import TileWeaveError
+from .kernel.dynamic import DynamicKernel
+from .kernel.kernel import Kernel, compiled
+from .lifecycle import init
+from .plans.parameters import Parameter, parameters_of
+
+if TYPE_CHECKING:
+    from .kernel.dynamic import DynamicKernel
+
+
+def compile(func: tirx.PrimFunc, **options: Any) -> Kernel | DynamicKernel:
+    """Compile ``func`` for the group, once a node, and load it onto this rank's GPU. Collective.
+
+    The group's size and the heap's stride become constants of the program; the rank does not, so
+    the same kernel serves every rank. A program whose inferred synchronisation depends on dynamic
+    extents is compiled later, for each set of sizes; see ``DynamicKernel``.
+
+    Args:
+        func: a ``@T.prim_func``.
+        options: those of ``tilelang.compile``; ``pass_configs`` may hold ours, too:
+            ``tileweave.reuse``, ``tileweave.granule``, ``tileweave.verify``,
+            ``tileweave.resident_blocks``.
+
+    Raises:
+        LanguageError: reads and writes of symmetric tensors cannot be ordered.
+        TileWeaveError: ``func`` is no PrimFunc, an option is not supported, or compiling failed on
+            some rank.
+    """
+    if (backend := options.get("execution_backend")) not in (None, "auto", "tvm_ffi"):
+        raise TileWeaveError(
+            f"compile: execution_backend={backend!r} has no host code that could bind the rank; "
+            "expected 'auto' or 'tvm_ffi'"
+        )
+    if not isinstance(func, tirx.PrimFunc):
+        raise TileWeaveError(f"compile: {func!r}; expected a T.prim_func")
+    if unknown := [f"{n}={v!r}" for n, v in options.items() if n not in _OPTIONS]:
+        raise TileWeaveError(f"compile: {', '.join(unknown)}; expected {', '.join(_OPTIONS)}")
+    outputs = _own_outputs(options.get("out_idx"), parameters_of(func))
+    session = init()
+    func, options["pass_configs"] = passes.split_options(func, options.get("pass_configs") or {})
+    options["out_idx"] = outputs
+    if passes.needs_sizes(func):
+        return DynamicKernel(func, options)
+    return compiled(func, options, session)
+
+
+_OPTIONS = tuple(inspect.signature(tilelang.compile).parameters)[1:]
+"""Those of ``tilelang.compile``."""
+
+
+def _own_outputs(out_idx: Any, parameters: Sequence[Parameter]) -> list[int] | int | None:
+    """Outputs counted from the start: hidden parameters stand behind the program's own."""
+    if out_idx is None:
+        return None
+    given = list(out_idx) if isinstance(out_idx, (list, tuple)) else [out_idx]
+    legal = {
+        at: i
+        for i, p in enumerate(parameters)
+        for at in (i, i - len(parameters))
+        if p.shape is not None and not p.symmetric
+    }
+    if not all(type(i) is int and i in legal for i in given):
+        raise TileWeaveError(
+            f"compile: out_idx={out_idx!r}; expected {', '.join(map(str, sorted(legal)))}: each "
+            "call makes a T.Tensor for it"
+        )
+    found = [legal[i] for i in given]
+    return found if isinstance(out_idx, (list, tuple)) else found[0]
