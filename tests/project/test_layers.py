@@ -1,0 +1,110 @@
+"""Imports between modules: no cycle, and arrows from upper packages to lower ones only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYERS = {
+    "builtins": 0,
+    "passes": 1,
+    "codegen": 2,
+    "runtime": 3,
+    "simulator": 4,
+    "ops": 5,
+    "tileweave": 6,
+}
+"""A package may import those of lower numbers, and its own modules."""
+MOST_FILES = 20
+
+
+def module_of(path: Path) -> str:
+    """Dotted name of a module, such as ``passes.ir.walk``; a package is that of its folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {
+    module_of(path): path for package in LAYERS for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def checked_only(tree: ast.Module) -> set[ast.AST]:
+    """Nodes under ``if TYPE_CHECKING``, which is false when the program runs."""
+    guards = (
+        n
+        for n in ast.walk(tree)
+        if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)
+    )
+    return {inner for guard in guards for stmt in guard.body for inner in ast.walk(stmt)}
+
+
+def imports(module: str, path: Path) -> Iterator[str]:
+    """Modules of ours that a module imports, also within functions."""
+    tree = ast.parse(path.read_text())
+    skipped = checked_only(tree)
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    package = package if package[0] == "tileweave" else ["tileweave", *package]
+    for node in ast.walk(tree):
+        if node in skipped or not isinstance(node, ast.ImportFrom):
+            continue
+        base = package[: len(package) - node.level + 1] if node.level else []
+        source = ".".join([*base, *([node.module] if node.module else [])])
+        for alias in node.names:
+            for name in (f"{source}.{alias.name}", source):
+                found = name if name in MODULES else name.removeprefix("tileweave.")
+                if found in MODULES:
+                    yield found
+                    break
+
+
+GRAPH = {
+    module: {other for other in imports(module, path) if other != module}
+    for module, path in MODULES.items()
+}
+
+
+def test_the_graph_is_not_empty():
+    assert len(GRAPH) > 200 and "builtins.spec" in GRAPH["builtins.declare"]
+
+
+def test_no_import_is_circular():
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_arrows_point_to_lower_packages():
+    upward = [
+        f"{module} imports {other}"
+        for module, others in GRAPH.items()
+        for other in sorted(others)
+        if LAYERS[other.split(".")[0]] > LAYERS[module.split(".")[0]]
+    ]
+    assert upward == []
+
+
+def test_packages_import_each_other_relatively():
+    """``import tileweave.x`` in a module of ours would escape the tests above."""
+    absolute = [
+        module
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import) and any(a.name.startswith("tileweave") for a in node.names)
+    ]
+    assert absolute == []
+
+
+def test_no_folder_is_large():
+    folders: dict[Path, int] = {}
+    for top in (*LAYERS, "tests", "lit_tests"):
+        for path in (ROOT / top).rglob("*.py"):
+            folders[path.parent] = folders.get(path.parent, 0) + 1
+    large = {str(f.relative_to(ROOT)): n for f, n in folders.items() if n > MOST_FILES}
+    assert large == {}
