@@ -22,7 +22,7 @@ import torch
 from tvm import tirx
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.ops.attention.flash import tiles_for
 from tileweave.ops.attention.problem import AttentionProblem
 from tileweave.ops.attention.sp_attention import sp_attention_plan

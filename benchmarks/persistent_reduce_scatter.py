@@ -23,7 +23,7 @@ import torch.distributed as dist
 from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
 

@@ -1,4 +1,4 @@
-"""The language: everything a tile program may say beyond TileLang. ``from tileweave import language
+"""The language: everything a tile program may say beyond TileLang. ``from tileweave import language as W
 as W``."""
 
 from __future__ import annotations

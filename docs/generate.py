@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tileweave.builtins import language
+from tileweave import language
 from tileweave.builtins.spec import BUILTINS, Builtin, Pointer
 
 PAGE = Path(__file__).resolve().with_name("language.md")

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 
 def all_gather_gemm(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages=3):

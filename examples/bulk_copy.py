@@ -17,7 +17,7 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.runtime.host.topology import topology
 
 CHUNK = 16384

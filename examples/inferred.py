@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

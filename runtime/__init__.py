@@ -1,6 +1,6 @@
 """Group, symmetric heap, compile-once, launch, watchdog and topology."""
 
-from .compile import compile
+from .compiler import compile
 from .executor.plan import Plan, plan
 from .host.driver import DriverError
 from .host.heap import HeapExhausted, SymmetricTensor

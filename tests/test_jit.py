@@ -10,7 +10,8 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
+from tileweave.runtime import compiler
 from tileweave.runtime.kernel import kernel
 
 tw_jit = sys.modules["tileweave.jit"]
@@ -99,7 +100,7 @@ def taken(X: W.Symmetric((8,), "float32"), n: T.int32, Y: T.Tensor((8,), "float3
     ],
 )
 def test_options_that_are_refused(options, message, monkeypatch):
-    monkeypatch.setattr(kernel, "init", lambda: None)
+    monkeypatch.setattr(compiler, "init", lambda: None)
     with pytest.raises(tw.TileWeaveError, match=message):
         tw.compile(taken, **options)
 

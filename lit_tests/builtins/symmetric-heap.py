@@ -6,8 +6,8 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tileweave import language as W
 from tileweave import passes
-from tileweave.builtins import language as W
 
 UNORDERED = {"tileweave.verify": "off"}
 

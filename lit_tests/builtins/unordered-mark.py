@@ -6,7 +6,7 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 
 def scatter(marked):

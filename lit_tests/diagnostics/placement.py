@@ -4,7 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 UNORDERED = {"tileweave.verify": "off"}
 

@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...passes.ir.sizes import named
-from ..compile import compile
+from ..compiler import compile
 from ..host.heap import SymmetricTensor
 from ..host.session import Session, current
 from ..kernel.dynamic import DynamicKernel, Turns

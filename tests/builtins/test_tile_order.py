@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 10))

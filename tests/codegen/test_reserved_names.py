@@ -4,7 +4,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.codegen.headers import INCLUDE_DIR
 from tileweave.codegen.reserved_names import RESERVED
 

@@ -8,7 +8,7 @@ import tilelang.language as T
 from tilelang.cache.kernel_cache import KernelCache
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.codegen import headers as include
 
 

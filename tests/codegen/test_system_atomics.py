@@ -8,7 +8,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.codegen.headers import INCLUDE_DIR
 
 PRELUDE = """#include <cuda_bf16.h>

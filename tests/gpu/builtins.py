@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 THREADS = 64
 BARRIERS = "tw.barrier() before and after each launch"

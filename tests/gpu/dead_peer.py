@@ -21,7 +21,7 @@ def program() -> None:
     import torch
 
     import tileweave as tw
-    from tileweave.builtins import language as W
+    from tileweave import language as W
 
     @T.prim_func
     def wait_for_peer(flags: W.Symmetric((8,), "uint32")):

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import tileweave as tw
 from tests.on_gpus import Verdicts, main, parser_of
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 BF16 = torch.bfloat16
 

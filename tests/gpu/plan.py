@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 ROWS, COLUMNS, PARTS = 48, 512, 4
 

@@ -67,7 +67,7 @@ def test_readme_program_compiles_and_says_nothing_of_synchronisation(readme_prog
 
 def test_readme_names_every_environment_variable():
     sources = [
-        p for d in ("runtime", "ops", "tileweave", "codegen") for p in (CHECKOUT / d).glob("*.py")
+        p for d in ("runtime", "simulator", "ops", "tileweave", "codegen") for p in (CHECKOUT / d).rglob("*.py")
     ]
     words = " ".join(p.read_text() for p in sources).replace('"', " ").replace("`", " ").split()
     used = {w.strip(".,;:()'") for w in words if w.startswith("TILEWEAVE_")}
@@ -192,12 +192,15 @@ def _refusals(file: Path) -> list[str]:
 
 
 def test_synchronisation_page_has_every_refusal():
-    names = ("accesses", "boxes", "counters", "granules", "residency", "reuse", "round_copies",
-             "rounds", "traffic", "waits")  # fmt: skip
-    files = [CHECKOUT / "passes" / "inference" / f"{name}.py" for name in names]
-    others = ("passes/lift_symmetric", "passes/specialize_sizes", "runtime/dynamic_kernel",
-              "runtime/plan_sync", "runtime/plan_pulls")  # fmt: skip
-    files += [CHECKOUT / f"{name}.py" for name in others]
+    regions = ("accesses", "footprints", "granules", "tensor_accesses")
+    inferred = ("counters", "residency", "reuse", "version_copies", "versions", "waits")
+    names = (
+        *(f"passes/sync/regions/{name}" for name in regions),
+        *(f"passes/sync/infer/{name}" for name in inferred),
+        *("passes/group/lift_symmetric", "passes/group/specialize_sizes"),
+        *("runtime/kernel/dynamic", "runtime/plans/sync_push", "runtime/plans/sync_pull"),
+    )
+    files = [CHECKOUT / f"{name}.py" for name in names]
     every = [text for file in files for text in _refusals(file)]
     assert len(every) > 15
     rows = "\n".join(re.findall(r"^\| `(.*?)` \|", SYNCHRONISATION.read_text(), re.M))

@@ -36,9 +36,10 @@ def checkout(tmp_path) -> Path:
     for name in ("Makefile", "constraints.txt", "requirements.txt", "requirements-nvcc.txt"):
         shutil.copy(CHECKOUT / name, tmp_path)
     for name in ("tools/make_venv.py", "builtins/versions.py"):
-        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         if (CHECKOUT / name).exists():
             shutil.copy(CHECKOUT / name, tmp_path / name)
+    (tmp_path / "tileweave").mkdir()
     (tmp_path / "tileweave" / "__init__.py").touch()
     return tmp_path
 

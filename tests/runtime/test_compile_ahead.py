@@ -9,12 +9,13 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.ops.core.tiles import Tiles
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
+from tileweave.runtime import compiler
 from tileweave.runtime.executor import compile_ahead
-from tileweave.runtime.kernel import kernel
 from tileweave.runtime.host.group import Group
+from tileweave.runtime.kernel import kernel
 from tileweave.runtime.plans.steps import Launch
 
 CONFIGS = {"tl.disable_warp_specialized": True, "tileweave.verify": "warn"}
@@ -62,7 +63,7 @@ def compilers(monkeypatch):
     compilers = Compilers()
     monkeypatch.setattr(tilelang, "compile", compilers.compile)
     monkeypatch.setattr(compile_ahead, "current", compilers.session)
-    monkeypatch.setattr(kernel, "init", compilers.session)
+    monkeypatch.setattr(compiler, "init", compilers.session)
     monkeypatch.setattr(kernel, "warm", lambda *_: True)
     monkeypatch.setattr(kernel, "_memory", lambda *_: torch.empty(0))
     return compilers
@@ -79,7 +80,7 @@ def test_what_is_compiled_ahead_is_what_is_asked_for(compilers, every_rank):
         shapes = {p.name: p.shape for p in plan.parameters}
         for step in plan.trace(group.rank, 2, shapes, {}):
             if isinstance(step, Launch):
-                kernel.compile(step.program, pass_configs=plan.pass_configs)
+                compiler.compile(step.program, pass_configs=plan.pass_configs)
         return count
 
     # Two kernels of the plan: the product, and what counts the calls.

@@ -12,12 +12,12 @@ import torch
 
 import tileweave as tw
 from tests.sync.programs import CASES
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.passes import dynamic_sizes, needs_sizes, specialize_sizes
 from tileweave.passes.ir.sizes import sizes_of
+from tileweave.runtime import compiler
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.kernel import dynamic as dynamic_kernel
-from tileweave.runtime.kernel import kernel
 from tileweave.runtime.kernel.dynamic import DynamicKernel, Turns
 from tileweave.runtime.kernel.kernel import Kernel
 
@@ -182,8 +182,8 @@ def test_calls_of_a_plan_with_other_kernels_are_kept_apart(made):
 
 def test_compile_waits_for_sizes_where_they_matter(monkeypatch):
     """The program of another kind keeps its dynamic extent, as TileLang compiles it."""
-    monkeypatch.setattr(kernel, "init", lambda: None)
-    monkeypatch.setattr(kernel, "compiled", lambda func, options, session: func)
+    monkeypatch.setattr(compiler, "init", lambda: None)
+    monkeypatch.setattr(compiler, "compiled", lambda func, options, session: func)
     assert isinstance(tw.compile(PROGRAM), DynamicKernel)
     local, explicit = programs_without_inference()
     assert tw.compile(local).same_as(local)

@@ -85,7 +85,7 @@ import sys
 import types
 import torch
 import torch.distributed as dist
-from tileweave.runtime.group import join
+from tileweave.runtime.host.group import join
 
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
@@ -164,7 +164,7 @@ import types
 import warnings
 import torch
 import torch.distributed as dist
-from tileweave.runtime.group import join
+from tileweave.runtime.host.group import join
 
 given, uuid, visible = dist.init_process_group, sys.argv[1], int(sys.argv[2])
 

@@ -30,7 +30,7 @@ from tileweave.runtime.host import driver, native
 from tileweave.runtime.kernel.kernel import Kernel
 from tileweave.runtime.plans.regions import Rows
 
-HERE = Path(__file__).parent / "native"
+HERE = Path(__file__).parents[1] / "native"
 STREAM, SIDE, EVENT = 0x10, 0x20, 0x30
 FUNCTIONS = ("copy", "rows", "write", "record", "wait", "kernel", "wait value", "words")
 
@@ -312,7 +312,7 @@ def test_python_remains(monkeypatch, tmp_path):
 @pytest.mark.parametrize("damage", ["truncated", "empty", "changed"])
 def test_a_damaged_library_in_the_cache_is_compiled_again(monkeypatch, tmp_path, damage):
     """Loading a truncated one ended the process with SIGBUS; hence a process of its own."""
-    program = "from tileweave.runtime import native; print(native.library() is not None)"
+    program = "from tileweave.runtime.host import native; print(native.library() is not None)"
     environment = os.environ | {"TILELANG_CACHE_DIR": str(tmp_path)}
     load = [sys.executable, "-W", "error", "-c", program]
     monkeypatch.setattr(native.env, "TILELANG_CACHE_DIR", str(tmp_path))

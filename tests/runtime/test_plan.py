@@ -17,7 +17,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.executor import operations
 from tileweave.runtime.host.group import Group

@@ -5,7 +5,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.runtime.plans.steps import CopyValue, WaitStream
 from tileweave.runtime.plans.sync_push import WAIT
 

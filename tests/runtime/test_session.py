@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tileweave as tw
+from tileweave.runtime import lifecycle
 from tileweave.runtime.host import session
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.heap import Heap
@@ -130,16 +131,16 @@ def test_a_session_that_cannot_compile_is_not_up(monkeypatch):
     group = Group(0, 1, 0, torch.device("cpu"), None, None)
     closed = []
     watchdog = types.SimpleNamespace(close=lambda: closed.append("watchdog"))
-    monkeypatch.setattr(session, "join", lambda process_group: group)
-    monkeypatch.setattr(session, "Context", lambda *_, **__: types.SimpleNamespace(record=None))
-    monkeypatch.setattr(session, "Watchdog", lambda *_: watchdog)
+    monkeypatch.setattr(lifecycle, "join", lambda process_group: group)
+    monkeypatch.setattr(lifecycle, "Context", lambda *_, **__: types.SimpleNamespace(record=None))
+    monkeypatch.setattr(lifecycle, "Watchdog", lambda *_: watchdog)
     monkeypatch.setattr(Heap, "close", lambda heap: closed.append("heap"))
     monkeypatch.setattr(host_functions, "say", lambda session: None)
 
     def prepare(session):
         raise tw.TileWeaveError("no nvcc")
 
-    monkeypatch.setattr(barrier, "prepare", prepare)
+    monkeypatch.setattr(lifecycle, "prepare", prepare)
     for _ in range(2):
         assert message_of(tw.init, heap_bytes=1 << 20) == "no nvcc"
         assert session.joined() is None
@@ -148,7 +149,7 @@ def test_a_session_that_cannot_compile_is_not_up(monkeypatch):
 
 def test_the_native_part_s_variable_is_judged_before_anything_is_up(monkeypatch):
     monkeypatch.setenv("TILEWEAVE_NATIVE", "2")
-    monkeypatch.setattr(session, "join", lambda group: pytest.fail("joined"))
+    monkeypatch.setattr(lifecycle, "join", lambda group: pytest.fail("joined"))
     assert message_of(tw.init) == "TILEWEAVE_NATIVE='2'; expected 0 or 1"
 
 
@@ -158,7 +159,7 @@ def test_ranks_with_different_heaps_are_told(monkeypatch):
         def exchange(topic: str, value: str) -> list[str]:
             return [value, "heap_bytes=70000"]
 
-    monkeypatch.setattr(session, "join", lambda group: Differing)
+    monkeypatch.setattr(lifecycle, "join", lambda group: Differing)
     assert message_of(tw.init, heap_bytes=80000) == (
         "init: the ranks differ in ['heap_bytes=80000', 'heap_bytes=70000']; expected the same "
         "TILEWEAVE_HEAP_BYTES everywhere"

@@ -10,8 +10,8 @@ import torch
 from tilelang import tvm
 from tilelang.engine.param import KernelParam
 
+from tileweave import language as W
 from tileweave import passes
-from tileweave.builtins import language as W
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.heap import Heap
 from tileweave.runtime.host.memory import memory_of

@@ -11,7 +11,7 @@ import tilelang.language as T
 import torch
 import torch.distributed as dist
 
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.builtins.implicit import SITES, Site
 from tileweave.runtime.host.context import Record
 from tileweave.runtime.host.group import Group

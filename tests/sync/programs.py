@@ -11,7 +11,7 @@ import numpy as np
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.runtime.kernel.configured import configured
 
 F32 = "float32"

@@ -4,7 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.ops.core.tiles import SMALL
 from tileweave.ops.gemm.matmul_reduce_scatter import matmul_reduce_scatter_program
 

@@ -5,8 +5,8 @@ import tilelang.language as T
 from tvm import tirx
 
 import tileweave as tw
+from tileweave import language as W
 from tileweave import passes
-from tileweave.builtins import language as W
 from tileweave.passes.ir.walk import flatten, rewrite_children
 from tileweave.passes.pipeline import Pass
 from tileweave.passes.tile.number_builtins import calls_of

@@ -4,7 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 SHARE, N, K, BLOCKS = 256, 512, 512, 4
 ROWS, COLUMNS = SHARE // 128, N // 256

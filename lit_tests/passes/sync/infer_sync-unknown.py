@@ -6,8 +6,8 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tileweave import language as W
 from tileweave import passes
-from tileweave.builtins import language as W
 from tileweave.emit import EMIT_HEAP_STRIDE, lowered
 
 RANKS, ROWS, DIM, M, N, BF16 = 4, 1024, 64, 128, 64, "bfloat16"

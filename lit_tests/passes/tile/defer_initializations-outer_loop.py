@@ -5,7 +5,7 @@ iteration, because warp specialization moves them next to the pipelined loop."""
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 UNORDERED = {"tileweave.verify": "off"}
 D, S, STEPS = 64, 256, 4

@@ -5,7 +5,7 @@ before its load, the clear in the consumers, in each iteration."""
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 UNORDERED = {"tileweave.verify": "off"}
 S, B, D = 256, 64, 64

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.ops.autotune.cost_model import (
     communicated_us,
     gathered_us,

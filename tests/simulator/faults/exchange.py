@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import tilelang.language as T
 
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 TILE = 32
 """Elements of a message, and threads of a block."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tilelang.language as T
 
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.builtins.symmetric import is_symmetric
 
 N = 64

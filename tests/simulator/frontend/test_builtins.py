@@ -6,7 +6,7 @@ import tilelang.language as T
 from tvm.tirx.stmt_functor import post_order_visit
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.builtins.spec import BUILTINS, builtin_of
 
 N = 32

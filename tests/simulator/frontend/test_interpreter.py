@@ -6,7 +6,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 rng = np.random.default_rng(7)
 
@@ -584,7 +584,7 @@ def test_a_thread_outside_a_tensor():
         run(outside, A=np.zeros(8, np.int32), where=8)
     assert error.value.kind == "bounds"
     assert "A[8]" in error.value.report
-    assert "test_simulator_interpreter.py" in error.value.report
+    assert "test_interpreter.py" in error.value.report
 
 
 @T.prim_func
@@ -641,7 +641,7 @@ def test_an_unknown_operation_is_named_with_its_line():
         run(unknown, A=np.zeros(32, np.float32))
     assert error.value.kind == "unsupported"
     assert "my_function" in error.value.report
-    assert "test_simulator_interpreter.py" in error.value.report
+    assert "test_interpreter.py" in error.value.report
 
 
 @T.prim_func

@@ -500,7 +500,7 @@ def test_print_says_who(capsys):
 def test_a_failed_assertion_is_a_fault():
     error = fault(talks, A=np.array([1, 22, 0, 4], np.int32))
     assert error.kind == "assertion"
-    assert "positive" in error.report and "test_simulator_tilelang.py" in error.report
+    assert "positive" in error.report and "test_tilelang.py" in error.report
 
 
 # What is not simulated is refused, by name and line.

@@ -6,7 +6,7 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.passes.sync.infer.infer_sync import MOST_INFERRED_RANKS
 from tileweave.runtime.plans.parameters import Parameter
 from tileweave.simulator.inputs.arguments import check_blocks, check_tensors

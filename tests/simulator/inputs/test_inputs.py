@@ -5,7 +5,7 @@ import json
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.cli.main import main
 from tileweave.simulator import Executable, described_inputs
 from tileweave.simulator.inputs.index_ranges import index_ranges

@@ -8,7 +8,7 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 
 def fault(program, ranks, inputs, **arguments):

@@ -5,7 +5,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 N = 64
 
@@ -56,7 +56,7 @@ def test_a_bulk_copy_that_is_not_aligned(by, first, size, text):
         run(bulk(by), how=np.array([first, size], np.int32))
     assert error.value.kind == "alignment"
     assert text in error.value.report and "multiple of 16 bytes" in error.value.report
-    assert by in error.value.report and "test_simulator_alignment.py:" in error.value.report
+    assert by in error.value.report and "test_alignment.py:" in error.value.report
 
 
 @every_copy

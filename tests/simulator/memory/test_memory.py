@@ -7,7 +7,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.simulator.memory.clock import Clock
 from tileweave.simulator.memory.memory import Access, Memory, Tensor
 from tileweave.simulator.memory.order import CTA, GPU, SYS, BlockOrder, Layout
@@ -424,7 +424,7 @@ def test_exchange(change, faults):
         with pytest.raises(tw.SimulationError) as error:
             tw.simulate(exchange(**change), 3, inputs, **arguments)
         assert error.value.kind in faults
-        assert "test_simulator_memory.py" in error.value.report
+        assert "test_memory.py" in error.value.report
         assert f"seed={seed}" in error.value.report
 
 

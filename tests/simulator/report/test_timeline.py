@@ -10,7 +10,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.simulator import Executable, simulate
 from tileweave.simulator.report import drawing
 from tileweave.simulator.report.drawing import FAULTS, Line, Text, draw

@@ -11,8 +11,8 @@ from tvm.target import Target
 from tvm.tirx.stmt_functor import post_order_visit
 
 import tileweave as tw
+from tileweave import language as W
 from tileweave import passes
-from tileweave.builtins import language as W
 from tileweave.passes.ir.implicit import hidden_of, set_hidden
 from tileweave.passes.tile.fold_axes import fold_axes
 

@@ -6,7 +6,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 ROWS, N, F32 = 20, 16, "float32"
 

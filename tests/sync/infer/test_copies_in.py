@@ -7,7 +7,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 from tileweave.runtime.plans.steps import CopyValue
 
 ROWS, N, F32 = 8, 16, "float32"

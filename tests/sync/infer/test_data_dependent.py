@@ -7,8 +7,8 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tileweave import language as W
 from tileweave import passes
-from tileweave.builtins import language as W
 from tileweave.emit import EMIT_HEAP_STRIDE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nobody waits for:tileweave.SimulationWarning")

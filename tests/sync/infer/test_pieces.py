@@ -6,7 +6,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 ROWS, F32, TILE, PIECE = 8, "float32", 16, 4
 PIECES = TILE // PIECE

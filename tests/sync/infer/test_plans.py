@@ -13,7 +13,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 PLANS = int(os.environ.get("TILEWEAVE_PLANS", 20))
 N, F32 = 16, "float32"

@@ -5,7 +5,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.builtins import language as W
+from tileweave import language as W
 
 N, RANKS = 64, 3
 F32 = "float32"

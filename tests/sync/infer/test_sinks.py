@@ -5,8 +5,8 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tileweave import language as W
 from tileweave import passes
-from tileweave.builtins import language as W
 from tileweave.passes.sync.infer.infer_sync import explained
 
 from ..programs import F32, integers

@@ -7,8 +7,8 @@ from tilelang import tvm
 
 import tileweave as tw
 from tests.simulator.memory.test_async_loads import every_load, load, prefetch
+from tileweave import language as W
 from tileweave import passes
-from tileweave.builtins import language as W
 from tileweave.passes.sync.verify.verify_sync import find_fault
 
 RANKS = 2

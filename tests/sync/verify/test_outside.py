@@ -8,8 +8,8 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tileweave import language as W
 from tileweave import passes
-from tileweave.builtins import language as W
 from tileweave.cli.main import main
 
 N = 64

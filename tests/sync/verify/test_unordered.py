@@ -5,8 +5,8 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tileweave import language as W
 from tileweave import passes
-from tileweave.builtins import language as W
 from tileweave.passes.sync.infer.infer_sync import explained
 
 STRIDE = 1 << 40

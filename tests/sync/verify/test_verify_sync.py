@@ -13,8 +13,8 @@ from tvm import tirx
 import tileweave as tw
 from tests.simulator.faults.faults import CASES as FAULTS
 from tests.sync.programs import CASES as PROGRAMS
+from tileweave import language as W
 from tileweave import passes
-from tileweave.builtins import language as W
 from tileweave.passes import dynamic_sizes, with_sizes
 from tileweave.passes.sync.verify import conflicts, launches
 from tileweave.passes.sync.verify.verify_sync import find_fault

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tilelang
 from tvm import tirx
@@ -15,9 +15,6 @@ from .kernel.dynamic import DynamicKernel
 from .kernel.kernel import Kernel, compiled
 from .lifecycle import init
 from .plans.parameters import Parameter, parameters_of
-
-if TYPE_CHECKING:
-    from .kernel.dynamic import DynamicKernel
 
 
 def compile(func: tirx.PrimFunc, **options: Any) -> Kernel | DynamicKernel:
