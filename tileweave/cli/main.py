@@ -22,7 +22,8 @@ from tilelang import tvm
 from .. import __version__, passes
 from ..builtins.errors import SyncWarning, TileWeaveError
 from ..emit import STAGES, emit
-from ..explain.explain import explain, source_of
+from ..explain.explain import explain
+from ..explain.source import source_of
 from ..passes.ir.sizes import LARGEST, MOST_RANKS
 from ..runtime import Plan
 from ..runtime.host.out_file import out_file, write_out
