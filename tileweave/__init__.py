@@ -1,7 +1,7 @@
-"""TileWeave: stock TileLang as a language for kernels that compute and communicate across GPUs.
+"""TileWeave: TileLang kernels that compute and communicate across GPUs.
 
-``import tileweave as tw`` activates the plugin in the TileLang already installed; nothing is
-patched on disk, and a kernel that uses no TileWeave builtin compiles exactly as before.
+``import tileweave as tw`` activates the plugin in the installed TileLang. It changes no file, and a
+kernel without TileWeave builtins compiles as before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-# A checkout works with PYTHONPATH=. alone: the sibling folders become tileweave.builtins and so on.
+# A checkout needs only PYTHONPATH=.: its sibling folders become tileweave.builtins and so on.
 _checkout = _Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "builtins").is_dir():
     __path__.append(str(_checkout))
@@ -20,7 +20,8 @@ from .builtins.errors import LanguageError, SyncWarning, TileWeaveError  # noqa:
 from .builtins.versions import __version__ as __version__  # noqa: E402
 from .codegen.hook import activate as _activate  # noqa: E402
 from .emit import emit  # noqa: E402
-from .explain.explain import Explanation, explain  # noqa: E402
+from .explain.explain import explain  # noqa: E402
+from .explain.explanation import Explanation  # noqa: E402
 from .jit import jit  # noqa: E402
 from .runtime import (  # noqa: E402
     DeadlockError,
@@ -37,7 +38,7 @@ from .runtime import (  # noqa: E402
     world_size,
 )
 
-if _TYPE_CHECKING:  # else when they are asked for, see __getattr__
+if _TYPE_CHECKING:  # at run time __getattr__ imports them
     from .ops import tune
     from .simulator import SimulationError, SimulationWarning, mutate, simulate
 
@@ -79,16 +80,16 @@ _LAZY = {
     "simulate": ".simulator",
     "tune": ".ops",
 }
-"""Names whose modules take long to import, each with its module."""
+"""Names whose modules are slow to import -> the module."""
 
 
 def __getattr__(name: str):
-    """Import the simulator and the operators when one of their names is used."""
+    """Import the simulator or the operators at the first use of one of their names."""
     if name in _LAZY:
         return getattr(_import_module(_LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """List the lazy names too, also before their first use."""
+    """List all names, including lazy ones before their first use."""
     return sorted({*globals(), *_LAZY})

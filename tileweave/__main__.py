@@ -1,4 +1,4 @@
-"""``python -m tileweave``: the command line of a checkout that is not installed."""
+"""``python -m tileweave`` runs the command line without an installation."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""See what a program becomes, at any stage, without a GPU."""
+"""``tw.emit``: compile a program to the text of a compilation stage, without a GPU."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ def emit(
     pass_configs: Mapping[str, Any] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> str:
-    """What ``func`` is compiled to, as text. Needs no GPU; ``ptx`` needs nvcc.
+    """Return the code that ``func`` is compiled to. Needs no GPU; ``ptx`` needs nvcc.
 
     Args:
         func: a ``@T.prim_func``.
-        stage: ``tile`` (after our tile passes), ``device`` (after TileLang's pipeline and our
-            device passes), ``cuda`` (the source nvcc sees) or ``ptx``.
+        stage: ``tile`` (after the tile passes of TileWeave), ``device`` (after TileLang's pipeline
+            and the device passes of TileWeave), ``cuda`` (the input of nvcc) or ``ptx``.
         arch: ``sm_80``, ``sm_90a``, ``sm_100a``, ...
-        world_size: ranks of the group to compile for.
-        pass_configs: those of TileLang, and ours; see ``tw.compile``.
-        sizes: of the dynamic extents by name, of a program that is compiled for each set of them.
+        world_size: ranks of the group.
+        pass_configs: options of TileLang and TileWeave; see ``tw.compile``.
+        sizes: sizes of the dynamic extents by name, for a program that is compiled separately for
+            each set of sizes.
 
     Raises:
-        TileWeaveError: an unknown stage or architecture, something other than a PrimFunc, a size
-            that is missing or that there is not, no nvcc.
+        TileWeaveError: ``func`` is no PrimFunc; the stage, the architecture or a size is unknown; a
+            size is missing; or there is no nvcc.
     """
     if stage not in STAGES:
         raise TileWeaveError(f"emit: stage={stage!r}; expected {' or '.join(map(repr, STAGES))}")
@@ -79,10 +80,10 @@ def _script(mod: tvm.IRModule) -> str:
 
 
 def lowered(func: tirx.PrimFunc, arch: str, configs: Mapping[str, Any]) -> Any:
-    """What TileLang and the device passes make of ``func``, without nvcc.
+    """Lower ``func`` with TileLang and the device passes, without nvcc.
 
     Args:
-        configs: TileLang's own ``pass_configs``.
+        configs: ``pass_configs`` of TileLang, without those of TileWeave.
     """
     target = _target(arch)
     context = tvm.transform.PassContext(config=dict(configs)) if configs else nullcontext()
@@ -95,10 +96,10 @@ def _target(arch: str) -> Any:
 
 
 def require_group(op: str, world_size: int, arch: str) -> None:
-    """Refuse what ``op`` cannot compile for.
+    """Check the group that ``op`` compiles for.
 
     Raises:
-        TileWeaveError: no rank, or an architecture that there is not.
+        TileWeaveError: the number of ranks is unsupported, or the architecture is unknown.
     """
     if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
         raise TileWeaveError(
@@ -109,7 +110,7 @@ def require_group(op: str, world_size: int, arch: str) -> None:
 
 
 def _require_nvcc() -> None:
-    found = nvcc.CUDA_HOME and shutil.which(nvcc.get_nvcc_compiler())
-    if not found:
+    compiler = nvcc.CUDA_HOME and shutil.which(nvcc.get_nvcc_compiler())
+    if not compiler:
         where = f"CUDA_HOME={nvcc.CUDA_HOME}" if nvcc.CUDA_HOME else "PATH"
         raise TileWeaveError(f"emit: no nvcc in {where}; expected one for stage='ptx'")

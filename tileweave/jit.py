@@ -1,4 +1,4 @@
-"""``tw.jit``: TileLang's decorator, compiling for a group of ranks."""
+"""``tw.jit``: the decorator ``tilelang.jit`` for a group of ranks."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from .runtime.kernel.kernel import tensors_of
 
 
 class GroupJIT(JITImpl):
-    """``tilelang.jit``'s object, compiling with ``tw.compile``."""
+    """Decorated function of ``tw.jit``. It compiles with ``tw.compile``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._compiled_in = joined()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As TileLang's; symmetric tensors may be passed as they are."""
+        """Compile at the first call with these arguments, then run or return the kernel.
+
+        Symmetric tensors are legal arguments.
+        """
         if self._compiled_in is not joined():
-            self.__post_init__()  # forgets the kernels, whose memory went with their session
+            self.__post_init__()  # drops the kernels, whose memory was freed with their session
         positional, named = tensors_of(args, kwargs)
         try:
             return super().__call__(*positional, **named)
         finally:
-            self._compiled_in = joined()  # the first call may open it
+            self._compiled_in = joined()  # the first call may open the session
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """The compiled kernel for these arguments; see ``tw.compile``."""
+        """Return the compiled kernel for these arguments; see ``tw.compile``."""
         return compile(
             self.get_tir(*args, **kwargs),
             out_idx=self.out_idx,
@@ -49,22 +52,28 @@ class GroupJIT(JITImpl):
         )
 
     def par_compile(self, configs: Iterable[Any], *_: Any, **__: Any) -> list[Any]:
-        """The compiled kernels for several sets of arguments, tuples or dicts; one after the other,
-        as ranks meet for each."""
+        """Return the compiled kernels for several tuples or dicts of arguments.
+
+        Kernels are compiled sequentially, because compiling is collective.
+        """
         return [self.compile(**c) if isinstance(c, dict) else self.compile(*c) for c in configs]
 
 
 def jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """``tilelang.jit`` for a group of ranks: same use, same options but for ``debug_root_path``, in
-    lazy and eager style.
+    """Decorate a function like ``tilelang.jit``, in lazy or eager style, for a group of ranks.
 
-    Calling the decorated function is collective the first time for each set of compile-time
-    arguments.
+    Collective: the first call of the decorated function for each set of compile-time arguments.
+
+    Args:
+        options: those of ``tilelang.jit``, except ``debug_root_path``.
+
+    Raises:
+        TileWeaveError: ``func`` is no function, or ``debug_root_path`` is set.
     """
 
     if (folder := options.get("debug_root_path")) is not None:
         raise TileWeaveError(
-            f"jit: debug_root_path={folder!r}; expected none, as `tileweave emit` shows all stages"
+            f"jit: debug_root_path={folder!r}; expected none; `tileweave emit` prints all stages"
         )
 
     def decorate(f: Callable[..., Any]) -> GroupJIT:
@@ -79,15 +88,16 @@ def jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def _declare_symmetric_parameters(f: Callable[..., Any]) -> None:
-    """Tell TileLang that parameters annotated ``X: W.Symmetric[...]`` in the body are tensors.
+    """Mark parameters annotated ``X: W.Symmetric[...]`` in the body as tensors.
 
-    In eager style TileLang recognises its own tensor annotations by name and takes the parameter
-    for a compile-time value otherwise.
+    In eager style TileLang recognizes its own tensor annotations by name and treats other
+    parameters as compile-time values.
     """
-    # Within a block any depth is legal, also where a text begins in the first column.
+    # An indented function parses inside a block. textwrap.dedent would fail for a multi-line string
+    # that begins in the first column.
     source = inspect.getsource(f)
-    inside = source[:1].isspace()
-    (tree, *_) = ast.parse(f"if True:\n{source}" if inside else source).body
+    is_indented = source[:1].isspace()
+    (tree, *_) = ast.parse(f"if True:\n{source}" if is_indented else source).body
     tree = tree.body[0] if isinstance(tree, ast.If) else tree
     parameters = inspect.signature(f).parameters
     for node in tree.body if isinstance(tree, ast.FunctionDef) else ():

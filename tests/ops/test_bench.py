@@ -213,7 +213,7 @@ def test_what_was_not_measured_is_not_printed(tmp_path, change, capsys):
         (["--shapes", "1x1x2147483648"], "bench: --shapes 1x1x2147483648; expected"),
         (["--sizes", "2147483648"], "expected a positive integer up to 2147483647"),
         (["--json", "a" * 300], ": File name too long; expected a file that can be written"),
-        (["--rows", "1024", "all_gather_matmul"], " (operators stand before the options)"),
+        (["--rows", "1024", "all_gather_matmul"], " (operators precede the options)"),
         (["--json", "no/where.json"], "bench: --json no/where.json; expected a name in a folder"),
         (["--figure", "bench.svg"], "bench: --figure bench.svg; expected a name that ends in .png"),
         (["--from", "no.json"], "no.json'; expected what tileweave bench --json has written"),

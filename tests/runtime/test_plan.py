@@ -842,8 +842,8 @@ def test_words_that_streams_wait_for_are_told():
         p.write_value(word[1], 0)
 
     assert [(o.kind, o.flag, o.per_block, o.reason) for o in tw.explain(plan, 2).ops] == [
-        ("wait", "word", 1, "written by hand"),
-        ("signal", "word", 1, "written by hand"),
+        ("wait", "word", 1, "explicit in the program"),
+        ("signal", "word", 1, "explicit in the program"),
     ]
 
 

@@ -147,7 +147,7 @@ def shapes_of(
         else:
             raise TileWeaveError(
                 f"{command}: --shapes {name}; expected {', '.join(MODELS)} or MxNxK (operators "
-                "stand before the options)"
+                "precede the options)"
             )
     return found
 

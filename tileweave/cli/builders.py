@@ -1,4 +1,4 @@
-"""Functions of a file that make programs: the command line needs their results."""
+"""Find functions of a file that build programs, to suggest calls of them in errors."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from pathlib import Path
 
 
 def builders_in(path: Path) -> list[str]:
-    """Return the names of the functions at the top level of a Python file that define a
-    ``T.prim_func`` or a ``tw.plan`` inside."""
+    """Return the top-level functions of a Python file that define a program inside."""
     tree = ast.parse(path.read_bytes())
     return [
         function.name
         for function in tree.body
-        if isinstance(function, ast.FunctionDef) and not _makes_program(function)
+        if isinstance(function, ast.FunctionDef) and not _is_program(function)
         if any(
-            _makes_program(inner)
+            _is_program(inner)
             for inner in ast.walk(function)
             if isinstance(inner, ast.FunctionDef) and inner is not function
         )
     ]
 
 
-def _makes_program(function: ast.FunctionDef) -> bool:
-    """Return true if a decorator makes ``function`` a program."""
+def _is_program(function: ast.FunctionDef) -> bool:
+    """Return true for a function decorated with ``T.prim_func`` or ``tw.plan``."""
     for decorator in function.decorator_list:
-        called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        callee = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", "")
         if name in ("prim_func", "plan"):
             return True
     return False

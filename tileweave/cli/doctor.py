@@ -1,12 +1,14 @@
-"""``tileweave doctor``: what this machine has, and what will not work on it, in words."""
+"""``tileweave doctor``: report the software and GPUs of a machine, and what does not work."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import platform
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations
@@ -16,15 +18,32 @@ from ..builtins.versions import unsupported_torch
 from ..runtime.host.topology import Topology, topology
 
 PACKAGES = ("torch", "tilelang", "apache-tvm-ffi", "cuda-bindings", "nvidia-ml-py")
+MISSING = "not installed"
+
+
+def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = commands.add_parser(
+        "doctor", help="report the GPUs of this machine and what does not work"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the report of this machine."""
+    report = examine()
+    print(report.as_json() if options.json else report)
 
 
 @dataclass(frozen=True)
 class Nvcc:
-    """The CUDA compiler TileLang uses.
+    """CUDA compiler that TileLang uses.
 
     Attributes:
-        path: empty if there is none; ``version`` then says why.
-        architectures: the sm numbers it compiles for; empty if it does not tell.
+        path: empty if there is no compiler.
+        version: the reason if there is no compiler.
+        architectures: supported sm numbers; empty if unknown.
     """
 
     path: str
@@ -34,7 +53,7 @@ class Nvcc:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that will not work, and why."""
+    """A feature that does not work, and the reason."""
 
     what: str
     why: str
@@ -42,7 +61,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``tileweave doctor`` found; ``str`` of it is for people."""
+    """Software, GPUs and problems of a machine."""
 
     versions: dict[str, str]
     nvcc: Nvcc
@@ -50,38 +69,45 @@ class Report:
     problems: tuple[Problem, ...]
 
     def as_json(self) -> str:
+        """Return one JSON object."""
         return json.dumps(dataclasses.asdict(self), indent=2)
 
     def __str__(self) -> str:
+        lines = [*self._software(), "", *self._hardware(), ""]
+        if self.problems:
+            lines.append("What does not work, and why")
+            lines += [f"  {problem.what}: {problem.why}" for problem in self.problems]
+        else:
+            lines.append("Everything works here.")
+        return "\n".join(lines)
+
+    def _software(self) -> Iterator[str]:
+        for name, number in self.versions.items():
+            yield f"{name:<16}{number}"
+        yield f"{'nvcc':<16}{self.nvcc.version} {self.nvcc.path}".rstrip()
+        yield f"{'driver':<16}{self.topology.driver or 'not found'}"
+
+    def _hardware(self) -> Iterator[str]:
         machine = self.topology
-        lines = [f"{name:<16}{found}" for name, found in self.versions.items()]
-        lines.append(f"{'nvcc':<16}{self.nvcc.version} {self.nvcc.path}".rstrip())
-        lines.append(f"{'driver':<16}{machine.driver or 'not found'}")
-        lines += ["", f"GPUs: {len(machine.gpus)}"]
+        yield f"GPUs: {len(machine.gpus)}"
         for index, gpu in enumerate(machine.gpus):
-            lines.append(
+            yield (
                 f"  {index}  {gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, "
                 f"sm_{gpu.capability[0]}{gpu.capability[1]}, {gpu.uuid}"
             )
         if len(machine.gpus) > 1:
-            lines += ["", "NVLink links between two GPUs", *_table(machine.nvlinks)]
+            yield from ("", "NVLink links between two GPUs", *_table(machine.nvlinks))
             p2p = [["yes" if can else "no" for can in row] for row in machine.p2p]
-            lines += ["", "P2P: the row's GPU can access the column's memory", *_table(p2p)]
+            yield from ("", "P2P: the row's GPU can access the column's memory", *_table(p2p))
         if machine.gpus:
             refusal = machine.multicast_refusal
-            lines += ["", f"NVLink multicast: {f'no, {refusal}' if refusal else 'yes'}"]
+            yield from ("", f"NVLink multicast: {f'no, {refusal}' if refusal else 'yes'}")
         if machine.notes:
-            lines += ["", "Could not be asked", *(f"  {note}" for note in machine.notes)]
-        if self.problems:
-            lines += ["", "What will not work, and why"]
-            lines += [f"  {problem.what}: {problem.why}" for problem in self.problems]
-        else:
-            lines += ["", "Everything works here."]
-        return "\n".join(lines)
+            yield from ("", "Failed queries", *(f"  {note}" for note in machine.notes))
 
 
 def examine() -> Report:
-    """Look at this machine. Never raises for what it lacks."""
+    """Return the report of this machine. Missing software and GPUs raise no error."""
     versions = {"tileweave": __version__, "python": platform.python_version()}
     versions |= {package: _version(package) for package in PACKAGES}
     nvcc, machine = find_nvcc(), topology()
@@ -89,47 +115,64 @@ def examine() -> Report:
 
 
 def problems(versions: dict[str, str], nvcc: Nvcc, machine: Topology) -> list[Problem]:
-    """What will not work with these, gravest first."""
-    found: list[Problem] = []
+    """Return what does not work with these, most severe first."""
+    return [
+        *_torch_problems(machine),
+        *_package_problems(versions, nvcc, machine),
+        *_architecture_problems(nvcc, machine),
+        *_link_problems(machine),
+    ]
 
-    def add(what: str, why: str) -> None:
-        found.append(Problem(what, why))
 
+def _torch_problems(machine: Topology) -> Iterator[Problem]:
+    note = next((note for note in machine.notes if note.startswith("torch: ")), "")
     if not machine.gpus:
-        why = [note for note in machine.notes if note.startswith("torch: ")]
-        add("running any kernel", f"there is no GPU{f' ({why[0]})' if why else ''}; tw.emit works")
-    elif torch_reason := next((n for n in machine.notes if n.startswith("torch: ")), ""):
-        add("running any kernel", f"torch cannot use the GPUs ({torch_reason})")
+        why = f"there is no GPU{f' ({note})' if note else ''}; tw.emit works"
+        yield Problem("running any kernel", why)
+    elif note:
+        yield Problem("running any kernel", f"torch cannot use the GPUs ({note})")
+
+
+def _package_problems(versions: dict[str, str], nvcc: Nvcc, machine: Topology) -> Iterator[Problem]:
     if why := unsupported_torch(versions["torch"]):
-        add("tw.init", why)
+        yield Problem("tw.init", why)
     if not nvcc.path:
-        add("compiling a kernel that is in no cache", f"nvcc: {nvcc.version}")
+        yield Problem("compiling a kernel that is in no cache", f"nvcc: {nvcc.version}")
     if machine.gpus and versions["cuda-bindings"] == MISSING:
-        add("tw.init", "the Python package cuda-bindings is not installed")
-    for sm in sorted({10 * gpu.capability[0] + gpu.capability[1] for gpu in machine.gpus}):
-        if nvcc.architectures and sm > max(nvcc.architectures):
-            add(
-                f"compiling for sm_{sm}",
-                f"nvcc {nvcc.version} ends at sm_{max(nvcc.architectures)}",
-            )
+        yield Problem("tw.init", "the Python package cuda-bindings is not installed")
+
+
+def _architecture_problems(nvcc: Nvcc, machine: Topology) -> Iterator[Problem]:
+    newest = max(nvcc.architectures, default=None)
+    for sm in sorted({10 * major + minor for major, minor in (g.capability for g in machine.gpus)}):
+        if newest is not None and sm > newest:
+            why = f"nvcc {nvcc.version} supports at most sm_{newest}"
+            yield Problem(f"compiling for sm_{sm}", why)
         if sm < 80:
-            add("most builtins", f"a GPU is sm_{sm}; they need sm_80")
+            yield Problem("most builtins", f"a GPU is sm_{sm}; they need sm_80")
         if sm < 90:
-            add("TMA copies, W.bulk_* and W.multimem_*", f"a GPU is sm_{sm}; they need sm_90")
-    pairs = list(combinations(range(len(machine.gpus)), 2))
+            why = f"a GPU is sm_{sm}; they need sm_90"
+            yield Problem("TMA copies, W.bulk_* and W.multimem_*", why)
+
+
+def _link_problems(machine: Topology) -> Iterator[Problem]:
     if len(machine.gpus) == 1:
-        add("more than one rank", "there is one GPU; programs run with world size 1")
-    if blocked := [(i, j) for i, j in pairs if not (machine.p2p[i][j] and machine.p2p[j][i])]:
-        add("symmetric tensors over all GPUs", f"no P2P between {_pairs(blocked)}")
-    if slow := [p for p in pairs if p not in blocked and not machine.nvlinks[p[0]][p[1]]]:
-        add("access to peers at NVLink speed", f"no NVLink known between {_pairs(slow)}")
+        why = "there is one GPU; programs run with world size 1"
+        yield Problem("more than one rank", why)
+    pairs = list(combinations(range(len(machine.gpus)), 2))
+    blocked = [(i, j) for i, j in pairs if not (machine.p2p[i][j] and machine.p2p[j][i])]
+    if blocked:
+        yield Problem("symmetric tensors over all GPUs", f"no P2P between {_pairs(blocked)}")
+    slow = [(i, j) for i, j in pairs if (i, j) not in blocked and not machine.nvlinks[i][j]]
+    if slow:
+        why = f"no NVLink known between {_pairs(slow)}"
+        yield Problem("access to peers at NVLink speed", why)
     if machine.gpus and not machine.multicast:
-        add("W.multimem_*", f"no NVLink multicast: {machine.multicast_refusal}")
-    return found
+        yield Problem("W.multimem_*", f"no NVLink multicast: {machine.multicast_refusal}")
 
 
 def find_nvcc() -> Nvcc:
-    """The nvcc that TileLang calls."""
+    """Return the nvcc that TileLang calls."""
     from tilelang.contrib.nvcc import get_nvcc_compiler
 
     try:
@@ -137,21 +180,19 @@ def find_nvcc() -> Nvcc:
     except RuntimeError:
         return Nvcc("", "not on PATH, and CUDA_HOME is not set")
     try:
-        said, known = (
+        release_text, architectures = (
             subprocess.run(
                 [path, flag], capture_output=True, text=True, errors="replace", timeout=60
             ).stdout
             for flag in ("--version", "--list-gpu-arch")
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Nvcc("", f"{path}: {getattr(error, 'strerror', None) or 'does not answer'}")
-    release = re.search(r"release [\d.]+, V([\d.]+)", said)
+        return Nvcc("", f"{path}: {getattr(error, 'strerror', None) or 'no answer'}")
+    release = re.search(r"release [\d.]+, V([\d.]+)", release_text)
     if release is None:
-        return Nvcc("", f"{path}: does not say its version")
-    return Nvcc(path, release[1], tuple(map(int, re.findall(r"compute_(\d+)", known))))
-
-
-MISSING = "not installed"
+        return Nvcc("", f"{path}: printed no version")
+    numbers = re.findall(r"compute_(\d+)", architectures)
+    return Nvcc(path, release[1], tuple(map(int, numbers)))
 
 
 def _version(package: str) -> str:

@@ -1,39 +1,45 @@
-"""One line of ``tw.explain``: an operation and its reason."""
+"""One row of ``tw.explain``: an operation and its reason."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+Kind = Literal["wait", "fence", "bulk_wait", "barrier", "signal", "unordered", "unverified"]
 KINDS: dict[str, str] = {
-    "wait": "the block stands until a counter has reached a number",
-    "fence": "what a wait made visible is visible to the TMA, too",
-    "bulk_wait": "bulk stores are complete, not merely read",
-    "barrier": "all threads of the block meet; one of them goes on to speak for the block",
-    "signal": "a counter is advanced, after all that the block wrote before",
+    "wait": "waits until a counter has reached a value",
+    "fence": "makes the writes that a wait made visible also visible to the TMA",
+    "bulk_wait": "waits until bulk stores have written their destination, not only read their "
+    "source",
+    "barrier": "synchronizes the threads of the block, before one of them acts for the block",
+    "signal": "advances a counter after all earlier writes of the block",
 }
-"""The kinds of operations, in the order in which they stand around one access."""
+"""Kinds of inserted operations, in the order in which they run around one access."""
 
-
-BY_HAND = "written by hand"
+EXPLICIT = "explicit in the program"
+"""Reason of an operation that the program itself contains."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation that orders memory.
+    """An operation that orders memory.
 
     Attributes:
-        kind: ``wait``, ``fence``, ``bulk_wait``, ``barrier`` or ``signal``.
-        tensor: whose data it orders; the counter itself where it counts launches or is the
-            program's own.
-        file, line: of the access it is for.
-        reason: why it is there; ``written by hand`` where the program says it.
-        granule: elements along each axis that one counter stands for, or nothing.
-        amount: what a signal adds, or has arrived in a launch when a wait ends.
-        flag: the tensor of its counters, or nothing.
-        per_block: how often a block does it in a launch, or a stream in a call of a plan, at most;
-            None where only the running kernel knows.
-        kernel: the program in which it stands.
+        kind: ``wait``, ``fence``, ``bulk_wait``, ``barrier`` or ``signal``; ``unordered`` or
+            ``unverified`` for an access without an operation.
+        tensor: tensor whose data it orders, or the counter itself if it counts launches or belongs
+            to the program.
+        file: source file of the access that needs it.
+        line: source line of that access.
+        reason: why it is needed; ``EXPLICIT`` if the program contains it.
+        granule: elements along each axis that one counter covers, or "".
+        amount: value that a signal adds, or that has arrived in a launch when a wait ends.
+        flag: tensor of its counters, or "".
+        per_block: how often a block runs it in a launch, or a stream in a call of a plan, at most;
+            None if it is unknown before the kernel runs.
+        kernel: program that contains it.
     """
 
     kind: Kind
@@ -48,4 +54,8 @@ class Operation:
     kernel: str = ""
 
 
-Kind = Literal["wait", "fence", "bulk_wait", "barrier", "signal", "unordered", "unverified"]
+def sorted_in(kernel: str, ops: Iterable[Operation]) -> tuple[Operation, ...]:
+    """Return the operations of ``kernel`` by line, those of one line in the order of ``KINDS``."""
+    order = [*KINDS, "unordered", "unverified"]
+    by_line = sorted(ops, key=lambda op: (op.file, op.line, order.index(op.kind)))
+    return tuple(dataclasses.replace(op, kernel=kernel) for op in by_line)

@@ -1,4 +1,4 @@
-"""The page of ``tw.explain``: the source, and under each line what is put in for it."""
+"""Explanation as an HTML page: the source with the operations of each line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from .operation import KINDS, Operation
 
 if TYPE_CHECKING:
-    from .explain import Explanation
+    from .explanation import Explanation
 
-
-_COLOURS = {
+_COLORS = {
     "wait": "#b5452c", "fence": "#8a6d1d", "bulk_wait": "#6b4fa0", "barrier": "#57708f",
     "signal": "#2c7a3f",
 }  # fmt: skip
@@ -35,9 +34,9 @@ pre > span { display: block; white-space: pre; padding-right: 1em; }
 
 
 def page(explanation: Explanation) -> str:
-    """One self-contained page."""
+    """Return one self-contained page."""
     title = f"{explanation.name}, {explanation.world_size} ranks"
-    rules = "".join(f".{k} {{ color: {c}; border-color: {c}; }}\n" for k, c in _COLOURS.items())
+    rules = "".join(f".{k} {{ color: {c}; border-color: {c}; }}\n" for k, c in _COLORS.items())
     body = "\n".join(_body(explanation))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
@@ -47,19 +46,21 @@ def page(explanation: Explanation) -> str:
 
 
 def _body(e: Explanation) -> Iterator[str]:
-    yield "<p>What the compiler puts in stands under the line it is for. Point at it for why.</p>"
-    yield _listed((f'<b class="{kind}">{kind}</b>', escape(text)) for kind, text in KINDS.items())
-    left = list(e.ops)
+    yield "<p>Each line is followed by its operations. Hover over one to see the reason.</p>"
+    yield _two_columns(
+        (f'<b class="{kind}">{kind}</b>', escape(text)) for kind, text in KINDS.items()
+    )
+    remaining = list(e.ops)
     for name, file, first, last in e.sources:
-        here = [op for op in left if op.kernel == name and op.file == file]
-        left = [op for op in left if op not in here]
-        first = min([first, *(op.line for op in here)])
-        last = max([last, *(op.line for op in here)])
+        ops = [op for op in remaining if op.kernel == name and op.file == file]
+        remaining = [op for op in remaining if op not in ops]
+        first = min([first, *(op.line for op in ops)])
+        last = max([last, *(op.line for op in ops)])
         yield f"<h2>{escape(name)} in {escape(Path(file).name)}</h2>"
-        yield from _source(file, first, last, here)
-    if left:
-        yield "<h2>Elsewhere</h2>"
-        yield f"<pre>{''.join(map(_operation, left))}</pre>"
+        yield from _source(file, first, last, ops)
+    if remaining:
+        yield "<h2>In other files</h2>"
+        yield f"<pre>{''.join(map(_operation, remaining))}</pre>"
     for title, lines in (
         ("Not needed", _by_line(e.merged)),
         ("Not ordered, by W.unordered", _by_line(e.unordered)),
@@ -67,12 +68,12 @@ def _body(e: Explanation) -> Iterator[str]:
         ("Not verified", _by_line(e.unverified)),
         ("Memory is used again in the same launch because", e.rounds),
         ("Memory is used again in the next launch because", e.reuse),
-        ("Bytes of counters on each rank", {**e.flags, "together": e.flag_bytes}),
+        ("Bytes of counters on each rank", {**e.flags, "total": e.flag_bytes}),
         ("Bytes of scratch memory on each rank", e.scratch),
     ):
         if lines:
             yield f"<h2>{title}</h2>"
-            yield _listed((escape(str(a)), escape(str(b))) for a, b in lines.items())
+            yield _two_columns((escape(str(a)), escape(str(b))) for a, b in lines.items())
 
 
 def _by_line(ops: Iterable[Operation]) -> dict[str, str]:
@@ -80,6 +81,7 @@ def _by_line(ops: Iterable[Operation]) -> dict[str, str]:
 
 
 def _source(file: str, first: int, last: int, ops: list[Operation]) -> Iterator[str]:
+    """Yield the source lines from the decorators on, each followed by its operations."""
     path = Path(file)
     lines = path.read_text().splitlines() if path.is_file() else []
     while 1 < first <= len(lines) and lines[first - 2].lstrip().startswith("@"):
@@ -94,7 +96,7 @@ def _source(file: str, first: int, last: int, ops: list[Operation]) -> Iterator[
 
 def _operation(op: Operation) -> str:
     times = "?" if op.per_block is None else op.per_block
-    parts = [op.tensor, op.granule and f"granule {op.granule}", op.amount, f"{times} a block"]
+    parts = [op.tensor, op.granule and f"granule {op.granule}", op.amount, f"{times} per block"]
     text = " | ".join(p for p in parts if p)
     return (
         f'<span class="op {op.kind}" tabindex="0" title="{escape(op.reason)}"><b>{op.kind}</b>'
@@ -102,6 +104,6 @@ def _operation(op: Operation) -> str:
     )
 
 
-def _listed(rows: Iterable[tuple[str, str]]) -> str:
+def _two_columns(rows: Iterable[tuple[str, str]]) -> str:
     cells = "".join(f"<tr><td>{a}</td><td>{b}</td></tr>" for a, b in rows)
     return f"<table>{cells}</table>"

@@ -198,7 +198,7 @@ def by_exact(problem, rank, q, k_by_rank, v_by_rank):
 def test_the_kernel_alone(causal, layout):
     problem = problem_of(Length(1, 128, 2, 1, 64, causal, layout, 2), 2, torch.bfloat16)
     plan = local_attention_plan(problem, FlashTiles(64, 32, 2, 128))
-    assert "nothing is put in" in str(tw.explain(plan, 2))
+    assert "nothing is inserted" in str(tw.explain(plan, 2))
     rng = np.random.default_rng(0)
     q, k, v = (
         rng.standard_normal((2, 1, 64, heads, 64)).astype(ml_dtypes.bfloat16) for heads in (2, 1, 1)

@@ -228,7 +228,7 @@ def test_program_that_signals_by_hand(tmp_path, capsys):
     file.write_text(BY_HAND)
     assert main(["explain", str(file), "--ranks", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    hand = [o for o in found["ops"] if o["reason"] == "written by hand"]
+    hand = [o for o in found["ops"] if o["reason"] == "explicit in the program"]
     assert [(o["kind"], o["tensor"], o["line"], o["per_block"]) for o in hand] == [
         ("signal", "F", lines["signal"], 1),
         ("wait", "F", lines["wait"], 3),
@@ -246,7 +246,7 @@ def test_program_that_signals_by_hand(tmp_path, capsys):
 def test_verify_off_leaves_a_program_as_it_is():
     found = explained("ring_shift", pass_configs={"tileweave.verify": "off"})
     assert found.ops == () and found.flag_bytes == 0
-    assert "nothing is put in" in str(found)
+    assert "nothing is inserted" in str(found)
 
 
 def test_one_rank_takes_the_same_way():
@@ -301,7 +301,7 @@ def test_plan_is_told_with_its_kernels_and_copies():
     assert (first.kind, signal.kind, signal.tensor, signal.per_block) == (
         "wait", "signal", "gathered", 3,
     )  # fmt: skip
-    assert signal.reason == "the stream tells gemm that p.copy has ended"
+    assert signal.reason == "the stream signals to gemm that p.copy has finished"
     assert (first.tensor, first.flag, first.per_block) == ("gathered", "started", 3)
     assert first.reason == "before p.copy overwrites it: a peer may read it until its call begins"
     (wait,) = of(found, kernel="gemm", kind="wait")

@@ -1,0 +1,101 @@
+"""``tileweave bench``: time the operators and their alternatives."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from .bench_cases import add_gemm_cases, positive_integer, positive_integers, split_list
+
+if TYPE_CHECKING:
+    from ..bench.attention import Lengths
+
+
+def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = commands.add_parser(
+        "bench",
+        help="time the operators, and GEMM, attention, NCCL and async-TP for comparison: "
+        "torchrun --nproc-per-node=4 -m tileweave bench",
+    )
+    add = parser.add_argument
+    add_gemm_cases(parser)
+    add(
+        "--sizes",
+        nargs="+",
+        default=[],
+        metavar="MIB",
+        help="input of each rank to a collective (all_gather, reduce_scatter, all_reduce, "
+        "all_to_all) in MiB, separated by commas or spaces; default: 1,16,64,256. Without an "
+        "OPERATOR, all collectives are timed",
+    )
+    _add_attention(parser)
+    add("--warmups", type=positive_integer, default=5, help="default: %(default)s")
+    add("--runs", type=positive_integer, default=20, help="default: %(default)s")
+    add("--json", metavar="OUT", help="also write the results to this file")
+    add("--figure", metavar="OUT", help="draw the distance of each result from the ideal: .png")
+    add(
+        "--from",
+        dest="file",
+        metavar="IN",
+        help="measure nothing; print (and with --figure draw) the results that --json wrote to "
+        "this file",
+    )
+    return parser
+
+
+def _add_attention(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("sp_attention").add_argument
+    add(
+        "--lengths",
+        nargs="+",
+        default=[],
+        metavar="ROWS",
+        help="rows of each sequence over all ranks, separated by commas or spaces; default: the "
+        "powers of two from 8192 to 262144. Without an OPERATOR, sp_attention is timed",
+    )
+    add("--batch", nargs="+", default=["1"], metavar="B", help="number of sequences; default: 1")
+    add("--heads", type=positive_integer, default=32, help="query heads; default: %(default)s")
+    add("--kv-heads", type=positive_integer, default=8, help="default: %(default)s")
+    add("--head-dim", type=positive_integer, default=128, help="default: %(default)s")
+    add("--layout", default="zigzag", help="contiguous or zigzag; default: %(default)s")
+    add("--causal", action="store_true", help="only causal; default: causal and full")
+    add("--full", action="store_true", help="only full")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, or print earlier results; the exit status is 1 if a result of ours is wrong."""
+    from ..bench import command as bench
+
+    if options.file is not None:
+        bench.again(options.file, options.figure)
+        return
+    wanted = bench.Wanted(
+        options.ops,
+        split_list(options, "shapes"),
+        positive_integers(options, "rows"),
+        options.dtype,
+        options.warmups,
+        options.runs,
+        options.json,
+        options.figure,
+        sizes=positive_integers(options, "sizes"),
+        attention=_lengths(options),
+    )
+    if not bench.run(wanted):
+        raise SystemExit(1)
+
+
+def _lengths(options: argparse.Namespace) -> Lengths:
+    from ..bench.attention import Lengths
+
+    masks = [mask for mask, asked in ((True, options.causal), (False, options.full)) if asked]
+    return Lengths(
+        tuple(positive_integers(options, "lengths")),
+        tuple(positive_integers(options, "batch")),
+        options.heads,
+        options.kv_heads,
+        options.head_dim,
+        options.layout,
+        tuple(masks) or Lengths.masks,
+    )

@@ -1,0 +1,75 @@
+"""``tileweave mutate``: break the synchronization of programs and list undetected mutants."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .program_files import PLANS_AND_KERNELS, load_programs
+from .simulation import Outcome, add_json, add_simulation, fault_of, run_each
+
+
+def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = commands.add_parser(
+        "mutate",
+        help="break the synchronization of simulated programs; list the undetected mutants",
+    )
+    add_simulation(parser)
+    add_json(parser)
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the mutants; the exit status is 1 if a program fails or a mutant is unaccounted."""
+    programs = load_programs(options, PLANS_AND_KERNELS)
+    outcomes = run_each(programs, _mutate, options)
+    for outcome in outcomes:
+        print(json.dumps(outcome) if options.json else _text(outcome))
+    if any(outcome["fault"] or outcome["unaccounted"] for outcome in outcomes):
+        raise SystemExit(1)
+
+
+def _mutate(
+    name: str, program: Any, scalars: dict[str, Any], options: argparse.Namespace
+) -> Outcome:
+    """Simulate the mutants of one program with random inputs."""
+    from ..simulator import SimulationError, mutate, random_inputs
+
+    fault, mutants = None, []
+    try:
+        inputs = random_inputs(program, options.seed, scalars)
+        mutants = mutate(
+            program.plan, options.ranks, inputs, options.schedules, options.seed, options.epochs,
+            options.resident_blocks, progress=True,
+        )  # fmt: skip
+    except SimulationError as error:
+        fault = fault_of(error)
+    return {
+        "name": name,
+        "ranks": options.ranks,
+        "schedules": options.schedules,
+        "seed": options.seed,
+        "fault": fault,
+        "mutants": [asdict(mutant) for mutant in mutants],
+        "unaccounted": sum(not mutant.is_accounted_for for mutant in mutants),
+    }
+
+
+def _text(outcome: Outcome) -> str:
+    if outcome["fault"]:
+        return "{name}: without a mutation: {fault[kind]}: {fault[report]}".format(**outcome)
+    counts = Counter(mutant["verdict"] for mutant in outcome["mutants"])
+    total = ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items())) or "no mutants"
+    summary = "{name}: {ranks} ranks, {schedules} schedules: ".format(**outcome) + total
+    return "\n".join([*map(_line, outcome["mutants"]), summary])
+
+
+def _line(mutant: dict[str, Any]) -> str:
+    seed = "" if mutant["seed"] is None else f" (seed {mutant['seed']})"
+    text = "{line}: {op} {change}: {verdict}: {why}".format(**mutant)
+    return f"{Path(mutant['file']).name}:{text}{seed}"

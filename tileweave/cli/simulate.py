@@ -1,0 +1,102 @@
+"""``tileweave simulate``: run the programs of a file on simulated ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from typing import Any
+
+from ..builtins.errors import SyncWarning, TileWeaveError
+from .compile_options import add_config, configs_of
+from .program_files import PLANS_AND_KERNELS, load_programs
+from .simulation import Outcome, add_json, add_simulation, fault_of, run_each
+
+_MOST_SECONDS = 600
+"""Longest estimated time of a simulation without ``--force``."""
+
+
+def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = commands.add_parser(
+        "simulate", help="run the programs of a file on simulated ranks; needs no GPU"
+    )
+    add_simulation(parser)
+    add_json(parser)
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help=f"run even if the estimated time exceeds {_MOST_SECONDS // 60} minutes",
+    )
+    parser.add_argument(
+        "--timeline",
+        metavar="OUT",
+        help="draw the failing schedule, or else the last one: .html .svg .png",
+    )
+    add_config(parser)
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the verdict of each program; the exit status is 1 if one has a fault."""
+    programs = load_programs(options, PLANS_AND_KERNELS)
+    if options.timeline and len(programs) > 1:
+        raise TileWeaveError(
+            f"simulate: --timeline of {', '.join(programs)}; expected one program, FILE:NAME"
+        )
+    outcomes = run_each(programs, _simulate, options, configs_of(options))
+    for outcome in outcomes:
+        print(json.dumps(outcome) if options.json else _text(outcome))
+    if any(outcome["fault"] for outcome in outcomes):
+        raise SystemExit(1)
+
+
+def _simulate(
+    name: str, program: Any, scalars: dict[str, Any], options: argparse.Namespace
+) -> Outcome:
+    """Simulate one program with the inputs of ``described_inputs``."""
+    from ..simulator import SimulationError, SimulationWarning, described_inputs, simulate
+
+    categories = SimulationWarning, SyncWarning
+    fault, kinds = None, {}
+    with warnings.catch_warnings(record=True) as caught:
+        for category in categories:
+            warnings.simplefilter("always", category)
+        try:
+            inputs, kinds = described_inputs(program, options.seed, scalars)
+            if kinds and not options.json:
+                print(f"simulate: {name}: inputs: {_describe(kinds)}", file=sys.stderr)
+            simulate(
+                program, options.ranks, inputs, options.schedules, options.seed, options.epochs,
+                options.resident_blocks, progress=True,
+                timeline=options.timeline, most_seconds=None if options.force else _MOST_SECONDS,
+            )  # fmt: skip
+        except SimulationError as error:
+            fault = fault_of(error)
+    messages = [str(w.message) for w in caught if issubclass(w.category, categories)]
+    return {
+        "name": name,
+        "ranks": options.ranks,
+        "schedules": options.schedules,
+        "seed": options.seed,
+        "verdict": "fault" if fault else "no fault",
+        "fault": fault,
+        "inputs": kinds,
+        "warnings": list(dict.fromkeys(messages)),
+    }
+
+
+def _describe(kinds: dict[str, str]) -> str:
+    """Return ``zeros in F, G; random numbers in A``."""
+    tensors: dict[str, list[str]] = {}
+    for name, kind in kinds.items():
+        tensors.setdefault(kind, []).append(name)
+    return "; ".join(f"{kind} in {', '.join(names)}" for kind, names in tensors.items())
+
+
+def _text(outcome: Outcome) -> str:
+    if outcome["fault"]:
+        return "{name}: {fault[kind]}: {fault[report]}".format(**outcome)
+    verdict = "{name}: {schedules} schedules of {ranks} ranks, no fault".format(**outcome)
+    return "\n".join([verdict, *(f"warning: {text}" for text in outcome["warnings"])])

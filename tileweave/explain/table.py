@@ -1,0 +1,76 @@
+"""Explanation as a text table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..passes.ir.sizes import in_numbers
+from .operation import Operation
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+_HEAD = "line", "kind", "tensor", "granule", "amount", "per block", "why"
+_WIDEST_AMOUNT = 28
+"""Longest amount that the table shows, in characters."""
+
+
+def table_lines(e: Explanation) -> Iterator[str]:
+    """Yield the title, one row per operation, and the lists below the table."""
+    sizes = f", {in_numbers(e.sizes)}" if e.sizes else ""
+    yield f"{e.name}, {e.world_size} rank{'s' * (e.world_size > 1)}{sizes}"
+    if not e.ops:
+        yield "  nothing is inserted: no rank reads what another rank writes, or verify is off"
+    has_several_kernels = len({op.kernel for op in e.ops}) > 1
+    yield from _aligned([_row(op, has_several_kernels) for op in e.ops])
+    yield from _accesses(e)
+    yield from _memory(e)
+
+
+def _row(op: Operation, with_kernel: bool) -> tuple[str, ...]:
+    line = _line(op) if op.file else "-"
+    times = "?" if op.per_block is None else str(op.per_block)
+    amount = op.amount if len(op.amount) <= _WIDEST_AMOUNT else "varies"
+    why = f"{op.kernel}: {op.reason}" if with_kernel else op.reason
+    return line, op.kind, op.tensor or "-", op.granule or "-", amount or "-", times, why
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    if not rows:
+        return
+    table = [_HEAD, *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD) - 1)]
+    for row in table:
+        cells = (f"{cell:{width}}" for cell, width in zip(row, widths, strict=False))
+        yield "  " + "  ".join([*cells, row[-1]]).rstrip()
+
+
+def _accesses(e: Explanation) -> Iterator[str]:
+    """Yield the accesses without an operation of their own."""
+    for title, ops in (
+        ("not needed", e.merged),
+        ("not ordered, by W.unordered", e.unordered),
+        ("nothing is inferred", e.explicit),
+        ("not verified", e.unverified),
+    ):
+        if ops:
+            yield f"{title}:"
+            yield from (f"  {_line(op)}  {op.tensor}: {op.reason}" for op in ops)
+
+
+def _memory(e: Explanation) -> Iterator[str]:
+    for launch, reasons in (("the same", e.rounds), ("the next", e.reuse)):
+        if reasons:
+            yield f"memory is used again in {launch} launch because:"
+            width = max(map(len, reasons))
+            yield from (f"  {name:{width}}  {reason}" for name, reason in reasons.items())
+    for title, sizes in (("counters", e.flags), ("scratch memory", e.scratch)):
+        if sizes:
+            tensors = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            yield f"{title}: {sum(sizes.values())} bytes on each rank ({tensors})"
+
+
+def _line(op: Operation) -> str:
+    return f"{Path(op.file).name}:{op.line}"
