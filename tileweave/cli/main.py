@@ -133,6 +133,11 @@ def _parser() -> argparse.ArgumentParser:
         "mutate", help="break the synchronisation of simulated programs; list what goes unnoticed"
     )
     _add_simulation(change)
+    change.add_argument(
+        "--equivalent",
+        metavar="JSON",
+        help="why mutants change nothing; default: x.equivalent.json beside x.py, if it exists",
+    )
     change.add_argument("--json", action="store_true", help="one JSON object for each program")
     change.set_defaults(run=_mutate)
 
@@ -574,7 +579,7 @@ def _mutated(name: str, program: Any, scalars: dict, options: argparse.Namespace
         inputs = random_inputs(program, options.seed, scalars)
         mutants = mutate(
             program.plan, options.ranks, inputs, options.schedules, options.seed, options.epochs,
-            options.resident_blocks, progress=True,
+            options.resident_blocks, progress=True, equivalent=options.equivalent,
         )  # fmt: skip
     except SimulationError as error:
         fault = {"kind": error.kind, "report": error.report, "seed": error.seed}
