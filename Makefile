@@ -86,7 +86,7 @@ format: .venv/ready-lint
 docs: .venv/ready
 	$(python) docs/generate.py
 	$(python) docs/sequence.py
-	$(python) docs/mutants.py
+	$(python) tools/mutants.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis

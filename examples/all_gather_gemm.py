@@ -59,7 +59,6 @@ def all_gather_gemm(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages
 
             T.clear(total)
             if source != me:
-                # equivalent(wait_reached epoch-1): a half's flag moves by two from call to call
                 W.wait_reached(ready[me, half, source], T.Cast("uint32", epoch + 1), peer=source)
             for k in T.Pipelined(K // block_K, num_stages=stages):
                 T.copy(gathered[me, half, source, row * block_M, k * block_K], A_tile)
@@ -68,7 +67,6 @@ def all_gather_gemm(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages
             T.copy(total, C_tile)
             T.copy(C_tile, C[source * share + row * block_M, column * block_N])
 
-    # equivalent(join drop): what runs here does not change A behind the call
     @tw.plan
     def plan(
         p: tw.Steps,

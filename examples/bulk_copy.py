@@ -57,7 +57,6 @@ def bulk_copy_with(stages: int, chunk: int, ahead: int):
                         at = T.Cast("int64", block + k * blocks) * chunk
                         W.bulk_load(ring[k % stages, 0], src[at], chunk, full[k % stages])
                         T.mbarrier_arrive(full[k % stages])
-                # equivalent(bulk_wait read=True): the end of the launch completes the stores
                 W.bulk_wait(0)
             if block == 0:
                 rest = T.Cast("int64", whole) * chunk
@@ -90,12 +89,9 @@ def multicast_program(
         for turn in T.serial((m + stride - 1) // stride):
             at = turn * stride + block * 2048 + T.get_thread_binding() * 4
             if at + 4 <= m:
-                # equivalent(multimem_st scope=gpu, multimem_st scope=cta): nobody reads it before
-                # the launch has ended
                 W.multimem_st(dst[at], src[at : at + 4])
             else:
                 for rest in T.serial(m - at):
-                    # equivalent(multimem_st scope=gpu, multimem_st scope=cta): as above
                     W.multimem_st(dst[at + rest], src[at + rest])
 
 

@@ -52,8 +52,6 @@ def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, st
 
             me = W.rank()
             epoch = T.alloc_var("uint32")
-            # equivalent(ld scope=cta): written by the launch before, and by the last block out when
-            # every block has counted itself
             epoch = W.ld(state[0], sem="relaxed")
             half = T.Cast("int32", epoch % 2)
             T.assume(half >= 0)
@@ -83,16 +81,10 @@ def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, st
                 T.copy(total, C_tile)
                 T.copy(C_tile, C[row * block_M, column * block_N])
 
-            # equivalent(complete_bulk_stores drop, complete_bulk_stores read=True): the counter
-            # tells that the block has read the epoch; what it stored is published by its signal
-            # and by the end of the launch
             if T.get_thread_binding() == 0:
-                # equivalent(atom_add write after): as above, no block reads what another stored
                 finished = W.atom_add(state[1], 1, sem="acq_rel")
                 if finished == blocks - 1:
-                    # equivalent(st scope=cta): nobody reads it before the next launch
                     W.st(state[1], 0)
-                    # equivalent(st scope=cta): nobody reads it before the next launch
                     W.st(state[0], epoch + 1)
 
     return program

@@ -15,24 +15,15 @@ from tileweave import language as W
 @T.prim_func
 def ping_pong(flags: W.Symmetric((1,), "uint32"), start: T.uint32, rounds: T.int32):
     with T.Kernel(1, threads=32) as _:
-        # equivalent(sync_threads drop): the other threads do nothing
         if T.get_thread_binding() == 0:
             me = W.rank()
             for i in T.serial(rounds):
                 turn = start + T.Cast("uint32", i) + T.uint32(1)
                 if me == 0:
-                    # equivalent(signal sem=relaxed): the flag is all there is to see
                     W.signal(flags[1, 0], turn, op="set")
-                    # equivalent(wait_reached sem=relaxed): the flag is all there is to see
-                    # equivalent(wait_reached drop, wait_reached target-1, wait_reached start-1,
-                    # wait_reached rank+1): the flags end as they should; what is wrong is the time
                     W.wait_reached(flags[0, 0], turn, peer=1)
                 else:
-                    # equivalent(wait_reached sem=relaxed): the flag is all there is to see
-                    # equivalent(wait_reached drop, wait_reached target-1, wait_reached start-1):
-                    # the flags end as they should; what is wrong is the time
                     W.wait_reached(flags[1, 0], turn, peer=0)
-                    # equivalent(signal sem=relaxed): the flag is all there is to see
                     W.signal(flags[0, 0], turn, op="set")
 
 

@@ -307,7 +307,6 @@ def _wait(flags: int) -> tirx.PrimFunc:
         arrived: W.Symmetric((flags,), "uint32"),
     ):  # fmt: skip
         with T.Kernel(1, threads=32) as _:
-            # equivalent(ld scope=cta): the kernel before wrote it
             call = W.ld(launches[CALL], sem="relaxed")
             W.wait_reached(arrived[W.rank(), flag], call, peer=peer)
 

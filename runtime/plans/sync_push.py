@@ -39,13 +39,6 @@ from .regions import Region
 from .steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 
 _STRIDE = 1 << 40
-EQUIVALENT = {
-    "fork drop": "the copies wait for the guard, which follows the caller's stream; or it orders "
-    "the branches of a CUDA graph, where streams are ordered anyway",
-    "join drop": "the simulator does not model what the caller does behind the call, nor that the "
-    "kernel may leave no SM to the guard",
-}
-"""Changes to the streams of a plan that is given its order which nobody can see, and why."""
 GUARD = "guard"
 """The stream of the kernel that runs before the copies, if others make them: beside what the
 launching stream does, and first where an SM becomes free."""
@@ -421,7 +414,6 @@ def _count(words: int) -> tirx.PrimFunc:
         with T.Kernel(1, threads=32) as _:
             if T.get_thread_binding() == 0:
                 for word in T.serial(CALL, CALL + words):
-                    # equivalent(ld scope=cta, st scope=cta): copies, the next call's kernel follow
                     W.st(launches[word], W.ld(launches[word], sem="relaxed") + one)
 
     return begin
@@ -437,7 +429,6 @@ def meet_and_count(ranks: int, words: int = 1) -> tirx.PrimFunc:
     ):
         with T.Kernel(1, threads=32) as _:
             call = T.alloc_var("uint32")
-            # equivalent(ld scope=cta): the call before wrote it
             call = W.ld(launches[CALL], sem="relaxed") + tirx.const(1, "uint32")
             me, thread = W.rank(), T.get_thread_binding()
             peer = (me + 1 + thread) % ranks
@@ -446,7 +437,6 @@ def meet_and_count(ranks: int, words: int = 1) -> tirx.PrimFunc:
                 W.wait_reached(started[me, peer], call, peer=peer)
             if thread == 0:
                 for word in T.serial(CALL, CALL + words):
-                    # equivalent(st scope=cta): copies and the next call's kernel follow
                     W.st(launches[word], call)
 
     return begin
@@ -462,7 +452,6 @@ def _wait_and_clear(words: int) -> tirx.PrimFunc:
             T.assume(tirx.LT(at, words))
             if T.get_thread_binding() == 0:
                 W.wait_reached(made[W.rank(), at], value)
-                # equivalent(st scope=cta): the next call's kernel adds to it
                 W.st(made[W.rank(), at], tirx.const(0, "uint32"))
 
     return wait

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +21,7 @@ from ...builtins.spec import register_op
 from ...builtins.symmetric import is_symmetric
 from ...passes.ir.implicit import hidden_of
 from ...passes.ir.walk import flatten, rewrite_children, written_tensors
-from ...passes.sync.infer import copy_deps as relays
-from ...passes.sync.infer import credits, epochs
-from ...passes.sync.infer.epochs import EPOCH
-from ...runtime.plans import sync_push as plan_sync
+from ...runtime.plans import steps as plan_steps
 from ...runtime.plans.steps import Step as HostStep
 from ...runtime.plans.traced_plan import TracedPlan
 from ..frontend.block_ops import BlockStatements
@@ -33,7 +32,7 @@ from ..machine.steps import Step
 from ..memory.values import is_float
 from ..report.errors import SimulationError, SimulationWarning
 from ..simulate import simulate
-from .explanations import Explanation, explanations
+from .equivalent import PLAN_REASONS, Explanation, Explanations, flag_reasons
 from .host_steps import ChangedPlan, host_changes, host_operations
 from .mutators import Context, changes
 from .operations import Accesses, Edit, Operation, operations, places_in
@@ -53,12 +52,13 @@ class Mutant:
         op: the operation, as the program writes it.
         change: ``drop``, ``sem=relaxed``, ``target+1`` and so on (``mutators.py``).
         file, line: of the operation, or of what the compiler put it in for.
-        verdict: ``killed`` (a fault, or other outputs), ``explained`` (it survived, and the program
-            says why, or the simulator can), ``survived`` (it did, and nobody says why) or ``wrong
-            explanation`` (of a mutant that is killed, or that does not exist).
+        verdict: ``killed`` (a fault, or other outputs), ``explained`` (it survived, and the
+            sidecar file says why, or the tool can), ``survived`` (it did, without a reason) or
+            ``wrong explanation`` (of a mutant that is killed, or that does not exist).
         why: the fault, the reason, or the difference.
         seed: of the schedule that killed it.
         flag: the tensor whose word it works on, or the operation that it stands before.
+        function, statement: at that line, the keys of an explanation (``equivalent.py``).
     """
 
     op: str
@@ -69,6 +69,8 @@ class Mutant:
     why: str
     seed: int | None = None
     flag: str = ""
+    function: str = ""
+    statement: str = ""
 
     @property
     def name(self) -> str:
@@ -88,17 +90,20 @@ def mutate(
     epochs: int = 3,
     resident_blocks: int | None = None,
     progress: bool = False,
+    equivalent: str | os.PathLike[str] | None = None,
 ) -> list[Mutant]:
     """Change the synchronisation of ``program`` in one place at a time and run each such mutant.
 
     The operations are those of the program after TileWeave's own passes, so what the compiler put
     in is tested like what the program says. A mutant runs in one schedule after another until one
     reports a fault or ends with other outputs than the program itself. What survives all of them is
-    either equivalent, which a comment beside the operation must then explain (``explanations.py``),
-    or a fault that the simulator cannot see.
+    either equivalent, which a sidecar file must then explain (``equivalent.py``), or a fault that
+    the simulator cannot see.
 
     Args:
         progress: show a bar on stderr, if that is a terminal.
+        equivalent: sidecar file that explains survivors; without it, ``x.equivalent.json`` beside
+            each source file ``x.py`` of the program, if there is one.
         others: as for ``simulate``.
 
     Returns:
@@ -121,6 +126,9 @@ def mutate(
     watched = ChangedPlan(plan, lambda traced: (steps.extend(traced), traced)[1])
     run.reference(Executable(watched, world_size, probed))
     todo = [*_of_host(plan, steps, world_size), *(c for k in kernels for c in k.changes(plan))]
+    places = [place for kernel in kernels for place in places_in(kernel.lowered.body)]
+    places += [(op.file, op.line) for op, *_ in todo]
+    explanations = Explanations([*places, (plan.site.rpartition(":")[0], 0)], equivalent)
     mutants = []
     for op, flag, change, proof, known, mutated in tqdm(
         todo, "mutants", disable=None if progress else True, leave=False
@@ -137,9 +145,7 @@ def mutate(
         except SimulationError as error:
             report = f"{error.report}\nin the mutant {mutant.name} of line {op.line}"
             raise SimulationError(error.kind, report, seed=error.seed) from None
-    places = [place for kernel in kernels for place in places_in(kernel.lowered.body)]
-    places += [(op.file, op.line) for op in host_operations(steps)]
-    return _explained(mutants, explanations(places))
+    return _explained(mutants, explanations)
 
 
 def changed(program: tirx.PrimFunc, world_size: int, name: str) -> Executable:
@@ -161,12 +167,12 @@ Change = tuple[Any, str, str, str, str, Callable[[], Executable]]
 """An operation, its flag, what changes, a proof that it cannot matter, why it may not matter as the
 compiler knows that put it in, and the mutant."""
 
-_INFERRED = {EPOCH: epochs.EQUIVALENT, **credits.EQUIVALENT, "made": relays.EQUIVALENT}
-"""By the name of a hidden flag, or what it ends with."""
+_OWN_KERNELS = Path(plan_steps.__file__).parent
+"""The folder of the kernels that a plan launches on its own."""
 
 
 def _of_host(plan: TracedPlan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
-    known = plan_sync.EQUIVALENT if plan.is_synchronised(world_size) else {}
+    known = PLAN_REASONS if plan.is_synchronised(world_size) else {}
     for op in host_operations(steps):
         for change, edit in host_changes(op, world_size):
             mutated = partial(Executable, ChangedPlan(plan, edit), world_size)
@@ -197,9 +203,8 @@ class _Kernel:
         context = Context(self.lowered, self.world_size, frozenset(symmetric), accesses)
         for number, op in enumerate(self.operations):
             proof, flag = self.probes.proof(number, op), self._flag(number)
-            known = {}
-            if flag in hidden or (flag == "made" and op.file == plan_sync.__file__):
-                known = _INFERRED.get(flag) or _INFERRED.get(flag.rpartition("_")[2], {})
+            inserted = flag in hidden or Path(op.file).parent == _OWN_KERNELS
+            known = flag_reasons(flag) if inserted else {}
             for change, edit in changes(op, context):
                 mutated = partial(self._mutated, plan, edit)
                 reason = known.get(f"{op.name} {change}", "")
@@ -336,27 +341,32 @@ class _Probes:
 _ENDS_BULK_STORES = ("complete_bulk_stores", "bulk_wait", "tma_store_wait")
 
 
-def _explained(mutants: list[Mutant], given: list[Explanation]) -> list[Mutant]:
-    """The verdicts with the program's own explanations, and those that are wrong."""
-    out, used = [], set()
+def _explained(mutants: list[Mutant], explanations: Explanations) -> list[Mutant]:
+    """The verdicts with the explanations of sidecar files, and those that are wrong."""
+    out = []
     for mutant in mutants:
-        mine = [e for e in given if e.is_about(mutant.name, mutant.file, mutant.line, mutant.flag)]
-        used.update(mine)
-        if mine and mutant.verdict == "survived":
-            mutant = replace(mutant, verdict="explained", why=mine[0].reason)
-        elif mine and mutant.verdict == "killed":
-            why = f"explained as equivalent ({mine[0].reason}), but {mutant.why}"
+        function, statement = explanations.keys(mutant.file, mutant.line)
+        reason = explanations.reason(mutant.name, function, statement, mutant.flag)
+        mutant = replace(mutant, function=function, statement=statement)
+        if reason and mutant.verdict == "survived":
+            mutant = replace(mutant, verdict="explained", why=reason)
+        elif reason and mutant.verdict == "killed":
+            why = f"explained as equivalent ({reason}), but {mutant.why}"
             mutant = replace(mutant, verdict="wrong explanation", why=why)
         out.append(mutant)
-    return [*out, *_without_mutant(out, [e for e in given if e not in used])]
+    return [*out, *(_without_mutant(out, e) for e in explanations.stale())]
 
 
-def _without_mutant(mutants: list[Mutant], unused: list[Explanation]) -> Iterator[Mutant]:
-    for e in unused:
-        here = [m.name for m in mutants if m.file == e.file and m.line in e.lines]
-        expected = ", ".join(dict.fromkeys(here)) or "it beside a synchronisation operation"
-        op, _, change = e.name.partition(" ")
-        yield Mutant(
-            op, change, e.file, e.line, "wrong explanation",
-            f"explains {e.name!r}, which is no mutant of this line; expected {expected}",
-        )  # fmt: skip
+def _without_mutant(mutants: list[Mutant], e: Explanation) -> Mutant:
+    """The row of an explanation that matches no mutant."""
+    op, _, change = e.name.partition(" ")
+    inside = [m for m in mutants if m.function == e.function]
+    names = dict.fromkeys(m.name for m in inside if m.statement == e.statement)
+    statements = dict.fromkeys(m.statement for m in inside if m.name == e.name)
+    functions = dict.fromkeys(m.function for m in mutants)
+    expected = ", ".join(names or statements or functions) or "no explanation"
+    return Mutant(
+        op, change, e.sidecar, e.line, "wrong explanation",
+        f"explains {e.name!r} of {e.statement!r} in {e.function!r}, which is no mutant; "
+        f"expected {expected}", function=e.function, statement=e.statement,
+    )  # fmt: skip

@@ -139,11 +139,9 @@ class all_gather_loads:
                 tile = T.alloc_shared((m, N // 2), F32)
                 me = W.rank()
                 T.copy(X[0, half * (N // 2)], tile)
-                # equivalent(signal rank+1): every rank is told, in another order
                 T.copy(tile, shared[me, 0, half * (N // 2)])
                 for step in T.serial(ranks):
                     source = (me + step) % ranks
-                    # equivalent(wait_reached rank+1): all counters say the same
                     T.copy(shared[source, 0, half * (N // 2)], tile)
                     T.copy(tile, Y[source * m, half * (N // 2)])
 
@@ -245,7 +243,6 @@ class gemm_reduce_add:
                 row, column = tile // (N // b), tile % (N // b)
                 if block < tiles:
                     T.clear(C_tile)
-                    # equivalent(signal rank+1): every rank is told, in another order
                     T.copy(C_tile, C[me, block // (N // b) * b, block % (N // b) * b])
                 T.clear(total)
                 for k in T.Pipelined(1, num_stages=1):
@@ -253,7 +250,6 @@ class gemm_reduce_add:
                     T.copy(B[column * b, k * K], B_tile)
                     T.gemm(A_tile, B_tile, total, transpose_B=True)
                 T.copy(total, C_tile)
-                # equivalent(wait_reached rank+1 of C_cleared): all counters say the same
                 T.atomic_add(C[owner, row * b, column * b], C_tile, use_tma=True)
 
         return program
@@ -307,8 +303,6 @@ class gemm_all_reduce:
                             total[i, j] += C_tile[i, j]
                     T.copy(total, C_tile)
                     for step in T.serial(ranks):
-                        # equivalent(wait_reached rank+1 of C_complete): the own rank is last
-                        # equivalent(signal rank+1): every rank is told, in another order
                         T.copy(C_tile, C[(me + 1 + step) % ranks, me * m + row * b, column * b])
 
         return program
@@ -430,12 +424,9 @@ class two_producers:
                 if block < 2:
                     for part in T.serial(m // 4):
                         T.copy(X[part * 4, block * (N // 2)], tile)
-                        # equivalent(signal axis 2 flipped): the first part comes first, and is
-                        # waited for first: both have come when the first is reached
                         T.copy(tile, S[right, part * 4, block * (N // 2)])
                 else:
                     for part in T.serial(m // 4):
-                        # equivalent(wait_reached axis 2 flipped): as for the signals
                         T.copy(S[W.rank(), part * 4, 0], whole)
                         T.copy(whole, Y[part * 4, 0])
 
@@ -611,7 +602,6 @@ class all_gather_gemm:
                     T.gemm(A_tile, B_tile, total, transpose_B=True)
                 T.copy(total, C[source * m, 0])
 
-        # equivalent(fork drop, join drop): nothing before or after the call writes A
         @tw.plan
         def plan(
             p: tw.Steps,
@@ -786,7 +776,6 @@ class packed_gather:
                     T.copy(gathered[me, owner, row, 0], tile)
                     T.copy(tile, Y[begin + step, 0, 0])
 
-        # equivalent(fork drop): nothing before the call writes X
         @tw.plan
         def plan(
             p: tw.Steps,
@@ -848,12 +837,10 @@ class scattered_loads:
                 tile = T.alloc_shared((b, N), F32)
                 row = T.alloc_shared((1, N), F32)
                 T.copy(X[block * b, 0], tile)
-                # equivalent(signal rank+1): every rank is told, in another order
                 T.copy(tile, S[W.rank(), block * b, 0])
                 for step in T.serial(count):
                     owner = owners[block, step]
                     if owner >= 0:
-                        # equivalent(wait_reached rank+1): all counters say the same
                         T.copy(S[owner, rows[block, step], 0], row)
                     else:
                         T.clear(row)
@@ -934,14 +921,10 @@ class reduce_scatter_tails:
             with T.Kernel(T.ceildiv(N, b), T.ceildiv(m, 8), threads=32) as (bx, by):
                 tile = T.alloc_shared((8, b), F32)
                 T.clear(tile)
-                # equivalent(signal rank+1): every rank is told, in another order
                 T.copy(tile, Y[W.rank(), by * 8, bx * b])
                 for step in T.serial(ranks):
                     owner = (W.rank() + 1 + step) % ranks
                     T.copy(X[owner, by * 8 : by * 8 + 8, bx * b : bx * b + b], tile)
-                    # equivalent(signal rank+1): the loop tells every rank, in another order
-                    # equivalent(wait_reached rank+1 of Y_cleared): all counters say the same
-                    # equivalent(wait_reached rank+1 of Y_complete): the own rank comes last
                     T.atomic_add(Y[owner, by * 8, bx * b], tile, use_tma=True)
 
         return program
@@ -971,19 +954,12 @@ class reduce_scatter_bulk:
             with T.Kernel(m, threads=32) as row:
                 tile = T.alloc_shared((N,), F32)
                 me = W.rank()
-                # equivalent(signal rank+1): every rank is told, in another order
                 for i in T.Parallel(N):
                     Y[me, row, i] = 0.0
-                # equivalent(sync_threads drop): the barrier of the signal does the same
                 for step in T.serial(ranks):
                     owner = (me + 1 + step) % ranks
                     T.copy(X[owner, row, 0:N], tile)
-                    # equivalent(signal rank+1): the loop tells every rank, in another order
-                    # equivalent(wait_reached rank+1 of Y_cleared): all counters say the same
-                    # equivalent(sync_threads drop): the copy met; one thread reduces and signals
-                    # equivalent(wait_reached rank+1 of Y_complete): the own rank comes last
                     W.bulk_reduce(Y[owner, row, 0], tile, N)
-                    # equivalent(bulk_commit drop): the signal has waited for the reduction
                     W.bulk_commit()
                     W.bulk_wait(0, read=True)
 
@@ -1058,12 +1034,10 @@ class gather_k:
                 me = W.rank()
                 for step in T.serial(k // b):
                     T.copy(A[0, step * b], own_tile)
-                    # equivalent(signal rank+1): every rank is told, in another order
                     T.copy(own_tile, parts[me, 0, step * b])
                 T.clear(total)
                 for step in T.Pipelined(k // b * ranks, num_stages=2):
                     source = (me + step // (k // b)) % ranks
-                    # equivalent(wait_reached rank+1): all counters say the same
                     T.copy(parts[source, 0, step % (k // b) * b], A_tile)
                     T.copy(B[0, source * k + step % (k // b) * b], B_tile)
                     T.gemm(A_tile, B_tile, total, transpose_B=True)
@@ -1216,7 +1190,6 @@ class put_and_get:
             X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
         ):
             with T.Kernel(M, threads=32) as row:
-                # equivalent(sync_threads drop of S_complete): the other signal's barrier serves
                 W.put_block(X[row, 0], S[(W.rank() + 1) % ranks, row, 0], N)
                 W.get_block(S[(W.rank() + ranks - 1) % ranks, row, 0], Y[row, 0], N)
 
@@ -1249,12 +1222,9 @@ class bulk_transfers:
                 tile = T.alloc_shared((N,), F32)
                 full = T.alloc_barrier(32)
                 T.copy(X[row, 0:N], tile)
-                # equivalent(sync_threads drop): the copy met, and one thread stores and signals
                 W.bulk_store(S[(W.rank() + 1) % ranks, row, 0], tile, N)
-                # equivalent(bulk_commit drop): the signal has waited for the store
                 W.bulk_commit()
                 W.bulk_wait(0, read=True)
-                # equivalent(sync_threads drop): the store is complete; the block met there
                 W.bulk_load(tile, S[W.rank(), row, 0], N, full[0])
                 T.mbarrier_arrive(full[0])
                 T.mbarrier_wait_parity(full[0], 0)
@@ -1364,11 +1334,9 @@ class dynamic_gather:
                 tile = T.alloc_shared((b, N), F32)
                 me = W.rank()
                 T.copy(X[row * b, 0], tile)
-                # equivalent(signal rank+1): every rank is told, in another order
                 T.copy(tile, shared[me, row * b, 0])
                 for step in T.serial(ranks):
                     source = (me + step) % ranks
-                    # equivalent(wait_reached rank+1): all counters say the same
                     T.copy(shared[source, row * b, 0], tile)
                     T.copy(tile, Y[source, row * b, 0])
 
@@ -1619,12 +1587,9 @@ class add_again:
                 tile = T.alloc_shared((N,), F32)
                 for turn in T.serial(turns):
                     T.clear(tile)
-                    # equivalent(signal rank+1): every rank is told, in another order
                     T.copy(tile, S[W.rank(), turn % 2, 0])
                     T.copy(X[turn, 0:N], tile)
                     for step in T.serial(ranks):
-                        # equivalent(wait_reached rank+1 of S_cleared): all counters say the same
-                        # equivalent(wait_reached rank+1 of S_rounds_cleared): here, too
                         T.atomic_add(S[(W.rank() + step) % ranks, turn % 2, 0], tile)
                     T.copy(S[W.rank(), turn % 2, 0], Y[turn, 0:N])
 
@@ -1675,7 +1640,6 @@ class walked_in_place:
                         T.gemm(A_tile, B_tile, total, transpose_B=True)
                     T.copy(total, C[source, 0, 0])
 
-        # equivalent(fork drop, join drop): nothing before or after the call writes A
         @tw.plan
         def plan(
             p: tw.Steps,

@@ -20,6 +20,11 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         help="break the synchronization of simulated programs; list the undetected mutants",
     )
     add_simulation(parser)
+    parser.add_argument(
+        "--equivalent",
+        metavar="JSON",
+        help="why mutants change nothing; default: x.equivalent.json beside x.py, if it exists",
+    )
     add_json(parser)
     return parser
 
@@ -45,7 +50,7 @@ def _mutate(
         inputs = random_inputs(program, options.seed, scalars)
         mutants = mutate(
             program.plan, options.ranks, inputs, options.schedules, options.seed, options.epochs,
-            options.resident_blocks, progress=True,
+            options.resident_blocks, progress=True, equivalent=options.equivalent,
         )  # fmt: skip
     except SimulationError as error:
         fault = fault_of(error)

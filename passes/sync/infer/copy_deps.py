@@ -10,11 +10,6 @@ from ..regions.copies import Copy
 from ..regions.granules import Counter
 from .context import copies_with_granules
 
-EQUIVALENT = dict.fromkeys(
-    ("signal scope=gpu", "wait_reached scope=gpu"),
-    "own memory: what waits is on the same GPU, and its end publishes what it has seen",
-)
-"""Of the counters of what the kernel brings, as that of epochs."""
 Granule = tuple[Counter, int, int]
 """A counter, the owner of a copy, and the number of a granule."""
 

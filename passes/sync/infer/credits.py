@@ -7,15 +7,6 @@ from tvm import tirx
 from . import builtin_calls
 from .context import Exchange
 
-EQUIVALENT = {
-    "started": {
-        "sync_threads drop": "nothing of this launch stands before the signal",
-        "signal sem=relaxed": "who waits for the start of a launch waits for its data, too",
-    },
-    "finished": {"signal write after": "a credit tells of what was read, not of what was written"},
-}
-"""By credit, as that of epochs."""
-
 
 def place_credits(exchange: Exchange) -> None:
     """The first block of a launch tells that it has started, the last one out that it finished. In

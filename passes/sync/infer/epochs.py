@@ -14,18 +14,6 @@ EPOCH = "launches"
 CALL = 2
 """The first of its words that hold the number of a plan's call."""
 
-EQUIVALENT = {
-    "ld scope=cta": "the launch before wrote it",
-    "st scope=cta": "the next launch reads it",
-    "atom_add write after": "no block reads it; the end of the launch publishes it",
-    "complete_bulk_stores drop": "what the block stored is published by its signals, or by the end "
-    "of the launch",
-    "sync_threads drop": "the block has met since its threads read the epoch",
-}
-EQUIVALENT["complete_bulk_stores read=True"] = EQUIVALENT["complete_bulk_stores drop"]
-"""Changes of these operations, as mutation tests name them, that may well change nothing, and why:
-the words are stronger, and stand later, than this one use of them needs."""
-
 
 def count_epochs(exchange: Exchange) -> None:
     """Launches are counted from 1, by the last block that begins, or, if something is left for it

@@ -209,20 +209,23 @@ from tileweave import language as W
 def ping(flags: W.Symmetric((1,), "uint32"), turn: T.uint32):
     with T.Kernel(1, threads=32) as _:
         peer = 1 - W.rank()
-        {above}
-        W.signal(flags[peer, 0]){beside}
+        W.signal(flags[peer, 0], op="add")
         W.wait_reached(flags[W.rank(), 0], turn + T.uint32(1))
         if W.rank() == 5:
             W.sync_ranks()
 """
+SIGNAL = "W.signal(flags[peer, 0], op='add')"
+NO_DATA = {"ping": {SIGNAL: {"signal sem=relaxed": "no data", "sync_threads drop": "no data"}}}
 
 
-def ping(tmp_path, above="", beside=""):
-    """Mutants by name of a program with comments."""
+def ping(tmp_path, explanations=None, program=PROGRAM, sidecar="ping.equivalent.json", **arguments):
+    """Mutants by name of a program with a sidecar file."""
     file = tmp_path / "ping.py"
-    file.write_text(PROGRAM.format(above=above or "pass", beside=beside))
+    file.write_text(program)
+    if explanations is not None:
+        (tmp_path / sidecar).write_text(json.dumps(explanations, indent=2))
     inputs = [{"flags": np.zeros(1, np.uint32), "turn": lambda e: e}] * 2
-    found = tw.mutate(load(file).ping, 2, inputs, schedules=3)
+    found = tw.mutate(load(file).ping, 2, inputs, schedules=3, **arguments)
     return {m.name: m for m in found if "proven" not in m.why or m.op == "sync_ranks"}
 
 
@@ -233,45 +236,87 @@ def load(file):
     return module
 
 
-def test_without_a_comment_a_survivor_is_unexplained(tmp_path):
+def test_without_a_sidecar_file_a_survivor_is_unexplained(tmp_path):
     found = ping(tmp_path)
     assert found["signal sem=relaxed"].verdict == "survived"
     assert not found["signal sem=relaxed"].is_accounted_for
     assert found["sync_ranks drop"].why == "proven: no block of any rank reaches it"
     assert found["wait_reached turn-1"].verdict == "survived"
-    assert (found["signal drop"].line, found["signal drop"].seed) == (10, 0)
+    assert (found["signal drop"].line, found["signal drop"].seed) == (9, 0)
+    assert (found["signal drop"].function, found["signal drop"].statement) == ("ping", SIGNAL)
 
 
 @pytest.mark.parametrize(
-    "place",
+    "program",
     [
-        {"beside": "  # equivalent(signal sem=relaxed, sync_threads drop): no data\n"},
-        {"above": "# equivalent(signal sem=relaxed, sync_threads drop): no\n        # data"},
-        {
-            "above": "# equivalent(signal sem=relaxed): no data\n"
-            "        # equivalent(sync_threads drop): no data"
-        },
+        PROGRAM,
+        PROGRAM.replace("        peer", "        # The peer:\n\n        peer"),
+        PROGRAM.replace('flags[peer, 0], op="add")', "\n  flags[peer,0], op='add',\n  )  # on"),
     ],
 )
-def test_comments_explain(tmp_path, place):
-    found = ping(tmp_path, **place)
+@pytest.mark.parametrize("statement", [SIGNAL, 'W.signal(flags[peer,0], op="add")'])
+def test_a_sidecar_file_explains(tmp_path, program, statement):
+    found = ping(tmp_path, {"ping": {statement: NO_DATA["ping"][SIGNAL]}}, program)
     for name in ("signal sem=relaxed", "sync_threads drop"):
         assert (found[name].verdict, found[name].why) == ("explained", "no data")
     assert found["signal drop"].verdict == "killed"
     assert found["wait_reached sem=relaxed"].verdict == "survived"
 
 
+def test_a_sidecar_file_may_have_any_path(tmp_path):
+    found = ping(tmp_path, NO_DATA, sidecar="x.json", equivalent=tmp_path / "x.json")
+    assert found["signal sem=relaxed"].verdict == "explained"
+
+
 def test_explanation_of_a_killed_mutant_is_wrong(tmp_path):
-    found = ping(tmp_path, beside="  # equivalent(signal drop): who needs it")
+    found = ping(tmp_path, {"ping": {SIGNAL: {"signal drop": "who needs it"}}})
     assert found["signal drop"].verdict == "wrong explanation"
     assert "who needs it" in found["signal drop"].why and "deadlock" in found["signal drop"].why
 
 
-def test_explanation_of_no_mutant_is_wrong(tmp_path):
-    found = ping(tmp_path, beside="  # equivalent(signal sem=acquire): no such thing")
-    wrong = found["signal sem=acquire"]
-    assert wrong.verdict == "wrong explanation" and not wrong.is_accounted_for
-    assert "expected" in wrong.why and "signal sem=relaxed" in wrong.why
+@pytest.mark.parametrize(
+    ("function", "statement", "name", "expected"),
+    [
+        ("ping", SIGNAL, "signal sem=acquire", "signal sem=relaxed"),
+        ("ping", "W.signal(flags[1, 0])", "signal sem=relaxed", SIGNAL),
+        ("pong", SIGNAL, "signal sem=relaxed", "ping"),
+    ],
+)
+def test_stale_explanation_is_wrong(tmp_path, function, statement, name, expected):
+    found = ping(tmp_path, {"ping": {}, function: {statement: {name: "no such thing"}}})
+    (wrong,) = [m for m in found.values() if m.verdict == "wrong explanation"]
+    assert wrong.name == name and not wrong.is_accounted_for
+    what, _, legal = wrong.why.partition("; expected ")
+    assert statement in what and expected in legal
+    assert wrong.file == str(tmp_path / "ping.equivalent.json")
+    assert name in (tmp_path / "ping.equivalent.json").read_text().splitlines()[wrong.line - 1]
+
+
+def test_explanations_of_other_programs_of_the_file_are_not_stale(tmp_path):
+    program = PROGRAM + "def pong():\n    pass\n"
+    found = ping(tmp_path, {**NO_DATA, "pong": {SIGNAL: {"signal drop": "its own"}}}, program)
+    assert "wrong explanation" not in {m.verdict for m in found.values()}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "Expecting value"),
+        ("[]", r"\[\]"),
+        ('{"ping": 1}', "ping: 1"),
+        ('{"ping": {"pass": ["signal drop"]}}', r"ping: pass: \['signal drop'\]"),
+        ('{"ping": {"pass": {"signal drop": 2}}}', "ping: pass: signal drop: 2"),
+    ],
+)
+def test_malformed_sidecar_file_is_refused(tmp_path, content, message):
+    (tmp_path / "ping.equivalent.json").write_text(content)
+    with pytest.raises(tw.TileWeaveError, match=f"ping.equivalent.json: {message}.*; expected "):
+        ping(tmp_path)
+
+
+def test_sidecar_file_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(tw.TileWeaveError, match=r"mutate: .*none.json: .*No such file.*; expected"):
+        ping(tmp_path, equivalent=tmp_path / "none.json")
 
 
 def test_a_faulty_program_is_refused():
@@ -401,7 +446,7 @@ def test_streams_that_wait_for_words():
 
 def command(tmp_path, *arguments):
     file = tmp_path / "ping.py"
-    file.write_text(PROGRAM.format(above="pass", beside=""))
+    file.write_text(PROGRAM)
     return ["mutate", str(file), "--ranks", "2", "--schedules", "2", "--set", "turn=0", *arguments]
 
 
@@ -410,8 +455,8 @@ def test_command_lists_mutants_and_fails_for_an_unexplained_one(tmp_path, capsys
         main(command(tmp_path, "--epochs", "1"))
     assert status.value.code == 1
     out = capsys.readouterr().out
-    assert "ping.py:10: signal drop: killed: deadlock: ping.py:11 (seed 0)" in out
-    assert "ping.py:10: signal sem=relaxed: survived: no fault and no other output" in out
+    assert "ping.py:9: signal drop: killed: deadlock: ping.py:10 (seed 0)" in out
+    assert "ping.py:9: signal sem=relaxed: survived: no fault and no other output" in out
     assert re.search(r"ping: 2 ranks, 2 schedules: \d+ explained, \d+ killed, \d+ survived", out)
 
 
@@ -422,12 +467,16 @@ def test_command_is_content_when_all_is_explained(tmp_path, capsys):
     (ping,) = map(json.loads, capsys.readouterr().out.splitlines())
     survivors = [m for m in ping["mutants"] if m["verdict"] == "survived"]
     assert ping["unaccounted"] == len(survivors) > 4
-    file = tmp_path / "ping.py"
-    lines = file.read_text().splitlines()
-    for line in sorted({m["line"] for m in survivors}, reverse=True):
-        names = ", ".join(f"{m['op']} {m['change']}" for m in survivors if m["line"] == line)
-        lines.insert(line - 1, f"        # equivalent({names}): no data")
-    file.write_text("\n".join(lines))
+    explained = {}
+    for m in survivors:
+        at = explained.setdefault(m["function"], {}).setdefault(m["statement"], {})
+        at[f"{m['op']} {m['change']}"] = "no data"
+    sidecar = tmp_path / "why.json"
+    sidecar.write_text(json.dumps(explained))
+    with pytest.raises(SystemExit):
+        main(arguments)
+    capsys.readouterr()
+    arguments += ["--equivalent", str(sidecar)]
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["unaccounted"] == 0
 
@@ -439,6 +488,7 @@ def test_command_is_content_when_all_is_explained(tmp_path, capsys):
         (["--set", "turn=much"], "--set turn=much; expected NAME=NUMBER or NAME=epoch"),
         (["--schedules", "0"], "schedules=0; expected at least 1"),
         (["--resident-blocks", "0"], "resident_blocks=0; expected at least 1"),
+        (["--equivalent", "none.json"], "mutate: none.json: "),
     ],
 )
 def test_command_refuses(tmp_path, capsys, arguments, message):
