@@ -56,7 +56,9 @@ def test_readme_program_compiles_and_says_nothing_of_synchronisation(readme_prog
 
 def test_readme_names_every_environment_variable():
     sources = [
-        p for d in ("runtime", "simulator", "ops", "tileweave", "codegen") for p in (CHECKOUT / d).rglob("*.py")
+        p
+        for d in ("runtime", "simulator", "ops", "tileweave", "codegen")
+        for p in (CHECKOUT / d).rglob("*.py")
     ]
     words = " ".join(p.read_text() for p in sources).replace('"', " ").replace("`", " ").split()
     used = {w.strip(".,;:()'") for w in words if w.startswith("TILEWEAVE_")}
