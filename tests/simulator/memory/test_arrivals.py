@@ -266,7 +266,7 @@ def test_signals_that_nobody_waits_for():
             f"program: each of 2 words (flags[0, {word}], ..) is signalled, but nobody waits for "
             "or reads it: W.signal --> "
         )
-        assert re.search(r"test_simulator_arrivals\.py:\d+$", text)
+        assert re.search(r"test_arrivals\.py:\d+$", text)
 
 
 @pytest.mark.parametrize("look", ["load", "atomic", "plain", "tile"])
