@@ -52,8 +52,6 @@ class Operator(Made, ABC):
         alone: by the name of a program whose kernel and copies wait for each other, so that they
             must run side by side: the one that is taken where that is not sure.
         constants: by the name of a program, what it takes that no caller gives, for a problem.
-        unordered: programs in which who comes first decides the last bits of a sum: taken only
-            where measured to be faster, and never under ``torch.use_deterministic_algorithms``.
         problem, choice: what it computes, and how.
         in_graphs: what CUDA graphs record instead, if that is something else.
     """
@@ -61,7 +59,6 @@ class Operator(Made, ABC):
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
     alone: ClassVar[Mapping[str, str]] = {}
     constants: ClassVar[Mapping[str, Callable[[Problem, Choice], tuple[torch.Tensor, ...]]]] = {}
-    unordered: ClassVar[frozenset[str]] = frozenset()
     in_graphs: Operator | None = None
 
     def __init_subclass__(cls, op: str, **options: Any) -> None:

@@ -23,7 +23,6 @@ from tileweave.ops.core.tiles import (
     LARGE,
     SMALL,
     SMS,
-    STORED,
     WALKED,
     Tiles,
     Walk,
@@ -49,7 +48,6 @@ from tileweave.ops.gemm.matmul_all_reduce import (
 from tileweave.ops.gemm.matmul_reduce_scatter import (
     MatmulReduceScatter,
     matmul_reduce_scatter_program,
-    reduce_add_program,
     scattered_one_shot,
     summed_matmul,
 )
@@ -82,7 +80,6 @@ TILE_COPIES = {
     matmul_reduce_scatter_program: (2, 2),
     summed_matmul: (5, 3),
     scattered_one_shot: (2, 2),
-    reduce_add_program: (2, 2),
     one_shot_program: (2, 2),
     two_phase_program: (2, 4),
 }
@@ -449,13 +446,6 @@ def test_one_exchange_is_for_few_rows():
     assert "one_shot" not in {c.program for c in found}
     most = scattered_one_shot(512, 256, 64, 4, "bfloat16", False, FEW_ROWS[1])
     assert tw.explain(most, 4).ops  # not refused
-
-
-def test_few_tiles_are_tried_of_what_was_never_the_fastest():
-    asked = Problem("matmul_reduce_scatter", 1024, 8192, 8192, 4, torch.bfloat16, False)
-    added = [c.tiles for c in MatmulReduceScatter.candidates(asked) if c.program == "reduce_add"]
-    assert added == list(STORED)
-    assert "reduce_add" not in {c.program for c in MatmulReduceScatter.options(asked)}
 
 
 @pytest.mark.parametrize("kind", [AllGatherMatmul, MatmulReduceScatter, MatmulAllReduce])
