@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,9 +164,9 @@ def _rows(region: Region) -> tuple[int, int] | None:
 
 
 def site() -> str:
-    """Where the plan says what is being traced: the first frame outside of these two files."""
+    """Where the plan says what is being traced: the first frame outside of this folder."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename in _OWN and frame.f_back is not None:
+    while os.path.dirname(frame.f_code.co_filename) == _OWN and frame.f_back is not None:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -175,4 +176,4 @@ def at_site() -> str:
     return f"\n --> {site()}"
 
 
-_OWN = {str(Path(__file__).with_name(name)) for name in ("plans.py", "regions.py")}
+_OWN = str(Path(__file__).parent)

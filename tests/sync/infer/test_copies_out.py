@@ -6,6 +6,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave.builtins import language as W
+from tileweave.runtime.plans.parameters import Parameter
 from tileweave.runtime.plans.steps import Copy, Launch, WaitValue, WriteValue
 from tileweave.runtime.plans.sync_push import WAIT
 
@@ -88,7 +89,7 @@ def pass_on(S: MINE, R: SENT):
 def steps_of(body, ranks=2, rank=0, recorded=False, **configs):
     """Those of a plan whose parameters are X, S, R and Y."""
     parameters = {"X": GIVEN, "S": MINE, "R": SENT, "Y": GIVEN}
-    given = [tw.runtime.parameters.Parameter.of(name, kind) for name, kind in parameters.items()]
+    given = [Parameter.of(name, kind) for name, kind in parameters.items()]
     plan = tw.Plan("f", given, body, "here:1", configs)
     shapes = {name: (ROWS, N) for name in parameters}
     return plan.trace(rank, ranks, shapes, {}, recorded=recorded)
