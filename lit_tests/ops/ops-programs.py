@@ -38,7 +38,6 @@ from tileweave.ops.gemm.matmul_all_reduce import (
 from tileweave.ops.gemm.matmul_reduce_scatter import (
     matmul_reduce_scatter_plan,
     matmul_reduce_scatter_program,
-    reduce_add_program,
     scattered_one_shot,
     summed_matmul,
 )
@@ -57,7 +56,6 @@ for make in (
     summed_matmul,
     matmul_reduce_scatter_plan,
     scattered_one_shot,
-    reduce_add_program,
     gathered_matmul,
     all_gather_matmul_plan,
     communicated_matmul,
@@ -88,7 +86,6 @@ for make in (
 # CHECK-NEXT: summed_matmul []
 # CHECK-NEXT: matmul_reduce_scatter_plan []
 # CHECK-NEXT: scattered_one_shot []
-# CHECK-NEXT: reduce_add_program []
 # CHECK-NEXT: gathered_matmul []
 # CHECK-NEXT: all_gather_matmul_plan []
 # CHECK-NEXT: communicated_matmul []
@@ -247,19 +244,6 @@ show(pushed_matmul(16, 7168, 8192, 4, "bfloat16", True, FEW_ROWS[0]))
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
 # CHECK: tl::tma_store(C_desc
 show(scattered_one_shot(16, 8192, 7168, 4, "bfloat16", True, FEW_ROWS[0]))
-
-# Own memory is cleared, and all are told; additions go to owners, who fetch their sum once.
-# CHECK-LABEL: TEST: matmul_reduce_scatter_add
-# CHECK: tl::tma_store(sums_desc
-# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_cleared[
-# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_cleared[
-# CHECK: tl::tma_store_add(
-# CHECK: tw::complete_bulk_stores();
-# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_arrived[
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_arrived[
-# CHECK: tl::tma_store(C_desc
-show(reduce_add_program(1024, 8192, 7168, 4, "bfloat16", True, LARGE))
 
 # The owner adds it, behind what the others sent.
 # CHECK-LABEL: TEST: matmul_reduce_scatter

@@ -117,21 +117,10 @@ def agreed(
     return tune() if tune else None
 
 
-def heeded(problem: Problem, measured: Measured | None) -> Measured | None:
-    """What was measured; None where the caller forbids what it found, as if nothing had been."""
-    if (
-        measured is None
-        or measured.choice is None
-        or not torch.are_deterministic_algorithms_enabled()
-    ):
-        return measured
-    return None if measured.choice.program in OPERATORS[problem.op].unordered else measured
-
-
 def looked_up(problem: Problem, group: Group) -> Measured | None:
     """What is agreed on, before the first call what this machine has on disk. Not collective."""
     problem, known = measured_as(problem), known_to(group)
-    return heeded(problem, known[problem] if problem in known else saved(problem, group))
+    return known[problem] if problem in known else saved(problem, group)
 
 
 def saved(problem: Problem, group: Group) -> Measured | None:

@@ -33,7 +33,7 @@ from ..core.problem import Problem, operator_name
 from ..core.session_cache import forget
 from ..core.strategy import obstacle, preferred
 from ..core.tiles import SHARED_BYTES
-from .store import Measured, agreed, heeded, known_to, measured_as, save
+from .store import Measured, agreed, known_to, measured_as, save
 from .trial import TOLERANCE, Trial, problem_of, relative_error
 
 _VARIABLE = "TILEWEAVE_TUNE"
@@ -131,8 +131,7 @@ def choice_of(asked: str, problem: Problem, group: Group) -> Choice | None:
     if problem not in known and not capturing():  # then nothing is compiled, either
         tune = partial(tune_problem, problem, group)
         known[problem] = agreed(problem, group, (lambda: tune().measured) if _wanted() else None)
-    measured = heeded(problem, known.get(problem))
-    return _decided(asked, problem, measured, OPERATORS[problem.op])
+    return _decided(asked, problem, known.get(problem), OPERATORS[problem.op])
 
 
 @lru_cache(maxsize=1024)

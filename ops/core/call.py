@@ -118,9 +118,8 @@ def _key(
     epilogue: Epilogue,
 ) -> Hashable:  # fmt: skip
     *tensors, out_dtype = epilogue
-    deterministic = torch.are_deterministic_algorithms_enabled()
     signatures = [signature(t) for t in (a, b, out, *tensors)]
-    return (op, group, asked, out_dtype, deterministic, *signatures)
+    return (op, group, asked, out_dtype, *signatures)
 
 
 def _call(
@@ -149,10 +148,7 @@ def _decided(
     ranks = group_of(group)
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
     other = not_fused(asked, problem, a.device, ranks)
-    how = other.name if other else asked
-    if OPERATORS[op].unordered and torch.are_deterministic_algorithms_enabled():
-        how += ", deterministic"
-    agree(ranks, problem, how)
+    agree(ranks, problem, other.name if other else asked)
     choice = None if other else choice_of(asked, problem, ranks)
     return Decision(problem, ranks, choice), other is None
 

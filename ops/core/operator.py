@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -52,8 +52,6 @@ class Operator(Made, ABC):
         alone: by the name of a program whose kernel and copies wait for each other, so that they
             must run side by side: the one that is taken where that is not sure.
         constants: by the name of a program, what it takes that no caller gives, for a problem.
-        unordered: programs in which who comes first decides the last bits of a sum: taken only
-            where measured to be faster, and never under ``torch.use_deterministic_algorithms``.
         problem, choice: what it computes, and how.
         in_graphs: what CUDA graphs record instead, if that is something else.
     """
@@ -61,7 +59,6 @@ class Operator(Made, ABC):
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
     alone: ClassVar[Mapping[str, str]] = {}
     constants: ClassVar[Mapping[str, Callable[[Problem, Choice], tuple[torch.Tensor, ...]]]] = {}
-    unordered: ClassVar[frozenset[str]] = frozenset()
     in_graphs: Operator | None = None
 
     def __init_subclass__(cls, op: str, **options: Any) -> None:
@@ -163,21 +160,21 @@ class Operator(Made, ABC):
         return min(options, key=lambda choice: options[choice])
 
     @classmethod
-    def tiles_tried(cls, problem: Problem, program: str) -> Iterable[Tiles]:
-        """Those with which tuning measures one of ``programs``."""
+    def tiles_tried(cls, problem: Problem) -> tuple[Tiles, ...]:
+        """Those with which tuning measures each of ``programs``."""
         return FP8_CANDIDATES if problem.scaled else CANDIDATES
 
     @classmethod
     def may_take(cls, problem: Problem, choice: Choice) -> bool:
         """Whether ``choice``, which another version may have made, is one of this one's."""
-        tiles = cls.tiles_tried(problem, choice.program) if choice.program in cls.programs else ()
-        return choice.tiles in tiles or choice in cls.options(problem)
+        is_tried = choice.program in cls.programs and choice.tiles in cls.tiles_tried(problem)
+        return is_tried or choice in cls.options(problem)
 
     @classmethod
     def candidates(cls, problem: Problem) -> list[Choice]:
         """What tuning measures: ``options``, and every program with all tiles that are tried."""
         programs = [p for p in cls.programs if cls.suits(problem, p)]
-        every = [Choice(p, tiles) for p in programs for tiles in cls.tiles_tried(problem, p)]
+        every = [Choice(p, tiles) for p in programs for tiles in cls.tiles_tried(problem)]
         return list(dict.fromkeys([*cls.options(problem), *every]))
 
 

@@ -4,10 +4,8 @@ the kernel gathers.
 The tile programs, the plan around one of them, and the torch operator with its gradient.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from itertools import islice
 from math import ceil
 from typing import Any, ClassVar
 
@@ -27,7 +25,7 @@ from ..core.groups import group_of, name_of
 from ..core.library import define
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, checked, require_operands
-from ..core.tiles import Tiles, blocks_that_push, stored, walked
+from ..core.tiles import SMS, Tiles, Walk, blocks_that_push, stored, walked
 from .comm_blocks import Communicating, send
 from .product import define_product
 
@@ -42,7 +40,7 @@ _LINE = 128
 
 def gathered_matmul(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None, ahead: bool = False,
+    biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
     """The kernel: C (ranks, share, N) is the A (share, K) of every rank times B.
 
@@ -53,15 +51,10 @@ def gathered_matmul(
         transposed: whether B is given as (N, K), else (K, N).
         biased: whether bias is a parameter; else there is none.
         out_dtype: of bias and C; else that of A.
-        ahead: whether blocks that begin with none of the own rows, if there are some, store the own
-            ones at the right neighbour first, which begins with them, and has them before a copy
-            engine would begin.
     """
     out_dtype = out_dtype or dtype
-    sent = Communicating.without_own(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
-    sends, copies = sent.serves(ranks, ahead)
     # No block needs another one; where none of the SMs stays free, one begins behind the meeting.
-    walk = sent.walk
+    walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS)
 
     @T.prim_func
     def gathered_matmul(
@@ -70,32 +63,23 @@ def gathered_matmul(
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
         scale_b: scale_of(dtype),
-        gathered: W.Symmetric((ranks, share, K), dtype) if copies else None,
+        gathered: W.Symmetric((ranks, share, K), dtype),
         C: T.Tensor((ranks, share, N), out_dtype),
     ):
         with T.Kernel(walk.blocks, threads=tiles.threads) as block:
-            early = None
-            if sends:
-                early = W.alloc_symmetric((1, share, sent.pieces * sent.width), dtype)
-                send(A, early, 0, sent, block, ranks)
             walk_over_gathered(
-                A, early, gathered, B, bias, scale_a, scale_b, C, walk,
-                sent.around(block) if sends else block, tiles, transposed, biased, sends, copies,
-            )  # fmt: skip
+                A, gathered, B, bias, scale_a, scale_b, C, walk, block, tiles, transposed, biased
+            )
 
-    granules = {"early": (1, share, sent.width)} if sends else {}
-    return split_options(gathered_matmul, {"tileweave.granule": granules})[0]
+    return gathered_matmul
 
 
 @T.macro
 def walk_over_gathered(
-    A, early, gathered, B, bias, scale_a, scale_b, C, walk, place, tiles, transposed, biased,
-    sends, copies,
-):  # fmt: skip
+    A, gathered, B, bias, scale_a, scale_b, C, walk, place, tiles, transposed, biased
+):
     """Blocks, each with its ``place`` from 0 on, walk over the tiles of C (ranks, share, N): own
-    rows, in A, and as they arrive those of others. These are in ``gathered`` (ranks, share, K or
-    more) if there are ``copies``, but the left neighbour's, if it ``sends`` them, in ``early``
-    (1, share, K or more)."""
+    rows, in A, and as they arrive those of others, in ``gathered`` (ranks, share, K or more)."""
     ranks, share, N = C.shape
     K = A.shape[1]
     rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
@@ -118,9 +102,7 @@ def walk_over_gathered(
                 k = step * tiles.K
                 if ranks == 1 or source == me:
                     T.copy(A[m, k], A_tile)
-                elif sends and (not copies or source == (me + ranks - 1) % ranks):
-                    T.copy(early[me, 0, m, k], A_tile)
-                elif copies:
+                else:
                     T.copy(gathered[me, source, m, k], A_tile)
                 T.copy(B[n, k] if transposed else B[k, n], B_tile)
                 accumulate(A_tile, B_tile, total, transposed)
@@ -221,10 +203,10 @@ def communicated_matmul(
             gathered = None
             if shared:
                 gathered = W.alloc_symmetric((ranks, share, sent.pieces * sent.width), dtype)
-                send(A, gathered, W.rank(), sent, block, ranks)
+                send(A, gathered, sent, block, ranks)
             walk_over_gathered(
-                A, None, gathered, B, bias, scale_a, scale_b, C, sent.walk, sent.behind(block),
-                tiles, transposed, biased, False, shared,
+                A, gathered, B, bias, scale_a, scale_b, C, sent.walk, sent.behind(block),
+                tiles, transposed, biased,
             )  # fmt: skip
 
     granules = {"gathered": (1, share, sent.width)} if shared else {}
@@ -233,17 +215,15 @@ def communicated_matmul(
 
 def all_gather_matmul_plan(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None, ahead: bool = False,
+    biased: bool = False, out_dtype: str | None = None,
 ) -> Plan:  # fmt: skip
     """The plan: every rank's A (share, K) goes to its peers, and each multiplies all by its own B.
 
-    The first peer's rows go in ``tiles.widening`` pieces, unless ``ahead`` of all the kernel stores
-    them. Of gathered (ranks, share, K), the own rows' place stays as it is."""
+    The first peer's rows go in ``tiles.widening`` pieces. Of gathered (ranks, share, K), the own
+    rows' place stays as it is."""
     sizes = share, N, K, ranks, dtype, transposed
     out_dtype = out_dtype or dtype
-    kernel = gathered_matmul(*sizes, tiles, biased, out_dtype, ahead)
-    sent = Communicating.without_own(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
-    sends, copies = sent.serves(ranks, ahead)
+    kernel = gathered_matmul(*sizes, tiles, biased, out_dtype)
 
     @plan
     def all_gather_matmul(
@@ -253,10 +233,10 @@ def all_gather_matmul_plan(
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
         scale_b: scale_of(dtype),
-        gathered: W.Symmetric((ranks, share, K), dtype) if copies else None,
+        gathered: W.Symmetric((ranks, share, K), dtype),
         C: T.Tensor((ranks, share, N), out_dtype),
     ):
-        for number, peer in islice(enumerate(p.peers()), int(sends), None):
+        for number, peer in enumerate(p.peers()):
             for k in [slice(0, K)] if number else tiles.widening(K):
                 p.copy(gathered[peer, p.rank, :, k], A[:, k], stream="copies")
         p.launch(kernel, A, B, bias, scale_a, scale_b, gathered, C)
@@ -266,12 +246,10 @@ def all_gather_matmul_plan(
 
 class AllGatherMatmul(Operator, op=NAME):
     """By copy engines, whose memory is that in which they gather, or by stores of the kernel's
-    blocks, of some or of all of them, or by both: ``waiting_blocks`` only if measured, as it has
-    not run between GPUs yet."""
+    blocks, of some or of all of them."""
 
     programs: ClassVar = {
         "copy_engines": all_gather_matmul_plan,
-        "waiting_blocks": partial(all_gather_matmul_plan, ahead=True),
         "communicating_blocks": communicated_matmul,
         "stores": pushed_matmul,
     }
@@ -300,14 +278,6 @@ class AllGatherMatmul(Operator, op=NAME):
         gathered = nccl.all_gather(a, group)
         epilogue.multiply(gathered, b, out=c)
         return gathered
-
-    @classmethod
-    def tiles_tried(cls, problem: Problem, program: str) -> Iterable[Tiles]:
-        if program != "waiting_blocks":
-            return super().tiles_tried(problem, program)
-        sizes, itemsize = (problem.share, problem.N, problem.K, problem.ranks), problem.itemsize
-        every = walked(itemsize)
-        return [t for t in every if Communicating.without_own(*sizes, t, itemsize).peers]
 
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:

@@ -11,9 +11,9 @@ from tvm import tirx
 from ...builtins import language as W
 from ..core.tiles import SMS, Tiles, Walk
 
-_FEW, _LEAST, _MOST = 8, 16, 32
-"""Blocks that communicate: fewer bring one rank's rows later than they are multiplied; hold those
-up who wait for the rows of all; more than fill the links."""
+_LEAST, _MOST = 16, 32
+"""Blocks that communicate: fewer hold those up who wait for the rows of all; more than fill the
+links."""
 _PIECES = 8
 """In which rows are sent: those of a tile are multiplied as soon as the first are there."""
 _LINE = 256
@@ -56,57 +56,25 @@ class Communicating:
         """
         kept = min(_LEAST, SMS // 2) if ranks > 1 else 0
         walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS - kept)
-        blocks = min(_MOST, SMS - walk.blocks)
-        return Communicating._of(walk, blocks, ranks - 1, share, K, tiles, itemsize)
-
-    @staticmethod
-    def without_own(
-        share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int
-    ) -> Communicating:
-        """For the right neighbour, which needs the rows first, by blocks that begin with no own
-        tile: before they wait for such rows themselves.
-
-        Args:
-            share, N, K, itemsize: as for ``apart``.
-        """
-        own = ceil(share / tiles.M) * ceil(N / tiles.N)
-        walk = Walk.over(ranks * own, SMS)
-        waiting = min(_MOST, walk.blocks - own)
-        peers = int(waiting >= _FEW)
-        return Communicating._of(walk, waiting, peers, share, K, tiles, itemsize)
-
-    def serves(self, ranks: int, asked: bool) -> tuple[bool, bool]:
-        """Whether blocks send anything, if they are asked to, and whether copies bring the rest."""
-        sends = asked and self.peers > 0
-        return sends, not sends or ranks - 1 > self.peers
+        line = _LINE // itemsize
+        width = ceil(K / _PIECES / line) * line
+        least = tiles.rows_at_once(width * itemsize)
+        height = least * max(1, _STRIP_BYTES // (width * itemsize) // least)
+        pieces, of_piece = ceil(K / width), ceil(share / height)
+        strips = pieces * of_piece * (ranks - 1)
+        blocks = min(_MOST, SMS - walk.blocks, strips)
+        return Communicating(walk, blocks, ranks - 1, pieces, width, height, of_piece, strips)
 
     def behind(self, block: tirx.PrimExpr) -> tirx.PrimExpr:
         """The place of a block among those that walk, where communicating ones do not: theirs is
         negative."""
         return block - self.blocks
 
-    def around(self, block: tirx.PrimExpr) -> tirx.PrimExpr:
-        """The same where they do: they come last, as theirs are the tiles that are not own ones."""
-        return (block + self.walk.blocks - self.blocks) % self.walk.blocks
-
-    @staticmethod
-    def _of(
-        walk: Walk, most: int, peers: int, share: int, K: int, tiles: Tiles, itemsize: int
-    ) -> Communicating:
-        line = _LINE // itemsize
-        width = ceil(K / _PIECES / line) * line
-        least = tiles.rows_at_once(width * itemsize)
-        height = least * max(1, _STRIP_BYTES // (width * itemsize) // least)
-        pieces, of_piece = ceil(K / width), ceil(share / height)
-        strips = pieces * of_piece * peers
-        blocks = min(most, strips)
-        return Communicating(walk, blocks, peers, pieces, width, height, of_piece, strips)
-
 
 @T.macro
-def send(A, gathered, place, sent, block, ranks):
-    """Store A (share, K) at other ranks, in ``gathered[place]`` (share, K or more, which are 0): a
-    strip of a piece at each, and then the next; block after block."""
+def send(A, gathered, sent, block, ranks):
+    """Store A (share, K) at other ranks, in ``gathered`` of this rank (share, K or more, which are
+    0): a strip of a piece at each, and then the next; block after block."""
     share, K = A.shape
     held = T.alloc_fragment((sent.height, sent.width), A.dtype)
     if block < sent.blocks:
@@ -122,4 +90,4 @@ def send(A, gathered, place, sent, block, ranks):
                     held[i, j] = T.if_then_else(inside, A[m + i, k + j], 0)
                 for i, j in T.Parallel(*held.shape):
                     if m + i < share:
-                        gathered[peer, place, m + i, k + j] = held[i, j]
+                        gathered[peer, W.rank(), m + i, k + j] = held[i, j]

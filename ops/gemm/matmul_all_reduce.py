@@ -264,7 +264,7 @@ class MatmulAllReduce(Operator, op=NAME):
         if program == "one_shot" and fetched_bytes(problem) > HOPELESS_BYTES:
             return False
         if program == "copy_engines":
-            tried = cls.tiles_tried(problem, program)
+            tried = cls.tiles_tried(problem)
             rows = max(rows_of_owner(problem.M, problem.ranks, tiles) for tiles in tried)
             # What a rank sums up between copy engines is counted there.
             if rows * problem.N > LARGEST:

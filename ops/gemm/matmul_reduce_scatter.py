@@ -4,7 +4,6 @@ The tile programs, by copy engines, by stores and in one exchange, and the torch
 gradient.
 """
 
-from collections.abc import Iterable
 from itertools import islice
 from math import ceil
 from typing import Any, ClassVar
@@ -151,62 +150,6 @@ def scattered_one_shot(
             T.copy(own_tile, C[first, n])
 
     return matmul_reduce_scatter_one_shot
-
-
-def reduce_add_program(
-    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-):  # fmt: skip
-    """The same by additions into the owner's memory: it adds up one tile, not one of each rank.
-
-    A rank's own tile stays in fp32. Those of the others are rounded to ``out_dtype``, and so is
-    their sum at each addition, in the order in which they come: of more than two ranks, equal
-    inputs need not give equal bits.
-    """
-    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
-
-    @T.prim_func
-    def matmul_reduce_scatter_add(
-        A: T.Tensor((ranks * share, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        C: T.Tensor((share, N), out_dtype),
-    ):
-        with T.Kernel(ranks * rows * columns, threads=tiles.threads) as block:
-            sums = W.alloc_symmetric((share, N), out_dtype)  # of what the others computed
-            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-
-            me = W.rank()
-            owner, tile = W.own_last(block, rows * columns, me, ranks)
-            row, column = W.swizzle_2d(tile, rows, columns, tiles.band)
-            m, n = row * tiles.M, column * tiles.N
-            if owner == (me + 1) % ranks:  # the first blocks, each as of the own tile at its place
-                T.clear(total)
-                T.copy(total, C_tile)
-                T.copy(C_tile, sums[me, m, n])
-
-            multiply(A, owner * share + m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
-            if scaled:
-                scale(total, scale_a, scale_b)
-
-            if owner != me:
-                T.copy(total, C_tile)
-                T.atomic_add(sums[owner, m, n], C_tile, use_tma=True)
-            else:
-                T.copy(sums[me, m, n], C_tile)
-                add_tile(total, C_tile)
-                if biased:
-                    add_bias(total, bias, n)
-                T.copy(total, C_tile)
-                T.copy(C_tile, C[m, n])
-
-    return matmul_reduce_scatter_add
 
 
 def summed_matmul(
@@ -369,17 +312,15 @@ def matmul_reduce_scatter_plan(
 
 
 class MatmulReduceScatter(Operator, op=NAME):
-    """By copy engines, by stores, or, of few rows, in one exchange; by additions where measured."""
+    """By copy engines, by stores, or, of few rows, in one exchange."""
 
     programs: ClassVar = {
         "copy_engines": matmul_reduce_scatter_plan,
         "stores": matmul_reduce_scatter_program,
         "one_shot": scattered_one_shot,
-        "reduce_add": reduce_add_program,
     }
 
     alone: ClassVar = {"copy_engines": "stores"}
-    unordered: ClassVar = frozenset({"reduce_add"})
     constants: ClassVar = {"copy_engines": identities}
 
     @staticmethod
@@ -412,12 +353,6 @@ class MatmulReduceScatter(Operator, op=NAME):
         many = problem.M > FEW and program == "one_shot"
         return not many and super().suits(problem, program)
 
-    @classmethod
-    def tiles_tried(cls, problem: Problem, program: str) -> Iterable[Tiles]:
-        if program == "reduce_add":  # it was never the fastest
-            return stored(problem.itemsize)
-        return super().tiles_tried(problem, program)
-
 
 def matmul_reduce_scatter(
     a: torch.Tensor,
@@ -435,9 +370,7 @@ def matmul_reduce_scatter(
 
     Fused, each rank's products are rounded to the type of ``a`` once, but for its own, and summed
     in fp32: on each rank its own first, then the left neighbour's, and so on: equal inputs give
-    equal bits. Where ``tw.tune`` found ``reduce_add`` to be faster, those of others are summed in
-    the type of the result as they come, unless ``torch.use_deterministic_algorithms`` forbids it. A
-    product that is not finite may make others of its row NaN, see docs/ops.md.
+    equal bits. A product that is not finite may make others of its row NaN, see docs/ops.md.
     ``nccl`` rounds and sums as NCCL does.
 
     Every rank calls it with the same shapes; the first call with new ones compiles, collectively.

@@ -36,7 +36,7 @@ class Run:
     def __init__(self, case: Case, launches: int, delays: int | None) -> None:
         ranks, me = tw.world_size(), tw.rank()
         program = case.make(ranks)
-        configs = configs_of(case, delays)
+        configs = configs_of(delays)
         is_plan = isinstance(program, tw.Plan)
         self.kernel = (
             program.with_configs(configs) if is_plan else tw.compile(program, pass_configs=configs)
@@ -132,9 +132,9 @@ def replayed(run: Run, launches: int, replays: int = 5) -> list[int]:
     return run.wrong(range(launches))
 
 
-def configs_of(case: Case, delays: int | None) -> dict[str, Any]:
+def configs_of(delays: int | None) -> dict[str, Any]:
     """``pass_configs``, with sleeps or without."""
-    return {**case.options, **({} if delays is None else {"tileweave.delays": delays})}
+    return {} if delays is None else {"tileweave.delays": delays}
 
 
 def main() -> int:
@@ -146,7 +146,7 @@ def main() -> int:
     ranks, failed = tw.world_size(), 0
     names = [name for name in options.names or CASES if ranks in CASES[name].ranks]
     compile_ahead(
-        configured(name, CASES[name].make(ranks), configs_of(CASES[name], delays))
+        configured(name, CASES[name].make(ranks), configs_of(delays))
         for name in names
         for delays in (None, SEED)
         if not CASES[name].sizes

@@ -3,8 +3,8 @@
 They serve the simulator's tests, those on GPUs and the mutation tests.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave import language as W
-from tileweave.runtime.kernel.configured import configured
 
 F32 = "float32"
 
@@ -29,7 +28,6 @@ class Case:
         resident: blocks that must run at a time, since they wait for each other.
         unread: symmetric parameters that the caller does not look at.
         mutated: the least world size in which every operation orders something.
-        options: ``pass_configs``.
         sizes: values of a dynamic extent; ``inputs`` takes one as ``size``, or chooses one.
         recorded: whether ``called`` does it as CUDA graphs record it.
     """
@@ -42,14 +40,13 @@ class Case:
     resident: int = 1
     unread: tuple[str, ...] = ()
     mutated: int = 2
-    options: Mapping[str, Any] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     recorded: bool = False
 
     def called(self, ranks: int) -> tw.Plan:
         """The program as part of its caller's stream, which after each call reads what it finds in
         own symmetric memory."""
-        program = configured("programs", self.make(ranks), self.options)
+        program = self.make(ranks)
         plan = program if isinstance(program, tw.Plan) else tw.Plan.of_program(program)
         symmetric = [p for p in plan.parameters if p.symmetric and p.name not in self.unread]
         found = [replace(p, name=f"{p.name}_found", symmetric=False) for p in symmetric]
@@ -566,11 +563,6 @@ class persistent_reduce_scatter:
         m = persistent_reduce_scatter.m
         total = total_of(inputs)
         return [{"C": total[r * m : (r + 1) * m]} for r in range(len(inputs))]
-
-
-@case(resident=4, options={"tileweave.sink_signals": True})
-class sunk_reduce_scatter(persistent_reduce_scatter):
-    """The same; each block tells of a tile when it has computed the next one."""
 
 
 @case()

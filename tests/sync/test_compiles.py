@@ -32,8 +32,7 @@ SIZE = 20
 def compiled(kernel, case, arch, **more):
     """Return what one kernel is compiled to for two ranks."""
     sizes = dict.fromkeys(passes.dynamic_sizes(kernel), SIZE) if case.sizes else {}
-    configs = {**case.options, **more.pop("configs", {})}
-    return tw.emit(kernel, arch=arch, world_size=2, pass_configs=configs, sizes=sizes, **more)
+    return tw.emit(kernel, arch=arch, world_size=2, sizes=sizes, **more)
 
 
 def kernels_of(case):
@@ -82,7 +81,7 @@ def test_pipelined_without_warp_specialization(name, configs):
     """Delays put branches of several statements before the loads, which TileLang splits."""
     arch = "sm_80" if configs is DELAYS else "sm_90a"
     for kernel in kernels_of(CASES[name]):
-        assert "__global__" in compiled(kernel, CASES[name], arch, configs=configs)
+        assert "__global__" in compiled(kernel, CASES[name], arch, pass_configs=configs)
 
 
 @pytest.mark.parametrize("name", ["gemm_reduce_scatter", "gather_k"])

@@ -14,8 +14,7 @@ from tileweave.simulator import Mutant
 
 from .programs import CASES
 
-FEW = ("ring_shift", "all_gather_loads", "gemm_reduce_scatter", "own_in_place", "two_producers",
-       "sunk_reduce_scatter")  # fmt: skip
+FEW = ("ring_shift", "all_gather_loads", "gemm_reduce_scatter", "own_in_place", "two_producers")
 NAMES = tuple(CASES) if os.environ.get("TILEWEAVE_MUTANTS") == "all" else FEW
 SCHEDULES = 5
 COUNTS = {
@@ -30,7 +29,6 @@ COUNTS = {
     "wide_reader": (40, 8),
     "persistent": (26, 5),
     "persistent_reduce_scatter": (26, 5),
-    "sunk_reduce_scatter": (36, 5),
     "all_gather_gemm": (35, 11),
     "copied_reduce_scatter": (50, 11),
     "recorded_reduce_scatter": (50, 13),

@@ -62,10 +62,10 @@ PIPELINED = [name for name, case in CASES.items() if "T.Pipelined" in inspect.ge
 @pytest.mark.parametrize("name", PIPELINED)
 def test_pipelined_programs_compile_with_delays(name):
     """Waits stay before the loads that they guard, as ``tests/gpu/inferred.py`` runs them."""
-    program, configs = CASES[name].make(2), CASES[name].options | DELAYS
+    program = CASES[name].make(2)
     kernels = program.kernels(2) if isinstance(program, tw.Plan) else [program]
     for kernel in kernels:
-        assert "tw::delay<" in tw.emit(kernel, world_size=2, pass_configs=configs)
+        assert "tw::delay<" in tw.emit(kernel, world_size=2, pass_configs=DELAYS)
 
 
 @pytest.mark.parametrize(("name", "delays"), [("gemm_all_reduce", {}), ("packed_gather", DELAYS)])
@@ -73,7 +73,7 @@ def test_producer_and_consumers_may_wait(name, delays, ptxas):
     """What a wait calls when it gives up must do with the registers of either."""
     program = CASES[name].make(2)
     kernel = program.kernels(2)[-1] if isinstance(program, tw.Plan) else program
-    emit = partial(tw.emit, kernel, world_size=2, pass_configs=CASES[name].options | delays)
+    emit = partial(tw.emit, kernel, world_size=2, pass_configs=delays)
     _, producer, consumers = re.split(r"tl::warpgroup_reg_(?:de)?alloc<", emit())
     assert "tw::wait_reached<" in producer and "tw::wait_reached<" in consumers
     ptxas(emit(stage="ptx"))

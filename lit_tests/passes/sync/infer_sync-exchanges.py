@@ -13,7 +13,7 @@ from tests.sync.programs import CASES
 
 def show(name):
     case = CASES[name]
-    found = tw.explain(case.make(4), 4, case.options, sizes={"M": 20} if case.sizes else {})
+    found = tw.explain(case.make(4), 4, sizes={"M": 20} if case.sizes else {})
     print("PROGRAM", name)
     for op in (o for o in found.ops if o.kind in ("signal", "wait")):
         print(f"{op.kind} {op.flag} [{op.granule}] x{op.per_block}")

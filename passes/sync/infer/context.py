@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tvm import tirx
@@ -24,9 +24,6 @@ from ..regions.tensor_accesses import Traffic
 from . import builtin_calls
 from .edits import Placement
 from .options import Options
-
-if TYPE_CHECKING:
-    from .sinks import Sink
 
 
 @dataclass(frozen=True)
@@ -105,9 +102,6 @@ class Exchange:
     inserted: list[Inserted] = field(default_factory=list)
     reuse: dict[str, str] = field(default_factory=dict)
     placement: Placement = field(default_factory=Placement)
-    sinks: dict[tuple[Counter, Boxes], Sink] = field(default_factory=dict)
-    unsunk: dict[tuple[Counter, Boxes], str] = field(default_factory=dict)
-    """Why signals stay behind their stores, where they were to sink."""
     epoch: tirx.Var = field(default_factory=lambda: tirx.Var("epoch", "uint32"))
     credit_flags: dict[str, tuple[tirx.Buffer, set[tuple[int, int]]]] = field(default_factory=dict)
     """``started`` and ``finished``, if used: their flags, and (who waits, for whom)."""

@@ -85,7 +85,7 @@ def loops_kept(
             many, and conditions may stand in the loop if the whole block takes one side.
     """
     kept = len(access.loops)
-    sayable = guarded and boxes.is_certain and len(access.branches) == len(access.conditions)
+    sayable = guarded and boxes.is_certain and access.branches == len(access.conditions)
     while kept and access.around[kept - 1] is not None:
         inside = access.guards[kept - 1] == len(access.conditions)
         if not (inside or sayable) or any(varies(v, kept, boxes.mask) for v in values):

@@ -34,7 +34,6 @@ from .reindex import reindexed
 from .residency import leaves_room, verify_residency
 from .reuse import choose_buffers, guard_reuse
 from .signals import place_signals
-from .sinks import choose_sinks
 from .version_copies import give_rounds
 from .waits import place_waits
 
@@ -132,15 +131,13 @@ def _inferred(
     for traffic in exchange.traffic:
         exchange.buffers[traffic.tensor] = choose_buffers(exchange, traffic, traffic.tensor in own)
     make_counters(exchange, own)
-    choose_sinks(exchange)
     place_signals(exchange)
     place_waits(exchange)
     place_exits(exchange)
     guard_reuse(exchange, own)
     place_credits(exchange)
     count_epochs(exchange)
-    if not exchange.sinks:  # which have been judged with all others
-        verify_residency(exchange)
+    verify_residency(exchange)
     func = func.with_body(exchange.placement.applied(func.body, exchange.program))
     func = _alternated(exchange, func)
     flags = sum(4 * math.prod(h.shape) for h in exchange.hidden)

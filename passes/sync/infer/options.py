@@ -32,8 +32,6 @@ class Options:
         verify: ``error``, or ``warn``, where a program cannot be proven right; ``off`` leaves every
             program as it is, for those that something outside of the kernel orders.
         resident_blocks: blocks of a launch that surely run on a GPU at a time.
-        sink_signals: whether the signal of a tile may wait until the block has computed the next
-            one.
         round_bytes: the most memory that the rounds of one tensor take on a rank.
         delays: a seed for random sleeps before signals and after waits, for tests.
     """
@@ -42,7 +40,6 @@ class Options:
     granule: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     verify: str = "error"
     resident_blocks: int = 132
-    sink_signals: bool = False
     round_bytes: int = 1 << 28
     delays: int | None = None
 
@@ -132,7 +129,6 @@ _LEGAL: dict[str, tuple] = {
     "granule": (_is_granules, "a dict, tensor name -> elements along each axis, such as (64, 64)"),
     "verify": _one_of(VERIFY),
     "resident_blocks": (lambda value: type(value) is int and value > 0, "a positive integer"),
-    "sink_signals": (lambda value: type(value) is bool, "True or False"),
     "round_bytes": (lambda value: type(value) is int and value >= 0, "bytes, 0 or more"),
     "delays": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
 }

@@ -108,7 +108,7 @@ def leaves_room(exchange: Exchange) -> bool:
 def _told(exchange: Exchange, moments: Moments, counter: Counter, boxes: Boxes) -> np.ndarray:
     """When others are told of an access, in each iteration."""
     depth = signal_depth(exchange, counter, boxes)
-    return moments.of_signal(boxes, depth, exchange.sinks.get((counter, boxes)))
+    return moments.of(boxes, depth, after=True)
 
 
 def _first(found: Sequence[np.ndarray], keys: int) -> list[np.ndarray]:
@@ -137,7 +137,7 @@ class _Play:
             for (home, granule), units in np.ndenumerate(counter.arrivals):
                 self._missing[counter, home, granule] = int(units)
         for events in self._events.values():
-            events.sort(key=lambda e: (e[0], not e[2]))  # a signal stands before a wait
+            events.sort(key=lambda e: e[0])
         self._queues = queues_of(counters)
 
     def _note(self, counter: Counter, boxes: Boxes, moment, signals: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tvm import tirx
@@ -16,16 +15,12 @@ from ..regions.symbols import Symbols
 from .context import Exchange
 from .edits import anchor_of, loops_kept, moved, varies
 
-if TYPE_CHECKING:
-    from .sinks import Sink
-
 
 def place_signals(exchange: Exchange) -> None:
     """Put a signal after each access that brings data others wait for.
 
     It adds to the granule's counter how many elements the access has stored. It leaves the loops in
-    which it would tell of the same granule, unless they wait for others. Where it sinks, it stands
-    in the next round.
+    which it would tell of the same granule, unless they wait for others.
 
     Before: ``T.copy(tile, S[dst, row, 0])``
     After:  ``T.copy(tile, S[dst, row, 0]); T.tileweave.signal(S_arrived[dst, row // 128], 1)``
@@ -84,23 +79,20 @@ def _waits_in(exchange: Exchange, loop: tirx.For | None) -> bool:
 
 
 def _signal(exchange: Exchange, counter: Counter, boxes: Boxes) -> None:
-    access, placement = boxes.access, exchange.placement
+    access, symbols = boxes.access, exchange.symbols
     kept = signal_depth(exchange, counter, boxes)
-    anchor, left = anchor_of(access, kept), access.loops[kept:]
-    sink, stays = exchange.sinks.get((counter, boxes)), exchange.unsunk.get((counter, boxes))
+    left = access.loops[kept:]
+
+    def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        return symbols.simplified(expr, access)
+
+    home = simple(symbols.start(boxes, 0, [*left, *access.inner]))
+    granule = simple(counter.granules.index(boxes, symbols, left))
+    value = simple(tirx.Cast("uint32", _count(counter, boxes, symbols, left)))
+    stmt = exchange.signal_to(counter, boxes, home, granule, value)
+    stmt = exchange.guarded(stmt, boxes, simple, left)
+    exchange.placement.put_after(anchor_of(access, kept), stmt, access)
     reason = f"{_tells(exchange, counter, access)}{moved(left)}"
-    stmt, value = _signal_of(exchange, counter, boxes, left)
-    if sink is not None:
-        sunk, units = _signal_of(exchange, counter, boxes, left, sink)
-        placement.put_before(sink.stmt, tirx.IfThenElse(sink.due, sunk, None), access)
-        exchange.note_of("signal", access, counter, f"{reason}; {sink.text}", sunk, units)
-        if sink.always:
-            return
-        stmt = tirx.IfThenElse(tirx.Not(sink.reached), stmt, None)
-        reason += "; at once where it does not sink"
-    elif stays:
-        reason += f"; it does not sink: {stays}"
-    placement.put_after(anchor, stmt, access)
     exchange.note_of("signal", access, counter, reason, stmt, value)
 
 
@@ -113,25 +105,6 @@ def _tells(exchange: Exchange, counter: Counter, access: Access) -> str:
         all_read = all(bits | 1 << home == everyone for home, bits in enumerate(counter.waiting))
         whom = "every rank" if all_read else "those who read it"
     return f"{access.op} {what} it for {whom}"
-
-
-def _signal_of(
-    exchange: Exchange, counter: Counter, boxes: Boxes, left: Sequence[Loop],
-    sink: Sink | None = None,
-) -> tuple[tirx.Stmt, tirx.PrimExpr]:  # fmt: skip
-    """The signal, and how many units it adds; of the round before, if it has sunk."""
-    access, symbols = boxes.access, exchange.symbols
-
-    def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        expr = sink.of_round_before(expr) if sink is not None else expr
-        return symbols.simplified(expr, access)
-
-    home = simple(symbols.start(boxes, 0, [*left, *access.inner]))
-    granule = simple(counter.granules.index(boxes, symbols, left))
-    count = _count(counter, boxes, symbols, left)
-    value = simple(tirx.Cast("uint32", count))
-    stmt = exchange.signal_to(counter, boxes, home, granule, value)
-    return exchange.guarded(stmt, boxes, simple, left), value
 
 
 def _count(counter: Counter, boxes: Boxes, symbols: Symbols, left: Sequence[Loop]) -> tirx.PrimExpr:

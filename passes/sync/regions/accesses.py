@@ -61,20 +61,6 @@ class Jump:
 
 
 @dataclass(frozen=True, eq=False)
-class Branch:
-    """An ``if`` of which the whole block takes one side.
-
-    Attributes:
-        loops: how many stand around it.
-        place: its position among the statements of the innermost of them.
-    """
-
-    stmt: tirx.Stmt
-    loops: int
-    place: int
-
-
-@dataclass(frozen=True, eq=False)
 class Access:
     """One place of the program that touches a box of a symmetric tensor.
 
@@ -87,7 +73,8 @@ class Access:
         around: the loops of ``loops`` as statements, by index; None for block axes.
         guards: how many of ``conditions`` stand around each of ``loops``.
         place: position of ``anchor``: among the statements of each loop around it.
-        branches: around ``anchor``, outermost first, one for each of the first ``conditions``.
+        branches: number of ``conditions``, from the first, of an ``if`` around ``anchor`` of which
+            the whole block takes one side.
         node: the part of ``anchor`` that names the box's first element.
         rounds_unknown: what keeps the number of its rounds from being known, or "".
     """
@@ -105,7 +92,7 @@ class Access:
     guards: tuple[int, ...]
     place: tuple[int, ...]
     node: tirx.BufferLoad | tirx.BufferStore
-    branches: tuple[Branch, ...] = ()
+    branches: int = 0
     rounds_unknown: str = ""
 
     @property
@@ -194,7 +181,7 @@ class _Collector:
         self._conditions: list[tirx.PrimExpr] = []
         self._anchor: tirx.Stmt | None = None
         self._place: list[int] = [0]
-        self._branches: list[Branch] = []
+        self._branches = 0
         self._unknown = ""
         self._registers: dict[tirx.Var, tirx.Var] = {}
         """The value a T.alloc_var holds here, as a variable of ``values``."""
@@ -317,9 +304,9 @@ class _Collector:
         if self._anchor is not None or self._threads_in([condition]):
             self._anchored(stmt, visit)
         else:
-            self._branches.append(Branch(stmt, len(self._loops), self._place[-1]))
+            self._branches += 1
             visit()
-            self._branches.pop()
+            self._branches -= 1
         return stmt
 
     def _forget(self, stmt: tirx.Stmt) -> None:
@@ -448,7 +435,7 @@ class _Collector:
             tuple(_widened(i, e) for i, e in zip(starts, extents, strict=True)),
             tuple(self._loops), (*self._inner, *used), tuple(self._conditions), self._anchor,
             tuple(self._around), tuple(self._guards), tuple(self._place), node,
-            tuple(self._branches), self._unknown,
+            self._branches, self._unknown,
         ))  # fmt: skip
 
     def _is_unordered(self, op: str, buffer: tirx.Buffer, starts) -> bool:

@@ -318,7 +318,7 @@ def _asked(
     masks: tuple[np.ndarray, np.ndarray], happens: np.ndarray,
 ) -> tuple[tirx.PrimExpr, ...]:  # fmt: skip
     """See ``Boxes.asked``; of both masks what holds together."""
-    branches = access.conditions[: len(access.branches)]
+    branches = access.conditions[: access.branches]
     outer = [c for c in region.conditions if any(c.same_as(b) for b in branches)]
     within = [c for c in region.conditions if not any(c.same_as(o) for o in outer)]
     if not within:

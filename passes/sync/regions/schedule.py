@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .accesses import Access, Program
 from .footprints import Boxes
 from .space import Space
-
-if TYPE_CHECKING:
-    from ..infer.sinks import Sink
 
 
 class Moments:
@@ -61,24 +57,8 @@ class Moments:
         Args:
             block: the number of its block, if not its own.
         """
-        return self._of(boxes, depth, boxes.access.place, int(after), 0, block)
-
-    def of_signal(self, boxes: Boxes, depth: int, sink: Sink | None) -> np.ndarray:
-        """Of each iteration of the signal for an access: behind it, or where it sinks to."""
-        behind = self.of(boxes, depth, after=True)
-        if sink is None:
-            return behind
-        places = (*boxes.access.place[:depth], sink.place)
-        later = self._of(boxes, depth, places, 0, 1)
-        return np.where(sink.sinks, later, behind)
-
-    def _of(
-        self, boxes: Boxes, depth: int, places: tuple[int, ...], after: int, rounds: int,
-        block: np.ndarray | None = None,
-    ) -> np.ndarray:  # fmt: skip
-        """The same, so many ``rounds`` of the innermost loop later."""
         access = boxes.access
-        places = places[self._grid :]
+        places = access.place[self._grid :]
         depth -= self._grid
         space = self._spaces[access]
         block = boxes.block if block is None else block
@@ -86,11 +66,10 @@ class Moments:
         for level in range(len(self._rounds) + 1):
             moment = moment * self._places
             if level <= depth:
-                moment = moment + 2 * places[level] + after * (level == depth)
+                moment = moment + 2 * places[level] + (after and level == depth)
             if level < len(self._rounds):
                 moment = moment * self._rounds[level]
                 if level < depth:
                     loop = access.loops[self._grid + level]
                     moment = moment + space.round_of(loop)
-                    moment = moment + rounds * (level == depth - 1)
         return moment.reshape(moment.shape + (1,) * (boxes.mask.ndim - moment.ndim))

@@ -34,7 +34,6 @@ class StandIn(Made):
     """Says how it was called: whole, or by addresses."""
 
     said: list
-    unordered = frozenset()
     watchdog: types.SimpleNamespace
 
     def __init__(self, problem, choice):

@@ -8,14 +8,11 @@ import pytest
 import torch
 
 import tileweave as tw
-from tileweave.ops.autotune.store import Measured, known_to, looked_up
-from tileweave.ops.autotune.tuner import choice_of
 from tileweave.ops.core import call, problem, strategy
 from tileweave.ops.core import session_cache as remembered
 from tileweave.ops.core.epilogue import Epilogue
-from tileweave.ops.core.operator import OPERATORS, Choice
-from tileweave.ops.core.problem import Problem
-from tileweave.ops.core.tiles import LARGE, SMALL
+from tileweave.ops.core.operator import Choice
+from tileweave.ops.core.tiles import LARGE
 from tileweave.runtime.host import session
 from tileweave.runtime.host.group import Group
 
@@ -104,38 +101,6 @@ def test_what_was_tuned_and_a_new_session_are_heeded(decided, join):
         made(a, b)
         change()
     assert len(decided) == 3
-
-
-@pytest.fixture
-def deterministic():
-    """Asks for the same bits in each call, until the test is over."""
-    yield lambda: torch.use_deterministic_algorithms(True)
-    torch.use_deterministic_algorithms(False)
-
-
-def test_that_bits_must_be_the_same_is_heeded(decided, deterministic):
-    a, b = bf16(16, 8), bf16(8, 24)
-    for change in (deterministic, lambda: None, lambda: None):
-        made(a, b)
-        change()
-    assert len(decided) == 2
-
-
-@pytest.mark.parametrize("program", [None, "stores", "reduce_add"])
-def test_what_the_order_of_additions_changes_is_not_taken_then(deterministic, program):
-    asked = Problem("matmul_reduce_scatter", 1024, 4096, 4096, 4, torch.bfloat16, True)
-    known = known_to(ALONE)
-    known[asked] = found = Measured(program and Choice(program, SMALL), program and 0.1, 0.2)
-    try:
-        assert choice_of("auto", asked, ALONE) == found.choice
-        assert looked_up(asked, ALONE) == found
-        deterministic()
-        table = OPERATORS[asked.op].table(asked)
-        forbidden = program == "reduce_add"
-        assert choice_of("auto", asked, ALONE) == (table if forbidden else found.choice)
-        assert looked_up(asked, ALONE) == (None if forbidden else found)
-    finally:
-        del known[asked]
 
 
 def test_a_graph_remembers_nothing(decided, monkeypatch):

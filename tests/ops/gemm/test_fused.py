@@ -54,7 +54,6 @@ KERNELS = {
     (ops.matmul_reduce_scatter, "copy_engines"): "summed_matmul",
     (ops.matmul_reduce_scatter, "stores"): "matmul_reduce_scatter",
     (ops.matmul_reduce_scatter, "one_shot"): "matmul_reduce_scatter_one_shot",
-    (ops.matmul_reduce_scatter, "reduce_add"): "matmul_reduce_scatter_add",
     (ops.matmul_all_reduce, "copy_engines"): "summed_matmul",
     (ops.matmul_all_reduce, "two_phase"): "matmul_all_reduce",
     (ops.matmul_all_reduce, "one_shot"): "matmul_all_reduce_one_shot",

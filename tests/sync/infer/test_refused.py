@@ -454,7 +454,6 @@ def test_granules_that_fit_nothing(granule, message):
         ("resident_blocks", 0, "tileweave.resident_blocks=0; expected a positive integer"),
         ("granule", [1], "tileweave.granule=[1]; expected a dict, tensor name -> elements"),
         ("granule", {"S": (0,)}, "tileweave.granule={'S': (0,)}; expected a dict, tensor name"),
-        ("sink_signals", 1, "tileweave.sink_signals=1; expected True or False"),
         ("round_bytes", -1, "tileweave.round_bytes=-1; expected bytes, 0 or more"),
         ("delays", -1, "tileweave.delays=-1; expected an integer, 0 or more"),
     ],
