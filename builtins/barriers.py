@@ -4,7 +4,15 @@ Each stands at tile level, where the whole block reaches it. Under a condition o
 one thread must be certain, such as ``if T.get_thread_binding() == 0``: several threads would each
 arrive, so the compiler refuses them. Without a ``barrier`` argument they
 share words the runtime keeps for the process: two kernels that use them must then not run at the
-same time on one GPU. Pass words of your own (zeroed once) to lift that.
+same time on one GPU. Pass words of your own to lift that. These
+
+- are zeroed once, before the first launch that uses them, and on every rank;
+- are changed by nothing but barriers, which leave them ready for the next use. To zero them again,
+  nothing of any rank may be using them, as in a kernel before or after;
+- serve kernels one after another, never side by side;
+- may serve several barriers that name the same first word, but do not overlap others.
+
+The compiler refuses what it knows to be otherwise, and the simulator reports the rest.
 """
 
 from __future__ import annotations
@@ -22,6 +30,15 @@ _AT = dict(
     barrier_after=True,
     releases=True,
 )
+
+WORDS = ("sync_grid", "sync_ranks", "barrier_blocks")
+"""Barriers that count in words of global memory."""
+
+
+def words_of(op: str, ranks: int) -> int:
+    """Return how many words a barrier counts in: one for the blocks, and for ranks one for its
+    calls and one for the arrivals of each."""
+    return 1 if op == "sync_grid" else 2 + ranks
 
 
 def _check_words(op: str, barrier: Any, across_ranks: bool) -> None:
