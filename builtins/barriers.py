@@ -3,16 +3,16 @@
 Each stands at tile level, where the whole block reaches it. Under a condition on the thread index
 one thread must be certain, such as ``if T.get_thread_binding() == 0``: several threads would each
 arrive, so the compiler refuses them. Without a ``barrier`` argument they
-share words the runtime keeps for the process: two kernels that use them must then not run at the
-same time on one GPU. Pass words of your own to lift that. These
+count in words that the runtime keeps for the process: two kernels that use these must then not run
+at the same time on one GPU. Words of your own lift that:
 
-- are zeroed once, before the first launch that uses them, and on every rank;
-- are changed by nothing but barriers, which leave them ready for the next use. To zero them again,
-  nothing of any rank may be using them, as in a kernel before or after;
-- serve kernels one after another, never side by side;
-- may serve several barriers that name the same first word, but do not overlap others.
+- They are zero on every rank before the first barrier.
+- Only barriers change them, and leave them ready for the next one. A kernel that zeroes them again
+  runs before or after all kernels, of any rank, that use them.
+- Kernels use them one after another, never side by side.
+- Barriers that begin at the same word may share them. Otherwise words of barriers do not overlap.
 
-The compiler refuses what it knows to be otherwise, and the simulator reports the rest.
+The compiler refuses what it knows to be otherwise. The simulator reports the rest.
 """
 
 from __future__ import annotations

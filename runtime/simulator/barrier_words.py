@@ -85,7 +85,7 @@ class BarrierWords:
         self.count = 0
         """The number of words that the barriers so far count in."""
         self.site = ""
-        self._waiting: dict[int, list[View]] = defaultdict(list)
+        self._arrived: dict[int, list[View]] = defaultdict(list)
         """By rank: what is before the arrivals of its blocks since the last meeting."""
         self._ahead = np.zeros((world_size, world_size), np.int64)
         """Arrivals of a rank (second axis) at another beyond the calls of that one."""
@@ -98,19 +98,19 @@ class BarrierWords:
             SimulationError: the words do not hold what the last barrier left, nothing orders what
                 else writes them, or another launch may be using them.
         """
-        access = self._access(frame, barrier)
-        self._require_alone(frame.block, access, barrier)
-        self._users_of(frame.block, barrier).left[frame.block.number] = None
-        waiting = self._waiting[frame.block.rank]
-        waiting.append(access.view)
-        complete = not barrier.counts_blocks or len(waiting) == frame.block.launch.blocks
-        if self.tensor is not None:
-            if barrier.counts_blocks:
-                self._count_block(frame.block, access, len(waiting) - 1, complete)
-            if barrier.counts_ranks and complete:
-                self._count_rank(frame.block, replace(access, view=_AnyOf(waiting)))
-        if complete:
-            del self._waiting[frame.block.rank]
+        block, access = frame.block, self._access(frame, barrier)
+        self._require_alone(block, access, barrier)
+        self._users_of(block, barrier).left[block.number] = None
+        arrived, is_last = [access.view], True
+        if barrier.counts_blocks:
+            arrived = self._arrived[block.rank]
+            arrived.append(access.view)
+            is_last = len(arrived) == block.launch.blocks
+            if is_last:
+                del self._arrived[block.rank]
+            self._count_block(block, access, len(arrived) - 1, is_last)
+        if barrier.counts_ranks and is_last:
+            self._count_rank(block, replace(access, view=_AnyOf(arrived)))
 
     def leave(self, frame: Frame, barrier: Barrier) -> None:
         """The block has met the others: the words are free for what comes after it."""
@@ -151,21 +151,27 @@ class BarrierWords:
                         f"them\n --> {barrier.site}\n --> {users.site}",
                     )
 
-    def _count_block(self, block: Block, access: Access, arrived: int, complete: bool) -> None:
+    def _count_block(self, block: Block, access: Access, arrived: int, is_last: bool) -> None:
+        """Count one block after ``arrived`` others; the last flips a bit and clears the others."""
+        if self.tensor is None:
+            return
         (seen,) = self._read(block, block.rank, [0], access)
         if seen % _FLIP != arrived:
-            meaning = "of blocks that have arrived"
+            meaning = "the blocks that have arrived"
             raise self._unexpected(block, access, 0, seen % _FLIP, arrived, meaning)
-        self._write(block.rank, 0, (seen & _FLIP) ^ _FLIP if complete else seen + 1)
+        self._write(block.rank, 0, (seen & _FLIP) ^ _FLIP if is_last else seen + 1)
 
     def _count_rank(self, block: Block, access: Access) -> None:
+        """Count one call of a rank, and its arrival at the others."""
+        if self.tensor is None:
+            return
         me = block.rank
         peers = [p for p in range(self.world_size) if p != me]
         calls, *seen = self._read(block, me, [1, *(2 + p for p in peers)], access)
         for p, arrivals in zip(peers, seen, strict=True):
             expected = (calls + int(self._ahead[me, p])) % _BITS
             if arrivals != expected:
-                meaning = f"of arrivals of rank {p} beside {calls} calls of rank {me}"
+                meaning = f"the arrivals of rank {p} after {calls} calls of the barrier"
                 raise self._unexpected(block, access, 2 + p, arrivals, expected, meaning)
         self._write(me, 1, calls + 1)
         self._ahead[me] -= 1
@@ -209,14 +215,14 @@ class BarrierWords:
     ) -> SimulationError:
         tensor, at = self.tensor, self.index(block.rank, word)
         assert tensor is not None
-        event = int(tensor.writes.last[at])
-        last = f"\nlast written by {tensor.memory.describe(event)}" if event else ""
+        compared = [at, self.index(block.rank, 1)] if word else [at]
+        event = max(int(tensor.writes.last[index]) for index in compared)
+        last = f"\nlast written: {tensor.memory.describe(event)}" if event else ""
         return SimulationError(
             "arrival",
-            f"{access.op.split(' ')[0]} by {block.name()} in launch {block.epoch} counts in "
-            f"{tensor.name}{text_of_region(at)}, which holds {seen}; expected {expected}, the "
-            f"number {meaning}: the words of a barrier are zeroed once and changed by barriers only"
-            f"\n --> {access.site}{last}",
+            f"{access.op.split(' ')[0]} by {block.name()} in launch {block.epoch} finds {seen} in "
+            f"{tensor.name}{text_of_region(at)}; expected {expected}, {meaning}: the words of a "
+            f"barrier are zeroed once, and only barriers change them\n --> {access.site}{last}",
             event=event,
         )
 
@@ -238,9 +244,9 @@ class WordsOfBarriers:
         """
         first, size = 0, _BITS
         if tensor is not None:
-            own = tensor.symmetric
-            shape = tensor.shape[own:]
-            first, size = int(np.ravel_multi_index(index[own:], shape)), int(np.prod(shape))
+            axes = int(tensor.symmetric)
+            shape = tensor.shape[axes:]
+            first, size = int(np.ravel_multi_index(index[axes:], shape)), int(np.prod(shape))
         of_tensor = self._all[tensor]
         if first not in of_tensor:
             of_tensor[first] = BarrierWords(tensor, first, self.world_size)

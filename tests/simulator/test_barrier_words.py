@@ -125,18 +125,22 @@ def started(words, first=0, place=WORDS - 1):
 @pytest.mark.parametrize(
     ("make", "words", "report"),
     [
-        (sync_grid, [5], r"words\[0\], which holds 5; expected 0, the number of blocks"),
-        (sync_grid, [(1 << 31) + 2], r"words\[0\], which holds 2; expected 0"),
-        (barrier_blocks, [1], r"words\[\d, 0\], which holds 1; expected 0, the number of blocks"),
-        (barrier_blocks, [0, 3], "holds 0; expected 3, the number of arrivals of rank"),
-        (barrier_blocks, [0, 0, 1, 1], "holds 1; expected 0, the number of arrivals of rank"),
+        (sync_grid, [5], r"finds 5 in words\[0\]; expected 0, the blocks that have arrived"),
+        (sync_grid, [(1 << 31) + 2], r"finds 2 in words\[0\]; expected 0, the blocks"),
+        (barrier_blocks, [1], r"finds 1 in words\[\d, 0\]; expected 0, the blocks"),
+        (barrier_blocks, [0, 3], r"finds 0 in words\[\d, [23]\]; expected 3, the arrivals of rank"),
+        (
+            barrier_blocks,
+            [0, 0, 1, 1],
+            r"finds 1 in words\[\d, [23]\]; expected 0, the arrivals of rank",
+        ),
     ],
 )
 def test_not_zero(make, words, report):
     fault = fault_of(make(), started(words))
     assert fault.kind == "arrival"
     assert re.search(report, fault.report), fault.report
-    assert "zeroed once and changed by barriers only" in fault.report
+    assert "zeroed once, and only barriers change them" in fault.report
     assert line(make, "# BARRIER") in fault.report
 
 
@@ -201,6 +205,25 @@ def test_overlapping():
     simulate(two_barriers(), zeros(place=0))
 
 
+def one_place():
+    """All barriers begin at the same word; block 0 meets other ranks while the rest waits."""
+
+    @T.prim_func
+    def program(words: W.Symmetric((WORDS,), "uint32"), place: T.int32):
+        with T.Kernel(BLOCKS, threads=N) as block:
+            W.sync_grid(words[W.rank(), place])
+            if block == 0:
+                W.sync_ranks(words[W.rank(), place])
+            W.barrier_blocks(words[W.rank(), place])
+
+    return program
+
+
+def test_one_place_for_all_barriers():
+    for values in simulate(one_place(), zeros(place=2)):
+        assert sorted(values["words"].tolist()) == [0] * (WORDS - 2) + [2 * EPOCHS] * 2
+
+
 @pytest.mark.parametrize("change", ["store", "add", "set"])
 @pytest.mark.parametrize("make", [sync_grid, barrier_blocks])
 def test_written_while_blocks_may_be_counting(make, change):
@@ -240,8 +263,8 @@ def test_made_ready_by_a_kernel_before():
     simulate(*zeroed_between(0))
     fault = fault_of(*zeroed_between(3))
     assert fault.kind == "arrival"
-    assert "words[1], which holds 3; expected 0" in fault.report
-    assert "last written by store of words[1]" in fault.report
+    assert "finds 3 in words[1]; expected 0" in fault.report
+    assert "last written: store of words[1]" in fault.report
     for mark in ("# STORE", "# BARRIER"):
         assert line(zeroed_between, mark) in fault.report
 
