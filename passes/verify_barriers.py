@@ -127,7 +127,7 @@ class _Uses:
             self._values[stmt.var] = self._known(stmt.value)
         if isinstance(stmt, tirx.For):
             bounds = tvm.ir.Range.from_min_extent(stmt.min, stmt.extent)
-            self._analyzer.bind(stmt.loop_var, bounds)
+            self._analyzer.bind(stmt.loop_var, bounds, allow_override=True)
         children = children_of(stmt)
         for child in children:
             self.visit(child, kernel)

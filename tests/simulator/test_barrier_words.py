@@ -274,6 +274,7 @@ def side_by_side(kind, words, ordered=False):
 
     Args:
         words: ``own`` or ``shared`` ones of the program, or those of the ``process``.
+        ordered: whether the second kernel follows the first.
     """
     of_process, shared = words == "process", words != "own"
     blocks = 1 if kind == "sync_ranks" else BLOCKS
@@ -288,12 +289,10 @@ def side_by_side(kind, words, ordered=False):
 
     @tw.plan
     def plan(p: tw.Steps, words: W.Symmetric((WORDS,), "uint32")):
-        p.wait_stream(None, stream="side")
         p.launch(meet, words, 0)
         if ordered:
             p.wait_stream(None, stream="side")
         p.launch(meet, words, 0 if shared else 4, stream="side")
-        p.wait_stream("side")
 
     return plan
 
@@ -328,10 +327,8 @@ def written_by_a_stream(first):
     def plan(
         p: tw.Steps, words: T.Tensor((WORDS,), "uint32"), source: T.Tensor((WORDS,), "uint32")
     ):
-        p.wait_stream(None, stream="side")
         p.launch(meet, words)
         p.copy(words[first:], source[first:], stream="side")
-        p.wait_stream("side")
 
     inputs = [{"words": np.zeros(WORDS, np.uint32), "source": np.zeros(WORDS, np.uint32)}]
     return plan, inputs * RANKS
