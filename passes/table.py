@@ -36,6 +36,7 @@ from . import (
     specialize_group,
     stage_waits,
     sync_branches,
+    verify_barriers,
     verify_indices,
     verify_pipelined,
     verify_sync,
@@ -115,6 +116,10 @@ SYNC_PASSES = (
         "first: a program that was not compiled for a group has its marks still",
     ),
     Pass(verify_indices.verify_indices, "early: judges the program as it was written"),
+    Pass(
+        verify_barriers.verify_barriers,
+        "early, too: names the program's own lines; needs the number of ranks",
+    ),
     Pass(
         elect_leader.elect_leader,
         "decides who runs a builtin while the program still has its own shape",

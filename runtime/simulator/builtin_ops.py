@@ -11,6 +11,7 @@ from tvm import tirx
 from ...builtins.declare import BUILTINS, ElementOf
 from .accesses import store_tile
 from .arrivals import has_reached, is_passed, story
+from .barrier_words import Barrier
 from .errors import SimulationError, unsupported
 from .expressions import Expr
 from .functions import REDUCTIONS
@@ -223,9 +224,13 @@ def _barrier(name: str):
             else None
         )  # fmt: skip
 
+        called = Barrier(name, site)
+        if pointer is not None:
+            c.counted.add(pointer.ref.name)
+
         def run(frame):
             yield None
-            block, words = frame.block, None
+            block, tensor, index = frame.block, None, ()
             if pointer is not None:
                 index = tuple(int(np.asarray(i).flat[0]) for i in pointer.index(frame))
                 tensor = pointer.ref.tensor(frame)
@@ -237,9 +242,11 @@ def _barrier(name: str):
                         f"{block.name()} in launch {block.epoch}; expected its own rank's"
                         f"\n --> {site}",
                     )
-                words = (tensor.name, *(index[1:] if tensor.symmetric else (index, block.rank)))
+            words = block.machine.barrier_words.at(tensor, index, block, called)
             barrier = block.machine.barrier(name, words, block)
+            words.arrive(frame, called)
             yield from barrier.meet(frame, f"W.{name}", site)
+            words.leave(frame, called)
 
         return Step(run, True)
 

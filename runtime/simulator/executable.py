@@ -52,6 +52,8 @@ class Executable:
         self._programs: dict[int, tuple[tirx.PrimFunc, Program]] = {}
         self.launched: set[int] = set()
         """``id`` of each ``T.prim_func`` that the plan says to launch."""
+        self.counted: set[str] = set()
+        """Names of the tensors in which barriers of the calls so far count."""
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -199,8 +201,10 @@ class Executable:
             return []
         self.launched.add(id(step.kernel))
         values = step.arguments
-        shapes = {n: v.shape for n, v in values.items() if isinstance(v, Region)}
-        return list(self.program(step.program).launches(rank, shapes, values))
+        regions = {n: v for n, v in values.items() if isinstance(v, Region)}
+        program, shapes = self.program(step.program), {n: v.shape for n, v in regions.items()}
+        self.counted |= {regions[n].parameter.name for n in program.counted & regions.keys()}
+        return list(program.launches(rank, shapes, values))
 
 
 def _owner(region: Region, rank: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .barrier_words import WordsOfBarriers
 from .block import Block
 from .clock import Clock
 from .errors import SimulationError
@@ -41,6 +42,7 @@ class Machine:
         self._enqueued: list[Work] = []
         self._start = Clock.start(layout.count)
         self._barriers: dict[Any, Rendezvous] = {}
+        self.barrier_words = WordsOfBarriers(world_size)
         self._ready: list[Coroutine] = []
         self._held: list[Coroutine] = []
         self._checked = -1

@@ -291,6 +291,13 @@ class Tensor:
         self.memory.version += 1
         self.memory.on_write(self)
 
+    def count(self, index: tuple, value: Any) -> None:
+        """Change a word in which a barrier counts, which itself orders that."""
+        self.data[index] = value
+        self.words.pop(int(np.ravel_multi_index(index, self.shape)), None)
+        self.memory.version += 1
+        self.memory.on_write(self)
+
     def note_wait(self, index: tuple, relation: str, want: Any) -> None:
         """The last load of this word ended a wait for a value in ``relation`` to ``want``."""
         awaited = Awaited(int(self.reads.last[index]), relation, want)

@@ -145,6 +145,11 @@ class Program:
         return set(self.compiler.multicasts.values())
 
     @property
+    def counted(self) -> set[str]:
+        """Names of the tensors in which its barriers count."""
+        return self.compiler.counted
+
+    @property
     def cuts(self) -> set[int]:
         """Where its conditions divide the threads of a block."""
         return self.compiler.thread_cuts

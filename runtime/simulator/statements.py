@@ -39,6 +39,8 @@ class Statements(Expressions):
         self.mbarriers = 0
         self.reducers: dict[tirx.Var, str] = {}
         """How the contributions to a reducer are combined."""
+        self.counted: set[str] = set()
+        """Names of the tensors in which barriers count."""
         self.steps: dict[str, OfCall] = {}
         """Calls that are statements, by operator."""
         self.thread_cuts: set[int] = {0, 1}
