@@ -2,13 +2,14 @@
 
 Values are stored at once, but an access that nothing orders after the write (or read) of another
 agent is a fault whatever the interleaving was. What may be accessed unordered, single words by
-atomic operations, keeps its history: a relaxed load may still find a former value.
+atomic operations, keeps its modification order: a relaxed load may still find a former value, and a
+change may land before changes that nothing orders before it.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,6 +47,8 @@ class Entry(NamedTuple):
     poisoned: bool
     told: Clock | None = None
     """Clock of what led to it, whether or not memory orders it."""
+    replaces: bool = False
+    """Whether a read-modify-write made it from the value before it: nothing lands between them."""
 
 
 class Change(NamedTuple):
@@ -167,6 +170,7 @@ class Tensor:
         """Whether the program writes it; else nothing about it must be ordered."""
         self.writes, self.reads = Trail(memory, shape), Trail(memory, shape)
         self.words: dict[int, list[Entry]] = {}
+        """Modification order of the words that atomic accesses change."""
         self.changes: dict[int, list[Change]] = {}
         """All changes of the words that atomic accesses change."""
         self.waits: dict[int, list[Awaited]] = {}
@@ -246,10 +250,21 @@ class Tensor:
             _make_whole(histories, at)
         found = [entries[i] for entries, i in zip(histories, at, strict=True)]
         for flat, entry in zip(flats, found, strict=True):
-            if flat in self.words:
-                times = self._observed.setdefault(flat, {}).setdefault(entry.event, {})
-                times.setdefault(access.agent, access.time)
+            self._note_observed(flat, entry, {access.agent: access.time})
         return found
+
+    def note_observed(
+        self, indices: list[tuple], entries: list[Entry], times: Mapping[int, int]
+    ) -> None:
+        """Agents saw these values of the words at these times."""
+        for index, entry in zip(indices, entries, strict=True):
+            self._note_observed(int(np.ravel_multi_index(index, self.shape)), entry, times)
+
+    def _note_observed(self, flat: int, entry: Entry, times: Mapping[int, int]) -> None:
+        if flat in self.words:
+            first = self._observed.setdefault(flat, {}).setdefault(entry.event, {})
+            for agent, time in times.items():
+                first.setdefault(agent, time)
 
     def _chosen(self, entries: list[Entry], flat: int, access: Access, newest: bool) -> int:
         """Choose one of the values that a load may see; return its place in the history."""
@@ -258,36 +273,74 @@ class Tensor:
             at = self.memory.rng.randint(self._oldest_visible(entries, flat, access), at)
         return at
 
+    def overtaken(self, indices: list[tuple], access: Access) -> int | None:
+        """Choose an earlier change of these words that a store by this access lands before, or
+        None: it lands last.
+
+        Coherence allows each change that does not happen before the access and that nothing before
+        the access has observed. A read-modify-write stays next to the value that it replaced.
+        """
+        events: list[int] = []
+        for number, index in enumerate(indices):
+            flat = int(np.ravel_multi_index(index, self.shape))
+            entries = self.words.get(flat, ())
+            if all(entry.replaces for entry in entries[1:]):
+                return None
+            late = entries[self._oldest_visible(entries, flat, access) + 1 :]
+            free = [entry.event for entry in late if not entry.replaces]
+            events = [event for event in events if event in free] if number else free
+        if not events or self.memory.rng.random() < 0.5:
+            return None
+        return self.memory.rng.choice(events)
+
     def store_word(
-        self, index: tuple, value: Any, access: Access, sync: Sync, adds: bool = False,
-        told: Clock | None = None,
+        self, index: tuple, value: Any, access: Access, sync: Sync, *, told: Clock | None = None,
+        replaces: bool = False, adds: bool = False, before: int | None = None,
     ) -> None:  # fmt: skip
-        """Change a word atomically; ``sync`` is what acquiring the new value makes visible, and
-        ``told`` what led to it."""
-        self.store_words([index], [value], access, sync, adds, told)
+        """Change a word atomically; otherwise as ``store_words``.
+
+        Args:
+            replaces: a read-modify-write makes the new value from the one before it.
+            adds: it is an addition.
+        """
+        self._store([index], [value], access, sync, told, replaces, adds, before)
 
     def store_words(
-        self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
-        adds: bool = False, told: Clock | None = None,
+        self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync, *,
+        told: Clock | None = None, before: int | None = None,
     ) -> None:  # fmt: skip
-        """Change consecutive words by one atomic access; otherwise as ``store_word``."""
+        """Store consecutive words by one atomic access.
+
+        Args:
+            sync: what acquiring the new value makes visible.
+            told: clock of what led to it.
+            before: the change that it lands before, by event; None: it lands last.
+        """
+        self._store(indices, values, access, sync, told, False, False, before)
+
+    def _store(
+        self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
+        told: Clock | None, replaces: bool, adds: bool, before: int | None,
+    ) -> None:  # fmt: skip
         words = [(index, int(np.ravel_multi_index(index, self.shape))) for index in indices]
         for index, flat in words:
             if not self.words.get(flat):
-                before = int(self.writes.last[index])
-                self.words[flat] = [Entry(self.data[index], before, {}, bool(self.poison[index]))]
+                self.words[flat] = [self._without_history(index)]
             if told is not None:
                 self._check_looked(index, flat, access, told)
         event = self._record_write(_region_of(indices), access)
         for (index, flat), value in zip(words, values, strict=True):
-            change = Change(event, self.data[index], value, adds)
+            entries = self.words[flat]
+            at = _place(entries, before)
+            change = Change(event, entries[at - 1].value, value, adds)
             self.changes.setdefault(flat, []).append(change)
-            self.data[index] = value
-            self.poison[index] = False
-            entry = Entry(self.data[index], event, sync, False, told)
-            self.words[flat] = [*self.words[flat], entry]
-            if len(self.words[flat]) > _HISTORY:
-                self._observed.get(flat, {}).pop(self.words[flat].pop(0).event, None)
+            if at == len(entries):
+                self.data[index] = value
+                self.poison[index] = False
+            entry = Entry(self.dtype.type(value), event, sync, False, told, replaces)
+            self.words[flat] = entries = [*entries[:at], entry, *entries[at:]]
+            if len(entries) > _HISTORY:
+                self._observed.get(flat, {}).pop(entries.pop(0).event, None)
         self.memory.version += 1
         self.memory.on_write(self)
 
@@ -303,14 +356,26 @@ class Tensor:
         awaited = Awaited(int(self.reads.last[index]), relation, want)
         self.waits.setdefault(int(np.ravel_multi_index(index, self.shape)), []).append(awaited)
 
-    def newest(self, index: tuple) -> Entry:
-        """The newest value of a word, without accessing it."""
+    def newest(self, index: tuple, before: int | None = None) -> Entry:
+        """The newest value of a word, or the one just before a change, without accessing it."""
         entries = self.words.get(int(np.ravel_multi_index(index, self.shape)))
         if entries:
-            return entries[-1]
-        return Entry(self.data[index], int(self.writes.last[index]), {}, bool(self.poison[index]))
+            return entries[_place(entries, before) - 1]
+        return self._without_history(index)
 
-    def _oldest_visible(self, entries: list[Entry], flat: int, access: Access) -> int:
+    def overtakings(self, index: tuple) -> Iterator[tuple[int, int]]:
+        """(change, earlier change that it landed before) of each change that came too late."""
+        entries = self.words.get(int(np.ravel_multi_index(index, self.shape)), ())
+        for at, entry in enumerate(entries):
+            earlier = [e.event for e in entries[at + 1 :] if e.event < entry.event]
+            if earlier:
+                yield entry.event, earlier[0]
+
+    def _without_history(self, index: tuple) -> Entry:
+        event = int(self.writes.last[index])
+        return Entry(self.data[index], event, {}, bool(self.poison[index]))
+
+    def _oldest_visible(self, entries: Sequence[Entry], flat: int, access: Access) -> int:
         """Return the place of the newest value whose store, or a load of which, is before this
         access: coherence hides older ones."""
         events, observed = self.memory.events, self._observed.get(flat, {})
@@ -406,8 +471,20 @@ def _make_whole(histories: list[list[Entry]], at: list[int]) -> None:
     for word, entries in enumerate(histories):
         for i, entry in enumerate(entries[1:], 1):
             places.setdefault(entry.event, []).append((word, i))
-    shared = sorted((event, of) for event, of in places.items() if len(of) > 1)
-    for _, of in reversed(shared):
-        if any(at[word] >= i for word, i in of):
-            for word, i in of:
-                at[word] = max(at[word], i)
+    shared = [of for of in places.values() if len(of) > 1]
+    changed = True
+    while changed:
+        changed = False
+        for of in shared:
+            seen = [at[word] >= i for word, i in of]
+            if any(seen) and not all(seen):
+                changed = True
+                for word, i in of:
+                    at[word] = max(at[word], i)
+
+
+def _place(entries: Sequence[Entry], before: int | None) -> int:
+    """Return the place at which a change lands before another one, or last."""
+    if before is None:
+        return len(entries)
+    return next(at for at, entry in enumerate(entries) if entry.event == before)

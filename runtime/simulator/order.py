@@ -164,6 +164,10 @@ class BlockOrder:
         loads = self.loads(mbarrier)
         return loads, self._next_time(loads), View(view.parts, (agent,))
 
+    def times(self, classes: tuple[int, ...]) -> dict[int, int]:
+        """Time of the next access of each of these classes, by agent."""
+        return {self.base + i: self.time[i] for i in classes}
+
     def complete_bulk(self, classes: tuple[int, ...], time: int) -> None:
         """What the bulk stores of these classes wrote up to ``time`` is visible to them."""
         self._complete(classes, self.bulk(classes), time)

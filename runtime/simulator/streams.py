@@ -329,7 +329,8 @@ class Transfer(ByStream):
             else:
                 value = convert(step.value, self.dst.dtype)
             access = self._access(order, SYS)
-            self.dst.store_word(dst, value, access, order.release(0, SYS))
+            before = self.dst.overtaken([dst], access)
+            self.dst.store_word(dst, value, access, order.release(0, SYS), before=before)
 
     def _unwritten(self, key: tuple) -> SimulationError:
         return SimulationError(
