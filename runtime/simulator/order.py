@@ -16,6 +16,7 @@ import numpy as np
 
 from ..plans import name_of_stream
 from .clock import Clock, View
+from .threads import ThreadOrder
 
 CTA, GPU, SYS = 1, 2, 3
 LEVEL = {"cta": CTA, "gpu": GPU, "sys": SYS}
@@ -109,6 +110,7 @@ class BlockOrder:
     """By class: what a relaxed store after a release fence publishes."""
     seen: list[Sync] = field(default_factory=list)
     """By class: what an acquire fence would make visible."""
+    threads: ThreadOrder = field(default_factory=lambda: ThreadOrder([np.zeros(1, int)]))
 
     @staticmethod
     def start(layout: Layout, rank: int, block: int, launch: Clock) -> BlockOrder:
@@ -190,11 +192,13 @@ class BlockOrder:
             self.clock[i] = joined
             self.time[i] += 1
         self.whole_time += 1
+        self.threads.meet(self.threads.members(classes))
 
     def release(self, i: int, level: int) -> Sync:
         """What class ``i`` publishes with a release of this scope."""
         published = self.clock[i].with_times({self.base + i: self.time[i]})
         self.time[i] += 1
+        self.threads.publish((i,))
         return {(self.rank, self.block if level == CTA else None, level): published}
 
     def fence(self, i: int, level: int, fences_before: Sync | None = None) -> Sync:
@@ -227,6 +231,7 @@ class BlockOrder:
     def see(self, classes: tuple[int, ...], clock: Clock) -> None:
         """All that is before this clock is before these classes' next accesses."""
         self._advance(classes, lambda own: own.joined(clock))
+        self.threads.learn(classes)
 
     def note_seen(self, i: int, sync: Sync) -> None:
         """Class ``i`` read a value relaxed: a fence may make it an acquire."""

@@ -301,7 +301,7 @@ class Statements(Expressions):
             first = self.indices([inner.min], "T.Parallel", site)
             loops.append((slot, first, extent))
             inner = inner.body
-        body = self.statement(inner, site)
+        body, known = self.statement(inner, site), not _uses_fragments(inner)
 
         def enter(frame):
             """Whether there is anything to do."""
@@ -315,6 +315,7 @@ class Statements(Expressions):
                 frame.env[slot] = steps + int(first(frame)[0])
                 frame.block.by_thread[slot] = False
             frame.space = tuple(sizes)
+            frame.loop = frame.mask.loop(frame.space) if known else None
             return 0 not in sizes
 
         def run(frame):
@@ -443,6 +444,18 @@ class Statements(Expressions):
 def line_of(span: Any) -> str:
     """``file:line``, or nothing where it is not known."""
     return f"{span.source_name.name}:{span.line}" if span is not None else ""
+
+
+def _uses_fragments(stmt: tirx.Stmt) -> bool:
+    """Whether the layout of registers decides which threads execute a T.Parallel."""
+    scopes: set[str] = set()
+
+    def visit(node):
+        if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
+            scopes.add(node.buffer.scope())
+
+    post_order_visit(stmt, visit)
+    return "local.fragment" in scopes
 
 
 def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:

@@ -18,6 +18,7 @@ from .errors import SimulationError
 from .memory import Access, Tensor
 from .order import SYS, BlockOrder
 from .steps import Waiting, go
+from .threads import ThreadOrder
 from .values import convert
 
 if TYPE_CHECKING:
@@ -198,6 +199,7 @@ class Launch(Work):
     def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
         kernel = self.kernel
         order = self._order(machine, 1 + number)
+        order.threads = ThreadOrder(kernel.classes)
         env = list(self.env)
         for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
             env[slot] = i
