@@ -110,17 +110,21 @@ class BlockOrder:
     """By class: what a relaxed store after a release fence publishes."""
     seen: list[Sync] = field(default_factory=list)
     """By class: what an acquire fence would make visible."""
-    threads: ThreadOrder = field(default_factory=lambda: ThreadOrder([np.zeros(1, int)]))
+    threads: ThreadOrder = field(kw_only=True)
 
     @staticmethod
-    def start(layout: Layout, rank: int, block: int, launch: Clock) -> BlockOrder:
-        """The block's clocks at its start: all that is before the launch is before it."""
+    def start(
+        layout: Layout, rank: int, block: int, launch: Clock, threads: ThreadOrder | None = None
+    ) -> BlockOrder:
+        """The block's clocks at its start: all that is before the launch is before it. It has one
+        thread of each class unless ``threads`` is given."""
         base, n = layout.base(rank, block), layout.classes
         return BlockOrder(
             layout, rank, block, [launch] * n, [launch.time(base + i) + 1 for i in range(n)],
             launch.time(base + n) + 1,
             [launch.time(base + n + 2 + i) for i in range(layout.copies)], base,
             launch, [{} for _ in range(n)], [{} for _ in range(n)],
+            threads=threads or ThreadOrder(np.arange(n)[:, None]),
         )  # fmt: skip
 
     @property
