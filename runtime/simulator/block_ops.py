@@ -12,6 +12,7 @@ from .errors import SimulationError, unsupported
 from .expressions import Expr
 from .statements import Statements
 from .steps import Step, Waiting
+from .threads import WARP
 
 
 class BlockStatements(Statements):
@@ -51,7 +52,12 @@ def sync_threads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
 
 
 def sync_warp(c: BlockStatements, call: tirx.Call, site: str) -> Step:
-    return Step(lambda frame: frame.block.order.threads.meet_warps(frame.mask.threads))
+    def run(frame):
+        warps = np.arange(len(frame.mask.on)) // WARP
+        for warp in np.unique(warps[frame.mask.on]):
+            frame.block.order.meet(frame.mask.where(warps == warp).classes)
+
+    return Step(run)
 
 
 def sync_grid(c: BlockStatements, call: tirx.Call, site: str) -> Step:

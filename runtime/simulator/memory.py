@@ -16,7 +16,7 @@ import numpy as np
 
 from .clock import Clock, View
 from .errors import SimulationError
-from .order import GPU, SYS, Events, Layout, Sync
+from .order import GPU, SETS, SYS, Events, Layout, Sync
 from .threads import Accessed, ThreadOrder, ThreadRecord
 from .trail import Trail, text_of_region
 from .values import unwritten
@@ -39,7 +39,8 @@ class Access:
     epoch: int = 0
     threads: ThreadOrder | None = None
     accessed: Callable[[], Accessed] | None = None
-    """Which thread accesses which element, where that is known."""
+    """Which thread accesses which element, where that is known. ``ThreadRecord`` then orders the
+    access after those of its block."""
 
 
 class Entry(NamedTuple):
@@ -89,11 +90,13 @@ class Memory:
         rank, block, kind = (int(v) for v in self.layout.place(agent))
         if self.layout.is_stream(block):
             return f"{self.layout.names[block]} of rank {rank}"
-        whole = self.layout.classes
-        who = {whole: "all threads", whole + 1: "all threads"}.get(kind)
-        if kind > whole + 1:
-            who = "bulk copies" if kind < 2 * whole + 2 else "asynchronous loads"
-        return f"rank {rank}, {self.layout.names[block]}, {who or self.thread_names[kind]}"
+        classes, place = self.layout.classes, f"rank {rank}, {self.layout.names[block]}"
+        if kind < classes:
+            return f"{place}, {self.thread_names[kind]}"
+        if kind < classes + SETS:
+            return f"{place}, {'all' if kind < classes + 2 else 'several'} threads"
+        is_bulk = kind < 2 * classes + SETS
+        return f"{place}, {'bulk copies' if is_bulk else 'asynchronous loads'}"
 
     thread_names: tuple[str, ...] = ("thread 0", "other threads")
 

@@ -154,6 +154,7 @@ class ThreadOrder:
 
     def __init__(self, classes: Sequence[np.ndarray]) -> None:
         self._classes, self._count = classes, sum(map(len, classes))
+        self.classes = tuple(i for i, threads in enumerate(classes) if len(threads))
         self.accesses: dict[int, Noted] = {}
         """By event."""
         self.tensors: set[int] = set()
@@ -192,11 +193,6 @@ class ThreadOrder:
             joined[threads] = self._time
             known[threads] = joined
             self._time += 1
-
-    def meet_warps(self, threads: np.ndarray) -> None:
-        """A barrier of those of these threads that are in one warp."""
-        for warp in np.unique(threads // WARP):
-            self.meet(threads[threads // WARP == warp])
 
     def publish(self, classes: tuple[int, ...]) -> None:
         """These classes release."""
