@@ -275,6 +275,12 @@ class Block:
                 threads.meet_all()
             tile.read = threads.barriers
 
+    def meet_before(self, slots: list[int]) -> None:
+        """A statement reads these tiles: TileLang puts a barrier before it if they are new."""
+        threads = self.order.threads
+        if any(self.tiles[slot].written == threads.barriers for slot in slots):
+            threads.meet_all()
+
     def overwrite(self, tile: Tile) -> None:
         """Threads write a tile; TileLang puts a barrier where shared memory needs one."""
         if tile.is_shared:
