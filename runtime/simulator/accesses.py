@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import SimulationError, unsupported
-from .threads import EACH_THREAD, Accessed
+from .threads import EACH_THREAD, Accessed, ParallelLoop
 from .values import convert
 
 if TYPE_CHECKING:
-    from .block import Frame, Tile
+    from .block import Frame, Mask, Tile
     from .memory import Access, Tensor
 
 
@@ -176,32 +176,35 @@ def _access(
     """An ordinary access by these classes; ``on`` says which elements of the vector it covers."""
     accessed = None
     if frame.space is None or frame.loop is not None:
-        accessed = partial(_accessed, frame, tensor.shape, index, on)
+        if frame.space is not None and frame.active is not None:
+            on = frame.active if on is None else frame.active & on
+        accessed = partial(_accessed, frame.mask, frame.space, frame.loop, tensor.shape, index, on)
     return frame.block.access(classes, ref.op, ref.site, accessed=accessed)
 
 
-def _accessed(frame: Frame, shape: tuple, index: list, on: np.ndarray | None) -> Accessed:
+def _accessed(
+    mask: Mask, space: tuple | None, loop: ParallelLoop | None, shape: tuple, index: list,
+    on: np.ndarray | None,
+) -> Accessed:  # fmt: skip
     """The elements at ``index``, with the thread or point of T.Parallel that accesses each."""
     flat: Any = 0
     for i, extent in zip(index, shape, strict=True):
         flat = flat * extent + i
     flat = np.asarray(flat)
-    if frame.space is not None:
-        points = np.arange(int(np.prod(frame.space))).reshape(frame.space)
-        flat = np.broadcast_to(flat, frame.space)
-        if frame.active is not None:
-            on = frame.active if on is None else frame.active & on
-    elif flat.shape[:1] == frame.mask.on.shape and frame.mask.single is None:
+    if space is not None:
+        points = np.arange(int(np.prod(space))).reshape(space)
+        flat = np.broadcast_to(flat, space)
+    elif flat.shape[:1] == mask.on.shape and mask.single is None:
         points = np.arange(len(flat)).reshape(-1, *[1] * (flat.ndim - 1))
         points = np.broadcast_to(points, flat.shape)
     else:
-        points = frame.mask.threads
+        points = mask.threads
         points, flat, on = (
             np.repeat(points, flat.size),
             np.tile(flat.reshape(-1), len(points)),
             None,
         )
-    by = EACH_THREAD if frame.loop is None else frame.loop
+    by = EACH_THREAD if loop is None else loop
     if on is None:
         return Accessed(by, flat.reshape(-1), points.reshape(-1))
     on = np.broadcast_to(on, flat.shape)

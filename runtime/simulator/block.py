@@ -47,7 +47,8 @@ class Mask:
         Raises:
             Divided: there are none.
         """
-        if not self.full and np.isin(self.class_of[~self.on], self.overlapping).any():
+        sizes = np.bincount(self.class_of)
+        if not self.full and sum(sizes[i] for i in self.overlapping) > self.count:
             divide(self.class_of, self.on.astype(int))
         return self.overlapping
 

@@ -343,13 +343,11 @@ class Tensor:
         """Refuse an access that nothing orders after one by another thread of its block."""
         if access.accessed is None or access.threads is None:
             return
-        accessed = access.accessed()
-        found = self.by_threads.conflict(access.threads, accessed, writes)
+        found = self.by_threads.add(access.threads, event, access.accessed, writes)
         if found is not None:
             before, element = found
             at = tuple(int(i) for i in np.unravel_index(element, self.shape))
             raise self.memory.conflict("race", self, key, access, before, at, _AMONG_THREADS)
-        self.by_threads.note(access.threads, event, accessed, writes)
 
     def _check_read(self, key: Any, access: Access) -> None:
         """Refuse a read of what another may be writing, or may have overwritten already."""

@@ -315,7 +315,8 @@ class Statements(Expressions):
             first = self.indices([inner.min], "T.Parallel", site)
             loops.append((slot, first, extent))
             inner = inner.body
-        body, known = self.statement(inner, site), not _uses_fragments(inner)
+        body = self.statement(inner, site)
+        known = not stmt.annotations and not _uses_fragments(inner)
         read = self._shared_tiles(inner)
 
         def enter(frame):

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 WARP = 32
+_MOST_LATER = 64
+"""Accesses that wait to be put into the record of their tensor."""
 _MOST_THREADS = 1024
 """Threads of a block."""
 _WIDEST = 32
@@ -94,7 +96,7 @@ EACH_THREAD = EachThread()
 
 class ParallelLoop(NamedTuple):
     """Points of T.Parallel. TileLang gives each thread of the loop vectors of points in turn; how
-    wide they are depends on all that the loop accesses, so that each width is possible."""
+    wide they are depends on all that the loop accesses, so that several widths are possible."""
 
     extents: tuple[int, ...]
     first: int
@@ -106,10 +108,14 @@ class ParallelLoop(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _by_vectors(loop: ParallelLoop, itemsize: int) -> list[Threads]:
-    points, width, found = int(np.prod(loop.extents)), 1, []
-    while width == 1 or (points % width == 0 and width * itemsize <= _WIDEST):
-        found.append(lambda p, width=width: loop.first + p // width % loop.threads)
-        width *= 2
+    """Assignments for the widths that TileLang's SelectMinPaddingVectorSize can choose."""
+    points, least, found = int(np.prod(loop.extents)), None, []
+    for width in (1 << n for n in range(_WIDEST.bit_length())):
+        padding = -points % (loop.threads * width)
+        fits = points % width == 0 and width * itemsize <= _WIDEST
+        if width == 1 or (fits and padding <= least):
+            found.append(lambda p, width=width: loop.first + p // width % loop.threads)
+        least = padding if least is None else min(least, padding)
     return found
 
 
@@ -145,6 +151,15 @@ class Noted:
     time: int
 
 
+class Later(NamedTuple):
+    """An access that is not yet in the record of its tensor, because nothing needs it there."""
+
+    event: int
+    accessed: Callable[[], Accessed]
+    writes: bool
+    time: int
+
+
 class ThreadOrder:
     """What the threads of a block know of each other's accesses since the last barrier of all.
 
@@ -156,20 +171,21 @@ class ThreadOrder:
         self._classes, self._count = classes, sum(map(len, classes))
         self.classes = tuple(i for i, threads in enumerate(classes) if len(threads))
         self.accesses: dict[int, Noted] = {}
-        """By event."""
-        self.tensors: set[int] = set()
-        """``id`` of the records of tensors that these are in."""
+        """Those that are in the records of their tensors, by event."""
+        self.later: dict[int, list[Later]] = {}
+        """Those that are not, by ``id`` of the record; an empty list where all are."""
         self.barriers = 0
         """The number of barriers of all threads so far."""
-        self._time = 1
+        self.time = 1
+        """Of the next access."""
         self._known: np.ndarray | None = None
         """``[t, u]``: the last time of thread u that is before the next access of thread t."""
         self._published: np.ndarray | None = None
         """What acquiring may make known: the last time of each thread."""
 
-    def note(self, event: int, by: Executors, tensor: int) -> None:
-        self.accesses[event] = Noted(by, self._time)
-        self.tensors.add(tensor)
+    def events(self) -> list[int]:
+        """The accesses since the last barrier of all threads."""
+        return [*self.accesses, *(access.event for some in self.later.values() for access in some)]
 
     def is_known(self, by: np.ndarray, of: np.ndarray, time: int) -> Any:
         """Whether an access of threads ``of`` at ``time`` is before the next of threads ``by``."""
@@ -178,32 +194,32 @@ class ThreadOrder:
     def meet_all(self) -> None:
         """A barrier of all threads."""
         self.barriers += 1
-        if self.accesses:
+        if self.later:
             self.accesses.clear()
-            self.tensors.clear()
+            self.later.clear()
             self._known = self._published = None
 
     def meet(self, threads: np.ndarray) -> None:
         """A barrier of these threads."""
         if len(threads) == self._count:
             self.meet_all()
-        elif self.accesses:
+        elif self.later:
             known = self._matrix()
             joined = known[threads].max(axis=0)
-            joined[threads] = self._time
+            joined[threads] = self.time
             known[threads] = joined
-            self._time += 1
+            self.time += 1
 
     def publish(self, classes: tuple[int, ...]) -> None:
         """These classes release."""
-        if self.accesses:
+        if self.later:
             threads = self.members(classes)
             published = self._matrix()[threads].max(axis=0)
             if self._published is not None:
                 published = np.maximum(published, self._published)
-            published[threads] = self._time
+            published[threads] = self.time
             self._published = published
-            self._time += 1
+            self.time += 1
 
     def learn(self, classes: tuple[int, ...]) -> None:
         """These classes acquire. What any thread of the block has released counts as acquired."""
@@ -240,13 +256,33 @@ class ThreadRecord:
         self._writes: _Last | None = None
         self._reads: list[_Last] = []
 
-    def conflict(
+    def add(
+        self, order: ThreadOrder, event: int, accessed: Callable[[], Accessed], writes: bool
+    ) -> tuple[int, int] | None:
+        """Add an access. Return the event of another thread of the block that nothing orders before
+        it, whichever threads TileLang chooses, and the element."""
+        later = order.later.get(id(self))
+        found = None
+        if later is None:
+            later = order.later[id(self)] = []
+        elif writes or len(later) == _MOST_LATER or self._is_written(order, later):
+            for access in later:
+                self._note(order, access.event, access.accessed(), access.writes, access.time)
+            later.clear()
+            now = accessed()
+            found = self._conflict(order, now, writes)
+            self._note(order, event, now, writes, order.time)
+            return found
+        later.append(Later(event, accessed, writes, order.time))
+        return found
+
+    def _is_written(self, order: ThreadOrder, later: list[Later]) -> bool:
+        """Whether the block has written the tensor since its last barrier."""
+        return not later or any(access.writes for access in later)
+
+    def _conflict(
         self, order: ThreadOrder, accessed: Accessed, writes: bool
     ) -> tuple[int, int] | None:
-        """The event of another thread of the block that nothing orders before this access, and the
-        element, whichever threads TileLang chooses."""
-        if id(self) not in order.tensors:
-            return None
         before = ([self._writes] if self._writes else []) + (self._reads if writes else [])
         for last in before:
             events = last.event[accessed.elements]
@@ -275,9 +311,11 @@ class ThreadRecord:
                 found = int(elements[np.flatnonzero(apart)[0]])
         return found
 
-    def note(self, order: ThreadOrder, event: int, accessed: Accessed, writes: bool) -> None:
+    def _note(
+        self, order: ThreadOrder, event: int, accessed: Accessed, writes: bool, time: int
+    ) -> None:
         """Remember an access; a write that several threads make is each one's own."""
-        _, elements, points = accessed
+        by, elements, points = accessed
         if writes:
             if self._writes is None:
                 self._writes = _Last(self._size)
@@ -286,20 +324,19 @@ class ThreadRecord:
             self._writes.event[shared] = 0
         else:
             self._note_read(order, event, accessed)
-        order.note(event, accessed.by, id(self))
+        order.accesses[event] = Noted(by, time)
 
     def _note_read(self, order: ThreadOrder, event: int, accessed: Accessed) -> None:
         by, elements, points = accessed
         if not self._reads:
             self._reads = [_Last(self._size), _Last(self._size)]
         last, other = self._reads
-        if id(self) in order.tensors:
-            events, at = last.event[elements], last.point[elements]
-            for before in np.unique(events).tolist():
-                noted = order.accesses.get(before)
-                if noted is not None:
-                    kept = (events == before) & ((at != points) | (noted.by != by))
-                    other.put(elements[kept], before, at[kept])
+        events, at = last.event[elements], last.point[elements]
+        for before in np.unique(events).tolist():
+            noted = order.accesses.get(before)
+            if noted is not None:
+                kept = (events == before) & ((at != points) | (noted.by != by))
+                other.put(elements[kept], before, at[kept])
         last.put(elements, event, points)
         several = last.point[elements] != points
         if several.any():
