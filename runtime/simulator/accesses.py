@@ -175,7 +175,8 @@ def _access(
 ) -> Access:  # fmt: skip
     """An ordinary access by these classes; ``on`` says which elements of the vector it covers."""
     accessed = None
-    if frame.space is None or frame.loop is not None:
+    has_lanes = frame.space is not None and any(np.ndim(i) > len(frame.space) for i in index)
+    if frame.space is None or (frame.loop is not None and not has_lanes):
         if frame.space is not None and frame.active is not None:
             on = frame.active if on is None else frame.active & on
         accessed = partial(_accessed, frame.mask, frame.space, frame.loop, tensor.shape, index, on)

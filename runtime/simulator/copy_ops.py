@@ -24,14 +24,19 @@ def _transfer(c: Statements, call: tirx.Call, site: str) -> Step:
     op = f"W.{call.op.name.removeprefix('tileweave.')}"
     src, dst = Pointer(c, call.args[0], op, site), Pointer(c, call.args[1], op, site)
     size = c.indices([call.args[2]], op, site)
-    team = WARP if op.endswith("_warp") else None
+    is_warp = op.endswith("_warp")
 
     def run(frame):
         count = _uniform(size(frame)[0], frame, op, site)
         if count <= 0:
             return
+        team = WARP if is_warp and frame.mask.count % WARP == 0 else None
         source, target = src.ref.tensor(frame), dst.ref.tensor(frame)
-        threads = _threads_of(frame, source, target, src, dst, count, team)
+        from_key, to_key = _run_of(frame, source, src, count), _run_of(frame, target, dst, count)
+        apart = _start(source, from_key) - _start(target, to_key)
+        threads = _threads_of(
+            frame.mask.threads, _start(target, to_key), apart, count, target.dtype.itemsize, team
+        )
 
         def access(tensor, key):
             def accessed():
@@ -41,43 +46,41 @@ def _transfer(c: Statements, call: tirx.Call, site: str) -> Step:
             classes = frame.mask.overlapping
             return frame.block.access(classes, op, site, copies=True, accessed=accessed)
 
-        key = _run_of(frame, source, src, count)
-        values, poison = source.read(key, access(source, key))
+        values, poison = source.read(from_key, access(source, from_key))
         _refuse_stored(frame, target, poison, op, site)
-        key = _run_of(frame, target, dst, count)
-        target.write(key, values, access(target, key), poison)
+        target.write(to_key, values, access(target, to_key), poison)
 
     return c.preempted(run, call)
 
 
 def _threads_of(
-    frame: Any, source: Any, target: Any, src: Pointer, dst: Pointer, count: int, team: int | None
-) -> np.ndarray:  # fmt: skip
-    """The thread that copies each element, as put_get.cuh shares them out; one row a warp if
-    ``team`` is its size."""
-    item, width = target.dtype.itemsize, 16
-    starts = [
-        int(
-            np.ravel_multi_index(
-                [_uniform(i, frame, p.op, p.site) for i in p.index(frame)], t.shape
-            )
-        )
-        % _copy_size(t)
-        * item
-        for p, t in ((src, source), (dst, target))
-    ]
-    while width > item and (starts[1] - starts[0]) % width:
+    threads: np.ndarray, start: int, apart: int, count: int, item: int, team: int | None
+) -> np.ndarray:
+    """The thread that copies each element, as put_get.cuh shares them out; one row a team.
+
+    Args:
+        start: first element that is written.
+        apart: elements from there to the first that is read.
+        item: bytes of an element.
+        team: threads that copy together; None: all.
+    """
+    width = 16
+    while width > item and apart * item % width:
         width //= 2
     each = max(1, width // item)
-    head = min(count, -starts[1] % (each * item) // item)
+    head = min(count, -start % each)
     tail = head + (count - head) // each * each
     element = np.arange(count)
     turn = np.where(element < head, element, (element - head) // each)
     turn = np.where(element < tail, turn, element - tail)
-    threads = frame.mask.threads
-    rows = threads.reshape(-1, team or len(threads)) if len(threads) % (team or 1) == 0 else threads
-    rows = np.atleast_2d(rows)
+    rows = threads.reshape(-1, team or len(threads))
     return rows[:, turn % rows.shape[1]]
+
+
+def _start(tensor: Any, key: tuple) -> int:
+    """The first element of a run, among those of its rank."""
+    first = [i.start if isinstance(i, slice) else int(np.asarray(i).flat[0]) for i in key]
+    return int(np.ravel_multi_index(first, tensor.shape)) % _copy_size(tensor)
 
 
 def _copy_size(tensor: Any) -> int:

@@ -20,7 +20,6 @@ _MOST_THREADS = 1024
 """Threads of a block."""
 _WIDEST = 32
 """Bytes of the widest vector that a thread accesses at a time."""
-
 _MOST_CLASSES = 40
 """Classes that clocks tell apart: each costs time in every access of the block."""
 
