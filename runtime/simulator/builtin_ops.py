@@ -310,7 +310,7 @@ def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, word:
         frame, tensor.name, tensor.shape, index, site, tensor.symmetric, clips=True
     )
     values = np.broadcast_to(convert(found, tensor.dtype), space)
-    access = frame.block.access(frame.mask.classes, op, site, word.level)
+    access = frame.block.access(frame.mask.overlapping, op, site, word.level)
     tensor.update(key, combine, values if covered is None else values[covered], access)
 
 
@@ -363,6 +363,7 @@ def _any_or_all(f: Any):
 
         def value(frame):
             tile = frame.tile(pointer.slot)
+            frame.block.use(tile, frame.mask.overlapping)
             first = int(np.ravel_multi_index([int(i) for i in pointer.index(frame)], tile.shape))
             part = slice(first, first + count)
             poison = None if tile.poison is None else tile.poison.reshape(-1)[part]

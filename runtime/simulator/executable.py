@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
@@ -21,6 +22,7 @@ from .machine import Machine
 from .order import Layout
 from .program import Program
 from .streams import Await, Event, Launch, Record, Transfer, WaitEvent
+from .threads import cut, finer, names_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Executable:
             raise TileWeaveError(f"simulate: {what!r}; expected a T.prim_func or a tw.plan")
         self.plan, self.world_size, self._make = what, world_size, make
         self._programs: dict[int, tuple[tirx.PrimFunc, Program]] = {}
+        self._class_of: np.ndarray | None = None
+        """The class of each thread of a block."""
         self.launched: set[int] = set()
         """``id`` of each ``T.prim_func`` that the plan says to launch."""
         self.counted: set[str] = set()
@@ -123,12 +127,21 @@ class Executable:
             self._programs[id(func)] = func, self._make(func, self.world_size)
         return self._programs[id(func)][1]
 
-    def divide(self) -> tuple[str, ...]:
-        """Tell the threads of all blocks apart in the same way; the names of their classes."""
-        cuts = sorted({0, 1}.union(*(p.cuts for p in self.programs)))
+    def divide(self, parts: np.ndarray | None = None) -> tuple[str, ...]:
+        """Tell the threads of all blocks apart in the same way; the names of their classes.
+
+        Args:
+            parts: numbers of sets of threads that act without each other.
+        """
+        if self._class_of is None:
+            self._class_of = cut({0, 1}.union(*(p.cuts for p in self.programs)))
+        if parts is not None:
+            wide = np.full(len(self._class_of), -1)
+            wide[: len(parts)] = parts
+            self._class_of = finer(self._class_of, wide)
         for program in self.programs:
-            program.divide(cuts)
-        return tuple(_range(low, high) for low, high in zip(cuts, [*cuts[1:], None], strict=True))
+            program.divide(self._class_of)
+        return names_of(self._class_of)
 
     def layout(self, calls: Sequence[Sequence[Call]]) -> Layout:
         """The agents of these calls of all ranks.
@@ -216,9 +229,3 @@ def _blocks(extents: tuple[int, ...]) -> int:
     for extent in extents:
         count *= extent
     return count
-
-
-def _range(low: int, high: int | None) -> str:
-    if high is None:
-        return "other threads"
-    return f"thread {low}" if high == low + 1 else f"threads {low} to {high - 1}"

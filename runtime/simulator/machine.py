@@ -51,6 +51,8 @@ class Machine:
         self._resident = [0] * world_size
         self._uneven = self.rng.random() < 0.5
         """Whether some blocks are much slower than others in this schedule."""
+        self.printed: list[str] = []
+        """Lines that the program prints."""
         self.watch: Callable[[], None] = lambda: None
         """Called after each step."""
 

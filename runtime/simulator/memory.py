@@ -17,11 +17,13 @@ import numpy as np
 
 from .clock import Clock, View
 from .errors import SimulationError
-from .order import GPU, SYS, Events, Layout, Sync
+from .order import GPU, SETS, SYS, Events, Layout, Sync
+from .threads import Accessed, ThreadOrder, ThreadRecord
 from .trail import Trail, text_of_region
 from .values import unwritten
 
 _HISTORY = 8
+_AMONG_THREADS = "\ndifferent threads of the block access it; T.sync_threads() orders them"
 
 
 @dataclass
@@ -36,6 +38,10 @@ class Access:
     op: str
     site: str
     epoch: int = 0
+    threads: ThreadOrder | None = None
+    accessed: Callable[[], Accessed] | None = None
+    """Which thread accesses which element, where that is known. ``ThreadRecord`` then orders the
+    access after those of its block."""
 
 
 class Entry(NamedTuple):
@@ -87,11 +93,13 @@ class Memory:
         rank, block, kind = (int(v) for v in self.layout.place(agent))
         if self.layout.is_stream(block):
             return f"{self.layout.names[block]} of rank {rank}"
-        whole = self.layout.classes
-        who = {whole: "all threads", whole + 1: "all threads"}.get(kind)
-        if kind > whole + 1:
-            who = "bulk copies" if kind < 2 * whole + 2 else "asynchronous loads"
-        return f"rank {rank}, {self.layout.names[block]}, {who or self.thread_names[kind]}"
+        classes, place = self.layout.classes, f"rank {rank}, {self.layout.names[block]}"
+        if kind < classes:
+            return f"{place}, {self.thread_names[kind]}"
+        if kind < classes + SETS:
+            return f"{place}, {'all' if kind < classes + 2 else 'several'} threads"
+        is_bulk = kind < 2 * classes + SETS
+        return f"{place}, {'bulk copies' if is_bulk else 'asynchronous loads'}"
 
     thread_names: tuple[str, ...] = ("thread 0", "other threads")
 
@@ -130,8 +138,9 @@ class Memory:
         return self.events.add(access.agent, access.time, access.scope, what)
 
     def conflict(
-        self, kind: str, tensor: Tensor, key: Any, access: Access, event: int, at: tuple
-    ) -> SimulationError:
+        self, kind: str, tensor: Tensor, key: Any, access: Access, event: int, at: tuple,
+        more: str = "",
+    ) -> SimulationError:  # fmt: skip
         """The error for an access that conflicts with an earlier event."""
         why = "is not ordered after"
         if kind == "reuse":
@@ -141,7 +150,7 @@ class Memory:
             kind,
             f"{this} by {self.place(access.agent)} in launch {access.epoch} --> {access.site}\n"
             f"{why}\n{self.describe(event)}\nfirst at {tensor.name}{list(at)}"
-            f"{self._scopes(event, access)}\n"
+            f"{more or self._scopes(event, access)}\n"
             + self.last_events({access.agent, int(self.events.agent[event])}),
             event=event,
         )
@@ -169,6 +178,7 @@ class Tensor:
         self.written = written
         """Whether the program writes it; else nothing about it must be ordered."""
         self.writes, self.reads = Trail(memory, shape), Trail(memory, shape)
+        self.by_threads = ThreadRecord(int(np.prod(shape)), dtype.itemsize)
         self.words: dict[int, list[Entry]] = {}
         """Modification order of the words that atomic accesses change."""
         self.changes: dict[int, list[Change]] = {}
@@ -180,6 +190,11 @@ class Tensor:
         self._observed: dict[int, dict[int, dict[int, int]]] = {}
         """By word, and the event that stored a value: the time at which each agent first saw it."""
         self.symmetric = False
+
+    @property
+    def flat(self) -> np.ndarray:
+        """The number of each element."""
+        return self.writes.flat
 
     def give(self, key: Any, values: np.ndarray) -> None:
         """Input from the host."""
@@ -193,6 +208,7 @@ class Tensor:
             self._check_read(key, access)
             event = self.memory.note(self, key, access)
             self.reads.note(key, event, access)
+            self._note_threads(key, event, access, writes=False)
         return self.data[key], self._poison(key)
 
     def write(self, key: Any, values: Any, access: Access, poison: Any = None) -> None:
@@ -392,7 +408,18 @@ class Tensor:
         event = self.memory.note(self, key, access, writes=True)
         self.writes.note(key, event, access)
         self.reads.clear(key, access)
+        self._note_threads(key, event, access, writes=True)
         return event
+
+    def _note_threads(self, key: Any, event: int, access: Access, writes: bool) -> None:
+        """Refuse an access that nothing orders after one by another thread of its block."""
+        if access.accessed is None or access.threads is None:
+            return
+        found = self.by_threads.add(access.threads, event, access.accessed, writes)
+        if found is not None:
+            before, element = found
+            at = tuple(int(i) for i in np.unravel_index(element, self.shape))
+            raise self.memory.conflict("race", self, key, access, before, at, _AMONG_THREADS)
 
     def _check_read(self, key: Any, access: Access) -> None:
         """Refuse a read of what another may be writing, or may have overwritten already."""

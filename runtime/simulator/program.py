@@ -34,6 +34,7 @@ from .errors import unsupported
 from .expressions import Expr
 from .statements import line_of
 from .steps import Step
+from .threads import cut
 from .values import numpy_dtype
 
 _HEAP_STRIDE = 1 << 40
@@ -54,8 +55,9 @@ class Kernel:
     body: Step
     signals: dict[str, dict[str, str]]
     """By parameter, the lines that change words of it atomically, and how."""
-    classes: int = 0
     class_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    classes: list[np.ndarray] = field(default_factory=list)
+    """Threads of each class."""
 
     @property
     def threads_in_block(self) -> int:
@@ -125,15 +127,14 @@ class Program:
         self.host: list[Step | Kernel] = []
         self._split(func.body)
         self.slots = len(c.slots)
-        self.divide(c.thread_cuts)
+        self.divide(cut(c.thread_cuts))
 
-    def divide(self, cuts: Iterable[int]) -> None:
-        """Tell the threads of a block apart where ``cuts`` say, its own cuts among them."""
-        cuts = sorted(cuts)
+    def divide(self, class_of: np.ndarray) -> None:
+        """Tell the threads of a block apart by their classes."""
         for kernel in self.kernels:
-            threads = np.arange(kernel.threads_in_block)
-            kernel.class_of = np.searchsorted(cuts, threads, side="right") - 1
-            kernel.classes = int(kernel.class_of.max()) + 1
+            kernel.class_of = class_of[: kernel.threads_in_block]
+            most = int(kernel.class_of.max()) + 1
+            kernel.classes = [np.flatnonzero(kernel.class_of == i) for i in range(most)]
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -156,7 +157,7 @@ class Program:
 
     @property
     def classes(self) -> int:
-        return max((k.classes for k in self.kernels), default=1)
+        return max((len(k.classes) for k in self.kernels), default=1)
 
     @property
     def mbarriers(self) -> int:

@@ -18,6 +18,7 @@ from .errors import SimulationError
 from .memory import Access, Tensor
 from .order import SYS, BlockOrder
 from .steps import Waiting, go
+from .threads import ThreadOrder
 from .values import convert
 
 if TYPE_CHECKING:
@@ -170,9 +171,10 @@ class Work:
             f" --> {self.site}"
         )
 
-    def _order(self, machine: Machine, slot: int) -> BlockOrder:
-        slot += machine.layout.first[self.stream.name]
-        return BlockOrder.start(machine.layout, self.stream.rank, slot, self.stream.clock)
+    def _order(self, machine: Machine, slot: int, threads: ThreadOrder | None = None) -> BlockOrder:
+        layout, stream = machine.layout, self.stream
+        slot += layout.first[stream.name]
+        return BlockOrder.start(layout, stream.rank, slot, stream.clock, threads)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -197,7 +199,7 @@ class Launch(Work):
 
     def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
         kernel = self.kernel
-        order = self._order(machine, 1 + number)
+        order = self._order(machine, 1 + number, ThreadOrder(kernel.classes))
         env = list(self.env)
         for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
             env[slot] = i

@@ -141,7 +141,7 @@ def places(
         shape = on.shape
     else:
         shape = frame.mask.on.shape
-        points = [((int(frame.mask.class_of[t]),), (t,)) for t in frame.mask.threads]
+        points = frame.mask.each
 
     def pick(value: Any, at: tuple, trailing: int) -> Any:
         if not isinstance(value, np.ndarray) or value.ndim <= trailing:
