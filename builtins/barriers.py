@@ -3,8 +3,16 @@
 Each stands at tile level, where the whole block reaches it. Under a condition on the thread index
 one thread must be certain, such as ``if T.get_thread_binding() == 0``: several threads would each
 arrive, so the compiler refuses them. Without a ``barrier`` argument they
-share words the runtime keeps for the process: two kernels that use them must then not run at the
-same time on one GPU. Pass words of your own (zeroed once) to lift that.
+count in words that the runtime keeps for the process: two kernels that use these must then not run
+at the same time on one GPU. Words of your own lift that:
+
+- They are zero on every rank before the first barrier.
+- Only barriers change them, and leave them ready for the next one. A kernel that zeroes them again
+  runs before or after all kernels, of any rank, that use them.
+- Kernels use them one after another, never side by side.
+- Barriers that begin at the same word may share them. Otherwise words of barriers do not overlap.
+
+The compiler refuses what it knows to be otherwise. The simulator reports the rest.
 """
 
 from __future__ import annotations
@@ -24,6 +32,15 @@ _AT = dict(
     barrier_after=True,
     releases=True,
 )
+
+WORDS = ("sync_grid", "sync_ranks", "barrier_blocks")
+"""Barriers that count in words of global memory."""
+
+
+def words_of(op: str, ranks: int) -> int:
+    """Return how many words a barrier counts in: one for the blocks, and for ranks one for its
+    calls and one for the arrivals of each."""
+    return 1 if op == "sync_grid" else 2 + ranks
 
 
 def _check_words(op: str, barrier: Any, across_ranks: bool) -> None:

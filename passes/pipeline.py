@@ -40,6 +40,7 @@ from .tile import (
     predicate_loads,
     require_arch,
     stage_waits,
+    verify_barriers,
     verify_indices,
 )
 
@@ -114,6 +115,10 @@ SYNC_PASSES = (
         "first: a program that was not compiled for a group has its marks still",
     ),
     Pass(verify_indices.verify_indices, "early: judges the program as it was written"),
+    Pass(
+        verify_barriers.verify_barriers,
+        "early, too: names the program's own lines; needs the number of ranks",
+    ),
     Pass(
         elect_leader.elect_leader,
         "decides who runs a builtin while the program still has its own shape",

@@ -20,6 +20,7 @@ from .machine.executable import Executable
 from .machine.machine import Machine
 from .memory.arrivals import refuse_surplus, unconsumed
 from .memory.memory import Tensor
+from .memory.threads import Divided
 from .memory.values import numpy_dtype
 from .report.drawing import draw
 from .report.errors import SimulationError, SimulationWarning
@@ -89,10 +90,11 @@ def simulate(
     name, lost = executable.plan.name, {}
     bar = Progress(name, schedules, progress, most_seconds)
     for number in range(seed, seed + schedules):
-        machine = case.machine(number, resident_blocks, Machine if write is None else Recorder)
+        kind = Machine if write is None else Recorder
+        machine = case.machine(number, resident_blocks, kind)
         try:
-            with bar.schedule(machine):
-                machine.run()
+            while not _ends(machine, case, bar):
+                machine = case.machine(number, resident_blocks, kind)
             refuse_surplus(machine.every_tensor())
         except SimulationError as error:
             fault = error.in_schedule(number)
@@ -109,6 +111,21 @@ def simulate(
     if write is not None:
         write(draw(machine.timeline(name, number)))
     return _outputs(machine)
+
+
+def _ends(machine: Machine, case: Case, bar: Progress) -> bool:
+    """Run one schedule; False if it must run again, with finer classes of threads."""
+    try:
+        with bar.schedule(machine):
+            machine.run()
+    except Divided as divided:
+        case.thread_names = case.executable.divide(divided.class_of)
+        machine.printed.clear()
+        return False
+    finally:
+        for text in machine.printed:
+            print(text)
+    return True
 
 
 class Case:

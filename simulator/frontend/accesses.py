@@ -7,16 +7,18 @@ an access by a thread of its own must lie inside.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..memory.threads import EACH_THREAD, Accessed, ParallelLoop
 from ..memory.values import convert
 from ..report.errors import SimulationError, unsupported
 
 if TYPE_CHECKING:
-    from ..machine.block import Frame, Tile
-    from ..memory.memory import Tensor
+    from ..machine.block import Frame, Mask, Tile
+    from ..memory.memory import Access, Tensor
 
 
 _REGISTERS = ("local", "local.var")
@@ -115,14 +117,15 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     key, covered, space = select(
         frame, ref.name, tensor.shape, index, ref.site, tensor.symmetric, clips
     )
-    if space is None or (covered is None and (clips or len(frame.mask.classes) == 1)):
-        return tensor.read(key, frame.block.access(frame.mask.classes, ref.op, ref.site))
+    if space is None or (covered is None and (clips or len(frame.mask.overlapping) == 1)):
+        access = _access(frame, ref, frame.mask.overlapping, tensor, index, covered)
+        return tensor.read(key, access)
     if space == ():
         return tensor.dtype.type(0), None
     values, poison = np.zeros(space, tensor.dtype), np.zeros(space, np.bool_)
     for classes, mine in _shares(frame, covered, space):
         part = tuple(np.broadcast_to(i, space)[mine] for i in index)
-        access = frame.block.access(classes, ref.op, ref.site)
+        access = _access(frame, ref, classes, tensor, index, mine)
         values[mine], bad = tensor.read(part, access)
         if bad is not None:
             poison[mine] = bad
@@ -152,25 +155,68 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
     )
     if space == ():
         return
-    if space is None or (covered is None and (clips or len(frame.mask.classes) == 1)):
+    if space is None or (covered is None and (clips or len(frame.mask.overlapping) == 1)):
         if space is not None and not isinstance(values, np.ndarray):
             values = np.broadcast_to(values, space)
-        access = frame.block.access(frame.mask.classes, ref.op, ref.site)
+        access = _access(frame, ref, frame.mask.overlapping, tensor, index, covered)
         tensor.write(key, values, access, poison)
         return
     values = np.broadcast_to(values, space)
     for classes, mine in _shares(frame, covered, space):
         part = tuple(np.broadcast_to(i, space)[mine] for i in index)
-        access = frame.block.access(classes, ref.op, ref.site)
+        access = _access(frame, ref, classes, tensor, index, mine)
         bad = np.broadcast_to(poison, space)[mine] if poison is not None else None
         tensor.write(part, values[mine], access, bad)
+
+
+def _access(
+    frame: Frame, ref: GlobalRef, classes: tuple[int, ...], tensor: Tensor, index: list,
+    on: np.ndarray | None,
+) -> Access:  # fmt: skip
+    """An ordinary access by these classes; ``on`` says which elements of the vector it covers."""
+    accessed = None
+    has_lanes = frame.space is not None and any(np.ndim(i) > len(frame.space) for i in index)
+    if frame.space is None or (frame.loop is not None and not has_lanes):
+        if frame.space is not None and frame.active is not None:
+            on = frame.active if on is None else frame.active & on
+        accessed = partial(_accessed, frame.mask, frame.space, frame.loop, tensor.shape, index, on)
+    return frame.block.access(classes, ref.op, ref.site, accessed=accessed)
+
+
+def _accessed(
+    mask: Mask, space: tuple | None, loop: ParallelLoop | None, shape: tuple, index: list,
+    on: np.ndarray | None,
+) -> Accessed:  # fmt: skip
+    """The elements at ``index``, with the thread or point of T.Parallel that accesses each."""
+    flat: Any = 0
+    for i, extent in zip(index, shape, strict=True):
+        flat = flat * extent + i
+    flat = np.asarray(flat)
+    if space is not None:
+        points = np.arange(int(np.prod(space))).reshape(space)
+        flat = np.broadcast_to(flat, space)
+    elif flat.shape[:1] == mask.on.shape and mask.single is None:
+        points = np.arange(len(flat)).reshape(-1, *[1] * (flat.ndim - 1))
+        points = np.broadcast_to(points, flat.shape)
+    else:
+        points = mask.threads
+        points, flat, on = (
+            np.repeat(points, flat.size),
+            np.tile(flat.reshape(-1), len(points)),
+            None,
+        )
+    by = EACH_THREAD if loop is None else loop
+    if on is None:
+        return Accessed(by, flat.reshape(-1), points.reshape(-1))
+    on = np.broadcast_to(on, flat.shape)
+    return Accessed(by, flat[on], points[on])
 
 
 def _shares(frame: Frame, covered: np.ndarray | None, space: tuple):
     """Classes of threads and the elements that are theirs; a T.Parallel space is the block's."""
     everything = np.ones(space, np.bool_) if covered is None else covered
     if frame.space is not None:
-        yield frame.mask.classes, everything
+        yield frame.mask.overlapping, everything
         return
     for classes, threads in frame.mask.by_class:
         if len(space) > 1:
@@ -186,7 +232,7 @@ def load_tile(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, An
         values, bad = _of_points(frame, tile, index, site)
         require_one_value(frame, frame.points[tile], bad, site)
         return values, bad
-    frame.block.use(tile, frame.mask.classes)
+    frame.block.use(tile, frame.mask.overlapping)
     data, poison = tile.data, tile.poison
     if tile.by_thread:
         own = frame.mask.single
@@ -292,6 +338,7 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
     if covered is not None:
         values = np.broadcast_to(values, covered.shape)[covered]
         poison = None if poison is None else np.broadcast_to(poison, covered.shape)[covered]
+    frame.block.overwrite(tile)
     if frame.block.stores:
         frame.block.require_unread(tile, key, site)
     tile.data[key] = values

@@ -53,6 +53,8 @@ class Word:
         entries = tensor.load_words(words, access, newest or frame.newest, polls)
         for entry in entries:
             self._see(block.order, classes, entry)
+        if len(classes) > 1:
+            tensor.note_observed(words, entries, block.order.times(classes))
         return [(entry.value, entry.poisoned) for entry in entries]
 
     def look(self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes) -> None:
@@ -67,20 +69,26 @@ class Word:
         block = frame.block
         access = block.access(classes, self.ref.op, self.ref.site, self.level)
         sync = self._publish(block.order, classes)
-        tensor.store_words(words, values, access, sync, told=block.order.tell())
+        before = tensor.overtaken(words, access)
+        tensor.store_words(words, values, access, sync, told=block.order.tell(), before=before)
 
     def change(
         self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes, f: Callable[[Any], Any]
     ) -> Any:
-        """Replace the newest value by ``f`` of it; the value before."""
+        """Replace a value by ``f`` of it, the newest unless the change lands late; the value
+        before."""
         block = frame.block
-        entry = tensor.newest(at)
+        access = block.access(classes, self.ref.op, self.ref.site, self.level)
+        before = tensor.overtaken([at], access)
+        entry = tensor.newest(at, before)
         if entry.poisoned:
             raise unwritten_word(frame, self.ref, at)
-        access = block.access(classes, self.ref.op, self.ref.site, self.level)
         self._see(block.order, classes, entry)
         sync = merge(entry.sync, self._publish(block.order, classes))
-        tensor.store_word(at, f(entry.value), access, sync, self.adds, block.order.tell())
+        tensor.store_word(
+            at, f(entry.value), access, sync, told=block.order.tell(), replaces=True,
+            adds=self.adds, before=before,
+        )  # fmt: skip
         return entry.value
 
     def _see(self, order: Any, classes: Classes, entry: Entry) -> None:
@@ -133,7 +141,7 @@ def places(
         shape = on.shape
     else:
         shape = frame.mask.on.shape
-        points = [((int(frame.mask.class_of[t]),), (t,)) for t in frame.mask.threads]
+        points = frame.mask.each
 
     def pick(value: Any, at: tuple, trailing: int) -> Any:
         if not isinstance(value, np.ndarray) or value.ndim <= trailing:

@@ -9,6 +9,7 @@ from tvm import tirx
 
 from ...passes.ir.hold import HOLD
 from ..machine.steps import Step, Waiting
+from ..memory.threads import WARP
 from ..report.errors import SimulationError, unsupported
 from .expressions import Expr
 from .statements import Statements
@@ -35,7 +36,7 @@ class BlockStatements(Statements):
 
 def sync_threads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
     if call.args[0].value not in ("shared", "shared.dyn", "global"):
-        return Step(lambda frame: None)  # a warp: its threads are in step here anyway
+        return sync_warp(c, call, site)
 
     def run(frame):
         mask = frame.mask
@@ -46,6 +47,15 @@ def sync_threads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
                 f"{frame.block.name()} in launch {frame.block.epoch}\n --> {site}",
             )
         frame.block.order.meet(mask.classes)
+
+    return Step(run)
+
+
+def sync_warp(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    def run(frame):
+        warps = np.arange(len(frame.mask.on)) // WARP
+        for warp in np.unique(warps[frame.mask.on]):
+            frame.block.order.meet(frame.mask.where(warps == warp).classes)
 
     return Step(run)
 
@@ -178,7 +188,7 @@ def _nothing(c: BlockStatements, call: tirx.Call, site: str) -> Step:
 
 
 _WITHOUT_EFFECT = (
-    "tirx.assume", "tl.fence_proxy_async", "tl.sync_warp", "tl.ptx_fence_barrier_init",
+    "tirx.assume", "tl.fence_proxy_async", "tl.ptx_fence_barrier_init",
     "tl.set_max_nreg", "tl.no_set_max_nreg", "tl.annotate_producer_reg_dealloc",
     "tl.annotate_consumer_reg_alloc", "tl.pdl_trigger", "tl.pdl_sync", "tl.mbarrier_expect_tx",
     "tl.wait_wgmma", "tl.warpgroup_arrive", "tl.warpgroup_commit_batch", "tl.warpgroup_wait",
@@ -197,6 +207,7 @@ def register(c: BlockStatements) -> None:
     c.calls["tl.get_lane_idx"] = _group_index(32, remainder=True)
     c.steps |= {
         "tirx.tvm_storage_sync": sync_threads,
+        "tl.sync_warp": sync_warp,
         "tl.sync_grid": sync_grid,
         "tirx.ptx_wait_group": wait_loads,
         "tileweave.complete_bulk_stores": complete_bulk_stores,

@@ -11,6 +11,7 @@ from tvm import tirx
 from ...builtins.spec import BUILTINS, ElementOf
 from ..machine.steps import Step, Waiting
 from ..memory.arrivals import has_reached, is_passed, story
+from ..memory.barrier_words import Barrier
 from ..memory.order import LEVEL, merge
 from ..memory.values import convert, is_float
 from ..report.errors import SimulationError, unsupported
@@ -223,9 +224,13 @@ def _barrier(name: str):
             else None
         )  # fmt: skip
 
+        called = Barrier(name, site)
+        if pointer is not None:
+            c.counted.add(pointer.ref.name)
+
         def run(frame):
             yield None
-            block, words = frame.block, None
+            block, tensor, index = frame.block, None, ()
             if pointer is not None:
                 index = tuple(int(np.asarray(i).flat[0]) for i in pointer.index(frame))
                 tensor = pointer.ref.tensor(frame)
@@ -237,9 +242,11 @@ def _barrier(name: str):
                         f"{block.name()} in launch {block.epoch}; expected its own rank's"
                         f"\n --> {site}",
                     )
-                words = (tensor.name, *(index[1:] if tensor.symmetric else (index, block.rank)))
+            words = block.machine.barrier_words.at(tensor, index, block, called)
             barrier = block.machine.barrier(name, words, block)
+            words.arrive(frame, called)
             yield from barrier.meet(frame, f"W.{name}", site)
+            words.leave(frame, called)
 
         return Step(run, True)
 
@@ -303,7 +310,7 @@ def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, word:
         frame, tensor.name, tensor.shape, index, site, tensor.symmetric, clips=True
     )
     values = np.broadcast_to(convert(found, tensor.dtype), space)
-    access = frame.block.access(frame.mask.classes, op, site, word.level)
+    access = frame.block.access(frame.mask.overlapping, op, site, word.level)
     tensor.update(key, combine, values if covered is None else values[covered], access)
 
 
@@ -356,6 +363,7 @@ def _any_or_all(f: Any):
 
         def value(frame):
             tile = frame.tile(pointer.slot)
+            frame.block.use(tile, frame.mask.overlapping)
             first = int(np.ravel_multi_index([int(i) for i in pointer.index(frame)], tile.shape))
             part = slice(first, first + count)
             poison = None if tile.poison is None else tile.poison.reshape(-1)[part]

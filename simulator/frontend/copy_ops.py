@@ -10,6 +10,7 @@ from tvm import tirx
 from ..machine.steps import Step
 from ..memory.alignment import BULK, require_aligned, require_bulk_size
 from ..memory.order import SYS
+from ..memory.threads import EACH_THREAD, WARP, Accessed
 from ..report.errors import SimulationError, unsupported
 from .accesses import out_of_bounds
 from .expressions import Expr
@@ -23,19 +24,69 @@ def _transfer(c: Statements, call: tirx.Call, site: str) -> Step:
     op = f"W.{call.op.name.removeprefix('tileweave.')}"
     src, dst = Pointer(c, call.args[0], op, site), Pointer(c, call.args[1], op, site)
     size = c.indices([call.args[2]], op, site)
+    is_warp = op.endswith("_warp")
 
     def run(frame):
         count = _uniform(size(frame)[0], frame, op, site)
         if count <= 0:
             return
+        team = WARP if is_warp and frame.mask.count % WARP == 0 else None
         source, target = src.ref.tensor(frame), dst.ref.tensor(frame)
-        classes = frame.mask.classes
-        access = frame.block.access(classes, op, site, copies=True)
-        values, poison = source.read(_run_of(frame, source, src, count), access)
+        from_key, to_key = _run_of(frame, source, src, count), _run_of(frame, target, dst, count)
+        apart = _start(source, from_key) - _start(target, to_key)
+        threads = _threads_of(
+            frame.mask.threads, _start(target, to_key), apart, count, target.dtype.itemsize, team
+        )
+
+        def access(tensor, key):
+            def accessed():
+                elements = np.tile(tensor.flat[key].reshape(-1), len(threads))
+                return Accessed(EACH_THREAD, elements, threads.reshape(-1))
+
+            classes = frame.mask.overlapping
+            return frame.block.access(classes, op, site, copies=True, accessed=accessed)
+
+        values, poison = source.read(from_key, access(source, from_key))
         _refuse_stored(frame, target, poison, op, site)
-        target.write(_run_of(frame, target, dst, count), values, access, poison)
+        target.write(to_key, values, access(target, to_key), poison)
 
     return c.preempted(run, call)
+
+
+def _threads_of(
+    threads: np.ndarray, start: int, apart: int, count: int, item: int, team: int | None
+) -> np.ndarray:
+    """The thread that copies each element, as put_get.cuh shares them out; one row a team.
+
+    Args:
+        start: first element that is written.
+        apart: elements from there to the first that is read.
+        item: bytes of an element.
+        team: threads that copy together; None: all.
+    """
+    width = 16
+    while width > item and apart * item % width:
+        width //= 2
+    each = max(1, width // item)
+    head = min(count, -start % each)
+    tail = head + (count - head) // each * each
+    element = np.arange(count)
+    turn = np.where(element < head, element, (element - head) // each)
+    turn = np.where(element < tail, turn, element - tail)
+    rows = threads.reshape(-1, team or len(threads))
+    return rows[:, turn % rows.shape[1]]
+
+
+def _start(tensor: Any, key: tuple) -> int:
+    """The first element of a run, among those of its rank."""
+    first = [i.start if isinstance(i, slice) else int(np.asarray(i).flat[0]) for i in key]
+    return int(np.ravel_multi_index(first, tensor.shape)) % _copy_size(tensor)
+
+
+def _copy_size(tensor: Any) -> int:
+    """Elements of one rank."""
+    shape = tensor.shape[1:] if getattr(tensor, "symmetric", False) else tensor.shape
+    return int(np.prod(shape))
 
 
 def _uniform(value: Any, frame: Any, op: str, site: str) -> int:
@@ -51,9 +102,7 @@ def _run_of(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
     """The key of ``count`` elements that follow each other from the pointer."""
     index = [_uniform(i, frame, pointer.op, pointer.site) for i in pointer.index(frame)]
     shape = tensor.shape
-    copy_size = int(np.prod(shape[1:])) if getattr(tensor, "symmetric", False) else int(
-        np.prod(shape)
-    )  # fmt: skip
+    copy_size = _copy_size(tensor)
     if not all(0 <= i < n or (i == n and count == 0) for i, n in zip(index, shape, strict=True)):
         raise out_of_bounds(frame, tensor.name, shape, index, pointer.site)
     first = int(np.ravel_multi_index(tuple(index), shape))
@@ -92,7 +141,7 @@ def bulk_load(c: Statements, call: tirx.Call, site: str) -> Step:
     def run(frame):
         count, block = _uniform(size(frame)[0], frame, "W.bulk_load", site), frame.block
         source, tile, full = src.ref.tensor(frame), frame.tile(dst.slot), barrier(frame)
-        access = block.load_access(frame.mask.classes, "W.bulk_load", site, full)
+        access = block.load_access(frame.mask.overlapping, "W.bulk_load", site, full)
         values, poison = source.read(_bulk_run(frame, source, src, count), access)
         values, key = np.array(values).reshape(-1), _bulk_run(frame, tile, dst, count)
         block.require_unread(tile, key, site)
@@ -119,7 +168,7 @@ def _bulk_store(reduces: bool):
             count, block = _uniform(size(frame)[0], frame, op, site), frame.block
             target, tile = dst.ref.tensor(frame), frame.tile(src.slot)
             part = _bulk_run(frame, tile, src, count)
-            block.use(tile, frame.mask.classes)
+            block.use(tile, frame.mask.overlapping)
             values = np.array(tile.data[part]).reshape(-1)
             poison = None if tile.poison is None else tile.poison[part].reshape(-1)
             poison = poison if poison is not None and poison.any() else None

@@ -25,7 +25,8 @@ def call_extern(c: Statements, call: tirx.Call, site: str) -> Step:
     def run(frame):
         words = [text for text in texts if text]
         words += [_text(e.value(frame), e.poison and e.poison(frame), frame) for e in values]
-        print(f"{', '.join(words)}: {frame.block.name()} in launch {frame.block.epoch} --> {site}")
+        place = f"{frame.block.name()} in launch {frame.block.epoch}"
+        frame.block.machine.printed.append(f"{', '.join(words)}: {place} --> {site}")
 
     return c.preempted(run, call)
 

@@ -20,6 +20,7 @@ from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.implicit import hidden_of
 from ...passes.ir.walk import written_tensors
 from ..machine.steps import Step
+from ..memory.threads import cut
 from ..memory.values import numpy_dtype
 from ..report.errors import unsupported
 from . import (
@@ -54,8 +55,9 @@ class Kernel:
     body: Step
     signals: dict[str, dict[str, str]]
     """By parameter, the lines that change words of it atomically, and how."""
-    classes: int = 0
     class_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    classes: list[np.ndarray] = field(default_factory=list)
+    """Threads of each class."""
 
     @property
     def threads_in_block(self) -> int:
@@ -125,15 +127,14 @@ class Program:
         self.host: list[Step | Kernel] = []
         self._split(func.body)
         self.slots = len(c.slots)
-        self.divide(c.thread_cuts)
+        self.divide(cut(c.thread_cuts))
 
-    def divide(self, cuts: Iterable[int]) -> None:
-        """Tell the threads of a block apart where ``cuts`` say, its own cuts among them."""
-        cuts = sorted(cuts)
+    def divide(self, class_of: np.ndarray) -> None:
+        """Tell the threads of a block apart by their classes."""
         for kernel in self.kernels:
-            threads = np.arange(kernel.threads_in_block)
-            kernel.class_of = np.searchsorted(cuts, threads, side="right") - 1
-            kernel.classes = int(kernel.class_of.max()) + 1
+            kernel.class_of = class_of[: kernel.threads_in_block]
+            most = int(kernel.class_of.max()) + 1
+            kernel.classes = [np.flatnonzero(kernel.class_of == i) for i in range(most)]
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -145,13 +146,18 @@ class Program:
         return set(self.compiler.multicasts.values())
 
     @property
+    def counted(self) -> set[str]:
+        """Names of the tensors in which its barriers count."""
+        return self.compiler.counted
+
+    @property
     def cuts(self) -> set[int]:
         """Where its conditions divide the threads of a block."""
         return self.compiler.thread_cuts
 
     @property
     def classes(self) -> int:
-        return max((k.classes for k in self.kernels), default=1)
+        return max((len(k.classes) for k in self.kernels), default=1)
 
     @property
     def mbarriers(self) -> int:

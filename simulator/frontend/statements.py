@@ -39,6 +39,8 @@ class Statements(Expressions):
         self.mbarriers = 0
         self.reducers: dict[tirx.Var, str] = {}
         """How the contributions to a reducer are combined."""
+        self.counted: set[str] = set()
+        """Names of the tensors in which barriers count."""
         self.steps: dict[str, OfCall] = {}
         """Calls that are statements, by operator."""
         self.thread_cuts: set[int] = {0, 1}
@@ -189,11 +191,13 @@ class Statements(Expressions):
         index = self.indices(stmt.indices, buffer.name, site)
         expr = self.compile(stmt.value, site)
         value, poison = expr.value, expr.poison or (lambda frame: None)
+        read = self._shared_tiles(stmt.value)
         if buffer.data in self.globals:
             ref = GlobalRef(self.globals[buffer.data], "store", site)
             index = self.in_whole(buffer, index, site)
 
             def run(frame):
+                frame.block.meet_before(read)
                 at, found = index(frame), value(frame)
                 store_global(frame, ref, at, found, poison(frame))
         elif buffer.data in self.tiles:
@@ -206,6 +210,18 @@ class Statements(Expressions):
         else:
             raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", site)
         return self.preempted(run, stmt)
+
+    def _shared_tiles(self, node: Any) -> list[int]:
+        """The tiles in shared memory that it reads."""
+        found: dict[int, None] = {}
+
+        def visit(part):
+            if isinstance(part, tirx.BufferLoad) and part.buffer.scope().startswith("shared"):
+                slot = self.tiles.get(part.buffer.data)
+                found.update({} if slot is None else {slot: None})
+
+        post_order_visit(node, visit)
+        return list(found)
 
     def _on_AttrStmt(self, stmt, site: str) -> Step:
         return self.statement(stmt.body, site)
@@ -302,11 +318,14 @@ class Statements(Expressions):
             loops.append((slot, first, extent))
             inner = inner.body
         body = self.statement(inner, site)
+        known = not stmt.annotations and not _uses_fragments(inner)
+        read = self._shared_tiles(inner)
 
         def enter(frame):
             """Whether there is anything to do."""
             if frame.space is not None:
                 raise unsupported("T.Parallel inside a T.Parallel with statements between", site)
+            frame.block.meet_before(read)
             sizes = [int(extent(frame)[0]) for _, _, extent in loops]
             for axis, (slot, first, _) in enumerate(loops):
                 shape = [1] * len(sizes)
@@ -315,6 +334,7 @@ class Statements(Expressions):
                 frame.env[slot] = steps + int(first(frame)[0])
                 frame.block.by_thread[slot] = False
             frame.space = tuple(sizes)
+            frame.loop = frame.mask.loop(frame.space) if known else None
             return 0 not in sizes
 
         def run(frame):
@@ -443,6 +463,18 @@ class Statements(Expressions):
 def line_of(span: Any) -> str:
     """``file:line``, or nothing where it is not known."""
     return f"{span.source_name.name}:{span.line}" if span is not None else ""
+
+
+def _uses_fragments(stmt: tirx.Stmt) -> bool:
+    """Whether the layout of registers decides which threads execute a T.Parallel."""
+    scopes: set[str] = set()
+
+    def visit(node):
+        if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
+            scopes.add(node.buffer.scope())
+
+    post_order_visit(stmt, visit)
+    return "local.fragment" in scopes
 
 
 def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:

@@ -10,8 +10,9 @@ from tvm import tirx
 
 from ..machine.block import Frame, MBarrier
 from ..machine.steps import Step
-from ..memory.memory import Access
+from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
+from ..memory.threads import Accessed
 from ..memory.values import convert, is_float, numpy_dtype
 from ..report.errors import SimulationError, unsupported
 from .accesses import GlobalRef, out_of_bounds, require_one_value
@@ -44,12 +45,14 @@ class Region(NamedTuple):
             part.append(slice(low - start, max(low, high) - start))
         return tuple(inside), tuple(part), tuple(extents)
 
-    def read(self, frame: Frame, op: str, access: Access | None = None) -> tuple[np.ndarray, Any]:
+    def read(
+        self, frame: Frame, op: str, access: Access | None = None, divided: bool = False
+    ) -> tuple[np.ndarray, Any]:
         """Values and poison; zeros outside the tensor. ``access`` is that of all threads unless it
-        is given."""
+        is given; ``divided`` says that they share out the box as in T.Parallel."""
         if self.ref is None:
             tile = frame.tile(self.slot)
-            frame.block.use(tile, frame.mask.classes)
+            frame.block.use(tile, frame.mask.overlapping)
             inside, part, shape = self.box(frame, tile.shape, False)
             found = _for_all(tile, frame, inside)
             require_one_value(frame, tile, found[1], self.site)
@@ -57,7 +60,10 @@ class Region(NamedTuple):
         else:
             tensor = self.ref.tensor(frame)
             inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
-            access = access or frame.block.access(frame.mask.classes, op, self.site)
+            if access is None:
+                accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
+                classes = frame.mask.overlapping
+                access = frame.block.access(classes, op, self.site, accessed=accessed)
             found, dtype = tensor.read(inside, access), tensor.dtype
         values, bad = found
         if bad is not None and not np.any(bad):
@@ -75,11 +81,13 @@ class Region(NamedTuple):
 
     def write(
         self, frame: Frame, values: Any, poison: Any, op: str, bulk_source: Any = None,
-        bulk: bool = False,
+        bulk: bool = False, divided: bool = False,
     ) -> None:  # fmt: skip
-        """Store what lies inside the tensor; ``bulk`` is a copy that completes later."""
+        """Store what lies inside the tensor; ``bulk`` is a copy that completes later. ``divided``
+        is as for ``read``."""
         if self.ref is None:
             tile = frame.tile(self.slot)
+            frame.block.overwrite(tile)
             inside, part, shape = self.box(frame, tile.shape, False)
             if frame.block.stores:
                 frame.block.require_unread(tile, inside, self.site)
@@ -101,7 +109,9 @@ class Region(NamedTuple):
                 f"{op} to {self.name} of memory that nobody has written, by {frame.block.name()} "
                 f"in launch {frame.block.epoch}\n --> {self.site}",
             )
-        tensor.write(inside, values, self._access(frame, op, bulk, bulk_source, 0), bad)
+        accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
+        access = self._access(frame, op, bulk, bulk_source, 0, accessed)
+        tensor.write(inside, values, access, bad)
 
     def update(
         self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool, scope: int
@@ -114,13 +124,31 @@ class Region(NamedTuple):
         access = self._access(frame, op, bulk, None, scope)
         tensor.update(inside, ufunc, values, access)
 
-    def _access(self, frame: Frame, op: str, bulk: bool, source: Any, scope: int):
-        classes = frame.mask.classes
+    def _access(
+        self, frame: Frame, op: str, bulk: bool, source: Any, scope: int, accessed: Any = None
+    ) -> Access:
         if not bulk:
-            return frame.block.access(classes, op, self.site, scope)
+            classes = frame.mask.overlapping
+            return frame.block.access(classes, op, self.site, scope, accessed=accessed)
+        classes = frame.mask.classes
         access = frame.block.bulk_access(classes, op, self.site, scope, source)
         frame.block.commit(classes)
         return access
+
+    @staticmethod
+    def _accessed(
+        frame: Frame, tensor: Tensor, inside: tuple, part: tuple, shape: tuple
+    ) -> Callable[[], Accessed] | None:
+        """The elements inside the tensor, and the point of the box that accesses each."""
+        loop = frame.mask.loop(tuple(n for n in shape if n != 1))
+        if loop is None or frame.space is not None:
+            return None
+
+        def accessed() -> Accessed:
+            points = np.arange(int(np.prod(shape))).reshape(shape)[part]
+            return Accessed(loop, tensor.flat[inside].reshape(-1), points.reshape(-1))
+
+        return accessed
 
 
 def _for_all(tile: Any, frame: Frame, part: tuple) -> tuple[Any, Any]:
@@ -204,14 +232,15 @@ def copy(c: Statements, call: tirx.Call, site: str) -> Step:
         return _arrives_later(c, call, src, dst, op, None)
     if c.pipelined and src.ref is not None and dst.scope.startswith("shared"):
         return _ends_with_use(c, call, src, dst, op)
+    divided = "local.fragment" not in (src.scope, dst.scope)
 
     def run(frame):
-        values, poison = src.read(frame, op)
+        values, poison = src.read(frame, op, divided=divided)
         source = None
         if bulk and op == "T.tma_copy":  # T.copy itself waits until its source has been read
             tile = frame.tile(src.slot)
             source = tile, src.box(frame, tile.shape, False)[0]
-        dst.write(frame, values, poison, op, source, bulk)
+        dst.write(frame, values, poison, op, source, bulk, divided)
 
     return c.preempted(run, call)
 
@@ -220,7 +249,7 @@ def _ends_with_use(c: Statements, call: Any, src: Region, dst: Region, op: str) 
     """A load that TileLang makes asynchronous and waits for before the first use of the tile."""
 
     def run(frame):
-        access = frame.block.load_access(frame.mask.classes, op, src.site, None)
+        access = frame.block.load_access(frame.mask.overlapping, op, src.site, None)
         dst.write(frame, *src.read(frame, op, access), op)
         frame.tile(dst.slot).loaded = access.time
 
@@ -236,7 +265,7 @@ def _arrives_later(
 
     def run(frame):
         block, full = frame.block, barrier(frame) if barrier is not None else None
-        access = block.load_access(frame.mask.classes, op, src.site, full)
+        access = block.load_access(frame.mask.overlapping, op, src.site, full)
         values, poison = src.read(frame, op, access)
         values = np.array(values)
         tile = frame.tile(dst.slot)
@@ -257,7 +286,8 @@ def fill(c: Statements, call: tirx.Call, site: str) -> Step:
     dst, value = region(c, call.args[0], site), c.compile(call.args[1], site)
 
     def run(frame):
-        dst.write(frame, value.value(frame), value.poison and value.poison(frame), "T.fill")
+        poison = value.poison and value.poison(frame)
+        dst.write(frame, value.value(frame), poison, "T.fill", divided=True)
 
     return c.preempted(run, call)
 
@@ -320,6 +350,7 @@ def reduce(c: Statements, call: tirx.Call, site: str) -> Step:
     first = {"initial": _FIRST[kind]} if kind in _FIRST and is_float(dtype) else {}
 
     def run(frame):
+        frame.block.order.threads.meet_all()
         values, poison = src.read(frame, "T.reduce")
         wide = values.astype(np.float32) if _is_narrow(values) else values
         wide = np.abs(wide) if kind.startswith("abs") else wide
@@ -347,6 +378,7 @@ def scan(c: Statements, call: tirx.Call, site: str) -> Step:
     accumulate = {"cumsum": np.add, "cummax": np.fmax}[name].accumulate
 
     def run(frame):
+        frame.block.order.threads.meet_all()
         values, poison = src.read(frame, f"T.{name}")
         wide = values.astype(np.float32) if _is_narrow(values) else values
         if reverse:

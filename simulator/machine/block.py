@@ -12,6 +12,7 @@ import numpy as np
 from ..memory.clock import Clock
 from ..memory.memory import Access
 from ..memory.order import BlockOrder
+from ..memory.threads import Accessed, ParallelLoop, divide
 from ..memory.values import unwritten
 from ..report.errors import SimulationError
 
@@ -35,17 +36,49 @@ class Mask:
         return int(self.threads[0]) if self.count == 1 else None
 
     @cached_property
-    def classes(self) -> tuple[int, ...]:
+    def overlapping(self) -> tuple[int, ...]:
+        """Classes of these threads; others may belong to them, too."""
         return tuple(np.flatnonzero(np.bincount(self.class_of[self.threads])).tolist())
+
+    @cached_property
+    def classes(self) -> tuple[int, ...]:
+        """Classes that are these threads, and no others.
+
+        Raises:
+            Divided: there are none.
+        """
+        sizes = np.bincount(self.class_of)
+        if not self.full and sum(sizes[i] for i in self.overlapping) > self.count:
+            divide(self.class_of, self.on.astype(int))
+        return self.overlapping
+
+    @cached_property
+    def each(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Each thread: its class, in which there is no other, and its number.
+
+        Raises:
+            Divided: there is another.
+        """
+        own = self.class_of[self.threads]
+        if (np.bincount(self.class_of)[own] > 1).any():
+            divide(self.class_of, np.where(self.on, np.arange(1, 1 + len(self.on)), 0))
+        return [((int(self.class_of[t]),), (int(t),)) for t in self.threads]
 
     @cached_property
     def by_class(self) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """Each class by itself, with its threads as a mask."""
-        return [((c,), self.on & (self.class_of == c)) for c in self.classes]
+        return [((c,), self.on & (self.class_of == c)) for c in self.overlapping]
 
     @property
     def full(self) -> bool:
         return self.count == len(self.on)
+
+    def loop(self, extents: tuple[int, ...]) -> ParallelLoop | None:
+        """A loop that these threads share, if TileLang can divide it among them."""
+        first, last = int(self.threads[0]), int(self.threads[-1])
+        if last - first + 1 != self.count:
+            return None
+        return ParallelLoop(extents, first, self.count)
 
     def where(self, condition: np.ndarray) -> Mask:
         return Mask(self.on & condition, self.class_of)
@@ -62,6 +95,10 @@ class Tile:
         """Registers whose value differs between threads: the first axis is the thread."""
         self.parted = False
         """Whether poison is also what threads, or points of a T.Parallel, do not agree about."""
+        self.is_shared = scope.startswith("shared")
+        self.read = self.written = -1
+        """The number of barriers before the last read, and before the last write, of shared
+        memory."""
         self.loaded = 0
         """Time of the last T.copy to it in T.Pipelined, which its first use waits for."""
 
@@ -202,10 +239,12 @@ class Block:
         return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "") + beside
 
     def access(
-        self, classes: tuple[int, ...], op: str, site: str, scope: int = 0, copies: bool = False
-    ) -> Access:
+        self, classes: tuple[int, ...], op: str, site: str, scope: int = 0, copies: bool = False,
+        accessed: Callable[[], Accessed] | None = None,
+    ) -> Access:  # fmt: skip
         agent, time, view = self.order.actor(classes, copies)
-        return Access(agent, time, view, scope, op, site, self.epoch)
+        threads = self.order.threads
+        return Access(agent, time, view, scope, op, site, self.epoch, threads, accessed)
 
     def bulk_access(
         self, classes: tuple[int, ...], op: str, site: str, scope: int, source: Any
@@ -231,6 +270,25 @@ class Block:
     def use(self, tile: Tile, classes: tuple[int, ...]) -> None:
         """These threads read a tile: they have waited for what loads it."""
         self.order.complete_loads(classes, 0, tile.loaded)
+        if tile.is_shared:
+            threads = self.order.threads
+            if tile.written == threads.barriers:
+                threads.meet_all()
+            tile.read = threads.barriers
+
+    def meet_before(self, slots: list[int]) -> None:
+        """A statement reads these tiles: TileLang puts a barrier before it if they are new."""
+        threads = self.order.threads
+        if any(self.tiles[slot].written == threads.barriers for slot in slots):
+            threads.meet_all()
+
+    def overwrite(self, tile: Tile) -> None:
+        """Threads write a tile; TileLang puts a barrier where shared memory needs one."""
+        if tile.is_shared:
+            threads = self.order.threads
+            if threads.barriers in (tile.read, tile.written):
+                threads.meet_all()
+            tile.written = threads.barriers
 
     def commit(self, classes: tuple[int, ...]) -> None:
         """What these threads issued since the last group is one group."""
@@ -292,7 +350,8 @@ class Frame:
     """Where execution of a block stands: its threads on the way and, in T.Parallel, its space."""
 
     __slots__ = (
-        "active", "block", "broken", "cache", "env", "mask", "newest", "points", "polls", "space",
+        "active", "block", "broken", "cache", "env", "loop", "mask", "newest", "points", "polls",
+        "space",
     )  # fmt: skip
 
     def __init__(self, block: Block, mask: Mask) -> None:
@@ -301,6 +360,8 @@ class Frame:
         """Extents of the T.Parallel loops around, outermost first."""
         self.active: np.ndarray | None = None
         """Elements of the space on the way; None is all."""
+        self.loop: ParallelLoop | None = None
+        """Which threads the points of the space may have; None if that is not known."""
         self.points: dict[Tile, Tile] = {}
         """Registers written in the T.Parallel, of which each point has its own: by point."""
         self.broken: Mask | None = None
@@ -313,7 +374,7 @@ class Frame:
         """A frame for another set of threads of the same block."""
         frame = Frame(self.block, mask)
         frame.polls = self.polls
-        frame.space, frame.active = self.space, self.active
+        frame.space, frame.active, frame.loop = self.space, self.active, self.loop
         return frame
 
     def lanes(self) -> np.ndarray | None:
@@ -322,7 +383,7 @@ class Frame:
 
     def leave_space(self) -> None:
         """Behind a T.Parallel."""
-        self.space, self.active = None, None
+        self.space, self.active, self.loop = None, None, None
         for tile, points in self.points.items():
             tile.leave_points(points, self.mask)
         self.points = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
@@ -28,6 +29,7 @@ from ...runtime.plans.traced_plan import TracedPlan
 from ..frontend.program import Program
 from ..inputs.arguments import check_blocks
 from ..memory.order import Layout
+from ..memory.threads import cut, finer, names_of
 from ..report.errors import SimulationError
 from .machine import Machine
 from .streams import Await, Event, Record, Transfer, WaitEvent
@@ -61,8 +63,12 @@ class Executable:
             raise TileWeaveError(f"simulate: {what!r}; expected a T.prim_func or a tw.plan")
         self.plan, self.world_size, self._make = what, world_size, make
         self._programs: dict[int, tuple[tirx.PrimFunc, Program]] = {}
+        self._class_of: np.ndarray | None = None
+        """The class of each thread of a block."""
         self.launched: set[int] = set()
         """``id`` of each ``T.prim_func`` that the plan says to launch."""
+        self.counted: set[str] = set()
+        """Names of the tensors in which barriers of the calls so far count."""
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -132,12 +138,21 @@ class Executable:
             self._programs[id(func)] = func, self._make(func, self.world_size)
         return self._programs[id(func)][1]
 
-    def divide(self) -> tuple[str, ...]:
-        """Tell the threads of all blocks apart in the same way; the names of their classes."""
-        cuts = sorted({0, 1}.union(*(p.cuts for p in self.programs)))
+    def divide(self, parts: np.ndarray | None = None) -> tuple[str, ...]:
+        """Tell the threads of all blocks apart in the same way; the names of their classes.
+
+        Args:
+            parts: numbers of sets of threads that act without each other.
+        """
+        if self._class_of is None:
+            self._class_of = cut({0, 1}.union(*(p.cuts for p in self.programs)))
+        if parts is not None:
+            wide = np.full(len(self._class_of), -1)
+            wide[: len(parts)] = parts
+            self._class_of = finer(self._class_of, wide)
         for program in self.programs:
-            program.divide(cuts)
-        return tuple(_range(low, high) for low, high in zip(cuts, [*cuts[1:], None], strict=True))
+            program.divide(self._class_of)
+        return names_of(self._class_of)
 
     def layout(self, calls: Sequence[Sequence[Call]]) -> Layout:
         """The agents of these calls of all ranks.
@@ -209,8 +224,10 @@ class Executable:
             return []
         self.launched.add(id(step.kernel))
         values = step.arguments
-        shapes = {n: v.shape for n, v in values.items() if isinstance(v, Region)}
-        return list(self.program(step.program).launches(rank, shapes, values))
+        regions = {n: v for n, v in values.items() if isinstance(v, Region)}
+        program, shapes = self.program(step.program), {n: v.shape for n, v in regions.items()}
+        self.counted |= {regions[n].parameter.name for n in program.counted & regions.keys()}
+        return list(program.launches(rank, shapes, values))
 
 
 def _owner(region: Region, rank: int) -> int:
@@ -222,9 +239,3 @@ def _blocks(extents: tuple[int, ...]) -> int:
     for extent in extents:
         count *= extent
     return count
-
-
-def _range(low: int, high: int | None) -> str:
-    if high is None:
-        return "other threads"
-    return f"thread {low}" if high == low + 1 else f"threads {low} to {high - 1}"

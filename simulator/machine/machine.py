@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..memory.barrier_words import WordsOfBarriers
 from ..memory.clock import Clock
 from ..memory.memory import Memory, Tensor
 from ..memory.order import Layout
@@ -41,6 +42,7 @@ class Machine:
         self._enqueued: list[Work] = []
         self._start = Clock.start(layout.count)
         self._barriers: dict[Any, Rendezvous] = {}
+        self.barrier_words = WordsOfBarriers(world_size)
         self._ready: list[Coroutine] = []
         self._held: list[Coroutine] = []
         self._checked = -1
@@ -49,6 +51,8 @@ class Machine:
         self._resident = [0] * world_size
         self._uneven = self.rng.random() < 0.5
         """Whether some blocks are much slower than others in this schedule."""
+        self.printed: list[str] = []
+        """Lines that the program prints."""
         self.watch: Callable[[], None] = lambda: None
         """Called after each step."""
 

@@ -15,6 +15,7 @@ from ..memory.arrivals import has_reached, story
 from ..memory.clock import Clock
 from ..memory.memory import Access, Tensor
 from ..memory.order import SYS, BlockOrder
+from ..memory.threads import ThreadOrder
 from ..memory.values import convert
 from ..report.errors import SimulationError
 from .block import Block, Frame, Mask
@@ -170,9 +171,10 @@ class Work:
             f" --> {self.site}"
         )
 
-    def _order(self, machine: Machine, slot: int) -> BlockOrder:
-        slot += machine.layout.first[self.stream.name]
-        return BlockOrder.start(machine.layout, self.stream.rank, slot, self.stream.clock)
+    def _order(self, machine: Machine, slot: int, threads: ThreadOrder | None = None) -> BlockOrder:
+        layout, stream = machine.layout, self.stream
+        slot += layout.first[stream.name]
+        return BlockOrder.start(layout, stream.rank, slot, stream.clock, threads)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -197,7 +199,7 @@ class Launch(Work):
 
     def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
         kernel = self.kernel
-        order = self._order(machine, 1 + number)
+        order = self._order(machine, 1 + number, ThreadOrder(kernel.classes))
         env = list(self.env)
         for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
             env[slot] = i
@@ -329,7 +331,8 @@ class Transfer(ByStream):
             else:
                 value = convert(step.value, self.dst.dtype)
             access = self._access(order, SYS)
-            self.dst.store_word(dst, value, access, order.release(0, SYS))
+            before = self.dst.overtaken([dst], access)
+            self.dst.store_word(dst, value, access, order.release(0, SYS), before=before)
 
     def _unwritten(self, key: tuple) -> SimulationError:
         return SimulationError(

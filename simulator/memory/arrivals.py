@@ -110,6 +110,9 @@ def story(tensor: Tensor, index: tuple, relation: str, want: Any, lines: Mapping
         amount = abs(apart)
         parts.append(f"{amount} missing" if apart > 0 else f"passed by {amount}: it has {amount} "
                      "too many and never comes back")  # fmt: skip
+    for late, earlier in tensor.overtakings(index):
+        parts.append(f"lost: {memory.describe(late)}")
+        parts.append(f"  landed before {memory.describe(earlier)}: nothing orders the two")
     for site, op in lines.items():
         here = _events_at(memory, tensor.changes.get(flat, []), site)
         other = [

@@ -2,13 +2,14 @@
 
 Values are stored at once, but an access that nothing orders after the write (or read) of another
 agent is a fault whatever the interleaving was. What may be accessed unordered, single words by
-atomic operations, keeps its history: a relaxed load may still find a former value.
+atomic operations, keeps its modification order: a relaxed load may still find a former value, and a
+change may land before changes that nothing orders before it.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,11 +17,13 @@ import numpy as np
 
 from ..report.errors import SimulationError
 from .clock import Clock, View
-from .order import GPU, SYS, Events, Layout, Sync
+from .order import GPU, SETS, SYS, Events, Layout, Sync
 from .shadow import Trail, text_of_region
+from .threads import Accessed, ThreadOrder, ThreadRecord
 from .values import unwritten
 
 _HISTORY = 8
+_AMONG_THREADS = "\ndifferent threads of the block access it; T.sync_threads() orders them"
 
 
 @dataclass
@@ -35,6 +38,10 @@ class Access:
     op: str
     site: str
     epoch: int = 0
+    threads: ThreadOrder | None = None
+    accessed: Callable[[], Accessed] | None = None
+    """Which thread accesses which element, where that is known. ``ThreadRecord`` then orders the
+    access after those of its block."""
 
 
 class Entry(NamedTuple):
@@ -46,6 +53,8 @@ class Entry(NamedTuple):
     poisoned: bool
     told: Clock | None = None
     """Clock of what led to it, whether or not memory orders it."""
+    replaces: bool = False
+    """Whether a read-modify-write made it from the value before it: nothing lands between them."""
 
 
 class Change(NamedTuple):
@@ -84,11 +93,13 @@ class Memory:
         rank, block, kind = (int(v) for v in self.layout.place(agent))
         if self.layout.is_stream(block):
             return f"{self.layout.names[block]} of rank {rank}"
-        whole = self.layout.classes
-        who = {whole: "all threads", whole + 1: "all threads"}.get(kind)
-        if kind > whole + 1:
-            who = "bulk copies" if kind < 2 * whole + 2 else "asynchronous loads"
-        return f"rank {rank}, {self.layout.names[block]}, {who or self.thread_names[kind]}"
+        classes, place = self.layout.classes, f"rank {rank}, {self.layout.names[block]}"
+        if kind < classes:
+            return f"{place}, {self.thread_names[kind]}"
+        if kind < classes + SETS:
+            return f"{place}, {'all' if kind < classes + 2 else 'several'} threads"
+        is_bulk = kind < 2 * classes + SETS
+        return f"{place}, {'bulk copies' if is_bulk else 'asynchronous loads'}"
 
     thread_names: tuple[str, ...] = ("thread 0", "other threads")
 
@@ -127,8 +138,9 @@ class Memory:
         return self.events.add(access.agent, access.time, access.scope, what)
 
     def conflict(
-        self, kind: str, tensor: Tensor, key: Any, access: Access, event: int, at: tuple
-    ) -> SimulationError:
+        self, kind: str, tensor: Tensor, key: Any, access: Access, event: int, at: tuple,
+        more: str = "",
+    ) -> SimulationError:  # fmt: skip
         """The error for an access that conflicts with an earlier event."""
         why = "is not ordered after"
         if kind == "reuse":
@@ -138,7 +150,7 @@ class Memory:
             kind,
             f"{this} by {self.place(access.agent)} in launch {access.epoch} --> {access.site}\n"
             f"{why}\n{self.describe(event)}\nfirst at {tensor.name}{list(at)}"
-            f"{self._scopes(event, access)}\n"
+            f"{more or self._scopes(event, access)}\n"
             + self.last_events({access.agent, int(self.events.agent[event])}),
             event=event,
         )
@@ -166,7 +178,9 @@ class Tensor:
         self.written = written
         """Whether the program writes it; else nothing about it must be ordered."""
         self.writes, self.reads = Trail(memory, shape), Trail(memory, shape)
+        self.by_threads = ThreadRecord(int(np.prod(shape)), dtype.itemsize)
         self.words: dict[int, list[Entry]] = {}
+        """Modification order of the words that atomic accesses change."""
         self.changes: dict[int, list[Change]] = {}
         """All changes of the words that atomic accesses change."""
         self.waits: dict[int, list[Awaited]] = {}
@@ -176,6 +190,11 @@ class Tensor:
         self._observed: dict[int, dict[int, dict[int, int]]] = {}
         """By word, and the event that stored a value: the time at which each agent first saw it."""
         self.symmetric = False
+
+    @property
+    def flat(self) -> np.ndarray:
+        """The number of each element."""
+        return self.writes.flat
 
     def give(self, key: Any, values: np.ndarray) -> None:
         """Input from the host."""
@@ -189,6 +208,7 @@ class Tensor:
             self._check_read(key, access)
             event = self.memory.note(self, key, access)
             self.reads.note(key, event, access)
+            self._note_threads(key, event, access, writes=False)
         return self.data[key], self._poison(key)
 
     def write(self, key: Any, values: Any, access: Access, poison: Any = None) -> None:
@@ -246,10 +266,21 @@ class Tensor:
             _make_whole(histories, at)
         found = [entries[i] for entries, i in zip(histories, at, strict=True)]
         for flat, entry in zip(flats, found, strict=True):
-            if flat in self.words:
-                times = self._observed.setdefault(flat, {}).setdefault(entry.event, {})
-                times.setdefault(access.agent, access.time)
+            self._note_observed(flat, entry, {access.agent: access.time})
         return found
+
+    def note_observed(
+        self, indices: list[tuple], entries: list[Entry], times: Mapping[int, int]
+    ) -> None:
+        """Agents saw these values of the words at these times."""
+        for index, entry in zip(indices, entries, strict=True):
+            self._note_observed(int(np.ravel_multi_index(index, self.shape)), entry, times)
+
+    def _note_observed(self, flat: int, entry: Entry, times: Mapping[int, int]) -> None:
+        if flat in self.words:
+            first = self._observed.setdefault(flat, {}).setdefault(entry.event, {})
+            for agent, time in times.items():
+                first.setdefault(agent, time)
 
     def _chosen(self, entries: list[Entry], flat: int, access: Access, newest: bool) -> int:
         """Choose one of the values that a load may see; return its place in the history."""
@@ -258,36 +289,81 @@ class Tensor:
             at = self.memory.rng.randint(self._oldest_visible(entries, flat, access), at)
         return at
 
+    def overtaken(self, indices: list[tuple], access: Access) -> int | None:
+        """Choose an earlier change of these words that a store by this access lands before, or
+        None: it lands last.
+
+        Coherence allows each change that does not happen before the access and that nothing before
+        the access has observed. A read-modify-write stays next to the value that it replaced.
+        """
+        events: list[int] = []
+        for number, index in enumerate(indices):
+            flat = int(np.ravel_multi_index(index, self.shape))
+            entries = self.words.get(flat, ())
+            if all(entry.replaces for entry in entries[1:]):
+                return None
+            late = entries[self._oldest_visible(entries, flat, access) + 1 :]
+            free = [entry.event for entry in late if not entry.replaces]
+            events = [event for event in events if event in free] if number else free
+        if not events or self.memory.rng.random() < 0.5:
+            return None
+        return self.memory.rng.choice(events)
+
     def store_word(
-        self, index: tuple, value: Any, access: Access, sync: Sync, adds: bool = False,
-        told: Clock | None = None,
+        self, index: tuple, value: Any, access: Access, sync: Sync, *, told: Clock | None = None,
+        replaces: bool = False, adds: bool = False, before: int | None = None,
     ) -> None:  # fmt: skip
-        """Change a word atomically; ``sync`` is what acquiring the new value makes visible, and
-        ``told`` what led to it."""
-        self.store_words([index], [value], access, sync, adds, told)
+        """Change a word atomically; otherwise as ``store_words``.
+
+        Args:
+            replaces: a read-modify-write makes the new value from the one before it.
+            adds: it is an addition.
+        """
+        self._store([index], [value], access, sync, told, replaces, adds, before)
 
     def store_words(
-        self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
-        adds: bool = False, told: Clock | None = None,
+        self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync, *,
+        told: Clock | None = None, before: int | None = None,
     ) -> None:  # fmt: skip
-        """Change consecutive words by one atomic access; otherwise as ``store_word``."""
+        """Store consecutive words by one atomic access.
+
+        Args:
+            sync: what acquiring the new value makes visible.
+            told: clock of what led to it.
+            before: the change that it lands before, by event; None: it lands last.
+        """
+        self._store(indices, values, access, sync, told, False, False, before)
+
+    def _store(
+        self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
+        told: Clock | None, replaces: bool, adds: bool, before: int | None,
+    ) -> None:  # fmt: skip
         words = [(index, int(np.ravel_multi_index(index, self.shape))) for index in indices]
         for index, flat in words:
             if not self.words.get(flat):
-                before = int(self.writes.last[index])
-                self.words[flat] = [Entry(self.data[index], before, {}, bool(self.poison[index]))]
+                self.words[flat] = [self._without_history(index)]
             if told is not None:
                 self._check_looked(index, flat, access, told)
         event = self._record_write(_region_of(indices), access)
         for (index, flat), value in zip(words, values, strict=True):
-            change = Change(event, self.data[index], value, adds)
+            entries = self.words[flat]
+            at = _place(entries, before)
+            change = Change(event, entries[at - 1].value, value, adds)
             self.changes.setdefault(flat, []).append(change)
-            self.data[index] = value
-            self.poison[index] = False
-            entry = Entry(self.data[index], event, sync, False, told)
-            self.words[flat] = [*self.words[flat], entry]
-            if len(self.words[flat]) > _HISTORY:
-                self._observed.get(flat, {}).pop(self.words[flat].pop(0).event, None)
+            if at == len(entries):
+                self.data[index] = value
+                self.poison[index] = False
+            entry = Entry(self.dtype.type(value), event, sync, False, told, replaces)
+            self.words[flat] = entries = [*entries[:at], entry, *entries[at:]]
+            if len(entries) > _HISTORY:
+                self._observed.get(flat, {}).pop(entries.pop(0).event, None)
+        self.memory.version += 1
+        self.memory.on_write(self)
+
+    def count(self, index: tuple, value: Any) -> None:
+        """Change a word in which a barrier counts, which itself orders that."""
+        self.data[index] = value
+        self.words.pop(int(np.ravel_multi_index(index, self.shape)), None)
         self.memory.version += 1
         self.memory.on_write(self)
 
@@ -296,14 +372,26 @@ class Tensor:
         awaited = Awaited(int(self.reads.last[index]), relation, want)
         self.waits.setdefault(int(np.ravel_multi_index(index, self.shape)), []).append(awaited)
 
-    def newest(self, index: tuple) -> Entry:
-        """The newest value of a word, without accessing it."""
+    def newest(self, index: tuple, before: int | None = None) -> Entry:
+        """The newest value of a word, or the one just before a change, without accessing it."""
         entries = self.words.get(int(np.ravel_multi_index(index, self.shape)))
         if entries:
-            return entries[-1]
-        return Entry(self.data[index], int(self.writes.last[index]), {}, bool(self.poison[index]))
+            return entries[_place(entries, before) - 1]
+        return self._without_history(index)
 
-    def _oldest_visible(self, entries: list[Entry], flat: int, access: Access) -> int:
+    def overtakings(self, index: tuple) -> Iterator[tuple[int, int]]:
+        """(change, earlier change that it landed before) of each change that came too late."""
+        entries = self.words.get(int(np.ravel_multi_index(index, self.shape)), ())
+        for at, entry in enumerate(entries):
+            earlier = [e.event for e in entries[at + 1 :] if e.event < entry.event]
+            if earlier:
+                yield entry.event, earlier[0]
+
+    def _without_history(self, index: tuple) -> Entry:
+        event = int(self.writes.last[index])
+        return Entry(self.data[index], event, {}, bool(self.poison[index]))
+
+    def _oldest_visible(self, entries: Sequence[Entry], flat: int, access: Access) -> int:
         """Return the place of the newest value whose store, or a load of which, is before this
         access: coherence hides older ones."""
         events, observed = self.memory.events, self._observed.get(flat, {})
@@ -320,7 +408,18 @@ class Tensor:
         event = self.memory.note(self, key, access, writes=True)
         self.writes.note(key, event, access)
         self.reads.clear(key, access)
+        self._note_threads(key, event, access, writes=True)
         return event
+
+    def _note_threads(self, key: Any, event: int, access: Access, writes: bool) -> None:
+        """Refuse an access that nothing orders after one by another thread of its block."""
+        if access.accessed is None or access.threads is None:
+            return
+        found = self.by_threads.add(access.threads, event, access.accessed, writes)
+        if found is not None:
+            before, element = found
+            at = tuple(int(i) for i in np.unravel_index(element, self.shape))
+            raise self.memory.conflict("race", self, key, access, before, at, _AMONG_THREADS)
 
     def _check_read(self, key: Any, access: Access) -> None:
         """Refuse a read of what another may be writing, or may have overwritten already."""
@@ -399,8 +498,20 @@ def _make_whole(histories: list[list[Entry]], at: list[int]) -> None:
     for word, entries in enumerate(histories):
         for i, entry in enumerate(entries[1:], 1):
             places.setdefault(entry.event, []).append((word, i))
-    shared = sorted((event, of) for event, of in places.items() if len(of) > 1)
-    for _, of in reversed(shared):
-        if any(at[word] >= i for word, i in of):
-            for word, i in of:
-                at[word] = max(at[word], i)
+    shared = [of for of in places.values() if len(of) > 1]
+    changed = True
+    while changed:
+        changed = False
+        for of in shared:
+            seen = [at[word] >= i for word, i in of]
+            if any(seen) and not all(seen):
+                changed = True
+                for word, i in of:
+                    at[word] = max(at[word], i)
+
+
+def _place(entries: Sequence[Entry], before: int | None) -> int:
+    """Return the place at which a change lands before another one, or last."""
+    if before is None:
+        return len(entries)
+    return next(at for at, entry in enumerate(entries) if entry.event == before)

@@ -1,9 +1,10 @@
 """Who did what before whom: agents, their vector clocks, and the events they leave.
 
-An agent is what can act by itself: in each block every class of threads, the block acting as a
-whole, the block copying (put and get share out elements among threads as no other operation does),
-its bulk stores by the class that issues them, and its loads to shared memory by the mbarrier they
-complete on; and each stream. Components of a clock are counted in releases of that agent.
+An agent is what can act by itself: in each block every class of threads, every set of classes that
+acts together, each such set copying (put and get share out elements among threads as no other
+operation does), its bulk stores by the class that issues them, and its loads to shared memory by
+the mbarrier they complete on; and each stream. Components of a clock are counted in releases of
+that agent.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ import numpy as np
 
 from ...runtime.plans.steps import name_of_stream
 from .clock import Clock, View
+from .threads import ThreadOrder
 
 CTA, GPU, SYS = 1, 2, 3
+SETS = 8
+"""Agents of a block for sets of classes: the first two are all classes, and all that copy. Further
+sets act as all do."""
 LEVEL = {"cta": CTA, "gpu": GPU, "sys": SYS}
 
 Sync = dict[tuple, Clock]
@@ -44,7 +49,7 @@ class Layout:
         self.copies = classes + 1 + mbarriers
         """Agents of a block that copy asynchronously: the bulk stores of each class, T.async_copy,
         and the loads of each mbarrier."""
-        self.stride = classes + 2 + self.copies
+        self.stride = classes + SETS + self.copies
         self.first: dict[str | None, int] = {}
         self.names: list[str] = []
         for stream, blocks in streams:
@@ -99,7 +104,8 @@ class BlockOrder:
     """By class of threads: what is before its next access, but for its own."""
     time: list[int]
     """By class: of its next access."""
-    whole_time: int
+    set_time: list[int]
+    """By set of classes: of its next access."""
     copy_time: list[int]
     """By agent that copies asynchronously: of its last access."""
     base: int
@@ -109,34 +115,53 @@ class BlockOrder:
     """By class: what a relaxed store after a release fence publishes."""
     seen: list[Sync] = field(default_factory=list)
     """By class: what an acquire fence would make visible."""
+    threads: ThreadOrder = field(kw_only=True)
 
     @staticmethod
-    def start(layout: Layout, rank: int, block: int, launch: Clock) -> BlockOrder:
-        """The block's clocks at its start: all that is before the launch is before it."""
+    def start(
+        layout: Layout, rank: int, block: int, launch: Clock, threads: ThreadOrder | None = None
+    ) -> BlockOrder:
+        """The block's clocks at its start: all that is before the launch is before it. It has one
+        thread of each class unless ``threads`` is given."""
         base, n = layout.base(rank, block), layout.classes
         return BlockOrder(
             layout, rank, block, [launch] * n, [launch.time(base + i) + 1 for i in range(n)],
-            launch.time(base + n) + 1,
-            [launch.time(base + n + 2 + i) for i in range(layout.copies)], base,
+            [launch.time(base + n + i) + 1 for i in range(SETS)],
+            [launch.time(base + n + SETS + i) for i in range(layout.copies)], base,
             launch, [{} for _ in range(n)], [{} for _ in range(n)],
+            threads=threads or ThreadOrder(np.arange(n)[:, None]),
         )  # fmt: skip
 
-    @property
-    def whole(self) -> int:
-        return self.base + self.layout.classes
+    def __post_init__(self) -> None:
+        every = self.threads.classes
+        self._sets = {(every, False): 0, (every, True): 1}
+        """Each set of classes that acted together, and whether it copied, by number."""
+        self._is_mixed = False
+        """Whether other sets acted as all classes do."""
 
     @property
-    def copying(self) -> int:
-        return self.whole + 1
+    def _copying(self) -> int:
+        """The first agent that copies asynchronously."""
+        return self.base + self.layout.classes + SETS
+
+    def _set(self, classes: tuple[int, ...], copies: bool) -> int:
+        """The number of a set of classes."""
+        number = self._sets.get((classes, copies))
+        if number is None:
+            if len(self._sets) == SETS:
+                self._is_mixed = True
+                return int(copies)
+            number = self._sets[classes, copies] = len(self._sets)
+        return number
 
     def bulk(self, classes: tuple[int, ...]) -> int:
         """Agent of the bulk stores that these classes issue. One thread issues them; where several
         could, a program must not count on the first."""
-        return self.whole + 2 + classes[-1]
+        return self._copying + classes[-1]
 
     def loads(self, mbarrier: int) -> int:
         """Agent of the loads that complete on an mbarrier, counted from 1; 0 is T.async_copy."""
-        return self.whole + 2 + self.layout.classes + mbarrier
+        return self._copying + self.layout.classes + mbarrier
 
     def actor(self, classes: tuple[int, ...], copies: bool = False) -> tuple[int, int, View]:
         """Agent, its time, and what is before an access by these classes."""
@@ -144,8 +169,9 @@ class BlockOrder:
         if len(classes) == 1:
             (i,) = classes
             return self.base + i, self.time[i], View(parts, (self.base + i,))
-        agent = self.copying if copies else self.whole
-        return agent, self.whole_time, View(parts, (agent,))
+        number = self._set(classes, copies)
+        agent = self.base + self.layout.classes + number
+        return agent, self.set_time[number], View(parts, (agent,))
 
     def bulk_actor(self, classes: tuple[int, ...]) -> tuple[int, int, View]:
         """The same for a bulk store these classes issue: it is after what they did, and after those
@@ -164,6 +190,10 @@ class BlockOrder:
         loads = self.loads(mbarrier)
         return loads, self._next_time(loads), View(view.parts, (agent,))
 
+    def times(self, classes: tuple[int, ...]) -> dict[int, int]:
+        """Time of the next access of each of these classes, by agent."""
+        return {self.base + i: self.time[i] for i in classes}
+
     def complete_bulk(self, classes: tuple[int, ...], time: int) -> None:
         """What the bulk stores of these classes wrote up to ``time`` is visible to them."""
         self._complete(classes, self.bulk(classes), time)
@@ -173,8 +203,8 @@ class BlockOrder:
         self._complete(classes, self.loads(mbarrier), time)
 
     def _next_time(self, copying: int) -> int:
-        self.copy_time[copying - self.whole - 2] += 1
-        return self.copy_time[copying - self.whole - 2]
+        self.copy_time[copying - self._copying] += 1
+        return self.copy_time[copying - self._copying]
 
     def _complete(self, classes: tuple[int, ...], copying: int, time: int) -> None:
         def advanced(clock: Clock) -> Clock:
@@ -189,12 +219,15 @@ class BlockOrder:
         for i in classes:
             self.clock[i] = joined
             self.time[i] += 1
-        self.whole_time += 1
+        for number in self._sets_of(classes):
+            self.set_time[number] += 1
+        self.threads.meet(self.threads.members(classes))
 
     def release(self, i: int, level: int) -> Sync:
         """What class ``i`` publishes with a release of this scope."""
         published = self.clock[i].with_times({self.base + i: self.time[i]})
         self.time[i] += 1
+        self.threads.publish((i,))
         return {(self.rank, self.block if level == CTA else None, level): published}
 
     def fence(self, i: int, level: int, fences_before: Sync | None = None) -> Sync:
@@ -227,6 +260,7 @@ class BlockOrder:
     def see(self, classes: tuple[int, ...], clock: Clock) -> None:
         """All that is before this clock is before these classes' next accesses."""
         self._advance(classes, lambda own: own.joined(clock))
+        self.threads.learn(classes)
 
     def note_seen(self, i: int, sync: Sync) -> None:
         """Class ``i`` read a value relaxed: a fence may make it an acquire."""
@@ -236,7 +270,7 @@ class BlockOrder:
     def tell(self) -> Clock:
         """What led to a change of a word: all the block did, and all it heard of, until now."""
         told = self._joined(range(self.layout.classes)).joined(self.heard)
-        self.whole_time += 1  # what the block does from now on did not lead to it
+        self.set_time = [time + 1 for time in self.set_time]  # what follows did not lead to it
         self.time = [time + 1 for time in self.time]
         return told
 
@@ -247,17 +281,27 @@ class BlockOrder:
 
     def end(self) -> Clock:
         """All the block did."""
-        times = {self.whole + 2 + i: time for i, time in enumerate(self.copy_time)}
+        times = {self._copying + i: time for i, time in enumerate(self.copy_time)}
         return self._joined(range(self.layout.classes)).with_times(times)
 
     def _joined(self, classes: Iterable[int]) -> Clock:
-        """All these classes have seen and done, and what the block did as a whole."""
-        times = {self.whole: self.whole_time, self.copying: self.whole_time}
+        """All these classes have seen and done, together, too."""
+        first = self.base + self.layout.classes
+        times = {first + number: self.set_time[number] for number in self._sets_of(classes)}
         joined = self.clock[next(iter(classes))]
         for i in classes:
             joined = joined.joined(self.clock[i])
             times[self.base + i] = self.time[i]
         return joined.with_times(times)
+
+    def _sets_of(self, classes: Iterable[int]) -> list[int]:
+        """Sets that acted, of no other classes than these."""
+        among = set(classes)
+        return [
+            number
+            for (members, _), number in self._sets.items()
+            if among.issuperset(members) or (self._is_mixed and number < 2)
+        ]
 
     def _advance(self, classes: tuple[int, ...], f: Callable[[Clock], Clock]) -> None:
         """Change the clocks of these classes; those who share one go on sharing."""

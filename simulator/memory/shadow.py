@@ -157,6 +157,8 @@ class Trail:
             return None
         if access.scope:
             bad = bad & ~self.memory.compatible(events, access)
+        if access.accessed is not None:
+            bad = bad & ~np.isin(events, access.threads.events())  # see ThreadRecord
         return bad if bad.any() else None
 
     def _index(self, element: int) -> tuple:

@@ -18,7 +18,8 @@ class SimulationError(TileWeaveError):
     Attributes:
         kind: ``race`` (two accesses, one a write, that nothing orders), ``reuse`` (a write over
             what an earlier reader may still read), ``deadlock``, ``arrival`` (more arrivals than
-            anybody waits for, or than a barrier can count), ``bounds``, ``alignment`` (an address
+            anybody waits for, or than a barrier can count; words of a barrier that hold something
+            else, or that another barrier counts in), ``bounds``, ``alignment`` (an address
             or a size that an instruction cannot have), ``poison`` (memory that nobody wrote is
             used), ``assertion`` (of the program itself, ``T.device_assert``) or ``unsupported`` (an
             operation the simulator does not know).

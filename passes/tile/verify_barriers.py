@@ -1,0 +1,216 @@
+"""A barrier has as many words as it counts in, and nothing else changes them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import substitute
+
+from ...builtins.barriers import WORDS, words_of
+from ...builtins.errors import LanguageError
+from ...builtins.spec import builtin_of
+from ...builtins.symmetric import is_symmetric, packed_strides
+from ..group.specialize_group import heap_tensors
+from ..ir.accesses import REGIONS, name_of
+from ..ir.walk import arrows, calls_in, children_of, in_words, line_of, op_name
+
+
+def verify_barriers(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Refuse barriers whose words are too few, overlap those of another barrier, or are changed by
+    something else in the kernel.
+
+    Only places that are constants are looked at, but for the rank; the simulator reports the
+    others. Barriers that begin at the same word may share it, one after another.
+
+    Raises:
+        LanguageError: names the barrier, its words and the lines.
+
+    Before: ``W.sync_ranks(B[W.rank(), 2])`` of ``B: W.Symmetric((5,), "uint32")``, two ranks
+    After:  LanguageError: 4 words are needed, 3 follow; every other program stays as it is
+    """
+    uses = _Uses(func)
+    uses.visit(func.body, 0)
+    for use in uses.barriers:
+        if use.count > use.left:
+            raise _too_few(use)
+    for one, other in itertools.combinations(uses.barriers, 2):
+        if one.buffer.data.same_as(other.buffer.data) and one.overlaps(other):
+            raise _overlap(one, other)
+    for change, barrier in itertools.product(uses.changes, uses.barriers):
+        if change.kernel == barrier.kernel and change.touches(barrier):
+            raise _changed(change, barrier)
+    return func
+
+
+@dataclass(frozen=True)
+class _Words:
+    """The words that one barrier counts in.
+
+    Attributes:
+        own: shape of the tensor, or of a rank's part of it.
+        first: flat index of the first word in there; a lower bound unless ``is_exact``.
+        kernel: number of the kernel that the barrier is in.
+    """
+
+    op: str
+    shown: str
+    buffer: tirx.Buffer
+    own: tuple[int, ...]
+    first: int
+    is_exact: bool
+    count: int
+    kernel: int
+    line: str
+
+    @property
+    def left(self) -> int:
+        return math.prod(self.own) - self.first
+
+    def overlaps(self, other: _Words) -> bool:
+        if not (self.is_exact and other.is_exact) or self.first == other.first:
+            return False
+        low, high = sorted((self, other), key=lambda words: words.first)
+        return high.first < low.first + low.count
+
+    def indices(self) -> Iterator[tuple[int, ...]]:
+        """Return the index of each word in its rank's part."""
+        for flat in range(self.first, self.first + self.count if self.is_exact else self.first):
+            yield tuple(
+                flat // stride % extent
+                for stride, extent in zip(packed_strides(self.own), self.own, strict=True)
+            )
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A box of constant place that a statement writes, without the rank."""
+
+    op: str
+    shown: str
+    buffer: tirx.Buffer
+    starts: tuple[int, ...]
+    extents: tuple[int, ...]
+    kernel: int
+    line: str
+
+    def touches(self, words: _Words) -> bool:
+        if not self.buffer.same_as(words.buffer):
+            return False
+        return any(
+            all(s <= i < s + e for i, s, e in zip(index, self.starts, self.extents, strict=True))
+            for index in words.indices()
+        )
+
+
+class _Uses:
+    """What a program does with words of barriers, as far as it is known when traced."""
+
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self.barriers: list[_Words] = []
+        self.changes: list[_Change] = []
+        self._heap = {tensor.data for tensor in heap_tensors(func)}
+        self._analyzer = tvm.arith.Analyzer()
+        self._values: dict[tirx.Var, tirx.PrimExpr] = {}
+        self._kernels = 0
+
+    def visit(self, stmt: tirx.Stmt, kernel: int) -> None:
+        """Note the barriers and changes of ``stmt``, which is in the kernel of this number."""
+        if isinstance(stmt, tirx.SBlockRealize) and stmt.block.name_hint == "tilelang_root":
+            self._kernels += 1
+            kernel = self._kernels
+        if isinstance(stmt, tirx.Bind):
+            self._values[stmt.var] = self._known(stmt.value)
+        if isinstance(stmt, tirx.For):
+            bounds = tvm.ir.Range.from_min_extent(stmt.min, stmt.extent)
+            self._analyzer.bind(stmt.loop_var, bounds, allow_override=True)
+        children = children_of(stmt)
+        for child in children:
+            self.visit(child, kernel)
+        if not children:
+            self._note(stmt, kernel)
+
+    def _note(self, stmt: tirx.Stmt, kernel: int) -> None:
+        line = line_of(stmt)
+        if isinstance(stmt, tirx.BufferStore):
+            self._change(stmt.buffer, stmt.indices, (), stmt, kernel)
+        for call in calls_in(stmt, lambda c: op_name(c) in REGIONS or _counts(c)):
+            if _counts(call):
+                load = call.args[0].args[0]
+                self.barriers.append(self._words(builtin_of(call).name, load, kernel, line))
+            elif not any(call.same_as(c.args[0]) for c in calls_in(stmt, _counts)):
+                load, is_region = call.args[0], op_name(call) == "tl.region"
+                mode, extents = (call.args[1], call.args[2:]) if is_region else (call.args[-1], ())
+                if isinstance(mode, tirx.IntImm) and int(mode) & 2:
+                    self._change(load.buffer, load.indices, extents, stmt, kernel)
+
+    def _words(self, op: str, load: tirx.BufferLoad, kernel: int, line: str) -> _Words:
+        buffer, axes = load.buffer, self._axes(load.buffer)
+        own = tuple(int(e) if isinstance(e, tirx.IntImm) else 1 << 31 for e in buffer.shape[axes:])
+        ranks = buffer.shape[0]
+        indices = [self._known(i) for i in load.indices[axes:]]
+        bounds = [self._analyzer.const_int_bound(i) for i in indices]
+        strides = packed_strides(own)
+        return _Words(
+            op, f"{buffer.name}[{', '.join(map(in_words, load.indices))}]", buffer, own,
+            first=sum(max(0, b.min_value) * s for b, s in zip(bounds, strides, strict=True)),
+            is_exact=all(b.min_value == b.max_value >= 0 for b in bounds),
+            count=words_of(op, int(ranks) if isinstance(ranks, tirx.IntImm) else 1),
+            kernel=kernel, line=line,
+        )  # fmt: skip
+
+    def _change(self, buffer, indices, extents, stmt: tirx.Stmt, kernel: int) -> None:
+        """Note a write if its place is constant."""
+        axes = self._axes(buffer)
+        starts = [self._known(i) for i in list(indices)[axes:]]
+        sizes = [self._known(e) for e in list(extents)[axes:]] or [1] * len(starts)
+        if all(isinstance(n, (int, tirx.IntImm)) for n in (*starts, *sizes)):
+            shown = f"{buffer.name}[{', '.join(map(in_words, indices))}]"
+            self.changes.append(_Change(
+                name_of(stmt), shown, buffer, tuple(map(int, starts)), tuple(map(int, sizes)),
+                kernel, line_of(stmt),
+            ))  # fmt: skip
+
+    def _axes(self, buffer: tirx.Buffer) -> int:
+        """Return how many axes of ``buffer`` are for the rank."""
+        return int(buffer.data in self._heap or is_symmetric(buffer))
+
+    def _known(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        return self._analyzer.simplify(substitute(expr, self._values))
+
+
+def _counts(call: tirx.Call) -> bool:
+    """Return whether ``call`` is a barrier with words of the program's own."""
+    spec = builtin_of(call)
+    return spec is not None and spec.name in WORDS and op_name(call.args[0]) == "tl.access_ptr"
+
+
+def _too_few(use: _Words) -> LanguageError:
+    return LanguageError(
+        f"{use.op}: barrier={use.shown} has {max(0, use.left)} words to the end of "
+        f"{use.buffer.name}; expected {use.count}{arrows([('barrier', use.line)])}"
+    )
+
+
+def _overlap(one: _Words, other: _Words) -> LanguageError:
+    return LanguageError(
+        f"{other.op}: barrier={_sized(other)} overlaps that of {one.op}, {_sized(one)}; expected "
+        "words of its own, or the same first word"
+        f"{arrows([('barrier', other.line), ('other barrier', one.line)])}"
+    )
+
+
+def _changed(change: _Change, barrier: _Words) -> LanguageError:
+    return LanguageError(
+        f"{change.op}: {change.shown} is written, where {barrier.op} counts in "
+        f"barrier={_sized(barrier)}; expected that in a kernel only barriers change their words"
+        f"{arrows([('write', change.line), ('barrier', barrier.line)])}"
+    )
+
+
+def _sized(use: _Words) -> str:
+    return f"{use.shown} ({use.count} word{'s' if use.count > 1 else ''})"

@@ -1,0 +1,427 @@
+"""Races in global memory between threads of one block, each with a correct twin.
+
+``make(True)`` is the faulty program and ``make(False)`` its twin. A faulty program names the lines
+that its report must name by ``# FAULT``.
+"""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave import language as W
+
+N, THREADS = 256, 128
+CASES = {}
+
+
+def case(make):
+    CASES[make.__name__] = make
+    return make
+
+
+@case
+def reversed_reads(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i in T.Parallel(N):
+                data[i] = i  # FAULT
+            if not faulty:
+                T.sync_threads()
+            for i in T.Parallel(N):
+                out[i] = data[N - 1 - i]  # FAULT
+
+    return program
+
+
+@case
+def shifted_in_place(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i in T.Parallel(N - 1):
+                if faulty:
+                    data[i] = data[i + 1]  # FAULT
+                else:
+                    out[i] = data[i + 1]
+
+    return program
+
+
+@case
+def transposed_reads(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((16, 16), "int32"), out: T.Tensor((16, 16), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i, j in T.Parallel(16, 16):
+                data[i, j] = i - j  # FAULT
+            for i, j in T.Parallel(16, 16):
+                if faulty:
+                    out[i, j] = data[j, i]  # FAULT
+                else:
+                    out[i, j] = data[i, j]
+
+    return program
+
+
+@case
+def read_by_another_loop_shape(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((16, 16), "int32"), out: T.Tensor((16,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i, j in T.Parallel(16, 16):
+                data[i, j] = i - j  # FAULT
+            if not faulty:
+                T.sync_threads()
+            for i in T.Parallel(16):
+                out[i] = data[i, 15]  # FAULT
+
+    return program
+
+
+@case
+def neighbour_thread(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            tx = T.get_thread_binding()
+            data[tx] = tx  # FAULT
+            if faulty:
+                T.sync_warp()
+            else:
+                T.sync_threads()
+            out[tx] = data[(tx + 1) % THREADS]  # FAULT
+
+    return program
+
+
+@case
+def neighbour_lane(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            tx = T.get_thread_binding()
+            data[tx] = tx  # FAULT
+            if not faulty:
+                T.sync_warp()
+            out[tx] = data[tx ^ 1]  # FAULT
+
+    return program
+
+
+@case
+def thread_writes_for_parallel(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            tx = T.get_thread_binding()
+            data[tx + 128] = tx  # FAULT
+            if not faulty:
+                T.sync_threads()
+            for i in T.Parallel(N):
+                out[i] = data[N - 1 - i]  # FAULT
+
+    return program
+
+
+@case
+def counter_of_all_threads(faulty):
+    """Each thread reads what each of them then writes."""
+
+    @T.prim_func
+    def program(data: T.Tensor((1,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            before = T.alloc_var("int32")
+            before = data[0]  # FAULT
+            if not faulty:
+                T.sync_threads()
+            data[0] = before + 1  # FAULT
+
+    return program
+
+
+@case
+def overwritten_too_early(faulty):
+    """Two loops read, by the same and by other threads; the second read is not the only one."""
+
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i in T.Parallel(N):
+                out[0, i] = data[N - 1 - i]  # FAULT
+            if not faulty:
+                T.sync_threads()
+            for i in T.Parallel(N):
+                out[1, i] = data[i]
+            for i in T.Parallel(N):
+                data[i] = i  # FAULT
+
+    return program
+
+
+@case
+def two_warps_put(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            tx = T.get_thread_binding()
+            if tx // 32 == 1:
+                W.put_warp(data[0], out[0], 64)  # FAULT
+            if tx // 32 == 2:
+                W.put_warp(data[64], out[32 if faulty else 64], 64)  # FAULT
+
+    return program
+
+
+@case
+def put_twice(faulty):
+    """The second copy reads what the first writes, two elements further."""
+
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            W.put_block(data[0], out[0, 0], N)  # FAULT
+            if not faulty:
+                T.sync_threads()
+            W.put_block(out[0, 8], out[1, 0], N - 8)  # FAULT
+
+    return program
+
+
+@case
+def put_twice_to_one_place(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            W.put_block(data[0], out[0, 0], 64)  # FAULT
+            if not faulty:
+                T.sync_threads()
+            W.put_block(data[64], out[0, 16], 64)  # FAULT
+
+    return program
+
+
+@case
+def copy_then_transposed_reads(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((16, 16), "int32"), out: T.Tensor((2, 16, 16), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            T.copy(data[0:16, 0:16], out[0, 0:16, 0:16])  # FAULT
+            for i, j in T.Parallel(16, 16):
+                if faulty:
+                    out[1, i, j] = out[0, j, i]  # FAULT
+                else:
+                    out[1, i, j] = out[0, i, j]
+
+    return program
+
+
+@case
+def part_of_the_block_meets(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            tx = T.get_thread_binding()
+            data[tx] = tx  # FAULT
+            if tx < 64:
+                T.sync_threads(1, 64)
+                if faulty:
+                    out[tx] = data[tx + 64]  # FAULT
+                else:
+                    out[tx] = data[63 - tx]
+
+    return program
+
+
+@case
+def signal_between_threads(faulty):
+    """Each thread publishes its element; the faulty program reads it with a relaxed load."""
+    sem = "relaxed" if faulty else "acquire"
+
+    @T.prim_func
+    def program(
+        data: T.Tensor((N,), "int32"), ready: T.Tensor((1,), "int32"), out: T.Tensor((N,), "int32")
+    ):
+        with T.Kernel(1, threads=THREADS) as _:
+            tx = T.get_thread_binding()
+            if tx == 64:
+                data[0] = 5  # FAULT
+                W.st(ready[0], 1, sem="release", scope="gpu")
+            if tx == 3:
+                while W.ld(ready[0], sem=sem, scope="gpu") != 1:
+                    pass
+                out[0] = data[0]  # FAULT
+
+    return program
+
+
+def simulate(program, ranks=1):
+    inputs = {}
+    for buffer in program.buffer_map.values():
+        size = [int(n) for n in buffer.shape]
+        inputs[buffer.name] = np.arange(np.prod(size), dtype=np.int32).reshape(size)
+    if "ready" in inputs:
+        inputs["ready"][:] = 0
+    inputs = [{n: v.copy() for n, v in inputs.items()} for _ in range(ranks)]
+    return tw.simulate(program, ranks, inputs, schedules=3, epochs=1)
+
+
+def lines_of(make):
+    text, first = inspect.getsourcelines(make)
+    return {first + n for n, line in enumerate(text) if line.rstrip().endswith("# FAULT")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_race_in_the_block_is_reported(name):
+    with pytest.raises(tw.SimulationError) as error:
+        simulate(CASES[name](True))
+    assert error.value.kind in ("race", "reuse"), error.value.report
+    named = {int(n) for n in re.findall(r"test_block_threads\.py:(\d+)", error.value.report)}
+    assert lines_of(CASES[name]) <= named, error.value.report
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_twin_is_clean(name):
+    simulate(CASES[name](False))
+
+
+def clean(make):
+    """A correct program that is easily mistaken for a faulty one."""
+    CLEAN[make.__name__] = make
+    return make
+
+
+CLEAN = {}
+
+
+@clean
+def same_points_again():
+    @T.prim_func
+    def program(data: T.Tensor((16, 16), "float16"), out: T.Tensor((16, 16), "float32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i, j in T.Parallel(16, 16):
+                data[i, j] = 1
+            for k in T.serial(3):
+                for i, j in T.Parallel(16, 16):
+                    data[i, j] = data[i, j] + k
+            for i, j in T.Parallel(16, 16):
+                out[i, j] = data[i, j]
+
+    return program
+
+
+@clean
+def each_thread_its_own_elements():
+    """Vectors of 2 elements a thread: T.Parallel may give a thread just these."""
+
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            tx = T.get_thread_binding()
+            for k in T.serial(2):
+                data[tx * 2 + k] = k
+            for i in T.Parallel(N):
+                out[i] = data[i]
+
+    return program
+
+
+@clean
+def one_thread_after_the_same_element():
+    """Thread 0 executes point 0 of a loop that has one point a thread."""
+
+    @T.prim_func
+    def program(data: T.Tensor((THREADS,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i in T.Parallel(THREADS):
+                data[i] = i
+            if T.get_thread_binding() == 0:
+                data[0] = data[0] + 1
+
+    return program
+
+
+@clean
+def all_threads_write_one_value():
+    @T.prim_func
+    def program(data: T.Tensor((1,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            data[0] = 3
+            out[T.get_thread_binding()] = data[0]
+
+    return program
+
+
+@clean
+def a_barrier_for_shared_memory():
+    """TileLang puts a barrier between the threads that exchange the tile."""
+
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            tile = T.alloc_shared((N,), "int32")
+            for i in T.Parallel(N):
+                data[i] = i
+                tile[i] = i
+            for i in T.Parallel(N):
+                out[i] = data[N - 1 - i] + tile[N - 1 - i]
+
+    return program
+
+
+@clean
+def fragments():
+    """The layout of a fragment decides which thread has which point."""
+
+    @T.prim_func
+    def program(data: T.Tensor((16, 16), "float32"), out: T.Tensor((16, 16), "float32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            part = T.alloc_fragment((16, 16), "float32")
+            T.copy(data, part)
+            T.copy(part, out)
+            T.copy(out, part)
+            for i, j in T.Parallel(16, 16):
+                out[i, j] = part[i, j] + out[i, j]
+
+    return program
+
+
+@clean
+def atomic_additions():
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i in T.Parallel(N):
+                T.atomic_add(data[N - 1 - i], 1)
+            for i in T.Parallel(N):
+                T.atomic_add(data[i], 1)
+            T.atomic_add(out[0], 1)
+
+    return program
+
+
+@clean
+def puts_of_equal_shares():
+    """Both copies give a thread the same elements."""
+
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            W.put_block(data[0], out[0, 0], N)
+            W.put_block(out[0, 0], out[1, 0], N)
+
+    return program
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_correct_program_is_clean(name):
+    program = CLEAN[name]()
+    inputs = [
+        {b.name: np.zeros([int(n) for n in b.shape], str(b.dtype)) for b in
+         program.buffer_map.values()}
+    ]  # fmt: skip
+    tw.simulate(program, 1, inputs, schedules=3, epochs=2)
