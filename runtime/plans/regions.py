@@ -163,9 +163,9 @@ def _rows(region: Region) -> tuple[int, int] | None:
 
 
 def site() -> str:
-    """Where the plan says what is being traced: the first frame outside of these two files."""
+    """Return ``file:line`` of the traced plan: of the first frame outside of this folder."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename in _OWN and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -175,4 +175,4 @@ def at_site() -> str:
     return f"\n --> {site()}"
 
 
-_OWN = {str(Path(__file__).with_name(name)) for name in ("plans.py", "regions.py")}
+_HERE = str(Path(__file__).parent)
