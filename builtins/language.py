@@ -1,5 +1,4 @@
-"""The language: everything a tile program may say beyond TileLang. ``from tileweave import language as W
-as W``."""
+"""Everything a tile program may use beyond TileLang: ``from tileweave import language as W``."""
 
 from __future__ import annotations
 

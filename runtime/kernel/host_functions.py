@@ -1,4 +1,7 @@
-"""What the host part of a compiled program asks at each launch; see ``passes/tile/bind_runtime.py``."""
+"""Functions that the host part of a compiled program calls at each launch.
+
+The pass ``bind_runtime`` inserts the calls.
+"""
 
 from __future__ import annotations
 
