@@ -22,7 +22,6 @@ _AT = dict(
     level="leader",
     barrier_before=True,
     barrier_after=True,
-    releases=True,
 )
 
 
@@ -40,7 +39,7 @@ def _check_words(op: str, barrier: Any, across_ranks: bool) -> None:
         )
 
 
-@builtin(**_AT)
+@builtin(**_AT, participants="grid")
 def sync_grid(barrier: OptionalReadWrite = None) -> None:
     """Every block of this launch waits for every other; what any wrote is then visible to all.
 
@@ -53,7 +52,7 @@ def sync_grid(barrier: OptionalReadWrite = None) -> None:
     _check_words("sync_grid", barrier, across_ranks=False)
 
 
-@builtin(**_AT)
+@builtin(**_AT, participants="ranks")
 def sync_ranks(barrier: OptionalReadWrite = None) -> None:
     """One block of each rank waits for that block of every other rank.
 
@@ -67,7 +66,7 @@ def sync_ranks(barrier: OptionalReadWrite = None) -> None:
     _check_words("sync_ranks", barrier, across_ranks=True)
 
 
-@builtin(**_AT)
+@builtin(**_AT, participants="blocks")
 def barrier_blocks(barrier: OptionalReadWrite = None) -> None:
     """Every block of every rank waits for all the others: ``sync_grid`` across the group.
 

@@ -88,7 +88,7 @@ def fence(scope: Scope, sem: FenceSem = "acq_rel") -> None:
     """
 
 
-@builtin(sm=90)
+@builtin(proxy_fence=True, sm=90)
 def fence_proxy_async() -> None:
     """Make this thread's ordinary accesses and those of TMA and bulk copies see each other's order.
 

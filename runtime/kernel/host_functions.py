@@ -1,4 +1,5 @@
-"""What the host part of a compiled program asks at each launch; see ``passes/tile/bind_runtime.py``."""
+"""Functions of the host that a compiled program calls at each launch, see
+``passes/tile/bind_runtime.py``."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from collections.abc import Callable
 import tvm_ffi
 
 from ...builtins.errors import TileWeaveError
+from ...builtins.implicit import CONTEXT
+from ...builtins.ranks import RANK, WORLD_SIZE
 from ...passes.tile.bind_runtime import BIND, REQUIRE_MULTICAST
 from ..host.native import library
 from ..host.session import Session, current
@@ -16,9 +19,9 @@ _Words = ctypes.POINTER(ctypes.c_int64)
 """A TVMFFIAny is two words; its value stands in the second."""
 
 _VALUES: dict[str, Callable[[Session], int]] = {
-    "tileweave.context": lambda session: session.context.address,
-    "tileweave.rank": lambda session: session.group.rank,
-    "tileweave.world_size": lambda session: session.group.world_size,
+    CONTEXT: lambda session: session.context.address,
+    RANK: lambda session: session.group.rank,
+    WORLD_SIZE: lambda session: session.group.world_size,
 }
 
 

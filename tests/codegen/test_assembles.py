@@ -13,6 +13,7 @@ import pytest
 
 from tileweave.builtins.memory import SCALAR_BITS, VECTOR_BITS
 from tileweave.builtins.qualifiers import CXX_RESERVED, PTX_TYPES
+from tileweave.builtins.ranks import HOST_VALUES
 from tileweave.builtins.spec import (
     BUILTINS,
     Builtin,
@@ -23,7 +24,6 @@ from tileweave.builtins.spec import (
     Scalar,
 )
 from tileweave.codegen.headers import INCLUDE_DIR
-from tileweave.passes.tile.bind_runtime import HOST_VALUES
 
 ARCHES = ("sm_80", "sm_90a", "sm_100a")
 

@@ -13,8 +13,8 @@ from tileweave.builtins import language as W
 from tileweave.ops.core.tiles import Tiles
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
 from tileweave.runtime.executor import compile_ahead
-from tileweave.runtime.kernel import kernel
 from tileweave.runtime.host.group import Group
+from tileweave.runtime.kernel import kernel
 from tileweave.runtime.plans.steps import Launch
 
 CONFIGS = {"tl.disable_warp_specialized": True, "tileweave.verify": "warn"}

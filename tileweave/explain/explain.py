@@ -218,21 +218,27 @@ def _orders_in(func: tirx.PrimFunc) -> Iterator[tuple[Leaf, tirx.Call]]:
     """What a program itself says about the order of memory."""
     for leaf in leaves_of(func.body):
         for call in leaf.builtins:
-            spec = builtin_of(call)
-            if releases(call) or acquires(call) or spec.waits or spec.name in _HAND:
+            if _kind_of(call) is not None:
                 yield leaf, call
 
 
-_HAND: dict[str, Kind] = {
-    "signal": "signal", "fence": "fence", "fence_proxy_async": "fence", "bulk_wait": "bulk_wait",
-    "sync_grid": "barrier", "sync_ranks": "barrier", "barrier_blocks": "barrier",
-}  # fmt: skip
-"""Builtins whose kind does not follow from what they do to memory."""
+def _kind_of(call: tirx.Call) -> Kind | None:
+    """The kind of a builtin that orders memory; None for the others."""
+    spec = builtin_of(call)
+    if spec.participants:
+        return "barrier"
+    if spec.is_fence or spec.proxy_fence:
+        return "fence"
+    if spec.bulk_group == "wait":
+        return "bulk_wait"
+    if spec.signals or releases(call):
+        return "signal"
+    return "wait" if spec.waits or acquires(call) else None
 
 
 def _by_hand(leaf: Leaf, call: tirx.Call) -> Operation:
-    spec = builtin_of(call)
-    kind = _HAND.get(spec.name, "signal" if releases(call) else "wait")
+    kind = _kind_of(call)
+    assert kind is not None
     name, (file, line) = tensor_of(call), leaf.place
     return Operation(kind, name, file, line, BY_HAND, "", "", name, leaf.times)
 
