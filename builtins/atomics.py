@@ -11,6 +11,23 @@ from .declare import builtin
 from .qualifiers import AtomSem, RedSem, Scope
 from .spec import Element, ReadWrite
 
+__all__ = [
+    "atom_add",
+    "atom_and",
+    "atom_cas",
+    "atom_exch",
+    "atom_max",
+    "atom_min",
+    "atom_or",
+    "atom_xor",
+    "red_add",
+    "red_and",
+    "red_max",
+    "red_min",
+    "red_or",
+    "red_xor",
+]
+
 ADD_TYPES = "u32 s32 u64 s64 f32 f64 f16x2 bf16x2"
 INTEGER_TYPES = "u32 s32 u64 s64"
 _ADD = dict(types=ADD_TYPES, type_sm={"bf16x2": 90})

@@ -17,6 +17,8 @@ from .operands import element
 from .spec import OptionalReadWrite
 from .symmetric import is_symmetric
 
+__all__ = ["barrier_blocks", "sync_grid", "sync_ranks"]
+
 _AT = dict(
     hidden=("context", "site"),
     level="leader",

@@ -39,6 +39,8 @@ from .qualifiers import BulkReduceOp
 from .spec import Barrier, Constant, ConstantFlag, Int32, Read, SharedRead, SharedWrite, Write
 from .symmetric import packed_strides
 
+__all__ = ["bulk_commit", "bulk_load", "bulk_reduce", "bulk_store", "bulk_wait"]
+
 MAX_BYTES = (1 << 20) - 1
 """What an mbarrier can count at a time (PTX ISA, mbarrier tx-count)."""
 

@@ -16,6 +16,8 @@ from .operands import buffer_of, element, ref_dtype
 from .qualifiers import FenceSem, LoadSem, Scope, StoreSem
 from .spec import Constant, Element, Read, Write, register_op
 
+__all__ = ["fence", "fence_proxy_async", "ld", "st", "unordered"]
+
 SCALAR_BITS = (8, 16, 32, 64)
 VECTOR_BITS = (32, 64, 128)
 

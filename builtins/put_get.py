@@ -16,6 +16,8 @@ from .operands import element, require_same_type
 from .spec import Int64, Peer, Read, Write
 from .symmetric import at_rank
 
+__all__ = ["get_block", "get_warp", "put_block", "put_warp"]
+
 
 def _at(op: str, remote: str, src: Any, dst: Any, size: Any, peer: Any) -> dict[str, Any]:
     """The references as loads, the one called ``remote`` at ``peer``."""

@@ -6,6 +6,8 @@ from .declare import builtin
 from .implicit import CONTEXT
 from .spec import Int32, declaration_of
 
+__all__ = ["rank", "world_size"]
+
 
 @builtin()
 def rank() -> Int32:

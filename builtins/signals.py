@@ -11,6 +11,17 @@ from .qualifiers import Scope, SignalOp, SignalSem, WaitSem
 from .spec import Element, Int32, ReadWrite
 from .spec import Read as Flag
 
+__all__ = [
+    "signal",
+    "wait_eq",
+    "wait_ge",
+    "wait_gt",
+    "wait_le",
+    "wait_lt",
+    "wait_ne",
+    "wait_reached",
+]
+
 FLAG_TYPES = "u32 s32 u64 s64"
 WATCHED = ("context", "site")
 

@@ -119,7 +119,7 @@ def _change(
 
 def _atomic(spec: Builtin):
     """``atom_add`` and its like, and ``red_add``."""
-    combine = _COMBINE.get(spec.combines or "set")
+    combine = {**REDUCTIONS, **_REPLACE}.get(spec.combines or "set")
 
     def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
         if combine is None:
@@ -137,12 +137,11 @@ def _same_bits(a: Any, b: Any) -> bool:
     return np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-_COMBINE = {
-    **REDUCTIONS,
+_REPLACE = {
     "set": lambda old, new: new,
     "cas": lambda old, compare, new: new if _same_bits(old, compare) else old,
 }
-"""How an atomic operation combines, by its declaration."""
+"""Atomic operations that replace an element."""
 
 
 def signal(c: Statements, call: tirx.Call, site: str) -> Step:
