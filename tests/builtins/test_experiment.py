@@ -22,7 +22,16 @@ STRIDE = 1 << 40
 
 
 @pytest.fixture
-def red_mul():
+def declared():
+    """Forget what a test declares."""
+    before = dict(BUILTINS)
+    yield
+    BUILTINS.clear()
+    BUILTINS.update(before)
+
+
+@pytest.fixture
+def red_mul(declared):
     """``W.red_mul`` as an experiment would declare it."""
 
     @builtin(types=INTEGER_TYPES, combines="mul")
@@ -31,20 +40,18 @@ def red_mul():
     ) -> None:
         """Multiply an integer by ``value``. Otherwise as ``red_add``."""
 
-    yield red_mul
-    del BUILTINS["tileweave.red_mul"]
+    return red_mul
 
 
 @pytest.fixture
-def put_sum():
+def put_sum(declared):
     """A copy that adds, by all threads of the block."""
 
     @builtin(level="block", moves="size", combines="add")
     def put_sum(src: Read, dst: Write, size: Int64) -> None:
         """Add ``size`` elements to a peer's memory."""
 
-    yield put_sum
-    del BUILTINS["tileweave.put_sum"]
+    return put_sum
 
 
 def grouped(func, through=passes.GROUP_PASSES):
