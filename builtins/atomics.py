@@ -11,12 +11,29 @@ from .declare import builtin
 from .qualifiers import AtomSem, RedSem, Scope
 from .spec import Element, ReadWrite
 
+__all__ = [
+    "atom_add",
+    "atom_and",
+    "atom_cas",
+    "atom_exch",
+    "atom_max",
+    "atom_min",
+    "atom_or",
+    "atom_xor",
+    "red_add",
+    "red_and",
+    "red_max",
+    "red_min",
+    "red_or",
+    "red_xor",
+]
+
 ADD_TYPES = "u32 s32 u64 s64 f32 f64 f16x2 bf16x2"
 INTEGER_TYPES = "u32 s32 u64 s64"
 _ADD = dict(types=ADD_TYPES, type_sm={"bf16x2": 90})
 
 
-@builtin(**_ADD)
+@builtin(**_ADD, combines="add")
 def atom_add(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
@@ -38,35 +55,35 @@ def atom_add(
     """
 
 
-@builtin(types=INTEGER_TYPES)
+@builtin(types=INTEGER_TYPES, combines="min")
 def atom_min(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
     """Lower an integer to ``value`` if that is less. Otherwise as ``atom_add``."""
 
 
-@builtin(types=INTEGER_TYPES)
+@builtin(types=INTEGER_TYPES, combines="max")
 def atom_max(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
     """Raise an integer to ``value`` if that is greater. Otherwise as ``atom_add``."""
 
 
-@builtin(types=INTEGER_TYPES)
+@builtin(types=INTEGER_TYPES, combines="and")
 def atom_and(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
     """Keep the bits of an integer that are set in ``value``. Otherwise as ``atom_add``."""
 
 
-@builtin(types=INTEGER_TYPES)
+@builtin(types=INTEGER_TYPES, combines="or")
 def atom_or(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
     """Set the bits of an integer that are set in ``value``. Otherwise as ``atom_add``."""
 
 
-@builtin(types=INTEGER_TYPES)
+@builtin(types=INTEGER_TYPES, combines="xor")
 def atom_xor(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
@@ -80,7 +97,7 @@ def atom_exch(
     """Replace an element by ``value``. Otherwise as ``atom_add``; bf16x2 needs no sm_90."""
 
 
-@builtin(types=ADD_TYPES)
+@builtin(types=ADD_TYPES, combines="cas")
 def atom_cas(
     ref: ReadWrite,
     compare: Element,
@@ -95,7 +112,7 @@ def atom_cas(
     """
 
 
-@builtin(**_ADD)
+@builtin(**_ADD, combines="add")
 def red_add(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:
@@ -107,35 +124,35 @@ def red_add(
     """
 
 
-@builtin(types=INTEGER_TYPES)
+@builtin(types=INTEGER_TYPES, combines="min")
 def red_min(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:
     """Lower an integer to ``value`` if that is less. Otherwise as ``red_add``."""
 
 
-@builtin(types=INTEGER_TYPES)
+@builtin(types=INTEGER_TYPES, combines="max")
 def red_max(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:
     """Raise an integer to ``value`` if that is greater. Otherwise as ``red_add``."""
 
 
-@builtin(types=INTEGER_TYPES)
+@builtin(types=INTEGER_TYPES, combines="and")
 def red_and(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:
     """Keep the bits of an integer that are set in ``value``. Otherwise as ``red_add``."""
 
 
-@builtin(types=INTEGER_TYPES)
+@builtin(types=INTEGER_TYPES, combines="or")
 def red_or(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:
     """Set the bits of an integer that are set in ``value``. Otherwise as ``red_add``."""
 
 
-@builtin(types=INTEGER_TYPES)
+@builtin(types=INTEGER_TYPES, combines="xor")
 def red_xor(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:

@@ -25,22 +25,23 @@ from .operands import element
 from .spec import OptionalReadWrite
 from .symmetric import is_symmetric
 
+__all__ = ["barrier_blocks", "sync_grid", "sync_ranks"]
+
 _AT = dict(
     hidden=("context", "site"),
     level="leader",
     barrier_before=True,
     barrier_after=True,
-    releases=True,
 )
 
-WORDS = ("sync_grid", "sync_ranks", "barrier_blocks")
-"""Barriers that count in words of global memory."""
 
+def words_of(participants: str, ranks: int) -> int:
+    """Return the number of 32-bit words that a barrier counts in.
 
-def words_of(op: str, ranks: int) -> int:
-    """Return how many words a barrier counts in: one for the blocks, and for ranks one for its
-    calls and one for the arrivals of each."""
-    return 1 if op == "sync_grid" else 2 + ranks
+    One counts blocks; a barrier of ranks has one more for its calls and one for the arrivals of
+    each rank.
+    """
+    return 1 if participants == "grid" else 2 + ranks
 
 
 def _check_words(op: str, barrier: Any, across_ranks: bool) -> None:
@@ -57,7 +58,7 @@ def _check_words(op: str, barrier: Any, across_ranks: bool) -> None:
         )
 
 
-@builtin(**_AT)
+@builtin(**_AT, participants="grid")
 def sync_grid(barrier: OptionalReadWrite = None) -> None:
     """Every block of this launch waits for every other; what any wrote is then visible to all.
 
@@ -70,7 +71,7 @@ def sync_grid(barrier: OptionalReadWrite = None) -> None:
     _check_words("sync_grid", barrier, across_ranks=False)
 
 
-@builtin(**_AT)
+@builtin(**_AT, participants="ranks")
 def sync_ranks(barrier: OptionalReadWrite = None) -> None:
     """One block of each rank waits for that block of every other rank.
 
@@ -84,7 +85,7 @@ def sync_ranks(barrier: OptionalReadWrite = None) -> None:
     _check_words("sync_ranks", barrier, across_ranks=True)
 
 
-@builtin(**_AT)
+@builtin(**_AT, participants="blocks")
 def barrier_blocks(barrier: OptionalReadWrite = None) -> None:
     """Every block of every rank waits for all the others: ``sync_grid`` across the group.
 

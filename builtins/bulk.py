@@ -39,8 +39,12 @@ from .qualifiers import BulkReduceOp
 from .spec import Barrier, Constant, ConstantFlag, Int32, Read, SharedRead, SharedWrite, Write
 from .symmetric import packed_strides
 
+__all__ = ["bulk_commit", "bulk_load", "bulk_reduce", "bulk_store", "bulk_wait"]
+
 MAX_BYTES = (1 << 20) - 1
 """What an mbarrier can count at a time (PTX ISA, mbarrier tx-count)."""
+
+_COPY = dict(level="leader", barrier_before=True, moves="size", async_proxy=True, sm=90)
 
 
 def _check(op: str, src: Any, dst: Any, size: Any, spaces: tuple[str, str]) -> None:
@@ -78,7 +82,7 @@ def _first(ref: tirx.BufferLoad) -> int | None:
     return sum(int(i) * stride for i, stride in zip(ref.indices, strides, strict=True))
 
 
-@builtin(level="leader", barrier_before=True, proxy_fence=True, observes=True, sm=90)
+@builtin(**_COPY, observes=True)
 def bulk_load(dst: SharedWrite, src: Read, size: Int32, barrier: Barrier) -> None:
     """Start copying ``size`` elements from global to shared memory; an mbarrier says when they are
     there.
@@ -100,7 +104,7 @@ def bulk_load(dst: SharedWrite, src: Read, size: Int32, barrier: Barrier) -> Non
     _check("bulk_load", src, dst, size, ("global", "shared"))
 
 
-@builtin(level="leader", barrier_before=True, proxy_fence=True, sm=90)
+@builtin(**_COPY)
 def bulk_store(dst: Write, src: SharedRead, size: Int32) -> None:
     """Start copying ``size`` elements from shared to global memory, own or a peer's.
 
@@ -128,10 +132,7 @@ def bulk_store(dst: Write, src: SharedRead, size: Int32) -> None:
         "or": INTEGER_TYPES,
         "xor": INTEGER_TYPES,
     },
-    level="leader",
-    barrier_before=True,
-    proxy_fence=True,
-    sm=90,
+    **_COPY,
 )
 def bulk_reduce(dst: Write, src: SharedRead, size: Int32, *, op: BulkReduceOp = "add") -> None:
     """Start combining ``size`` elements of shared memory into global memory, own or a peer's.
@@ -153,7 +154,7 @@ def bulk_reduce(dst: Write, src: SharedRead, size: Int32, *, op: BulkReduceOp = 
     _check("bulk_reduce", src, dst, size, ("shared", "global"))
 
 
-@builtin(level="leader", sm=90)
+@builtin(level="leader", bulk_group="commit", sm=90)
 def bulk_commit() -> None:
     """Make one group of the bulk stores and reductions its thread issued since the last.
 
@@ -162,7 +163,7 @@ def bulk_commit() -> None:
     """
 
 
-@builtin(level="leader", barrier_after=True, sm=90)
+@builtin(level="leader", barrier_after=True, bulk_group="wait", sm=90)
 def bulk_wait(n: Constant = 0, *, read: ConstantFlag = False) -> None:
     """Stand until at most ``n`` groups of bulk stores are under way; then the block meets.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from .declare import builtin
 from .spec import Constant
 
+__all__ = ["delay"]
+
 
 @builtin(hidden=("context",))
 def delay(seed: Constant, place: Constant) -> None:

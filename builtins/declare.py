@@ -22,8 +22,11 @@ from .operands import as_vector, ptx_type_of, result_dtype, trace_operand
 from .spec import (
     BUILTINS,
     Builtin,
+    BulkGroup,
     ElementOf,
     Level,
+    Participants,
+    Relation,
     TraceOnly,
     register_op,
 )
@@ -38,14 +41,22 @@ def builtin(
     level: Level = "thread",
     barrier_before: bool = False,
     barrier_after: bool = False,
+    moves: str = "",
+    combines: str = "",
+    async_proxy: bool = False,
     proxy_fence: bool = False,
-    releases: bool = False,
-    waits: bool = False,
+    bulk_group: BulkGroup = "",
+    participants: Participants = "",
+    waits: Relation = "",
     observes: bool = False,
+    multicast: bool = False,
     sm: int = 80,
     type_sm: Mapping[str, int] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., tirx.PrimExpr]]:
-    """Declare a builtin from its stub.
+    """Declare a builtin from its stub, with its roles.
+
+    Passes, runtime and simulator read the roles, and know no builtin by its name. What a builtin
+    reads and writes follows from its operands; whether it releases or acquires, from its ``sem``.
 
     The stub's body runs when the program is traced. It may refuse its arguments, and may return a
     dict of those it replaces.
@@ -58,12 +69,21 @@ def builtin(
         level: who runs it. A ``leader`` builtin is run by one thread of the block, whoever reaches
             it.
         barrier_before, barrier_after: the block meets before or after it.
-        proxy_fence: it accesses shared memory by the async proxy: before the block meets, every
-            thread makes its own accesses to shared memory visible there.
-        releases: it may publish earlier writes: bulk stores must be complete before it. Builtins
-            with a ``sem`` word release when the word says so.
-        waits: it stands until a flag has a value, and guards the loads after it.
+        moves: operand with the number of elements that it copies from the operand it reads to the
+            operand it writes. Without, it only orders memory, or acts on single elements.
+        combines: operation of an atomic change, such as ``add``, where the builtin has no word
+            ``op`` that names it and does not replace the element.
+        async_proxy: it accesses shared memory by the async proxy and returns before that ends.
+            Before the block meets, every thread makes its own accesses to shared memory visible
+            there.
+        proxy_fence: it is a fence between ordinary accesses and those of the async proxy.
+        bulk_group: it closes a group of asynchronous stores, or waits for groups by its operands
+            ``n`` and ``read``.
+        participants: it is a barrier of these; it releases and acquires for the whole block.
+        waits: it waits until a flag has this relation to its second operand, and guards the loads
+            after it.
         observes: it reads what others may change meanwhile. Builtins that wait or answer do.
+        multicast: its first operand is an address of multicast memory.
         sm: the first compute capability (80, 90, 100) that has the instruction.
         type_sm: the same for single PTX types, where it is a later one.
     """
@@ -92,10 +112,15 @@ def builtin(
             level=level,
             barrier_before=barrier_before,
             barrier_after=barrier_after,
+            moves=moves,
+            combines=combines,
+            async_proxy=async_proxy,
             proxy_fence=proxy_fence,
-            releases=releases,
+            bulk_group=bulk_group,
+            participants=participants,
             waits=waits,
-            observes=observes or waits or bool(operands and result is not type(None)),
+            observes=observes or bool(waits) or bool(operands and result is not type(None)),
+            multicast=multicast,
             sm=sm,
             type_sm=dict(type_sm or {}),
             signature=signature,

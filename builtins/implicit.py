@@ -14,7 +14,9 @@ from tvm import tirx
 from .operands import ref_dtype
 from .spec import Builtin, builtin_of, register_op
 
-register_op("tileweave.context", "address of the runtime's context on this device", 0)
+CONTEXT = "tileweave.context"
+
+register_op(CONTEXT, "address of the runtime's context on this device", 0)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def supply(kind: str, spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr
 
 
 def _context(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
-    return tirx.call_intrin("int64", tvm.ir.Op.get("tileweave.context"))
+    return tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
 
 
 def register_site(site: Site) -> tirx.IntImm:

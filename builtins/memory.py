@@ -16,6 +16,8 @@ from .operands import buffer_of, element, ref_dtype
 from .qualifiers import FenceSem, LoadSem, Scope, StoreSem
 from .spec import Constant, Element, Read, Write, register_op
 
+__all__ = ["fence", "fence_proxy_async", "ld", "st", "unordered"]
+
 SCALAR_BITS = (8, 16, 32, 64)
 VECTOR_BITS = (32, 64, 128)
 
@@ -88,7 +90,7 @@ def fence(scope: Scope, sem: FenceSem = "acq_rel") -> None:
     """
 
 
-@builtin(sm=90)
+@builtin(proxy_fence=True, sm=90)
 def fence_proxy_async() -> None:
     """Make this thread's ordinary accesses and those of TMA and bulk copies see each other's order.
 

@@ -16,7 +16,9 @@ from .qualifiers import MultimemOp, RedSem, Scope, StoreSem, WaitSem
 from .spec import Constant, Element, Read, ReadWrite, Write
 from .symmetric import is_scratch
 
-_FAMILY = dict(types=ADD_TYPES, vectors="f32 f16x2 bf16x2", sm=90)
+__all__ = ["multimem_ld_reduce", "multimem_red", "multimem_st"]
+
+_FAMILY = dict(types=ADD_TYPES, vectors="f32 f16x2 bf16x2", multicast=True, sm=90)
 _BITWISE = {"and": INTEGER_TYPES, "or": INTEGER_TYPES, "xor": INTEGER_TYPES}
 _LOAD_EXTREMA = {"min": f"{INTEGER_TYPES} f16x2 bf16x2", "max": f"{INTEGER_TYPES} f16x2 bf16x2"}
 _RED_EXTREMA = {"min": INTEGER_TYPES, "max": INTEGER_TYPES}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from .declare import builtin
-from .spec import Int32
+from .implicit import CONTEXT
+from .spec import Int32, declaration_of
+
+__all__ = ["rank", "world_size"]
 
 
 @builtin()
@@ -20,3 +23,10 @@ def world_size() -> Int32:
 
     A constant in programs compiled by ``tw.jit`` or ``tw.compile``; elsewhere a run-time value.
     """
+
+
+RANK = declaration_of(rank).op_name
+WORLD_SIZE = declaration_of(world_size).op_name
+
+HOST_VALUES = frozenset({RANK, WORLD_SIZE, CONTEXT})
+"""Operators whose value the host binds at each launch: the same for all threads."""

@@ -11,6 +11,17 @@ from .qualifiers import Scope, SignalOp, SignalSem, WaitSem
 from .spec import Element, Int32, ReadWrite
 from .spec import Read as Flag
 
+__all__ = [
+    "signal",
+    "wait_eq",
+    "wait_ge",
+    "wait_gt",
+    "wait_le",
+    "wait_lt",
+    "wait_ne",
+    "wait_reached",
+]
+
 FLAG_TYPES = "u32 s32 u64 s64"
 WATCHED = ("context", "site")
 
@@ -45,7 +56,7 @@ def signal(
     """
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="eq")
 def wait_eq(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
@@ -67,14 +78,14 @@ def wait_eq(
     """
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="ne")
 def wait_ne(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag differs from ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="ge")
 def wait_ge(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
@@ -84,28 +95,28 @@ def wait_ge(
     """
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="gt")
 def wait_gt(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag is greater than ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="le")
 def wait_le(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag is at most ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="lt")
 def wait_lt(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag is less than ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits=True)
+@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="reached")
 def wait_reached(
     ref: Flag, target: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:

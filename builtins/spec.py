@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -96,6 +96,19 @@ Level = Literal["thread", "warp", "block", "leader"]
 """Who runs it: each thread that reaches it, a whole warp, the block, or one elected thread."""
 
 
+Participants = Literal["", "grid", "ranks", "blocks"]
+"""Who meets at a barrier: all blocks of this launch on this GPU, one block of each rank, or all
+blocks of all ranks."""
+
+
+BulkGroup = Literal["", "commit", "wait"]
+"""Role for the groups of asynchronous stores of a thread: it closes a group, or waits for some."""
+
+
+Relation = Literal["", "eq", "ne", "ge", "gt", "le", "lt", "reached"]
+"""Relation between a flag and the value for which a wait waits."""
+
+
 @dataclass(frozen=True)
 class Builtin:
     """One intrinsic, as declared."""
@@ -111,10 +124,15 @@ class Builtin:
     level: Level
     barrier_before: bool
     barrier_after: bool
+    moves: str
+    combines: str
+    async_proxy: bool
     proxy_fence: bool
-    releases: bool
-    waits: bool
+    bulk_group: BulkGroup
+    participants: Participants
+    waits: Relation
     observes: bool
+    multicast: bool
     sm: int
     type_sm: Mapping[str, int]
     signature: inspect.Signature
@@ -134,14 +152,67 @@ class Builtin:
         return len(self.operands) + len(self.hidden) + bool(self.types) + len(self.words)
 
     @property
-    def is_barrier(self) -> bool:
-        """Whether the whole block takes part in it, as one: it meets before and after it."""
-        return self.level == "leader" and self.barrier_before and self.barrier_after
+    def text(self) -> str:
+        """The builtin as a program writes it: ``W.signal``."""
+        return f"W.{self.name}"
+
+    @property
+    def pointers(self) -> tuple[Pointer, ...]:
+        """The operands that are accessed in memory."""
+        return tuple(kind for _, kind in self.operands if isinstance(kind, Pointer))
+
+    @property
+    def writes(self) -> bool:
+        """True if it changes memory: run once more it does so once more."""
+        return any("w" in pointer.access for pointer in self.pointers)
+
+    @property
+    def loads(self) -> bool:
+        """True if it returns the value of one element and changes nothing."""
+        return bool(self.result and self.pointers) and not (self.writes or self.multicast)
+
+    @property
+    def fetches(self) -> bool:
+        """True if it changes an element and returns the value before."""
+        return self.result is not None and self.writes
+
+    @property
+    def signals(self) -> bool:
+        """True if it changes a flag once for the whole block."""
+        return self.level == "leader" and self.has_word("sem")
+
+    @property
+    def is_fence(self) -> bool:
+        """True if it orders all accesses of its thread: it has a ``sem`` and no operand."""
+        return self.has_word("sem") and not self.operands
+
+    @property
+    def is_async_load(self) -> bool:
+        """True if it writes shared memory by the async proxy, and completes on an mbarrier."""
+        return self.async_proxy and self._moves_shared("w")
+
+    @property
+    def is_async_store(self) -> bool:
+        """True if it reads shared memory by the async proxy, and completes in a group."""
+        return self.async_proxy and self._moves_shared("r")
+
+    def _moves_shared(self, access: str) -> bool:
+        return any(p.space == "shared" and p.access == access for p in self.pointers)
+
+    def has_word(self, name: str) -> bool:
+        return any(name == word for word, _ in self.words)
 
     def word(self, call: tirx.Call, name: str) -> str:
         """The word that ``call`` was traced with for the parameter ``name``."""
         index = [n for n, _ in self.words].index(name)
         return call.args[self.arity - len(self.words) + index].value
+
+    def combination(self, call: tirx.Call) -> str:
+        """The operation by which ``call`` changes memory: ``set`` for a plain store, such as
+        ``add`` for a reduction, or an empty string if it changes nothing."""
+        if not self.writes:
+            return ""
+        return self.word(call, "op") if self.has_word("op") else self.combines or "set"
 
     def operand(self, call: tirx.Call, name: str) -> tirx.PrimExpr:
         """What ``call`` was traced with for the parameter or the hidden operand ``name``."""
@@ -174,6 +245,11 @@ def builtin_of(node: Any) -> Builtin | None:
     if isinstance(node, tirx.Call) and isinstance(node.op, tvm.ir.Op):
         return BUILTINS.get(node.op.name)
     return None
+
+
+def declaration_of(function: Callable[..., tirx.PrimExpr]) -> Builtin:
+    """The declaration of a function of the language, such as ``W.signal``."""
+    return BUILTINS[f"tileweave.{function.__name__}"]
 
 
 # Listed, not looked up: the first failing Op.get of a process costs 400 ms of C++ backtrace.

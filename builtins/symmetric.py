@@ -13,6 +13,8 @@ from tvm import tirx
 
 from .errors import reject
 
+__all__ = ["Symmetric", "alloc_symmetric"]
+
 WORLD_SIZE = tirx.Var("world_size", "int32")
 """Extent of the rank axis, until the program is compiled for a group."""
 

@@ -9,6 +9,8 @@ import tilelang.language as T
 
 from .errors import reject
 
+__all__ = ["own_last", "swizzle_2d"]
+
 
 def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any, Any]:
     """Row and column of the ``index``-th tile of a ``rows`` x ``columns`` grid, walked in bands.

@@ -18,10 +18,11 @@ from tvm import IRModule, tirx
 from tvm.target import Target
 
 from .. import passes
-from ..builtins.spec import BUILTINS
+from ..builtins.spec import BUILTINS, builtin_of
 from ..passes.device.widen_atomics import SYSTEM_ATOMIC
 from ..passes.ir.hold import HOLD
-from ..passes.ir.walk import calls_in, op_name, uses_tileweave
+from ..passes.ir.walk import builtins_in, uses_tileweave
+from ..passes.tile.order_releases import COMPLETE
 from .headers import include_headers, stamp
 from .lower import lowered_call
 from .reserved_names import rename_reserved
@@ -35,7 +36,7 @@ def activate() -> None:
         for name in BUILTINS:
             _register_lowering(name, lowered_call)
         _register_lowering(
-            "tileweave.complete_bulk_stores",
+            COMPLETE,
             lambda call: tirx.call_extern(call.dtype, "tw::complete_bulk_stores"),
         )
         _register_lowering(
@@ -83,8 +84,8 @@ def _keeping_tiles_apart(mod: IRModule) -> contextlib.AbstractContextManager:
 
     TileLang takes a tile to be free after the call that starts the store.
     """
-    stores = ("tileweave.bulk_store", "tileweave.bulk_reduce")
-    if not any(calls_in(f.body, lambda c: op_name(c) in stores) for f in mod.functions.values()):
+    calls = [call for f in mod.functions.values() for call in builtins_in(f.body)]
+    if not any(builtin_of(call).is_async_store for call in calls):
         return contextlib.nullcontext()
     context = tvm.transform.PassContext.current()
     return tvm.transform.PassContext(

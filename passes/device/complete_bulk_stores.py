@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.spec import builtin_of
-from ..ir.walk import ASYNC_STORES, calls_in, flatten, op_name, rewrite_children
+from ..ir.walk import calls_in, flatten, is_async_store, op_name, rewrite_children
 from ..tile.order_releases import is_placeholder
 
 
@@ -113,17 +113,24 @@ class _Pending:
 
 def _after_calls(expr: tirx.PrimExpr, stores: frozenset[_Store], way: Way) -> frozenset[_Store]:
     for call in calls_in(expr, lambda c: True):
-        spec = builtin_of(call)
-        name = spec.name if spec is not None else op_name(call)
-        if name in ASYNC_STORES:
+        group = _group_role(call)
+        if is_async_store(call):
             stores |= {_Store(way)}
-        elif name in ("bulk_commit", "tl.tma_store_arrive"):
+        elif group == "commit":
             stores = frozenset(replace(s, committed=True) for s in stores)
-        elif name in ("bulk_wait", "tl.tma_store_wait"):
+        elif group == "wait":
             groups, read = int(call.args[0]), bool(call.args[1])
             if groups == 0 and not read:
                 stores = frozenset(s for s in stores if not s.committed)
     return stores
+
+
+_TMA_GROUPS = {"tl.tma_store_arrive": "commit", "tl.tma_store_wait": "wait"}
+
+
+def _group_role(call: tirx.Call) -> str:
+    spec = builtin_of(call)
+    return spec.bulk_group if spec is not None else _TMA_GROUPS.get(op_name(call), "")
 
 
 def _is_nothing(stmt: tirx.Stmt) -> bool:

@@ -7,14 +7,15 @@ import itertools
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from ...builtins.spec import builtin_of
+from ...builtins.memory import fence_proxy_async
+from ...builtins.spec import builtin_of, declaration_of
 from ..ir.memory_order import writes
 from ..ir.walk import calls_in, flatten, has_effect, op_name, rewrite_children, statements_of
 from .keep_to_block import SCOPE
 
 _WARP = 32
 _FOLLOWED = frozenset(
-    {"tl.mbarrier_wait_parity", "tl.fence_proxy_async", "tileweave.fence_proxy_async"}
+    {"tl.mbarrier_wait_parity", "tl.fence_proxy_async", declaration_of(fence_proxy_async).op_name}
 )
 """What TileLang and our passes let every producer thread do."""
 _REGISTERS = frozenset({"tl.set_max_nreg", "tl.no_set_max_nreg"})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tilelang import tvm
 from tvm import tirx
 
-from ...builtins.spec import builtin_of
+from ...builtins.memory import fence_proxy_async
+from ...builtins.spec import declaration_of
 from ..ir.memory_order import acquires
-from ..ir.walk import ASYNC_LOADS, ASYNC_STORES, calls_in, flatten, op_name, rewrite_children
+from ..ir.walk import calls_in, flatten, is_async_load, is_async_store, rewrite_children
 
 
 def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -49,12 +49,7 @@ def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _is_bulk(stmt: tirx.Stmt) -> bool:
-    def is_bulk(call: tirx.Call) -> bool:
-        spec = builtin_of(call)
-        name = spec.name if spec is not None else op_name(call)
-        return name in ASYNC_LOADS or name in ASYNC_STORES
-
-    return bool(calls_in(stmt, is_bulk))
+    return bool(calls_in(stmt, lambda call: is_async_load(call) or is_async_store(call)))
 
 
 def _acquires(node) -> bool:
@@ -62,4 +57,4 @@ def _acquires(node) -> bool:
 
 
 def _fence() -> tirx.Stmt:
-    return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get("tileweave.fence_proxy_async")))
+    return tirx.Evaluate(tirx.call_intrin("handle", declaration_of(fence_proxy_async).op))

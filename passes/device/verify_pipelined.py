@@ -7,7 +7,7 @@ from tvm import tirx
 from ...builtins.errors import LanguageError
 from ...builtins.implicit import site_of
 from ..ir.origin import hint_of, name_of
-from ..ir.walk import ASYNC_LOADS, calls_in, op_name, rewrite_children
+from ..ir.walk import TMA_LOADS, calls_in, op_name, rewrite_children
 from ..tile.hoist_waits import KEPT_BY
 from ..tile.pin_pipelined import GUARDS_LOADS
 from ..tile.stage_waits import STAGED
@@ -28,7 +28,7 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "kWarpSpecializationScope":
             specialised, loads = True, False
         if isinstance(stmt, tirx.For):
-            loads = loads or bool(calls_in(stmt.body, lambda c: op_name(c) in ASYNC_LOADS))
+            loads = loads or bool(calls_in(stmt.body, lambda c: op_name(c) in TMA_LOADS))
         if isinstance(stmt, tirx.Evaluate) and not (specialised and loads):
             for call in calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations):
                 if specialised or STAGED not in call.annotations:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from tilelang import tvm
 from tvm import tirx
 
-from ...builtins.spec import BUILTINS, builtin_of
+from ...builtins.debug import delay as delay_builtin
+from ...builtins.implicit import CONTEXT
+from ...builtins.spec import builtin_of, declaration_of
 from ..ir.memory_order import releases
 from ..ir.walk import flatten, rewrite_children
 from ..sync.infer.options import options_of
@@ -29,9 +31,9 @@ def insert_delays(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tir
     def delay() -> tirx.Stmt:
         nonlocal places
         places += 1
-        context = tirx.call_intrin("int64", tvm.ir.Op.get("tileweave.context"))
+        context = tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
         operands = tirx.IntImm("int32", seed), tirx.IntImm("int32", places), context
-        op = BUILTINS["tileweave.delay"].op
+        op = declaration_of(delay_builtin).op
         return tirx.Evaluate(tirx.call_intrin("handle", op, *operands))
 
     def insert_in_round(stmt: tirx.Stmt) -> tirx.Stmt:

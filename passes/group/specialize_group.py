@@ -9,6 +9,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.errors import LanguageError
+from ...builtins.ranks import WORLD_SIZE
 from ...builtins.symmetric import is_symmetric, itemsize
 from ..ir.implicit import hidden_of
 from ..ir.walk import location, op_name, uses_tileweave
@@ -60,7 +61,7 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
         func = func.with_attr(_OF_HEAP, tirx.StringImm(json.dumps(places)))
 
     def constant(node):
-        return ranks if op_name(node) == "tileweave.world_size" else None
+        return ranks if op_name(node) == WORLD_SIZE else None
 
     body = _from_start(ir_transform(func.body, None, constant, ["tirx.Call"]))
     func = func.with_body(body)

@@ -12,7 +12,7 @@ def releases(call: tirx.Call) -> bool:
     spec = builtin_of(call)
     if spec is None:
         return False
-    return spec.releases or _sem(call) in ("release", "acq_rel", "sc")
+    return bool(spec.participants) or _sem(call) in ("release", "acq_rel", "sc")
 
 
 def acquires(call: tirx.Call) -> bool:
@@ -20,18 +20,18 @@ def acquires(call: tirx.Call) -> bool:
     spec = builtin_of(call)
     if spec is None:
         return False
-    return (spec.releases and spec.barrier_after) or _sem(call) in ("acquire", "acq_rel", "sc")
+    return bool(spec.participants) or _sem(call) in ("acquire", "acq_rel", "sc")
 
 
 def _sem(call: tirx.Call) -> str:
     spec = builtin_of(call)
-    return spec.word(call, "sem") if any(name == "sem" for name, _ in spec.words) else ""
+    return spec.word(call, "sem") if spec.has_word("sem") else ""
 
 
 def writes(call: tirx.Call) -> bool:
     """Whether ``call`` is a builtin that changes memory: run once more it does so once more."""
     spec = builtin_of(call)
-    return spec is not None and any(_is_written(kind) for _, kind in spec.operands)
+    return spec is not None and spec.writes
 
 
 def pointers_written(call: tirx.Call) -> list[tirx.BufferLoad]:

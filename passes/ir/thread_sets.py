@@ -10,6 +10,7 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
+from ...builtins.ranks import HOST_VALUES
 from .walk import has_effect, op_name, rewrite_children
 
 _WARP = 32
@@ -45,7 +46,6 @@ _INDICES = {
     "tl.get_warp_idx_sync": lambda index: index // _WARP,
 }
 _LOGIC = (tirx.And, tirx.Or, tirx.Not)
-_SAME_IN_BLOCK = ("tileweave.rank", "tileweave.world_size", "tileweave.context")
 _DIVIDES = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 
@@ -215,7 +215,7 @@ class Block:
             if isinstance(node, (tirx.Var, tirx.BufferLoad)):
                 found = found or self.value(node).differs
             elif isinstance(node, tirx.Call):
-                found = found or not (op_name(node) in _SAME_IN_BLOCK or _is_function(node))
+                found = found or not (op_name(node) in HOST_VALUES or _is_function(node))
 
         post_order_visit(expr, visit)
         return found

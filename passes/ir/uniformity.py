@@ -7,6 +7,7 @@ from enum import IntEnum
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
+from ...builtins.ranks import HOST_VALUES
 from .walk import calls_in, has_effect, op_name, rewrite_children
 
 _THREAD_OPS = frozenset(
@@ -20,7 +21,6 @@ _THREAD_OPS = frozenset(
         "tl.launch_thread_idx",
     }
 )
-_SAME_IN_BLOCK = frozenset({"tileweave.rank", "tileweave.world_size", "tileweave.context"})
 
 
 class Divergence(IntEnum):
@@ -89,7 +89,7 @@ class ThreadControl:
             elif isinstance(node, tirx.Call):
                 if op_name(node) in _THREAD_OPS:
                     found = Divergence.CHOSEN
-                elif op_name(node) not in _SAME_IN_BLOCK and has_effect(node):
+                elif op_name(node) not in HOST_VALUES and has_effect(node):
                     found = max(found, Divergence.POSSIBLE)
             elif isinstance(node, tirx.BufferLoad) and _in_registers(node.buffer):
                 found = max(found, self._registers.get(node.buffer.data, Divergence.NONE))

@@ -13,9 +13,8 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.spec import builtin_of
 
-ASYNC_LOADS = frozenset(
+TMA_LOADS = frozenset(
     {
-        "bulk_load",
         "tl.tma_load",
         "tl.tma_load_im2col",
         "tl.tma_load_multicast",
@@ -23,19 +22,17 @@ ASYNC_LOADS = frozenset(
         "tl.tma_load_2sm",
     }
 )
-"""What reads global memory by the async proxy: our builtins and TileLang's operators."""
+"""TileLang's operators that read global memory by the async proxy."""
 
-ASYNC_STORES = frozenset(
+TMA_STORES = frozenset(
     {
-        "bulk_store",
-        "bulk_reduce",
         "tl.tma_store",
         "tl.tma_store_scatter4",
         "tl.tma_store_cluster",
         "tl.tma_reduce",
     }
 )
-"""What writes memory by the async proxy and completes in groups."""
+"""TileLang's operators that write memory by the async proxy and complete in groups."""
 
 Rewrite = Callable[[tirx.Stmt], tirx.Stmt]
 
@@ -199,6 +196,23 @@ def uses_op(node, name: str) -> bool:
 def builtins_in(node) -> list[tirx.Call]:
     """Calls of builtins inside a statement or expression."""
     return calls_in(node, lambda c: builtin_of(c) is not None)
+
+
+def is_async_load(call: tirx.Call) -> bool:
+    """Whether ``call`` reads global memory by the async proxy."""
+    spec = builtin_of(call)
+    return spec.is_async_load if spec is not None else op_name(call) in TMA_LOADS
+
+
+def is_async_store(call: tirx.Call) -> bool:
+    """Whether ``call`` writes memory by the async proxy and completes in a group."""
+    spec = builtin_of(call)
+    return spec.is_async_store if spec is not None else op_name(call) in TMA_STORES
+
+
+def uses_multicast(node) -> bool:
+    """Whether a statement or expression accesses multicast memory."""
+    return any(builtin_of(call).multicast for call in builtins_in(node))
 
 
 def effects_in(node) -> list[tirx.Call]:

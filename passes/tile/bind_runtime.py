@@ -6,14 +6,15 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ...builtins.spec import builtin_of
+from ...builtins.implicit import CONTEXT
+from ...builtins.ranks import RANK, WORLD_SIZE
 from ..group.specialize_group import GROUP_SIZE
-from ..ir.walk import builtins_in, calls_in, op_name
+from ..ir.walk import calls_in, op_name, uses_multicast
 
-HOST_VALUES = {
-    "tileweave.context": ("tileweave_context", "int64"),
-    "tileweave.rank": ("rank", "int32"),
-    "tileweave.world_size": ("world_size", "int32"),
+_PARAMETERS = {
+    CONTEXT: ("tileweave_context", "int64"),
+    RANK: ("rank", "int32"),
+    WORLD_SIZE: ("world_size", "int32"),
 }
 """Operators whose value the host binds -> name and type of the kernel parameter they become."""
 
@@ -40,22 +41,22 @@ def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
     T.call_packed("tileweave.bind", slots, "tileweave.rank");
     rank: T.int32 = slots[0]; T.assume(rank >= 0); ... rank ...``
     """
-    used = sorted({op_name(c) for c in calls_in(func.body, lambda c: op_name(c) in HOST_VALUES)})
-    variables = {name: tirx.Var(*HOST_VALUES[name]) for name in used}
+    used = sorted({op_name(c) for c in calls_in(func.body, lambda c: op_name(c) in _PARAMETERS)})
+    variables = {name: tirx.Var(*_PARAMETERS[name]) for name in used}
 
     def bound(node):
         return variables.get(op_name(node))
 
     body = ir_transform(func.body, None, bound, ["tirx.Call"])
-    for name, least in (("tileweave.rank", 0), ("tileweave.world_size", 1)):
+    for name, least in ((RANK, 0), (WORLD_SIZE, 1)):
         if name in variables:
             body = tirx.AttrStmt(variables[name] >= least, "tl.assume", tirx.StringImm(name), body)
-    if "tileweave.rank" in variables and GROUP_SIZE in func.attrs:
+    if RANK in variables and GROUP_SIZE in func.attrs:
         # Without it TileLang checks the rank index at each access of S[rank, ...].
-        below = variables["tileweave.rank"] < func.attrs[GROUP_SIZE]
-        body = tirx.AttrStmt(below, "tl.assume", tirx.StringImm("tileweave.rank"), body)
+        below = variables[RANK] < func.attrs[GROUP_SIZE]
+        body = tirx.AttrStmt(below, "tl.assume", tirx.StringImm(RANK), body)
     head: list[tirx.Stmt] = []
-    if any(builtin_of(c).name.startswith("multimem") for c in builtins_in(func.body)):
+    if uses_multicast(func.body):
         kernel = tirx.StringImm(str(func.attrs["global_symbol"]))
         head.append(_call_packed(REQUIRE_MULTICAST, kernel))
     if used:

@@ -85,7 +85,7 @@ def _require_threads(
     spec = builtin_of(call)
     if threads is None or not way:
         return
-    if spec.is_barrier and threads.size > 1:
+    if spec.participants and threads.size > 1:
         what = (
             f"up to {threads.size} threads" if not threads.is_exact else f"{threads.size} threads"
         )
@@ -104,7 +104,7 @@ def _require_threads(
 def _led(spec: Builtin, stmt: tirx.Stmt, threads: list[tirx.Var]) -> tirx.Stmt:
     fence = tvm.ir.Op.get("tl.fence_proxy_async")
     return flatten(
-        ([tirx.Evaluate(tirx.call_intrin("handle", fence))] if spec.proxy_fence else [])
+        ([tirx.Evaluate(tirx.call_intrin("handle", fence))] if spec.async_proxy else [])
         + ([sync_threads()] if spec.barrier_before else [])
         + [tirx.IfThenElse(first_thread(threads), stmt, None)]
         + ([sync_threads()] if spec.barrier_after else [])

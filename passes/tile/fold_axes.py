@@ -12,6 +12,7 @@ from tvm.target import Target
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.errors import LanguageError
+from ...builtins.ranks import RANK
 from ..group.specialize_group import heap_tensors
 from ..ir.walk import calls_in, children_of, location, op_name, rewrite_children
 from .require_arch import TMA_SM, asks_for_tma, sm_of, tma_name
@@ -131,7 +132,7 @@ class _Accesses:
         """Return ``expr`` with the rank as a variable, which the analyzer has bounds of."""
 
         def variable(node):
-            return self._rank if op_name(node) == "tileweave.rank" else None
+            return self._rank if op_name(node) == RANK else None
 
         return ir_transform(tirx.Evaluate(expr), None, variable, ["tirx.Call"]).value
 

@@ -28,7 +28,7 @@ def free_async_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
     by_bulk: Counter[tirx.Var] = Counter(
         pointer.args[0].buffer.data
         for call in builtins_in(func.body)
-        if builtin_of(call).name.startswith("bulk_")
+        if builtin_of(call).async_proxy
         for pointer in call.args
         if _is_shared_pointer(pointer)
     )

@@ -26,7 +26,7 @@ def linear_bulk_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     tiles: dict[tirx.Var, tirx.Buffer] = {}
     for call in builtins_in(func.body):
-        if builtin_of(call).name.startswith("bulk_"):
+        if builtin_of(call).async_proxy:
             for pointer in calls_in(call, lambda c: op_name(c) == "tl.access_ptr"):
                 buffer = pointer.args[0].buffer
                 if buffer.scope() in ("shared", "shared.dyn"):

@@ -57,7 +57,7 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
         found = _releases_in(stmt)
         if not found:
             return [stmt]
-        fences_only = all(builtin_of(c).name == "fence" for c in found)
+        fences_only = all(builtin_of(c).is_fence for c in found)
         barrier = [] if fences_only else [sync_threads()]
         return [placeholder(), *barrier, _Guarded().order(stmt) if guarded else stmt]
 

@@ -6,8 +6,9 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
+from ...builtins.debug import delay
 from ...builtins.errors import LanguageError
-from ...builtins.spec import builtin_of
+from ...builtins.spec import builtin_of, declaration_of
 from ..ir.memory_order import acquires, pointers_written
 from ..ir.origin import hint_of, name_of
 from ..ir.walk import (
@@ -200,7 +201,7 @@ def _is_wait(call: tirx.Call) -> bool:
 
 def _only_delays(call: tirx.Call) -> bool:
     """Whether ``call`` is a sleep of ``insert_delays``, which goes where its wait goes."""
-    return builtin_of(call).name == "delay"
+    return builtin_of(call) is declaration_of(delay)
 
 
 def _marked(call: tirx.Call) -> tirx.Call | None:

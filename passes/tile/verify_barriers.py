@@ -11,9 +11,9 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import substitute
 
-from ...builtins.barriers import WORDS, words_of
+from ...builtins.barriers import words_of
 from ...builtins.errors import LanguageError
-from ...builtins.spec import builtin_of
+from ...builtins.spec import Builtin, builtin_of
 from ...builtins.symmetric import is_symmetric, packed_strides
 from ..group.specialize_group import heap_tensors
 from ..ir.accesses import REGIONS, name_of
@@ -141,14 +141,14 @@ class _Uses:
         for call in calls_in(stmt, lambda c: op_name(c) in REGIONS or _counts(c)):
             if _counts(call):
                 load = call.args[0].args[0]
-                self.barriers.append(self._words(builtin_of(call).name, load, kernel, line))
+                self.barriers.append(self._words(builtin_of(call), load, kernel, line))
             elif not any(call.same_as(c.args[0]) for c in calls_in(stmt, _counts)):
                 load, is_region = call.args[0], op_name(call) == "tl.region"
                 mode, extents = (call.args[1], call.args[2:]) if is_region else (call.args[-1], ())
                 if isinstance(mode, tirx.IntImm) and int(mode) & 2:
                     self._change(load.buffer, load.indices, extents, stmt, kernel)
 
-    def _words(self, op: str, load: tirx.BufferLoad, kernel: int, line: str) -> _Words:
+    def _words(self, spec: Builtin, load: tirx.BufferLoad, kernel: int, line: str) -> _Words:
         buffer, axes = load.buffer, self._axes(load.buffer)
         own = tuple(int(e) if isinstance(e, tirx.IntImm) else 1 << 31 for e in buffer.shape[axes:])
         ranks = buffer.shape[0]
@@ -156,10 +156,10 @@ class _Uses:
         bounds = [self._analyzer.const_int_bound(i) for i in indices]
         strides = packed_strides(own)
         return _Words(
-            op, f"{buffer.name}[{', '.join(map(in_words, load.indices))}]", buffer, own,
+            spec.name, f"{buffer.name}[{', '.join(map(in_words, load.indices))}]", buffer, own,
             first=sum(max(0, b.min_value) * s for b, s in zip(bounds, strides, strict=True)),
             is_exact=all(b.min_value == b.max_value >= 0 for b in bounds),
-            count=words_of(op, int(ranks) if isinstance(ranks, tirx.IntImm) else 1),
+            count=words_of(spec.participants, int(ranks) if isinstance(ranks, tirx.IntImm) else 1),
             kernel=kernel, line=line,
         )  # fmt: skip
 
@@ -186,7 +186,7 @@ class _Uses:
 def _counts(call: tirx.Call) -> bool:
     """Return whether ``call`` is a barrier with words of the program's own."""
     spec = builtin_of(call)
-    return spec is not None and spec.name in WORDS and op_name(call.args[0]) == "tl.access_ptr"
+    return spec is not None and bool(spec.participants) and op_name(call.args[0]) == "tl.access_ptr"
 
 
 def _too_few(use: _Words) -> LanguageError:

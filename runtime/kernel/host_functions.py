@@ -11,6 +11,8 @@ from collections.abc import Callable
 import tvm_ffi
 
 from ...builtins.errors import TileWeaveError
+from ...builtins.implicit import CONTEXT
+from ...builtins.ranks import RANK, WORLD_SIZE
 from ...passes.tile.bind_runtime import BIND, REQUIRE_MULTICAST
 from ..host.native import library
 from ..host.session import Session, current
@@ -19,9 +21,9 @@ _Words = ctypes.POINTER(ctypes.c_int64)
 """A TVMFFIAny is two words; its value stands in the second."""
 
 _VALUES: dict[str, Callable[[Session], int]] = {
-    "tileweave.context": lambda session: session.context.address,
-    "tileweave.rank": lambda session: session.group.rank,
-    "tileweave.world_size": lambda session: session.group.world_size,
+    CONTEXT: lambda session: session.context.address,
+    RANK: lambda session: session.group.rank,
+    WORLD_SIZE: lambda session: session.group.world_size,
 }
 
 

@@ -18,11 +18,10 @@ from tvm.runtime import Executable
 
 from ... import passes
 from ...builtins.errors import TileWeaveError
-from ...builtins.spec import builtin_of
 from ...codegen.names import names_kept
 from ...passes.ir.implicit import Hidden, hidden_of
 from ...passes.ir.sizes import named
-from ...passes.ir.walk import builtins_in
+from ...passes.ir.walk import uses_multicast
 from ..host.heap import HeapExhausted, SymmetricTensor
 from ..host.session import Session, current
 from ..plans.parameters import Parameter, bound, parameters_of
@@ -118,7 +117,7 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
     """
     name = str(func.attrs["global_symbol"])
     program = for_group(func, session)
-    if any(builtin_of(c).name.startswith("multimem") for c in builtins_in(program.body)):
+    if uses_multicast(program.body):
         require_multicast(name)
     what = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
     with names_kept(program):

@@ -8,6 +8,7 @@ import numpy as np
 from tvm import tirx
 
 from ...passes.ir.hold import HOLD
+from ...passes.tile.order_releases import COMPLETE
 from ..machine.steps import Step, Waiting
 from ..memory.threads import WARP
 from ..report.errors import SimulationError, unsupported
@@ -65,7 +66,7 @@ def sync_grid(c: BlockStatements, call: tirx.Call, site: str) -> Step:
         block, classes = frame.block, frame.mask.classes
         yield None
         block.order.meet(classes)
-        yield from block.machine.barrier("sync_grid", None, block).meet(frame, "T.sync_grid", site)
+        yield from block.machine.barrier("grid", None, block).meet(frame, "T.sync_grid", site)
         block.order.meet(classes)
 
     return Step(run, True)
@@ -192,7 +193,7 @@ _WITHOUT_EFFECT = (
     "tl.set_max_nreg", "tl.no_set_max_nreg", "tl.annotate_producer_reg_dealloc",
     "tl.annotate_consumer_reg_alloc", "tl.pdl_trigger", "tl.pdl_sync", "tl.mbarrier_expect_tx",
     "tl.wait_wgmma", "tl.warpgroup_arrive", "tl.warpgroup_commit_batch", "tl.warpgroup_wait",
-    "tl.conflict_hint", "tileweave.delay", "tirx.ptx_commit_group",
+    "tl.conflict_hint", "tirx.ptx_commit_group",
 )  # fmt: skip
 """What changes how fast a kernel runs, or what the model does not tell apart."""
 
@@ -210,7 +211,7 @@ def register(c: BlockStatements) -> None:
         "tl.sync_warp": sync_warp,
         "tl.sync_grid": sync_grid,
         "tirx.ptx_wait_group": wait_loads,
-        "tileweave.complete_bulk_stores": complete_bulk_stores,
+        COMPLETE: complete_bulk_stores,
         HOLD: hold,
         "tl.tma_store_wait": tma_store_wait,
         "tl.tma_store_arrive": tma_store_arrive,

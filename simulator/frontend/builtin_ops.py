@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...builtins.spec import BUILTINS, ElementOf
+from ...builtins.debug import delay
+from ...builtins.memory import st
+from ...builtins.spec import BUILTINS, Builtin, builtin_of, declaration_of
 from ..machine.steps import Step, Waiting
 from ..memory.arrivals import has_reached, is_passed, story
 from ..memory.barrier_words import Barrier
@@ -41,7 +43,7 @@ def lanes_of(dtype: str) -> int:
 
 
 def load(c: Statements, call: tirx.Call, site: str) -> Expr:
-    pointer = Pointer(c, call.args[0], "W.ld", site)
+    pointer = Pointer(c, call.args[0], builtin_of(call).text, site)
     scope, sem = call.args[2].value, call.args[3].value
     return _load(c, pointer, Word(pointer.ref, sem, scope), int(call.args[1]))
 
@@ -65,7 +67,8 @@ def _load(c: Statements, pointer: Pointer, word: Word, lanes: int) -> Expr:
 
 
 def store(c: Statements, call: tirx.Call, site: str) -> Step:
-    pointer, expr = Pointer(c, call.args[0], "W.st", site), c.compile(call.args[1], site)
+    op, expr = builtin_of(call).text, c.compile(call.args[1], site)
+    pointer = Pointer(c, call.args[0], op, site)
     word = Word(pointer.ref, call.args[3].value, call.args[2].value)
     return _store(c, pointer, expr, word, lanes_of(call.args[1].dtype), call)
 
@@ -115,16 +118,14 @@ def _change(
     return Expr(value)
 
 
-def _atomic(name: str):
+def _atomic(spec: Builtin):
     """``atom_add`` and its like, and ``red_add``."""
-    kind = name.split("_", 1)[1]
-    combine = {
-        "exch": lambda old, new: new,
-        "cas": lambda old, compare, new: new if _same_bits(old, compare) else old,
-    }.get(kind, REDUCTIONS.get(kind))
+    combine = {**REDUCTIONS, **_REPLACE}.get(spec.combines or "set")
 
     def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
-        pointer = Pointer(c, call.args[0], f"W.{name}", site)
+        if combine is None:
+            raise unsupported(f"{spec.text}, which combines by {spec.combines!r},", site)
+        pointer = Pointer(c, call.args[0], spec.text, site)
         *operands, _, scope, sem = list(call.args[1:])
         word = Word(pointer.ref, sem.value, scope.value)
         exprs = [c.compile(o, site) for o in operands]
@@ -137,8 +138,16 @@ def _same_bits(a: Any, b: Any) -> bool:
     return np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+_REPLACE = {
+    "set": lambda old, new: new,
+    "cas": lambda old, compare, new: new if _same_bits(old, compare) else old,
+}
+"""Atomic operations that replace an element."""
+
+
 def signal(c: Statements, call: tirx.Call, site: str) -> Step:
-    pointer, expr = Pointer(c, call.args[0], "W.signal", site), c.compile(call.args[1], site)
+    name, expr = builtin_of(call).text, c.compile(call.args[1], site)
+    pointer = Pointer(c, call.args[0], name, site)
     op, scope, sem = (call.args[i].value for i in (3, 4, 5))
     word = Word(pointer.ref, sem, scope)
     if op == "set":
@@ -146,11 +155,11 @@ def signal(c: Statements, call: tirx.Call, site: str) -> Step:
     return c.preempted(_change(c, pointer, [expr], word, 1, np.add).value, call)
 
 
-def _wait(name: str):
-    relation = name.removeprefix("wait_")
+def _wait(spec: Builtin):
+    relation = spec.waits
 
     def compile(c: Statements, call: tirx.Call, site: str) -> Step:
-        pointer, expr = Pointer(c, call.args[0], f"W.{name}", site), c.compile(call.args[1], site)
+        pointer, expr = Pointer(c, call.args[0], spec.text, site), c.compile(call.args[1], site)
         peer = c.compile(call.args[2], site).value
         word = Word(pointer.ref, call.args[-1].value, call.args[-2].value)
 
@@ -180,8 +189,8 @@ def _wait(name: str):
                     flag = f"{tensor.name}[{', '.join(map(str, index))}]"
                     return (
                         f"{frame.block.name()} in launch {frame.block.epoch} stands at "
-                        f"W.{name}({flag}): value seen {tensor.newest(index).value}, value wanted "
-                        f"{_SIGN[relation]} {want}"
+                        f"{spec.text}({flag}): value seen {tensor.newest(index).value}, "
+                        f"value wanted {_SIGN[relation]} {want}"
                         + (f", from rank {asked}" if asked >= 0 else "")
                         + f" --> {site}\n"
                         + story(tensor, index, relation, want, frame.block.machine.signals(tensor))
@@ -216,15 +225,15 @@ def fence(c: Statements, call: tirx.Call, site: str) -> Step:
     return Step(run)
 
 
-def _barrier(name: str):
+def _barrier(spec: Builtin):
     def compile(c: Statements, call: tirx.Call, site: str) -> Step:
         at = call.args[0]
         pointer = (
-            Pointer(c, at, f"W.{name}", site) if getattr(at.op, "name", "") == "tl.access_ptr"
+            Pointer(c, at, spec.text, site) if getattr(at.op, "name", "") == "tl.access_ptr"
             else None
         )  # fmt: skip
 
-        called = Barrier(name, site)
+        called = Barrier(spec.text, spec.participants, site)
         if pointer is not None:
             c.counted.add(pointer.ref.name)
 
@@ -238,14 +247,14 @@ def _barrier(name: str):
                 if tensor.symmetric and index[0] != block.rank:
                     raise SimulationError(
                         "arrival",
-                        f"W.{name} at {tensor.name}{list(index)}, words of rank {index[0]}, by "
+                        f"{spec.text} at {tensor.name}{list(index)}, words of rank {index[0]}, by "
                         f"{block.name()} in launch {block.epoch}; expected its own rank's"
                         f"\n --> {site}",
                     )
             words = block.machine.barrier_words.at(tensor, index, block, called)
-            barrier = block.machine.barrier(name, words, block)
+            barrier = block.machine.barrier(spec.participants, words, block)
             words.arrive(frame, called)
-            yield from barrier.meet(frame, f"W.{name}", site)
+            yield from barrier.meet(frame, spec.text, site)
             words.leave(frame, called)
 
         return Step(run, True)
@@ -375,25 +384,29 @@ def _any_or_all(f: Any):
     return compile
 
 
+def _nothing(c: Statements, call: tirx.Call, site: str) -> Step:
+    return Step(lambda frame: None)
+
+
 def register(c: Statements) -> None:
     """Teach the compiler the builtins."""
-    prefix = "tileweave."
-    c.calls[prefix + "ld"] = load
+    c.steps[declaration_of(st).op_name] = store
+    c.steps[declaration_of(delay).op_name] = _nothing
     for spec in BUILTINS.values():
-        if spec.name.startswith(("atom_", "red_")):
-            assert isinstance(spec.operands[1][1], ElementOf)
-            c.calls[spec.op_name] = _atomic(spec.name)
-        elif spec.name.startswith("wait_"):
-            c.steps[spec.op_name] = _wait(spec.name)
-        elif spec.name.startswith(("sync_", "barrier_")):
-            c.steps[spec.op_name] = _barrier(spec.name)
-    c.steps |= {
-        prefix + "st": store,
-        prefix + "signal": signal,
-        prefix + "fence": fence,
-        prefix + "delay": lambda c, call, site: Step(lambda frame: None),
-        prefix + "fence_proxy_async": lambda c, call, site: Step(lambda frame: None),
-    }
+        if spec.fetches or spec.combines:
+            c.calls[spec.op_name] = _atomic(spec)
+        elif spec.loads:
+            c.calls[spec.op_name] = load
+        elif spec.waits:
+            c.steps[spec.op_name] = _wait(spec)
+        elif spec.participants:
+            c.steps[spec.op_name] = _barrier(spec)
+        elif spec.signals:
+            c.steps[spec.op_name] = signal
+        elif spec.is_fence:
+            c.steps[spec.op_name] = fence
+        elif spec.proxy_fence:
+            c.steps[spec.op_name] = _nothing
     for kind in ("add", "max", "min", "or"):
         c.steps[f"tl.atomic_{kind}_elem_op"] = element_atomic(kind, False)
         c.calls[f"tl.atomic_{kind}_ret_elem_op"] = element_atomic(kind, True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from ...builtins.spec import BUILTINS, Builtin, builtin_of
 from ..machine.steps import Step
 from ..memory.alignment import BULK, require_aligned, require_bulk_size
 from ..memory.order import SYS
@@ -21,7 +22,7 @@ from .statements import Statements
 
 def _transfer(c: Statements, call: tirx.Call, site: str) -> Step:
     """put_block, put_warp, get_block, get_warp: ordinary loads and stores of all threads."""
-    op = f"W.{call.op.name.removeprefix('tileweave.')}"
+    op = builtin_of(call).text
     src, dst = Pointer(c, call.args[0], op, site), Pointer(c, call.args[1], op, site)
     size = c.indices([call.args[2]], op, site)
     is_warp = op.endswith("_warp")
@@ -134,14 +135,15 @@ def _refuse_stored(frame: Any, tensor: Any, poison: Any, op: str, site: str) -> 
 
 
 def bulk_load(c: Statements, call: tirx.Call, site: str) -> Step:
-    dst, src = (Pointer(c, call.args[i], "W.bulk_load", site) for i in (0, 1))
-    size = c.indices([call.args[2]], "W.bulk_load", site)
+    op = builtin_of(call).text
+    dst, src = (Pointer(c, call.args[i], op, site) for i in (0, 1))
+    size = c.indices([call.args[2]], op, site)
     barrier = c.mbarrier(call.args[3].args[0], site)
 
     def run(frame):
-        count, block = _uniform(size(frame)[0], frame, "W.bulk_load", site), frame.block
+        count, block = _uniform(size(frame)[0], frame, op, site), frame.block
         source, tile, full = src.ref.tensor(frame), frame.tile(dst.slot), barrier(frame)
-        access = block.load_access(frame.mask.overlapping, "W.bulk_load", site, full)
+        access = block.load_access(frame.mask.overlapping, op, site, full)
         values, poison = source.read(_bulk_run(frame, source, src, count), access)
         values, key = np.array(values).reshape(-1), _bulk_run(frame, tile, dst, count)
         block.require_unread(tile, key, site)
@@ -156,8 +158,8 @@ def bulk_load(c: Statements, call: tirx.Call, site: str) -> Step:
     return c.preempted(run, call)
 
 
-def _bulk_store(reduces: bool):
-    op = "W.bulk_reduce" if reduces else "W.bulk_store"
+def _bulk_store(spec: Builtin):
+    op, reduces = spec.text, spec.has_word("op")
 
     def compile(c: Statements, call: tirx.Call, site: str) -> Step:
         dst, src = (Pointer(c, call.args[i], op, site) for i in (0, 1))
@@ -200,12 +202,13 @@ def bulk_wait(c: Statements, call: tirx.Call, site: str) -> Step:
 
 def register(c: Statements) -> None:
     """Teach the compiler the builtins that copy."""
-    for name in ("put_block", "put_warp", "get_block", "get_warp"):
-        c.steps[f"tileweave.{name}"] = _transfer
-    c.steps |= {
-        "tileweave.bulk_load": bulk_load,
-        "tileweave.bulk_store": _bulk_store(False),
-        "tileweave.bulk_reduce": _bulk_store(True),
-        "tileweave.bulk_commit": bulk_commit,
-        "tileweave.bulk_wait": bulk_wait,
-    }
+    groups = {"commit": bulk_commit, "wait": bulk_wait}
+    for spec in BUILTINS.values():
+        if spec.is_async_load:
+            c.steps[spec.op_name] = bulk_load
+        elif spec.is_async_store:
+            c.steps[spec.op_name] = _bulk_store(spec)
+        elif spec.moves:
+            c.steps[spec.op_name] = _transfer
+        elif spec.bulk_group:
+            c.steps[spec.op_name] = groups[spec.bulk_group]

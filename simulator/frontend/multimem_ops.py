@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...builtins.spec import builtin_of
+from ...builtins.spec import BUILTINS, builtin_of
 from ..machine.steps import Step
 from ..memory.values import convert, is_float, numpy_dtype
 from ..report.errors import SimulationError
@@ -27,7 +27,8 @@ class Everywhere:
 
     def __init__(self, c: Statements, call: tirx.Call, site: str) -> None:
         self.buffer, self.site = call.args[0].args[0].buffer, site
-        self.op, spec = f"W.{call.op.name.removeprefix('tileweave.')}", builtin_of(call)
+        spec = builtin_of(call)
+        self.op = spec.text
         indices = call.args[0].args[0].indices
         starts = [i.base if isinstance(i, tirx.Ramp) else i for i in indices]
         self.index = c.indices(starts, self.buffer.name, site)
@@ -102,6 +103,8 @@ def _change(reduces: bool):
 
 def register(c: Statements) -> None:
     """Teach the compiler multimem operations."""
-    c.calls["tileweave.multimem_ld_reduce"] = load_reduce
-    c.steps["tileweave.multimem_st"] = _change(False)
-    c.steps["tileweave.multimem_red"] = _change(True)
+    for spec in BUILTINS.values():
+        if spec.multicast and spec.writes:
+            c.steps[spec.op_name] = _change(spec.has_word("op"))
+        elif spec.multicast:
+            c.calls[spec.op_name] = load_reduce

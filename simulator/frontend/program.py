@@ -15,6 +15,8 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 from ... import passes
 from ...builtins.errors import TileWeaveError
+from ...builtins.implicit import CONTEXT
+from ...builtins.ranks import RANK
 from ...builtins.spec import builtin_of
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.implicit import hidden_of
@@ -113,10 +115,8 @@ class Program:
         for ops in operations:
             ops.register(c)
         self.rank_slot = c.new_slot(tirx.Var("rank", "int32"))
-        c.calls["tileweave.rank"] = lambda c, call, site: Expr(
-            lambda frame: frame.env[self.rank_slot]
-        )
-        c.calls["tileweave.context"] = lambda c, call, site: Expr(lambda frame: 0)
+        c.calls[RANK] = lambda c, call, site: Expr(lambda frame: frame.env[self.rank_slot])
+        c.calls[CONTEXT] = lambda c, call, site: Expr(lambda frame: 0)
         self.scalars: dict[str, tuple[int, np.dtype]] = {}
         """Slot and type by name."""
         self.sizes: dict[int, tuple[str, int]] = {}
@@ -277,7 +277,7 @@ def _multicast(body: tirx.Stmt) -> set:
 
     def visit(node):
         spec = builtin_of(node)
-        if spec is not None and spec.name.startswith("multimem_"):
+        if spec is not None and spec.multicast:
             found.add(node.args[0].args[0].buffer.data)
 
     post_order_visit(body, visit)

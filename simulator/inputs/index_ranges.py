@@ -10,6 +10,7 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
 
+from ...builtins.ranks import RANK, WORLD_SIZE
 from ...passes.ir.walk import op_name, written_tensors
 from ...runtime.plans.parameters import Shape
 
@@ -57,9 +58,9 @@ class _Finder:
         """Variables of loops whose extents depend on an input."""
 
         def group(call: tirx.Call) -> tirx.PrimExpr | None:
-            if op_name(call) == "tileweave.rank":
+            if op_name(call) == RANK:
                 return rank
-            is_size = op_name(call) == "tileweave.world_size"
+            is_size = op_name(call) == WORLD_SIZE
             return tirx.IntImm("int32", self.world_size) if is_size else None
 
         body = substitute(self.func.body, self._extents())

@@ -72,11 +72,11 @@ class Machine:
         self.streams.append(Stream(rank, name, self._start, list(items)))
         self._enqueued += [item for item in items if isinstance(item, Work)]
 
-    def barrier(self, op: str, words: Any, block: Block) -> Rendezvous:
+    def barrier(self, participants: str, words: Any, block: Block) -> Rendezvous:
         """The barrier that ``block`` arrives at; one of a grid belongs to its launch."""
-        key = (op, words, block.launch if op == "sync_grid" else None)
+        key = (participants, words, block.launch if participants == "grid" else None)
         if key not in self._barriers:
-            self._barriers[key] = Rendezvous(self, op == "sync_ranks")
+            self._barriers[key] = Rendezvous(self, participants)
         return self._barriers[key]
 
     def signals(self, tensor: Tensor) -> dict[str, str]:

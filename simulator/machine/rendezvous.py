@@ -30,9 +30,14 @@ class Rendezvous:
     """A barrier wider than a block: who arrives waits until all have; then it serves again."""
 
     machine: Machine
-    per_rank: bool
+    participants: str
     turn: Turn = field(default_factory=lambda: Turn(0, {}))
     arrived_in: dict[Any, int] = field(default_factory=dict)
+
+    @property
+    def per_rank(self) -> bool:
+        """Whether one block of each rank arrives."""
+        return self.participants == "ranks"
 
     def meet(self, frame: Frame, op: str, site: str) -> Iterator[Any]:
         block = frame.block
@@ -45,7 +50,7 @@ class Rendezvous:
                 f"{block.rank} in launch {block.epoch}; expected one block a launch\n --> {site}",
             )
         if not self.turn.missing:
-            self.turn = Turn(self.turn.number + 1, dict.fromkeys(self._members(op, block)))
+            self.turn = Turn(self.turn.number + 1, dict.fromkeys(self._members(block)))
         turn = self.turn
         turn.missing.pop(me, None)
         for i in frame.mask.classes:
@@ -65,11 +70,11 @@ class Rendezvous:
         assert turn.clock is not None
         block.order.see(frame.mask.classes, turn.clock)
 
-    def _members(self, op: str, block: Block) -> list[tuple]:
+    def _members(self, block: Block) -> list[tuple]:
         ranks = range(self.machine.world_size)
         if self.per_rank:
             return [(r,) for r in ranks]
-        if op.endswith("sync_grid"):
+        if self.participants == "grid":
             ranks = range(block.rank, block.rank + 1)
         return [(r, b) for r in ranks for b in range(block.launch.blocks)]
 

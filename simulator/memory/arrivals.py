@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from ...builtins.signals import signal
+from ...builtins.spec import declaration_of
 from ..report.errors import SimulationError
 from .memory import Awaited, Change, Memory, Tensor
 
 _COUNTS = ("eq", "ge", "gt", "reached")
 """Relations that wait for a number of arrivals."""
-_SIGNALS = ("W.signal", "p.write_value", "p.copy_value")
+_SIGNALS = (declaration_of(signal).text, "p.write_value", "p.copy_value")
 """Operations that have no use but to be waited for."""
 
 

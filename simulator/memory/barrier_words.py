@@ -33,20 +33,17 @@ _BITS = 1 << 32
 class Barrier:
     """A call of a barrier in the program."""
 
-    name: str
+    op: str
+    participants: str
     site: str
 
     @property
-    def op(self) -> str:
-        return f"W.{self.name}"
-
-    @property
     def counts_blocks(self) -> bool:
-        return self.name != "sync_ranks"
+        return self.participants != "ranks"
 
     @property
     def counts_ranks(self) -> bool:
-        return self.name != "sync_grid"
+        return self.participants != "grid"
 
 
 @dataclass
@@ -250,7 +247,7 @@ class WordsOfBarriers:
         of_tensor = self._all[tensor]
         if first not in of_tensor:
             of_tensor[first] = BarrierWords(tensor, first, self.world_size)
-        words, count = of_tensor[first], words_of(barrier.name, self.world_size)
+        words, count = of_tensor[first], words_of(barrier.participants, self.world_size)
         if count > words.count:
             words.count, words.site = count, barrier.site
             start = f"{barrier.op} by {block.name()} in launch {block.epoch} counts in {count} word"

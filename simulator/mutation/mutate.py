@@ -336,12 +336,14 @@ class _Probes:
         """Why no change of the operation can matter in these schedules, if so."""
         if number not in self.reached:
             return "no block of any rank reaches it"
-        if op.name in _ENDS_BULK_STORES and number not in self.busy:
+        if _ends_bulk_stores(op) and number not in self.busy:
             return "no bulk store is under way where it stands"
         return ""
 
 
-_ENDS_BULK_STORES = ("complete_bulk_stores", "bulk_wait", "tma_store_wait")
+def _ends_bulk_stores(op: Operation) -> bool:
+    group = op.spec.bulk_group if op.spec is not None else ""
+    return group == "wait" or op.name in ("complete_bulk_stores", "tma_store_wait")
 
 
 def _explained(mutants: list[Mutant], explanations: Explanations) -> list[Mutant]:

@@ -29,9 +29,6 @@ TILELANG = {
 }
 """Operations that synchronise and are none of our builtins: as the program writes them."""
 
-NOT_MODELLED = frozenset({"fence_proxy_async"})
-"""The simulator does not tell ordinary accesses from those of the async proxy."""
-
 
 @dataclass(frozen=True, eq=False)
 class Operation:
@@ -72,18 +69,17 @@ def synchronises(call: tirx.Call) -> bool:
     spec = builtin_of(call)
     if spec is None:
         return op_name(call) in TILELANG
-    if spec.name in NOT_MODELLED:
-        return False
+    if spec.proxy_fence:
+        return False  # the simulator does not tell ordinary accesses from those of the async proxy
     only_orders = spec.result is None and not any(
         isinstance(k, Pointer) and not k.optional for _, k in spec.operands
     )
-    announces = spec.level == "leader" and any(word == "sem" for word, _ in spec.words)
-    return spec.waits or only_orders or announces or releases(call) or acquires(call)
+    return bool(spec.waits) or only_orders or spec.signals or releases(call) or acquires(call)
 
 
 def _is_of_interest(call: tirx.Call) -> bool:
     spec = builtin_of(call)
-    return synchronises(call) or (spec is not None and any(w == "scope" for w, _ in spec.words))
+    return synchronises(call) or (spec is not None and spec.has_word("scope"))
 
 
 def operations(body: tirx.Stmt) -> list[Operation]:

@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from ...builtins.signals import signal
+from ...builtins.spec import declaration_of
 from ..machine.machine import Machine
 from ..machine.streams import Coroutine, Launch
 from ..memory.memory import Tensor
 from .errors import SimulationError
+
+_SIGNAL = declaration_of(signal).text
 
 
 @dataclass
@@ -159,7 +163,7 @@ class Recorder(Machine):
         for tensor in dict.fromkeys(t for of_ranks in self.tensors.values() for t in of_ranks):
             for flat, changes in tensor.changes.items():
                 waits = tensor.waits.get(flat, [])
-                if not waits and all(what[c.event][0] != "W.signal" for c in changes):
+                if not waits and all(what[c.event][0] != _SIGNAL for c in changes):
                     continue
                 for change in changes:
                     marks[change.event] = self._mark(change.event, change.before, change.after)

@@ -29,12 +29,6 @@ from .explanation import Explanation
 from .operation import EXPLICIT, Kind, Operation, sorted_in
 from .source import source_of
 
-_KINDS: dict[str, Kind] = {
-    "signal": "signal", "fence": "fence", "fence_proxy_async": "fence", "bulk_wait": "bulk_wait",
-    "sync_grid": "barrier", "sync_ranks": "barrier", "barrier_blocks": "barrier",
-}  # fmt: skip
-"""Kinds of the builtins whose kind does not follow from their effect on memory."""
-
 
 def explain_kernel(
     func: tirx.PrimFunc,
@@ -103,9 +97,22 @@ def _ordering_calls(func: tirx.PrimFunc) -> Iterator[tuple[Leaf, tirx.Call]]:
     """Yield the explicit calls that order memory."""
     for leaf in leaves_of(func.body):
         for call in leaf.builtins:
-            spec = builtin_of(call)
-            if releases(call) or acquires(call) or spec.waits or spec.name in _KINDS:
+            if _kind_of(call) is not None:
                 yield leaf, call
+
+
+def _kind_of(call: tirx.Call) -> Kind | None:
+    """Return the kind of a builtin that orders memory; None for the others."""
+    spec = builtin_of(call)
+    if spec.participants:
+        return "barrier"
+    if spec.is_fence or spec.proxy_fence:
+        return "fence"
+    if spec.bulk_group == "wait":
+        return "bulk_wait"
+    if spec.signals or releases(call):
+        return "signal"
+    return "wait" if spec.waits or acquires(call) else None
 
 
 def _inference_blocker(func: tirx.PrimFunc) -> list[Operation]:
@@ -118,12 +125,13 @@ def _inference_blocker(func: tirx.PrimFunc) -> list[Operation]:
         "explicit synchronization; without explicit signals, waits and barriers the compiler "
         "inserts them"
     )
-    name = f"W.{builtin_of(call).name}"
+    name = builtin_of(call).text
     return [dataclasses.replace(_explicit_op(leaf, call), tensor=name, reason=reason)]
 
 
 def _explicit_op(leaf: Leaf, call: tirx.Call) -> Operation:
-    kind = _KINDS.get(builtin_of(call).name, "signal" if releases(call) else "wait")
+    kind = _kind_of(call)
+    assert kind is not None
     name, (file, line) = tensor_of(call), leaf.place
     return Operation(kind, name, file, line, EXPLICIT, flag=name, per_block=leaf.times)
 

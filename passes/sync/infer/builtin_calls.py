@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilelang import language as T
 from tilelang import tvm
 from tvm import tirx
 
-from ....builtins.implicit import Site, register_site
-from ....builtins.spec import BUILTINS
+from ....builtins import atomics, memory, signals
+from ....builtins.implicit import CONTEXT, Site, register_site
+from ....builtins.spec import declaration_of
 from ...ir.origin import inserted
 from ..regions.accesses import Access
 
@@ -15,7 +18,7 @@ from ..regions.accesses import Access
 def signal(flag: tirx.BufferLoad, value: tirx.PrimExpr, access: Access | None = None) -> tirx.Stmt:
     """``W.signal(flag, value)``, put in for ``access``, or for the whole launch."""
     return _call(
-        "signal", T.access_ptr(flag, "rw"), value, words=("u32", "add", "sys", "release"),
+        signals.signal, T.access_ptr(flag, "rw"), value, words=("u32", "add", "sys", "release"),
         origin=_origin("signal", access),
     )  # fmt: skip
 
@@ -24,9 +27,9 @@ def wait_reached(
     flag: tirx.BufferLoad, target: tirx.PrimExpr, peer: tirx.PrimExpr, access: Access
 ) -> tirx.Stmt:
     """``W.wait_reached(flag, target, peer)``, put in for ``access``."""
-    context = tirx.call_intrin("int64", tvm.ir.Op.get("tileweave.context"))
+    context = tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
     return _call(
-        "wait_reached", T.access_ptr(flag, "r"), target, peer, context, _site(flag, access),
+        signals.wait_reached, T.access_ptr(flag, "r"), target, peer, context, _site(flag, access),
         words=("u32", "sys", "acquire"), origin=_origin("wait", access),
     )  # fmt: skip
 
@@ -34,32 +37,35 @@ def wait_reached(
 def atomic_add(word: tirx.BufferLoad, value: int) -> tirx.PrimExpr:
     """``W.atom_add(word, value, scope="gpu", sem="acq_rel")``."""
     operands = (T.access_ptr(word, "rw"), tirx.const(value, "uint32"))
-    return _expression("uint32", "atom_add", *operands, words=("u32", "gpu", "acq_rel"))
+    return _expression("uint32", atomics.atom_add, *operands, words=("u32", "gpu", "acq_rel"))
 
 
 def load(word: tirx.BufferLoad) -> tirx.PrimExpr:
     """``W.ld(word, sem="relaxed")``."""
     return _expression(
-        "uint32", "ld", T.access_ptr(word, "r"), tirx.IntImm("int32", 1), words=("gpu", "relaxed")
-    )
+        "uint32", memory.ld, T.access_ptr(word, "r"), tirx.IntImm("int32", 1),
+        words=("gpu", "relaxed"),
+    )  # fmt: skip
 
 
 def store(word: tirx.BufferLoad, value: tirx.PrimExpr) -> tirx.Stmt:
     """``W.st(word, value)``."""
-    return _call("st", T.access_ptr(word, "w"), value, words=("gpu", "relaxed"))
+    return _call(memory.st, T.access_ptr(word, "w"), value, words=("gpu", "relaxed"))
 
 
 def _expression(
-    dtype: str, name: str, *operands, words, origin: dict | None = None
+    dtype: str, builtin: Callable[..., tirx.PrimExpr], *operands, words, origin: dict | None = None
 ) -> tirx.PrimExpr:
     strings = [tirx.StringImm(w) for w in words]
-    call = tirx.call_intrin(dtype, BUILTINS[f"tileweave.{name}"].op, *operands, *strings)
+    call = tirx.call_intrin(dtype, declaration_of(builtin).op, *operands, *strings)
     origin = inserted("count of launches") if origin is None else origin
     return tirx.Call(call.dtype, call.op, call.args, origin)
 
 
-def _call(name: str, *operands, words, origin: dict | None = None) -> tirx.Stmt:
-    return tirx.Evaluate(_expression("handle", name, *operands, words=words, origin=origin))
+def _call(
+    builtin: Callable[..., tirx.PrimExpr], *operands, words, origin: dict | None = None
+) -> tirx.Stmt:
+    return tirx.Evaluate(_expression("handle", builtin, *operands, words=words, origin=origin))
 
 
 def _origin(role: str, access: Access | None) -> dict:
@@ -72,5 +78,5 @@ def _site(flag: tirx.BufferLoad, access: Access) -> tirx.IntImm:
     """The number by which the device reports that this wait gave up."""
     file, _, line = access.line.rpartition(":")
     text = f"{flag} before {access.op}, inferred"
-    site = Site("wait_reached", text, file, int(line or 0), "uint32", inferred=True)
+    site = Site(signals.wait_reached.__name__, text, file, int(line or 0), "uint32", inferred=True)
     return register_site(site)

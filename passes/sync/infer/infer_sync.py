@@ -162,8 +162,8 @@ def explicit_sync(func: tirx.PrimFunc) -> tuple[Leaf, tirx.Call] | None:
 
 def _is_explicit(call: tirx.Call) -> bool:
     spec = builtin_of(call)
-    scopes = [spec.word(call, "scope")] if any(n == "scope" for n, _ in spec.words) else ["sys"]
-    return (spec.waits or releases(call)) and scopes == ["sys"] and spec.name != "sync_grid"
+    scope = spec.word(call, "scope") if spec.has_word("scope") else "sys"
+    return bool(spec.waits or releases(call)) and scope == "sys" and spec.participants != "grid"
 
 
 def _traffic(

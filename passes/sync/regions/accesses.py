@@ -12,7 +12,7 @@ from tvm.ir import structural_equal
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ....builtins.errors import LanguageError
-from ....builtins.spec import Pointer, builtin_of
+from ....builtins.spec import Builtin, Pointer, builtin_of
 from ...group.drop_unordered import is_mark
 from ...ir.uniformity import ThreadControl
 from ...ir.walk import arrows, calls_in, in_words, line_of, location, op_name, rewrite_children
@@ -22,21 +22,15 @@ Kind = Literal["read", "write", "add"]
 
 ADDS = frozenset(
     {"tl.tileop.atomicadd", "tl.atomic_add_elem_op", "tl.atomic_addx2_elem_op",
-     "tl.atomic_addx4_elem_op", "bulk_reduce"}
+     "tl.atomic_addx4_elem_op"}
 )  # fmt: skip
-"""What adds to memory, of TileLang's operators and our builtins: any number may meet in one
-element, in any order."""
+"""TileLang's operators that add to memory: any number may meet in one element, in any order."""
 
 LANES = {
     "tl.atomic_addx2_elem_op": tirx.IntImm("int32", 2),
     "tl.atomic_addx4_elem_op": tirx.IntImm("int32", 4),
 }
 """Elements that an operator takes at a time, by its name; its pointers tell of the first only."""
-
-MOVERS = frozenset(
-    {"put_block", "put_warp", "get_block", "get_warp", "bulk_load", "bulk_store", "bulk_reduce"}
-)
-"""Builtins that move data; the others order it, or act on single words atomically."""
 
 
 JUMPS = {
@@ -343,7 +337,7 @@ class _Collector:
             if name in JUMPS:
                 self._jump(JUMPS[name])
             if spec is not None:
-                if name in MOVERS:
+                if spec.moves:
                     self._moved(call, spec)
                 continue
             for argument in call.args:
@@ -371,10 +365,8 @@ class _Collector:
         elif around and not self._unknown:
             self.program.jumps.append(Jump(name, around[-1], location(self._anchor)))
 
-    def _moved(self, call: tirx.Call, spec) -> None:
-        size = next(
-            call.args[i] for i, (parameter, _) in enumerate(spec.operands) if parameter == "size"
-        )
+    def _moved(self, call: tirx.Call, spec: Builtin) -> None:
+        size, adds = spec.operand(call, spec.moves), spec.combination(call) != "set"
         for (_, kind), pointer in zip(spec.operands, call.args, strict=False):
             if not isinstance(kind, Pointer) or op_name(pointer) != "tl.access_ptr":
                 continue
@@ -382,8 +374,8 @@ class _Collector:
             if load.buffer.data not in self._tensors:
                 continue
             written = "w" in kind.access
-            effect: Kind = "add" if spec.name in ADDS else "write" if written else "read"
-            self._add(effect, f"W.{spec.name}", load, _run(load, size))
+            effect: Kind = "read" if not written else "add" if adds else "write"
+            self._add(effect, spec.text, load, _run(load, size))
 
     def _element_loads(self, *nodes: tirx.Stmt | tirx.PrimExpr) -> None:
         """The elements that ``nodes`` load, but for those that only say where a region starts;

@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.ir import structural_equal
 from tvm.tirx.stmt_functor import post_order_visit
 
+from ....builtins.spec import builtin_of
 from ...ir.walk import calls_in, op_name, variables_in
 from ...tile.pin_pipelined import is_pipelined
 
@@ -86,8 +87,9 @@ class AsyncLoads:
 
     def _load(self, call: tirx.Call, reads: tuple[Event, ...]) -> _Load | None:
         name = op_name(call)
-        if name == "tileweave.bulk_load":
-            return _Load(reads, call.args[3].args[0])
+        spec = builtin_of(call)
+        if spec is not None and spec.is_async_load:
+            return _Load(reads, spec.operand(call, "barrier").args[0])
         if name not in _COPIES:
             return None
         target = call.args[1].args[0].buffer

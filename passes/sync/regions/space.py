@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from ....builtins.ranks import RANK
 from ...ir.walk import op_name
 
 
@@ -159,7 +160,7 @@ class Space:
             parts = (expr.condition, expr.true_value, expr.false_value)
             return np.where(*(self.of(p) for p in parts))
         name = op_name(expr)
-        if name == "tileweave.rank":
+        if name == RANK:
             return self.rank
         if name in _CHOICES:
             return np.where(*(self.of(a) for a in expr.args))

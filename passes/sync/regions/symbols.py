@@ -9,6 +9,7 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, substitute
 
+from ....builtins.ranks import RANK
 from ...ir.walk import op_name, variables_in
 from .accesses import Access, Program
 from .space import Loop
@@ -24,7 +25,7 @@ class Symbols:
         self._values, self._registers = program.values, program.registers
         self._rank = tirx.Var("rank", "int32")
         self._world_size = world_size
-        self._rank_call = tirx.call_intrin("int32", tvm.ir.Op.get("tileweave.rank"))
+        self._rank_call = tirx.call_intrin("int32", tvm.ir.Op.get(RANK))
 
     @property
     def rank(self) -> tirx.PrimExpr:
@@ -88,6 +89,6 @@ class Symbols:
         """``expr`` with the rank as a variable, which the analyzer can bound."""
 
         def variable(node):
-            return self._rank if op_name(node) == "tileweave.rank" else None
+            return self._rank if op_name(node) == RANK else None
 
         return ir_transform(tirx.Evaluate(expr), None, variable, ["tirx.Call"]).value

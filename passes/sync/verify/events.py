@@ -10,7 +10,7 @@ from typing import Literal
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
-from ....builtins.spec import BUILTINS, Builtin, Pointer, builtin_of
+from ....builtins.spec import BUILTINS, Builtin, Participants, builtin_of
 from ...ir.memory_order import acquires
 from ...ir.walk import arrows, builtins_in, calls_in, in_words, line_of, op_name
 from ..regions.accesses import Program, _Collector
@@ -38,6 +38,7 @@ class Event:
         value: what is added or awaited.
         adds: whether it adds the value to the flag rather than storing it.
         relation: between the flag and the value for which it waits.
+        participants: who meets at a barrier.
         grid: block axes of its kernel.
         kernel: which of the program's kernels that is.
         by_last: whether it happens in the last block out only, which an atomic addition tells.
@@ -61,6 +62,7 @@ class Event:
     value: tirx.PrimExpr | None = None
     adds: bool = False
     relation: str = ""
+    participants: Participants = ""
     by_last: bool = False
     until: str = ""
     end: str = ""
@@ -139,7 +141,7 @@ class _Events(_Collector):
         if arrived is not None and acquires(arrived):
             scope = builtin_of(arrived).word(arrived, "scope")
             self._conditions.append(stmt.condition)
-            name = f"W.{builtin_of(arrived).name}"
+            name = builtin_of(arrived).text
             self._event("wait", name, arrived, stmt, scope=scope, sem="acquire")
             self._conditions.pop()
         return super()._branch(stmt)
@@ -157,7 +159,7 @@ class _Events(_Collector):
             if isinstance(node, tirx.Var) and node in self.program.values:
                 post_order_visit(self.program.values[node], visit)
             spec = builtin_of(node)
-            if spec is not None and spec.name.startswith("atom_"):
+            if spec is not None and spec.fetches:
                 found.append(node)
 
         post_order_visit(self._resolved(condition), visit)
@@ -184,7 +186,7 @@ class _Events(_Collector):
         for call in builtins_in(stmt):
             self._sync(call, BUILTINS[call.op.name], stmt)
         for call in calls_in(stmt, lambda c: op_name(c) == "tl.sync_grid"):
-            self._event("barrier", "W.sync_grid", call, stmt, scope="gpu")
+            self._event("barrier", "T.sync_grid", call, stmt, scope="gpu", participants="grid")
 
     def _end(self, load: Event, until: str, end: str) -> None:
         """An asynchronous load reads from its statement until this one, which waits for it: both
@@ -204,33 +206,31 @@ class _Events(_Collector):
             spec = builtin_of(call)
             sem = spec.word(call, "sem")
             self._event(
-                "wait", f"W.{spec.name}", call, stmt,
+                "wait", spec.text, call, stmt,
                 scope="sys" if sem == "volatile" else spec.word(call, "scope"),
                 sem="acquire" if acquires(call) else sem,
-                value=_bound(stmt.condition, seen) if spec.name == "ld" else None,
+                value=_bound(stmt.condition, seen) if spec.loads else None,
                 relation="reached",
             )  # fmt: skip
 
     def _sync(self, call: tirx.Call, spec: Builtin, stmt: tirx.Stmt) -> None:
         words = {name: spec.word(call, name) for name, _ in spec.words}
         order = {"scope": words.get("scope", "sys"), "sem": words.get("sem", "")}
-        if spec.releases and spec.barrier_after:
-            scope = "gpu" if spec.name == "sync_grid" else "sys"
-            self._event("barrier", f"W.{spec.name}", call, stmt, scope=scope)
-        elif spec.name == "fence":
-            self._event("fence", "W.fence", call, stmt, **order)
-        elif spec.waits:
-            relation = spec.name.removeprefix("wait_")
-            value = call.args[1]
+        if spec.participants:
+            scope = "gpu" if spec.participants == "grid" else "sys"
             self._event(
-                "wait", f"W.{spec.name}", call, stmt, **order, value=value, relation=relation
+                "barrier", spec.text, call, stmt, scope=scope, participants=spec.participants
             )
-        elif words.get("sem") and spec.operands and _writes(spec):
-            adds = spec.name in ("atom_add", "red_add") or words.get("op") == "add"
-            known = adds or spec.name in ("st", "signal", "atom_exch")
+        elif spec.is_fence:
+            self._event("fence", spec.text, call, stmt, **order)
+        elif spec.waits:
+            value = call.args[1]
+            self._event("wait", spec.text, call, stmt, **order, value=value, relation=spec.waits)
+        elif words.get("sem") and spec.writes:
+            how = spec.combination(call)
             self._event(
-                "signal", f"W.{spec.name}", call, stmt, **order, adds=adds,
-                value=call.args[1] if known else None,
+                "signal", spec.text, call, stmt, **order, adds=how == "add",
+                value=call.args[1] if how in ("add", "set") else None,
             )  # fmt: skip
 
     def _event(self, kind: EventKind, op: str, call: tirx.Call, stmt: tirx.Stmt, **more) -> None:
@@ -250,11 +250,6 @@ class _Events(_Collector):
 
     def _place_of(self, stmt: tirx.Stmt) -> str:
         return line_of(stmt) or (line_of(self._anchor) if self._anchor is not None else "")
-
-
-def _writes(spec: Builtin) -> bool:
-    kind = spec.operands[0][1]
-    return isinstance(kind, Pointer) and "w" in kind.access
 
 
 def _polled(stmt: tirx.While) -> Iterator[tuple[tirx.Call, tirx.PrimExpr]]:
@@ -277,7 +272,7 @@ def _polled(stmt: tirx.While) -> Iterator[tuple[tirx.Call, tirx.PrimExpr]]:
     post_order_visit(stmt.condition, load)
     post_order_visit(stmt.body, store)
     for call, result in results:
-        if builtin_of(call).name.startswith(("ld", "atom_")):
+        if builtin_of(call).loads or builtin_of(call).fetches:
             yield call, result
 
 

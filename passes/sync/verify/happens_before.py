@@ -234,13 +234,12 @@ class HappensBefore:
                 relaxed[o.block].append(o)
 
     def _barrier(self, o: Operation, met: dict) -> None:
-        name = o.event.op
-        who = {"W.sync_ranks": ("rank", o.rank), "W.sync_grid": ("block", o.block)}
-        who = who.get(name, ("block", o.block))
-        count = met[name, o.launch, who]
-        met[name, o.launch, who] += 1
-        where = o.rank if name == "W.sync_grid" else -1
-        arrival = (name, o.launch, where, count)
+        barrier = o.event.participants
+        who = ("rank", o.rank) if barrier == "ranks" else ("block", o.block)
+        count = met[barrier, o.launch, who]
+        met[barrier, o.launch, who] += 1
+        where = o.rank if barrier == "grid" else -1
+        arrival = (barrier, o.launch, where, count)
         self._sources.setdefault(arrival, []).append((o.block, o.position))
         self._acquired[o.block].append((o.position, arrival))
 

@@ -58,7 +58,7 @@ class LaunchSpace(Space):
         if isinstance(expr, tirx.Var):
             return not str(expr.dtype).startswith("handle")
         spec = builtin_of(expr)
-        if spec is not None and spec.name == "ld" and op_name(expr.args[0]) == "tl.access_ptr":
+        if spec is not None and spec.loads and op_name(expr.args[0]) == "tl.access_ptr":
             expr = expr.args[0].args[0]
         if not isinstance(expr, tirx.BufferLoad) or expr.buffer.scope() not in ("", "global"):
             return False
