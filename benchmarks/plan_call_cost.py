@@ -45,7 +45,7 @@ from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.session_cache import forget
 from tileweave.ops.core.tiles import LARGE, SMALL
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
-from tileweave.passes.ir.implicit import hidden_of
+from tileweave.passes.ir.implicit import implicit_of
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.executor import enqueue
 from tileweave.runtime.host import heap, memory, session
@@ -144,8 +144,8 @@ def compile_nothing(program: Any, **options: Any) -> kernel.Kernel:
     mod = tvm.IRModule({str(program.attrs["global_symbol"]): program})
     mod = passes.run_group(mod, up.group.world_size, up.heap.stride)
     (prepared,) = mod.functions.values()
-    hidden = {h.name: kernel._memory(h, up) for h in hidden_of(prepared)}
-    return StandInKernel(None, program, hidden)
+    implicit = {h.name: kernel._memory(h, up) for h in implicit_of(prepared)}
+    return StandInKernel(None, program, implicit)
 
 
 def plan_call() -> Callable[[], None]:

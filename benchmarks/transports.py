@@ -22,7 +22,7 @@ import torch
 import tileweave as tw
 from tileweave.bench import exchanges
 from tileweave.bench.command import INPUTS
-from tileweave.bench.contenders import Contender, Judge, Missing
+from tileweave.bench.contenders import Checker, Implementation, Missing
 from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program
 from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_phase_program
 from tileweave.ops.collectives.all_to_all import Parts, all_to_all_plan, all_to_all_program
@@ -120,7 +120,7 @@ def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
     ]
 
 
-def contender_of(arena: exchanges.Arena, steps: Any) -> Contender:
+def contender_of(arena: exchanges.Buffers, steps: Any) -> Implementation:
     arena.made.append(Moved(steps))
     return arena.into_out(arena.made[-1])
 
@@ -130,13 +130,16 @@ def compare(
 ) -> bool:
     """Time and check all variants; prints a row of each, the fastest first."""
     begin, group = time.perf_counter(), group_of("")
-    arena = exchanges.Arena(problem, group, gathered)
+    arena = exchanges.Buffers(problem, group, gathered)
     contenders = {"auto": exchanges.MAKERS["ours"](arena)}
     with suppress(Missing):
         contenders["copies alone"] = exchanges.MAKERS["exchange/copies"](arena)
     for variant, steps in programs.items():
         contenders[variant.name] = contender_of(arena, steps)
-    inputs, judge = list(islice(exchanges.Inputs.random(problem, group), INPUTS)), Judge(contenders)
+    inputs, judge = (
+        list(islice(exchanges.Inputs.random(problem, group), INPUTS)),
+        Checker(contenders),
+    )
     ms = interleaved(
         {name: contender.call for name, contender in contenders.items()},
         inputs,

@@ -28,7 +28,7 @@ from .symmetric import is_symmetric
 __all__ = ["barrier_blocks", "sync_grid", "sync_ranks"]
 
 _AT = dict(
-    hidden=("context", "site"),
+    implicit=("context", "loc"),
     level="leader",
     barrier_before=True,
     barrier_after=True,

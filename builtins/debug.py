@@ -8,7 +8,7 @@ from .spec import Constant
 __all__ = ["delay"]
 
 
-@builtin(hidden=("context",))
+@builtin(implicit=("context",))
 def delay(seed: Constant, place: Constant) -> None:
     """Sleep up to 16 microseconds, each rank, block and place for a time of its own.
 

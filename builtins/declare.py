@@ -37,7 +37,7 @@ def builtin(
     types: str = "",
     op_types: Mapping[str, str] | None = None,
     vectors: str = "",
-    hidden: Sequence[str] = (),
+    implicit: Sequence[str] = (),
     level: Level = "thread",
     barrier_before: bool = False,
     barrier_after: bool = False,
@@ -108,7 +108,7 @@ def builtin(
             types=tuple(types.split()),
             op_types={op: tuple(legal.split()) for op, legal in (op_types or {}).items()},
             vectors=tuple(vectors.split()),
-            hidden=tuple(hidden),
+            implicit=tuple(implicit),
             level=level,
             barrier_before=barrier_before,
             barrier_after=barrier_after,
@@ -170,7 +170,7 @@ def _trace(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     operands: list[tirx.PrimExpr] = []
     for parameter, kind in spec.operands:
         operands.append(trace_operand(spec, parameter, kind, arguments))
-    operands.extend(supply(kind, spec, arguments) for kind in spec.hidden)
+    operands.extend(supply(kind, spec, arguments) for kind in spec.implicit)
     words = [arguments[parameter] for parameter, _ in spec.words]
     if spec.types:
         words.insert(0, ptx_type_of(spec, arguments))

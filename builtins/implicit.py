@@ -20,7 +20,7 @@ register_op(CONTEXT, "address of the runtime's context on this device", 0)
 
 
 @dataclass(frozen=True)
-class Site:
+class Loc:
     """Where in a program a builtin stands and the type of its flag, for messages about it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Site:
         return f"{self.op}({self.operand}) at {self.file}:{self.line}"
 
 
-SITES: dict[int, Site] = {}
+LOCS: dict[int, Loc] = {}
 """Builtins that can time out, by the number their device code reports. Every rank traces every
 program, so the table is complete on each, also where the kernel came from a cache."""
 
@@ -52,31 +52,31 @@ def _context(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
 
 
-def register_site(site: Site) -> tirx.IntImm:
-    """The number that device code reports for ``site``."""
-    number = zlib.crc32(str(site).encode()) & 0x7FFFFFFF
-    SITES[number] = site
+def register_loc(loc: Loc) -> tirx.IntImm:
+    """The number that device code reports for ``loc``."""
+    number = zlib.crc32(str(loc).encode()) & 0x7FFFFFFF
+    LOCS[number] = loc
     return tirx.IntImm("int32", number)
 
 
-def site_of(call: tirx.Call) -> Site | None:
+def loc_of(call: tirx.Call) -> Loc | None:
     """Where the builtin ``call``, which has a site, stands; None if this process did not trace
     it."""
-    return SITES.get(int(builtin_of(call).operand(call, "site")))
+    return LOCS.get(int(builtin_of(call).operand(call, "loc")))
 
 
 def _site(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     from tilelang.language.eager.builder import Builder
 
     builder = Builder.current()
-    site = Site(
+    loc = Loc(
         spec.name,
         str(arguments["ref"]).replace("T.tileweave.", "W.") if "ref" in arguments else "",
         str(getattr(builder, "current_file", "?")),
         int(getattr(builder, "current_line", 0)),
         ref_dtype(arguments["ref"]) if "ref" in arguments else "",
     )
-    return register_site(site)
+    return register_loc(loc)
 
 
 def _thread(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
@@ -90,4 +90,4 @@ def _threads(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.IntImm("int32", math.prod(int(e) for e in T.get_thread_extents()))
 
 
-_SUPPLIERS = {"context": _context, "site": _site, "thread": _thread, "threads": _threads}
+_SUPPLIERS = {"context": _context, "loc": _site, "thread": _thread, "threads": _threads}

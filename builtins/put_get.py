@@ -33,7 +33,7 @@ def _at(op: str, remote: str, src: Any, dst: Any, size: Any, peer: Any) -> dict[
     return refs
 
 
-@builtin(level="block", moves="size", hidden=("thread", "threads"))
+@builtin(level="block", moves="size", implicit=("thread", "threads"))
 def put_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from own memory to a peer's, by all threads of the block.
 
@@ -57,7 +57,7 @@ def put_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> N
     return _at("put_block", "dst", src, dst, size, peer)
 
 
-@builtin(level="warp", moves="size", hidden=("thread",))
+@builtin(level="warp", moves="size", implicit=("thread",))
 def put_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from own memory to a peer's, by the lanes of the warp that reaches it.
 
@@ -67,7 +67,7 @@ def put_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> No
     return _at("put_warp", "dst", src, dst, size, peer)
 
 
-@builtin(level="block", moves="size", hidden=("thread", "threads"), observes=True)
+@builtin(level="block", moves="size", implicit=("thread", "threads"), observes=True)
 def get_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from a peer's memory to own, by all threads of the block.
 
@@ -90,7 +90,7 @@ def get_block(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> N
     return _at("get_block", "src", src, dst, size, peer)
 
 
-@builtin(level="warp", moves="size", hidden=("thread",), observes=True)
+@builtin(level="warp", moves="size", implicit=("thread",), observes=True)
 def get_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> None:
     """Copy ``size`` elements from a peer's memory to own, by the lanes of the warp that reaches it.
 

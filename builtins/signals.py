@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 FLAG_TYPES = "u32 s32 u64 s64"
-WATCHED = ("context", "site")
+WATCHED = ("context", "loc")
 
 
 @builtin(types=FLAG_TYPES, level="leader", barrier_before=True)
@@ -56,7 +56,7 @@ def signal(
     """
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="eq")
+@builtin(types=FLAG_TYPES, implicit=WATCHED, waits="eq")
 def wait_eq(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
@@ -78,14 +78,14 @@ def wait_eq(
     """
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="ne")
+@builtin(types=FLAG_TYPES, implicit=WATCHED, waits="ne")
 def wait_ne(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag differs from ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="ge")
+@builtin(types=FLAG_TYPES, implicit=WATCHED, waits="ge")
 def wait_ge(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
@@ -95,28 +95,28 @@ def wait_ge(
     """
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="gt")
+@builtin(types=FLAG_TYPES, implicit=WATCHED, waits="gt")
 def wait_gt(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag is greater than ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="le")
+@builtin(types=FLAG_TYPES, implicit=WATCHED, waits="le")
 def wait_le(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag is at most ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="lt")
+@builtin(types=FLAG_TYPES, implicit=WATCHED, waits="lt")
 def wait_lt(
     ref: Flag, value: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:
     """Stand until the flag is less than ``value``. Otherwise as ``wait_eq``."""
 
 
-@builtin(types=FLAG_TYPES, hidden=WATCHED, waits="reached")
+@builtin(types=FLAG_TYPES, implicit=WATCHED, waits="reached")
 def wait_reached(
     ref: Flag, target: Element, peer: Int32 = -1, *, scope: Scope = "sys", sem: WaitSem = "acquire"
 ) -> None:

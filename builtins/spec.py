@@ -120,7 +120,7 @@ class Builtin:
     types: tuple[str, ...]
     op_types: Mapping[str, tuple[str, ...]]
     vectors: tuple[str, ...]
-    hidden: tuple[str, ...]
+    implicit: tuple[str, ...]
     level: Level
     barrier_before: bool
     barrier_after: bool
@@ -149,7 +149,7 @@ class Builtin:
     @property
     def arity(self) -> int:
         """Arguments of a call: operands, then the PTX type if it has one, then words."""
-        return len(self.operands) + len(self.hidden) + bool(self.types) + len(self.words)
+        return len(self.operands) + len(self.implicit) + bool(self.types) + len(self.words)
 
     @property
     def text(self) -> str:
@@ -216,7 +216,7 @@ class Builtin:
 
     def operand(self, call: tirx.Call, name: str) -> tirx.PrimExpr:
         """What ``call`` was traced with for the parameter or the hidden operand ``name``."""
-        return call.args[[*(n for n, _ in self.operands), *self.hidden].index(name)]
+        return call.args[[*(n for n, _ in self.operands), *self.implicit].index(name)]
 
     def types_of(self, op: str | None) -> tuple[str, ...]:
         """PTX types the instruction takes when its word ``op`` is this one."""

@@ -9,7 +9,7 @@ import tilelang.language as T
 
 from .errors import reject
 
-__all__ = ["own_last", "swizzle_2d"]
+__all__ = ["swizzle_ranks", "swizzle_2d"]
 
 
 def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any, Any]:
@@ -40,7 +40,7 @@ def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any
     return first + within % height, within // height
 
 
-def own_last(
+def swizzle_ranks(
     index: Any, tiles: Any, rank: Any, world_size: Any, chunk: int | None = None
 ) -> tuple[Any, Any]:
     """Owner and position of the ``index``-th tile when each rank serves its right neighbour first,
@@ -66,7 +66,7 @@ def own_last(
         LanguageError: a chunk of less than one tile.
     """
     if chunk is not None:
-        _require_positive("W.own_last", "chunk", chunk)
+        _require_positive("W.swizzle_ranks", "chunk", chunk)
     if chunk is None or (isinstance(tiles, int) and chunk >= tiles) or world_size == 1:
         return (rank + 1 + index // tiles) % world_size, index % tiles
     least, most = _least_most(index)

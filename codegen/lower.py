@@ -22,7 +22,7 @@ def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
     operands, words = list(call.args[:cut]), [w.value for w in call.args[cut:]]
     names = (["type"] if spec.types else []) + [n for n, _ in spec.words]
     template = [_enumerator(n, w) for n, w in zip(names, words, strict=True)]
-    kinds = [kind for _, kind in spec.operands] + [None] * len(spec.hidden)
+    kinds = [kind for _, kind in spec.operands] + [None] * len(spec.implicit)
     runtime = []
     for operand, kind in zip(operands, kinds, strict=True):
         if isinstance(kind, ConstantInt):

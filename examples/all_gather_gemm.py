@@ -69,7 +69,7 @@ def all_gather_gemm(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages
 
     @tw.plan
     def plan(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         A: T.Tensor((share, K), "bfloat16"),
         B: T.Tensor((N, K), "bfloat16"),
         gathered: W.Symmetric((2, ranks, share, K), "bfloat16"),

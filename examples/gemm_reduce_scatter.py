@@ -56,7 +56,7 @@ def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, st
             half = T.Cast("int32", epoch % 2)
             T.assume(half >= 0)
             T.assume(half < 2)
-            owner, tile = W.own_last(block, tiles, me, ranks)
+            owner, tile = W.swizzle_ranks(block, tiles, me, ranks)
             row, column = W.swizzle_2d(tile, rows, columns)
 
             T.clear(total)

@@ -45,7 +45,7 @@ def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, st
             total = T.alloc_fragment((block_M, block_N), "float32")
 
             me = W.rank()
-            owner, tile = W.own_last(block, tiles, me, ranks)
+            owner, tile = W.swizzle_ranks(block, tiles, me, ranks)
             row, column = W.swizzle_2d(tile, rows, columns)
 
             T.clear(total)
@@ -101,7 +101,7 @@ def all_gather_gemm(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages
 
     @tw.plan
     def all_gather(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         A: T.Tensor((share, K), "bfloat16"),
         B: T.Tensor((N, K), "bfloat16"),
         gathered: W.Symmetric((M, K), "bfloat16"),

@@ -10,7 +10,7 @@ from .kernel import host_functions
 from .kernel.barrier import barrier
 from .kernel.kernel import Kernel
 from .lifecycle import finalize, init
-from .plans.builder import Steps
+from .plans.builder import PlanBuilder
 
 host_functions.register()
 
@@ -20,7 +20,7 @@ __all__ = [
     "HeapExhausted",
     "Kernel",
     "Plan",
-    "Steps",
+    "PlanBuilder",
     "SymmetricTensor",
     "barrier",
     "compile",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..builtins.errors import TileWeaveError
-from ..passes.ir.implicit import Hidden
+from ..passes.ir.implicit import Implicit
 from ..runtime.kernel.configured import configured
 from ..runtime.plans.parameters import Parameter, dynamic_extents, shapes_of
 from .inputs.arguments import check_file, check_numbers, check_tensors, scalars_at
@@ -182,16 +182,16 @@ class Case:
         for name, target in self.aliases.items():
             machine.tensors[name] = machine.tensors[target]
         machine.named |= machine.tensors
-        for kernel, hidden in self.executable.hidden.items():
-            inferred = any(not h.scratch for _, h in hidden)
-            made = [(name, h.name, self._hidden(h, machine, inferred)) for name, h in hidden]
-            machine.hidden[kernel] = {own: tensors for _, own, tensors in made}
+        for kernel, implicit in self.executable.implicit.items():
+            inferred = any(not h.scratch for _, h in implicit)
+            made = [(name, h.name, self._hidden(h, machine, inferred)) for name, h in implicit]
+            machine.implicit[kernel] = {own: tensors for _, own, tensors in made}
             machine.named |= {name: tensors for name, _, tensors in made}
         for rank, calls in enumerate(self.calls):
             self.executable.enqueue(machine, rank, calls)
         return machine
 
-    def _hidden(self, h: Hidden, machine: Machine, inferred: bool) -> list[Tensor]:
+    def _hidden(self, h: Implicit, machine: Machine, inferred: bool) -> list[Tensor]:
         """Return the tensors of all ranks, zeroed as on a GPU, except for scratch memory of
         inferred programs: they must not read what no launch has written."""
         world_size = self.executable.world_size

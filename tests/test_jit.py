@@ -113,10 +113,10 @@ def up(monkeypatch):
     return session
 
 
-def made(result_idx=(), hidden=(), session=None):
+def made(result_idx=(), implicit=(), session=None):
     """A kernel of ``taken`` that returns what TileLang's would be given."""
     adapter = types.SimpleNamespace(result_idx=list(result_idx))
-    found = kernel.Kernel(types.SimpleNamespace(adapter=adapter), taken, dict(hidden), session)
+    found = kernel.Kernel(types.SimpleNamespace(adapter=adapter), taken, dict(implicit), session)
     found.__dict__["launch"] = lambda *args: args
     return found
 
@@ -128,11 +128,11 @@ def test_kernels_take_arguments_by_name(monkeypatch):
     both = (X, 3, Y)
     for call in (lambda f: f(X, 3, Y), lambda f: f(Y=Y, X=X, n=3), lambda f: f(X, Y=Y, n=3)):
         assert call(made()) == both
-        assert call(made(hidden={"counter": counter})) == (*both, counter)
+        assert call(made(implicit={"counter": counter})) == (*both, counter)
     assert made([2])(n=3, X=X) == (X, 3)
     for call in (lambda f: f(X, 3), lambda f: f(X, 3, Y, 4), lambda f: f(X, 3, Z=Y)):
         with pytest.raises(tw.TileWeaveError, match=r"^taken: .*; expected \(X, n, Y\)$"):
-            call(made(hidden={"counter": counter}))
+            call(made(implicit={"counter": counter}))
 
 
 def test_kernels_of_an_earlier_session_are_not_launched(monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
+from warnings import warn as _warn
 
 # A checkout needs only PYTHONPATH=.: its sibling folders become tileweave.builtins and so on.
 _checkout = _Path(__file__).resolve().parent.parent
@@ -26,7 +27,7 @@ from .jit import jit  # noqa: E402
 from .runtime import (  # noqa: E402
     DeadlockError,
     Plan,
-    Steps,
+    PlanBuilder,
     SymmetricTensor,
     barrier,
     compile,
@@ -51,7 +52,7 @@ __all__ = [
     "Plan",
     "SimulationError",
     "SimulationWarning",
-    "Steps",
+    "PlanBuilder",
     "SymmetricTensor",
     "SyncWarning",
     "TileWeaveError",
@@ -83,8 +84,16 @@ _LAZY = {
 """Names whose modules are slow to import -> the module."""
 
 
+_RENAMED = {"Steps": "PlanBuilder"}
+"""Former names, which work until the next release."""
+
+
 def __getattr__(name: str):
     """Import the simulator or the operators at the first use of one of their names."""
+    if name in _RENAMED:
+        message = f"tileweave.{name} is deprecated; use tileweave.{_RENAMED[name]}"
+        _warn(message, DeprecationWarning, stacklevel=2)
+        return globals()[_RENAMED[name]]
     if name in _LAZY:
         return getattr(_import_module(_LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

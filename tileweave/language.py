@@ -1,3 +1,18 @@
 """Everything a tile program may use beyond TileLang: ``from tileweave import language as W``."""
 
+from warnings import warn as _warn
+
+from .builtins import language as _language
 from .builtins.language import *  # noqa: F403
+
+_RENAMED = {"own_last": "swizzle_ranks"}
+"""Former names, which work until the next release."""
+
+
+def __getattr__(name: str):
+    """Return what a former name stands for, with a warning."""
+    if name in _RENAMED:
+        message = f"W.{name} is deprecated; use W.{_RENAMED[name]}"
+        _warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(_language, _RENAMED[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,7 +32,7 @@ def gemm_reduce_scatter(M, N, K, ranks, block_M, block_N, block_K):
             total = T.alloc_fragment((block_M, block_N), "float32")
 
             me = W.rank()
-            owner, tile = W.own_last(block, tiles, me, ranks)
+            owner, tile = W.swizzle_ranks(block, tiles, me, ranks)
             row, column = W.swizzle_2d(tile, rows, columns)
 
             T.clear(total)

@@ -36,7 +36,7 @@ def gemm(
 
 @tw.plan
 def all_gather_gemm(
-    p: tw.Steps,
+    p: tw.PlanBuilder,
     A: T.Tensor((ROWS, K), "bfloat16"),
     gathered: W.Symmetric((RANKS, ROWS, K), "bfloat16"),
     B: T.Tensor((N, K), "bfloat16"),

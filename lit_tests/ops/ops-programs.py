@@ -25,10 +25,10 @@ from tileweave.ops.collectives.reduce_scatter import (
 from tileweave.ops.collectives.vectors import Lines
 from tileweave.ops.core.tiles import FEW_ROWS, FP8, LARGE, SMALL, WALKED
 from tileweave.ops.gemm.all_gather_matmul import (
+    ag_gemm_copy_engine,
+    ag_gemm_push,
     all_gather_matmul_plan,
     communicated_matmul,
-    gathered_matmul,
-    pushed_matmul,
 )
 from tileweave.ops.gemm.matmul_all_reduce import (
     matmul_all_reduce_plan,
@@ -36,10 +36,10 @@ from tileweave.ops.gemm.matmul_all_reduce import (
     two_phase_program,
 )
 from tileweave.ops.gemm.matmul_reduce_scatter import (
+    gemm_rs_persistent,
     matmul_reduce_scatter_plan,
     matmul_reduce_scatter_program,
     scattered_one_shot,
-    summed_matmul,
 )
 from tileweave.runtime.plans.steps import Launch
 
@@ -53,13 +53,13 @@ WORDS = re.compile(r"signal|wait|fence|barrier|epoch|counter|flag")
 print("TEST: words of synchronisation")
 for make in (
     matmul_reduce_scatter_program,
-    summed_matmul,
+    gemm_rs_persistent,
     matmul_reduce_scatter_plan,
     scattered_one_shot,
-    gathered_matmul,
+    ag_gemm_copy_engine,
     all_gather_matmul_plan,
     communicated_matmul,
-    pushed_matmul,
+    ag_gemm_push,
     one_shot_program,
     two_phase_program,
     matmul_all_reduce_plan,
@@ -83,13 +83,13 @@ for make in (
 
 # CHECK-LABEL: TEST: words of synchronisation
 # CHECK-NEXT: matmul_reduce_scatter_program []
-# CHECK-NEXT: summed_matmul []
+# CHECK-NEXT: gemm_rs_persistent []
 # CHECK-NEXT: matmul_reduce_scatter_plan []
 # CHECK-NEXT: scattered_one_shot []
-# CHECK-NEXT: gathered_matmul []
+# CHECK-NEXT: ag_gemm_copy_engine []
 # CHECK-NEXT: all_gather_matmul_plan []
 # CHECK-NEXT: communicated_matmul []
-# CHECK-NEXT: pushed_matmul []
+# CHECK-NEXT: ag_gemm_push []
 # CHECK-NEXT: one_shot_program []
 # CHECK-NEXT: two_phase_program []
 # CHECK-NEXT: matmul_all_reduce_plan []
@@ -136,7 +136,7 @@ def launched(plan):
 # Between copy engines: blocks walk over tiles; for own ones the producer waits for copies, and loads
 # parts and the identity behind the product; both halves of others are complete before the stream is
 # told. Those who multiply, 64 rows of all columns each, wait for nobody.
-# CHECK-LABEL: TEST: summed_matmul
+# CHECK-LABEL: TEST: gemm_rs_persistent
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: for (int turn = 0; turn < 8;
 # CHECK: condval = 124;
@@ -162,7 +162,7 @@ show(launched(matmul_reduce_scatter_plan(1024, 8192, 7168, 4, "bfloat16", True, 
 
 # Of few rows, products for the peer that is served last are stored there, complete before it is
 # told, and loaded from there behind the parts that copies bring.
-# CHECK-LABEL: TEST: summed_matmul
+# CHECK-LABEL: TEST: gemm_rs_persistent
 # CHECK: for (int turn = 0; turn < 2;
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(latest_arrived[
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
@@ -179,7 +179,7 @@ show(launched(matmul_reduce_scatter_plan(1024, 8192, 7168, 4, "bfloat16", True, 
 show(launched(matmul_reduce_scatter_plan(256, 8192, 7168, 4, "bfloat16", True, walked)))
 
 # The first peer's rows come in pieces: the producer waits for each when it is needed, in the loop.
-# CHECK-LABEL: TEST: gathered_matmul
+# CHECK-LABEL: TEST: ag_gemm_copy_engine
 # CHECK: for (int step = 0; step < 128;
 # CHECK: if (waited !=
 # CHECK-SAME: step) >> {{.*}}4
@@ -189,20 +189,20 @@ pieces = replace(WALKED[1], cut=4)
 show(launched(all_gather_matmul_plan(256, 7168, 8192, 4, "bfloat16", True, pieces)))
 
 # A bias is no parameter where there is none; else it is loaded behind the last product.
-# CHECK-LABEL: TEST: gathered_matmul
+# CHECK-LABEL: TEST: ag_gemm_copy_engine
 # CHECK-NOT: bias
 # CHECK: tl::tma_load(gathered_desc
 # CHECK: tl::tma_load(B_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32
 # CHECK-NOT: bias
 # CHECK: tl::tma_store(C_desc
-show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE))
+show(ag_gemm_copy_engine(1000, 2056, 8200, 4, "float16", False, LARGE))
 
-# CHECK-LABEL: TEST: gathered_matmul
+# CHECK-LABEL: TEST: ag_gemm_copy_engine
 # CHECK: tl::wgmma_ss<
 # CHECK: *(uint1*)(bias + {{.*}} * 256) + (i_{{.*}} * 8)) +
 # CHECK: tl::tma_store(C_desc
-show(gathered_matmul(1000, 2056, 8200, 4, "float16", False, LARGE, biased=True))
+show(ag_gemm_copy_engine(1000, 2056, 8200, 4, "float16", False, LARGE, biased=True))
 
 # The first blocks store own rows at the other ranks, 16 bytes a thread, and tell them of each strip;
 # the others walk over tiles: the producer waits for each piece when it is needed, in the loop.
@@ -223,7 +223,7 @@ show(communicated_matmul(256, 3584, 4096, 4, "bfloat16", True, WALKED[0]))
 
 # Of few rows blocks store own ones at all ranks, 16 bytes a thread, tell each once, and look once
 # whether all are there.
-# CHECK-LABEL: TEST: pushed_matmul
+# CHECK-LABEL: TEST: ag_gemm_push
 # CHECK: *(uint4*)(gathered +
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(gathered_arrived[
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(gathered_arrived[
@@ -233,7 +233,7 @@ show(communicated_matmul(256, 3584, 4096, 4, "bfloat16", True, WALKED[0]))
 # CHECK: tl::tma_load(B_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
 # CHECK: tl::tma_store(C_desc
-show(pushed_matmul(16, 7168, 8192, 4, "bfloat16", True, FEW_ROWS[0]))
+show(ag_gemm_push(16, 7168, 8192, 4, "bfloat16", True, FEW_ROWS[0]))
 
 # Products stay at home, for all owners in one tile; each fetches its rows.
 # CHECK-LABEL: TEST: matmul_reduce_scatter_one_shot
@@ -304,7 +304,7 @@ show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 
 # Both exchanges by copy engines: the stream is told of products and, behind both places where they are
 # stored, of sums; the last of them are fetched, 16 bytes at a time, by blocks that have no tile left.
-# CHECK-LABEL: TEST: summed_matmul
+# CHECK-LABEL: TEST: gemm_rs_persistent
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
 # CHECK: tl::tma_load(parts_desc
 # CHECK: tl::wgmma_ss<

@@ -12,10 +12,10 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...builtins import language as W
-from ...runtime import Plan, Steps, plan
+from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.kernel.kernel import capturing
 from ..core.cache import prepared
-from ..core.compiled import Made
+from ..core.compiled import CompiledOp
 from ..core.groups import group_of, name_of
 from ..core.library import define
 from ..core.problem import agree, dense, require_dense, require_dense_or_none
@@ -63,7 +63,7 @@ def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
 
     @plan(pass_configs=FAST_MATH)
     def sp_attention(
-        p: Steps,
+        p: PlanBuilder,
         Q: T.Tensor((*queries, heads, problem.dim), dtype),
         work: T.Tensor(work_shape, "int32") if packed else None,
         K: T.Tensor((*keys, k_width), dtype),
@@ -87,7 +87,7 @@ def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
     return sp_attention
 
 
-class SpAttention(Made):
+class SpAttention(CompiledOp):
     """The plan for one problem; its memory is that in which keys and values gather."""
 
     def __init__(self, problem: AttentionProblem, tiles: FlashTiles) -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..collectives.collective import EXCHANGES, checked
 from ..collectives.transport import chosen
-from ..core.collective_problem import Collective
+from ..core.collective_problem import CollectiveProblem
 from ..core.groups import group_of, name_of
 from ..core.library import define_composite
 from ..core.problem import agree, refused, require_dense
@@ -57,7 +57,7 @@ def copies_of(problem: AttentionProblem) -> int:
     return max(1, problem.ranks // problem.kv_heads)
 
 
-def exchanges_of(problem: AttentionProblem) -> list[Collective]:
+def exchanges_of(problem: AttentionProblem) -> list[CollectiveProblem]:
     """Of q, k, v and the result."""
     kv_heads = problem.kv_heads * copies_of(problem)
     given = [

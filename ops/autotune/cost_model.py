@@ -14,9 +14,9 @@ from math import ceil
 
 import numpy as np
 
-from ...builtins.tile_order import own_last
+from ...builtins.tile_order import swizzle_ranks
 from ..core.tiles import SMS, Tiles, Walk, late, stored
-from ..gemm.comm_blocks import Communicating
+from ..gemm.comm_blocks import CommBlocks
 
 _RATE = 6.05e6
 """Floating-point operations of 16-bit operands that an SM does in a us, in tiles of 128 x 256; of
@@ -86,7 +86,7 @@ def tile_us(tiles: Tiles, K: int, itemsize: int) -> float:
 
 @lru_cache(maxsize=256)
 def gathered_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
-    """``gathered_matmul`` between copy engines that bring what it multiplies.
+    """``ag_gemm_copy_engine`` between copy engines that bring what it multiplies.
 
     Args:
         share, N, K, ranks, tiles: as for the program.
@@ -126,7 +126,7 @@ def communicated_us(
     """
     each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
     of_rank = ceil(share / tiles.M) * ceil(N / tiles.N)
-    sent = Communicating.apart(share, N, K, ranks, tiles, itemsize)
+    sent = CommBlocks.apart(share, N, K, ranks, tiles, itemsize)
     strip = sent.height * sent.width * itemsize
     strip_us = max(strip / _PUSHED_BY_ONE, sent.blocks * strip / _FETCHED)
     # When a piece of all ranks is there, tile after tile of those that are not own ones.
@@ -147,7 +147,7 @@ def summed_us(
     share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2, out_itemsize: int = 2,
     shared: bool = False,
 ) -> float:  # fmt: skip
-    """``summed_matmul`` between copy engines that bring products, and, if its sums are ``shared``,
+    """``gemm_rs_persistent`` between copy engines that bring products, and, if its sums are ``shared``,
     these, too, but for the last piece, which its blocks fetch.
 
     Args:
@@ -173,7 +173,7 @@ def summed_us(
     ends = np.full(walk.blocks, _BEGIN)
     for numbers in _turns(walk):
         of_turn = ends[: len(numbers)]
-        owners, places = own_last(numbers, of_rank, 0, ranks, of_piece if shared else None)
+        owners, places = swizzle_ranks(numbers, of_rank, 0, ranks, of_piece if shared else None)
         pieces = places // of_piece
         of_turn += each
         others = owners > 0
@@ -212,7 +212,7 @@ def one_shot_us(M: int, N: int, K: int, tiles: Tiles, fetched: float, itemsize: 
 
 
 def pushed_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
-    """``pushed_matmul``."""
+    """``ag_gemm_push``."""
     sent, M = (ranks - 1) * share * K * itemsize, ranks * share
     product = product_us(M, N, K, tiles, itemsize) * _filled(M, tiles)
     rate, blocks = _PUSHED_BY_SMS

@@ -90,7 +90,7 @@ def measured_as(problem: Problem) -> Problem:
     return replace(problem, biased=False) if problem.biased else problem
 
 
-def known_to(group: Group) -> dict[Problem, Measured | None]:
+def table_for(group: Group) -> dict[Problem, Measured | None]:
     """What the ranks of a group have agreed on; None is that nothing was measured. Who changes it
     does so on every rank, and forgets what was decided by it (``remembered.forget``)."""
     return _known.setdefault(group, {})
@@ -117,9 +117,9 @@ def agreed(
     return tune() if tune else None
 
 
-def looked_up(problem: Problem, group: Group) -> Measured | None:
+def lookup(problem: Problem, group: Group) -> Measured | None:
     """What is agreed on, before the first call what this machine has on disk. Not collective."""
-    problem, known = measured_as(problem), known_to(group)
+    problem, known = measured_as(problem), table_for(group)
     return known[problem] if problem in known else saved(problem, group)
 
 

@@ -26,14 +26,14 @@ from ...runtime.host.heap import HeapExhausted
 from ...runtime.host.measure import interleaved, largest
 from ...runtime.host.watchdog import DeadlockError
 from ...runtime.kernel.kernel import capturing
-from ..core.cache import Prepared, prepared
+from ..core.cache import OpCache, prepared
 from ..core.groups import group_of, name_of
 from ..core.operator import OPERATORS, Choice, Operator
 from ..core.problem import Problem, operator_name
 from ..core.session_cache import forget
 from ..core.strategy import obstacle, preferred
 from ..core.tiles import SHARED_BYTES
-from .store import Measured, agreed, known_to, measured_as, save
+from .store import Measured, agreed, measured_as, save, table_for
 from .trial import TOLERANCE, Trial, problem_of, relative_error
 
 _VARIABLE = "TILEWEAVE_TUNE"
@@ -43,7 +43,7 @@ _WARMUPS, _RUNS = 3, 15
 """Rounds of each meeting that do not count, and that do."""
 
 
-class Attempt(NamedTuple):
+class TrialResult(NamedTuple):
     """What became of one candidate.
 
     Attributes:
@@ -67,7 +67,7 @@ class Tuned:
 
     problem: Problem
     measured: Measured
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[TrialResult, ...]
 
     def __str__(self) -> str:
         how = "" if self.measured.choice is None else f" ({self.measured.choice})"
@@ -127,7 +127,7 @@ def choice_of(asked: str, problem: Problem, group: Group) -> Choice | None:
     Args:
         asked: ``fused`` or ``auto``.
     """
-    problem, known = measured_as(problem), known_to(group)
+    problem, known = measured_as(problem), table_for(group)
     if problem not in known and not capturing():  # then nothing is compiled, either
         tune = partial(tune_problem, problem, group)
         known[problem] = agreed(problem, group, (lambda: tune().measured) if _wanted() else None)
@@ -155,9 +155,9 @@ def tune_problem(problem: Problem, group: Group) -> Tuned:
     said = of_session.exchange("tune", str(problem))
     if len(set(said)) > 1:
         raise TileWeaveError(f"tune: the ranks disagree, {said}; expected the same on every rank")
-    tuned = Contest(problem, of_session, kept).run()
+    tuned = Autotuner(problem, of_session, kept).run()
     for each in (group, of_session):
-        known_to(each)[problem] = tuned.measured
+        table_for(each)[problem] = tuned.measured
     forget()
     if of_session.rank == 0:
         _keep(tuned, of_session)
@@ -177,17 +177,17 @@ def _keep(tuned: Tuned, group: Group) -> None:
     )
 
 
-class Entrant(NamedTuple):
+class Candidate(NamedTuple):
     """A candidate that was made, and was right so far."""
 
     choice: Choice
     operator: Operator
 
 
-class Contest:
+class Autotuner:
     """The candidates of one problem, one after the other, against the best so far."""
 
-    def __init__(self, problem: Problem, group: Group, kept: Prepared) -> None:
+    def __init__(self, problem: Problem, group: Group, kept: OpCache) -> None:
         self.problem, self.group, self.kept = problem, group, kept
         self.operator = OPERATORS[problem.op]
         # The table's first: what is as fast does not replace it.
@@ -196,16 +196,16 @@ class Contest:
         self.trial = Trial(problem, group)
         self.inputs = [self.trial.inputs() for _ in range(_INPUTS)]
         self.rights = [self.trial.right_of(*given) for given in self.inputs]
-        self.attempts: list[Attempt] = []
+        self.attempts: list[TrialResult] = []
 
     def run(self) -> Tuned:
         """Everything; the winner is kept for the calls to come, the others are freed."""
-        best: Entrant | None = None
+        best: Candidate | None = None
         self._compile_ahead()
         for choice in self._progress(self.choices):
             entrant = self._made(choice)
             if isinstance(entrant, str):
-                self.attempts.append(Attempt(choice, None, entrant))
+                self.attempts.append(TrialResult(choice, None, entrant))
             else:
                 best = self._fastest([entrant] if best is None else [best, entrant])
         times, errors = self._times(
@@ -239,7 +239,7 @@ class Contest:
             disable=None if self.group.rank == 0 else True,  # None: in a terminal only
         )  # fmt: skip
 
-    def _fastest(self, entrants: list[Entrant]) -> Entrant | None:
+    def _fastest(self, entrants: list[Candidate]) -> Candidate | None:
         """Of those that stay right while they are measured; the last one has not been before."""
         times, errors = self._times({str(e.choice): e.operator for e in entrants})
         right = []
@@ -250,18 +250,18 @@ class Contest:
                 right.append(entrant)
         if entrants[-1] in right:
             choice = entrants[-1].choice
-            self.attempts.append(Attempt(choice, times[str(choice)], ""))
+            self.attempts.append(TrialResult(choice, times[str(choice)], ""))
         best = min(right, key=lambda e: times[str(e.choice)], default=None)
         for loser in right:
             if loser is not best:
                 loser.operator.free()
         return best
 
-    def _leave_out(self, entrant: Entrant, reason: str) -> None:
-        self.attempts.append(Attempt(entrant.choice, None, reason))
+    def _leave_out(self, entrant: Candidate, reason: str) -> None:
+        self.attempts.append(TrialResult(entrant.choice, None, reason))
         entrant.operator.free()
 
-    def _made(self, choice: Choice) -> Entrant | str:
+    def _made(self, choice: Choice) -> Candidate | str:
         """One that was called and was right, or why there is none; the same on all ranks."""
         taken = self._shared_bytes(choice)
         if taken > SHARED_BYTES:
@@ -277,7 +277,7 @@ class Contest:
             reason = _wrong(largest({"error": max(errors)}, self.group)["error"])
         if reason:
             operator.free()
-        return reason or Entrant(choice, operator)
+        return reason or Candidate(choice, operator)
 
     def _shared_bytes(self, choice: Choice) -> int:
         return choice.tiles.shared_bytes(self.problem.dtype.itemsize)

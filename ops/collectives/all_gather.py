@@ -10,13 +10,13 @@ import tilelang.language as T
 import torch
 
 from ...builtins import language as W
-from ...runtime import Plan, Steps, plan
+from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..core import nccl
-from ..core.collective_problem import Collective, require_exchangeable
+from ..core.collective_problem import CollectiveProblem, require_exchangeable
 from ..core.tiles import Walk
 from .across_nodes import AcrossNodes, Move
-from .collective import Exchange, define_exchange, exchange
+from .collective import Collective, define_exchange, exchange
 from .transport import SUMMED
 from .vectors import WALKERS, Lines, alloc_of, collected, copies_to, words_of
 
@@ -94,7 +94,7 @@ def all_gather_plan(
 
     @plan
     def all_gather(
-        p: Steps,
+        p: PlanBuilder,
         x: T.Tensor(lines.shape, dtype),
         arrived: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor((ranks, *lines.shape), dtype),
@@ -106,14 +106,14 @@ def all_gather_plan(
     return all_gather
 
 
-class AllGather(AcrossNodes, Exchange, op=NAME):
+class AllGather(AcrossNodes, Collective, op=NAME):
     @staticmethod
     def result(x, ranks):
         require_exchangeable(NAME, x, 1)
         return (x.shape[0] * ranks, *x.shape[1:]), ()
 
     @staticmethod
-    def steps(problem: Collective, transport: str):
+    def steps(problem: CollectiveProblem, transport: str):
         dtype, count = words_of(problem.nbytes)
         lines = Lines.of(count, dtype)
         if transport != "copy_engine":

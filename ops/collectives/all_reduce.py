@@ -10,11 +10,11 @@ import tilelang.language as T
 import torch
 
 from ...builtins import language as W
-from ...runtime import Plan, Steps, plan
+from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
-from ..core.collective_problem import Collective, require_exchangeable
+from ..core.collective_problem import CollectiveProblem, require_exchangeable
 from .all_gather import collect
-from .collective import Exchange, define_exchange, exchange
+from .collective import Collective, define_exchange, exchange
 from .reduce_scatter import add_up
 from .vectors import Lines, alloc_of, copies_to, tile_bytes
 
@@ -118,7 +118,7 @@ def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
 
     @plan
     def all_reduce(
-        p: Steps,
+        p: PlanBuilder,
         x: T.Tensor((ranks, *lines.shape), dtype),
         parts: W.Symmetric((ranks, *lines.shape), dtype),
         sums: W.Symmetric((ranks, *lines.shape), dtype),
@@ -131,12 +131,12 @@ def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
     return all_reduce
 
 
-def is_one_shot(problem: Collective) -> bool:
+def is_one_shot(problem: CollectiveProblem) -> bool:
     """Whether the program for small tensors is the faster one: it exchanges once, but more."""
     return (problem.ranks - 1) * problem.nbytes <= ONE_SHOT_BYTES
 
 
-class AllReduce(Exchange, op=NAME):
+class AllReduce(Collective, op=NAME):
     reduces = True
 
     @staticmethod
@@ -145,7 +145,7 @@ class AllReduce(Exchange, op=NAME):
         return tuple(x.shape), ()
 
     @staticmethod
-    def steps(problem: Collective, transport: str):
+    def steps(problem: CollectiveProblem, transport: str):
         ranks, dtype = problem.ranks, problem.tile_dtype
         if transport != "copy_engine":
             program = one_shot_program if is_one_shot(problem) else two_phase_program

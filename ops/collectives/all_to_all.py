@@ -13,11 +13,11 @@ import torch
 from tvm import tirx
 
 from ...builtins import language as W
-from ...runtime import Plan, Steps, plan
+from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
-from ..core.collective_problem import Collective, axis_of, require_exchangeable, shared
+from ..core.collective_problem import CollectiveProblem, axis_of, require_exchangeable, shared
 from ..core.tiles import Walk
-from .collective import Exchange, define_exchange, exchange
+from .collective import Collective, define_exchange, exchange
 from .vectors import (
     COLUMNS,
     WALKERS,
@@ -56,7 +56,7 @@ class Parts:
     got_behind: bool
 
     @staticmethod
-    def of(problem: Collective, tile: int | None = None) -> "Parts":
+    def of(problem: CollectiveProblem, tile: int | None = None) -> "Parts":
         """
         Args:
             tile: bytes that a block moves at a time, a power of two; by default ``tile_bytes``.
@@ -192,7 +192,7 @@ def all_to_all_plan(parts: Parts, pieces: list[slice], blocks: int | None = None
 
     @plan
     def all_to_all(
-        p: Steps,
+        p: PlanBuilder,
         x: T.Tensor(parts.shape(parts.given_behind), parts.dtype),
         arrived: W.Symmetric((parts.ranks, parts.outer, parts.rows, 1, parts.width), parts.dtype),
         out: T.Tensor(parts.shape(parts.got_behind), parts.dtype),
@@ -204,7 +204,7 @@ def all_to_all_plan(parts: Parts, pieces: list[slice], blocks: int | None = None
     return all_to_all
 
 
-class AllToAll(Exchange, op=NAME):
+class AllToAll(Collective, op=NAME):
     options = ("scatter_dim", "gather_dim")
     in_place = False
 
@@ -219,7 +219,7 @@ class AllToAll(Exchange, op=NAME):
         return tuple(shape), (scatter, gather)
 
     @staticmethod
-    def steps(problem: Collective, transport: str):
+    def steps(problem: CollectiveProblem, transport: str):
         parts = Parts.of(problem)
         if transport != "copy_engine":
             return all_to_all_program(parts, transport)

@@ -13,9 +13,9 @@ from ...runtime.host.group import Group
 from ...runtime.plans.parameters import parameters_of
 from ..core.cache import prepared
 from ..core.call import refuse_gradients
-from ..core.collective_problem import ARGUMENT, Collective, Shape, check_out
-from ..core.compiled import Made
-from ..core.fast_path import repeat, repeat_later
+from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_out
+from ..core.compiled import CompiledOp
+from ..core.fast_path import record_fast_path, repeat
 from ..core.groups import TwoLevels, group_of, name_of, ranks_of
 from ..core.library import define
 from ..core.problem import (
@@ -35,7 +35,7 @@ from .transport import ROW_BYTES, SUMMED, Transport, chosen
 from .vectors import as_declared
 
 
-class Moved(Made):
+class Moved(CompiledOp):
     """A tile program or a plan made ready that takes what a rank gives, symmetric tensors to work
     in, and what a rank gets."""
 
@@ -56,9 +56,9 @@ class Moved(Made):
         return [as_declared(x, self._x)], as_declared(out, self._out)
 
 
-class Exchange(Moved, ABC):
+class Collective(Moved, ABC):
     """A collective made ready for one problem, by one transport. A subclass is made known by the
-    operator's name: ``class AllGather(Exchange, op="all_gather")``.
+    operator's name: ``class AllGather(Collective, op="all_gather")``.
 
     Attributes:
         options: names of the integers that a caller gives beside the tensor.
@@ -75,7 +75,7 @@ class Exchange(Moved, ABC):
         super().__init_subclass__(**more)
         EXCHANGES[op] = cls
 
-    def __init__(self, problem: Collective, transport: str) -> None:
+    def __init__(self, problem: CollectiveProblem, transport: str) -> None:
         """Compile, and take symmetric memory. Collective."""
         super().__init__(self.steps(problem, transport))
         self.problem = problem
@@ -91,16 +91,16 @@ class Exchange(Moved, ABC):
 
     @staticmethod
     @abstractmethod
-    def steps(problem: Collective, transport: str) -> Any:
+    def steps(problem: CollectiveProblem, transport: str) -> Any:
         """The plan or the tile program, as ``Moved`` takes it."""
 
     @staticmethod
-    def run_bytes(problem: Collective) -> int:
+    def run_bytes(problem: CollectiveProblem) -> int:
         """Bytes without a gap, of which all tensors are made."""
         return problem.nbytes
 
     @classmethod
-    def obstacle(cls, problem: Collective, transport: str) -> str | None:
+    def obstacle(cls, problem: CollectiveProblem, transport: str) -> str | None:
         """What keeps a transport from a problem on any GPU, and what it needs."""
         if cls.reduces and problem.dtype not in SUMMED:
             return f"x is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
@@ -119,7 +119,7 @@ class Exchange(Moved, ABC):
         """Of what a rank gave, by that of what it got."""
 
 
-EXCHANGES: dict[str, type[Exchange]] = {}
+EXCHANGES: dict[str, type[Collective]] = {}
 """By the operators' names."""
 _DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
 """What calls them: for a new result, and for one in ``out``."""
@@ -172,8 +172,8 @@ def _ranks(op: str, group: str) -> Group | TwoLevels:
 
 
 def in_reach(
-    problem: Collective, x: torch.Tensor, ranks: Group | TwoLevels
-) -> tuple[Collective, Group]:
+    problem: CollectiveProblem, x: torch.Tensor, ranks: Group | TwoLevels
+) -> tuple[CollectiveProblem, Group]:
     """What ranks that reach each other's memory exchange at a time, and these ranks."""
     if isinstance(ranks, Group):
         return problem, ranks
@@ -181,7 +181,7 @@ def in_reach(
     return checked(problem.op, part, None, ranks.node.world_size, ()), ranks.node
 
 
-def _move(problem: Collective, transport: str, group: Group) -> Move:
+def _move(problem: CollectiveProblem, transport: str, group: Group) -> Move:
     """How the ranks of a group exchange."""
     made = EXCHANGES[problem.op]
     if transport == "nccl":
@@ -191,7 +191,7 @@ def _move(problem: Collective, transport: str, group: Group) -> Move:
 
 def checked(
     op: str, x: torch.Tensor, out: torch.Tensor | None, ranks: int, options: Sequence[int]
-) -> Collective:
+) -> CollectiveProblem:
     """The problem of a call.
 
     Raises:
@@ -200,12 +200,12 @@ def checked(
     result, options = EXCHANGES[op].result(x, ranks, *options)
     if out is not None:
         check_out(op, out, result, x)
-    return Collective(op, tuple(x.shape), tuple(result), tuple(options), ranks, x.dtype)
+    return CollectiveProblem(op, tuple(x.shape), tuple(result), tuple(options), ranks, x.dtype)
 
 
 def define_exchange(name: str) -> None:
     """``torch.ops.tileweave.name``, and ``name_out``, which has no gradient, of a subclass of
-    ``Exchange``."""
+    ``Collective``."""
     made = EXCHANGES[name]
 
     def into(x: torch.Tensor, out: torch.Tensor | None, *given: Any) -> torch.Tensor:
@@ -229,8 +229,8 @@ def define_exchange(name: str) -> None:
             made.across(at_any_place(move), x, out, ranks.nodes)
         else:
             move(x, out)
-            if isinstance(move, Exchange):
-                repeat_later(key, (given_x,), prepared(near), move, *move.declared(x, out), out)
+            if isinstance(move, Collective):
+                record_fast_path(key, (given_x,), prepared(near), move, *move.declared(x, out), out)
         return out
 
     def eager(x, *given):

@@ -10,12 +10,12 @@ import tilelang.language as T
 import torch
 
 from ...builtins import language as W
-from ...runtime import Plan, Steps, plan
+from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..core import nccl
-from ..core.collective_problem import Collective, require_exchangeable, shared
+from ..core.collective_problem import CollectiveProblem, require_exchangeable, shared
 from .across_nodes import AcrossNodes, Move
-from .collective import Exchange, define_exchange, exchange
+from .collective import Collective, define_exchange, exchange
 from .transport import SUMMED
 from .vectors import Lines, alloc_of, copies_to
 
@@ -89,7 +89,7 @@ def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
 
     @plan
     def reduce_scatter(
-        p: Steps,
+        p: PlanBuilder,
         x: T.Tensor((ranks, *lines.shape), dtype),
         parts: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor(lines.shape, dtype),
@@ -101,7 +101,7 @@ def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
     return reduce_scatter
 
 
-class ReduceScatter(AcrossNodes, Exchange, op=NAME):
+class ReduceScatter(AcrossNodes, Collective, op=NAME):
     reduces = True
 
     @staticmethod
@@ -110,7 +110,7 @@ class ReduceScatter(AcrossNodes, Exchange, op=NAME):
         return (shared(NAME, x, 0, ranks), *x.shape[1:]), ()
 
     @staticmethod
-    def steps(problem: Collective, transport: str):
+    def steps(problem: CollectiveProblem, transport: str):
         ranks = problem.ranks
         lines = Lines.of(problem.elements // ranks, problem.tile_dtype)
         if transport != "copy_engine":

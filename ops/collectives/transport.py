@@ -9,11 +9,11 @@ import torch
 from ...builtins.errors import TileWeaveError
 from ...runtime.host import session
 from ...runtime.host.group import Group
-from ..core.collective_problem import Collective
+from ..core.collective_problem import CollectiveProblem
 from ..core.strategy import Reasoned, obstacle_of_ranks, require_own_device
 
 if TYPE_CHECKING:
-    from .collective import Exchange
+    from .collective import Collective
 
 OWN = ("copy_engine", "tma", "ldst")
 TRANSPORTS = ("auto", *OWN, "nccl")
@@ -38,7 +38,7 @@ class Transport(Reasoned):
     """
 
 
-def fastest(problem: Collective) -> tuple[str, ...]:
+def fastest(problem: CollectiveProblem) -> tuple[str, ...]:
     """Those of ``OWN`` that ``auto`` takes, the fastest first: measured on 2 and 4 H200
     (benchmarks/LOG.md). The last takes all that any of them takes."""
     least = ENGINES.get(problem.op)
@@ -47,7 +47,11 @@ def fastest(problem: Collective) -> tuple[str, ...]:
 
 
 def chosen(
-    asked: str, problem: Collective, device: torch.device, group: Group, made: type[Exchange]
+    asked: str,
+    problem: CollectiveProblem,
+    device: torch.device,
+    group: Group,
+    made: type[Collective],
 ) -> Transport:
     """The transport for a problem; it depends on nothing in which ranks could differ.
 
@@ -74,7 +78,11 @@ def chosen(
 
 
 def obstacle(
-    name: str, problem: Collective, device: torch.device, group: Group, made: type[Exchange]
+    name: str,
+    problem: CollectiveProblem,
+    device: torch.device,
+    group: Group,
+    made: type[Collective],
 ) -> str | None:
     """What keeps one of ``OWN`` from a problem, and what it needs."""
     found = obstacle_of_ranks(device, group)

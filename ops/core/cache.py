@@ -15,7 +15,7 @@ from ...runtime.lifecycle import init
 
 
 class Compiled(Protocol):
-    """An ``Operator`` or an ``Exchange``.
+    """An ``Operator`` or an ``Collective``.
 
     Attributes:
         last_used: grows with each use.
@@ -29,11 +29,11 @@ class Compiled(Protocol):
 
 Problem = TypeVar("Problem", bound=Hashable)
 Choice = TypeVar("Choice", bound=Hashable)
-"""What is asked, and how it is done: for an ``Exchange`` a ``Collective`` and a transport."""
-Made = TypeVar("Made", bound=Compiled)
+"""What is asked, and how it is done: for an ``Collective`` a ``CollectiveProblem`` and a transport."""
+CompiledOp = TypeVar("Made", bound=Compiled)
 
 
-class Prepared:
+class OpCache:
     """The operators and collectives of one session.
 
     Every rank makes the same calls in the same order, so the same ones are made and freed on all.
@@ -47,8 +47,8 @@ class Prepared:
         self._uses = count(1)
 
     def operator(
-        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Made]
-    ) -> Made:
+        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], CompiledOp]
+    ) -> CompiledOp:
         """The operator for ``problem`` as ``choice`` says, made if it is new. Collective then.
 
         Where the symmetric heap is full, those that were not used for longest are freed.
@@ -76,8 +76,8 @@ class Prepared:
         operator.last_used = next(self._uses)
 
     def made(
-        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Made]
-    ) -> Made:
+        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], CompiledOp]
+    ) -> CompiledOp:
         """A new operator, which the caller frees or gives to ``keep``; others make room for it."""
         while True:
             try:
@@ -108,15 +108,15 @@ class Prepared:
 
 
 _session: Session | None = None
-_prepared = Prepared()
+_prepared = OpCache()
 
 
-def prepared(group: Group) -> Prepared:
+def prepared(group: Group) -> OpCache:
     """What is prepared in the current session, which is opened for ``group`` if there is none."""
     global _session, _prepared
     session = init(group.process_group)
     if session is not _session:
-        _session, _prepared = session, Prepared()
+        _session, _prepared = session, OpCache()
     return _prepared
 
 

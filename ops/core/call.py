@@ -9,11 +9,11 @@ import torch
 
 from ...runtime.host.group import Group
 from ...runtime.kernel.kernel import capturing
-from ..autotune.store import looked_up
+from ..autotune.store import lookup
 from ..autotune.tuner import choice_of
 from .cache import prepared
 from .epilogue import FP8, NOTHING, Epilogue
-from .fast_path import repeat, repeat_later
+from .fast_path import record_fast_path, repeat
 from .groups import group_of, name_of
 from .operator import OPERATORS, Choice, Operator
 from .problem import (
@@ -28,7 +28,7 @@ from .problem import (
     require_apart_from_operands,
     require_operands,
 )
-from .session_cache import Remembered, signature
+from .session_cache import SessionCache, signature
 from .strategy import Strategy, chosen, not_fused
 
 
@@ -44,7 +44,7 @@ class Decision(NamedTuple):
     choice: Choice | None
 
 
-_decisions: Remembered[Decision] = Remembered()
+_decisions: SessionCache[Decision] = SessionCache()
 
 
 class Call(NamedTuple):
@@ -92,7 +92,7 @@ def compute(
     a, b, *rest = made.operands
     operator(a, b, made.c, *rest)
     declared = operator.declared(a, b, made.c, *rest)
-    repeat_later(key, given, prepared(made.group), operator, *declared, made.c)
+    record_fast_path(key, given, prepared(made.group), operator, *declared, made.c)
     return made.c
 
 
@@ -184,4 +184,4 @@ def strategy_of(
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     require_operands(name, a, b, None, epilogue)
     problem = checked(name, a, b, ranks.world_size, None, epilogue)
-    return chosen(strategy, problem, a.device, ranks, looked_up(problem, ranks))
+    return chosen(strategy, problem, a.device, ranks, lookup(problem, ranks))

@@ -16,7 +16,7 @@ ARGUMENT = "x"
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveProblem:
     """One exchange between ``ranks`` ranks; for each its steps and memory are kept.
 
     Attributes:

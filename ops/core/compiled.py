@@ -11,10 +11,10 @@ from tvm import tirx
 
 from ...runtime import Plan, SymmetricTensor, symmetric
 from ...runtime import compile as compiled
-from ...runtime.executor.recorded_call import ReadyCall
+from ...runtime.executor.recorded_call import RecordedCall
 
 
-class Made:
+class CompiledOp:
     """What an operator runs.
 
     Attributes:
@@ -22,7 +22,7 @@ class Made:
             has its own.
         given: what it takes behind them, the same in each call.
         run: the kernel, or the plan.
-        last_used: grows with each use, see ``Prepared``.
+        last_used: grows with each use, see ``OpCache``.
     """
 
     given: tuple[torch.Tensor, ...] = ()
@@ -53,7 +53,7 @@ class Made:
 
     def ready(
         self, inputs: Sequence[torch.Tensor], out: torch.Tensor
-    ) -> tuple[ReadyCall, list[int]]:
+    ) -> tuple[RecordedCall, list[int]]:
         """What ``enqueue`` does with such tensors, see ``Plan.ready``."""
         return self._plan.ready(*inputs, *self.memory, *self.given, out)
 

@@ -12,16 +12,16 @@ import torch
 from ...runtime.executor import calls as plan_streams
 from ...runtime.host.native import library
 from ...runtime.kernel.kernel import capturing
-from .cache import Prepared
-from .compiled import Made
-from .session_cache import Remembered
+from .cache import OpCache
+from .compiled import CompiledOp
+from .session_cache import SessionCache
 
 
-class Repeat:
+class FastPath:
     """What a call did, to be done with other tensors of the same shapes, types and strides."""
 
     def __init__(
-        self, kept: Prepared, made: Made, inputs: Sequence[torch.Tensor], out: torch.Tensor,
+        self, kept: OpCache, made: CompiledOp, inputs: Sequence[torch.Tensor], out: torch.Tensor,
         result: torch.Tensor,
     ) -> None:  # fmt: skip
         """
@@ -56,7 +56,7 @@ class _Thread(threading.local):
     """What is remembered for one thread, whose events a call records and waits for at once."""
 
     def __init__(self) -> None:
-        self.repeats: Remembered[Repeat] = Remembered()
+        self.repeats: SessionCache[FastPath] = SessionCache()
 
 
 _here = _Thread()
@@ -80,19 +80,19 @@ def repeat(
     return found(inputs, out)
 
 
-def repeat_later(
-    key: Hashable, given: Sequence[torch.Tensor], kept: Prepared, made: Made,
+def record_fast_path(
+    key: Hashable, given: Sequence[torch.Tensor], kept: OpCache, made: CompiledOp,
     inputs: Sequence[torch.Tensor], out: torch.Tensor, result: torch.Tensor,
 ) -> None:  # fmt: skip
     """Let ``repeat`` do as the call did that was just made, unless it had to copy an input.
 
     Args:
         given: the inputs, as the caller gave them.
-        kept, made, inputs, out, result: as ``Repeat`` takes them.
+        kept, made, inputs, out, result: as ``FastPath`` takes them.
     """
     device = result.device
     if not plan_streams.has_driver(device) or library() is None or capturing():
         return
     if all(x.data_ptr() == y.data_ptr() for x, y in zip(given, inputs, strict=True)):
-        repeat = Repeat(kept, made, inputs, out, result)
+        repeat = FastPath(kept, made, inputs, out, result)
         _here.repeats.put((key, plan_streams.current_stream(device)), repeat)

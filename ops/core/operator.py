@@ -15,7 +15,7 @@ from ...runtime import Plan
 from ...runtime.host.group import Group
 from ...runtime.kernel.kernel import capturing
 from ..autotune.cost_model import unfused_us
-from .compiled import Made
+from .compiled import CompiledOp
 from .epilogue import Epilogue
 from .problem import Problem
 from .tiles import (
@@ -43,7 +43,7 @@ class Choice:
         return f"{self.program}, {self.tiles}"
 
 
-class Operator(Made, ABC):
+class Operator(CompiledOp, ABC):
     """An operator compiled for one problem. A subclass is made known by the operator's name:
     ``class MatmulReduceScatter(Operator, op="matmul_reduce_scatter")``.
 

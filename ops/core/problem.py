@@ -18,9 +18,9 @@ from .groups import TwoLevels
 
 if TYPE_CHECKING:
     from ..attention.problem import AttentionProblem
-    from .collective_problem import Collective
+    from .collective_problem import CollectiveProblem
 
-    Agreed: TypeAlias = "Problem | Collective | AttentionProblem"
+    Agreed: TypeAlias = "Problem | CollectiveProblem | AttentionProblem"
 
 ALIGNMENT = 16
 """Bytes to which the TMA wants the start of memory and every row of it."""

@@ -27,7 +27,7 @@ def signature(tensor: torch.Tensor | None) -> Hashable:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place
 
 
-class Remembered(Generic[Found]):
+class SessionCache(Generic[Found]):
     """What was found in the current session, until somebody forgets; the oldest make room."""
 
     def __init__(self) -> None:

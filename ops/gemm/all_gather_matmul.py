@@ -15,7 +15,7 @@ from tilelang import tvm
 
 from ...builtins import language as W
 from ...passes import split_options
-from ...runtime import Plan, Steps, plan
+from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..autotune.cost_model import communicated_us, gathered_us, pushed_us
 from ..core import nccl
@@ -26,7 +26,7 @@ from ..core.library import define
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, checked, require_operands
 from ..core.tiles import SMS, Tiles, Walk, blocks_that_push, stored, walked
-from .comm_blocks import Communicating, send
+from .comm_blocks import CommBlocks, send
 from .product import define_product
 
 NAME = "all_gather_matmul"
@@ -38,7 +38,7 @@ _LINE = 128
 """Bytes, of which a multiple is stored without a gap."""
 
 
-def gathered_matmul(
+def ag_gemm_copy_engine(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
@@ -57,7 +57,7 @@ def gathered_matmul(
     walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS)
 
     @T.prim_func
-    def gathered_matmul(
+    def ag_gemm_copy_engine(
         A: T.Tensor((share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
@@ -67,15 +67,15 @@ def gathered_matmul(
         C: T.Tensor((ranks, share, N), out_dtype),
     ):
         with T.Kernel(walk.blocks, threads=tiles.threads) as block:
-            walk_over_gathered(
+            ag_gemm_tiles(
                 A, gathered, B, bias, scale_a, scale_b, C, walk, block, tiles, transposed, biased
             )
 
-    return gathered_matmul
+    return ag_gemm_copy_engine
 
 
 @T.macro
-def walk_over_gathered(
+def ag_gemm_tiles(
     A, gathered, B, bias, scale_a, scale_b, C, walk, place, tiles, transposed, biased
 ):
     """Blocks, each with its ``place`` from 0 on, walk over the tiles of C (ranks, share, N): own
@@ -115,7 +115,7 @@ def walk_over_gathered(
                 T.copy(C_tile, C[source, m, n + first])
 
 
-def pushed_matmul(
+def ag_gemm_push(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
@@ -134,7 +134,7 @@ def pushed_matmul(
     height = ceil(share / at_once) * at_once
 
     @T.prim_func
-    def pushed_matmul(
+    def ag_gemm_push(
         A: T.Tensor((share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
@@ -176,18 +176,18 @@ def pushed_matmul(
 
     # Blocks look once whether all rows are there: to look for each tile takes as long as it does.
     granule = {"tileweave.granule": {"gathered": (M, parts * width)}}
-    return split_options(pushed_matmul, granule)[0]
+    return split_options(ag_gemm_push, granule)[0]
 
 
 def communicated_matmul(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
-    """The same as ``gathered_matmul`` by one kernel, some of whose blocks do nothing but store own
+    """The same as ``ag_gemm_copy_engine`` by one kernel, some of whose blocks do nothing but store own
     rows at the other ranks, a piece for each of them before the next piece: of few rows, for which
     copies to many ranks take longer to begin than to be made."""
     out_dtype = out_dtype or dtype
-    sent = Communicating.apart(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
+    sent = CommBlocks.apart(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
     shared = ranks > 1
 
     @T.prim_func
@@ -204,7 +204,7 @@ def communicated_matmul(
             if shared:
                 gathered = W.alloc_symmetric((ranks, share, sent.pieces * sent.width), dtype)
                 send(A, gathered, sent, block, ranks)
-            walk_over_gathered(
+            ag_gemm_tiles(
                 A, gathered, B, bias, scale_a, scale_b, C, sent.walk, sent.behind(block),
                 tiles, transposed, biased,
             )  # fmt: skip
@@ -223,11 +223,11 @@ def all_gather_matmul_plan(
     rows' place stays as it is."""
     sizes = share, N, K, ranks, dtype, transposed
     out_dtype = out_dtype or dtype
-    kernel = gathered_matmul(*sizes, tiles, biased, out_dtype)
+    kernel = ag_gemm_copy_engine(*sizes, tiles, biased, out_dtype)
 
     @plan
     def all_gather_matmul(
-        p: Steps,
+        p: PlanBuilder,
         A: T.Tensor((share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
@@ -251,7 +251,7 @@ class AllGatherMatmul(Operator, op=NAME):
     programs: ClassVar = {
         "copy_engines": all_gather_matmul_plan,
         "communicating_blocks": communicated_matmul,
-        "stores": pushed_matmul,
+        "stores": ag_gemm_push,
     }
 
     def declared(

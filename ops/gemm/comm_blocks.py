@@ -23,7 +23,7 @@ _STRIP_BYTES = 48 << 10
 
 
 @dataclass(frozen=True)
-class Communicating:
+class CommBlocks:
     """Blocks that store a rank's rows at others, strip by strip.
 
     Attributes:
@@ -46,7 +46,7 @@ class Communicating:
     strips: int
 
     @staticmethod
-    def apart(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int) -> Communicating:
+    def apart(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int) -> CommBlocks:
         """For all others, by blocks that do nothing else.
 
         Args:
@@ -63,7 +63,7 @@ class Communicating:
         pieces, of_piece = ceil(K / width), ceil(share / height)
         strips = pieces * of_piece * (ranks - 1)
         blocks = min(_MOST, SMS - walk.blocks, strips)
-        return Communicating(walk, blocks, ranks - 1, pieces, width, height, of_piece, strips)
+        return CommBlocks(walk, blocks, ranks - 1, pieces, width, height, of_piece, strips)
 
     def behind(self, block: tirx.PrimExpr) -> tirx.PrimExpr:
         """The place of a block among those that walk, where communicating ones do not: theirs is

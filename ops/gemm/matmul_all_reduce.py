@@ -14,7 +14,7 @@ import torch
 
 from ...builtins import language as W
 from ...passes.ir.sizes import LARGEST
-from ...runtime import Plan, Steps, plan
+from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..autotune.cost_model import one_shot_us, spread_us, summed_us
 from ..core import nccl
@@ -23,7 +23,7 @@ from ..core.operator import Choice, Operator
 from ..core.problem import Problem
 from ..core.tiles import Tiles, late, stored, walked
 from .identity import identities, identity_of
-from .matmul_reduce_scatter import summed_matmul
+from .matmul_reduce_scatter import gemm_rs_persistent
 from .product import define_product
 
 NAME = "matmul_all_reduce"
@@ -129,7 +129,7 @@ def two_phase_program(
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
             me = W.rank()
-            owner, tile = W.own_last(block, share, me, ranks)
+            owner, tile = W.swizzle_ranks(block, share, me, ranks)
             row, column = W.swizzle_2d(owner * share + tile, rows, columns, tiles.band)
             m, n = row * tiles.M, column * tiles.N
 
@@ -169,13 +169,13 @@ def matmul_all_reduce_plan(
     others, as they become ready; those of the last piece the kernel fetches."""
     out_dtype = out_dtype or dtype
     share = rows_of_owner(M, ranks, tiles)
-    kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype, M)
+    kernel = gemm_rs_persistent(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype, M)
     stores, pieces = late(share, N, ranks, tiles), tiles.pieces(share, N)
     copied = ranks > 1 and len(pieces) > 1
 
     @plan
     def matmul_all_reduce(
-        p: Steps,
+        p: PlanBuilder,
         A: T.Tensor((M, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
@@ -189,7 +189,7 @@ def matmul_all_reduce_plan(
         C: T.Tensor((M, N), out_dtype),
     ):
         p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, latest, sums, identity, C)
-        # In the order in which the kernel takes them, see W.own_last.
+        # In the order in which the kernel takes them, see W.swizzle_ranks.
         for sent, summed in zip(pieces, [None, *pieces[:-1]], strict=True):
             for peer in islice(p.peers(), ranks - 1 - stores):
                 made, theirs = products[p.rank, peer], parts[peer, p.rank]
@@ -221,11 +221,11 @@ class MatmulAllReduce(Operator, op=NAME):
 
     programs: ClassVar = {
         "one_shot": one_shot_program,
-        "two_phase": two_phase_program,
+        "two_shot": two_phase_program,
         "copy_engines": matmul_all_reduce_plan,
     }
 
-    alone: ClassVar = {"copy_engines": "two_phase"}
+    alone: ClassVar = {"copy_engines": "two_shot"}
     constants: ClassVar = {"copy_engines": identities}
 
     @staticmethod
@@ -250,7 +250,7 @@ class MatmulAllReduce(Operator, op=NAME):
             for tiles in (replace(each, band=band, cut=cut) for band, cut in BANDS)
             if tiles.cuts(rows_of_owner(problem.M, problem.ranks, tiles), problem.N)
         } | {
-            Choice("two_phase", tiles): spread_us(problem.M, *sizes, tiles, *bytes_of)
+            Choice("two_shot", tiles): spread_us(problem.M, *sizes, tiles, *bytes_of)
             for tiles in stored(problem.itemsize)
         } | {
             Choice("one_shot", tiles): one_shot_us(

@@ -13,7 +13,7 @@ import torch
 
 from ...builtins import language as W
 from ...passes import split_options
-from ...runtime import Plan, Steps, plan
+from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..autotune.cost_model import one_shot_us, stored_us, summed_us
 from ..core import nccl
@@ -33,7 +33,7 @@ from ..core.problem import Problem
 from ..core.tiles import Tiles, Walk, late, stored, walked
 from .identity import identities, identity_of, steps_of
 from .product import define_product
-from .pull_tail import Fetched, fetch
+from .pull_tail import PullTail, fetch
 
 NAME = "matmul_reduce_scatter"
 FEW = 2048
@@ -76,7 +76,7 @@ def matmul_reduce_scatter_program(
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
             me = W.rank()
-            owner, tile = W.own_last(block, rows * columns, me, ranks)
+            owner, tile = W.swizzle_ranks(block, rows * columns, me, ranks)
             row, column = W.swizzle_2d(tile, rows, columns, tiles.band)
             m, n = row * tiles.M, column * tiles.N
 
@@ -152,7 +152,7 @@ def scattered_one_shot(
     return matmul_reduce_scatter_one_shot
 
 
-def summed_matmul(
+def gemm_rs_persistent(
     share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None, shared: int = 0,
 ):  # fmt: skip
@@ -175,11 +175,11 @@ def summed_matmul(
     adding = (ranks - 1) * each
     stores = late(share, N, ranks, tiles)
     chunk = tiles.of_piece(N) if shared else None  # copies fetch sums piece by piece
-    fetched, fetches = Fetched.of(share, N, tiles), bool(shared and ranks > 1)
+    fetched, fetches = PullTail.of(share, N, tiles), bool(shared and ranks > 1)
     copied = fetches and fetched.first > 0
 
     @T.prim_func
-    def summed_matmul(
+    def gemm_rs_persistent(
         A: T.Tensor((shared or ranks * share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
@@ -205,7 +205,7 @@ def summed_matmul(
             for turn in T.serial(walk.turns):
                 number = turn * walk.blocks + block
                 if number < walk.tiles:
-                    owner, tile = W.own_last(number, rows * columns, me, ranks, chunk)
+                    owner, tile = W.swizzle_ranks(number, rows * columns, me, ranks, chunk)
                     row, column = W.swizzle_2d(tile, rows, columns, tiles.band)
                     m, n = row * tiles.M, column * tiles.N
 
@@ -271,7 +271,7 @@ def summed_matmul(
     granules = {"rest": fetched.granule} if fetches else {}
     if stores and tiles.N % tiles.K == 0:  # steps that add do not cross tiles
         granules["latest"] = min(tiles.M, share), min(tiles.N, N)
-    return split_options(summed_matmul, {"tileweave.granule": granules})[0]
+    return split_options(gemm_rs_persistent, {"tileweave.granule": granules})[0]
 
 
 def matmul_reduce_scatter_plan(
@@ -285,12 +285,12 @@ def matmul_reduce_scatter_plan(
     the time of the GEMM (benchmarks/LOG.md).
     """
     out_dtype = out_dtype or dtype
-    kernel = summed_matmul(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype)
+    kernel = gemm_rs_persistent(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype)
     stores = late(share, N, ranks, tiles)
 
     @plan
     def matmul_reduce_scatter(
-        p: Steps,
+        p: PlanBuilder,
         A: T.Tensor((ranks * share, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,

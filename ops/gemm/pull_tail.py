@@ -16,7 +16,7 @@ _ROWS = 48
 
 
 @dataclass(frozen=True)
-class Fetched:
+class PullTail:
     """The last of the ``Tiles.pieces`` of what each rank owns, in strips of tiles.
 
     Attributes:
@@ -34,14 +34,14 @@ class Fetched:
     columns: int
 
     @staticmethod
-    def of(share: int, N: int, tiles: Tiles) -> Fetched:
+    def of(share: int, N: int, tiles: Tiles) -> PullTail:
         """
         Args:
             share, N: rows and columns of what a rank owns.
         """
         *before, (rows, columns) = tiles.pieces(share, N)
         extents = rows.stop - rows.start, columns.stop - columns.start
-        return Fetched(tiles, len(before) * tiles.of_piece(N), rows.start, columns.start, *extents)
+        return PullTail(tiles, len(before) * tiles.of_piece(N), rows.start, columns.start, *extents)
 
     @property
     def granule(self) -> tuple[int, int]:

@@ -37,7 +37,7 @@ def complete_bulk_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(resolve(func.body))
 
 
-Way = frozenset[tuple[int, bool]]
+Path = frozenset[tuple[int, bool]]
 """Conditions on the thread index, by hash, and whether they held."""
 
 
@@ -45,7 +45,7 @@ Way = frozenset[tuple[int, bool]]
 class _Store:
     """A bulk store that may be under way: which threads issued it, and whether it is in a group."""
 
-    way: Way
+    path: Path
     committed: bool = False
 
 
@@ -60,32 +60,32 @@ class _Pending:
         self.reached: set[tirx.Stmt] = set()
         self._indices: set[tirx.Var] = set()
 
-    def follow(self, stmt: tirx.Stmt, stores: frozenset[_Store], way: Way) -> frozenset[_Store]:
+    def follow(self, stmt: tirx.Stmt, stores: frozenset[_Store], path: Path) -> frozenset[_Store]:
         """Stores under way after ``stmt``, given those before it."""
         if isinstance(stmt, tirx.SeqStmt):
             for inner in stmt.seq:
-                stores = self.follow(inner, stores, way)
+                stores = self.follow(inner, stores, path)
             return stores
         if isinstance(stmt, tirx.IfThenElse):
             after = [
-                self.follow(case, inside, way | taken) if case is not None else inside
+                self.follow(case, inside, path | taken) if case is not None else inside
                 for case, holds in ((stmt.then_case, True), (stmt.else_case, False))
                 for taken, inside in [self._take(stmt.condition, holds, stores)]
             ]
             return after[0] | after[1]
         if isinstance(stmt, (tirx.For, tirx.While)):
-            once = self.follow(stmt.body, stores, way)
-            return self.follow(stmt.body, once | stores, way) | stores
+            once = self.follow(stmt.body, stores, path)
+            return self.follow(stmt.body, once | stores, path) | stores
         if isinstance(stmt, tirx.AttrStmt):
             if stmt.attr_key == "thread_extent":
                 self._indices.add(stmt.node.var)
-            return self.follow(stmt.body, stores, way)
+            return self.follow(stmt.body, stores, path)
         if is_placeholder(stmt):
             if stores:
                 self.reached.add(stmt)
             return frozenset()
         if isinstance(stmt, (tirx.Evaluate, tirx.Bind)):
-            return _after_calls(stmt.value, stores, way)
+            return _after_calls(stmt.value, stores, path)
         return stores
 
     def _take(self, condition: tirx.PrimExpr, holds: bool, stores: frozenset[_Store]) -> tuple:
@@ -93,7 +93,7 @@ class _Pending:
         if not self._is_on_indices(condition):
             return frozenset(), stores
         key = tvm.ir.structural_hash(condition)
-        mine = frozenset(s for s in stores if (key, not holds) not in s.way)
+        mine = frozenset(s for s in stores if (key, not holds) not in s.path)
         return frozenset({(key, holds)}), mine
 
     def _is_on_indices(self, condition: tirx.PrimExpr) -> bool:
@@ -111,11 +111,11 @@ class _Pending:
         return fixed
 
 
-def _after_calls(expr: tirx.PrimExpr, stores: frozenset[_Store], way: Way) -> frozenset[_Store]:
+def _after_calls(expr: tirx.PrimExpr, stores: frozenset[_Store], path: Path) -> frozenset[_Store]:
     for call in calls_in(expr, lambda c: True):
         group = _group_role(call)
         if is_async_store(call):
-            stores |= {_Store(way)}
+            stores |= {_Store(path)}
         elif group == "commit":
             stores = frozenset(replace(s, committed=True) for s in stores)
         elif group == "wait":

@@ -30,9 +30,9 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.Bind):
             control.bind(stmt)
-        way = control.enter(stmt)
+        divergence = control.enter(stmt)
         stmt = rewrite_children(stmt, visit)
-        if way is Divergence.CHOSEN:
+        if divergence is Divergence.DIVERGENT:
             return stmt
         if _may_not_run(stmt) and (barrier := barrier_in(stmt.body)) is not None:
             return flatten([stmt, barrier])
@@ -53,7 +53,7 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
         """One of the barriers in it that all threads meet who come here."""
         if stmt is None or is_barrier(stmt):
             return stmt
-        if control.enter(stmt) is Divergence.CHOSEN:
+        if control.enter(stmt) is Divergence.DIVERGENT:
             return None
         return next(filter(None, map(barrier_in, children_of(stmt))), None)
 

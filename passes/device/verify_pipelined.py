@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
-from ...builtins.implicit import site_of
+from ...builtins.implicit import loc_of
 from ..ir.origin import hint_of, name_of
 from ..ir.walk import TMA_LOADS, calls_in, op_name, rewrite_children
 from ..tile.hoist_waits import KEPT_BY
@@ -39,8 +39,8 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _overtaken(wait: tirx.Call, specialised: bool) -> LanguageError:
-    site = site_of(wait)
-    where = f"\n --> {site.file}:{site.line}" if site is not None else ""
+    loc = loc_of(wait)
+    where = f"\n --> {loc.file}:{loc.line}" if loc is not None else ""
     by = str(wait.annotations[KEPT_BY].value) if KEPT_BY in wait.annotations else ""
     what, _, line = by.partition("\n")
     where += f"\n{line}" if line else ""

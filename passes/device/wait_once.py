@@ -6,7 +6,7 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.ir import structural_equal
 
-from ...builtins.implicit import site_of
+from ...builtins.implicit import loc_of
 from ...builtins.spec import builtin_of
 from ..ir.walk import (
     bound_in,
@@ -88,8 +88,8 @@ def _waits_for_one_value(stmt: tirx.Stmt, changed: set[tirx.Var]) -> bool:
     spec = builtin_of(call)
     if spec is None or not spec.waits or not isinstance(stmt, tirx.Evaluate):
         return False
-    site = site_of(call)
-    inferred = site is not None and site.inferred
+    loc = loc_of(call)
+    inferred = loc is not None and loc.inferred
     return inferred and _is_fixed(spec.operand(call, "target"), changed)
 
 

@@ -11,8 +11,8 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.errors import LanguageError
 from ...builtins.symmetric import WORLD_SIZE, heap_stride, is_scratch, itemsize, packed_strides
-from ..ir.implicit import Hidden, with_hidden
-from ..ir.walk import in_words, location
+from ..ir.implicit import Implicit, with_hidden
+from ..ir.walk import format_expr, location
 
 
 def lift_symmetric(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
@@ -31,11 +31,11 @@ def lift_symmetric(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
 
     body = on_buffers(func.body, found, lambda made: tirx.Evaluate(0))
     func = func.with_body(body)
-    hidden = [
-        Hidden(b.name, True, tuple(int(e) for e in b.shape[1:]), str(b.dtype), scratch=True)
+    implicit = [
+        Implicit(b.name, True, tuple(int(e) for e in b.shape[1:]), str(b.dtype), scratch=True)
         for b in found.values()
     ]
-    return with_hidden(func, hidden, list(found.values()))
+    return with_hidden(func, implicit, list(found.values()))
 
 
 def on_buffers(
@@ -83,7 +83,7 @@ def _parameter(made: tirx.AllocBuffer) -> tirx.Buffer:
     own = [tvm.arith.Analyzer().simplify(e) for e in buffer.shape[1:]]
     if any(not isinstance(e, tirx.IntImm) or int(e) < 1 for e in own):
         raise LanguageError(
-            f"alloc_symmetric: {buffer.name} has shape ({', '.join(map(in_words, own))}); expected "
+            f"alloc_symmetric: {buffer.name} has shape ({', '.join(map(format_expr, own))}); expected "
             "positive constants, or dynamic extents of the parameters in a program whose "
             f"synchronisation is inferred{location(made)}"
         )

@@ -11,7 +11,7 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 from ...builtins.errors import LanguageError
 from ...builtins.ranks import WORLD_SIZE
 from ...builtins.symmetric import is_symmetric, itemsize
-from ..ir.implicit import hidden_of
+from ..ir.implicit import implicit_of
 from ..ir.walk import location, op_name, uses_tileweave
 
 GROUP_SIZE = "tileweave.group_size"
@@ -71,9 +71,9 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
 def heap_tensors(func: tirx.PrimFunc) -> list[tirx.Buffer]:
     """The symmetric tensors of a program that was made one of a group, hidden ones too."""
     marked = func.attrs[_OF_HEAP].value if func.attrs and _OF_HEAP in func.attrs else "[]"
-    hidden = hidden_of(func)
-    first = len(func.params) - len(hidden)
-    places = {*json.loads(marked), *(first + n for n, one in enumerate(hidden) if one.symmetric)}
+    implicit = implicit_of(func)
+    first = len(func.params) - len(implicit)
+    places = {*json.loads(marked), *(first + n for n, one in enumerate(implicit) if one.symmetric)}
     return [func.buffer_map[func.params[place]] for place in sorted(places)]
 
 

@@ -16,7 +16,7 @@ HIDDEN = "tileweave.hidden"
 
 
 @dataclass(frozen=True)
-class Hidden:
+class Implicit:
     """One hidden parameter.
 
     Attributes:
@@ -33,12 +33,12 @@ class Hidden:
     scratch: bool = False
 
 
-def hidden_of(func: tirx.PrimFunc) -> list[Hidden]:
+def implicit_of(func: tirx.PrimFunc) -> list[Implicit]:
     """The hidden parameters of ``func``, in order."""
     if not func.attrs or HIDDEN not in func.attrs:
         return []
     fields = json.loads(func.attrs[HIDDEN].value)
-    return [Hidden(**{**f, "shape": tuple(f["shape"])}) for f in fields]
+    return [Implicit(**{**f, "shape": tuple(f["shape"])}) for f in fields]
 
 
 def heap_buffer(
@@ -51,19 +51,19 @@ def heap_buffer(
 
 
 def with_hidden(
-    func: tirx.PrimFunc, hidden: Sequence[Hidden], buffers: Sequence[tirx.Buffer]
+    func: tirx.PrimFunc, implicit: Sequence[Implicit], buffers: Sequence[tirx.Buffer]
 ) -> tirx.PrimFunc:
     """``func`` with more hidden parameters, behind those it has."""
     params, buffer_map = list(func.params), dict(func.buffer_map.items())
-    for one, buffer in zip(hidden, buffers, strict=True):
+    for one, buffer in zip(implicit, buffers, strict=True):
         param = tirx.Var(f"{one.name}_handle", "handle")
         params.append(param)
         buffer_map[param] = buffer
     new = tirx.PrimFunc(params, func.body, func.ret_type, buffer_map, func.attrs, func.span)
-    return set_hidden(new, [*hidden_of(func), *hidden])
+    return set_implicit(new, [*implicit_of(func), *implicit])
 
 
-def set_hidden(func: tirx.PrimFunc, hidden: Sequence[Hidden]) -> tirx.PrimFunc:
-    """``func`` saying that its last parameters are ``hidden``."""
-    listed = json.dumps([dataclasses.asdict(h) for h in hidden])
+def set_implicit(func: tirx.PrimFunc, implicit: Sequence[Implicit]) -> tirx.PrimFunc:
+    """``func`` saying that its last parameters are ``implicit``."""
+    listed = json.dumps([dataclasses.asdict(h) for h in implicit])
     return func.with_attr(HIDDEN, tirx.StringImm(listed))

@@ -26,9 +26,9 @@ _THREAD_OPS = frozenset(
 class Divergence(IntEnum):
     """How sure it is that the threads of a block differ in a value or in the way they take."""
 
-    NONE = 0
-    POSSIBLE = 1
-    CHOSEN = 2
+    UNIFORM = 0
+    MAYBE_DIVERGENT = 1
+    DIVERGENT = 2
 
 
 class ThreadControl:
@@ -59,13 +59,13 @@ class ThreadControl:
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
             self._index(stmt.node.thread_tag, stmt.node.var)
         if not isinstance(stmt, tirx.For):
-            return Divergence.NONE
+            return Divergence.UNIFORM
         tag = stmt.thread_binding.thread_tag if stmt.thread_binding is not None else ""
         if self._index(tag, stmt.loop_var):
-            return Divergence.NONE
+            return Divergence.UNIFORM
         if stmt.kind == tirx.ForKind.PARALLEL:
-            self._divergence[stmt.loop_var] = Divergence.CHOSEN
-            return Divergence.CHOSEN
+            self._divergence[stmt.loop_var] = Divergence.DIVERGENT
+            return Divergence.DIVERGENT
         return max(self.of(stmt.min), self.of(stmt.extent))
 
     def _index(self, tag: str, variable: tirx.Var) -> bool:
@@ -75,24 +75,24 @@ class ThreadControl:
         if not tag.startswith("threadIdx"):
             return False
         self.threads.append(variable)
-        self._divergence[variable] = Divergence.CHOSEN
+        self._divergence[variable] = Divergence.DIVERGENT
         return True
 
     def of(self, expr: tirx.PrimExpr) -> Divergence:
         """How ``expr`` may differ between threads: a call with effects may answer each its own."""
-        found = Divergence.NONE
+        found = Divergence.UNIFORM
 
         def visit(node):
             nonlocal found
             if isinstance(node, tirx.Var):
-                found = max(found, self._divergence.get(node, Divergence.NONE))
+                found = max(found, self._divergence.get(node, Divergence.UNIFORM))
             elif isinstance(node, tirx.Call):
                 if op_name(node) in _THREAD_OPS:
-                    found = Divergence.CHOSEN
+                    found = Divergence.DIVERGENT
                 elif op_name(node) not in HOST_VALUES and has_effect(node):
-                    found = max(found, Divergence.POSSIBLE)
+                    found = max(found, Divergence.MAYBE_DIVERGENT)
             elif isinstance(node, tirx.BufferLoad) and _in_registers(node.buffer):
-                found = max(found, self._registers.get(node.buffer.data, Divergence.NONE))
+                found = max(found, self._registers.get(node.buffer.data, Divergence.UNIFORM))
 
         post_order_visit(expr, visit)
         return found
@@ -101,25 +101,25 @@ class ThreadControl:
         before = None
         while self._registers != before:
             before = dict(self._registers)
-            self._follow(body, Divergence.NONE)
+            self._follow(body, Divergence.UNIFORM)
 
-    def _follow(self, stmt: tirx.Stmt, way: Divergence) -> tirx.Stmt:
+    def _follow(self, stmt: tirx.Stmt, divergence: Divergence) -> tirx.Stmt:
         if isinstance(stmt, tirx.Bind):
             self.bind(stmt)
         if isinstance(stmt, tirx.BufferStore) and _in_registers(stmt.buffer):
             values = (self.of(e) for e in (stmt.value, *stmt.indices))
-            self._differs(stmt.buffer, max(way, *values))
+            self._differs(stmt.buffer, max(divergence, *values))
         if isinstance(stmt, tirx.Evaluate):
             for call in calls_in(stmt.value, lambda c: True):
                 for argument in call.args:
                     if isinstance(argument, tirx.BufferLoad) and _in_registers(argument.buffer):
-                        self._differs(argument.buffer, Divergence.POSSIBLE)
-        way = max(way, self.enter(stmt))
-        return rewrite_children(stmt, lambda s: self._follow(s, way))
+                        self._differs(argument.buffer, Divergence.MAYBE_DIVERGENT)
+        divergence = max(divergence, self.enter(stmt))
+        return rewrite_children(stmt, lambda s: self._follow(s, divergence))
 
     def _differs(self, buffer: tirx.Buffer, divergence: Divergence) -> None:
-        found = max(self._registers.get(buffer.data, Divergence.NONE), divergence)
-        self._registers[buffer.data] = min(found, Divergence.POSSIBLE)
+        found = max(self._registers.get(buffer.data, Divergence.UNIFORM), divergence)
+        self._registers[buffer.data] = min(found, Divergence.MAYBE_DIVERGENT)
 
 
 def _in_registers(buffer: tirx.Buffer) -> bool:

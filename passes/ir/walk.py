@@ -268,7 +268,7 @@ def written_tensors(body: tirx.Stmt) -> set[tirx.Var]:
     return found
 
 
-def in_words(expr: tirx.PrimExpr) -> str:
+def format_expr(expr: tirx.PrimExpr) -> str:
     """``expr`` as a program would say it, without its types."""
 
     def register(node):

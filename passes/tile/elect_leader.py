@@ -17,8 +17,8 @@ from ..ir.uniformity import Divergence, ThreadControl
 from ..ir.walk import flatten, location, rewrite_children
 
 _UNDER = {
-    Divergence.POSSIBLE: "a condition on a register, which may differ between threads",
-    Divergence.CHOSEN: "a condition on the thread index",
+    Divergence.MAYBE_DIVERGENT: "a condition on a register, which may differ between threads",
+    Divergence.DIVERGENT: "a condition on the thread index",
 }
 
 
@@ -36,7 +36,7 @@ def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
     control = ThreadControl(func)
     reached = _threads_of_builtins(func)
 
-    def elect(stmt: tirx.Stmt, way: Divergence) -> tirx.Stmt:
+    def elect(stmt: tirx.Stmt, divergence: Divergence) -> tirx.Stmt:
         if isinstance(stmt, tirx.Bind):
             control.bind(stmt)
             return stmt
@@ -44,22 +44,28 @@ def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
             spec = builtin_of(stmt.value)
             if spec is None:
                 return stmt
-            _require_arrival(stmt.value, stmt, way)
-            _require_threads(stmt.value, stmt, way, reached.get(stmt))
-            return _led(spec, stmt, control.threads) if spec.level == "leader" and not way else stmt
-        way = max(way, control.enter(stmt))
-        return rewrite_children(stmt, lambda s: elect(s, way))
+            _require_arrival(stmt.value, stmt, divergence)
+            _require_threads(stmt.value, stmt, divergence, reached.get(stmt))
+            return (
+                _led(spec, stmt, control.threads)
+                if spec.level == "leader" and not divergence
+                else stmt
+            )
+        divergence = max(divergence, control.enter(stmt))
+        return rewrite_children(stmt, lambda s: elect(s, divergence))
 
-    return func.with_body(elect(func.body, Divergence.NONE))
+    return func.with_body(elect(func.body, Divergence.UNIFORM))
 
 
-def _require_arrival(call: tirx.Call, stmt: tirx.Stmt, way: Divergence) -> None:
+def _require_arrival(call: tirx.Call, stmt: tirx.Stmt, divergence: Divergence) -> None:
     spec = builtin_of(call)
     chooses = spec.level == "leader"
-    if not (way and spec.level == "block") and not (way == Divergence.POSSIBLE and chooses):
+    if not (divergence and spec.level == "block") and not (
+        divergence == Divergence.MAYBE_DIVERGENT and chooses
+    ):
         return
     raise LanguageError(
-        f"{name_of(call)}: stands under {_UNDER[way]}; expected a place that the whole block "
+        f"{name_of(call)}: stands under {_UNDER[divergence]}; expected a place that the whole block "
         f"reaches{', or a condition on the thread index' if chooses else ''}{hint_of(call)}"
         f"{location(stmt)}"
     )
@@ -79,24 +85,24 @@ def _threads_of_builtins(func: tirx.PrimFunc) -> dict[tirx.Stmt, ThreadSet]:
 
 
 def _require_threads(
-    call: tirx.Call, stmt: tirx.Stmt, way: Divergence, threads: ThreadSet | None
+    call: tirx.Call, stmt: tirx.Stmt, divergence: Divergence, threads: ThreadSet | None
 ) -> None:
     """Refuse a barrier and a ``warp`` builtin in threads that cannot run it together."""
     spec = builtin_of(call)
-    if threads is None or not way:
+    if threads is None or not divergence:
         return
     if spec.participants and threads.size > 1:
         what = (
             f"up to {threads.size} threads" if not threads.is_exact else f"{threads.size} threads"
         )
         raise LanguageError(
-            f"{name_of(call)}: {what} run it, each by itself, under {_UNDER[way]}; expected a "
+            f"{name_of(call)}: {what} run it, each by itself, under {_UNDER[divergence]}; expected a "
             "place that the whole block reaches, or a condition that one thread meets, such as "
             f"if T.get_thread_binding() == 0{hint_of(call)}{location(stmt)}"
         )
     if spec.level == "warp" and threads.is_exact and not threads.is_warps:
         raise LanguageError(
-            f"{name_of(call)}: {threads.names} run it, under {_UNDER[way]}; expected whole "
+            f"{name_of(call)}: {threads.names} run it, under {_UNDER[divergence]}; expected whole "
             f"warps{hint_of(call)}{location(stmt)}"
         )
 

@@ -17,7 +17,7 @@ from ...builtins.spec import Builtin, builtin_of
 from ...builtins.symmetric import is_symmetric, packed_strides
 from ..group.specialize_group import heap_tensors
 from ..ir.accesses import REGIONS, name_of
-from ..ir.walk import arrows, calls_in, children_of, in_words, line_of, op_name
+from ..ir.walk import arrows, calls_in, children_of, format_expr, line_of, op_name
 
 
 def verify_barriers(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -156,7 +156,7 @@ class _Uses:
         bounds = [self._analyzer.const_int_bound(i) for i in indices]
         strides = packed_strides(own)
         return _Words(
-            spec.name, f"{buffer.name}[{', '.join(map(in_words, load.indices))}]", buffer, own,
+            spec.name, f"{buffer.name}[{', '.join(map(format_expr, load.indices))}]", buffer, own,
             first=sum(max(0, b.min_value) * s for b, s in zip(bounds, strides, strict=True)),
             is_exact=all(b.min_value == b.max_value >= 0 for b in bounds),
             count=words_of(spec.participants, int(ranks) if isinstance(ranks, tirx.IntImm) else 1),
@@ -169,7 +169,7 @@ class _Uses:
         starts = [self._known(i) for i in list(indices)[axes:]]
         sizes = [self._known(e) for e in list(extents)[axes:]] or [1] * len(starts)
         if all(isinstance(n, (int, tirx.IntImm)) for n in (*starts, *sizes)):
-            shown = f"{buffer.name}[{', '.join(map(in_words, indices))}]"
+            shown = f"{buffer.name}[{', '.join(map(format_expr, indices))}]"
             self.changes.append(_Change(
                 name_of(stmt), shown, buffer, tuple(map(int, starts)), tuple(map(int, sizes)),
                 kernel, line_of(stmt),

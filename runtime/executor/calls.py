@@ -21,11 +21,11 @@ from ..kernel.dynamic import DynamicKernel, Turns
 from ..kernel.kernel import Kernel, capturing
 from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
 from ..plans.steps import Launch
-from ..plans.sync_push import GUARD, hidden_name
+from ..plans.sync_push import GUARD, implicit_name
 from ..plans.traced_plan import TracedPlan
 from .enqueue import enqueuer
 from .operations import Operations
-from .recorded_call import ReadyCall
+from .recorded_call import RecordedCall
 
 _FIRST = -1
 """Priority of the stream whose kernel others wait for."""
@@ -57,7 +57,7 @@ class Calls:
 
     def ready(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[ReadyCall, list[torch.Tensor], list[int]]:
+    ) -> tuple[RecordedCall, list[torch.Tensor], list[int]]:
         """A call checked, with its tensors and where they lie; the first time also compiled,
         collectively."""
         session = self._here()
@@ -123,10 +123,10 @@ class Calls:
 
     def _take_turns(self, kernels: Iterable[Kernel]) -> None:
         """Keep this call apart from one with other kernels, which dynamic sizes may bring."""
-        if self._dynamic and (ordered := tuple(id(k) for k in kernels if k.hidden)):
+        if self._dynamic and (ordered := tuple(id(k) for k in kernels if k.implicit)):
             self._turns.take(ordered)
 
-    def _prepared(self, values: Sequence[Any], session: Session) -> ReadyCall:
+    def _prepared(self, values: Sequence[Any], session: Session) -> RecordedCall:
         """A call checked and its steps made ready, compiled if they are not."""
         tensors: dict[str, torch.Tensor] = {}
         scalars: dict[str, Any] = {}
@@ -143,23 +143,23 @@ class Calls:
         steps = self.plan.trace(rank, ranks, shapes, scalars, recorded=recorded)
         launches = [s for s in steps if isinstance(s, Launch)]
         kernels = {id(s): self._kernel(s) for s in launches}
-        hidden: dict[str, torch.Tensor] = {}
+        implicit: dict[str, torch.Tensor] = {}
         for step in launches:
-            memory = kernels[id(step)].hidden_tensors
-            hidden |= {hidden_name(step.program, name): t for name, t in memory.items()}
+            memory = kernels[id(step)].implicit_tensors
+            implicit |= {implicit_name(step.program, name): t for name, t in memory.items()}
         symmetric = [p.name for p in self.plan.parameters if p.symmetric]
         caller = torch.cuda.current_stream(session.group.device)
         # torch makes the GPU's context this thread's, which the driver needs.
         self._event(0, caller)
         streams = {None: caller} | {s.stream: self._stream(s.stream, caller) for s in steps}
         operations = Operations(
-            tensors, symmetric, hidden, streams, lambda n: self._event(n, caller)
+            tensors, symmetric, implicit, streams, lambda n: self._event(n, caller)
         ).of(steps, kernels)  # fmt: skip
         native = None
         if has_driver(session.group.device):
             native = enqueuer(operations, list(tensors.values()))
         distinct = {id(kernel): kernel for kernel in kernels.values()}
-        return ReadyCall(session.watchdog, operations, distinct.values(), native)
+        return RecordedCall(session.watchdog, operations, distinct.values(), native)
 
     def free(self) -> None:
         """See ``TracedPlan.free``."""
@@ -261,7 +261,7 @@ class _Thread(threading.local):
     """
 
     def __init__(self) -> None:
-        self.ready: dict[Hashable, ReadyCall] = {}
+        self.ready: dict[Hashable, RecordedCall] = {}
         self.events: list[torch.cuda.Event] = []
 
 

@@ -10,7 +10,7 @@ import torch
 import tvm_ffi
 
 from ..host.native import library
-from .operations import KernelLaunch, Operation, Place, RowsCopy, WordCalls
+from .operations import KernelLaunch, Operation, Place, RowsCopy, StreamMemOps
 
 DRIVER = "libcuda.so.1"
 
@@ -41,7 +41,7 @@ def _encoded(
         rows = operation.rows
         return (operation.name, operation.dst, operation.src, rows.count, rows.width,
                 rows.dst_pitch, rows.src_pitch, operation.on)  # fmt: skip
-    if isinstance(operation, WordCalls):
+    if isinstance(operation, StreamMemOps):
         return operation.name, operation.on, *operation.words
     if not isinstance(operation, KernelLaunch):
         return operation.name, *operation.args

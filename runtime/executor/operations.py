@@ -57,7 +57,7 @@ class DriverCall(NamedTuple):
         return filled
 
 
-class WordCalls(NamedTuple):
+class StreamMemOps(NamedTuple):
     """Words that a stream waits for or writes, one after the other.
 
     Attributes:
@@ -141,7 +141,7 @@ class KernelLaunch(NamedTuple):
         return here if self.on is self.caller else aside
 
 
-Operation = DriverCall | WordCalls | RowsCopy | KernelLaunch
+Operation = DriverCall | StreamMemOps | RowsCopy | KernelLaunch
 
 
 class Operations:
@@ -159,13 +159,13 @@ class Operations:
         self,
         given: Mapping[str, torch.Tensor],
         fixed: Iterable[str],
-        hidden: Mapping[str, torch.Tensor],
+        implicit: Mapping[str, torch.Tensor],
         streams: Mapping[str | None, torch.cuda.Stream],
         event: Callable[[int], int],
     ) -> None:
-        self._tensors, self._streams, self._event = {**given, **hidden}, streams, event
+        self._tensors, self._streams, self._event = {**given, **implicit}, streams, event
         self._indices = {name: i for i, name in enumerate(given)}
-        self._fixed = {*fixed, *hidden}
+        self._fixed = {*fixed, *implicit}
         self._events = 0
         self._recorded: dict[str | None, int] = {}
         """The event at which a stream still is, by the stream's name."""
@@ -203,9 +203,9 @@ class Operations:
         rows = Rows(rows.count, rows.width * size, rows.dst_pitch * size, rows.src_pitch * size)
         return RowsCopy(on, dst, src, rows)
 
-    def _word(self, kind: int, step: WriteValue | WaitValue, word: Region) -> WordCalls:
+    def _word(self, kind: int, step: WriteValue | WaitValue, word: Region) -> StreamMemOps:
         value = step.value & 0xFFFFFFFF
-        return WordCalls(self._handle(step.stream), ((kind, self._place(word), value),))
+        return StreamMemOps(self._handle(step.stream), ((kind, self._place(word), value),))
 
     def _wait(self, step: WaitStream) -> list[Operation]:
         """One event serves all who wait for the same point of a stream."""
@@ -222,7 +222,7 @@ class Operations:
             self._argument(v.parameter.name) if isinstance(v, Region) else v
             for v in step.arguments.values()
         ]
-        args += kernel.hidden_tensors.values()
+        args += kernel.implicit_tensors.values()
         return KernelLaunch(self._streams[step.stream], self._streams[None], kernel, tuple(args))
 
     def _argument(self, name: str) -> torch.Tensor | Place:
@@ -243,11 +243,11 @@ class Operations:
 
 def _batched(operations: Iterable[Operation]) -> Iterator[Operation]:
     """The same, words of one stream that follow each other at once."""
-    for batch, each in groupby(operations, lambda o: isinstance(o, WordCalls) and o.on):
+    for batch, each in groupby(operations, lambda o: isinstance(o, StreamMemOps) and o.on):
         if batch is False:
             yield from each
         else:
-            yield WordCalls(batch, tuple(word for o in each for word in o.words))
+            yield StreamMemOps(batch, tuple(word for o in each for word in o.words))
 
 
 def _address(place: int | Place, addresses: Sequence[int]) -> int:

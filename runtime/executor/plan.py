@@ -8,14 +8,14 @@ from functools import cached_property, partial
 from typing import Any
 
 from ...builtins.errors import TileWeaveError
-from ..plans.builder import Steps
+from ..plans.builder import PlanBuilder
 from ..plans.parameters import (
     Parameter,
     dynamic_extents,
 )
 from ..plans.traced_plan import TracedPlan
 from .calls import Calls
-from .recorded_call import ReadyCall
+from .recorded_call import RecordedCall
 
 _BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
@@ -55,7 +55,7 @@ class Plan(TracedPlan):
         """
         self._calls.compile()
 
-    def ready(self, *args: Any) -> tuple[ReadyCall, list[int]]:
+    def ready(self, *args: Any) -> tuple[RecordedCall, list[int]]:
         """What a call does, checked, and where its tensors lie; the first time also compiled,
         collectively. Called with other addresses it is a call with such tensors that lie elsewhere,
         from the same thread in the same stream, as long as it is valid; a CUDA graph records it if
@@ -83,7 +83,7 @@ def plan(
     """Decorator, ``@tw.plan`` or ``@tw.plan(pass_configs={...})``: a function that says the steps
     of an operator becomes that operator, a ``tw.Plan``.
 
-    The first parameter gets the ``tw.Steps`` to say them to; the others are annotated as those of a
+    The first parameter gets the ``tw.PlanBuilder`` to say them to; the others are annotated as those of a
     ``@T.prim_func``. The function gets numbers for scalars and regions for tensors, and may branch
     on ``p.rank``, ``p.world_size``, scalars and shapes; the last steps it said for equal ones serve
     again. A parameter annotated None is left out of calls, as of those of a ``@T.prim_func``; the
@@ -101,7 +101,7 @@ def plan(
         raise TileWeaveError(f"plan: {function!r}; expected a function")
     first, *others = inspect.signature(function).parameters.values() or [None]
     code = function.__code__
-    site = f"{code.co_filename}:{code.co_firstlineno}"
+    loc = f"{code.co_filename}:{code.co_firstlineno}"
     parameters = []
     absent = {given.name: None for given in others if given.annotation is None}
     for given in others:
@@ -115,7 +115,7 @@ def plan(
             raise TileWeaveError(
                 f"plan {function.__name__}: parameter {_STARS.get(given.kind, '')}{given.name}"
                 f"{shown}; expected T.Tensor(...), W.Symmetric(...) or a scalar type such as "
-                f"T.int32, without a default, and a name to call it by\n --> {site}"
+                f"T.int32, without a default, and a name to call it by\n --> {loc}"
             )
         parameters.append(parameter)
     refused = None
@@ -126,9 +126,9 @@ def plan(
     elif code.co_flags & _LATER:
         refused = "says its steps when somebody iterates or awaits; expected a plain function"
     if refused is not None:
-        raise TileWeaveError(f"plan {function.__name__}: {refused}\n --> {site}")
+        raise TileWeaveError(f"plan {function.__name__}: {refused}\n --> {loc}")
 
-    def body(p: Steps, *args: Any) -> None:
+    def body(p: PlanBuilder, *args: Any) -> None:
         function(p, **absent, **{a.name: arg for a, arg in zip(parameters, args, strict=True)})
 
-    return Plan(function.__name__, parameters, body, site, pass_configs)
+    return Plan(function.__name__, parameters, body, loc, pass_configs)

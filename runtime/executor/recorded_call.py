@@ -16,7 +16,7 @@ from ..kernel.kernel import Kernel
 from .operations import KernelLaunch, Operation
 
 
-class ReadyCall:
+class RecordedCall:
     """What calls do that differ only in where their tensors lie, from one thread in one stream.
 
     Attributes:
@@ -37,7 +37,7 @@ class ReadyCall:
         """
         self.kernels = list(kernels)
         self.native = enqueue is not None
-        self._hidden = [(k, k.hidden) for k in self.kernels]
+        self._hidden = [(k, k.implicit) for k in self.kernels]
         self._watchdog = watchdog
         self._operations, self._enqueue = operations, enqueue
         self._actions = [] if enqueue else [o.action() for o in operations]
@@ -45,8 +45,8 @@ class ReadyCall:
     @property
     def is_valid(self) -> bool:
         """Whether its kernels still have the memory that they had."""
-        for kernel, hidden in self._hidden:
-            if kernel.hidden is not hidden:
+        for kernel, implicit in self._hidden:
+            if kernel.implicit is not implicit:
                 return False
         return True
 

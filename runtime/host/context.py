@@ -13,7 +13,7 @@ class Record(ctypes.Structure):
 
     _fields_ = (
         ("state", ctypes.c_uint32),
-        ("site", ctypes.c_int32),
+        ("loc", ctypes.c_int32),
         ("rank", ctypes.c_int32),
         ("peer", ctypes.c_int32),
         ("flag", ctypes.c_uint64),

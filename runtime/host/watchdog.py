@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from ...builtins.errors import TileWeaveError
-from ...builtins.implicit import SITES
+from ...builtins.implicit import LOCS
 from .context import Record
 from .group import Group
 
@@ -80,14 +80,14 @@ class Watchdog:
     def report(self) -> str:
         """The record in words."""
         r = self._record
-        site = SITES.get(r.site)
-        unsigned = site is not None and site.dtype.startswith("uint")
+        loc = LOCS.get(r.loc)
+        unsigned = loc is not None and loc.dtype.startswith("uint")
         # The device sign-extends what is signed.
         expected, seen = (v if unsigned else ctypes.c_int64(v).value for v in (r.expected, r.seen))
         peer = f"a signal from rank {r.peer}" if r.peer >= 0 else "a signal"
         return (
             f"tileweave: rank {r.rank} waited {self._timeout_s:g} s for {peer} and gave up: "
-            f"{site or f'wait {r.site:#x}'}; flag {self._describe(r.flag)}: seen {seen}, "
+            f"{loc or f'wait {r.loc:#x}'}; flag {self._describe(r.flag)}: seen {seen}, "
             f"expected {expected}; block ({', '.join(map(str, r.block))}), thread {r.thread}"
             + (_ON_ONE_GPU if self._group.shares_gpus else "")
         )

@@ -19,7 +19,7 @@ from tvm.runtime import Executable
 from ... import passes
 from ...builtins.errors import TileWeaveError
 from ...codegen.names import names_kept
-from ...passes.ir.implicit import Hidden, hidden_of
+from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
 from ...passes.ir.walk import uses_multicast
 from ..host.heap import HeapExhausted, SymmetricTensor
@@ -35,8 +35,8 @@ class Kernel:
     are.
 
     Attributes of the TileLang kernel inside (``get_kernel_source``, ``get_profiler``, ...) are its
-    own too; ``program`` is the ``T.prim_func`` it was made of. ``hidden`` is the memory that the
-    compiler added, by name: counters, and what ``W.alloc_symmetric`` asks for; ``hidden_tensors``
+    own too; ``program`` is the ``T.prim_func`` it was made of. ``implicit`` is the memory that the
+    compiler added, by name: counters, and what ``W.alloc_symmetric`` asks for; ``implicit_tensors``
     the same as torch tensors, of all ranks where it is symmetric.
     """
 
@@ -44,7 +44,7 @@ class Kernel:
         self,
         kernel: JITKernel,
         program: tirx.PrimFunc,
-        hidden: Mapping[str, torch.Tensor | SymmetricTensor] = MappingProxyType({}),
+        implicit: Mapping[str, torch.Tensor | SymmetricTensor] = MappingProxyType({}),
         session: Session | None = None,
     ) -> None:
         """
@@ -52,8 +52,8 @@ class Kernel:
             session: in which it is compiled, with which its memory goes.
         """
         self._session = session
-        self.kernel, self.program, self.hidden = kernel, program, hidden
-        _, self.hidden_tensors = tensors_of((), dict(hidden))
+        self.kernel, self.program, self.implicit = kernel, program, implicit
+        _, self.implicit_tensors = tensors_of((), dict(implicit))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         session = current()
@@ -64,7 +64,7 @@ class Kernel:
             args = bound(str(self.program.attrs["global_symbol"]), self._inputs, args, kwargs)
         try:
             positional, _ = tensors_of(args, {})
-            return self.launch(*positional, *self.hidden_tensors.values())
+            return self.launch(*positional, *self.implicit_tensors.values())
         except Exception:
             watchdog.raise_if_deadlocked()
             raise
@@ -98,10 +98,10 @@ class Kernel:
 
         ``tw.finalize`` does it for all that is left.
         """
-        for memory in self.hidden.values():
+        for memory in self.implicit.values():
             if isinstance(memory, SymmetricTensor) and memory.is_live:
                 memory.free()
-        self.hidden, self.hidden_tensors = {}, {}
+        self.implicit, self.implicit_tensors = {}, {}
 
     def __getattr__(self, name: str) -> Any:
         if name == "kernel":  # of a copy that has nothing yet
@@ -123,7 +123,7 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
     with names_kept(program):
         kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
     warm(kernel, session)
-    return Kernel(kernel, func, _memories(hidden_of(program), session), session)
+    return Kernel(kernel, func, _memories(implicit_of(program), session), session)
 
 
 def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
@@ -141,12 +141,12 @@ def capturing() -> bool:
 
 
 def _memories(
-    hidden: Iterable[Hidden], session: Session
+    implicit: Iterable[Implicit], session: Session
 ) -> dict[str, torch.Tensor | SymmetricTensor]:
     """All of them, by name, or none."""
     made: dict[str, torch.Tensor | SymmetricTensor] = {}
     try:
-        for each in hidden:
+        for each in implicit:
             made[each.name] = _memory(each, session)
     except HeapExhausted:
         for memory in made.values():
@@ -156,11 +156,11 @@ def _memories(
     return made
 
 
-def _memory(hidden: Hidden, session: Session) -> torch.Tensor | SymmetricTensor:
-    dtype = tvm.DataType(hidden.dtype).as_torch()
-    if hidden.symmetric:
-        return session.heap.allocate(hidden.shape, dtype)
-    return torch.zeros(hidden.shape, dtype=dtype, device=session.group.device)
+def _memory(implicit: Implicit, session: Session) -> torch.Tensor | SymmetricTensor:
+    dtype = tvm.DataType(implicit.dtype).as_torch()
+    if implicit.symmetric:
+        return session.heap.allocate(implicit.shape, dtype)
+    return torch.zeros(implicit.shape, dtype=dtype, device=session.group.device)
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -18,14 +18,14 @@ from .parameters import (
     shapes_of,
     shown_sizes,
 )
-from .regions import Region, Rows, at_site, site
+from .regions import Region, Rows, at_loc, loc
 from .steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 
 _WORDS = ("int32", "uint32")
 """Types of a flag that a stream can write."""
 
 
-class Steps:
+class PlanBuilder:
     """What the function of a plan gets as its first argument: says the steps of this rank.
 
     Every step takes ``stream``: the name of a side stream, or None for the caller's. Side streams
@@ -195,7 +195,7 @@ class Steps:
     def _add(self, kind: type[Step], stream: str | None, **what: Any) -> None:
         if not (stream is None or (isinstance(stream, str) and stream)):
             raise self._refused(kind.op[2:], f"stream={stream!r}", "a name, or None")
-        self.steps.append(kind(stream, site(), len(self.steps) + 1, **what))
+        self.steps.append(kind(stream, loc(), len(self.steps) + 1, **what))
 
     def _require_region(self, op: str, side: str, region: Any) -> None:
         if not isinstance(region, Region):
@@ -238,4 +238,4 @@ class Steps:
         return value
 
     def _refused(self, op: str, what: str, expected: str) -> TileWeaveError:
-        return TileWeaveError(f"{op}: {what}; expected {expected}{at_site()}")
+        return TileWeaveError(f"{op}: {what}; expected {expected}{at_loc()}")

@@ -78,7 +78,7 @@ class Region:
         index = index if isinstance(index, tuple) else (index,)
         if len(index) > len(self.axes):
             raise RegionError(
-                f"{self}: {len(index)} indices; expected at most {len(self.axes)}{at_site()}"
+                f"{self}: {len(index)} indices; expected at most {len(self.axes)}{at_loc()}"
             )
         start, extent, axes = list(self.start), list(self.extent), list(self.axes)
         for axis, i in zip(self.axes, index, strict=False):
@@ -91,14 +91,14 @@ class Region:
                     shown = "" if i.step is None else f":{step}"
                     raise RegionError(
                         f"{self}: slice {low}:{high}{shown} of axis {axis}; expected a part of "
-                        f"0:{size} in steps of 1{at_site()}"
+                        f"0:{size} in steps of 1{at_loc()}"
                     )
                 start[axis], extent[axis] = start[axis] + low, high - low
             else:
                 at = _integer(i, self, axis)
                 if not 0 <= at < size:
                     raise RegionError(
-                        f"{self}: index {at} of axis {axis}; expected 0 to {size - 1}{at_site()}"
+                        f"{self}: index {at} of axis {axis}; expected 0 to {size - 1}{at_loc()}"
                     )
                 start[axis], extent[axis] = start[axis] + at, 1
                 axes.remove(axis)
@@ -119,7 +119,7 @@ def _integer(value: Any, region: Region, axis: int) -> int:
         return operator.index(value)
     except TypeError:
         raise RegionError(
-            f"{region}: index {value!r} of axis {axis}; expected an integer or a slice{at_site()}"
+            f"{region}: index {value!r} of axis {axis}; expected an integer or a slice{at_loc()}"
         ) from None
 
 
@@ -162,7 +162,7 @@ def _rows(region: Region) -> tuple[int, int] | None:
     return axes[0][0], axes[1][1] if len(axes) == 2 else axes[0][0]
 
 
-def site() -> str:
+def loc() -> str:
     """``file:line`` of the plan that is being traced: the first frame outside of this folder."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
@@ -170,9 +170,9 @@ def site() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def at_site() -> str:
+def at_loc() -> str:
     """`` --> file:line`` on a line of its own, for errors."""
-    return f"\n --> {site()}"
+    return f"\n --> {loc()}"
 
 
 _HERE = str(Path(__file__).parent)

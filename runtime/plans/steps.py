@@ -21,7 +21,7 @@ class Step:
     """
 
     stream: str | None
-    site: str
+    loc: str
     number: int
 
     @property

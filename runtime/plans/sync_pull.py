@@ -22,13 +22,13 @@ from tvm import tirx
 
 from ...builtins import language as W
 from ...builtins.errors import TileWeaveError
-from ...passes.ir.implicit import Hidden, hidden_of, set_hidden
+from ...passes.ir.implicit import Implicit, implicit_of, set_implicit
 from ...passes.ir.walk import written_tensors
 from ...passes.sync.infer.epochs import CALL
 from ...passes.sync.infer.infer_sync import is_explicit
 from .regions import Region
 from .steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
-from .sync_push import BEGIN, WAIT, behind, meet_and_count, region_of, require_same_copies
+from .sync_push import BEGIN, WAIT, behind, entry_barrier, region_of, require_same_copies
 
 Made = tuple[int, int]
 """A copy: its rank, and its step's number there."""
@@ -47,7 +47,7 @@ class PullSync:
         awaited: by copy, those it waits for.
     """
 
-    site: str
+    loc: str
     copies: Mapping[int, list[tuple]]
     told: Mapping[Made, tuple[int, list[int]]]
     awaited: Mapping[Made, list[Made]]
@@ -68,9 +68,9 @@ class PullSync:
         """
         require_same_copies(_places(steps), self.copies[rank])
         begin, wait = with_options(_begin(world_size)), with_options(_wait(len(self.told)))
-        _, launches = (region_of(begin, h, world_size) for h in hidden_of(begin))
-        (arrived,) = (region_of(wait, h, world_size) for h in hidden_of(wait))
-        out: list[Step] = [Launch(None, self.site, BEGIN, begin, begin, {})]
+        _, launches = (region_of(begin, h, world_size) for h in implicit_of(begin))
+        (arrived,) = (region_of(wait, h, world_size) for h in implicit_of(wait))
+        out: list[Step] = [Launch(None, self.loc, BEGIN, begin, begin, {})]
         streams = {s.stream for s in steps}
         heard: set[tuple[str | None, Made]] = set()
         behind: dict[str | None, set[str | None]] = {}
@@ -81,9 +81,9 @@ class PullSync:
                     continue
                 heard.add((step.stream, made))
                 for other in sorted(behind.pop(step.stream, ()), key=str):
-                    out.append(WaitStream(step.stream, step.site, 0, other=other))
+                    out.append(WaitStream(step.stream, step.loc, 0, other=other))
                 given = {"launches": launches, "flag": self.told[made][0], "peer": made[0]}
-                out.append(Launch(step.stream, step.site, WAIT, wait, wait, given))
+                out.append(Launch(step.stream, step.loc, WAIT, wait, wait, given))
             out.append(step)
             flag, readers = self.told.get((rank, step.number), (0, []))
             if readers:
@@ -91,7 +91,7 @@ class PullSync:
                     behind.setdefault(stream, set()).add(step.stream)
             out += [
                 CopyValue(
-                    step.stream, step.site, step.number,
+                    step.stream, step.loc, step.number,
                     dst=arrived[reader, flag], src=launches[CALL],
                 )
                 for reader in readers
@@ -142,7 +142,7 @@ def pulls_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
             readers.setdefault(writer, []).append(rank)
     told = {w: (n, sorted({*readers[w]})) for n, w in enumerate(sorted(readers))}
     places = {rank: _places(trace) for rank, trace in enumerate(traces)}
-    sync = PullSync(copies[0][1].site, places, told, awaited)
+    sync = PullSync(copies[0][1].loc, places, told, awaited)
     ranks = range(len(traces))
     ordered = [sync.apply(r, len(traces), traces[r], lambda p: p, recorded=False) for r in ranks]
     _refuse_cycle(ordered, awaited)
@@ -243,7 +243,7 @@ def _writers(rank: int, copy: Copy, copies: Sequence[tuple[int, Copy]]) -> list[
 
 
 def _at(step: Step) -> str:
-    return f"\n --> {step.site}"
+    return f"\n --> {step.loc}"
 
 
 def _common(one: Region, other: Region) -> list[int]:
@@ -277,8 +277,8 @@ def _refuse_cycle(traces: Sequence[Sequence[Step]], awaited: Mapping[Made, Seque
     try:
         order.prepare()
     except CycleError as error:
-        steps = dict.fromkeys((s.op, s.site) for s in (traces[r][i] for r, i in error.args[1]))
-        lines = "".join(f"\n {op} --> {site}" for op, site in steps)
+        steps = dict.fromkeys((s.op, s.loc) for s in (traces[r][i] for r, i in error.args[1]))
+        lines = "".join(f"\n {op} --> {loc}" for op, loc in steps)
         raise TileWeaveError(
             f"p.copy waits for itself, by way of other ranks; expected an order in which each can "
             f"be made{lines}"
@@ -292,9 +292,9 @@ def _places(steps: Sequence[Step]) -> list[tuple]:
 @cache
 def _begin(ranks: int) -> tirx.PrimFunc:
     """Counts a call, and meets the peers; it has the memory for both."""
-    started = Hidden("started", True, (ranks,), "uint32")
-    launches = Hidden("launches", False, (CALL + 1,), "uint32")
-    return set_hidden(meet_and_count(ranks), [started, launches])
+    started = Implicit("started", True, (ranks,), "uint32")
+    launches = Implicit("launches", False, (CALL + 1,), "uint32")
+    return set_implicit(entry_barrier(ranks), [started, launches])
 
 
 @cache
@@ -310,4 +310,4 @@ def _wait(flags: int) -> tirx.PrimFunc:
             call = W.ld(launches[CALL], sem="relaxed")
             W.wait_reached(arrived[W.rank(), flag], call, peer=peer)
 
-    return set_hidden(await_copy, [Hidden("arrived", True, (flags,), "uint32")])
+    return set_implicit(await_copy, [Implicit("arrived", True, (flags,), "uint32")])

@@ -27,7 +27,7 @@ from tvm import tirx
 from ... import passes
 from ...builtins import language as W
 from ...builtins.errors import TileWeaveError
-from ...passes.ir.implicit import Hidden, hidden_of
+from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
 from ...passes.sync.infer.epochs import CALL, EPOCH
 from ...passes.sync.infer.infer_sync import Explanation, explained, is_explicit
@@ -65,7 +65,7 @@ class PlanSync:
 
     original: tirx.PrimFunc
     kernel: tirx.PrimFunc
-    hidden: tuple[Hidden, ...]
+    implicit: tuple[Implicit, ...]
     copies: tuple[KnownCopy, ...]
     copied: frozenset[str]
     leaves_room: bool
@@ -85,7 +85,7 @@ class PlanSync:
         Raises:
             TileWeaveError: the copies are others than in the call that was looked at.
         """
-        regions = {h.name: region_of(self.kernel, h, world_size) for h in self.hidden}
+        regions = {h.name: region_of(self.kernel, h, world_size) for h in self.implicit}
         found = _launches_of(self.original, self.copied, steps)
         launch = _only(self.original, self.copied, rank, found, self.copies[0].line)
         made = _copies(rank, launch, steps)
@@ -102,12 +102,12 @@ class PlanSync:
         guard = GUARD if sides else launch.stream
 
         def after_guard(stream: str | None) -> list[Step]:
-            return [] if stream == guard else [WaitStream(stream, launch.site, 0, other=guard)]
+            return [] if stream == guard else [WaitStream(stream, launch.loc, 0, other=guard)]
 
         out: list[Step] = []
         if self.flags:
-            site = (made[0][1] if made else launch).site
-            begin = self._begin(site, regions, world_size, guard)
+            loc = (made[0][1] if made else launch).loc
+            begin = self._begin(loc, regions, world_size, guard)
             begin = replace(begin, program=with_options(begin.program))
             out += [*_fork(guard, launch), begin]
         waited: set[str | None] = set()
@@ -131,7 +131,7 @@ class PlanSync:
             for name, to, run in self.flags.get((rank, number), ()):
                 flags = regions[name][to, run]
                 calls = regions[EPOCH][CALL : CALL + run.stop - run.start]
-                out.append(CopyValue(step.stream, step.site, step.number, dst=flags, src=calls))
+                out.append(CopyValue(step.stream, step.loc, step.number, dst=flags, src=calls))
         return out
 
     def _by_itself(
@@ -162,14 +162,14 @@ class PlanSync:
         return list(found.values()) or [first]
 
     def _begin(
-        self, site: str, regions: Mapping[str, Region], world_size: int, stream: str | None
+        self, loc: str, regions: Mapping[str, Region], world_size: int, stream: str | None
     ) -> Launch:
         waits = "started" in regions
         kernel = _begin(world_size if waits else 0, regions[EPOCH].whole[0] - CALL)
         given = {"launches": regions[EPOCH]}
         if waits:
             given = {"started": regions["started"], **given}
-        return Launch(stream, site, BEGIN, kernel=kernel, program=kernel, arguments=given)
+        return Launch(stream, loc, BEGIN, kernel=kernel, program=kernel, arguments=given)
 
 
 def _wait(
@@ -178,7 +178,7 @@ def _wait(
 ) -> list[Step]:  # fmt: skip
     """What waits before ``step`` until the word ``at`` of ``rank`` has reached ``value``, and sets
     it back to 0: its stream by itself, or a kernel."""
-    place = step.stream, step.site, WAIT
+    place = step.stream, step.loc, WAIT
     if by_itself:
         word = made[rank, at]
         return [WaitValue(*place, flag=word, value=value), WriteValue(*place, dst=word, value=0)]
@@ -187,7 +187,7 @@ def _wait(
 
 
 def _fork(guard: str | None, launch: Launch) -> list[Step]:
-    return [] if guard is None else [WaitStream(guard, launch.site, 0, other=None)]
+    return [] if guard is None else [WaitStream(guard, launch.loc, 0, other=None)]
 
 
 def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
@@ -248,8 +248,8 @@ def _ordered(
     flags, awaited = explanation.copied, explanation.awaited
     if not flags and not awaited:
         return None
-    hidden, room = tuple(hidden_of(program)), explanation.leaves_room
-    return PlanSync(original, kernel, hidden, copies, copied, room, flags, awaited)
+    implicit, room = tuple(implicit_of(program)), explanation.leaves_room
+    return PlanSync(original, kernel, implicit, copies, copied, room, flags, awaited)
 
 
 @lru_cache(maxsize=64)
@@ -274,7 +274,7 @@ def _only(
 ) -> Launch:
     """The only one of the launches on a rank; refuses several, and none, at ``line`` of a copy."""
     if len(launches) != 1:
-        at = "".join(f"\n p.launch --> {s.site}" for s in launches) or f"\n p.copy --> {line}"
+        at = "".join(f"\n p.launch --> {s.loc}" for s in launches) or f"\n p.copy --> {line}"
         raise TileWeaveError(
             f"{named(kernel)} takes what the plan copies ({', '.join(sorted(copied))}), and rank "
             f"{rank} launches it {len(launches)} times; expected once on every rank in every call, "
@@ -332,8 +332,8 @@ def refuse_beside_itself(traces: Sequence[Sequence[Step]]) -> None:
         for one, other in itertools.combinations(launches, 2):
             if one.program is not other.program or id(other) in behind(one, steps):
                 continue
-            if not is_explicit(one.program) and hidden_of(_inferred(one.program, len(traces))[0]):
-                at = f"\n p.launch --> {one.site}\n p.launch --> {other.site}"
+            if not is_explicit(one.program) and implicit_of(_inferred(one.program, len(traces))[0]):
+                at = f"\n p.launch --> {one.loc}\n p.launch --> {other.loc}"
                 raise TileWeaveError(
                     f"{one.name} in {one.where} and in {other.where}, whose counters both use; "
                     f"expected one stream, a p.wait_stream in between, or two kernels{at}"
@@ -344,7 +344,7 @@ def refuse_pushes(traces: Sequence[Sequence[Step]]) -> None:
     """Refuse copies to peers in a call that nothing orders, where other calls are ordered."""
     for rank, steps in enumerate(traces):
         for step in (s for s in steps if isinstance(s, Copy) and s.dst.rank not in (None, rank)):
-            at = f"\n --> {step.site}"
+            at = f"\n --> {step.loc}"
             raise TileWeaveError(
                 f"p.copy writes {step.dst}, which nothing reads in this call, unlike in an "
                 "earlier one; expected the same copies and readers in every call, or flags and "
@@ -352,19 +352,19 @@ def refuse_pushes(traces: Sequence[Sequence[Step]]) -> None:
             )
 
 
-def hidden_name(kernel: tirx.PrimFunc, hidden: str) -> str:
+def implicit_name(kernel: tirx.PrimFunc, implicit: str) -> str:
     """By what name steps of a plan mean a hidden parameter of a kernel. They mean those of a kernel
     that the plan has given copies or memory; another may have the same name."""
-    is_meant = COPIES in (kernel.attrs or {}) or hidden_of(kernel)
-    return f"{'' if is_meant else 'another '}{named(kernel)}.{hidden}"
+    is_meant = COPIES in (kernel.attrs or {}) or implicit_of(kernel)
+    return f"{'' if is_meant else 'another '}{named(kernel)}.{implicit}"
 
 
-def region_of(program: tirx.PrimFunc, hidden: Hidden, world_size: int) -> Region:
+def region_of(program: tirx.PrimFunc, implicit: Implicit, world_size: int) -> Region:
     """A hidden parameter of a kernel, as steps of a plan mean it."""
     parameter = Parameter(
-        hidden_name(program, hidden.name), hidden.dtype, hidden.shape, hidden.symmetric
+        implicit_name(program, implicit.name), implicit.dtype, implicit.shape, implicit.symmetric
     )
-    return Region.of(parameter, parameter.across(hidden.shape, world_size))
+    return Region.of(parameter, parameter.across(implicit.shape, world_size))
 
 
 def _copies(rank: int, launch: Launch, steps: Sequence[Step]) -> list[tuple[KnownCopy, Copy]]:
@@ -386,7 +386,7 @@ def _copies(rank: int, launch: Launch, steps: Sequence[Step]) -> list[tuple[Know
             (
                 KnownCopy(
                     rank, number, kind, names[side.parameter.name], side.start, side.extent,
-                    step.site, step.stream, before=not beside and id(step) in before,
+                    step.loc, step.stream, before=not beside and id(step) in before,
                 ),
                 step,
             )
@@ -403,7 +403,7 @@ def _place(copy: KnownCopy) -> tuple:
 @cache
 def _begin(ranks: int, words: int) -> tirx.PrimFunc:
     """The kernel that runs before the copies of a call: meets ``ranks - 1`` peers, if any."""
-    return meet_and_count(ranks, words) if ranks else _count(words)
+    return entry_barrier(ranks, words) if ranks else _count(words)
 
 
 def _count(words: int) -> tirx.PrimFunc:
@@ -419,7 +419,7 @@ def _count(words: int) -> tirx.PrimFunc:
     return begin
 
 
-def meet_and_count(ranks: int, words: int = 1) -> tirx.PrimFunc:
+def entry_barrier(ranks: int, words: int = 1) -> tirx.PrimFunc:
     """The kernel that counts a call, in so many words, and returns when ``ranks - 1`` peers have
     begun it, too. A thread for each peer: releases of one thread wait for each other."""
 

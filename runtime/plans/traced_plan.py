@@ -15,7 +15,7 @@ from ...passes import needs_sizes, specialize_sizes
 from ...passes.sync.infer.options import own_options, split_options
 from ..kernel.dynamic import DynamicKernel
 from ..kernel.kernel import Kernel
-from .builder import Steps
+from .builder import PlanBuilder
 from .parameters import (
     Parameter,
     Shape,
@@ -46,10 +46,10 @@ class TracedPlan:
     """
 
     def __init__(
-        self, name: str, parameters: list[Parameter], body: Callable[..., None], site: str,
+        self, name: str, parameters: list[Parameter], body: Callable[..., None], loc: str,
         pass_configs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.name, self.parameters, self.site = name, parameters, site
+        self.name, self.parameters, self.loc = name, parameters, loc
         own_options(pass_configs or {})
         self.body, self.pass_configs = body, dict(pass_configs or {})
         self._programs: dict[int, tuple[tirx.PrimFunc, tirx.PrimFunc]] = {}
@@ -64,9 +64,9 @@ class TracedPlan:
         program = func.program if isinstance(func, Kernel) else func
         name = str(program.attrs["global_symbol"])
 
-        def body(p: Steps, *args: Any) -> None:
+        def body(p: PlanBuilder, *args: Any) -> None:
             p.launch(func, *args)
-            p.steps = [replace(step, site=name) for step in p.steps]
+            p.steps = [replace(step, loc=name) for step in p.steps]
 
         return cls(name, list(parameters_of(program)), body, name)
 
@@ -78,7 +78,7 @@ class TracedPlan:
         """
         own_options(pass_configs)
         configs = {**self.pass_configs, **pass_configs}
-        return type(self)(self.name, self.parameters, self.body, self.site, configs)
+        return type(self)(self.name, self.parameters, self.body, self.loc, configs)
 
     def trace(
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any],
@@ -148,7 +148,7 @@ class TracedPlan:
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> list[Step]:
         """The steps as the plan says them."""
-        p = Steps(rank, world_size)
+        p = PlanBuilder(rank, world_size)
         arguments = [
             scalars[a.name]
             if a.shape is None
@@ -157,8 +157,8 @@ class TracedPlan:
         ]
         self.body(p, *arguments)
         sides = list(dict.fromkeys(s.stream for s in p.steps if s.stream is not None))
-        fork: list[Step] = [WaitStream(s, self.site, 0, other=None) for s in sides]
-        join: list[Step] = [WaitStream(None, self.site, 0, other=s) for s in sides]
+        fork: list[Step] = [WaitStream(s, self.loc, 0, other=None) for s in sides]
+        join: list[Step] = [WaitStream(None, self.loc, 0, other=s) for s in sides]
         return [*fork, *map(self._prepared, p.steps), *join]
 
     def _prepared(self, step: Step) -> Step:

@@ -1,7 +1,8 @@
 /*!
  * What a program asks its host for at each launch, answered without Python.
  *
- * See passes/tile/bind_runtime.py for who asks, runtime/kernel/host_functions.py for who says the values.
+ * See passes/tile/bind_runtime.py for who asks, runtime/kernel/host_functions.py for who says the
+ * values.
  */
 #include <tvm/ffi/tvm_ffi.h>
 

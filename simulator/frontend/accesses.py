@@ -31,22 +31,22 @@ class GlobalRef:
 
     name: str
     op: str
-    site: str
+    loc: str
 
     def tensor(self, frame: Frame) -> Tensor:
         return frame.block.tensors[self.name]
 
 
-def out_of_bounds(frame: Frame, name: str, shape: tuple, index: Any, site: str) -> SimulationError:
+def out_of_bounds(frame: Frame, name: str, shape: tuple, index: Any, loc: str) -> SimulationError:
     return SimulationError(
         "bounds",
         f"{name}[{', '.join(map(str, index))}] of shape {tuple(shape)}, by {frame.block.name()} in "
-        f"launch {frame.block.epoch}\n --> {site}",
+        f"launch {frame.block.epoch}\n --> {loc}",
     )
 
 
 def select(
-    frame: Frame, name: str, shape: tuple, index: list, site: str, symmetric: bool = False,
+    frame: Frame, name: str, shape: tuple, index: list, loc: str, symmetric: bool = False,
     clips: bool = False,
 ) -> tuple[tuple, np.ndarray | None, tuple | None]:  # fmt: skip
     """A NumPy key for these indices, which elements of the vector it covers (None: all) and the
@@ -56,7 +56,7 @@ def select(
         if not all(0 <= i < n for i, n in zip(key, shape, strict=True)):
             if clips and not (symmetric and not 0 <= key[0] < shape[0]):
                 return key, np.zeros((), np.bool_), ()
-            raise out_of_bounds(frame, name, shape, key, site)
+            raise out_of_bounds(frame, name, shape, key, loc)
         return key, None, None
     space = np.broadcast_shapes(*(np.shape(i) for i in index))
     active = _active(frame, space)
@@ -68,7 +68,7 @@ def select(
             if missing.any():
                 at = tuple(np.argwhere(np.broadcast_to(missing, space))[0])
                 first = [int(np.broadcast_to(j, space)[at]) for j in index]
-                raise out_of_bounds(frame, name, shape, first, site)
+                raise out_of_bounds(frame, name, shape, first, loc)
         inside &= fits
     if active is not None:
         inside &= active
@@ -115,7 +115,7 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     tensor = ref.tensor(frame)
     clips = frame.space is not None
     key, covered, space = select(
-        frame, ref.name, tensor.shape, index, ref.site, tensor.symmetric, clips
+        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, clips
     )
     if space is None or (covered is None and (clips or len(frame.mask.overlapping) == 1)):
         access = _access(frame, ref, frame.mask.overlapping, tensor, index, covered)
@@ -123,9 +123,9 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     if space == ():
         return tensor.dtype.type(0), None
     values, poison = np.zeros(space, tensor.dtype), np.zeros(space, np.bool_)
-    for classes, mine in _shares(frame, covered, space):
+    for thread_groups, mine in _shares(frame, covered, space):
         part = tuple(np.broadcast_to(i, space)[mine] for i in index)
-        access = _access(frame, ref, classes, tensor, index, mine)
+        access = _access(frame, ref, thread_groups, tensor, index, mine)
         values[mine], bad = tensor.read(part, access)
         if bad is not None:
             poison[mine] = bad
@@ -139,7 +139,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         raise SimulationError(
             "poison",
             f"what is stored to {ref.name} is computed from memory that nobody has written, by "
-            f"{frame.block.name()} in launch {frame.block.epoch}\n --> {ref.site}",
+            f"{frame.block.name()} in launch {frame.block.epoch}\n --> {ref.loc}",
         )
     clips = frame.space is not None
     values = convert(values, tensor.dtype)
@@ -151,7 +151,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
             values.flat[-1]
         )  # fmt: skip
     key, covered, space = select(
-        frame, ref.name, tensor.shape, index, ref.site, tensor.symmetric, clips
+        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, clips
     )
     if space == ():
         return
@@ -162,15 +162,15 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         tensor.write(key, values, access, poison)
         return
     values = np.broadcast_to(values, space)
-    for classes, mine in _shares(frame, covered, space):
+    for thread_groups, mine in _shares(frame, covered, space):
         part = tuple(np.broadcast_to(i, space)[mine] for i in index)
-        access = _access(frame, ref, classes, tensor, index, mine)
+        access = _access(frame, ref, thread_groups, tensor, index, mine)
         bad = np.broadcast_to(poison, space)[mine] if poison is not None else None
         tensor.write(part, values[mine], access, bad)
 
 
 def _access(
-    frame: Frame, ref: GlobalRef, classes: tuple[int, ...], tensor: Tensor, index: list,
+    frame: Frame, ref: GlobalRef, thread_groups: tuple[int, ...], tensor: Tensor, index: list,
     on: np.ndarray | None,
 ) -> Access:  # fmt: skip
     """An ordinary access by these classes; ``on`` says which elements of the vector it covers."""
@@ -180,7 +180,7 @@ def _access(
         if frame.space is not None and frame.active is not None:
             on = frame.active if on is None else frame.active & on
         accessed = partial(_accessed, frame.mask, frame.space, frame.loop, tensor.shape, index, on)
-    return frame.block.access(classes, ref.op, ref.site, accessed=accessed)
+    return frame.block.access(thread_groups, ref.op, ref.loc, accessed=accessed)
 
 
 def _accessed(
@@ -218,19 +218,19 @@ def _shares(frame: Frame, covered: np.ndarray | None, space: tuple):
     if frame.space is not None:
         yield frame.mask.overlapping, everything
         return
-    for classes, threads in frame.mask.by_class:
+    for thread_groups, threads in frame.mask.by_class:
         if len(space) > 1:
             threads = threads.reshape(threads.shape + (1,) * (len(space) - 1))
         mine = everything & threads
         if mine.any():
-            yield classes, mine
+            yield thread_groups, mine
 
 
-def load_tile(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, Any]:
+def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
     """Values and poison of loads from shared memory or registers."""
     if tile in frame.points:
-        values, bad = _of_points(frame, tile, index, site)
-        require_one_value(frame, frame.points[tile], bad, site)
+        values, bad = _of_points(frame, tile, index, loc)
+        require_one_value(frame, frame.points[tile], bad, loc)
         return values, bad
     frame.block.use(tile, frame.mask.overlapping)
     data, poison = tile.data, tile.poison
@@ -239,44 +239,44 @@ def load_tile(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, An
         if own is not None:
             data, poison = data[own], None if poison is None else poison[own]
         elif frame.space is None:
-            return _load_by_thread(frame, tile, index, site)
+            return _load_by_thread(frame, tile, index, loc)
         else:
             data, poison = tile.agreed(frame.mask.threads)
-    key, covered, _ = select(frame, tile.name, tile.shape, index, site)
+    key, covered, _ = select(frame, tile.name, tile.shape, index, loc)
     if covered is None:
         bad = None if poison is None else poison[key]
-        require_one_value(frame, tile, bad, site)
+        require_one_value(frame, tile, bad, loc)
         return data[key], bad if np.any(bad) else None
     values, bad = np.zeros(covered.shape, tile.dtype), np.zeros(covered.shape, np.bool_)
     values[covered] = data[key]
     if poison is not None:
         bad[covered] = poison[key]
-    require_one_value(frame, tile, bad, site)
+    require_one_value(frame, tile, bad, loc)
     return values, bad if bad.any() else None
 
 
-def require_one_value(frame: Frame, tile: Tile, poison: Any, site: str) -> None:
+def require_one_value(frame: Frame, tile: Tile, poison: Any, loc: str) -> None:
     """Refuse a load of what threads, or points of a T.Parallel, do not agree about."""
     if tile.parted and is_poisoned(poison, frame):
         raise unsupported(
-            f"{tile.name}, which differs between threads or points of T.Parallel,", site
+            f"{tile.name}, which differs between threads or points of T.Parallel,", loc
         )
 
 
-def _of_points(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, Any]:
+def _of_points(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
     """As ``load_tile``, of registers of which each point of the T.Parallel has its own."""
-    select(frame, tile.name, tile.shape, index, site)
+    select(frame, tile.name, tile.shape, index, loc)
     own = frame.points[tile]
-    key = _key_of_points(frame, tile, index, site)
+    key = _key_of_points(frame, tile, index, loc)
     bad = None if own.poison is None else own.poison[key]
     return own.data[key], bad if np.any(bad) else None
 
 
-def _key_of_points(frame: Frame, tile: Tile, index: list, site: str) -> tuple:
+def _key_of_points(frame: Frame, tile: Tile, index: list, loc: str) -> tuple:
     space = frame.space
     assert space is not None
     if any(np.ndim(i) > len(space) for i in index):
-        raise unsupported(f"a vector of {tile.name}, of which each point has its own,", site)
+        raise unsupported(f"a vector of {tile.name}, of which each point has its own,", loc)
     points = np.arange(int(np.prod(space))).reshape(space)
     at = [np.broadcast_to(i, space) for i in index]
     if frame.active is not None:  # others may point outside
@@ -284,11 +284,11 @@ def _key_of_points(frame: Frame, tile: Tile, index: list, site: str) -> tuple:
     return points, *at
 
 
-def _load_by_thread(frame: Frame, tile: Tile, index: list, site: str) -> tuple[Any, Any]:
+def _load_by_thread(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
     threads = np.arange(len(frame.mask.on))
     lanes = any(np.ndim(i) > 1 or np.shape(i)[:1] not in ((), threads.shape) for i in index)
     row = threads[:, None] if lanes else threads
-    _, covered, _ = select(frame, tile.name, tile.shape, index, site)
+    _, covered, _ = select(frame, tile.name, tile.shape, index, loc)
     if covered is not None:
         index = [np.where(covered, i, 0) if isinstance(i, np.ndarray) else i for i in index]
     key = (row, *index)
@@ -298,17 +298,17 @@ def _load_by_thread(frame: Frame, tile: Tile, index: list, site: str) -> tuple[A
     return tile.data[key], bad if np.any(bad) else None
 
 
-def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, site: str) -> None:
+def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, loc: str) -> None:
     """Stores to shared memory or registers."""
     values = convert(values, tile.dtype)
     own_copies = tile.scope in _REGISTERS and frame.space is None
     if own_copies and (tile.by_thread or not frame.mask.full or _differs(index, values)):
         tile.spread(len(frame.mask.on))
         if frame.mask.single is not None:
-            select(frame, tile.name, tile.shape, index, site)
+            select(frame, tile.name, tile.shape, index, loc)
             key = (frame.mask.single, *index)
         else:
-            select(frame, tile.name, tile.shape, index, site)
+            select(frame, tile.name, tile.shape, index, loc)
             on = frame.mask.threads
             parts = [i[on] if _of_threads(i, frame) else i for i in index]
             wide = any(np.ndim(i) > 1 or (np.ndim(i) and not _of_threads(i, frame)) for i in index)
@@ -322,7 +322,7 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
     if frame.space is not None and tile.scope in _REGISTERS and (
         tile in frame.points or not any(isinstance(i, np.ndarray) for i in index)
     ):  # fmt: skip
-        _store_of_points(frame, tile, index, values, poison, site)
+        _store_of_points(frame, tile, index, values, poison, loc)
         return
     if isinstance(values, np.ndarray) and any(isinstance(i, np.ndarray) for i in index):
         space = np.broadcast_shapes(values.shape, *(np.shape(i) for i in index))
@@ -334,27 +334,27 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
             return
         values = values[on][-1]
         poison = np.any(poison) if poison is not None else None
-    key, covered, _ = select(frame, tile.name, tile.shape, index, site)
+    key, covered, _ = select(frame, tile.name, tile.shape, index, loc)
     if covered is not None:
         values = np.broadcast_to(values, covered.shape)[covered]
         poison = None if poison is None else np.broadcast_to(poison, covered.shape)[covered]
     frame.block.overwrite(tile)
     if frame.block.stores:
-        frame.block.require_unread(tile, key, site)
+        frame.block.require_unread(tile, key, loc)
     tile.data[key] = values
     tile.set_poison(key, poison)
 
 
 def _store_of_points(
-    frame: Frame, tile: Tile, index: list, values: Any, poison: Any, site: str
+    frame: Frame, tile: Tile, index: list, values: Any, poison: Any, loc: str
 ) -> None:
     space = frame.space
     assert space is not None
-    select(frame, tile.name, tile.shape, index, site)
+    select(frame, tile.name, tile.shape, index, loc)
     if tile not in frame.points:
         frame.points[tile] = tile.for_points(space, frame.mask.threads)
     on = np.ones(space, np.bool_) if frame.active is None else frame.active
-    key = tuple(np.broadcast_to(i, space)[on] for i in _key_of_points(frame, tile, index, site))
+    key = tuple(np.broadcast_to(i, space)[on] for i in _key_of_points(frame, tile, index, loc))
     own = frame.points[tile]
     own.data[key] = np.broadcast_to(values, space)[on]
     own.set_poison(key, None if poison is None else np.broadcast_to(poison, space)[on])

@@ -39,69 +39,74 @@ class Word:
     def releases(self) -> bool:
         return self.sem in ("release", "acq_rel")
 
-    def load(self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes, newest=False):
+    def load(self, frame: Frame, tensor: Tensor, at: tuple, thread_groups: Classes, newest=False):
         """The value and whether it is poison."""
-        return self.load_all(frame, tensor, [at], classes, newest)[0]
+        return self.load_all(frame, tensor, [at], thread_groups, newest)[0]
 
     def load_all(
-        self, frame: Frame, tensor: Tensor, words: list[tuple], classes: Classes, newest=False
+        self, frame: Frame, tensor: Tensor, words: list[tuple], thread_groups: Classes, newest=False
     ) -> list[tuple[Any, bool]]:
         """Load consecutive words by one access; each value and whether it is poison."""
         block = frame.block
-        access = block.access(classes, self.ref.op, self.ref.site, self.level)
+        access = block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
         polls = newest or frame.polls
         entries = tensor.load_words(words, access, newest or frame.newest, polls)
         for entry in entries:
-            self._see(block.order, classes, entry)
-        if len(classes) > 1:
-            tensor.note_observed(words, entries, block.order.times(classes))
+            self._see(block.order, thread_groups, entry)
+        if len(thread_groups) > 1:
+            tensor.note_observed(words, entries, block.order.times(thread_groups))
         return [(entry.value, entry.poisoned) for entry in entries]
 
-    def look(self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes) -> None:
+    def look(self, frame: Frame, tensor: Tensor, at: tuple, thread_groups: Classes) -> None:
         """A load that finds what it does not wait for: of many such, one is noted."""
-        access = frame.block.access(classes, self.ref.op, self.ref.site, self.level)
+        access = frame.block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
         tensor.look(at, access)
 
     def store(
-        self, frame: Frame, tensor: Tensor, words: list[tuple], classes: Classes, values: list
+        self, frame: Frame, tensor: Tensor, words: list[tuple], thread_groups: Classes, values: list
     ) -> None:
         """Store consecutive words by one access."""
         block = frame.block
-        access = block.access(classes, self.ref.op, self.ref.site, self.level)
-        sync = self._publish(block.order, classes)
+        access = block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
+        sync = self._publish(block.order, thread_groups)
         before = tensor.overtaken(words, access)
         tensor.store_words(words, values, access, sync, told=block.order.tell(), before=before)
 
     def change(
-        self, frame: Frame, tensor: Tensor, at: tuple, classes: Classes, f: Callable[[Any], Any]
+        self,
+        frame: Frame,
+        tensor: Tensor,
+        at: tuple,
+        thread_groups: Classes,
+        f: Callable[[Any], Any],
     ) -> Any:
         """Replace a value by ``f`` of it, the newest unless the change lands late; the value
         before."""
         block = frame.block
-        access = block.access(classes, self.ref.op, self.ref.site, self.level)
+        access = block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
         before = tensor.overtaken([at], access)
         entry = tensor.newest(at, before)
         if entry.poisoned:
             raise unwritten_word(frame, self.ref, at)
-        self._see(block.order, classes, entry)
-        sync = merge(entry.sync, self._publish(block.order, classes))
+        self._see(block.order, thread_groups, entry)
+        sync = merge(entry.sync, self._publish(block.order, thread_groups))
         tensor.store_word(
             at, f(entry.value), access, sync, told=block.order.tell(), replaces=True,
             adds=self.adds, before=before,
         )  # fmt: skip
         return entry.value
 
-    def _see(self, order: Any, classes: Classes, entry: Entry) -> None:
+    def _see(self, order: Any, thread_groups: Classes, entry: Entry) -> None:
         order.hear(entry.told)
         if self.acquires:
-            order.acquire(classes, entry.sync, self.level)
+            order.acquire(thread_groups, entry.sync, self.level)
             return
-        for i in classes:
+        for i in thread_groups:
             order.note_seen(i, entry.sync)
 
-    def _publish(self, order: Any, classes: Classes) -> Sync:
+    def _publish(self, order: Any, thread_groups: Classes) -> Sync:
         sync: Sync = {}
-        for i in classes:
+        for i in thread_groups:
             sync = merge(sync, order.fences[i])
             if self.releases:
                 sync = merge(sync, order.release(i, self.level))
@@ -113,7 +118,7 @@ def unwritten_word(frame: Frame, ref: GlobalRef, at: tuple) -> SimulationError:
         "poison",
         f"{ref.op} of {ref.name}[{', '.join(map(str, at))}], which nobody has written, by "
         f"{frame.block.name()} in launch {frame.block.epoch}; expected an input, such as zeros"
-        f"\n --> {ref.site}",
+        f"\n --> {ref.loc}",
     )
 
 
@@ -129,7 +134,7 @@ def places(
     vectors = [i for i in index if isinstance(i, np.ndarray)]
     wide = [v for v in values if isinstance(v, np.ndarray) and v.ndim > extra]
     if not vectors and not wide and (frame.space is not None or not each_thread):
-        yield frame.mask.classes, None, tuple(int(i) for i in index), values
+        yield frame.mask.thread_groups, None, tuple(int(i) for i in index), values
         return
     if frame.space is not None:
         shape = np.broadcast_shapes(*(v.shape for v in vectors),
@@ -137,7 +142,7 @@ def places(
         on = np.ones(shape, np.bool_)
         if frame.active is not None:
             on = on & frame.active
-        points = [(frame.mask.classes, tuple(p)) for p in np.argwhere(on)]
+        points = [(frame.mask.thread_groups, tuple(p)) for p in np.argwhere(on)]
         shape = on.shape
     else:
         shape = frame.mask.on.shape
@@ -149,9 +154,9 @@ def places(
         tail = value.shape[value.ndim - trailing :]
         return np.broadcast_to(value, shape + tail)[at]
 
-    for classes, at in points:
+    for thread_groups, at in points:
         yield (
-            classes,
+            thread_groups,
             at,
             tuple(int(pick(i, at, 0)) for i in index),
             tuple(pick(v, at, extra) for v in values),
@@ -163,9 +168,9 @@ def words_at(frame: Frame, ref: GlobalRef, tensor: Tensor, at: tuple, lanes: int
     shape = tensor.shape
     inside = all(0 <= i < n for i, n in zip(at, shape, strict=True))
     if not inside or at[-1] + lanes > shape[-1]:
-        raise out_of_bounds(frame, ref.name, shape, at, ref.site)
+        raise out_of_bounds(frame, ref.name, shape, at, ref.loc)
     if lanes > 1:
-        require_aligned(frame, tensor, at, lanes * tensor.dtype.itemsize, ref.op, ref.site)
+        require_aligned(frame, tensor, at, lanes * tensor.dtype.itemsize, ref.op, ref.loc)
     return [(*at[:-1], at[-1] + lane) for lane in range(lanes)]
 
 

@@ -19,12 +19,12 @@ from .statements import Statements
 class BlockStatements(Statements):
     """Statements, with mbarriers by reference."""
 
-    def mbarrier(self, load: Any, site: str):
+    def mbarrier(self, load: Any, loc: str):
         """The mbarrier a BufferLoad names, of a frame."""
         if not isinstance(load, tirx.BufferLoad) or load.buffer.data not in self.barriers:
-            raise unsupported(f"mbarrier {load}", site)
+            raise unsupported(f"mbarrier {load}", loc)
         slot = self.barriers[load.buffer.data]
-        index = self.indices(load.indices, load.buffer.name, site)
+        index = self.indices(load.indices, load.buffer.name, loc)
 
         def barrier(frame):
             at = index(frame)[0]
@@ -35,9 +35,9 @@ class BlockStatements(Statements):
         return barrier
 
 
-def sync_threads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+def sync_threads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     if call.args[0].value not in ("shared", "shared.dyn", "global"):
-        return sync_warp(c, call, site)
+        return sync_warp(c, call, loc)
 
     def run(frame):
         mask = frame.mask
@@ -45,43 +45,43 @@ def sync_threads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
             raise SimulationError(
                 "deadlock",
                 f"T.sync_threads is reached by {mask.count} of {len(mask.on)} threads of "
-                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {site}",
+                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
             )
-        frame.block.order.meet(mask.classes)
+        frame.block.order.meet(mask.thread_groups)
 
     return Step(run)
 
 
-def sync_warp(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+def sync_warp(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         warps = np.arange(len(frame.mask.on)) // WARP
         for warp in np.unique(warps[frame.mask.on]):
-            frame.block.order.meet(frame.mask.where(warps == warp).classes)
+            frame.block.order.meet(frame.mask.where(warps == warp).thread_groups)
 
     return Step(run)
 
 
-def sync_grid(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+def sync_grid(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
-        block, classes = frame.block, frame.mask.classes
+        block, thread_groups = frame.block, frame.mask.thread_groups
         yield None
-        block.order.meet(classes)
-        yield from block.machine.barrier("grid", None, block).meet(frame, "T.sync_grid", site)
-        block.order.meet(classes)
+        block.order.meet(thread_groups)
+        yield from block.machine.barrier("grid", None, block).meet(frame, "T.sync_grid", loc)
+        block.order.meet(thread_groups)
 
     return Step(run, True)
 
 
-def complete_bulk_stores(c: BlockStatements, call: tirx.Call, site: str) -> Step:
-    return Step(lambda frame: frame.block.complete_stores(frame.mask.classes))
+def complete_bulk_stores(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+    return Step(lambda frame: frame.block.complete_stores(frame.mask.thread_groups))
 
 
-def hold(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+def hold(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     """Do nothing: the operator only keeps statements in their place."""
     return Step(lambda frame: None)
 
 
-def wait_loads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+def wait_loads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     """T.ptx_wait_group(n): all but the last n of T.async_copy have arrived."""
     left = int(call.args[0])
 
@@ -90,36 +90,36 @@ def wait_loads(c: BlockStatements, call: tirx.Call, site: str) -> Step:
         while len(block.loads) > left:
             block.loaded, deliver = block.loads.pop(0)
             deliver()
-        block.order.complete_loads(frame.mask.classes, 0, block.loaded)
+        block.order.complete_loads(frame.mask.thread_groups, 0, block.loaded)
 
     return Step(run)
 
 
-def tma_store_wait(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+def tma_store_wait(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     groups = int(call.args[0]) if len(call.args) else 0
     read = bool(call.args[1].value) if len(call.args) > 1 else True
-    return Step(lambda frame: frame.block.wait_groups(frame.mask.classes, groups, read))
+    return Step(lambda frame: frame.block.wait_groups(frame.mask.thread_groups, groups, read))
 
 
-def tma_store_arrive(c: BlockStatements, call: tirx.Call, site: str) -> Step:
-    return Step(lambda frame: frame.block.commit(frame.mask.classes))
+def tma_store_arrive(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+    return Step(lambda frame: frame.block.commit(frame.mask.thread_groups))
 
 
-def arrive(c: BlockStatements, call: tirx.Call, site: str) -> Step:
-    barrier = c.mbarrier(call.args[0], site)
+def arrive(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+    barrier = c.mbarrier(call.args[0], loc)
 
     def run(frame):
         found, order = barrier(frame), frame.block.order
-        for i in frame.mask.classes:
+        for i in frame.mask.thread_groups:
             (clock,) = order.release(i, 1).values()
             found.clock = clock if found.clock is None else found.clock.joined(clock)
-        found.arrive(frame.mask.count, site)
+        found.arrive(frame.mask.count, loc)
 
     return Step(run)
 
 
-def wait_parity(c: BlockStatements, call: tirx.Call, site: str) -> Step:
-    barrier, parity = c.mbarrier(call.args[0], site), c.indices([call.args[1]], "mbarrier", site)
+def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+    barrier, parity = c.mbarrier(call.args[0], loc), c.indices([call.args[1]], "mbarrier", loc)
 
     def run(frame):
         found = barrier(frame)
@@ -132,31 +132,31 @@ def wait_parity(c: BlockStatements, call: tirx.Call, site: str) -> Step:
             return (
                 f"{frame.block.name()} in launch {frame.block.epoch} stands at "
                 f"T.mbarrier_wait_parity: phase {found.phase}, parity waited for {wanted}, "
-                f"{found.arrived} of {found.count} arrived --> {site}"
+                f"{found.arrived} of {found.count} arrived --> {loc}"
             )
 
         while not ready():
             yield Waiting(ready, text)
         found.land()
-        frame.block.order.complete_loads(frame.mask.classes, found.number, found.loaded)
+        frame.block.order.complete_loads(frame.mask.thread_groups, found.number, found.loaded)
         if found.clock is not None:
-            frame.block.order.see(frame.mask.classes, found.clock)
+            frame.block.order.see(frame.mask.thread_groups, found.clock)
 
     return Step(run, True)
 
 
-def loop_break(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+def loop_break(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         if frame.space is not None:
-            raise unsupported("T.loop_break in T.Parallel", site)
+            raise unsupported("T.loop_break in T.Parallel", loc)
         frame.broken = frame.mask
 
     return Step(run)
 
 
-def _elect(c: BlockStatements, call: tirx.Call, site: str) -> Expr:
+def _elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
     """One thread of each so many (of the block if 0) is chosen: its first."""
-    every = c.compile(call.args[0], site).value
+    every = c.compile(call.args[0], loc).value
 
     def value(frame):
         total = frame.block.kernel.threads_in_block
@@ -170,7 +170,7 @@ def _elect(c: BlockStatements, call: tirx.Call, site: str) -> Expr:
 def _group_index(threads: int, remainder: bool = False):
     """The number of a thread's warp or warp group, or of the thread in it."""
 
-    def compile(c: BlockStatements, call: tirx.Call, site: str) -> Expr:
+    def compile(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
         if not remainder:
             c.thread_cuts.update(range(0, 1024, threads))
 
@@ -184,7 +184,7 @@ def _group_index(threads: int, remainder: bool = False):
     return compile
 
 
-def _nothing(c: BlockStatements, call: tirx.Call, site: str) -> Step:
+def _nothing(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     return Step(lambda frame: None)
 
 

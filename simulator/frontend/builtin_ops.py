@@ -42,8 +42,8 @@ def lanes_of(dtype: str) -> int:
     return int(tail[1]) if len(tail) == 2 and tail[1].isdigit() else 1
 
 
-def load(c: Statements, call: tirx.Call, site: str) -> Expr:
-    pointer = Pointer(c, call.args[0], builtin_of(call).text, site)
+def load(c: Statements, call: tirx.Call, loc: str) -> Expr:
+    pointer = Pointer(c, call.args[0], builtin_of(call).text, loc)
     scope, sem = call.args[2].value, call.args[3].value
     return _load(c, pointer, Word(pointer.ref, sem, scope), int(call.args[1]))
 
@@ -53,9 +53,9 @@ def _load(c: Statements, pointer: Pointer, word: Word, lanes: int) -> Expr:
 
     def value(frame):
         tensor, results, bad = word.ref.tensor(frame), [], []
-        for classes, at, index, _ in places(frame, pointer.index(frame), each_thread=False):
+        for thread_groups, at, index, _ in places(frame, pointer.index(frame), each_thread=False):
             words = words_at(frame, word.ref, tensor, index, lanes)
-            found = word.load_all(frame, tensor, words, classes)
+            found = word.load_all(frame, tensor, words, thread_groups)
             values = [v for v, _ in found]
             results.append((at, values[0] if lanes == 1 else np.array(values)))
             bad.append((at, any(b for _, b in found)))
@@ -66,25 +66,27 @@ def _load(c: Statements, pointer: Pointer, word: Word, lanes: int) -> Expr:
     return Expr(value, lambda frame: frame.cache.get(node))
 
 
-def store(c: Statements, call: tirx.Call, site: str) -> Step:
-    op, expr = builtin_of(call).text, c.compile(call.args[1], site)
-    pointer = Pointer(c, call.args[0], op, site)
+def store(c: Statements, call: tirx.Call, loc: str) -> Step:
+    op, expr = builtin_of(call).text, c.compile(call.args[1], loc)
+    pointer = Pointer(c, call.args[0], op, loc)
     word = Word(pointer.ref, call.args[3].value, call.args[2].value)
     return _store(c, pointer, expr, word, lanes_of(call.args[1].dtype), call)
 
 
 def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -> Step:
-    c.signals.setdefault(word.ref.name, {})[word.ref.site] = word.ref.op
+    c.signals.setdefault(word.ref.name, {})[word.ref.loc] = word.ref.op
 
     def run(frame):
         tensor = word.ref.tensor(frame)
         found = expr.value(frame)
         refuse_poison(frame, expr, pointer)
         at = pointer.index(frame)
-        for classes, _, index, (one,) in places(frame, at, found, each_thread=True, lanes=lanes):
+        for thread_groups, _, index, (one,) in places(
+            frame, at, found, each_thread=True, lanes=lanes
+        ):
             words = words_at(frame, word.ref, tensor, index, lanes)
             values = [convert(v, tensor.dtype) for v in ([one] if lanes == 1 else one)]
-            word.store(frame, tensor, words, classes, values)
+            word.store(frame, tensor, words, thread_groups, values)
 
     return c.preempted(run, call)
 
@@ -93,7 +95,7 @@ def _change(
     c: Statements, pointer: Pointer, operands: list[Expr], word: Word, lanes: int, combine: Any
 ) -> Expr:
     """An atomic change of a word by each thread; the value before."""
-    c.signals.setdefault(word.ref.name, {})[word.ref.site] = word.ref.op
+    c.signals.setdefault(word.ref.name, {})[word.ref.loc] = word.ref.op
     word = replace(word, adds=combine is np.add)
 
     def value(frame):
@@ -102,14 +104,14 @@ def _change(
         for e in operands:
             refuse_poison(frame, e, pointer)
         at = pointer.index(frame)
-        for classes, place, index, values in places(
+        for thread_groups, place, index, values in places(
             frame, at, *found, each_thread=True, lanes=lanes
         ):
             olds = []
             for lane, i in enumerate(words_at(frame, word.ref, tensor, index, lanes)):
                 own = [convert(v if lanes == 1 else v[lane], tensor.dtype) for v in values]
                 olds.append(word.change(
-                    frame, tensor, i, classes,
+                    frame, tensor, i, thread_groups,
                     lambda old, own=own: convert(combine(old, *own), tensor.dtype),
                 ))  # fmt: skip
             results.append((place, olds[0] if lanes == 1 else np.array(olds)))
@@ -122,13 +124,13 @@ def _atomic(spec: Builtin):
     """``atom_add`` and its like, and ``red_add``."""
     combine = {**REDUCTIONS, **_REPLACE}.get(spec.combines or "set")
 
-    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         if combine is None:
-            raise unsupported(f"{spec.text}, which combines by {spec.combines!r},", site)
-        pointer = Pointer(c, call.args[0], spec.text, site)
+            raise unsupported(f"{spec.text}, which combines by {spec.combines!r},", loc)
+        pointer = Pointer(c, call.args[0], spec.text, loc)
         *operands, _, scope, sem = list(call.args[1:])
         word = Word(pointer.ref, sem.value, scope.value)
-        exprs = [c.compile(o, site) for o in operands]
+        exprs = [c.compile(o, loc) for o in operands]
         return _change(c, pointer, exprs, word, lanes_of(operands[-1].dtype), combine)
 
     return compile
@@ -145,9 +147,9 @@ _REPLACE = {
 """Atomic operations that replace an element."""
 
 
-def signal(c: Statements, call: tirx.Call, site: str) -> Step:
-    name, expr = builtin_of(call).text, c.compile(call.args[1], site)
-    pointer = Pointer(c, call.args[0], name, site)
+def signal(c: Statements, call: tirx.Call, loc: str) -> Step:
+    name, expr = builtin_of(call).text, c.compile(call.args[1], loc)
+    pointer = Pointer(c, call.args[0], name, loc)
     op, scope, sem = (call.args[i].value for i in (3, 4, 5))
     word = Word(pointer.ref, sem, scope)
     if op == "set":
@@ -158,9 +160,9 @@ def signal(c: Statements, call: tirx.Call, site: str) -> Step:
 def _wait(spec: Builtin):
     relation = spec.waits
 
-    def compile(c: Statements, call: tirx.Call, site: str) -> Step:
-        pointer, expr = Pointer(c, call.args[0], spec.text, site), c.compile(call.args[1], site)
-        peer = c.compile(call.args[2], site).value
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Step:
+        pointer, expr = Pointer(c, call.args[0], spec.text, loc), c.compile(call.args[1], loc)
+        peer = c.compile(call.args[2], loc).value
         word = Word(pointer.ref, call.args[-1].value, call.args[-2].value)
 
         def holds(tensor: Any, seen: Any, value: Any) -> bool:
@@ -174,7 +176,9 @@ def _wait(spec: Builtin):
             value = expr.value(frame)
             refuse_poison(frame, expr, pointer)
             at = pointer.index(frame)
-            for classes, _, index, (want,) in list(places(frame, at, value, each_thread=False)):
+            for thread_groups, _, index, (want,) in list(
+                places(frame, at, value, each_thread=False)
+            ):
                 words_at(frame, word.ref, tensor, index, 1)
                 want = convert(want, tensor.dtype)
 
@@ -192,7 +196,7 @@ def _wait(spec: Builtin):
                         f"{spec.text}({flag}): value seen {tensor.newest(index).value}, "
                         f"value wanted {_SIGN[relation]} {want}"
                         + (f", from rank {asked}" if asked >= 0 else "")
-                        + f" --> {site}\n"
+                        + f" --> {loc}\n"
                         + story(tensor, index, relation, want, frame.block.machine.signals(tensor))
                     )
 
@@ -200,9 +204,9 @@ def _wait(spec: Builtin):
                     return is_passed(tensor, index, relation, want)
 
                 if not ready():
-                    word.look(frame, tensor, index, classes)
+                    word.look(frame, tensor, index, thread_groups)
                     yield Waiting(ready, text, passed)
-                word.load(frame, tensor, index, classes, newest=True)
+                word.load(frame, tensor, index, thread_groups, newest=True)
                 tensor.note_wait(index, relation, want)
 
         return Step(run, True)
@@ -210,12 +214,12 @@ def _wait(spec: Builtin):
     return compile
 
 
-def fence(c: Statements, call: tirx.Call, site: str) -> Step:
+def fence(c: Statements, call: tirx.Call, loc: str) -> Step:
     level, total = LEVEL[call.args[0].value], call.args[1].value == "sc"
 
     def run(frame):
         memory = frame.block.machine.memory
-        for i in frame.mask.classes:
+        for i in frame.mask.thread_groups:
             if total:
                 published = frame.block.order.fence(i, level, memory.sc_fences)
                 memory.sc_fences = merge(memory.sc_fences, published)
@@ -226,14 +230,14 @@ def fence(c: Statements, call: tirx.Call, site: str) -> Step:
 
 
 def _barrier(spec: Builtin):
-    def compile(c: Statements, call: tirx.Call, site: str) -> Step:
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Step:
         at = call.args[0]
         pointer = (
-            Pointer(c, at, spec.text, site) if getattr(at.op, "name", "") == "tl.access_ptr"
+            Pointer(c, at, spec.text, loc) if getattr(at.op, "name", "") == "tl.access_ptr"
             else None
         )  # fmt: skip
 
-        called = Barrier(spec.text, spec.participants, site)
+        called = Barrier(spec.text, spec.participants, loc)
         if pointer is not None:
             c.counted.add(pointer.ref.name)
 
@@ -249,12 +253,12 @@ def _barrier(spec: Builtin):
                         "arrival",
                         f"{spec.text} at {tensor.name}{list(index)}, words of rank {index[0]}, by "
                         f"{block.name()} in launch {block.epoch}; expected its own rank's"
-                        f"\n --> {site}",
+                        f"\n --> {loc}",
                     )
             words = block.machine.barrier_words.at(tensor, index, block, called)
             barrier = block.machine.barrier(spec.participants, words, block)
             words.arrive(frame, called)
-            yield from barrier.meet(frame, spec.text, site)
+            yield from barrier.meet(frame, spec.text, loc)
             words.leave(frame, called)
 
         return Step(run, True)
@@ -266,13 +270,13 @@ def element_atomic(kind: str, returns: bool):
     """T.atomic_add and its like on one element."""
     combine = {"load": None, "store": lambda old, new: new}.get(kind, REDUCTIONS.get(kind))
 
-    def compile(c: Statements, call: tirx.Call, site: str) -> Any:
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Any:
         op = f"T.atomic_{kind}"
         numbers = [a for a in call.args[1 if kind == "load" else 2 :]]
         sem = _ORDERS[int(numbers[0])] if numbers else "relaxed"
-        pointer = Pointer(c, call.args[0], op, site)
+        pointer = Pointer(c, call.args[0], op, loc)
         if pointer.slot >= 0:
-            return _tile_atomic(c, call, pointer, combine, returns, site)
+            return _tile_atomic(c, call, pointer, combine, returns, loc)
         scope = "sys" if pointer.buffer.data in c.symmetric else "gpu"
         if scope == "gpu" and sem != "relaxed" and _drops_order(kind, returns, pointer.dtype):
             pointer.op += f" (relaxed: TileLang drops memory_order={sem!r})"
@@ -280,7 +284,7 @@ def element_atomic(kind: str, returns: bool):
         word = Word(pointer.ref, sem, scope)
         if kind == "load":
             return _load(c, pointer, word, 1)
-        value = c.compile(call.args[1], site)
+        value = c.compile(call.args[1], loc)
         if kind == "store":
             return _store(c, pointer, value, word, 1, call)
         whole = _change(c, pointer, [value], word, 1, combine)
@@ -309,25 +313,25 @@ def _drops_order(kind: str, returns: bool, dtype: np.dtype) -> bool:
 def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, word: Word) -> None:
     from .accesses import select
 
-    op, site = pointer.op, pointer.site
+    op, loc = pointer.op, pointer.loc
     tensor = pointer.ref.tensor(frame)
     found = value.value(frame)
     refuse_poison(frame, value, pointer)
     space = frame.space
     index = [np.broadcast_to(i, space) for i in pointer.index(frame)]
     key, covered, _ = select(
-        frame, tensor.name, tensor.shape, index, site, tensor.symmetric, clips=True
+        frame, tensor.name, tensor.shape, index, loc, tensor.symmetric, clips=True
     )
     values = np.broadcast_to(convert(found, tensor.dtype), space)
-    access = frame.block.access(frame.mask.overlapping, op, site, word.level)
+    access = frame.block.access(frame.mask.overlapping, op, loc, word.level)
     tensor.update(key, combine, values if covered is None else values[covered], access)
 
 
-def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, site: str) -> Any:
+def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, loc: str) -> Any:
     """The same in shared memory, where threads are in step and order needs no telling."""
     if combine is None:
-        raise unsupported(f"{pointer.op} in {pointer.buffer.scope()} memory", site)
-    value = c.compile(call.args[1], site)
+        raise unsupported(f"{pointer.op} in {pointer.buffer.scope()} memory", loc)
+    value = c.compile(call.args[1], loc)
 
     def change(frame):
         tile, results = frame.tile(pointer.slot), []
@@ -337,7 +341,7 @@ def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, site: s
         for _, place, index, (one,) in places(frame, at, found, each_thread=True):
             old = tile.data[index]
             results.append((place, old))
-            store_tile(frame, tile, list(index), combine(old, convert(one, tile.dtype)), None, site)
+            store_tile(frame, tile, list(index), combine(old, convert(one, tile.dtype)), None, loc)
         return gather(frame, results, tile.dtype, 1)
 
     return Expr(change) if returns else c.preempted(change, call)
@@ -346,28 +350,28 @@ def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, site: s
 def vector_atomic(lanes: int, returns: bool):
     """T.atomic_addx2 and T.atomic_addx4: add each element of a vector by itself."""
 
-    def compile(c: Statements, call: tirx.Call, site: str) -> Any:
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Any:
         op = f"T.atomic_addx{lanes}"
-        pointer, load = Pointer(c, call.args[0], op, site), call.args[1].args[0]
+        pointer, load = Pointer(c, call.args[0], op, loc), call.args[1].args[0]
         if pointer.slot >= 0:
-            raise unsupported(f"{op} in {pointer.buffer.scope()} memory", site)
+            raise unsupported(f"{op} in {pointer.buffer.scope()} memory", loc)
         *first, last = load.indices
         base = last.base if isinstance(last, tirx.Ramp) else last
         vector = tirx.BufferLoad(load.buffer, [*first, tirx.Ramp(base, 1, lanes)])
         scope = "sys" if pointer.buffer.data in c.symmetric else "gpu"
         word = Word(pointer.ref, "relaxed", scope)
-        whole = _change(c, pointer, [c.compile(vector, site)], word, lanes, REDUCTIONS["add"])
+        whole = _change(c, pointer, [c.compile(vector, loc)], word, lanes, REDUCTIONS["add"])
         return whole if returns else c.preempted(whole.value, call)
 
     return compile
 
 
 def _any_or_all(f: Any):
-    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
-        pointer = Pointer(c, call.args[0], f"T.{call.op.name.rsplit('.', 1)[-1]}", site)
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
+        pointer = Pointer(c, call.args[0], f"T.{call.op.name.rsplit('.', 1)[-1]}", loc)
         count = int(call.args[1])
         if pointer.slot < 0:
-            raise unsupported(f"{pointer.op} in global memory", site)
+            raise unsupported(f"{pointer.op} in global memory", loc)
         node = c.node()
 
         def value(frame):
@@ -384,7 +388,7 @@ def _any_or_all(f: Any):
     return compile
 
 
-def _nothing(c: Statements, call: tirx.Call, site: str) -> Step:
+def _nothing(c: Statements, call: tirx.Call, loc: str) -> Step:
     return Step(lambda frame: None)
 
 

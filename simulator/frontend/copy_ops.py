@@ -20,15 +20,15 @@ from .pointer import Pointer, refuse_poison
 from .statements import Statements
 
 
-def _transfer(c: Statements, call: tirx.Call, site: str) -> Step:
+def _transfer(c: Statements, call: tirx.Call, loc: str) -> Step:
     """put_block, put_warp, get_block, get_warp: ordinary loads and stores of all threads."""
     op = builtin_of(call).text
-    src, dst = Pointer(c, call.args[0], op, site), Pointer(c, call.args[1], op, site)
-    size = c.indices([call.args[2]], op, site)
+    src, dst = Pointer(c, call.args[0], op, loc), Pointer(c, call.args[1], op, loc)
+    size = c.indices([call.args[2]], op, loc)
     is_warp = op.endswith("_warp")
 
     def run(frame):
-        count = _uniform(size(frame)[0], frame, op, site)
+        count = _uniform(size(frame)[0], frame, op, loc)
         if count <= 0:
             return
         team = WARP if is_warp and frame.mask.count % WARP == 0 else None
@@ -44,11 +44,11 @@ def _transfer(c: Statements, call: tirx.Call, site: str) -> Step:
                 elements = np.tile(tensor.flat[key].reshape(-1), len(threads))
                 return Accessed(EACH_THREAD, elements, threads.reshape(-1))
 
-            classes = frame.mask.overlapping
-            return frame.block.access(classes, op, site, copies=True, accessed=accessed)
+            thread_groups = frame.mask.overlapping
+            return frame.block.access(thread_groups, op, loc, copies=True, accessed=accessed)
 
         values, poison = source.read(from_key, access(source, from_key))
-        _refuse_stored(frame, target, poison, op, site)
+        _refuse_stored(frame, target, poison, op, loc)
         target.write(to_key, values, access(target, to_key), poison)
 
     return c.preempted(run, call)
@@ -90,26 +90,26 @@ def _copy_size(tensor: Any) -> int:
     return int(np.prod(shape))
 
 
-def _uniform(value: Any, frame: Any, op: str, site: str) -> int:
+def _uniform(value: Any, frame: Any, op: str, loc: str) -> int:
     if isinstance(value, np.ndarray):
         own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
         if not (own == own.flat[0]).all():
-            raise unsupported(f"{op} with operands that differ between threads", site)
+            raise unsupported(f"{op} with operands that differ between threads", loc)
         value = own.flat[0]
     return int(value)
 
 
 def _run_of(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
     """The key of ``count`` elements that follow each other from the pointer."""
-    index = [_uniform(i, frame, pointer.op, pointer.site) for i in pointer.index(frame)]
+    index = [_uniform(i, frame, pointer.op, pointer.loc) for i in pointer.index(frame)]
     shape = tensor.shape
     copy_size = _copy_size(tensor)
     if not all(0 <= i < n or (i == n and count == 0) for i, n in zip(index, shape, strict=True)):
-        raise out_of_bounds(frame, tensor.name, shape, index, pointer.site)
+        raise out_of_bounds(frame, tensor.name, shape, index, pointer.loc)
     first = int(np.ravel_multi_index(tuple(index), shape))
     if first % copy_size + count > copy_size:
         raise out_of_bounds(
-            frame, tensor.name, shape, [*index[:-1], f"{index[-1]} .. + {count}"], pointer.site
+            frame, tensor.name, shape, [*index[:-1], f"{index[-1]} .. + {count}"], pointer.loc
         )
     if index[-1] + count <= shape[-1]:
         return (*index[:-1], slice(index[-1], index[-1] + count))
@@ -118,35 +118,35 @@ def _run_of(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
 
 def _bulk_run(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
     """Return the key of a bulk copy whose size and address an instruction can have."""
-    require_bulk_size(frame, tensor, count, pointer.op, pointer.site)
+    require_bulk_size(frame, tensor, count, pointer.op, pointer.loc)
     key = _run_of(frame, tensor, pointer, count)
-    index = [_uniform(i, frame, pointer.op, pointer.site) for i in pointer.index(frame)]
-    require_aligned(frame, tensor, index, BULK, pointer.op, pointer.site)
+    index = [_uniform(i, frame, pointer.op, pointer.loc) for i in pointer.index(frame)]
+    require_aligned(frame, tensor, index, BULK, pointer.op, pointer.loc)
     return key
 
 
-def _refuse_stored(frame: Any, tensor: Any, poison: Any, op: str, site: str) -> None:
+def _refuse_stored(frame: Any, tensor: Any, poison: Any, op: str, loc: str) -> None:
     if poison is not None and not tensor.symmetric:
         raise SimulationError(
             "poison",
             f"{op} to {tensor.name} of memory that nobody has written, by {frame.block.name()} in "
-            f"launch {frame.block.epoch}\n --> {site}",
+            f"launch {frame.block.epoch}\n --> {loc}",
         )
 
 
-def bulk_load(c: Statements, call: tirx.Call, site: str) -> Step:
+def bulk_load(c: Statements, call: tirx.Call, loc: str) -> Step:
     op = builtin_of(call).text
-    dst, src = (Pointer(c, call.args[i], op, site) for i in (0, 1))
-    size = c.indices([call.args[2]], op, site)
-    barrier = c.mbarrier(call.args[3].args[0], site)
+    dst, src = (Pointer(c, call.args[i], op, loc) for i in (0, 1))
+    size = c.indices([call.args[2]], op, loc)
+    barrier = c.mbarrier(call.args[3].args[0], loc)
 
     def run(frame):
-        count, block = _uniform(size(frame)[0], frame, op, site), frame.block
+        count, block = _uniform(size(frame)[0], frame, op, loc), frame.block
         source, tile, full = src.ref.tensor(frame), frame.tile(dst.slot), barrier(frame)
-        access = block.load_access(frame.mask.overlapping, op, site, full)
+        access = block.load_access(frame.mask.overlapping, op, loc, full)
         values, poison = source.read(_bulk_run(frame, source, src, count), access)
         values, key = np.array(values).reshape(-1), _bulk_run(frame, tile, dst, count)
-        block.require_unread(tile, key, site)
+        block.require_unread(tile, key, loc)
         tile.set_poison(key, True)
 
         def deliver() -> None:
@@ -161,13 +161,13 @@ def bulk_load(c: Statements, call: tirx.Call, site: str) -> Step:
 def _bulk_store(spec: Builtin):
     op, reduces = spec.text, spec.has_word("op")
 
-    def compile(c: Statements, call: tirx.Call, site: str) -> Step:
-        dst, src = (Pointer(c, call.args[i], op, site) for i in (0, 1))
-        size = c.indices([call.args[2]], op, site)
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Step:
+        dst, src = (Pointer(c, call.args[i], op, loc) for i in (0, 1))
+        size = c.indices([call.args[2]], op, loc)
         ufunc = REDUCTIONS[call.args[4].value] if reduces else None
 
         def run(frame):
-            count, block = _uniform(size(frame)[0], frame, op, site), frame.block
+            count, block = _uniform(size(frame)[0], frame, op, loc), frame.block
             target, tile = dst.ref.tensor(frame), frame.tile(src.slot)
             part = _bulk_run(frame, tile, src, count)
             block.use(tile, frame.mask.overlapping)
@@ -176,14 +176,14 @@ def _bulk_store(spec: Builtin):
             poison = poison if poison is not None and poison.any() else None
             key = _bulk_run(frame, target, dst, count)
             access = block.bulk_access(
-                frame.mask.classes, op, site, SYS if reduces else 0, (tile, part)
+                frame.mask.thread_groups, op, loc, SYS if reduces else 0, (tile, part)
             )
             if ufunc is not None:
                 if poison is not None:
                     refuse_poison(frame, Expr(lambda f: 0, lambda f: True), dst)
                 target.update(key, ufunc, values, access)
             else:
-                _refuse_stored(frame, target, poison, op, site)
+                _refuse_stored(frame, target, poison, op, loc)
                 target.write(key, values, access, poison)
 
         return c.preempted(run, call)
@@ -191,13 +191,13 @@ def _bulk_store(spec: Builtin):
     return compile
 
 
-def bulk_commit(c: Statements, call: tirx.Call, site: str) -> Step:
-    return Step(lambda frame: frame.block.commit(frame.mask.classes))
+def bulk_commit(c: Statements, call: tirx.Call, loc: str) -> Step:
+    return Step(lambda frame: frame.block.commit(frame.mask.thread_groups))
 
 
-def bulk_wait(c: Statements, call: tirx.Call, site: str) -> Step:
+def bulk_wait(c: Statements, call: tirx.Call, loc: str) -> Step:
     groups, read = int(call.args[0]), bool(call.args[1].value)
-    return Step(lambda frame: frame.block.wait_groups(frame.mask.classes, groups, read))
+    return Step(lambda frame: frame.block.wait_groups(frame.mask.thread_groups, groups, read))
 
 
 def register(c: Statements) -> None:

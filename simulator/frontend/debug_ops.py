@@ -14,19 +14,19 @@ from .expressions import Expr
 from .statements import Statements
 
 
-def call_extern(c: Statements, call: tirx.Call, site: str) -> Step:
+def call_extern(c: Statements, call: tirx.Call, loc: str) -> Step:
     """T.print leaves as calls of these; other functions are not known here."""
     name = str(call.args[0].value)
     if name not in ("debug_print_var", "debug_print_buffer_value", "debug_print_msg"):
-        raise unsupported(f"T.call_extern of {name}", site)
+        raise unsupported(f"T.call_extern of {name}", loc)
     texts = [a.value for a in call.args[1:] if isinstance(a, tirx.StringImm)]
-    values = [c.compile(a, site) for a in call.args[1:] if not isinstance(a, tirx.StringImm)]
+    values = [c.compile(a, loc) for a in call.args[1:] if not isinstance(a, tirx.StringImm)]
 
     def run(frame):
         words = [text for text in texts if text]
         words += [_text(e.value(frame), e.poison and e.poison(frame), frame) for e in values]
         place = f"{frame.block.name()} in launch {frame.block.epoch}"
-        frame.block.machine.printed.append(f"{', '.join(words)}: {place} --> {site}")
+        frame.block.machine.printed.append(f"{', '.join(words)}: {place} --> {loc}")
 
     return c.preempted(run, call)
 
@@ -40,14 +40,14 @@ def _text(value: Any, poison: Any, frame: Any) -> str:
     return str(value)
 
 
-def _extern_value(c: Statements, call: tirx.Call, site: str) -> Expr:
-    raise unsupported(f"T.call_extern of {call.args[0].value}", site)
+def _extern_value(c: Statements, call: tirx.Call, loc: str) -> Expr:
+    raise unsupported(f"T.call_extern of {call.args[0].value}", loc)
 
 
-def device_assert(c: Statements, call: tirx.Call, site: str) -> Step:
-    holds = c.condition(call.args[0], site)
+def device_assert(c: Statements, call: tirx.Call, loc: str) -> Step:
+    holds = c.condition(call.args[0], loc)
     text, *where = call.args[1].value.splitlines() if len(call.args) > 1 else ("T.device_assert",)
-    where = "\n".join([*where, f" --> {site}"])
+    where = "\n".join([*where, f" --> {loc}"])
     """TileLang says in the message where the assertion stands."""
 
     def run(frame):

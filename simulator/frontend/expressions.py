@@ -83,14 +83,14 @@ class Expressions:
         self._nodes += 1
         return self._nodes
 
-    def compile(self, expr: tirx.PrimExpr, site: str) -> Expr:
+    def compile(self, expr: tirx.PrimExpr, loc: str) -> Expr:
         kind = type(expr)
         if kind in BINARY:
-            return self._binary(kind, expr, site)
+            return self._binary(kind, expr, loc)
         handler = getattr(self, f"_{kind.__name__}", None)
         if handler is None:
-            raise unsupported(f"expression {kind.__name__}: {expr}", site)
-        return handler(expr, site)
+            raise unsupported(f"expression {kind.__name__}: {expr}", loc)
+        return handler(expr, loc)
 
     def memory_of(self, buffer: tirx.Buffer) -> str:
         """In which memory a tensor lies, in words."""
@@ -100,16 +100,16 @@ class Expressions:
         """The Python value of a literal, or None."""
         return expr.value if isinstance(expr, (tirx.IntImm, tirx.FloatImm)) else None
 
-    def _binary(self, kind, expr, site: str) -> Expr:
-        f, a, b = BINARY[kind], self.compile(expr.a, site), self.compile(expr.b, site)
+    def _binary(self, kind, expr, loc: str) -> Expr:
+        f, a, b = BINARY[kind], self.compile(expr.a, loc), self.compile(expr.b, loc)
         left, right = a.value, b.value
         if kind in _DIVISIONS and not is_float(numpy_dtype(expr.b.dtype)):
-            right = self._defined(expr.b, right, lambda by: by == 0, "a division by", site)
+            right = self._defined(expr.b, right, lambda by: by == 0, "a division by", loc)
         return Expr(lambda frame: f(left(frame), right(frame)), either(a.poison, b.poison))
 
     def _defined(
         self, expr: tirx.PrimExpr, value: Value, undefined: Callable[[Any], Any], what: str,
-        site: str,
+        loc: str,
     ) -> Value:  # fmt: skip
         """``value`` of ``expr``, refused where an operation with it has no result."""
         constant = self.constant(expr)
@@ -121,37 +121,37 @@ class Expressions:
             wrong = undefined(found)
             if is_poisoned(wrong, frame):
                 one = np.asarray(found)[np.asarray(wrong)].flat[0]
-                raise unsupported(f"{what} {one}, of which CUDA defines no result,", site)
+                raise unsupported(f"{what} {one}, of which CUDA defines no result,", loc)
             return found
 
         return checked
 
-    def _IntImm(self, expr, site: str) -> Expr:
+    def _IntImm(self, expr, loc: str) -> Expr:
         dtype = str(expr.dtype)
         value = int(expr.value) if dtype in ("int32", "int64") else (
             bool(expr.value) if dtype == "bool" else convert(int(expr.value), numpy_dtype(dtype))
         )  # fmt: skip
         return Expr(lambda frame: value)
 
-    def _FloatImm(self, expr, site: str) -> Expr:
+    def _FloatImm(self, expr, loc: str) -> Expr:
         value = np.float64(expr.value).astype(numpy_dtype(expr.dtype))
         return Expr(lambda frame: value)
 
-    def _StringImm(self, expr, site: str) -> Expr:
+    def _StringImm(self, expr, loc: str) -> Expr:
         value = expr.value
         return Expr(lambda frame: value)
 
-    def _Var(self, var, site: str) -> Expr:
+    def _Var(self, var, loc: str) -> Expr:
         if var in self.pending:
-            return self.compile(self.pending[var], site)
+            return self.compile(self.pending[var], loc)
         if var not in self.slots:
-            raise unsupported(f"variable {var}, bound nowhere before", site)
+            raise unsupported(f"variable {var}, bound nowhere before", loc)
         slot = self.slots[var]
 
         def value(frame):
             found = frame.env[slot]
             if frame.block is not None and frame.block.by_thread[slot]:
-                return _of_threads(found, frame, var, site)
+                return _of_threads(found, frame, var, loc)
             return found
 
         def poison(frame):
@@ -161,25 +161,25 @@ class Expressions:
 
     _SizeVar = _Var
 
-    def _Cast(self, expr, site: str) -> Expr:
-        inner, dtype = self.compile(expr.value, site), numpy_dtype(expr.dtype)
+    def _Cast(self, expr, loc: str) -> Expr:
+        inner, dtype = self.compile(expr.value, loc), numpy_dtype(expr.dtype)
         value = inner.value
         if str(expr.dtype) in ("int32", "int64") and str(expr.value.dtype) in ("int32", "bool"):
             return Expr(lambda f: _integer(value(f), dtype), inner.poison)
         return Expr(lambda frame: convert(value(frame), dtype), inner.poison)
 
-    def _Not(self, expr, site: str) -> Expr:
-        inner = self.compile(expr.a, site)
+    def _Not(self, expr, loc: str) -> Expr:
+        inner = self.compile(expr.a, loc)
         return Expr(lambda frame: np.logical_not(inner.value(frame)), inner.poison)
 
-    def _And(self, expr, site: str) -> Expr:
-        return self._short_circuit(expr, site, np.logical_and, stops_at=False)
+    def _And(self, expr, loc: str) -> Expr:
+        return self._short_circuit(expr, loc, np.logical_and, stops_at=False)
 
-    def _Or(self, expr, site: str) -> Expr:
-        return self._short_circuit(expr, site, np.logical_or, stops_at=True)
+    def _Or(self, expr, loc: str) -> Expr:
+        return self._short_circuit(expr, loc, np.logical_or, stops_at=True)
 
-    def _short_circuit(self, expr, site: str, join, stops_at: bool) -> Expr:
-        a, b = self.compile(expr.a, site), self.compile(expr.b, site)
+    def _short_circuit(self, expr, loc: str, join, stops_at: bool) -> Expr:
+        a, b = self.compile(expr.a, loc), self.compile(expr.b, loc)
 
         def value(frame):
             first = a.value(frame)
@@ -199,12 +199,12 @@ class Expressions:
 
         return Expr(value, poison if a.poison or b.poison else None)
 
-    def _Select(self, expr, site: str) -> Expr:
-        return self.select(expr.condition, expr.true_value, expr.false_value, site)
+    def _Select(self, expr, loc: str) -> Expr:
+        return self.select(expr.condition, expr.true_value, expr.false_value, loc)
 
-    def select(self, condition, then, other, site: str) -> Expr:
+    def select(self, condition, then, other, loc: str) -> Expr:
         """``then if condition else other``, evaluating each only where it counts."""
-        c, a, b = (self.compile(e, site) for e in (condition, then, other))
+        c, a, b = (self.compile(e, loc) for e in (condition, then, other))
 
         def value(frame):
             chosen = c.value(frame)
@@ -235,10 +235,10 @@ class Expressions:
 
         return Expr(value, either(a.poison, b.poison, c.poison) and poison)
 
-    def _Let(self, expr, site: str) -> Expr:
-        inner = self.compile(expr.value, site)
+    def _Let(self, expr, loc: str) -> Expr:
+        inner = self.compile(expr.value, loc)
         slot = self.new_slot(expr.var)
-        body = self.compile(expr.body, site)
+        body = self.compile(expr.body, loc)
 
         def value(frame):
             frame.env[slot] = inner.value(frame)
@@ -246,25 +246,25 @@ class Expressions:
 
         return Expr(value, either(inner.poison, body.poison))
 
-    def _Ramp(self, expr, site: str) -> Expr:
-        base, stride = self.compile(expr.base, site), self.compile(expr.stride, site)
+    def _Ramp(self, expr, loc: str) -> Expr:
+        base, stride = self.compile(expr.base, loc), self.compile(expr.stride, loc)
         steps = np.arange(int(expr.lanes))
         return Expr(
             lambda frame: np.asarray(base.value(frame))[..., None] + stride.value(frame) * steps,
             base.poison,
         )
 
-    def _Broadcast(self, expr, site: str) -> Expr:
-        inner, lanes = self.compile(expr.value, site), int(expr.lanes)
+    def _Broadcast(self, expr, loc: str) -> Expr:
+        inner, lanes = self.compile(expr.value, loc), int(expr.lanes)
         return Expr(
             lambda frame: np.repeat(np.asarray(inner.value(frame))[..., None], lanes, axis=-1),
             inner.poison,
         )
 
-    def indices(self, indices, name: str, site: str) -> Value:
+    def indices(self, indices, name: str, loc: str) -> Value:
         """The values of several index expressions; none of them may be poison. Beside one of
         several lanes the others have an axis for them, too."""
-        exprs = [self.compile(i, site) for i in indices]
+        exprs = [self.compile(i, loc) for i in indices]
         single = [not isinstance(i, (tirx.Ramp, tirx.Broadcast)) for i in indices]
         some = range(len(exprs)) if not all(single) else ()
         poison = either(*(e.poison for e in exprs))
@@ -278,18 +278,18 @@ class Expressions:
                 raise SimulationError(
                     "poison",
                     f"an index of {name} is computed from memory that nobody has written, by "
-                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {site}",
+                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
                 )
             return found
 
         return values
 
-    def require_type(self, buffer: tirx.Buffer, site: str) -> None:
+    def require_type(self, buffer: tirx.Buffer, loc: str) -> None:
         """Refuse a view of a tile or tensor as another type."""
         whole = self.declared.get(buffer.data)
         dtype = self.made[self.tiles[buffer.data]][1] if whole is None else numpy_dtype(whole.dtype)
         if numpy_dtype(buffer.dtype) != dtype:
-            raise unsupported(f"{buffer.name}, a view of another type,", site)
+            raise unsupported(f"{buffer.name}, a view of another type,", loc)
 
     def is_reshaped(self, buffer: tirx.Buffer) -> bool:
         """Whether it may be a view of a tile or tensor of another shape."""
@@ -298,12 +298,12 @@ class Expressions:
             return not structural_equal(buffer.shape, whole.shape)
         return tuple(int(n) for n in buffer.shape) != self.made[self.tiles[buffer.data]][0]
 
-    def in_whole(self, buffer: tirx.Buffer, values: Value, site: str) -> Value:
+    def in_whole(self, buffer: tirx.Buffer, values: Value, loc: str) -> Value:
         """Indices of ``buffer`` as indices of the tile or tensor it is, or is a view of."""
-        self.require_type(buffer, site)
+        self.require_type(buffer, loc)
         if not self.is_reshaped(buffer):
             return values
-        extents, name = self.indices(buffer.shape, buffer.name, site), self.globals.get(buffer.data)
+        extents, name = self.indices(buffer.shape, buffer.name, loc), self.globals.get(buffer.data)
         made = () if name is not None else self.made[self.tiles[buffer.data]][0]
 
         def moved(frame):
@@ -322,36 +322,36 @@ class Expressions:
 
         return moved
 
-    def _BufferLoad(self, load, site: str) -> Expr:
+    def _BufferLoad(self, load, loc: str) -> Expr:
         buffer = load.buffer
-        values = self.indices(load.indices, buffer.name, site)
+        values = self.indices(load.indices, buffer.name, loc)
         node = self.node()
         if buffer.data in self.globals:
-            ref = GlobalRef(self.globals[buffer.data], "load", site)
-            values = self.in_whole(buffer, values, site)
+            ref = GlobalRef(self.globals[buffer.data], "load", loc)
+            values = self.in_whole(buffer, values, loc)
 
             def value(frame):
                 found, frame.cache[node] = load_global(frame, ref, values(frame))
                 return found
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
-            values = self.in_whole(buffer, values, site)
+            values = self.in_whole(buffer, values, loc)
 
             def value(frame):
-                found, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), site)
+                found, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), loc)
                 return found
         else:
-            raise unsupported(f"tensor {buffer.name} in {self.memory_of(buffer)} memory", site)
+            raise unsupported(f"tensor {buffer.name} in {self.memory_of(buffer)} memory", loc)
         return Expr(value, lambda frame: frame.cache.get(node))
 
-    def _Call(self, call, site: str) -> Expr:
+    def _Call(self, call, loc: str) -> Expr:
         full = getattr(call.op, "name", str(call.op))
         name = full.rsplit(".", 1)[-1]
         if full in self.calls:
-            return self.calls[full](self, call, site)
+            return self.calls[full](self, call, loc)
         if full == "tirx.if_then_else":
             condition, then, other = call.args
-            return self.select(condition, then, other, site)
+            return self.select(condition, then, other, loc)
         if full == "tl.infinity":
             value = np.float64(np.inf).astype(numpy_dtype(call.dtype))
             return Expr(lambda frame: value)
@@ -359,7 +359,7 @@ class Expressions:
             large = numpy_dtype(call.dtype).type(int(call.args[0]) + (int(call.args[1]) << 32))
             return Expr(lambda frame: large)
         if full == "tirx.reinterpret":
-            inner, dtype = self.compile(call.args[0], site), str(call.dtype)
+            inner, dtype = self.compile(call.args[0], loc), str(call.dtype)
             if dtype == "handle":
                 return inner
             target = numpy_dtype(dtype)
@@ -370,17 +370,17 @@ class Expressions:
             )
         if full.startswith(("tirx.", "tl.")) and name in FUNCTIONS:
             f = FUNCTIONS[name]
-            args = [self.compile(a, site) for a in call.args]
+            args = [self.compile(a, loc) for a in call.args]
             values = [a.value for a in args]
             if name in ("shift_left", "shift_right"):
                 bits = numpy_dtype(call.args[0].dtype).itemsize * 8
                 values[1] = self._defined(
                     call.args[1], values[1], lambda by: (by < 0) | (by >= bits),
-                    f"a shift of {bits} bits by", site,
+                    f"a shift of {bits} bits by", loc,
                 )  # fmt: skip
             return Expr(lambda frame: f(*(v(frame) for v in values)),
                         either(*(a.poison for a in args)))  # fmt: skip
-        raise unsupported(f"call of {full}", site)
+        raise unsupported(f"call of {full}", loc)
 
 
 class narrowed:
@@ -407,7 +407,7 @@ def _integer(value: Any, dtype: np.dtype) -> Any:
     return value.astype(dtype) if isinstance(value, np.ndarray) else int(value)
 
 
-def _of_threads(value: Any, frame: Any, var: Any, site: str) -> Any:
+def _of_threads(value: Any, frame: Any, var: Any, loc: str) -> Any:
     """A value that differs between threads, as the frame needs it."""
     if frame.mask.single is not None:
         return value[frame.mask.single][()]
@@ -415,5 +415,5 @@ def _of_threads(value: Any, frame: Any, var: Any, site: str) -> Any:
         own = value[frame.mask.on]
         if (own == own[0]).all():
             return own[0]
-        raise unsupported(f"{var}, which differs between threads, in T.Parallel", site)
+        raise unsupported(f"{var}, which differs between threads, in T.Parallel", loc)
     return value

@@ -25,14 +25,14 @@ from .statements import Statements
 class Everywhere:
     """The operand ``ref`` of a multimem operation: an element of all copies."""
 
-    def __init__(self, c: Statements, call: tirx.Call, site: str) -> None:
-        self.buffer, self.site = call.args[0].args[0].buffer, site
+    def __init__(self, c: Statements, call: tirx.Call, loc: str) -> None:
+        self.buffer, self.loc = call.args[0].args[0].buffer, loc
         spec = builtin_of(call)
         self.op = spec.text
         indices = call.args[0].args[0].indices
         starts = [i.base if isinstance(i, tirx.Ramp) else i for i in indices]
-        self.index = c.indices(starts, self.buffer.name, site)
-        ref = GlobalRef(c.multicasts[self.buffer.data], self.op, site)
+        self.index = c.indices(starts, self.buffer.name, loc)
+        ref = GlobalRef(c.multicasts[self.buffer.data], self.op, loc)
         self.word = Word(ref, spec.word(call, "sem"), spec.word(call, "scope"))
 
     def copies(self, frame: Any, index: tuple, lanes: int) -> Iterator[list[tuple]]:
@@ -42,23 +42,23 @@ class Everywhere:
             raise SimulationError(
                 "bounds",
                 f"{self.op} of {tensor.name}, which is no multicast tensor, by "
-                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {self.site}",
+                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {self.loc}",
             )
         for rank in range(tensor.shape[0]):
             yield words_at(frame, self.word.ref, tensor, (rank, *index), lanes)
 
 
-def load_reduce(c: Statements, call: tirx.Call, site: str) -> Expr:
-    ref, lanes, node = Everywhere(c, call, site), int(call.args[1]), c.node()
+def load_reduce(c: Statements, call: tirx.Call, loc: str) -> Expr:
+    ref, lanes, node = Everywhere(c, call, loc), int(call.args[1]), c.node()
     combine = REDUCTIONS[builtin_of(call).word(call, "op")]
     dtype = numpy_dtype(ref.buffer.dtype)
     wide = np.dtype(np.float32) if is_float(dtype) and dtype.itemsize < 4 else dtype
 
     def value(frame):
         tensor, results, bad = ref.word.ref.tensor(frame), [], []
-        for classes, at, index, _ in places(frame, ref.index(frame), each_thread=False):
+        for thread_groups, at, index, _ in places(frame, ref.index(frame), each_thread=False):
             copies = [
-                [ref.word.load(frame, tensor, i, classes) for i in words]
+                [ref.word.load(frame, tensor, i, thread_groups) for i in words]
                 for words in ref.copies(frame, index, lanes)
             ]
             parts = [np.array([v for v, _ in copy], dtype).astype(wide) for copy in copies]
@@ -73,8 +73,8 @@ def load_reduce(c: Statements, call: tirx.Call, site: str) -> Expr:
 
 
 def _change(reduces: bool):
-    def compile(c: Statements, call: tirx.Call, site: str) -> Step:
-        ref, expr = Everywhere(c, call, site), c.compile(call.args[1], site)
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Step:
+        ref, expr = Everywhere(c, call, loc), c.compile(call.args[1], loc)
         lanes, dtype = lanes_of(call.args[1].dtype), numpy_dtype(ref.buffer.dtype)
         combine = REDUCTIONS[builtin_of(call).word(call, "op")] if reduces else None
 
@@ -82,17 +82,17 @@ def _change(reduces: bool):
             tensor, found = ref.word.ref.tensor(frame), expr.value(frame)
             refuse_poison(frame, expr, ref)
             at = ref.index(frame)
-            for classes, _, index, (one,) in places(
+            for thread_groups, _, index, (one,) in places(
                 frame, at, found, each_thread=True, lanes=lanes
             ):
                 for words in ref.copies(frame, index, lanes):
                     for lane, i in enumerate(words):
                         value = convert(one if lanes == 1 else one[lane], dtype)
                         if combine is None:
-                            ref.word.store(frame, tensor, [i], classes, [value])
+                            ref.word.store(frame, tensor, [i], thread_groups, [value])
                         else:
                             ref.word.change(
-                                frame, tensor, i, classes,
+                                frame, tensor, i, thread_groups,
                                 lambda old, v=value, f=combine: convert(f(old, v), dtype),
                             )  # fmt: skip
 

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 class Pointer:
     """A compiled ``T.access_ptr(tensor[index], ...)``."""
 
-    def __init__(self, c: Statements, node: Any, op: str, site: str) -> None:
+    def __init__(self, c: Statements, node: Any, op: str, loc: str) -> None:
         load = node.args[0]
         buffer = load.buffer
-        self.buffer, self.site, self.op = buffer, site, op
+        self.buffer, self.loc, self.op = buffer, loc, op
         self.dtype = numpy_dtype(buffer.dtype)
         starts = [i.base if isinstance(i, tirx.Ramp) else i for i in load.indices]
-        self.index = c.indices(starts, buffer.name, site)
+        self.index = c.indices(starts, buffer.name, loc)
         self.slot = c.tiles.get(buffer.data, -1)
         if self.slot >= 0 or buffer.data in c.globals:
-            self.index = c.in_whole(buffer, self.index, site)
+            self.index = c.in_whole(buffer, self.index, loc)
         self._name, self._memory = c.globals.get(buffer.data), c.memory_of(buffer)
         if self._name is None and self.slot < 0:
             raise self._unsupported()
@@ -43,10 +43,10 @@ class Pointer:
         """
         if self._name is None:
             raise self._unsupported()
-        return GlobalRef(self._name, self.op, self.site)
+        return GlobalRef(self._name, self.op, self.loc)
 
     def _unsupported(self) -> SimulationError:
-        return unsupported(f"{self.op} of {self.buffer.name} in {self._memory} memory", self.site)
+        return unsupported(f"{self.op} of {self.buffer.name} in {self._memory} memory", self.loc)
 
 
 def refuse_poison(frame: Any, expr: Expr, pointer: Pointer | Everywhere) -> None:
@@ -55,5 +55,5 @@ def refuse_poison(frame: Any, expr: Expr, pointer: Pointer | Everywhere) -> None
             "poison",
             f"the operand of {pointer.op} on {pointer.buffer.name} is computed from memory that "
             f"nobody has written, by {frame.block.name()} in launch {frame.block.epoch}"
-            f"\n --> {pointer.site}",
+            f"\n --> {pointer.loc}",
         )

@@ -19,7 +19,7 @@ from ...builtins.implicit import CONTEXT
 from ...builtins.ranks import RANK
 from ...builtins.spec import builtin_of
 from ...passes.group.specialize_group import heap_tensors
-from ...passes.ir.implicit import hidden_of
+from ...passes.ir.implicit import implicit_of
 from ...passes.ir.walk import written_tensors
 from ..machine.steps import Step
 from ..memory.threads import cut
@@ -58,7 +58,7 @@ class Kernel:
     signals: dict[str, dict[str, str]]
     """By parameter, the lines that change words of it atomically, and how."""
     class_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
-    classes: list[np.ndarray] = field(default_factory=list)
+    thread_groups: list[np.ndarray] = field(default_factory=list)
     """Threads of each class."""
 
     @property
@@ -109,14 +109,14 @@ class Program:
     ) -> None:  # fmt: skip
         func = lowered(func, world_size) if changed is None else changed
         self.name, self.world_size = str(func.attrs["global_symbol"]), world_size
-        self.hidden = hidden_of(func)
+        self.implicit = implicit_of(func)
         """Tensors behind its own parameters, which live as long as the program."""
         self.compiler = c = BlockStatements()
         for ops in operations:
             ops.register(c)
         self.rank_slot = c.new_slot(tirx.Var("rank", "int32"))
-        c.calls[RANK] = lambda c, call, site: Expr(lambda frame: frame.env[self.rank_slot])
-        c.calls[CONTEXT] = lambda c, call, site: Expr(lambda frame: 0)
+        c.calls[RANK] = lambda c, call, loc: Expr(lambda frame: frame.env[self.rank_slot])
+        c.calls[CONTEXT] = lambda c, call, loc: Expr(lambda frame: 0)
         self.scalars: dict[str, tuple[int, np.dtype]] = {}
         """Slot and type by name."""
         self.sizes: dict[int, tuple[str, int]] = {}
@@ -134,7 +134,7 @@ class Program:
         for kernel in self.kernels:
             kernel.class_of = class_of[: kernel.threads_in_block]
             most = int(kernel.class_of.max()) + 1
-            kernel.classes = [np.flatnonzero(kernel.class_of == i) for i in range(most)]
+            kernel.thread_groups = [np.flatnonzero(kernel.class_of == i) for i in range(most)]
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -156,8 +156,8 @@ class Program:
         return self.compiler.thread_cuts
 
     @property
-    def classes(self) -> int:
-        return max((len(k.classes) for k in self.kernels), default=1)
+    def thread_groups(self) -> int:
+        return max((len(k.thread_groups) for k in self.kernels), default=1)
 
     @property
     def mbarriers(self) -> int:
@@ -190,8 +190,8 @@ class Program:
         elif isinstance(stmt, tirx.SBlockRealize) and not _is_kernel_body(stmt):
             if len(stmt.block.alloc_buffers):
                 names = ", ".join(b.name for b in stmt.block.alloc_buffers)
-                site = line_of(stmt.block.alloc_buffers[0].span) or self.name
-                raise unsupported(f"memory made outside a kernel: {names}", site)
+                loc = line_of(stmt.block.alloc_buffers[0].span) or self.name
+                raise unsupported(f"memory made outside a kernel: {names}", loc)
             self._split(stmt.block.body)
         elif isinstance(stmt, (tirx.For, tirx.SBlockRealize)):
             self.host.append(self._kernel(stmt))

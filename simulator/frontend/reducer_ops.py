@@ -23,26 +23,26 @@ def _identity(op: str, dtype: np.dtype) -> Any:
     return -1 if op == "bitand" else 0
 
 
-def init(c: Statements, call: tirx.Call, site: str) -> Step:
+def init(c: Statements, call: tirx.Call, loc: str) -> Step:
     buffer = call.args[0].args[0].buffer
-    dst, dtype = region(c, call.args[0], site), numpy_dtype(buffer.dtype)
-    first = c.compile(call.args[1], site).value if len(call.args) > 1 else None
+    dst, dtype = region(c, call.args[0], loc), numpy_dtype(buffer.dtype)
+    first = c.compile(call.args[1], loc).value if len(call.args) > 1 else None
     identity = _identity(c.reducers[buffer.data], dtype)
     return Step(
         lambda frame: dst.write(frame, first(frame) if first else identity, None, "T.reducer_init")
     )
 
 
-def update(c: Statements, call: tirx.Call, site: str) -> Step:
+def update(c: Statements, call: tirx.Call, loc: str) -> Step:
     load = call.args[0]
     buffer, slot = load.buffer, c.tiles[load.buffer.data]
     combine = COMBINE[c.reducers[buffer.data]]
-    index = c.in_whole(buffer, c.indices(load.indices, buffer.name, site), site)
-    expr = c.compile(call.args[1], site)
+    index = c.in_whole(buffer, c.indices(load.indices, buffer.name, loc), loc)
+    expr = c.compile(call.args[1], loc)
 
     def run(frame):
         if frame.space is None:
-            raise unsupported("T.reducer_update outside T.Parallel", site)
+            raise unsupported("T.reducer_update outside T.Parallel", loc)
         tile, space, at = frame.tile(slot), frame.space, index(frame)
         values = expr.value(frame)
         if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
@@ -50,7 +50,7 @@ def update(c: Statements, call: tirx.Call, site: str) -> Step:
                 "poison",
                 f"what T.reducer_update contributes to {buffer.name} is computed from memory that "
                 f"nobody has written, by {frame.block.name()} in launch {frame.block.epoch}"
-                f"\n --> {site}",
+                f"\n --> {loc}",
             )
         on = np.ones(space, np.bool_) if frame.active is None else frame.active
         key = tuple(np.broadcast_to(i, space)[on] for i in at)
@@ -65,8 +65,8 @@ def _is_narrow(dtype: np.dtype) -> bool:
     return is_float(dtype) and dtype.itemsize < 4
 
 
-def finalize(c: Statements, call: tirx.Call, site: str) -> Step:
-    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+def finalize(c: Statements, call: tirx.Call, loc: str) -> Step:
+    src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
     op = "T.finalize_reducer"
     return Step(lambda frame: dst.write(frame, *src.read(frame, op), op))
 

@@ -47,12 +47,12 @@ class Statements(Expressions):
         """Where a condition divides the threads of a block."""
         self.thread_slots: set[tirx.Var] = set()
 
-    def statement(self, stmt: tirx.Stmt, site: str = "") -> Step:
-        site = line_of(get_stmt_span(stmt)) or site
+    def statement(self, stmt: tirx.Stmt, loc: str = "") -> Step:
+        loc = line_of(get_stmt_span(stmt)) or loc
         handler = getattr(self, f"_on_{type(stmt).__name__}", None)
         if handler is None:
-            raise unsupported(f"statement {type(stmt).__name__}", site)
-        return handler(stmt, site)
+            raise unsupported(f"statement {type(stmt).__name__}", loc)
+        return handler(stmt, loc)
 
     def is_shared_between_blocks(self, *nodes: Any) -> bool:
         """Whether evaluating these accesses global memory."""
@@ -80,8 +80,8 @@ class Statements(Expressions):
 
         return Step(step, True)
 
-    def _on_SeqStmt(self, stmt, site: str) -> Step:
-        steps = self._side_by_side(stmt.seq, site)
+    def _on_SeqStmt(self, stmt, loc: str) -> Step:
+        steps = self._side_by_side(stmt.seq, loc)
         if not any(s.waits for s in steps):
 
             def run(frame):
@@ -103,7 +103,7 @@ class Statements(Expressions):
 
         return Step(wait, True)
 
-    def _side_by_side(self, stmts: Any, site: str) -> list[Step]:
+    def _side_by_side(self, stmts: Any, loc: str) -> list[Step]:
         """Steps of statements that follow each other. What different threads do (``with T.ws``)
         must not wait for each other only because one stands after the other in the text."""
         steps: list[Step] = []
@@ -114,11 +114,11 @@ class Statements(Expressions):
             if condition is None:
                 steps += _cases(cases)
                 cases = []
-            step = self.statement(stmt, site)
+            step = self.statement(stmt, loc)
             if condition is None:
                 steps.append(step)
             else:
-                cases.append((self.compile(condition, site).value, step))
+                cases.append((self.compile(condition, loc).value, step))
         return steps + _cases(cases)
 
     def _is_of_threads(self, expr: tirx.PrimExpr) -> bool:
@@ -134,17 +134,17 @@ class Statements(Expressions):
         post_order_visit(expr, visit)
         return bool(found) and all(found)
 
-    def _on_Evaluate(self, stmt, site: str) -> Step:
+    def _on_Evaluate(self, stmt, loc: str) -> Step:
         call = stmt.value
         if not isinstance(call, tirx.Call):
             return Step(lambda frame: None)
         name = getattr(call.op, "name", str(call.op))
         if name in self.steps:
-            return self.steps[name](self, call, site)
-        value = self.compile(call, site).value
+            return self.steps[name](self, call, loc)
+        value = self.compile(call, loc).value
         return self.preempted(value, call)
 
-    def _on_Bind(self, stmt, site: str) -> Step:
+    def _on_Bind(self, stmt, loc: str) -> Step:
         name = getattr(getattr(stmt.value, "op", None), "name", "")
         if name == "tl.launch_thread_idx":
             return self._bind_thread(stmt.var, int(stmt.value.args[0]))
@@ -153,7 +153,7 @@ class Statements(Expressions):
         if self._mentions_later(stmt.value):
             self.pending[stmt.var] = stmt.value
             return Step(lambda frame: None)
-        expr, slot = self.compile(stmt.value, site), self.new_slot(stmt.var)
+        expr, slot = self.compile(stmt.value, loc), self.new_slot(stmt.var)
 
         def run(frame):
             value = expr.value(frame)
@@ -186,15 +186,15 @@ class Statements(Expressions):
 
         return Step(run)
 
-    def _on_BufferStore(self, stmt, site: str) -> Step:
+    def _on_BufferStore(self, stmt, loc: str) -> Step:
         buffer = stmt.buffer
-        index = self.indices(stmt.indices, buffer.name, site)
-        expr = self.compile(stmt.value, site)
+        index = self.indices(stmt.indices, buffer.name, loc)
+        expr = self.compile(stmt.value, loc)
         value, poison = expr.value, expr.poison or (lambda frame: None)
         read = self._shared_tiles(stmt.value)
         if buffer.data in self.globals:
-            ref = GlobalRef(self.globals[buffer.data], "store", site)
-            index = self.in_whole(buffer, index, site)
+            ref = GlobalRef(self.globals[buffer.data], "store", loc)
+            index = self.in_whole(buffer, index, loc)
 
             def run(frame):
                 frame.block.meet_before(read)
@@ -202,13 +202,13 @@ class Statements(Expressions):
                 store_global(frame, ref, at, found, poison(frame))
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
-            index = self.in_whole(buffer, index, site)
+            index = self.in_whole(buffer, index, loc)
 
             def run(frame):
                 at, found = index(frame), value(frame)
-                store_tile(frame, frame.tile(slot), at, found, poison(frame), site)
+                store_tile(frame, frame.tile(slot), at, found, poison(frame), loc)
         else:
-            raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", site)
+            raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", loc)
         return self.preempted(run, stmt)
 
     def _shared_tiles(self, node: Any) -> list[int]:
@@ -223,10 +223,10 @@ class Statements(Expressions):
         post_order_visit(node, visit)
         return list(found)
 
-    def _on_AttrStmt(self, stmt, site: str) -> Step:
-        return self.statement(stmt.body, site)
+    def _on_AttrStmt(self, stmt, loc: str) -> Step:
+        return self.statement(stmt.body, loc)
 
-    def _on_SBlockRealize(self, stmt, site: str) -> Step:
+    def _on_SBlockRealize(self, stmt, loc: str) -> Step:
         block = stmt.block
         made: list[tuple[int, tuple[str, tuple, np.dtype, str]]] = []
         for buffer in block.alloc_buffers:
@@ -236,7 +236,7 @@ class Statements(Expressions):
                 continue
             if scope == "global":
                 raise unsupported(
-                    f"global memory {buffer.name}, made here", line_of(buffer.span) or site
+                    f"global memory {buffer.name}, made here", line_of(buffer.span) or loc
                 )
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
@@ -249,7 +249,7 @@ class Statements(Expressions):
             numbered = list(enumerate(map(int, numbers), start=self.mbarriers + 1))
             self.mbarriers += len(numbered)
             counts.append((self.barriers.setdefault(data, len(self.barriers)), numbered))
-        body = self.statement(block.body, site)
+        body = self.statement(block.body, loc)
 
         def prepare(frame):
             for slot, what in made:
@@ -259,18 +259,18 @@ class Statements(Expressions):
 
         return sequence([Step(prepare), body])
 
-    def _on_For(self, stmt, site: str) -> Step:
+    def _on_For(self, stmt, loc: str) -> Step:
         if stmt.kind == tirx.ForKind.PARALLEL:
-            return self._parallel(stmt, site)
+            return self._parallel(stmt, loc)
         if stmt.kind == tirx.ForKind.THREAD_BINDING:
-            raise unsupported(f"thread binding {stmt.thread_binding.thread_tag} here", site)
+            raise unsupported(f"thread binding {stmt.thread_binding.thread_tag} here", loc)
         slot = self.new_slot(stmt.loop_var)
         first, extent, step = (
-            self.indices([e], "a loop", site)
+            self.indices([e], "a loop", loc)
             for e in (stmt.min, stmt.extent, stmt.step or tirx.IntImm("int32", 1))
         )
         outside, self.pipelined = self.pipelined, self.pipelined or is_pipelined(stmt)
-        body = self.statement(stmt.body, site)
+        body = self.statement(stmt.body, loc)
         self.pipelined = outside
 
         def rounds(frame) -> Iterator[int]:
@@ -279,7 +279,7 @@ class Statements(Expressions):
             start, count, by = (_plain(f(frame)[0], frame) for f in (first, extent, step))
             apart = any(isinstance(v, np.ndarray) for v in (start, count, by))
             if apart and frame.space is not None:
-                raise unsupported("a loop whose bounds differ between points of T.Parallel", site)
+                raise unsupported("a loop whose bounds differ between points of T.Parallel", loc)
             frame.block.by_thread[slot] = apart
             for turn in range(int(np.max(count))):
                 if apart:
@@ -309,22 +309,22 @@ class Statements(Expressions):
 
         return Step(wait, True)
 
-    def _parallel(self, stmt, site: str) -> Step:
+    def _parallel(self, stmt, loc: str) -> Step:
         loops, inner = [], stmt
         while isinstance(inner, tirx.For) and inner.kind == tirx.ForKind.PARALLEL:
             slot = self.new_slot(inner.loop_var)
-            extent = self.indices([inner.extent], "T.Parallel", site)
-            first = self.indices([inner.min], "T.Parallel", site)
+            extent = self.indices([inner.extent], "T.Parallel", loc)
+            first = self.indices([inner.min], "T.Parallel", loc)
             loops.append((slot, first, extent))
             inner = inner.body
-        body = self.statement(inner, site)
+        body = self.statement(inner, loc)
         known = not stmt.annotations and not _uses_fragments(inner)
         read = self._shared_tiles(inner)
 
         def enter(frame):
             """Whether there is anything to do."""
             if frame.space is not None:
-                raise unsupported("T.Parallel inside a T.Parallel with statements between", site)
+                raise unsupported("T.Parallel inside a T.Parallel with statements between", loc)
             frame.block.meet_before(read)
             sizes = [int(extent(frame)[0]) for _, _, extent in loops]
             for axis, (slot, first, _) in enumerate(loops):
@@ -349,8 +349,8 @@ class Statements(Expressions):
 
         return Step(wait, True) if body.waits else self.preempted(run, stmt)
 
-    def _on_While(self, stmt, site: str) -> Step:
-        condition, body = self.condition(stmt.condition, site), self.statement(stmt.body, site)
+    def _on_While(self, stmt, loc: str) -> Step:
+        condition, body = self.condition(stmt.condition, loc), self.statement(stmt.body, loc)
         polls = self.is_shared_between_blocks(stmt)
 
         def wait(frame):
@@ -362,7 +362,7 @@ class Statements(Expressions):
                 chosen = condition(frame)
                 if isinstance(chosen, np.ndarray):
                     if frame.space is not None:
-                        raise unsupported("a while loop in T.Parallel", site)
+                        raise unsupported("a while loop in T.Parallel", loc)
                     frame.mask = frame.mask.where(chosen)
                     chosen = frame.mask.count
                 if not chosen:
@@ -377,16 +377,16 @@ class Statements(Expressions):
                 raise SimulationError(
                     "deadlock",
                     f"a loop does not end after {_ROUNDS} rounds in {frame.block.name()}"
-                    f"\n --> {site}",
+                    f"\n --> {loc}",
                 )
             frame.mask, frame.broken, frame.polls = outer, before, polled
 
         return Step(wait, True)
 
-    def condition(self, expr: tirx.PrimExpr, site: str) -> Callable[[Frame], Any]:
+    def condition(self, expr: tirx.PrimExpr, loc: str) -> Callable[[Frame], Any]:
         """The value of a condition, which must not be poison."""
         self._note_cuts(expr)
-        found = self.compile(expr, site)
+        found = self.compile(expr, loc)
 
         def value(frame):
             chosen = found.value(frame)
@@ -394,7 +394,7 @@ class Statements(Expressions):
                 raise SimulationError(
                     "poison",
                     "a condition is computed from memory that nobody has written, by "
-                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {site}",
+                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
                 )
             return chosen
 
@@ -410,10 +410,10 @@ class Statements(Expressions):
 
         post_order_visit(expr, visit)
 
-    def _on_IfThenElse(self, stmt, site: str) -> Step:
-        condition = self.condition(stmt.condition, site)
-        then = self.statement(stmt.then_case, site)
-        other = self.statement(stmt.else_case, site) if stmt.else_case is not None else None
+    def _on_IfThenElse(self, stmt, loc: str) -> Step:
+        condition = self.condition(stmt.condition, loc)
+        then = self.statement(stmt.then_case, loc)
+        other = self.statement(stmt.else_case, loc) if stmt.else_case is not None else None
         looks = self.is_shared_between_blocks(stmt.condition)
         waits = looks or then.waits or (other is not None and other.waits)
 

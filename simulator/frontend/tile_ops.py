@@ -28,7 +28,7 @@ class Region(NamedTuple):
     slot: int
     name: str
     scope: str
-    site: str
+    loc: str
     view: tuple[int, ...] | None = None
     """The shape of a reshaped view, which is taken whole."""
 
@@ -37,7 +37,7 @@ class Region(NamedTuple):
         starts = [_one(s, self, frame) for s in self.starts(frame)]
         extents = [int(n) for n in self.extents(frame)]
         if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
-            raise out_of_bounds(frame, self.name, shape, starts, self.site)
+            raise out_of_bounds(frame, self.name, shape, starts, self.loc)
         inside, part = [], []
         for start, extent, size in zip(starts, extents, shape, strict=True):
             low, high = min(max(start, 0), size), min(max(start + extent, 0), size)
@@ -55,15 +55,15 @@ class Region(NamedTuple):
             frame.block.use(tile, frame.mask.overlapping)
             inside, part, shape = self.box(frame, tile.shape, False)
             found = _for_all(tile, frame, inside)
-            require_one_value(frame, tile, found[1], self.site)
+            require_one_value(frame, tile, found[1], self.loc)
             dtype = tile.dtype
         else:
             tensor = self.ref.tensor(frame)
             inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
             if access is None:
                 accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
-                classes = frame.mask.overlapping
-                access = frame.block.access(classes, op, self.site, accessed=accessed)
+                thread_groups = frame.mask.overlapping
+                access = frame.block.access(thread_groups, op, self.loc, accessed=accessed)
             found, dtype = tensor.read(inside, access), tensor.dtype
         values, bad = found
         if bad is not None and not np.any(bad):
@@ -90,7 +90,7 @@ class Region(NamedTuple):
             frame.block.overwrite(tile)
             inside, part, shape = self.box(frame, tile.shape, False)
             if frame.block.stores:
-                frame.block.require_unread(tile, inside, self.site)
+                frame.block.require_unread(tile, inside, self.loc)
             values, poison = _fit(values, shape, self), _fit(poison, shape, self)
             values = convert(values, tile.dtype)
             tile.data[_rows(tile, inside)] = values[part] if np.ndim(values) else values
@@ -107,7 +107,7 @@ class Region(NamedTuple):
             raise SimulationError(
                 "poison",
                 f"{op} to {self.name} of memory that nobody has written, by {frame.block.name()} "
-                f"in launch {frame.block.epoch}\n --> {self.site}",
+                f"in launch {frame.block.epoch}\n --> {self.loc}",
             )
         accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
         access = self._access(frame, op, bulk, bulk_source, 0, accessed)
@@ -128,11 +128,11 @@ class Region(NamedTuple):
         self, frame: Frame, op: str, bulk: bool, source: Any, scope: int, accessed: Any = None
     ) -> Access:
         if not bulk:
-            classes = frame.mask.overlapping
-            return frame.block.access(classes, op, self.site, scope, accessed=accessed)
-        classes = frame.mask.classes
-        access = frame.block.bulk_access(classes, op, self.site, scope, source)
-        frame.block.commit(classes)
+            thread_groups = frame.mask.overlapping
+            return frame.block.access(thread_groups, op, self.loc, scope, accessed=accessed)
+        thread_groups = frame.mask.thread_groups
+        access = frame.block.bulk_access(thread_groups, op, self.loc, scope, source)
+        frame.block.commit(thread_groups)
         return access
 
     @staticmethod
@@ -166,7 +166,7 @@ def _one(start: Any, region: Region, frame: Frame) -> int:
     if isinstance(start, np.ndarray):
         own = start[frame.mask.on] if start.shape == frame.mask.on.shape else start
         if not (own == own.flat[0]).all():
-            raise unsupported(f"a region of {region.name} that differs by thread", region.site)
+            raise unsupported(f"a region of {region.name} that differs by thread", region.loc)
         start = own.flat[0]
     return int(start)
 
@@ -179,12 +179,12 @@ def _fit(values: Any, shape: tuple, region: Region) -> Any:
         return values.reshape(shape)
     if [n for n in np.shape(values) if n != 1] != [n for n in shape if n != 1]:
         raise unsupported(
-            f"a copy of shape {np.shape(values)} to {region.name} of shape {shape}", region.site
+            f"a copy of shape {np.shape(values)} to {region.name} of shape {shape}", region.loc
         )
     return values.reshape(shape)
 
 
-def region(c: Statements, node: Any, site: str) -> Region:
+def region(c: Statements, node: Any, loc: str) -> Region:
     """``T.region(tensor[starts], mode, extents)``, or a plain BufferLoad of one element."""
     load, extents = (
         (node, []) if isinstance(node, tirx.BufferLoad) else (node.args[0], node.args[2:])
@@ -197,36 +197,36 @@ def region(c: Statements, node: Any, site: str) -> Region:
             extents = [1] * axis + [i.lanes]
     extents = list(extents) or [1] * len(starts)
     sizes = c.indices([e if isinstance(e, tirx.PrimExpr) else tirx.IntImm("int32", int(e))
-                       for e in extents], buffer.name, site)  # fmt: skip
-    at = c.indices(starts, buffer.name, site)
+                       for e in extents], buffer.name, loc)  # fmt: skip
+    at = c.indices(starts, buffer.name, loc)
     if buffer.data in c.globals or buffer.data in c.tiles:
-        c.require_type(buffer, site)
+        c.require_type(buffer, loc)
     if buffer.data in c.globals:
         if c.is_reshaped(buffer):
-            raise unsupported(f"an operation on tiles of {buffer.name}, a reshaped view,", site)
-        ref, slot = GlobalRef(c.globals[buffer.data], "", site), -1
+            raise unsupported(f"an operation on tiles of {buffer.name}, a reshaped view,", loc)
+        ref, slot = GlobalRef(c.globals[buffer.data], "", loc), -1
     elif buffer.data in c.tiles:
         ref, slot = None, c.tiles[buffer.data]
         made, view = c.made[slot][0], tuple(int(n) for n in buffer.shape)
         if made != view:
             if [c.constant(e) for e in extents] != list(view):
-                raise unsupported(f"a part of {buffer.name}, a reshaped view", site)
+                raise unsupported(f"a part of {buffer.name}, a reshaped view", loc)
             whole = [tirx.IntImm("int32", n) for n in made]
-            sizes = c.indices(whole, buffer.name, site)
-            at = c.indices([tirx.IntImm("int32", 0) for _ in made], buffer.name, site)
-            return Region(at, sizes, None, slot, buffer.name, buffer.scope(), site, view)
+            sizes = c.indices(whole, buffer.name, loc)
+            at = c.indices([tirx.IntImm("int32", 0) for _ in made], buffer.name, loc)
+            return Region(at, sizes, None, slot, buffer.name, buffer.scope(), loc, view)
     else:
-        raise unsupported(f"tensor {buffer.name} in {c.memory_of(buffer)} memory", site)
-    return Region(at, sizes, ref, slot, buffer.name, buffer.scope(), site)
+        raise unsupported(f"tensor {buffer.name} in {c.memory_of(buffer)} memory", loc)
+    return Region(at, sizes, ref, slot, buffer.name, buffer.scope(), loc)
 
 
-def copy(c: Statements, call: tirx.Call, site: str) -> Step:
-    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
+    src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
     op = "T." + call.op.name.rsplit(".", 1)[-1]
     bulk = dst.ref is not None and src.scope.startswith("shared")
     barrier = dict(call.annotations.items()).get("barrier") if call.annotations else None
     if barrier is not None and src.ref is not None:
-        at = c.mbarrier(barrier, site)
+        at = c.mbarrier(barrier, loc)
         return _arrives_later(c, call, src, dst, op, at)
     if op == "T.async_copy" and src.ref is not None:
         return _arrives_later(c, call, src, dst, op, None)
@@ -249,7 +249,7 @@ def _ends_with_use(c: Statements, call: Any, src: Region, dst: Region, op: str) 
     """A load that TileLang makes asynchronous and waits for before the first use of the tile."""
 
     def run(frame):
-        access = frame.block.load_access(frame.mask.overlapping, op, src.site, None)
+        access = frame.block.load_access(frame.mask.overlapping, op, src.loc, None)
         dst.write(frame, *src.read(frame, op, access), op)
         frame.tile(dst.slot).loaded = access.time
 
@@ -265,7 +265,7 @@ def _arrives_later(
 
     def run(frame):
         block, full = frame.block, barrier(frame) if barrier is not None else None
-        access = block.load_access(frame.mask.overlapping, op, src.site, full)
+        access = block.load_access(frame.mask.overlapping, op, src.loc, full)
         values, poison = src.read(frame, op, access)
         values = np.array(values)
         tile = frame.tile(dst.slot)
@@ -282,8 +282,8 @@ def _arrives_later(
     return c.preempted(run, call)
 
 
-def fill(c: Statements, call: tirx.Call, site: str) -> Step:
-    dst, value = region(c, call.args[0], site), c.compile(call.args[1], site)
+def fill(c: Statements, call: tirx.Call, loc: str) -> Step:
+    dst, value = region(c, call.args[0], loc), c.compile(call.args[1], loc)
 
     def run(frame):
         poison = value.poison and value.poison(frame)
@@ -292,10 +292,10 @@ def fill(c: Statements, call: tirx.Call, site: str) -> Step:
     return c.preempted(run, call)
 
 
-def gemm(c: Statements, call: tirx.Call, site: str) -> Step:
-    a, b, out = (region(c, call.args[i], site) for i in range(3))
+def gemm(c: Statements, call: tirx.Call, loc: str) -> Step:
+    a, b, out = (region(c, call.args[i], loc) for i in range(3))
     transposed = [bool(call.args[i].value) for i in (3, 4)]
-    clear = c.compile(call.args[9], site).value
+    clear = c.compile(call.args[9], loc).value
     accumulator = numpy_dtype(call.args[2].args[0].buffer.dtype)
     wide = (
         np.dtype(np.float32) if is_float(accumulator) and accumulator.itemsize < 8 else accumulator
@@ -338,12 +338,12 @@ _FIRST = {"max": -np.inf, "absmax": 0, "min": np.inf}
 """What is left of a row without a number."""
 
 
-def reduce(c: Statements, call: tirx.Call, site: str) -> Step:
-    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
+    src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
     kind, axis = str(call.args[2].value), int(call.args[3])
-    clear = c.compile(call.args[4], site).value
+    clear = c.compile(call.args[4], loc).value
     if kind not in COMBINE:
-        raise unsupported(f"T.reduce of type {kind}", site)
+        raise unsupported(f"T.reduce of type {kind}", loc)
     combine, dtype = COMBINE[kind], numpy_dtype(call.args[0].args[0].buffer.dtype)
     if dtype.itemsize == 2 and call.annotations and call.annotations.get("nan_propagate"):
         combine = _PROPAGATES.get(combine, combine)
@@ -371,8 +371,8 @@ def _is_narrow(values: np.ndarray) -> bool:
     return is_float(values.dtype) and values.dtype.itemsize < 4
 
 
-def scan(c: Statements, call: tirx.Call, site: str) -> Step:
-    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
+    src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
     axis, reverse = int(call.args[2]), bool(call.args[3].value)
     name = call.op.name.rsplit(".", 1)[-1]
     accumulate = {"cumsum": np.add, "cummax": np.fmax}[name].accumulate
@@ -394,8 +394,8 @@ def scan(c: Statements, call: tirx.Call, site: str) -> Step:
     return c.preempted(run, call)
 
 
-def transpose(c: Statements, call: tirx.Call, site: str) -> Step:
-    src, dst = region(c, call.args[0], site), region(c, call.args[1], site)
+def transpose(c: Statements, call: tirx.Call, loc: str) -> Step:
+    src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
 
     def run(frame):
         values, poison = src.read(frame, "T.transpose")
@@ -408,13 +408,13 @@ def transpose(c: Statements, call: tirx.Call, site: str) -> Step:
 _ATOMICS = {"atomicadd": np.add, "atomicmax": np.maximum, "atomicmin": np.minimum}
 
 
-def atomic(c: Statements, call: tirx.Call, site: str) -> Step:
+def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
     """The tile forms of T.atomic_add, T.atomic_max and T.atomic_min."""
     name = call.op.name.rsplit(".", 1)[-1]
-    dst = region(c, call.args[1], site)
+    dst = region(c, call.args[1], loc)
     from_tile = getattr(getattr(call.args[0], "op", None), "name", "") == "tl.region"
-    src = region(c, call.args[0], site) if from_tile else None
-    value = None if from_tile else c.compile(call.args[0], site)
+    src = region(c, call.args[0], loc) if from_tile else None
+    value = None if from_tile else c.compile(call.args[0], loc)
     bulk = (
         bool(int(dict(call.annotations.items()).get("use_tma", 0))) if call.annotations else False
     )
@@ -431,7 +431,7 @@ def atomic(c: Statements, call: tirx.Call, site: str) -> Step:
             raise SimulationError(
                 "poison",
                 f"{op} to {dst.name} of memory that nobody has written, by {frame.block.name()} "
-                f"in launch {frame.block.epoch}\n --> {site}",
+                f"in launch {frame.block.epoch}\n --> {loc}",
             )
         dst.update(frame, _ATOMICS[name], values, op, bulk, scope)
 

@@ -17,24 +17,24 @@ from .statements import Statements
 WARP = 32
 
 
-def _of_threads(value: Any, frame: Any, op: str, site: str) -> np.ndarray:
+def _of_threads(value: Any, frame: Any, op: str, loc: str) -> np.ndarray:
     """``value`` with one element a thread of the block."""
     if frame.space is not None or frame.mask.single is not None:
         where = "in T.Parallel" if frame.space is not None else "by one thread"
-        raise unsupported(f"{op} {where}", site)
+        raise unsupported(f"{op} {where}", loc)
     return np.broadcast_to(value, frame.mask.on.shape)
 
 
 def _exchange(
-    c: Statements, call: tirx.Call, site: str, operand: int,
+    c: Statements, call: tirx.Call, loc: str, operand: int,
     f: Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> Expr:  # fmt: skip
     """``f(frame, values, bad)`` of one operand: results of all threads, and which are poison."""
     op = f"T.{call.op.name.rsplit('.', 1)[-1]}"
-    expr, node = c.compile(call.args[operand], site), c.node()
+    expr, node = c.compile(call.args[operand], loc), c.node()
 
     def value(frame):
-        values = _of_threads(expr.value(frame), frame, op, site)
+        values = _of_threads(expr.value(frame), frame, op, loc)
         poison = expr.poison(frame) if expr.poison else None
         bad = ~frame.mask.on if poison is None else ~frame.mask.on | np.asarray(poison)
         found, bad = f(frame, values, bad)
@@ -48,8 +48,8 @@ def _shuffle(source: Callable[[np.ndarray, Any, int], np.ndarray]):
     """A value of another lane; ``source(lane in its group, operand, width)`` says which, and lanes
     that name none in the group keep their own."""
 
-    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
-        other = c.compile(call.args[2], site).value
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
+        other = c.compile(call.args[2], loc).value
         width = int(call.args[3]) if len(call.args) > 3 else WARP
 
         def f(frame, values, bad):
@@ -59,7 +59,7 @@ def _shuffle(source: Callable[[np.ndarray, Any, int], np.ndarray]):
             taken = np.minimum(taken, len(values) - 1)
             return values[taken], bad[taken]
 
-        return _exchange(c, call, site, 1, f)
+        return _exchange(c, call, loc, 1, f)
 
     return compile
 
@@ -76,7 +76,7 @@ def _each(rows: Any, threads: int) -> np.ndarray:
 
 
 def _reduction(ufunc: np.ufunc):
-    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         dtype = numpy_dtype(call.dtype)
 
         def f(frame, values, bad):
@@ -89,7 +89,7 @@ def _reduction(ufunc: np.ufunc):
                 _warps(bad, True).any(axis=1), len(values)
             )
 
-        return _exchange(c, call, site, 0, f)
+        return _exchange(c, call, loc, 0, f)
 
     return compile
 
@@ -98,7 +98,7 @@ def _vote(f: Callable[[np.ndarray, np.ndarray], Any], dtype: Any, operand: int =
     """Of the lanes that are on the way; ``f`` takes one row of truth values a warp, and the same
     of who votes."""
 
-    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         def vote(frame, values, bad):
             on = _warps(frame.mask.on, False)
             found = f(_warps(values.astype(np.bool_), False), on).astype(dtype)
@@ -106,7 +106,7 @@ def _vote(f: Callable[[np.ndarray, np.ndarray], Any], dtype: Any, operand: int =
                 (_warps(bad, False) & on).any(axis=1), len(values)
             )
 
-        return _exchange(c, call, site, operand, vote)
+        return _exchange(c, call, loc, operand, vote)
 
     return compile
 
@@ -115,34 +115,34 @@ def _bits(rows: np.ndarray) -> np.ndarray:
     return (rows.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(axis=1)
 
 
-def _match_any(c: Statements, call: tirx.Call, site: str) -> Expr:
+def _match_any(c: Statements, call: tirx.Call, loc: str) -> Expr:
     def match(frame, values, bad):
         rows, on = _warps(values, values[-1]), _warps(frame.mask.on, False)
         same = (rows[:, :, None] == rows[:, None, :]) & on[:, None, :]
         found = _bits(same.reshape(-1, WARP)).astype(np.uint32)[: len(values)]
         return found, _each((_warps(bad, False) & on).any(axis=1), len(values))
 
-    return _exchange(c, call, site, 1, match)
+    return _exchange(c, call, loc, 1, match)
 
 
 def _block_vote(f: Callable[[np.ndarray], Any]):
     """Of all threads of the block, which meet."""
 
-    def compile(c: Statements, call: tirx.Call, site: str) -> Expr:
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         def vote(frame, values, bad):
-            frame.block.order.meet(frame.mask.classes)
+            frame.block.order.meet(frame.mask.thread_groups)
             found = np.int32(f(values.astype(np.bool_)[frame.mask.on]))
             bad = (bad & frame.mask.on).any()
             return np.full(len(values), found), np.full(len(values), bad)
 
-        return _exchange(c, call, site, 0, vote)
+        return _exchange(c, call, loc, 0, vote)
 
     return compile
 
 
-def _active(c: Statements, call: tirx.Call, site: str) -> Expr:
+def _active(c: Statements, call: tirx.Call, loc: str) -> Expr:
     def value(frame):
-        on = _of_threads(frame.mask.on, frame, "T.activemask", site)
+        on = _of_threads(frame.mask.on, frame, "T.activemask", loc)
         return _each(_bits(_warps(on, False)), len(on))
 
     return Expr(value)

@@ -41,7 +41,7 @@ class Mask:
         return tuple(np.flatnonzero(np.bincount(self.class_of[self.threads])).tolist())
 
     @cached_property
-    def classes(self) -> tuple[int, ...]:
+    def thread_groups(self) -> tuple[int, ...]:
         """Classes that are these threads, and no others.
 
         Raises:
@@ -177,12 +177,12 @@ class MBarrier:
         self.deliveries.append(deliver)
         self.issued = time
 
-    def arrive(self, n: int, site: str) -> None:
+    def arrive(self, n: int, loc: str) -> None:
         self.arrived += n
         if self.arrived > self.count:
             raise SimulationError(
                 "arrival",
-                f"{self.arrived} arrivals at an mbarrier made for {self.count}\n --> {site}",
+                f"{self.arrived} arrivals at an mbarrier made for {self.count}\n --> {loc}",
             )
         self.settle()
 
@@ -206,10 +206,10 @@ class MBarrier:
 class BulkStore:
     """A bulk store under way, in a group by number, or in none yet."""
 
-    classes: tuple[int, ...]
+    thread_groups: tuple[int, ...]
     time: int
     source: tuple[Tile, Any] | None
-    site: str
+    loc: str
     group: int | None = None
 
 
@@ -239,37 +239,37 @@ class Block:
         return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "") + beside
 
     def access(
-        self, classes: tuple[int, ...], op: str, site: str, scope: int = 0, copies: bool = False,
+        self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int = 0, copies: bool = False,
         accessed: Callable[[], Accessed] | None = None,
     ) -> Access:  # fmt: skip
-        agent, time, view = self.order.actor(classes, copies)
+        agent, time, view = self.order.actor(thread_groups, copies)
         threads = self.order.threads
-        return Access(agent, time, view, scope, op, site, self.epoch, threads, accessed)
+        return Access(agent, time, view, scope, op, loc, self.epoch, threads, accessed)
 
     def bulk_access(
-        self, classes: tuple[int, ...], op: str, site: str, scope: int, source: Any
+        self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int, source: Any
     ) -> Access:
         """The access of a bulk store these threads issue, which is under way from now on.
 
         One of them issues it.
         """
-        issuer = classes[-1:]
-        agent, time, view = self.order.bulk_actor(classes)
-        self.stores.append(BulkStore(issuer, time, source, site))
-        return Access(agent, time, view, scope, op, site, self.epoch)
+        issuer = thread_groups[-1:]
+        agent, time, view = self.order.bulk_actor(thread_groups)
+        self.stores.append(BulkStore(issuer, time, source, loc))
+        return Access(agent, time, view, scope, op, loc, self.epoch)
 
     def load_access(
-        self, classes: tuple[int, ...], op: str, site: str, barrier: MBarrier | None
+        self, thread_groups: tuple[int, ...], op: str, loc: str, barrier: MBarrier | None
     ) -> Access:
         """The access of a load to shared memory that these threads issue: it reads until they have
         waited for the mbarrier, or, if None, for T.async_copy."""
         number = 0 if barrier is None else barrier.number
-        agent, time, view = self.order.load_actor(classes, number)
-        return Access(agent, time, view, 0, op, site, self.epoch)
+        agent, time, view = self.order.load_actor(thread_groups, number)
+        return Access(agent, time, view, 0, op, loc, self.epoch)
 
-    def use(self, tile: Tile, classes: tuple[int, ...]) -> None:
+    def use(self, tile: Tile, thread_groups: tuple[int, ...]) -> None:
         """These threads read a tile: they have waited for what loads it."""
-        self.order.complete_loads(classes, 0, tile.loaded)
+        self.order.complete_loads(thread_groups, 0, tile.loaded)
         if tile.is_shared:
             threads = self.order.threads
             if tile.written == threads.barriers:
@@ -290,30 +290,32 @@ class Block:
                 threads.meet_all()
             tile.written = threads.barriers
 
-    def commit(self, classes: tuple[int, ...]) -> None:
+    def commit(self, thread_groups: tuple[int, ...]) -> None:
         """What these threads issued since the last group is one group."""
         for store in self.stores:
-            if store.group is None and store.classes[0] in classes:
+            if store.group is None and store.thread_groups[0] in thread_groups:
                 store.group = self.groups
         self.groups += 1
 
-    def wait_groups(self, classes: tuple[int, ...], left: int, read: bool) -> None:
+    def wait_groups(self, thread_groups: tuple[int, ...], left: int, read: bool) -> None:
         """At most ``left`` groups of these threads are under way; the others are complete, or, if
         ``read``, have read their source."""
-        mine = [s for s in self.stores if s.group is not None and s.classes[0] in classes]
+        mine = [
+            s for s in self.stores if s.group is not None and s.thread_groups[0] in thread_groups
+        ]
         open_groups = sorted({s.group for s in mine if s.group is not None})
         done = set(open_groups[: max(0, len(open_groups) - left)])
         for store in mine:
             if store.group in done:
                 store.source = None
                 if not read:
-                    self.order.complete_bulk(store.classes, store.time)
+                    self.order.complete_bulk(store.thread_groups, store.time)
                     self.stores.remove(store)
 
-    def complete_stores(self, classes: tuple[int, ...]) -> None:
+    def complete_stores(self, thread_groups: tuple[int, ...]) -> None:
         """The placeholder of ``order_releases``: commit all, wait for all."""
-        self.commit(classes)
-        self.wait_groups(classes, 0, read=False)
+        self.commit(thread_groups)
+        self.wait_groups(thread_groups, 0, read=False)
 
     def require_end(self) -> None:
         """Refuse to end while a bulk store may still read the block's shared memory."""
@@ -323,10 +325,10 @@ class Block:
                     "reuse",
                     f"{self.name()} in launch {self.epoch} ends while a bulk store may still read "
                     f"{store.source[0].name}; W.bulk_wait(0, read=True) lets it finish"
-                    f"\n --> {store.site}",
+                    f"\n --> {store.loc}",
                 )
 
-    def require_unread(self, tile: Tile, key: Any, site: str) -> None:
+    def require_unread(self, tile: Tile, key: Any, loc: str) -> None:
         """Refuse to overwrite shared memory that a bulk store may still read."""
         for store in self.stores:
             if store.source is not None and store.source[0] is tile and _overlap(
@@ -336,7 +338,7 @@ class Block:
                     "reuse",
                     f"{tile.name} is overwritten while a bulk store may still read it, by "
                     f"{self.name()} in launch {self.epoch}; W.bulk_wait(n, read=True) frees it"
-                    f"\n --> {site}",
+                    f"\n --> {loc}",
                 )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
-from ...passes.ir.implicit import Hidden
+from ...passes.ir.implicit import Implicit
 from ...passes.sync.infer.options import Options, options_of
 from ...runtime.plans.parameters import Parameter, Shape
 from ...runtime.plans.regions import Region, RegionError
@@ -24,7 +24,7 @@ from ...runtime.plans.steps import (
     WriteValue,
     name_of_stream,
 )
-from ...runtime.plans.sync_push import hidden_name
+from ...runtime.plans.sync_push import implicit_name
 from ...runtime.plans.traced_plan import TracedPlan
 from ..frontend.program import Program
 from ..inputs.arguments import check_blocks
@@ -87,11 +87,11 @@ class Executable:
         return min(o.resident_blocks for o in options)
 
     @property
-    def hidden(self) -> dict[int, list[tuple[str, Hidden]]]:
+    def implicit(self) -> dict[int, list[tuple[str, Implicit]]]:
         """The hidden parameters of each kernel, each with the name by which steps mean it, by the
         identity of its ``T.prim_func``."""
         return {
-            key: [(hidden_name(func, h.name), h) for h in program.hidden]
+            key: [(implicit_name(func, h.name), h) for h in program.implicit]
             for key, (func, program) in self._programs.items()
         }
 
@@ -164,11 +164,11 @@ class Executable:
         for step, launches in (s for rank in calls for call in rank for s in call.steps):
             most = max((_blocks(extents) for _, _, extents in launches), default=0)
             blocks[step.stream] = max(blocks.get(step.stream, 0), most)
-        classes = max((p.classes for p in self.programs), default=1)
+        thread_groups = max((p.thread_groups for p in self.programs), default=1)
         launches = max((sum(len(call.steps) for call in rank) for rank in calls), default=0)
-        check_blocks(sum(blocks.values()), classes, launches, self.world_size)
+        check_blocks(sum(blocks.values()), thread_groups, launches, self.world_size)
         mbarriers = max((p.mbarriers for p in self.programs), default=0)
-        return Layout(self.world_size, list(blocks.items()), classes, mbarriers)
+        return Layout(self.world_size, list(blocks.items()), thread_groups, mbarriers)
 
     def enqueue(self, machine: Machine, rank: int, calls: Sequence[Call]) -> None:
         """Give ``machine`` the streams of a rank, with all that its host enqueues in them."""
@@ -180,11 +180,11 @@ class Executable:
                 if isinstance(step, WaitStream):
                     event = Event(name_of_stream(step.other))
                     queues[step.other].append(Record(event, call.epoch))
-                    queues[step.stream].append(WaitEvent(event, call.epoch, step.site))
+                    queues[step.stream].append(WaitEvent(event, call.epoch, step.loc))
                     continue
                 of = f" of {step.name}" if isinstance(step, Launch) else ""
                 common: dict[str, Any] = {
-                    "epoch": call.epoch, "turn": turn, "site": step.site,
+                    "epoch": call.epoch, "turn": turn, "loc": step.loc,
                     "title": f"{step.op}{of} (step {step.number})",
                 }  # fmt: skip
                 if isinstance(step, Launch):
@@ -193,8 +193,8 @@ class Executable:
                         for name, value in step.arguments.items()
                         if isinstance(value, Region)
                     }
-                    hidden = machine.hidden.get(id(step.program), {})
-                    tensors |= {name: of_ranks[rank] for name, of_ranks in hidden.items()}
+                    implicit = machine.implicit.get(id(step.program), {})
+                    tensors |= {name: of_ranks[rank] for name, of_ranks in implicit.items()}
                     queues[step.stream] += [
                         KernelLaunch(kernel=k, env=env, extents=extents, tensors=tensors, **common)
                         for k, env, extents in launches

@@ -36,7 +36,7 @@ class Machine:
         self.tensors: dict[str, list[Tensor]] = {}
         self.named: dict[str, list[Tensor]] = {}
         """All by the name by which steps mean them."""
-        self.hidden: dict[int, dict[str, list[Tensor]]] = {}
+        self.implicit: dict[int, dict[str, list[Tensor]]] = {}
         """Hidden tensors by kernel and name, of each rank."""
         self.streams: list[Stream] = []
         self._enqueued: list[Work] = []
@@ -64,8 +64,8 @@ class Machine:
 
     def every_tensor(self) -> dict[Any, list[Tensor]]:
         """Those of the plan and the hidden ones, by a name that is theirs alone."""
-        hidden = {(k, name): t for k, ts in self.hidden.items() for name, t in ts.items()}
-        return {**self.tensors, **hidden}
+        implicit = {(k, name): t for k, ts in self.implicit.items() for name, t in ts.items()}
+        return {**self.tensors, **implicit}
 
     def add_stream(self, rank: int, name: str | None, items: Sequence[Any]) -> None:
         """A stream and what the host enqueues in it."""

@@ -39,7 +39,7 @@ class Rendezvous:
         """Whether one block of each rank arrives."""
         return self.participants == "ranks"
 
-    def meet(self, frame: Frame, op: str, site: str) -> Iterator[Any]:
+    def meet(self, frame: Frame, op: str, loc: str) -> Iterator[Any]:
         block = frame.block
         me = (block.rank,) if self.per_rank else (block.rank, block.number)
         launch = block.launch
@@ -47,13 +47,13 @@ class Rendezvous:
             raise SimulationError(
                 "arrival",
                 f"{op} is reached by blocks {self.arrived_in[launch]} and {block.number} of rank "
-                f"{block.rank} in launch {block.epoch}; expected one block a launch\n --> {site}",
+                f"{block.rank} in launch {block.epoch}; expected one block a launch\n --> {loc}",
             )
         if not self.turn.missing:
             self.turn = Turn(self.turn.number + 1, dict.fromkeys(self._members(block)))
         turn = self.turn
         turn.missing.pop(me, None)
-        for i in frame.mask.classes:
+        for i in frame.mask.thread_groups:
             (clock,) = block.order.release(i, SYS).values()
             turn.clock = clock if turn.clock is None else turn.clock.joined(clock)
         self.machine.memory.version += 1
@@ -62,13 +62,13 @@ class Rendezvous:
             who = "; ".join(_who(m) for m in list(turn.missing)[:8])
             return (
                 f"{block.name()} in launch {block.epoch} stands at {op}, meeting {turn.number}: "
-                f"not there yet: {who} --> {site}"
+                f"not there yet: {who} --> {loc}"
             )
 
         if turn.missing:
             yield Waiting(lambda: not turn.missing, text)
         assert turn.clock is not None
-        block.order.see(frame.mask.classes, turn.clock)
+        block.order.see(frame.mask.thread_groups, turn.clock)
 
     def _members(self, block: Block) -> list[tuple]:
         ranks = range(self.machine.world_size)

@@ -97,11 +97,11 @@ class Stream:
             yield work.has_no_room(machine.resident_blocks)
         elif work is None and self.items:
             item = self.items[0]
-            yield f"{self} waits for {item.event.stream} in launch {item.epoch} --> {item.site}"
+            yield f"{self} waits for {item.event.stream} in launch {item.epoch} --> {item.loc}"
         behind = [i for i in self.items if isinstance(i, Work) and i.epoch == self.epoch]
         if behind:
             more = f", and {len(behind) - 1} more behind it" if len(behind) > 1 else ""
-            yield f"{self}: {behind[0].title} has not started{more} --> {behind[0].site}"
+            yield f"{self}: {behind[0].title} has not started{more} --> {behind[0].loc}"
 
 
 @dataclass(eq=False)
@@ -127,7 +127,7 @@ class WaitEvent:
 
     event: Event
     epoch: int
-    site: str
+    loc: str
     stream: Stream | None = None
 
 
@@ -144,7 +144,7 @@ class Work:
     epoch: int
     turn: int
     title: str
-    site: str
+    loc: str
     takes_room: bool = True
     blocks: int = 1
     next: int = 0
@@ -168,7 +168,7 @@ class Work:
         return (
             f"{self.title} in {self.stream} in launch {self.epoch} needs an SM, and all "
             f"{resident_blocks} are taken by blocks of which none ends (resident_blocks)"
-            f" --> {self.site}"
+            f" --> {self.loc}"
         )
 
     def _order(self, machine: Machine, slot: int, threads: ThreadOrder | None = None) -> BlockOrder:
@@ -199,7 +199,7 @@ class Launch(Work):
 
     def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
         kernel = self.kernel
-        order = self._order(machine, 1 + number, ThreadOrder(kernel.classes))
+        order = self._order(machine, 1 + number, ThreadOrder(kernel.thread_groups))
         env = list(self.env)
         for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
             env[slot] = i
@@ -211,7 +211,7 @@ class Launch(Work):
     def signals(self, tensor: Tensor) -> dict[str, str]:
         lines = self.kernel.signals
         names = [name for name, value in self.tensors.items() if value is tensor]
-        return {site: op for name in names for site, op in lines.get(name, {}).items()}
+        return {loc: op for name in names for loc, op in lines.get(name, {}).items()}
 
     def has_no_room(self, resident_blocks: int) -> str:
         of = "" if self.stream.name is None else f" of {self.stream}"
@@ -243,7 +243,7 @@ class ByStream(Work):
 
     def _access(self, order: BlockOrder, scope: int = 0) -> Access:
         agent, time, view = order.actor((0,))
-        return Access(agent, time, view, scope, self.title, self.site, self.epoch)
+        return Access(agent, time, view, scope, self.title, self.loc, self.epoch)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -267,7 +267,7 @@ class Await(ByStream):
         def text() -> str:
             return (
                 f"{self.doer} in launch {self.epoch} stands at {self.step.op}({self.step.flag}): "
-                f"value seen {flag.newest(index).value}, value wanted >= {want} --> {self.site}\n"
+                f"value seen {flag.newest(index).value}, value wanted >= {want} --> {self.loc}\n"
                 + story(flag, index, "reached", want, machine.signals(flag))
             )
 
@@ -282,7 +282,7 @@ class Await(ByStream):
         return SimulationError(
             "poison",
             f"{self.title} in {self.doer} in launch {self.epoch} waits for {self.step.flag}, "
-            f"which nobody has written; expected an input, such as zeros --> {self.site}",
+            f"which nobody has written; expected an input, such as zeros --> {self.loc}",
         )
 
 
@@ -300,7 +300,7 @@ class Transfer(ByStream):
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
         copies = isinstance(self.step, Copy)
-        return {} if copies or self.dst is not tensor else {self.site: self.step.op}
+        return {} if copies or self.dst is not tensor else {self.loc: self.step.op}
 
     def _copy(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
         step, access = self.step, self._access(order)
@@ -338,7 +338,7 @@ class Transfer(ByStream):
         return SimulationError(
             "poison",
             f"{self.title} in {self.doer} in launch {self.epoch} "
-            f"reads {self.step.src}, of which nobody has written all --> {self.site}",
+            f"reads {self.step.src}, of which nobody has written all --> {self.loc}",
         )
 
 

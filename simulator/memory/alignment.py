@@ -19,7 +19,7 @@ BULK = 16
 
 
 def require_aligned(
-    frame: Any, tensor: Any, index: Sequence[int], alignment: int, op: str, site: str
+    frame: Any, tensor: Any, index: Sequence[int], alignment: int, op: str, loc: str
 ) -> None:
     """Refuse an access whose first element, at ``index``, is not at a multiple of ``alignment``
     bytes."""
@@ -32,23 +32,23 @@ def require_aligned(
         at = ", ".join(map(str, index))
         raise _refused(
             frame, f"{op} at {tensor.name}[{at}], {offset} bytes after its start",
-            f"a multiple of {alignment} bytes", site,
+            f"a multiple of {alignment} bytes", loc,
         )  # fmt: skip
 
 
-def require_bulk_size(frame: Any, tensor: Any, count: int, op: str, site: str) -> None:
+def require_bulk_size(frame: Any, tensor: Any, count: int, op: str, loc: str) -> None:
     """Refuse a bulk copy of ``count`` elements that is no multiple of 16 bytes, or too large."""
     size = count * tensor.dtype.itemsize
     if size % BULK or not 0 <= size <= MAX_BYTES:
         raise _refused(
             frame, f"{op} of {tensor.name}: size={count} elements are {size} bytes",
-            f"a multiple of {BULK} bytes, at most {MAX_BYTES}", site,
+            f"a multiple of {BULK} bytes, at most {MAX_BYTES}", loc,
         )  # fmt: skip
 
 
-def _refused(frame: Any, what: str, legal: str, site: str) -> SimulationError:
+def _refused(frame: Any, what: str, legal: str, loc: str) -> SimulationError:
     block = frame.block
     return SimulationError(
         "alignment",
-        f"{what}, by {block.name()} in launch {block.epoch}; expected {legal}\n --> {site}",
+        f"{what}, by {block.name()} in launch {block.epoch}; expected {legal}\n --> {loc}",
     )

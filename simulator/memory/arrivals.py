@@ -115,16 +115,16 @@ def story(tensor: Tensor, index: tuple, relation: str, want: Any, lines: Mapping
     for late, earlier in tensor.overtakings(index):
         parts.append(f"lost: {memory.describe(late)}")
         parts.append(f"  landed before {memory.describe(earlier)}: nothing orders the two")
-    for site, op in lines.items():
-        here = _events_at(memory, tensor.changes.get(flat, []), site)
+    for loc, op in lines.items():
+        here = _events_at(memory, tensor.changes.get(flat, []), loc)
         other = [
             event
             for other, changes in tensor.changes.items()
             if other != flat
-            for event in _events_at(memory, changes, site)
+            for event in _events_at(memory, changes, loc)
         ]
         who = "signalled by" if apart < 0 else "could signal it"
-        text = f"{who}: {op} --> {site}, so far {_times(here)}"
+        text = f"{who}: {op} --> {loc}, so far {_times(here)}"
         if here:
             text += f", last by {_doer(memory, here[-1])}"
         if other:
@@ -141,21 +141,21 @@ def unconsumed(tensors: Mapping[str, list[Tensor]]) -> dict[tuple, str]:
     found: dict[tuple[str, str, str], list[str]] = {}
     for tensor in _each(tensors):
         signals = {
-            flat: sites
+            flat: locs
             for flat, changes in tensor.changes.items()
             if flat not in tensor.waits
-            and (sites := _events_at(tensor.memory, changes, ops=_SIGNALS))
+            and (locs := _events_at(tensor.memory, changes, ops=_SIGNALS))
         }  # fmt: skip
         if not signals:
             continue
         read, what = _read(tensor), tensor.memory.events.what
         for flat, events in signals.items():
             if not read.flat[flat]:
-                for op, site in {(what[e][0].split(" ")[0], what[e][1]) for e in events}:
-                    found.setdefault((tensor.name, op, site), []).append(_name(tensor, flat))
+                for op, loc in {(what[e][0].split(" ")[0], what[e][1]) for e in events}:
+                    found.setdefault((tensor.name, op, loc), []).append(_name(tensor, flat))
     return {
-        (name, site): f"{_some(words)} signalled, but nobody waits for or reads it: {op} --> {site}"
-        for (name, op, site), words in found.items()
+        (name, loc): f"{_some(words)} signalled, but nobody waits for or reads it: {op} --> {loc}"
+        for (name, op, loc), words in found.items()
     }
 
 
@@ -185,14 +185,14 @@ def _difference(tensor: Tensor, a: Any, b: Any) -> int:
 
 
 def _events_at(
-    memory: Memory, changes: list[Change], site: str = "", ops: tuple[str, ...] = ()
+    memory: Memory, changes: list[Change], loc: str = "", ops: tuple[str, ...] = ()
 ) -> list[int]:
     """Events of these changes by one line, or by one of some operations."""
     what = memory.events.what
     return [
         c.event
         for c in changes
-        if (not site or what[c.event][1] == site) and (not ops or what[c.event][0].startswith(ops))
+        if (not loc or what[c.event][1] == loc) and (not ops or what[c.event][0].startswith(ops))
     ]
 
 
@@ -202,8 +202,8 @@ def _last_by_site(memory: Memory, events: list[int]) -> list[str]:
     for event in events:
         by_site.setdefault(memory.events.what[event][1], []).append(event)
     return [
-        f"{memory.events.what[of[0]][0]} --> {site}, {_times(of)}, last by {_doer(memory, of[-1])}"
-        for site, of in by_site.items()
+        f"{memory.events.what[of[0]][0]} --> {loc}, {_times(of)}, last by {_doer(memory, of[-1])}"
+        for loc, of in by_site.items()
     ]
 
 

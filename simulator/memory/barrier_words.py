@@ -35,7 +35,7 @@ class Barrier:
 
     op: str
     participants: str
-    site: str
+    loc: str
 
     @property
     def counts_blocks(self) -> bool:
@@ -64,7 +64,7 @@ class _Users:
     """The last launch of one stream of a rank that used the words."""
 
     launch: Launch
-    site: str
+    loc: str
     left: dict[int, Access | None] = field(default_factory=dict)
     """By block: its access when it left the barrier, or None before."""
 
@@ -81,7 +81,7 @@ class BarrierWords:
         self.tensor, self.first, self.world_size = tensor, first, world_size
         self.count = 0
         """The number of words that the barriers so far count in."""
-        self.site = ""
+        self.loc = ""
         self._arrived: dict[int, list[View]] = defaultdict(list)
         """By rank: what is before the arrivals of its blocks since the last meeting."""
         self._ahead = np.zeros((world_size, world_size), np.int64)
@@ -123,12 +123,12 @@ class BarrierWords:
     @staticmethod
     def _access(frame: Frame, barrier: Barrier) -> Access:
         op = f"{barrier.op} (only barriers may change its words)"
-        return frame.block.access(frame.mask.classes, op, barrier.site)
+        return frame.block.access(frame.mask.thread_groups, op, barrier.loc)
 
     def _users_of(self, block: Block, barrier: Barrier) -> _Users:
         of_rank, stream = self._users[block.rank], block.launch.stream
         if stream not in of_rank or of_rank[stream].launch is not block.launch:
-            of_rank[stream] = _Users(block.launch, barrier.site)
+            of_rank[stream] = _Users(block.launch, barrier.loc)
         return of_rank[stream]
 
     def _require_alone(self, block: Block, access: Access, barrier: Barrier) -> None:
@@ -145,7 +145,7 @@ class BarrierWords:
                         f"of {whose} in which block {number} of {stream} may be counting in launch "
                         f"{users.launch.epoch}, since nothing orders the two; expected words of "
                         "its own for each kernel that may run beside another, or an order between "
-                        f"them\n --> {barrier.site}\n --> {users.site}",
+                        f"them\n --> {barrier.loc}\n --> {users.loc}",
                     )
 
     def _count_block(self, block: Block, access: Access, arrived: int, is_last: bool) -> None:
@@ -199,7 +199,7 @@ class BarrierWords:
                 "poison",
                 f"{access.op.split(' ')[0]} counts in {tensor.name}{text_of_region(at)}, which "
                 f"nobody has written, by {block.name()} in launch {block.epoch}; expected an input "
-                f"of zeros\n --> {access.site}",
+                f"of zeros\n --> {access.loc}",
             )
         return [int(v) for v in values]
 
@@ -219,7 +219,7 @@ class BarrierWords:
             "arrival",
             f"{access.op.split(' ')[0]} by {block.name()} in launch {block.epoch} finds {seen} in "
             f"{tensor.name}{text_of_region(at)}; expected {expected}, {meaning}: the words of a "
-            f"barrier are zeroed once, and only barriers change them\n --> {access.site}{last}",
+            f"barrier are zeroed once, and only barriers change them\n --> {access.loc}{last}",
             event=event,
         )
 
@@ -249,14 +249,14 @@ class WordsOfBarriers:
             of_tensor[first] = BarrierWords(tensor, first, self.world_size)
         words, count = of_tensor[first], words_of(barrier.participants, self.world_size)
         if count > words.count:
-            words.count, words.site = count, barrier.site
+            words.count, words.loc = count, barrier.loc
             start = f"{barrier.op} by {block.name()} in launch {block.epoch} counts in {count} word"
             start += f"{'s' if count > 1 else ''} of {tensor.name if tensor else 'the process'} "
             if first + count > size:
                 raise SimulationError(
                     "bounds",
                     f"{start}from {text_of_region(index)}, where {size - first} are left; expected "
-                    f"{count} of them\n --> {barrier.site}",
+                    f"{count} of them\n --> {barrier.loc}",
                 )
             for other in of_tensor.values():
                 low, high = sorted((words, other), key=lambda w: w.first)
@@ -266,6 +266,6 @@ class WordsOfBarriers:
                         f"{start}from {text_of_region(index)}, and another barrier in "
                         f"{other.count} from {text_of_region(other.index(block.rank, 0))}, which "
                         "overlap; expected words of its own, or the same first word"
-                        f"\n --> {barrier.site}\n --> {other.site}",
+                        f"\n --> {barrier.loc}\n --> {other.loc}",
                     )
         return words

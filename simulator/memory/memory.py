@@ -18,7 +18,7 @@ import numpy as np
 from ..report.errors import SimulationError
 from .clock import Clock, View
 from .order import GPU, SETS, SYS, Events, Layout, Sync
-from .shadow import Trail, text_of_region
+from .shadow import ShadowMemory, text_of_region
 from .threads import Accessed, ThreadOrder, ThreadRecord
 from .values import unwritten
 
@@ -36,7 +36,7 @@ class Access:
     scope: int
     """0 for an ordinary access, else the scope of an atomic one."""
     op: str
-    site: str
+    loc: str
     epoch: int = 0
     threads: ThreadOrder | None = None
     accessed: Callable[[], Accessed] | None = None
@@ -93,12 +93,12 @@ class Memory:
         rank, block, kind = (int(v) for v in self.layout.place(agent))
         if self.layout.is_stream(block):
             return f"{self.layout.names[block]} of rank {rank}"
-        classes, place = self.layout.classes, f"rank {rank}, {self.layout.names[block]}"
-        if kind < classes:
+        thread_groups, place = self.layout.thread_groups, f"rank {rank}, {self.layout.names[block]}"
+        if kind < thread_groups:
             return f"{place}, {self.thread_names[kind]}"
-        if kind < classes + SETS:
-            return f"{place}, {'all' if kind < classes + 2 else 'several'} threads"
-        is_bulk = kind < 2 * classes + SETS
+        if kind < thread_groups + SETS:
+            return f"{place}, {'all' if kind < thread_groups + 2 else 'several'} threads"
+        is_bulk = kind < 2 * thread_groups + SETS
         return f"{place}, {'bulk copies' if is_bulk else 'asynchronous loads'}"
 
     thread_names: tuple[str, ...] = ("thread 0", "other threads")
@@ -107,9 +107,9 @@ class Memory:
         return self.events.what[event][4]
 
     def describe(self, event: int) -> str:
-        op, site, tensor, key, epoch, _ = self.events.what[event]
+        op, loc, tensor, key, epoch, _ = self.events.what[event]
         region = f" of {tensor.name}{text_of_region(key)}" if tensor else ""
-        where = f" --> {site}" if site else ""
+        where = f" --> {loc}" if loc else ""
         place = self.place(int(self.events.agent[event]))
         return f"{op}{region} by {place} in launch {epoch}{where}"
 
@@ -134,7 +134,7 @@ class Memory:
         return np.minimum(self.events.scope[event], access.scope) >= needed
 
     def note(self, tensor: Tensor, key: Any, access: Access, writes: bool = False) -> int:
-        what = (access.op, access.site, tensor, key, access.epoch, writes)
+        what = (access.op, access.loc, tensor, key, access.epoch, writes)
         return self.events.add(access.agent, access.time, access.scope, what)
 
     def conflict(
@@ -148,7 +148,7 @@ class Memory:
         this = f"{access.op} of {tensor.name}{text_of_region(key)}"
         return SimulationError(
             kind,
-            f"{this} by {self.place(access.agent)} in launch {access.epoch} --> {access.site}\n"
+            f"{this} by {self.place(access.agent)} in launch {access.epoch} --> {access.loc}\n"
             f"{why}\n{self.describe(event)}\nfirst at {tensor.name}{list(at)}"
             f"{more or self._scopes(event, access)}\n"
             + self.last_events({access.agent, int(self.events.agent[event])}),
@@ -177,7 +177,7 @@ class Tensor:
         self.may_be_poison = True
         self.written = written
         """Whether the program writes it; else nothing about it must be ordered."""
-        self.writes, self.reads = Trail(memory, shape), Trail(memory, shape)
+        self.writes, self.reads = ShadowMemory(memory, shape), ShadowMemory(memory, shape)
         self.by_threads = ThreadRecord(int(np.prod(shape)), dtype.itemsize)
         self.words: dict[int, list[Entry]] = {}
         """Modification order of the words that atomic accesses change."""
@@ -469,7 +469,7 @@ class Tensor:
         return SimulationError(
             "poison",
             f"{access.op} of {self.name}{text_of_region(key)}, which nobody has written, by "
-            f"{self.memory.place(access.agent)} in launch {access.epoch} --> {access.site}",
+            f"{self.memory.place(access.agent)} in launch {access.epoch} --> {access.loc}",
         )
 
     def _changed(self, key: Any) -> None:

@@ -42,14 +42,14 @@ class Layout:
     """
 
     def __init__(
-        self, world_size: int, streams: Sequence[tuple[str | None, int]], classes: int,
+        self, world_size: int, streams: Sequence[tuple[str | None, int]], thread_groups: int,
         mbarriers: int = 0,
     ) -> None:  # fmt: skip
-        self.classes = classes
-        self.copies = classes + 1 + mbarriers
+        self.thread_groups = thread_groups
+        self.copies = thread_groups + 1 + mbarriers
         """Agents of a block that copy asynchronously: the bulk stores of each class, T.async_copy,
         and the loads of each mbarrier."""
-        self.stride = classes + SETS + self.copies
+        self.stride = thread_groups + SETS + self.copies
         self.first: dict[str | None, int] = {}
         self.names: list[str] = []
         for stream, blocks in streams:
@@ -123,7 +123,7 @@ class BlockOrder:
     ) -> BlockOrder:
         """The block's clocks at its start: all that is before the launch is before it. It has one
         thread of each class unless ``threads`` is given."""
-        base, n = layout.base(rank, block), layout.classes
+        base, n = layout.base(rank, block), layout.thread_groups
         return BlockOrder(
             layout, rank, block, [launch] * n, [launch.time(base + i) + 1 for i in range(n)],
             [launch.time(base + n + i) + 1 for i in range(SETS)],
@@ -133,7 +133,7 @@ class BlockOrder:
         )  # fmt: skip
 
     def __post_init__(self) -> None:
-        every = self.threads.classes
+        every = self.threads.thread_groups
         self._sets = {(every, False): 0, (every, True): 1}
         """Each set of classes that acted together, and whether it copied, by number."""
         self._is_mixed = False
@@ -142,86 +142,86 @@ class BlockOrder:
     @property
     def _copying(self) -> int:
         """The first agent that copies asynchronously."""
-        return self.base + self.layout.classes + SETS
+        return self.base + self.layout.thread_groups + SETS
 
-    def _set(self, classes: tuple[int, ...], copies: bool) -> int:
+    def _set(self, thread_groups: tuple[int, ...], copies: bool) -> int:
         """The number of a set of classes."""
-        number = self._sets.get((classes, copies))
+        number = self._sets.get((thread_groups, copies))
         if number is None:
             if len(self._sets) == SETS:
                 self._is_mixed = True
                 return int(copies)
-            number = self._sets[classes, copies] = len(self._sets)
+            number = self._sets[thread_groups, copies] = len(self._sets)
         return number
 
-    def bulk(self, classes: tuple[int, ...]) -> int:
+    def bulk(self, thread_groups: tuple[int, ...]) -> int:
         """Agent of the bulk stores that these classes issue. One thread issues them; where several
         could, a program must not count on the first."""
-        return self._copying + classes[-1]
+        return self._copying + thread_groups[-1]
 
     def loads(self, mbarrier: int) -> int:
         """Agent of the loads that complete on an mbarrier, counted from 1; 0 is T.async_copy."""
-        return self._copying + self.layout.classes + mbarrier
+        return self._copying + self.layout.thread_groups + mbarrier
 
-    def actor(self, classes: tuple[int, ...], copies: bool = False) -> tuple[int, int, View]:
+    def actor(self, thread_groups: tuple[int, ...], copies: bool = False) -> tuple[int, int, View]:
         """Agent, its time, and what is before an access by these classes."""
-        parts = [(self.clock[i], self.base + i) for i in classes]
-        if len(classes) == 1:
-            (i,) = classes
+        parts = [(self.clock[i], self.base + i) for i in thread_groups]
+        if len(thread_groups) == 1:
+            (i,) = thread_groups
             return self.base + i, self.time[i], View(parts, (self.base + i,))
-        number = self._set(classes, copies)
-        agent = self.base + self.layout.classes + number
+        number = self._set(thread_groups, copies)
+        agent = self.base + self.layout.thread_groups + number
         return agent, self.set_time[number], View(parts, (agent,))
 
-    def bulk_actor(self, classes: tuple[int, ...]) -> tuple[int, int, View]:
+    def bulk_actor(self, thread_groups: tuple[int, ...]) -> tuple[int, int, View]:
         """The same for a bulk store these classes issue: it is after what they did, and after those
         stores of its thread that the thread knows to be complete."""
-        agent, bulk = self.actor(classes)[0], self.bulk(classes)
-        complete = self.clock[classes[-1]].time(bulk)
+        agent, bulk = self.actor(thread_groups)[0], self.bulk(thread_groups)
+        complete = self.clock[thread_groups[-1]].time(bulk)
         parts = [
             (clock if clock.time(bulk) >= complete else clock.with_times({bulk: complete}), own)
-            for clock, own in self.actor(classes)[2].parts
+            for clock, own in self.actor(thread_groups)[2].parts
         ]
         return bulk, self._next_time(bulk), View(parts, (agent,))
 
-    def load_actor(self, classes: tuple[int, ...], mbarrier: int) -> tuple[int, int, View]:
+    def load_actor(self, thread_groups: tuple[int, ...], mbarrier: int) -> tuple[int, int, View]:
         """Agent, its time, and what is before a load to shared memory that these classes issue."""
-        agent, _, view = self.actor(classes)
+        agent, _, view = self.actor(thread_groups)
         loads = self.loads(mbarrier)
         return loads, self._next_time(loads), View(view.parts, (agent,))
 
-    def times(self, classes: tuple[int, ...]) -> dict[int, int]:
+    def times(self, thread_groups: tuple[int, ...]) -> dict[int, int]:
         """Time of the next access of each of these classes, by agent."""
-        return {self.base + i: self.time[i] for i in classes}
+        return {self.base + i: self.time[i] for i in thread_groups}
 
-    def complete_bulk(self, classes: tuple[int, ...], time: int) -> None:
+    def complete_bulk(self, thread_groups: tuple[int, ...], time: int) -> None:
         """What the bulk stores of these classes wrote up to ``time`` is visible to them."""
-        self._complete(classes, self.bulk(classes), time)
+        self._complete(thread_groups, self.bulk(thread_groups), time)
 
-    def complete_loads(self, classes: tuple[int, ...], mbarrier: int, time: int) -> None:
+    def complete_loads(self, thread_groups: tuple[int, ...], mbarrier: int, time: int) -> None:
         """These classes know that the loads up to ``time`` have read global memory."""
-        self._complete(classes, self.loads(mbarrier), time)
+        self._complete(thread_groups, self.loads(mbarrier), time)
 
     def _next_time(self, copying: int) -> int:
         self.copy_time[copying - self._copying] += 1
         return self.copy_time[copying - self._copying]
 
-    def _complete(self, classes: tuple[int, ...], copying: int, time: int) -> None:
+    def _complete(self, thread_groups: tuple[int, ...], copying: int, time: int) -> None:
         def advanced(clock: Clock) -> Clock:
             return clock if clock.time(copying) >= time else clock.with_times({copying: time})
 
         if time:
-            self._advance(classes, advanced)
+            self._advance(thread_groups, advanced)
 
-    def meet(self, classes: tuple[int, ...]) -> None:
+    def meet(self, thread_groups: tuple[int, ...]) -> None:
         """All these classes have seen what any of them has: the block barrier."""
-        joined = self._joined(classes)
-        for i in classes:
+        joined = self._joined(thread_groups)
+        for i in thread_groups:
             self.clock[i] = joined
             self.time[i] += 1
-        for number in self._sets_of(classes):
+        for number in self._sets_of(thread_groups):
             self.set_time[number] += 1
-        self.threads.meet(self.threads.members(classes))
+        self.threads.meet(self.threads.members(thread_groups))
 
     def release(self, i: int, level: int) -> Sync:
         """What class ``i`` publishes with a release of this scope."""
@@ -245,7 +245,7 @@ class BlockOrder:
         self.fences[i] = merge(self.fences[i], published)
         return published
 
-    def acquire(self, classes: tuple[int, ...], sync: Sync, level: int) -> None:
+    def acquire(self, thread_groups: tuple[int, ...], sync: Sync, level: int) -> None:
         """These classes see what was published, as far as both scopes include the other side."""
         for (rank, block, scope), clock in sync.items():
             if block is not None:
@@ -255,12 +255,12 @@ class BlockOrder:
             else:
                 heard = min(scope, level) >= SYS
             if heard:
-                self.see(classes, clock)
+                self.see(thread_groups, clock)
 
-    def see(self, classes: tuple[int, ...], clock: Clock) -> None:
+    def see(self, thread_groups: tuple[int, ...], clock: Clock) -> None:
         """All that is before this clock is before these classes' next accesses."""
-        self._advance(classes, lambda own: own.joined(clock))
-        self.threads.learn(classes)
+        self._advance(thread_groups, lambda own: own.joined(clock))
+        self.threads.learn(thread_groups)
 
     def note_seen(self, i: int, sync: Sync) -> None:
         """Class ``i`` read a value relaxed: a fence may make it an acquire."""
@@ -269,7 +269,7 @@ class BlockOrder:
 
     def tell(self) -> Clock:
         """What led to a change of a word: all the block did, and all it heard of, until now."""
-        told = self._joined(range(self.layout.classes)).joined(self.heard)
+        told = self._joined(range(self.layout.thread_groups)).joined(self.heard)
         self.set_time = [time + 1 for time in self.set_time]  # what follows did not lead to it
         self.time = [time + 1 for time in self.time]
         return told
@@ -282,32 +282,32 @@ class BlockOrder:
     def end(self) -> Clock:
         """All the block did."""
         times = {self._copying + i: time for i, time in enumerate(self.copy_time)}
-        return self._joined(range(self.layout.classes)).with_times(times)
+        return self._joined(range(self.layout.thread_groups)).with_times(times)
 
-    def _joined(self, classes: Iterable[int]) -> Clock:
+    def _joined(self, thread_groups: Iterable[int]) -> Clock:
         """All these classes have seen and done, together, too."""
-        first = self.base + self.layout.classes
-        times = {first + number: self.set_time[number] for number in self._sets_of(classes)}
-        joined = self.clock[next(iter(classes))]
-        for i in classes:
+        first = self.base + self.layout.thread_groups
+        times = {first + number: self.set_time[number] for number in self._sets_of(thread_groups)}
+        joined = self.clock[next(iter(thread_groups))]
+        for i in thread_groups:
             joined = joined.joined(self.clock[i])
             times[self.base + i] = self.time[i]
         return joined.with_times(times)
 
-    def _sets_of(self, classes: Iterable[int]) -> list[int]:
+    def _sets_of(self, thread_groups: Iterable[int]) -> list[int]:
         """Sets that acted, of no other classes than these."""
-        among = set(classes)
+        among = set(thread_groups)
         return [
             number
             for (members, _), number in self._sets.items()
             if among.issuperset(members) or (self._is_mixed and number < 2)
         ]
 
-    def _advance(self, classes: tuple[int, ...], f: Callable[[Clock], Clock]) -> None:
+    def _advance(self, thread_groups: tuple[int, ...], f: Callable[[Clock], Clock]) -> None:
         """Change the clocks of these classes; those who share one go on sharing."""
         done: dict[int, Clock] = {}
-        before = [self.clock[i] for i in classes]
-        for i, clock in zip(classes, before, strict=True):
+        before = [self.clock[i] for i in thread_groups]
+        for i, clock in zip(thread_groups, before, strict=True):
             if id(clock) not in done:
                 done[id(clock)] = f(clock)
             self.clock[i] = done[id(clock)]

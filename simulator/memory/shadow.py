@@ -15,7 +15,7 @@ _FEW = 32
 """Elements up to which a part of a tensor is remembered element by element."""
 
 
-class Rest(NamedTuple):
+class RangeRecord(NamedTuple):
     """Elements of which an event is not the last one, but not before it either."""
 
     event: int
@@ -33,7 +33,7 @@ class Rest(NamedTuple):
         return _inside(self.elements, region)
 
 
-class Trail:
+class ShadowMemory:
     """Events by element of one tensor: all those that a later access must still be ordered after.
 
     Most elements have one; others (several readers, several atomic additions) go to a list.
@@ -43,7 +43,7 @@ class Trail:
         self.memory, self.shape = memory, shape
         self._others = np.zeros((2, 0), np.int64)
         """Flat element, event."""
-        self._rests: list[Rest] = []
+        self._rests: list[RangeRecord] = []
         """The same where one event has many elements."""
 
     @cached_property
@@ -93,7 +93,7 @@ class Trail:
         if np.any(apart):
             elements = np.asarray(self.flat[key])
             if apart.ndim == 0 and elements.size > _FEW:
-                self._rests.append(Rest(int(previous), self._region(key)))
+                self._rests.append(RangeRecord(int(previous), self._region(key)))
             else:
                 apart = np.broadcast_to(apart, elements.shape)
                 events = np.broadcast_to(previous, elements.shape)[apart]
@@ -126,14 +126,14 @@ class Trail:
         basic = not any(isinstance(part, np.ndarray) for part in key)
         return elements if basic else np.unique(elements)
 
-    def _meeting(self, key: Any) -> list[Rest]:
+    def _meeting(self, key: Any) -> list[RangeRecord]:
         """The rests that may have elements in the region."""
         if not self._rests:
             return []
         region = self._region(key)
         return [rest for rest in self._rests if rest.meets(region)] if region.size else []
 
-    def _forget(self, key: Any, rests: list[Rest]) -> None:
+    def _forget(self, key: Any, rests: list[RangeRecord]) -> None:
         """Take the region out of these rests."""
         if not rests:
             return
@@ -141,7 +141,7 @@ class Trail:
         for rest in rests:
             elements = rest.elements[~rest.common(region)]
             if elements.size:
-                left.append(Rest(rest.event, elements))
+                left.append(RangeRecord(rest.event, elements))
         gone = {id(rest) for rest in rests}
         self._rests = [rest for rest in self._rests if id(rest) not in gone] + left
 

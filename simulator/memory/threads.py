@@ -166,9 +166,9 @@ class ThreadOrder:
         classes: the threads of each class.
     """
 
-    def __init__(self, classes: Sequence[np.ndarray]) -> None:
-        self._classes, self._count = classes, sum(map(len, classes))
-        self.classes = tuple(i for i, threads in enumerate(classes) if len(threads))
+    def __init__(self, thread_groups: Sequence[np.ndarray]) -> None:
+        self._classes, self._count = thread_groups, sum(map(len, thread_groups))
+        self.thread_groups = tuple(i for i, threads in enumerate(thread_groups) if len(threads))
         self.accesses: dict[int, Noted] = {}
         """Those that are in the records of their tensors, by event."""
         self.later: dict[int, list[Later]] = {}
@@ -209,10 +209,10 @@ class ThreadOrder:
             known[threads] = joined
             self.time += 1
 
-    def publish(self, classes: tuple[int, ...]) -> None:
+    def publish(self, thread_groups: tuple[int, ...]) -> None:
         """These classes release."""
         if self.later:
-            threads = self.members(classes)
+            threads = self.members(thread_groups)
             published = self._matrix()[threads].max(axis=0)
             if self._published is not None:
                 published = np.maximum(published, self._published)
@@ -220,15 +220,15 @@ class ThreadOrder:
             self._published = published
             self.time += 1
 
-    def learn(self, classes: tuple[int, ...]) -> None:
+    def learn(self, thread_groups: tuple[int, ...]) -> None:
         """These classes acquire. What any thread of the block has released counts as acquired."""
         if self._published is not None:
-            threads, known = self.members(classes), self._matrix()
+            threads, known = self.members(thread_groups), self._matrix()
             known[threads] = np.maximum(known[threads], self._published)
 
-    def members(self, classes: Sequence[int]) -> np.ndarray:
+    def members(self, thread_groups: Sequence[int]) -> np.ndarray:
         """The threads of these classes."""
-        return np.concatenate([self._classes[i] for i in classes])
+        return np.concatenate([self._classes[i] for i in thread_groups])
 
     def _matrix(self) -> np.ndarray:
         if self._known is None:

@@ -20,19 +20,19 @@ class HostOperation:
     """The steps that one line of a plan says."""
 
     kind: type[Step]
-    site: str
+    loc: str
     name: str
 
     @property
     def file(self) -> str:
-        return self.site.rpartition(":")[0]
+        return self.loc.rpartition(":")[0]
 
     @property
     def line(self) -> int:
-        return int(self.site.rpartition(":")[2])
+        return int(self.loc.rpartition(":")[2])
 
     def has(self, step: Step) -> bool:
-        return type(step) is self.kind and step.site == self.site and _name(step) == self.name
+        return type(step) is self.kind and step.loc == self.loc and _name(step) == self.name
 
 
 def host_operations(steps: Iterable[Step]) -> list[HostOperation]:
@@ -40,7 +40,7 @@ def host_operations(steps: Iterable[Step]) -> list[HostOperation]:
     kinds = (WriteValue, CopyValue, WaitValue, WaitStream)
     return list(
         dict.fromkeys(
-            HostOperation(type(s), s.site, _name(s)) for s in steps if isinstance(s, kinds)
+            HostOperation(type(s), s.loc, _name(s)) for s in steps if isinstance(s, kinds)
         )
     )
 

@@ -19,7 +19,7 @@ from tvm import tirx
 from ...builtins.errors import TileWeaveError
 from ...builtins.spec import register_op
 from ...builtins.symmetric import is_symmetric
-from ...passes.ir.implicit import hidden_of
+from ...passes.ir.implicit import implicit_of
 from ...passes.ir.walk import flatten, rewrite_children, written_tensors
 from ...runtime.plans import steps as plan_steps
 from ...runtime.plans.steps import Step as HostStep
@@ -128,7 +128,7 @@ def mutate(
     todo = [*_of_host(plan, steps, world_size), *(c for k in kernels for c in k.changes(plan))]
     places = [place for kernel in kernels for place in places_in(kernel.lowered.body)]
     places += [(op.file, op.line) for op, *_ in todo]
-    explanations = Explanations([*places, (plan.site.rpartition(":")[0], 0)], equivalent)
+    explanations = Explanations([*places, (plan.loc.rpartition(":")[0], 0)], equivalent)
     mutants = []
     for op, flag, change, proof, known, mutated in tqdm(
         todo, "mutants", disable=None if progress else True, leave=False
@@ -196,14 +196,14 @@ class _Kernel:
     def changes(self, plan: TracedPlan) -> Iterator[Change]:
         """The mutants of ``plan`` in which this kernel is another."""
         symmetric = {b.name for b in self.func.buffer_map.values() if is_symmetric(b)}
-        hidden = {h.name for h in hidden_of(self.lowered)}
-        symmetric |= {h.name for h in hidden_of(self.lowered) if h.symmetric}
+        implicit = {h.name for h in implicit_of(self.lowered)}
+        symmetric |= {h.name for h in implicit_of(self.lowered) if h.symmetric}
         written = written_tensors(self.lowered.body)
         accesses = Accesses(self.lowered, written)
         context = Context(self.lowered, self.world_size, frozenset(symmetric), accesses)
         for number, op in enumerate(self.operations):
             proof, flag = self.probes.proof(number, op), self._flag(number)
-            inserted = flag in hidden or Path(op.file).parent == _OWN_KERNELS
+            inserted = flag in implicit or Path(op.file).parent == _OWN_KERNELS
             known = flag_reasons(flag) if inserted else {}
             for change, edit in changes(op, context):
                 mutated = partial(self._mutated, plan, edit)
@@ -322,7 +322,7 @@ class _Probes:
     def register(self, c: BlockStatements) -> None:
         c.steps[PROBE] = self._step
 
-    def _step(self, c: BlockStatements, call: tirx.Call, site: str) -> Step:
+    def _step(self, c: BlockStatements, call: tirx.Call, loc: str) -> Step:
         number = int(call.args[0])
 
         def run(frame):

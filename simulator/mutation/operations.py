@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.spec import Builtin, Pointer, builtin_of
-from ...passes.ir.implicit import hidden_of
+from ...passes.ir.implicit import implicit_of
 from ...passes.ir.memory_order import acquires, releases
 from ...passes.ir.walk import calls_in, flatten, op_name, rewrite_children
 from ...passes.tile.order_releases import COMPLETE
@@ -176,7 +176,7 @@ class Accesses:
     """Which statements access data in global memory: all but flags of synchronisation."""
 
     def __init__(self, func: tirx.PrimFunc, written: set[tirx.Var]) -> None:
-        counts = {h.name for h in hidden_of(func) if not h.symmetric}  # nobody else looks at them
+        counts = {h.name for h in implicit_of(func) if not h.symmetric}  # nobody else looks at them
         self._tensors = {b.data for b in func.buffer_map.values() if b.name not in counts}
         self._written = written
 

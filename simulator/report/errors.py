@@ -43,6 +43,6 @@ class SimulationWarning(UserWarning):
     """Of a program without a fault: signals that nobody waits for or reads."""
 
 
-def unsupported(what: Any, site: str) -> SimulationError:
+def unsupported(what: Any, loc: str) -> SimulationError:
     """The error for an operation that the simulator does not know."""
-    return SimulationError("unsupported", f"{what} is not simulated\n --> {site}")
+    return SimulationError("unsupported", f"{what} is not simulated\n --> {loc}")

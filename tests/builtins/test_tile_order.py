@@ -36,17 +36,17 @@ def test_swizzle_2d_walks_bands_column_by_column():
 @given(st.integers(1, 8), st.integers(1, 20))
 def test_own_last_serves_every_owner_and_itself_last(ranks, tiles):
     for rank in range(ranks):
-        order = [W.own_last(i, tiles, rank, ranks) for i in range(ranks * tiles)]
+        order = [W.swizzle_ranks(i, tiles, rank, ranks) for i in range(ranks * tiles)]
         assert sorted(order) == [(r, t) for r in range(ranks) for t in range(tiles)]
         assert [owner for owner, _ in order[-tiles:]] == [rank] * tiles
-    starts = [W.own_last(0, tiles, rank, ranks)[0] for rank in range(ranks)]
+    starts = [W.swizzle_ranks(0, tiles, rank, ranks)[0] for rank in range(ranks)]
     assert sorted(starts) == list(range(ranks))
 
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 45))
 def test_own_last_in_chunks_keeps_one_chunk_behind(ranks, tiles, chunk):
     for rank in range(ranks):
-        order = [W.own_last(i, tiles, rank, ranks, chunk) for i in range(ranks * tiles)]
+        order = [W.swizzle_ranks(i, tiles, rank, ranks, chunk) for i in range(ranks * tiles)]
         assert sorted(order) == [(r, t) for r in range(ranks) for t in range(tiles)]
         when = {taken: i for i, taken in enumerate(order)}
         for owner in range(ranks):
@@ -60,7 +60,10 @@ def test_own_last_in_chunks_keeps_one_chunk_behind(ranks, tiles, chunk):
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        (lambda: W.own_last(0, 4, 0, 2, 0), "W.own_last: chunk=0; expected at least 1 tile"),
+        (
+            lambda: W.swizzle_ranks(0, 4, 0, 2, 0),
+            "W.swizzle_ranks: chunk=0; expected at least 1 tile",
+        ),
         (lambda: W.swizzle_2d(0, 4, 2, -1), "W.swizzle_2d: group=-1; expected at least 1 tile"),
     ],
 )

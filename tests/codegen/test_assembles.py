@@ -42,7 +42,7 @@ BY_SIZE = ("uint8", "bfloat16", "float32", "float64")
 """One type of each size, for what does not depend on the type."""
 VECTOR_CXX = {32: "uint1", 64: "uint2", 128: "uint4"}
 """Types TileLang prints for vectors, one a size."""
-HIDDEN_CXX = {"context": "int64_t", "site": "int32_t", "thread": "int32_t", "threads": "int32_t"}
+HIDDEN_CXX = {"context": "int64_t", "loc": "int32_t", "thread": "int32_t", "threads": "int32_t"}
 PRELUDE = """#include <tileweave/tileweave.cuh>
 struct half_t { uint16_t bits; };
 struct bfloat16_t { uint16_t bits; };
@@ -111,9 +111,9 @@ class Row:
                 assert isinstance(kind, Scalar), f"{self.spec.name}: operand kind {kind}"
                 parameters.append(f"{CXX[kind.dtype]} {operand}")
             arguments.append(operand)
-        for hidden in self.spec.hidden:
-            parameters.append(f"{HIDDEN_CXX[hidden]} {hidden}")
-            arguments.append(hidden)
+        for implicit in self.spec.implicit:
+            parameters.append(f"{HIDDEN_CXX[implicit]} {implicit}")
+            arguments.append(implicit)
         template = [f"tw::Type::{self.data.ptx}"] if self.spec.types else []
         for parameter, word in self.words.items():
             enumerator = word + "_" * (word in CXX_RESERVED)

@@ -16,7 +16,7 @@ import torch
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.autotune.store import Measured, known_to, measured_as
+from tileweave.ops.autotune.store import Measured, measured_as, table_for
 from tileweave.ops.autotune.tuner import choice_of
 from tileweave.ops.core import nccl
 from tileweave.ops.core.cache import prepared
@@ -144,7 +144,7 @@ def problem_of(product: Product) -> Problem:
 def share_out_programs() -> None:
     """Every program of each operator, in any number of pieces, serves some of the problems, not the
     table's choices alone."""
-    known = known_to(group_of(""))
+    known = table_for(group_of(""))
     for number, product in enumerate(every_product()):
         problem = problem_of(product)
         kind = OPERATOR_OF[problem.op]

@@ -53,7 +53,7 @@ def exchange(ranks: int, by: str):
 
     @tw.plan
     def plan(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         A: T.Tensor((ROWS, COLUMNS), "int32"),
         inbox: W.Symmetric((2, ranks, ROWS, COLUMNS), "int32"),
         flags: W.Symmetric((2, ranks), "uint32"),
@@ -118,7 +118,7 @@ def overlapped(ranks: int, kernels: int):
 
     @tw.plan
     def plan(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         A: T.Tensor((ROWS, COLUMNS), "int32"),
         sums: T.Tensor((ROWS, COLUMNS), "int32"),
         done: T.Tensor((PARTS,), "uint32"),

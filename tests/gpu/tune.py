@@ -20,7 +20,7 @@ import tileweave as tw
 from tileweave import ops
 from tileweave.ops.autotune import store as measured
 from tileweave.ops.autotune import tuner
-from tileweave.ops.autotune.store import known_to
+from tileweave.ops.autotune.store import table_for
 from tileweave.ops.autotune.trial import TOLERANCE, Trial, problem_of
 from tileweave.ops.core.cache import prepared
 from tileweave.ops.core.groups import group_of
@@ -113,7 +113,7 @@ def check_tuned(name: str, shape: tuple[int, int, int]) -> str:
 def check_kept(name: str, found: ops.Tuned) -> str:
     """A process that comes later does not tune, though it may."""
     group = group_of("")
-    del known_to(group)[found.problem]
+    del table_for(group)[found.problem]
     forget()
     os.environ["TILEWEAVE_TUNE"] = "1"
     tune_problem, tuner.tune_problem = tuner.tune_problem, _never
@@ -124,8 +124,8 @@ def check_kept(name: str, found: ops.Tuned) -> str:
     finally:
         tuner.tune_problem = tune_problem
         del os.environ["TILEWEAVE_TUNE"]
-    if known_to(group)[found.problem] != found.measured:
-        return f"{known_to(group)[found.problem]} is on disk; expected {found.measured}"
+    if table_for(group)[found.problem] != found.measured:
+        return f"{table_for(group)[found.problem]} is on disk; expected {found.measured}"
     error = trial.error_of(a, b, trial.c)
     return "" if error <= TOLERANCE else f"as kept on disk: relative error {error:.1e}"
 
@@ -145,7 +145,7 @@ def check_first_call(name: str) -> str:
         getattr(ops, name)(a, b, out=trial.c)
     finally:
         del os.environ["TILEWEAVE_TUNE"]
-    if known_to(group).get(problem) is None:
+    if table_for(group).get(problem) is None:
         return "the first call did not tune"
     if (error := trial.error_of(a, b, trial.c)) > TOLERANCE:
         return f"the call that tuned: relative error {error:.1e}"

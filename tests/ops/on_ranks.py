@@ -24,10 +24,10 @@ from tileweave.bench import command as bench
 from tileweave.bench.contenders import (
     ASYNC_TP,
     MAKERS,
-    Arena,
-    Contender,
+    Buffers,
+    Checker,
+    Implementation,
     Inputs,
-    Judge,
     contenders_of,
 )
 from tileweave.bench.exchanges import MAKERS as EXCHANGE_MAKERS
@@ -329,7 +329,7 @@ def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
     return right, said.getvalue()
 
 
-def _off_by_one(contender: Contender) -> Contender:
+def _off_by_one(contender: Implementation) -> Implementation:
     def found(returned: Any) -> torch.Tensor:
         result = contender.found(returned).clone()
         result[-1] += dist.get_rank() == dist.get_world_size() - 1
@@ -347,12 +347,12 @@ def _zeros_if(wrong: tuple[str, ...], operator: Callable[..., Any]) -> Callable[
     return call
 
 
-def an_arena(op: str) -> tuple[Arena, Inputs]:
+def an_arena(op: str) -> tuple[Buffers, Inputs]:
     """A problem of the default group, and inputs."""
     group = group_of("")
     trial = Trial(problem_of(op, 66, 48, 36, group.world_size, torch.float32), group)
     inputs = Inputs.random(trial)
-    return Arena(trial.problem, group, None, trial.c), inputs
+    return Buffers(trial.problem, group, None, trial.c), inputs
 
 
 def who_takes_part(broken: int) -> tuple[list[str], dict[str, str]]:
@@ -365,7 +365,7 @@ def who_takes_part(broken: int) -> tuple[list[str], dict[str, str]]:
             raise RuntimeError("no\nmemory")
         return given.result
 
-    MAKERS[ASYNC_TP] = lambda arena: Contender(fail)
+    MAKERS[ASYNC_TP] = lambda arena: Implementation(fail)
     try:
         found, why = contenders_of(arena, inputs, 2)
     finally:
@@ -387,7 +387,7 @@ def _error_of_async_tp(op: str) -> float:
     arena, inputs = an_arena(op)
     arena.group = replace(arena.group, device=torch.device("cuda"))
     contender = MAKERS[ASYNC_TP](arena)
-    judge = Judge({"async_tp": contender})
+    judge = Checker({"async_tp": contender})
     judge("async_tp", inputs, contender.call(inputs))
     return judge.errors["async_tp"]
 

@@ -17,7 +17,7 @@ from tests.ops import on_ranks
 from tests.runtime.test_plan import Ranks
 from tileweave.bench import command as bench
 from tileweave.bench import contenders, exchanges, results, subjects
-from tileweave.bench.contenders import Contender, Judge
+from tileweave.bench.contenders import Checker, Implementation
 from tileweave.bench.programs import all_gather_plan, all_to_all_plan, matmul_program
 from tileweave.bench.results import Result, Shape, Size
 from tileweave.cli.main import main
@@ -26,7 +26,7 @@ from tileweave.ops.collectives import transport
 from tileweave.ops.collectives.all_gather import AllGather
 from tileweave.ops.collectives.collective import checked
 from tileweave.ops.core import cache as prepared
-from tileweave.ops.core.cache import Prepared
+from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.tiles import LARGE, Tiles
 from tileweave.runtime.executor import compile_ahead
@@ -85,7 +85,7 @@ def test_async_tp_is_called_as_torch_wants_it(three):
 
 
 def test_the_worst_run_counts():
-    judge = Judge({"a": Contender(lambda x: x, right=lambda given: given)})
+    judge = Checker({"a": Implementation(lambda x: x, right=lambda given: given)})
     right = torch.tensor([3.0, 4.0])
     for found in (right, torch.tensor([3.0, 3.0]), right):
         judge("a", right, found)
@@ -411,7 +411,7 @@ def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
         room = world.here.session.heap.allocate((rows.numel() + 24,), torch.bfloat16)
         room.local.fill_(7)
         result = torch.empty(problem.shape, dtype=torch.bfloat16)
-        arena = contenders.Arena(problem, group, room, result)
+        arena = contenders.Buffers(problem, group, room, result)
         contender = contenders.MAKERS["exchange/copies"](arena)
         given = types.SimpleNamespace(a=a[group.rank], rows=rows)
         contender.prepare(given)
@@ -437,7 +437,7 @@ def test_copies_alone_exchange(op, every_rank, monkeypatch):
         monkeypatch.setattr(contenders, "barrier", lambda: world.here.session.group.meet("b"))
         room = world.here.session.heap.allocate((problem.result[0] + 24,), torch.bfloat16)
         room.local.fill_(7)
-        arena = exchanges.Arena(problem, group, room)
+        arena = exchanges.Buffers(problem, group, room)
         contender = exchanges.MAKERS["exchange/copies"](arena)
         given = exchanges.Inputs(x[group.rank], rights[group.rank])
         contender.prepare(given)
@@ -452,7 +452,7 @@ def test_copies_alone_exchange(op, every_rank, monkeypatch):
 def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     freed = []
 
-    class Made:
+    class CompiledOp:
         def __init__(self, problem, transport):
             self.transport = transport
 
@@ -471,10 +471,10 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     problem = exchanges.problem_of("all_reduce", size, torch.bfloat16)
     group = group_of("")
     kept = types.SimpleNamespace(made=lambda problem, name, make: make(problem, name))
-    monkeypatch.setitem(exchanges.EXCHANGES, "all_reduce", Made)
+    monkeypatch.setitem(exchanges.EXCHANGES, "all_reduce", CompiledOp)
     monkeypatch.setattr(exchanges, "prepared", lambda _: kept)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
-    arena = exchanges.Arena(problem, group, None)
+    arena = exchanges.Buffers(problem, group, None)
     inputs = next(exchanges.Inputs.random(problem, group))
     makers = {n: m for n, m in exchanges.MAKERS.items() if n != "ours"}
     found, missing = contenders.contenders_of(arena, inputs, 1, makers)
@@ -484,7 +484,7 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
         "transport/ldst": "RuntimeError: no memory",
         "exchange/copies": "copy engines do not add",
     }
-    judge = Judge(found)
+    judge = Checker(found)
     for name, contender in found.items():
         contender.prepare(inputs)
         judge(name, inputs, contender.call(inputs))
@@ -498,7 +498,7 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     beside that of another size."""
     sizes = [Size(4 << 10, 1), Size(16 << 10, 1)]
     heap = FreeList(0, max(exchanges.symmetric_bytes("all_gather", size) for size in sizes))
-    kept = Prepared()
+    kept = OpCache()
 
     def take(self, problem, transport):
         self.nbytes = problem.nbytes * (1 if transport == "copy_engine" else 2)

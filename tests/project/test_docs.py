@@ -106,8 +106,8 @@ def test_simulator_page(name, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out.replace(f"{tmp_path}/", "").splitlines()
     assert status == (not out[0].endswith("no fault"))
     assert re.sub(r"\d+", "#", out[0]) == re.sub(r"\d+", "#", lines[0])
-    for site in re.findall(r"ring\.py:\d+", text):
-        assert any(site in line for line in out), (site, out)
+    for loc in re.findall(r"ring\.py:\d+", text):
+        assert any(loc in line for line in out), (loc, out)
 
 
 def test_sidecar_file_of_the_simulator_page_explains_the_survivors(tmp_path, monkeypatch, capsys):
@@ -145,7 +145,7 @@ def test_plan_of_the_page_about_plans(tmp_path, capsys):
     assert main([*shlex.split(command), "--schedules", "10"]) == 0
     assert capsys.readouterr().out == "sums_of_all: 10 schedules of 4 ranks, no fault\n"
     assert "tw::wait_reached<" in tw.emit(_load(file).add_up)
-    steps = {name for name in vars(tw.Steps) if not name.startswith("_")} - {"peers"}
+    steps = {name for name in vars(tw.PlanBuilder) if not name.startswith("_")} - {"peers"}
     assert steps == set(re.findall(r"^\| `p\.(\w+)\(", page, re.MULTILINE))
 
 

@@ -113,3 +113,13 @@ def test_dir_lists_lazy_names_without_importing_them():
         [sys.executable, "-c", DIR_OF_A_FRESH_IMPORT], capture_output=True, text=True, check=False
     )
     assert run.stdout == "\nFalse\n", run.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "former", "name"),
+    [("tileweave", "Steps", "PlanBuilder"), ("tileweave.language", "own_last", "swizzle_ranks")],
+)
+def test_former_names_warn(module, former, name):
+    module = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=name):
+        assert getattr(module, former) is getattr(module, name)

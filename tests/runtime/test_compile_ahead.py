@@ -125,7 +125,7 @@ def test_what_cannot_be_ordered_is_left_to_those_who_need_it(compilers, monkeypa
 
 def test_a_plan_whose_call_decides_is_refused():
     @tw.plan
-    def some(p: tw.Steps, S: W.Symmetric((64,), "float32"), n: T.int32):
+    def some(p: tw.PlanBuilder, S: W.Symmetric((64,), "float32"), n: T.int32):
         p.copy(S[p.rank], S[p.rank])
 
     with pytest.raises(tw.TileWeaveError, match="what it launches may depend on n; expected a"):

@@ -28,8 +28,8 @@ PROGRAM = CASES["dynamic_shift"].make(RANKS)
 class Compiled(Kernel):
     """Remembers its calls; nothing runs."""
 
-    def __init__(self, program, hidden=()):
-        super().__init__(None, program, dict(hidden))
+    def __init__(self, program, implicit=()):
+        super().__init__(None, program, dict(implicit))
         self.calls, self.freed = 0, False
 
     def __call__(self, *args, **kwargs):
@@ -252,7 +252,7 @@ def test_one_program_with_several_sizes_in_a_plan():
 
     @tw.plan
     def plan(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         X: T.Tensor((a, N), "float32"),
         S: W.Symmetric((a, N), "float32"),
         Z: T.Tensor((b, N), "float32"),

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tileweave import TileWeaveError
-from tileweave.passes.ir.implicit import Hidden
+from tileweave.passes.ir.implicit import Implicit
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.heap import ALIGNMENT, FreeList, Heap, HeapExhausted, SymmetricTensor
 from tileweave.runtime.host.memory import PAGE, Memory, memory_of
@@ -264,9 +264,9 @@ def test_ranks_that_disagree(every_rank, call, said):
 def test_a_kernel_gets_all_its_memory_or_none():
     heap = alone()
     session = types.SimpleNamespace(heap=heap, group=heap.group)
-    small = Hidden("counters", True, (PAGE // 8,), "uint32")
-    large = Hidden("parts", True, (PAGE,), "float32")
-    local = Hidden("launches", False, (1,), "uint32")
+    small = Implicit("counters", True, (PAGE // 8,), "uint32")
+    large = Implicit("parts", True, (PAGE,), "float32")
+    local = Implicit("launches", False, (1,), "uint32")
     for _ in range(3):
         with pytest.raises(HeapExhausted):
             _memories([small, local, large], session)

@@ -23,9 +23,9 @@ from tileweave.runtime.executor.operations import (
     KernelLaunch,
     Place,
     RowsCopy,
-    WordCalls,
+    StreamMemOps,
 )
-from tileweave.runtime.executor.recorded_call import ReadyCall
+from tileweave.runtime.executor.recorded_call import RecordedCall
 from tileweave.runtime.host import driver, native
 from tileweave.runtime.kernel.kernel import Kernel
 from tileweave.runtime.plans.regions import Rows
@@ -120,17 +120,19 @@ def stream(handle: int) -> types.SimpleNamespace:
     return types.SimpleNamespace(cuda_stream=handle, device=torch.device("cuda", 1))
 
 
-def launches(function: Any, *args: object, hidden: Sequence[torch.Tensor] = ()) -> KernelLaunch:
-    kernel = Kernel(None, None, {str(i): t for i, t in enumerate(hidden)})
+def launches(function: Any, *args: object, implicit: Sequence[torch.Tensor] = ()) -> KernelLaunch:
+    kernel = Kernel(None, None, {str(i): t for i, t in enumerate(implicit)})
     kernel.__dict__["launch"] = function
-    return KernelLaunch(stream(SIDE), stream(STREAM), kernel, (*args, *hidden))
+    return KernelLaunch(stream(SIDE), stream(STREAM), kernel, (*args, *implicit))
 
 
-def made(given, *done) -> ReadyCall:
+def made(given, *done) -> RecordedCall:
     call = enqueue.enqueuer(done, given)
     assert call is not None
     watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
-    return ReadyCall(watchdog, done, [o.kernel for o in done if isinstance(o, KernelLaunch)], call)
+    return RecordedCall(
+        watchdog, done, [o.kernel for o in done if isinstance(o, KernelLaunch)], call
+    )
 
 
 def at(*tensors: torch.Tensor) -> tuple[list[torch.Tensor], list[int]]:
@@ -151,7 +153,7 @@ def test_driver_calls(stand_in):
         DriverCall("cuStreamWaitEvent", SIDE, (SIDE, EVENT, 0)),
         DriverCall("cuMemcpyDtoDAsync", SIDE, (to.data_ptr(), Place(0, 32), 64, SIDE)),
         RowsCopy(SIDE, to.data_ptr() + 64, Place(0, 8), Rows(2, 12, 32, 16)),
-        WordCalls(SIDE, ((1, Place(0, 4), 0xFFFFFFFE), (2, word, 0xFFFFFFFF))),
+        StreamMemOps(SIDE, ((1, Place(0, 4), 0xFFFFFFFE), (2, word, 0xFFFFFFFF))),
     )
     for given in (first, second):
         call(*at(given))
@@ -174,9 +176,9 @@ def test_driver_calls(stand_in):
 
 def test_kernels(stand_in):
     """They get this call's tensors, hidden ones and numbers, on their stream, in their turn."""
-    hidden, b, a = torch.zeros(3), torch.zeros(5, dtype=torch.int64), ints(4, 8)[:, :4]
+    implicit, b, a = torch.zeros(3), torch.zeros(5, dtype=torch.int64), ints(4, 8)[:, :4]
     wait = DriverCall("cuStreamWaitEvent", SIDE, (SIDE, EVENT, 0))
-    kernel = launches(stand_in.kernel, Place(1, 0), 3, 0.5, Place(0, 0), hidden=[hidden])
+    kernel = launches(stand_in.kernel, Place(1, 0), 3, 0.5, Place(0, 0), implicit=[implicit])
     call = made([b, a], wait, kernel, wait)
     for given in ((b, a), (torch.zeros(5, dtype=torch.int64), ints(4, 8)[:, :4])):
         call(*at(*given))
@@ -185,7 +187,7 @@ def test_kernels(stand_in):
         ]  # fmt: skip
         assert stand_in.arguments() == [
             (given[1].data_ptr(), [4, 4], [8, 1], 0, 32), 3, 0.5,
-            (given[0].data_ptr(), [5], [1], 0, 64), (hidden.data_ptr(), [3], [1], 2, 32),
+            (given[0].data_ptr(), [5], [1], 0, 64), (implicit.data_ptr(), [3], [1], 2, 32),
         ]  # fmt: skip
     assert tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 1)) == 0
 

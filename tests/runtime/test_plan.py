@@ -83,7 +83,7 @@ def test_steps_in_their_order_forked_and_joined():
     assert [(s.flag.key, s.value) for s in middle[-3:-1]] == [((2, 0), 5), ((0,), -1)]
     assert str(middle[0].dst) == "inbox[3, 1, 0:4, 0:8]"
     assert middle[-1].arguments["scale"] == 2.0
-    assert middle[0].site.startswith(f"{__file__}:")
+    assert middle[0].loc.startswith(f"{__file__}:")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_rows_of_a_copy(dst, src, rows):
 
     shapes = {"A": (4, 8), "A2": (2, 4), "inbox": (4, 2, 4, 8)}
     symmetric = {"inbox": True}
-    p = plans.Steps(0, 4)
+    p = plans.PlanBuilder(0, 4)
     body(p, **{
         n: Region.of(plans.Parameter(n, "int32", s, symmetric.get(n, False)), s)
         for n, s in shapes.items()
@@ -208,7 +208,7 @@ def test_what_is_left_out():
 
         @tw.plan
         def f(
-            p: tw.Steps,
+            p: tw.PlanBuilder,
             A: T.Tensor((4, 8), "int32"),
             factor: factor,
             out: T.Tensor((4, 8), "int32"),
@@ -225,7 +225,7 @@ def test_what_is_left_out():
 
 def test_declarations():
     @tw.plan
-    def fine(p: tw.Steps, A: T.Tensor((m, 8), "int32"), S: FLAGS, x: T.float32):
+    def fine(p: tw.PlanBuilder, A: T.Tensor((m, 8), "int32"), S: FLAGS, x: T.float32):
         """Nothing."""
 
     assert repr(fine) == "tw.plan fine(A, S, x)"
@@ -430,7 +430,7 @@ CONFIGS = {"tileweave.delays": 3, "tl.disable_tma_lower": True}
 
 @tw.plan(pass_configs=CONFIGS)
 def exchange(
-    p: tw.Steps,
+    p: tw.PlanBuilder,
     A: T.Tensor((m, 8), "int32"),
     inbox: W.Symmetric((2, 4, 8), "int32"),
     flags: W.Symmetric((2,), "uint32"),
@@ -500,7 +500,7 @@ def test_every_rank_compiles_what_any_rank_launches(every_rank, monkeypatch):
     monkeypatch.setattr(plan_streams, "compile", record)
 
     @tw.plan
-    def uneven(p: tw.Steps, inbox: INBOX, out: T.Tensor((m, 8), "int32")):
+    def uneven(p: tw.PlanBuilder, inbox: INBOX, out: T.Tensor((m, 8), "int32")):
         if p.rank != 0:
             p.launch(other, inbox, out, 0.5, 3)
         if p.rank != 1:
@@ -525,14 +525,14 @@ def test_compiled_ahead_of_calls(every_rank, monkeypatch):
     def compiled(program, **_):
         made = FakeKernel(program, world.here.log)
         world.here.compiled.append(program)
-        made.hidden = {"held": world.here.session.heap.allocate((PAGE // 2 + 1,), torch.uint8)}
+        made.implicit = {"held": world.here.session.heap.allocate((PAGE // 2 + 1,), torch.uint8)}
         return made
 
     monkeypatch.setattr(plan_streams, "compile", compiled)
 
     def launching(*kernels):
         @tw.plan
-        def plan(p: tw.Steps, inbox: INBOX, out: T.Tensor((4, 8), "int32")):
+        def plan(p: tw.PlanBuilder, inbox: INBOX, out: T.Tensor((4, 8), "int32")):
             for each in kernels:
                 p.launch(each, inbox, out, 0.5, 3)
 
@@ -571,7 +571,7 @@ def test_steps_that_the_compiler_adds_launch_their_own_kernels(every_rank, monke
     )
 
     @tw.plan
-    def several(p: tw.Steps, inbox: INBOX, out: T.Tensor((m, 8), "int32")):
+    def several(p: tw.PlanBuilder, inbox: INBOX, out: T.Tensor((m, 8), "int32")):
         for epoch, program in enumerate((kernel, other, kernel)):
             p.launch(program, inbox, out, 0.5, epoch)
 
@@ -623,7 +623,7 @@ def test_kernels_compiled_before(every_rank, monkeypatch):
 
 @tw.plan
 def shared(
-    p: tw.Steps,
+    p: tw.PlanBuilder,
     A: T.Tensor((m, 8), "int32"),
     inbox: INBOX,
     flags: FLAGS,
@@ -860,8 +860,8 @@ def test_a_plan_whose_streams_wait_for_words_orders_itself():
 def test_what_is_known_of_a_call_is_not_found_again(every_rank, monkeypatch):
     """Steps, kernels and events serve calls on other memory of the same kind, and only those."""
     prepared = []
-    made = plan_streams.ReadyCall
-    monkeypatch.setattr(plan_streams, "ReadyCall", lambda *a: prepared.append(1) or made(*a))
+    made = plan_streams.RecordedCall
+    monkeypatch.setattr(plan_streams, "RecordedCall", lambda *a: prepared.append(1) or made(*a))
 
     def calls(here, A, inbox, flags, word):
         call, counts = plan_streams.Calls(shared), []

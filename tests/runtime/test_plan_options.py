@@ -97,7 +97,7 @@ def test_options_that_there_are_not(configs, message):
     with pytest.raises(tw.TileWeaveError, match=re.escape(message)):
 
         @tw.plan(pass_configs=configs)
-        def never(p: tw.Steps, A: T.Tensor((4,), "int32")):
+        def never(p: tw.PlanBuilder, A: T.Tensor((4,), "int32")):
             """Nothing."""
 
     with pytest.raises(tw.TileWeaveError, match=re.escape(message)):
@@ -113,7 +113,7 @@ def test_a_program_stays_one_program():
             x[0] = 1
 
     @tw.plan(pass_configs={"tileweave.delays": 1})
-    def twice(p: tw.Steps, x: T.Tensor((4,), "int32"), n: T.int32):
+    def twice(p: tw.PlanBuilder, x: T.Tensor((4,), "int32"), n: T.int32):
         p.launch(step, x)
         p.launch(step, x)
 

@@ -17,7 +17,7 @@ def gather(ranks, cut=8, skip=None):
 
     @tw.plan
     def gather(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         x: T.Tensor((N,), "float32"),
         given: W.Symmetric((N,), "float32"),
         out: T.Tensor((ranks, N), "float32"),
@@ -38,7 +38,7 @@ def ring(ranks):
 
     @tw.plan
     def ring(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         x: T.Tensor((N,), "float32"),
         found: W.Symmetric((ranks, N), "float32"),
         out: T.Tensor((ranks, N), "float32"),
@@ -76,7 +76,7 @@ def test_own_copies_in_two_streams(ranks, wait):
 
     @tw.plan
     def through_own_memory(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         x: T.Tensor((N,), "float32"),
         given: W.Symmetric((N,), "float32"),
         out: T.Tensor((N,), "float32"),
@@ -142,7 +142,7 @@ def test_what_nobody_brings():
 def exchange_of(say):
     @tw.plan
     def exchange(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         x: T.Tensor((N,), "float32"),
         given: W.Symmetric((N,), "float32"),
         out: T.Tensor((N,), "float32"),

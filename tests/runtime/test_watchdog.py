@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tileweave import language as W
-from tileweave.builtins.implicit import SITES, Site
+from tileweave.builtins.implicit import LOCS, Loc
 from tileweave.runtime.host.context import Record
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.watchdog import Watchdog
@@ -77,7 +77,7 @@ def test_an_interpreter_that_cannot_end_is_ended():
 def unwatched(monkeypatch):
     """A watchdog without its thread, which would raise in pytest, and the record it looks at."""
     monkeypatch.setattr(Watchdog, "_watch", lambda self: None)
-    record = Record(rank=2, peer=-1, site=-5, flag=16)
+    record = Record(rank=2, peer=-1, loc=-5, flag=16)
     group = Group(2, 4, 2, torch.device("cpu"), None, None)
     return Watchdog(group, record, lambda address: f"at {address}", timeout_s=0.5), record
 
@@ -93,8 +93,8 @@ def unwatched(monkeypatch):
 )
 def test_values_print_as_what_they_are(unwatched, monkeypatch, dtype, bits, shown):
     dog, record = unwatched
-    monkeypatch.setitem(SITES, 11, Site("wait_eq", "F[0]", "p.py", 3, dtype))
-    record.site, record.seen, record.expected = 11, bits, 1
+    monkeypatch.setitem(LOCS, 11, Loc("wait_eq", "F[0]", "p.py", 3, dtype))
+    record.loc, record.seen, record.expected = 11, bits, 1
     assert f"seen {shown}, expected 1;" in dog.report()
     record.seen, record.expected = 1, bits
     assert f"seen 1, expected {shown};" in dog.report()
@@ -102,7 +102,7 @@ def test_values_print_as_what_they_are(unwatched, monkeypatch, dtype, bits, show
 
 def test_unknown_site_and_peer(unwatched):
     dog, record = unwatched
-    record.site = 0x1F
+    record.loc = 0x1F
     assert dog.report() == (
         "tileweave: rank 2 waited 0.5 s for a signal and gave up: wait 0x1f; flag at 16: seen 0, "
         "expected 0; block (0, 0, 0), thread 0"
@@ -122,7 +122,7 @@ def test_a_launch_goes_on_where_nothing_gave_up(unwatched):
 
 
 def test_sites_know_the_type_of_their_flag():
-    before = set(SITES)
+    before = set(LOCS)
 
     @T.prim_func
     def program(F: T.Tensor((8,), "uint64"), G: T.Tensor((8,), "int32")):
@@ -130,9 +130,9 @@ def test_sites_know_the_type_of_their_flag():
             W.wait_eq(F[3], 1)
             W.wait_eq(G[4], 1)
 
-    sites = [SITES[number] for number in SITES if number not in before]
-    assert [(site.op, site.operand, site.dtype) for site in sites] == [
+    locs = [LOCS[number] for number in LOCS if number not in before]
+    assert [(loc.op, loc.operand, loc.dtype) for loc in locs] == [
         ("wait_eq", "F[3]", "uint64"),
         ("wait_eq", "G[4]", "int32"),
     ]
-    assert all(site.file == __file__ and site.line > 0 for site in sites)
+    assert all(loc.file == __file__ and loc.line > 0 for loc in locs)

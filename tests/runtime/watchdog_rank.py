@@ -14,7 +14,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tileweave.builtins.implicit import SITES, Site
+from tileweave.builtins.implicit import LOCS, Loc
 from tileweave.runtime.host.context import Record
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.watchdog import DeadlockError, Watchdog
@@ -24,7 +24,7 @@ what = sys.argv[4]
 
 store = dist.PrefixStore("watchdog", dist.TCPStore("127.0.0.1", port, is_master=False))
 group = Group(rank, world_size, rank, torch.device("cpu"), None, store)
-SITES[7] = Site("wait_reached", "S[0, 5]", "program.py", 12, "uint32")
+LOCS[7] = Loc("wait_reached", "S[0, 5]", "program.py", 12, "uint32")
 record = Record()
 watchdog = Watchdog(group, record, lambda address: f"<{address:#x}>", timeout_s=3)
 group.meet("up")
@@ -34,7 +34,7 @@ def give_up() -> None:
     """As ``give_up`` in context.cuh, but slowly."""
     record.state = Record.CLAIMED
     time.sleep(0.05)
-    record.site, record.rank, record.peer = 7, rank, 1
+    record.loc, record.rank, record.peer = 7, rank, 1
     record.flag, record.expected, record.seen = 0x1234, 9, 8
     record.block, record.thread = (ctypes.c_uint32 * 3)(1, 2, 3), 64
     record.state = Record.READY

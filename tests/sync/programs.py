@@ -51,7 +51,7 @@ class Case:
         symmetric = [p for p in plan.parameters if p.symmetric and p.name not in self.unread]
         found = [replace(p, name=f"{p.name}_found", symmetric=False) for p in symmetric]
 
-        def body(p: tw.Steps, *args: Any) -> None:
+        def body(p: tw.PlanBuilder, *args: Any) -> None:
             plan.body(p, *args[: len(plan.parameters)])
             given = dict(zip([*plan.parameters, *found], args, strict=True))
             for mine, copy in zip(symmetric, found, strict=True):
@@ -59,7 +59,7 @@ class Case:
 
         parameters = [*plan.parameters, *found]
         kind = Recorded if self.recorded else tw.Plan
-        return kind(plan.name, parameters, body, plan.site, plan.pass_configs)
+        return kind(plan.name, parameters, body, plan.loc, plan.pass_configs)
 
 
 class Recorded(tw.Plan):
@@ -186,7 +186,7 @@ class gemm_reduce_scatter:
                 C_tile = T.alloc_shared((b, b), F32)
                 total = T.alloc_fragment((b, b), F32)
                 me = W.rank()
-                owner, tile = W.own_last(block, tiles, me, ranks)
+                owner, tile = W.swizzle_ranks(block, tiles, me, ranks)
                 row, column = tile // (N // b), tile % (N // b)
                 T.clear(total)
                 for k in T.Pipelined(1, num_stages=1):
@@ -236,7 +236,7 @@ class gemm_reduce_add:
                 C_tile = T.alloc_shared((b, b), F32)
                 total = T.alloc_fragment((b, b), F32)
                 me = W.rank()
-                owner, tile = W.own_last(block, tiles, me, ranks)
+                owner, tile = W.swizzle_ranks(block, tiles, me, ranks)
                 row, column = tile // (N // b), tile % (N // b)
                 if block < tiles:
                     T.clear(C_tile)
@@ -282,7 +282,7 @@ class gemm_all_reduce:
                 C_tile = T.alloc_shared((b, b), F32)
                 total = T.alloc_fragment((b, b), F32)
                 me = W.rank()
-                owner, tile = W.own_last(block, tiles, me, ranks)
+                owner, tile = W.swizzle_ranks(block, tiles, me, ranks)
                 row, column = tile // (N // b), tile % (N // b)
                 T.clear(total)
                 for k in T.Pipelined(1, num_stages=1):
@@ -536,7 +536,7 @@ class persistent_reduce_scatter:
                 for turn in T.serial(T.ceildiv(tiles * ranks, 4)):
                     number = turn * 4 + block
                     if number < tiles * ranks:
-                        owner, tile = W.own_last(number, tiles, me, ranks)
+                        owner, tile = W.swizzle_ranks(number, tiles, me, ranks)
                         row, column = tile // (N // b), tile % (N // b)
                         T.clear(total)
                         for k in T.Pipelined(K // b, num_stages=2):
@@ -596,7 +596,7 @@ class all_gather_gemm:
 
         @tw.plan
         def plan(
-            p: tw.Steps,
+            p: tw.PlanBuilder,
             A: T.Tensor((m, K), F32),
             B: T.Tensor((n, K), F32),
             gathered: W.Symmetric((ranks * m, K), F32),
@@ -650,7 +650,7 @@ class copied_reduce_scatter:
                 for turn in T.serial(T.ceildiv(ranks * rows, 2)):
                     number = turn * 2 + block
                     if number < ranks * rows:
-                        owner, row = W.own_last(number, rows, me, ranks)
+                        owner, row = W.swizzle_ranks(number, rows, me, ranks)
                         T.clear(total)
                         for k in T.Pipelined(K // b, num_stages=2):
                             T.copy(A[owner, row * b, k * b], A_tile)
@@ -671,7 +671,7 @@ class copied_reduce_scatter:
 
         @tw.plan
         def plan(
-            p: tw.Steps,
+            p: tw.PlanBuilder,
             A: T.Tensor((ranks, m, K), F32),
             B: T.Tensor((n, K), F32),
             products: W.Symmetric((ranks, m, n), F32),
@@ -718,7 +718,7 @@ class fetched_by_copies:
 
         @tw.plan
         def plan(
-            p: tw.Steps,
+            p: tw.PlanBuilder,
             X: T.Tensor((m, N), F32),
             S: W.Symmetric((m, N), F32),
             Y: T.Tensor((ranks, m, N), F32),
@@ -770,7 +770,7 @@ class packed_gather:
 
         @tw.plan
         def plan(
-            p: tw.Steps,
+            p: tw.PlanBuilder,
             X: T.Tensor((m, N), F32),
             first: T.Tensor((3,), "int32"),
             rows: T.Tensor((tiles,), "int32"),
@@ -1250,7 +1250,7 @@ class two_kernels:
 
         @tw.plan
         def plan(
-            p: tw.Steps,
+            p: tw.PlanBuilder,
             X: T.Tensor((M, N), F32),
             S: W.Symmetric((M, N), F32),
             once: T.Tensor((M, N), F32),
@@ -1361,7 +1361,7 @@ class dynamic_copies:
 
         @tw.plan
         def plan(
-            p: tw.Steps,
+            p: tw.PlanBuilder,
             X: T.Tensor((m, N), F32),
             rows: W.Symmetric((ranks, m, N), F32),
             Y: T.Tensor((ranks, m, N), F32),
@@ -1634,7 +1634,7 @@ class walked_in_place:
 
         @tw.plan
         def plan(
-            p: tw.Steps,
+            p: tw.PlanBuilder,
             A: T.Tensor((m, K), F32),
             B: T.Tensor((n, K), F32),
             gathered: W.Symmetric((ranks, m, K), F32),

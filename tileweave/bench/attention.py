@@ -21,7 +21,7 @@ from ..ops.attention.sp_attention import sp_attention_plan
 from ..ops.core.strategy import Strategy
 from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
-from .contenders import GATHER, LOCAL, OURS, RING, SDPA, Contender, Missing
+from .contenders import GATHER, LOCAL, OURS, RING, SDPA, Implementation, Missing
 from .programs import local_attention_plan
 from .results import Length
 from .sdpa import BACKENDS, Backend, by_rank, exact, in_order, of_rank, ring, row_error
@@ -139,7 +139,7 @@ def right_of(
 
 
 @dataclass
-class Arena:
+class Buffers:
     """One problem, and the memory for it.
 
     Attributes:
@@ -153,9 +153,9 @@ class Arena:
     def close(self) -> None:
         """Nothing was made for this problem alone."""
 
-    def contender(self, call: Callable[[Inputs], Tensor]) -> Contender:
+    def contender(self, call: Callable[[Inputs], Tensor]) -> Implementation:
         """What returns the rank's rows in a new tensor."""
-        return Contender(call, error=row_error)
+        return Implementation(call, error=row_error)
 
     def backend(self, name: str) -> Backend:
         kind = self.group.device.type
@@ -171,7 +171,7 @@ def how(device: torch.device) -> Strategy:
     return Strategy("nccl", f"the tensors are on {device.type}; expected cuda")
 
 
-def _ours(arena: Arena) -> Contender:
+def _ours(arena: Buffers) -> Implementation:
     options = {
         "causal": arena.problem.causal,
         "layout": arena.problem.layout,
@@ -180,7 +180,7 @@ def _ours(arena: Arena) -> Contender:
     return arena.contender(lambda given: ops.sp_attention(given.q, given.k, given.v, **options))
 
 
-def _local(arena: Arena) -> Contender:
+def _local(arena: Buffers) -> Implementation:
     """Our kernel with the keys and values of all ranks there from the beginning."""
     problem, group = arena.problem, arena.group
     if group.device.type != "cuda":
@@ -204,17 +204,17 @@ def _local(arena: Arena) -> Contender:
         run(q, k_all, v_all, o, lse.unflatten(2, (parts, -1)))
         return out
 
-    return Contender(call, prepare=prepare, error=row_error)
+    return Implementation(call, prepare=prepare, error=row_error)
 
 
-def _sdpa(arena: Arena, name: str) -> Contender:
+def _sdpa(arena: Buffers, name: str) -> Implementation:
     backend, problem, rank = arena.backend(name), arena.problem, arena.group.rank
     return arena.contender(
         lambda given: of_rank(backend, problem, rank, given.q, given.k_all, given.v_all)
     )
 
 
-def _gather(arena: Arena, name: str) -> Contender:
+def _gather(arena: Buffers, name: str) -> Implementation:
     backend, problem, group = arena.backend(name), arena.problem, arena.group
 
     def call(given: Inputs) -> Tensor:
@@ -224,12 +224,12 @@ def _gather(arena: Arena, name: str) -> Contender:
     return arena.contender(call)
 
 
-def _ring(arena: Arena, name: str) -> Contender:
+def _ring(arena: Buffers, name: str) -> Implementation:
     backend, problem, group = arena.backend(name), arena.problem, arena.group
     return arena.contender(lambda given: ring(backend, problem, group, given.q, given.k, given.v))
 
 
-MAKERS: dict[str, Callable[[Arena], Contender]] = {
+MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
     OURS: _ours,
     LOCAL: _local,
     **{f"{SDPA}{name}": partial(_sdpa, name=name) for name in BACKENDS["cuda"]},

@@ -29,11 +29,11 @@ from ..runtime.host.heap import HeapExhausted
 from ..runtime.host.measure import interleaved, largest
 from ..runtime.host.out_file import out_file
 from .attention import ATTENTION, Lengths
-from .contenders import OPERATORS, OURS, Judge, contenders_of
+from .contenders import OPERATORS, OURS, Checker, contenders_of
 from .exchanges import COLLECTIVES, size_of
 from .figure import DRAWN, draw, require_matplotlib
 from .results import Result, Shape, load, save, summary, table, wrong_others
-from .subjects import AttentionSubject, ExchangeSubject, ProductSubject, Subject
+from .subjects import AttentionSubject, Case, ExchangeSubject, ProductSubject
 
 MODELS = {
     "llama8b": (4096, 14336),
@@ -83,7 +83,7 @@ class Wanted:
     sizes: Sequence[int] = ()
     attention: Lengths = field(default_factory=Lengths)
 
-    def cases(self) -> list[Subject]:
+    def cases(self) -> list[Case]:
         """Operators and shapes, collectives and sizes, attention and lengths.
 
         Raises:
@@ -107,7 +107,7 @@ class Wanted:
         names = self.operators or meant or OPERATORS
         return [subject for name in names for subject in self._subjects(name)]
 
-    def _subjects(self, name: str) -> list[Subject]:
+    def _subjects(self, name: str) -> list[Case]:
         ranks = _world_size()
         if name == ATTENTION:
             return [AttentionSubject(name, shape) for shape in self.attention.shapes(ranks)]
@@ -193,14 +193,14 @@ def run(wanted: Wanted) -> bool:
 
 
 def measured(
-    case: Subject, problem: Any, group: Group, gathered: SymmetricTensor | None, wanted: Wanted
+    case: Case, problem: Any, group: Group, gathered: SymmetricTensor | None, wanted: Wanted
 ) -> tuple[Result, dict[str, str]]:
     """The result for one problem, and why contenders are missing."""
     begin = time.perf_counter()
     arena, random = case.stage(problem, group, gathered)
     inputs = list(islice(random, INPUTS))
     contenders, missing = contenders_of(arena, inputs[0], wanted.warmups, case.makers)
-    judge = Judge(contenders)
+    judge = Checker(contenders)
     ms = interleaved(
         {name: contender.call for name, contender in contenders.items()},
         inputs,
@@ -246,7 +246,7 @@ def _require_files(json: str | None, figure: str | None) -> None:
         require_matplotlib()
 
 
-def _require_drawn(figure: str | None, given: Sequence[Subject | Result]) -> None:
+def _require_drawn(figure: str | None, given: Sequence[Case | Result]) -> None:
     if figure is not None and not any(type(each.shape) in DRAWN for each in given):
         names = ", ".join(dict.fromkeys(each.op for each in given))
         raise TileWeaveError(
@@ -255,7 +255,7 @@ def _require_drawn(figure: str | None, given: Sequence[Subject | Result]) -> Non
         )
 
 
-def _require_small_without_gpu(cases: Sequence[Subject]) -> None:
+def _require_small_without_gpu(cases: Sequence[Case]) -> None:
     """Refuse cases that would keep a CPU busy for hours, such as the models' shapes."""
     if torch.cuda.is_available():
         return
@@ -268,7 +268,7 @@ def _require_small_without_gpu(cases: Sequence[Subject]) -> None:
             )
 
 
-def join(cases: list[Subject], at_once: int = 1) -> Group:
+def join(cases: list[Case], at_once: int = 1) -> Group:
     """Meet the other ranks, with a heap for so many of the largest operator, and what copies alone
     bring, unless its size is given."""
     if torch.cuda.is_available():
@@ -286,7 +286,7 @@ def join(cases: list[Subject], at_once: int = 1) -> Group:
 
 
 def _compile(
-    cases: list[Subject], problems: list[Any], group: Group, say: Callable[..., None]
+    cases: list[Case], problems: list[Any], group: Group, say: Callable[..., None]
 ) -> None:
     """All kernels, many at a time, before they are needed one after the other."""
     begin = time.perf_counter()
@@ -296,7 +296,7 @@ def _compile(
     say(f"{count} kernels compiled, or found compiled, in {seconds:.0f} s", flush=True)
 
 
-def _room(cases: Iterable[Subject], dtype: torch.dtype) -> SymmetricTensor | None:
+def _room(cases: Iterable[Case], dtype: torch.dtype) -> SymmetricTensor | None:
     """Where copies alone put what they bring, for all cases: operators would fill the heap before
     them."""
     most = max(case.gathered_bytes for case in cases) // dtype.itemsize

@@ -74,7 +74,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Contender:
+class Implementation:
     """One way to do it, or half of it.
 
     Attributes:
@@ -93,7 +93,7 @@ class Contender:
 
 
 @dataclass
-class Arena:
+class Buffers:
     """One problem, and the memory in which contenders compute it.
 
     Attributes:
@@ -115,10 +115,10 @@ class Arena:
     def close(self) -> None:
         """Nothing was made for this problem alone."""
 
-    def into(self, memory: Tensor, call: Callable[[Inputs], Any]) -> Contender:
+    def into(self, memory: Tensor, call: Callable[[Inputs], Any]) -> Implementation:
         """What writes its result there, which holds no number before."""
         right = "product" if memory is self.product else "result"
-        return Contender(
+        return Implementation(
             call,
             right=lambda given: getattr(given, right),
             found=lambda _: memory,
@@ -126,18 +126,18 @@ class Arena:
         )
 
 
-def _operator(arena: Arena, strategy: str) -> Contender:
+def _operator(arena: Buffers, strategy: str) -> Implementation:
     operator = OPERATORS[arena.problem.op]
     return arena.into(
         arena.result, lambda given: operator(given.a, given.b, out=arena.result, strategy=strategy)
     )
 
 
-def _cublas(arena: Arena) -> Contender:
+def _cublas(arena: Buffers) -> Implementation:
     return arena.into(arena.product, lambda given: torch.mm(given.rows, given.b, out=arena.product))
 
 
-def _tilelang(arena: Arena) -> Contender:
+def _tilelang(arena: Buffers) -> Implementation:
     if arena.group.device.type != "cuda":
         raise Missing("there is no GPU")
     kernel = compile(product_program(arena.problem))
@@ -153,20 +153,22 @@ def product_program(problem: Problem) -> Any:
     return matmul_program(M, N, K, problem.tile_dtype, problem.transposed, tiles_for(M, N, 1))
 
 
-def _nccl_exchange(arena: Arena) -> Contender:
+def _nccl_exchange(arena: Buffers) -> Implementation:
     problem, group, result = arena.problem, arena.group, arena.result
     if problem.gathers:
-        return Contender(lambda given: nccl.all_gather(given.a, group), lambda given: given.rows)
+        return Implementation(
+            lambda given: nccl.all_gather(given.a, group), lambda given: given.rows
+        )
     if problem.scatters:
         return arena.into(result, lambda given: nccl.reduce_scatter(given.part, result, group))
-    return Contender(
+    return Implementation(
         lambda given: nccl.all_reduce(result, group),
         found=lambda _: result,
         prepare=lambda given: result.copy_(given.part),
     )
 
 
-def _copies(arena: Arena) -> Contender:
+def _copies(arena: Buffers) -> Implementation:
     problem = arena.problem
     if not problem.gathers:
         raise Missing("copy engines do not add")
@@ -183,7 +185,7 @@ def by_copies(
     elements: int,
     given: Callable[[Any], Tensor],
     right: Callable[[Any], Tensor],
-) -> Contender:
+) -> Implementation:
     """Copies alone, to where the first elements of ``room`` are.
 
     Args:
@@ -204,12 +206,12 @@ def by_copies(
         barrier()  # a rank's call is over when it has sent, not when it has got
         return own.view(-1)
 
-    return Contender(
+    return Implementation(
         lambda inputs: plan(given(inputs), everyones), right, found, lambda _: own.fill_(torch.nan)
     )
 
 
-def _async_tp(arena: Arena) -> Contender:
+def _async_tp(arena: Buffers) -> Implementation:
     """PyTorch's own overlap of copies and cuBLAS."""
     problem, group = arena.problem, arena.group
     if group.device.type != "cuda":
@@ -228,14 +230,14 @@ def _async_tp(arena: Arena) -> Contender:
         raise Missing(str(error)) from None
     if problem.gathers:
         # Asked for the rows, too, torch never gathers by NVLink multicast, which we leave alone.
-        return Contender(
+        return Implementation(
             lambda given: gather(given.a, [given.b], 0, name, return_A=True),
             found=lambda returned: returned[1][0],
         )
-    return Contender(lambda given: scatter(given.a, given.b, "sum", 0, name))
+    return Implementation(lambda given: scatter(given.a, given.b, "sum", 0, name))
 
 
-MAKERS: dict[str, Callable[[Arena], Contender]] = {
+MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
     OURS: partial(_operator, strategy="auto"),
     f"{PRODUCT}cublas": _cublas,
     f"{PRODUCT}tilelang": _tilelang,
@@ -249,11 +251,14 @@ NEEDED = {OURS, f"{PRODUCT}cublas", f"{EXCHANGE}nccl", NCCL}
 
 
 def contenders_of(
-    arena: Any, inputs: Any, tries: int, makers: Mapping[str, Callable[[Any], Contender]] = MAKERS
-) -> tuple[dict[str, Contender], dict[str, str]]:
+    arena: Any,
+    inputs: Any,
+    tries: int,
+    makers: Mapping[str, Callable[[Any], Implementation]] = MAKERS,
+) -> tuple[dict[str, Implementation], dict[str, str]]:
     """Those that take part, each called ``tries`` times, and why the others do not, by name.
     Collective; all ranks agree."""
-    found: dict[str, Contender] = {}
+    found: dict[str, Implementation] = {}
     why: dict[str, str] = {}
     for name, make in makers.items():
         reason = ""
@@ -277,10 +282,10 @@ def contenders_of(
     return found, why
 
 
-class Judge:
+class Checker:
     """Compares what contenders return with what is right."""
 
-    def __init__(self, contenders: Mapping[str, Contender]) -> None:
+    def __init__(self, contenders: Mapping[str, Implementation]) -> None:
         self.contenders = contenders
         self._errors: dict[str, Tensor] = {}
 

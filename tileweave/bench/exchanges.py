@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..ops.collectives.collective import EXCHANGES, Exchange, checked
+from ..ops.collectives.collective import EXCHANGES, SyncContext, checked
 from ..ops.collectives.transport import OWN, Transport, obstacle
 from ..ops.core import nccl
 from ..ops.core.cache import prepared
-from ..ops.core.collective_problem import Collective
+from ..ops.core.collective_problem import CollectiveProblem
 from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
-from .contenders import EXCHANGE, NCCL, OURS, TRANSPORT, Contender, Missing, by_copies
+from .contenders import EXCHANGE, NCCL, OURS, TRANSPORT, Implementation, Missing, by_copies
 from .programs import all_gather_plan, all_to_all_plan
 from .results import Size
 
@@ -47,7 +47,7 @@ def size_of(mebibytes: int, ranks: int) -> Size:
     return Size(-(-(mebibytes << 20) // unit) * unit, ranks)
 
 
-def problem_of(op: str, size: Size, dtype: torch.dtype) -> Collective:
+def problem_of(op: str, size: Size, dtype: torch.dtype) -> CollectiveProblem:
     """One axis, of 2-byte numbers."""
     x = torch.empty(size.bytes // dtype.itemsize, dtype=dtype, device="meta")
     return checked(op, x, None, size.ranks, COLLECTIVES[op])
@@ -78,7 +78,7 @@ class Inputs:
     result: Tensor
 
     @staticmethod
-    def random(problem: Collective, group: Group) -> Iterator[Inputs]:
+    def random(problem: CollectiveProblem, group: Group) -> Iterator[Inputs]:
         """Fresh ones: integers whose sums are exact, in any order. Collective."""
         generator = torch.Generator(group.device).manual_seed(group.rank)
         while True:
@@ -87,7 +87,7 @@ class Inputs:
             yield Inputs(x, right_of(problem, x, group))
 
 
-def right_of(problem: Collective, x: Tensor, group: Group) -> Tensor:
+def right_of(problem: CollectiveProblem, x: Tensor, group: Group) -> Tensor:
     """What a rank should get, by no more than an all-gather. Collective."""
     every = nccl.all_gather(x, group).view(problem.ranks, problem.ranks, -1)  # by rank and part
     if problem.op == "all_gather":
@@ -100,7 +100,7 @@ def right_of(problem: Collective, x: Tensor, group: Group) -> Tensor:
 
 
 @dataclass
-class Arena:
+class Buffers:
     """One problem, and the memory in which contenders compute it.
 
     Attributes:
@@ -109,20 +109,20 @@ class Arena:
         made: what ``close`` frees.
     """
 
-    problem: Collective
+    problem: CollectiveProblem
     group: Group
     gathered: SymmetricTensor | None
     out: Tensor = field(init=False)
-    made: list[Exchange] = field(init=False, default_factory=list)
+    made: list[SyncContext] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.out = torch.empty(
             self.problem.result, dtype=self.problem.dtype, device=self.group.device
         )
 
-    def into_out(self, call: Callable[[Tensor, Tensor], Any]) -> Contender:
+    def into_out(self, call: Callable[[Tensor, Tensor], Any]) -> Implementation:
         """What writes its result there, which holds no number before."""
-        return Contender(
+        return Implementation(
             lambda given: call(given.x, self.out),
             found=lambda _: self.out,
             prepare=lambda _: self.out.fill_(torch.nan),
@@ -135,12 +135,12 @@ class Arena:
         self.made.clear()
 
 
-def _ours(arena: Arena) -> Contender:
+def _ours(arena: Buffers) -> Implementation:
     operator = getattr(ops, arena.problem.op)
     return arena.into_out(lambda x, out: operator(x, *arena.problem.options, out=out))
 
 
-def _by_transport(arena: Arena, name: str) -> Contender:
+def _by_transport(arena: Buffers, name: str) -> Implementation:
     problem, group = arena.problem, arena.group
     made = EXCHANGES[problem.op]
     if found := obstacle(name, problem, group.device, group, made):
@@ -150,18 +150,18 @@ def _by_transport(arena: Arena, name: str) -> Contender:
     return arena.into_out(arena.made[-1])
 
 
-def _nccl(arena: Arena) -> Contender:
+def _nccl(arena: Buffers) -> Implementation:
     call, group, out = _NCCL[arena.problem.op], arena.group, arena.out
     if arena.problem.op != "all_reduce":
         return arena.into_out(lambda x, out: call(x, out, group))
-    return Contender(
+    return Implementation(
         lambda given: call(given.x, out, group),
         found=lambda _: out,
         prepare=lambda given: out.copy_(given.x),  # it adds in place
     )
 
 
-def _copies(arena: Arena) -> Contender:
+def _copies(arena: Buffers) -> Implementation:
     problem = arena.problem
     if problem.op not in _COPIES:
         raise Missing("copy engines do not add")
@@ -173,7 +173,7 @@ def _copies(arena: Arena) -> Contender:
     )  # fmt: skip
 
 
-MAKERS: dict[str, Callable[[Arena], Contender]] = {
+MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
     OURS: _ours,
     **{f"{TRANSPORT}{name}": partial(_by_transport, name=name) for name in OWN},
     NCCL: _nccl,
@@ -181,13 +181,13 @@ MAKERS: dict[str, Callable[[Arena], Contender]] = {
 }
 
 
-def programs(problem: Collective, group: Group) -> list[Any]:
+def programs(problem: CollectiveProblem, group: Group) -> list[Any]:
     """What our contenders for a problem launch."""
     made = EXCHANGES[problem.op]
     can = [name for name in OWN if not obstacle(name, problem, group.device, group, made)]
     return [made.steps(problem, name) for name in can]
 
 
-def transport_of(problem: Collective, x: Tensor) -> Transport:
+def transport_of(problem: CollectiveProblem, x: Tensor) -> Transport:
     """How ``ours`` moves its data, and why."""
     return ops.transport_of(getattr(ops, problem.op), x, *problem.options)

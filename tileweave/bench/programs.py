@@ -7,7 +7,7 @@ from ..ops.attention.flash import FAST_MATH, FlashTiles, flash_attention
 from ..ops.attention.problem import AttentionProblem
 from ..ops.core.epilogue import multiply
 from ..ops.core.tiles import Tiles
-from ..runtime import Plan, Steps, plan
+from ..runtime import Plan, PlanBuilder, plan
 
 
 def matmul_program(M: int, N: int, K: int, dtype: str, transposed: bool, tiles: Tiles):
@@ -47,7 +47,7 @@ def all_gather_plan(elements: int, ranks: int, dtype: str) -> Plan:
 
     @plan
     def all_gather(
-        p: Steps,
+        p: PlanBuilder,
         A: T.Tensor((elements,), dtype),
         everyones: W.Symmetric((ranks, elements), dtype),
     ):
@@ -64,7 +64,7 @@ def all_to_all_plan(elements: int, ranks: int, dtype: str) -> Plan:
 
     @plan
     def all_to_all(
-        p: Steps,
+        p: PlanBuilder,
         A: T.Tensor((ranks, elements), dtype),
         everyones: W.Symmetric((ranks, elements), dtype),
     ):
@@ -84,7 +84,7 @@ def local_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
 
     @plan(pass_configs=FAST_MATH)
     def local_attention(
-        p: Steps,
+        p: PlanBuilder,
         Q: T.Tensor((batch, parts, rows, heads, problem.dim), dtype),
         K: W.Symmetric((ranks, batch, k_rows, problem.kv_heads * problem.dim), dtype),
         V: W.Symmetric((ranks, batch, k_rows, problem.kv_heads * problem.v_dim), dtype),

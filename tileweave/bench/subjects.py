@@ -14,7 +14,7 @@ from ..ops.attention.problem import AttentionProblem
 from ..ops.autotune.trial import Trial, problem_of
 from ..ops.autotune.tuner import choice_of
 from ..ops.collectives.transport import Transport
-from ..ops.core.collective_problem import Collective
+from ..ops.core.collective_problem import CollectiveProblem
 from ..ops.core.operator import OPERATORS as FUSED
 from ..ops.core.problem import Problem
 from ..ops.core.strategy import Strategy, not_fused
@@ -22,12 +22,12 @@ from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
 from . import attention, exchanges
 from . import contenders as products
-from .contenders import Contender
+from .contenders import Implementation
 from .results import Length, Shape, Size
 
 
 @dataclass(frozen=True)
-class Subject(ABC):
+class Case(ABC):
     """One operator with one shape or length, or one collective with one size.
 
     Attributes:
@@ -39,7 +39,7 @@ class Subject(ABC):
         example: options for a small case.
     """
 
-    makers: ClassVar[Mapping[str, Callable[[Any], Contender]]]
+    makers: ClassVar[Mapping[str, Callable[[Any], Implementation]]]
     example: ClassVar[str]
 
     op: str
@@ -84,7 +84,7 @@ class Subject(ABC):
 
 
 @dataclass(frozen=True)
-class ProductSubject(Subject):
+class ProductSubject(Case):
     makers = products.MAKERS
     example = "--shapes 256x512x512"
     shape: Shape
@@ -123,7 +123,7 @@ class ProductSubject(Subject):
     def stage(problem: Problem, group, gathered):
         trial = Trial(problem, group)
         inputs = iter(lambda: products.Inputs.random(trial), None)
-        return products.Arena(problem, group, gathered, trial.c), inputs
+        return products.Buffers(problem, group, gathered, trial.c), inputs
 
     @staticmethod
     def how(problem: Problem, inputs):
@@ -131,7 +131,7 @@ class ProductSubject(Subject):
 
 
 @dataclass(frozen=True)
-class ExchangeSubject(Subject):
+class ExchangeSubject(Case):
     makers = exchanges.MAKERS
     example = "--sizes 1"
     shape: Size
@@ -152,23 +152,23 @@ class ExchangeSubject(Subject):
         return exchanges.problem_of(self.op, self.shape, dtype)
 
     @staticmethod
-    def programs(problem: Collective, group):
+    def programs(problem: CollectiveProblem, group):
         return exchanges.programs(problem, group)
 
     @staticmethod
-    def stage(problem: Collective, group, gathered):
+    def stage(problem: CollectiveProblem, group, gathered):
         return (
-            exchanges.Arena(problem, group, gathered),
+            exchanges.Buffers(problem, group, gathered),
             exchanges.Inputs.random(problem, group),
         )
 
     @staticmethod
-    def how(problem: Collective, inputs):
+    def how(problem: CollectiveProblem, inputs):
         return exchanges.transport_of(problem, inputs.x)
 
 
 @dataclass(frozen=True)
-class AttentionSubject(Subject):
+class AttentionSubject(Case):
     makers = attention.MAKERS
     example = "--lengths 256"
     shape: Length
@@ -195,7 +195,7 @@ class AttentionSubject(Subject):
 
     @staticmethod
     def stage(problem: AttentionProblem, group, gathered):
-        arena = attention.Arena(problem, group, gathered)
+        arena = attention.Buffers(problem, group, gathered)
         return arena, attention.Inputs.random(problem, group)
 
     @staticmethod

@@ -79,7 +79,7 @@ def _is_same_file(name: str, file: Path) -> bool:
 
 def _line_of_program(program: Any) -> str:
     """Return ``file:line`` of a program or plan, or "" if it is unknown."""
-    if hasattr(program, "site"):
-        return str(program.site)
+    if hasattr(program, "loc"):
+        return str(program.loc)
     source = source_of(program) if program is not None else None
     return f"{source[0]}:{source[1]}" if source else ""

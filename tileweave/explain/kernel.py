@@ -16,7 +16,7 @@ from ..builtins.spec import builtin_of
 from ..emit import EMIT_HEAP_STRIDE, lowered
 from ..passes.group.specialize_group import heap_tensors
 from ..passes.ir.added import Added, add_by_table, added_on_device
-from ..passes.ir.implicit import hidden_of
+from ..passes.ir.implicit import implicit_of
 from ..passes.ir.leaves import Leaf, leaves_of, tensor_of
 from ..passes.ir.memory_order import acquires, releases
 from ..passes.ir.sizes import sizes_of
@@ -56,7 +56,7 @@ def explain_kernel(
         added += added_on_device(tile, _device_kernels(func, arch, stock))
         ops += [_added_op(op, tensors) for op in added]
     skipped = [_inferred_op(i, times) for i in inferred.ops if not i.stmts]
-    memory = hidden_of(func)
+    memory = implicit_of(func)
     return Explanation(
         name,
         world_size,
@@ -74,9 +74,9 @@ def explain_kernel(
     )
 
 
-def bytes_of(hidden: Any) -> int:
+def bytes_of(implicit: Any) -> int:
     """Return the size of an implicit parameter on each rank."""
-    return math.prod(hidden.shape) * (tvm.DataType(hidden.dtype).bits // 8)
+    return math.prod(implicit.shape) * (tvm.DataType(implicit.dtype).bits // 8)
 
 
 def _apply(table: Iterable[passes.Pass], func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..builtins.errors import TileWeaveError
-from ..passes.ir.implicit import hidden_of
+from ..passes.ir.implicit import implicit_of
 from ..passes.ir.sizes import named
 from ..runtime import Plan
 from ..runtime.plans.parameters import dynamic_extents, shapes_of
@@ -57,9 +57,9 @@ def _explain_streams(
     steps = list(itertools.chain(*traces))
     ops = _most_frequent(_stream_ops(trace) for trace in traces)
     added = {s.name: s.program for s in steps if isinstance(s, Launch) and s.number <= BEGIN}
-    counters = {h.name: bytes_of(h) for program in added.values() for h in hidden_of(program)}
-    file, _, first = plan.site.rpartition(":")
-    lines = [int(s.site.rpartition(":")[2]) for s in steps] + [op.line for op in ops]
+    counters = {h.name: bytes_of(h) for program in added.values() for h in implicit_of(program)}
+    file, _, first = plan.loc.rpartition(":")
+    lines = [int(s.loc.rpartition(":")[2]) for s in steps] + [op.line for op in ops]
     return Explanation(
         plan.name,
         world_size,
@@ -74,14 +74,14 @@ def _explain_streams(
 def _stream_ops(trace: Sequence[Step]) -> Iterator[Operation]:
     """Yield the flag operations of one rank: explicit ones, and those of its copies."""
     written = {s.number: s.dst.parameter.name for s in trace if isinstance(s, Copy)}
-    read = {s.site: s.src.parameter.name for s in trace if isinstance(s, Copy)}
+    read = {s.loc: s.src.parameter.name for s in trace if isinstance(s, Copy)}
     first = next(iter(written.values()), "")
     for step in trace:
-        file, _, line = step.site.rpartition(":")
+        file, _, line = step.loc.rpartition(":")
         place = file, int(line or 0)
         if step.number == WAIT:
             if isinstance(step, (Launch, WaitValue)):
-                yield _wait_before_copy(step, read[step.site], place)
+                yield _wait_before_copy(step, read[step.loc], place)
         elif isinstance(step, (WriteValue, CopyValue)):
             yield _signal(step, written, place)
         elif isinstance(step, WaitValue):
@@ -121,7 +121,7 @@ def _wait_before_copy(step: Launch | WaitValue, tensor: str, place: tuple[str, i
 def _peers_of_entry(begin: Launch) -> int:
     """Return the number of peers that the first kernel of a call waits for."""
     shapes = {n: v.shape for n, v in begin.arguments.items() if isinstance(v, Region)}
-    shapes |= {h.name: h.shape for h in hidden_of(begin.program)}
+    shapes |= {h.name: h.shape for h in implicit_of(begin.program)}
     return shapes["started"][-1] - 1 if "started" in shapes else 0
 
 

@@ -39,26 +39,26 @@ constexpr uint32_t kFlip = 0x80000000u;
 
 // Block 0 adds what makes the sum of all arrivals bit 31; the flip releases everyone.
 template <class BeforeRelease>
-__device__ __forceinline__ void grid(const BarrierWords &words, int32_t site,
+__device__ __forceinline__ void grid(const BarrierWords &words, int32_t loc,
                                      BeforeRelease before_release) {
   const uint32_t blocks = gridDim.x * gridDim.y * gridDim.z;
   uint32_t *word = words.own;
   int64_t context = reinterpret_cast<int64_t>(words.context);
   if ((blockIdx.x | blockIdx.y | blockIdx.z) == 0) {
     const uint32_t others = blocks - 1;
-    poll<Scope::gpu, Sem::acquire>(word, others, -1, context, site,
+    poll<Scope::gpu, Sem::acquire>(word, others, -1, context, loc,
                                    [](uint32_t seen, uint32_t n) { return (seen & ~kFlip) == n; });
     before_release();
     add_acq_rel_gpu(word, kFlip - others);
   } else {
     const uint32_t flipped = ~add_acq_rel_gpu(word, 1) & kFlip;
     poll<Scope::gpu, Sem::acquire>(
-        word, flipped, -1, context, site,
+        word, flipped, -1, context, loc,
         [](uint32_t seen, uint32_t flipped) { return (seen & kFlip) == flipped; });
   }
 }
 
-__device__ __forceinline__ void ranks(const BarrierWords &words, int32_t site) {
+__device__ __forceinline__ void ranks(const BarrierWords &words, int32_t loc) {
   const Context *context = words.context;
   const uint32_t epoch = ++words.own[1];
   asm volatile("fence.acq_rel.sys;" ::: "memory");
@@ -69,23 +69,23 @@ __device__ __forceinline__ void ranks(const BarrierWords &words, int32_t site) {
   for (int32_t step = 1; step < context->world_size; ++step) {
     const int32_t peer = (context->rank + step) % context->world_size;
     wait_reached<Type::u32, Scope::sys, Sem::acquire>(words.own + 2 + peer, epoch, peer,
-                                                      reinterpret_cast<int64_t>(context), site);
+                                                      reinterpret_cast<int64_t>(context), loc);
   }
 }
 
 } // namespace detail
 
-__device__ __forceinline__ void sync_grid(const void *words, int64_t context, int32_t site) {
-  detail::grid(detail::BarrierWords(words, context), site, [] {});
+__device__ __forceinline__ void sync_grid(const void *words, int64_t context, int32_t loc) {
+  detail::grid(detail::BarrierWords(words, context), loc, [] {});
 }
 
-__device__ __forceinline__ void sync_ranks(const void *words, int64_t context, int32_t site) {
-  detail::ranks(detail::BarrierWords(words, context), site);
+__device__ __forceinline__ void sync_ranks(const void *words, int64_t context, int32_t loc) {
+  detail::ranks(detail::BarrierWords(words, context), loc);
 }
 
-__device__ __forceinline__ void barrier_blocks(const void *words, int64_t context, int32_t site) {
+__device__ __forceinline__ void barrier_blocks(const void *words, int64_t context, int32_t loc) {
   const detail::BarrierWords barrier(words, context);
-  detail::grid(barrier, site, [&] { detail::ranks(barrier, site); });
+  detail::grid(barrier, loc, [&] { detail::ranks(barrier, loc); });
 }
 
 } // namespace tw

@@ -1,6 +1,6 @@
 // What the runtime tells every kernel, and what a kernel tells the runtime before it gives up.
-// The layouts are read and written by runtime/host/context.py: change both. They also compile for the
-// host, where tests/runtime/test_context.py compares them.
+// The layouts are read and written by runtime/host/context.py: change both. They also compile for
+// the host, where tests/runtime/test_context.py compares them.
 #pragma once
 #include <stdint.h>
 
@@ -10,7 +10,7 @@ namespace tw {
 // fills it in, 2 when it can be read.
 struct Record {
   uint32_t state;
-  int32_t site;
+  int32_t loc;
   int32_t rank;
   int32_t peer;
   uint64_t flag;
@@ -51,13 +51,13 @@ __device__ __noinline__ inline void trap_after(uint64_t linger_ns) {
 // others stand still, because a trap of theirs would end the grid before the record is out. A
 // thread that finds the record taken but nobody trapping (a former kernel's record) traps after a
 // while itself. No printf: it would make ptxas serialise wgmma in the whole kernel.
-__device__ __noinline__ inline void give_up(const Context *context, int32_t site, int32_t peer,
+__device__ __noinline__ inline void give_up(const Context *context, int32_t loc, int32_t peer,
                                             uint64_t flag, uint64_t expected, uint64_t seen) {
   Record *record = context->record;
   uint64_t linger_ns = 2000000000ull;
   if (atomicCAS_system(&record->state, 0u, 1u) == 0u) {
     volatile Record *out = record;
-    out->site = site;
+    out->loc = loc;
     out->rank = context->rank;
     out->peer = peer;
     out->flag = flag;

@@ -47,7 +47,7 @@ constexpr int kLooksPerClock = 256;
 // Polls until done(seen, value), or until the time is up.
 template <Scope scope, Sem sem, class T, class Done>
 __device__ __forceinline__ void poll(const T *flag, T value, int32_t peer, int64_t context,
-                                     int32_t site, Done done) {
+                                     int32_t loc, Done done) {
   const Context *c = reinterpret_cast<const Context *>(context);
   for (uint64_t start = 0;;) {
 #pragma unroll 1
@@ -64,7 +64,7 @@ __device__ __forceinline__ void poll(const T *flag, T value, int32_t peer, int64
       if (done(seen, value)) {
         return;
       }
-      give_up(c, site, peer, reinterpret_cast<uint64_t>(flag), widen(value), widen(seen));
+      give_up(c, loc, peer, reinterpret_cast<uint64_t>(flag), widen(value), widen(seen));
       // Registers that must outlive the call would be missing in loops that do not even wait.
       __builtin_unreachable();
     }
@@ -112,8 +112,8 @@ __device__ __forceinline__ void signal(T *flag, V value) {
 #define TW_WAIT(NAME, CONDITION)                                                                   \
   template <Type, Scope scope, Sem sem, class T, class V>                                          \
   __device__ __forceinline__ void NAME(const T *flag, V value, int32_t peer, int64_t context,      \
-                                       int32_t site) {                                             \
-    detail::poll<scope, sem>(flag, static_cast<T>(value), peer, context, site,                     \
+                                       int32_t loc) {                                              \
+    detail::poll<scope, sem>(flag, static_cast<T>(value), peer, context, loc,                      \
                              [](T seen, T value) { return CONDITION; });                           \
   }
 

@@ -1,5 +1,5 @@
-// TileLang's T.atomic_* at system scope, for symmetric tensors. Called by passes/device/widen_atomics.py.
-// PTX ISA: atom, red, fence; memory consistency model.
+// TileLang's T.atomic_* at system scope, for symmetric tensors. Called by
+// passes/device/widen_atomics.py. PTX ISA: atom, red, fence; memory consistency model.
 #pragma once
 #include "atomics.cuh"
 #include "bits.cuh"

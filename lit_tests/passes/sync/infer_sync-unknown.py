@@ -49,7 +49,7 @@ def show(name):
 
     @tw.plan
     def plan(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         Q: T.Tensor((ROWS, DIM), BF16),
         offsets: T.Tensor((9,), "int32"),
         mine: T.Tensor((ROWS, DIM), BF16),

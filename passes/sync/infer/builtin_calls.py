@@ -9,7 +9,7 @@ from tilelang import tvm
 from tvm import tirx
 
 from ....builtins import atomics, memory, signals
-from ....builtins.implicit import CONTEXT, Site, register_site
+from ....builtins.implicit import CONTEXT, Loc, register_loc
 from ....builtins.spec import declaration_of
 from ...ir.origin import inserted
 from ..regions.accesses import Access
@@ -78,5 +78,5 @@ def _site(flag: tirx.BufferLoad, access: Access) -> tirx.IntImm:
     """The number by which the device reports that this wait gave up."""
     file, _, line = access.line.rpartition(":")
     text = f"{flag} before {access.op}, inferred"
-    site = Site(signals.wait_reached.__name__, text, file, int(line or 0), "uint32", inferred=True)
-    return register_site(site)
+    loc = Loc(signals.wait_reached.__name__, text, file, int(line or 0), "uint32", inferred=True)
+    return register_loc(loc)

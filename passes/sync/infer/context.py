@@ -11,16 +11,16 @@ import numpy as np
 from tvm import tirx
 
 from ....builtins.symmetric import packed_strides
-from ...ir.implicit import Hidden, heap_buffer
+from ...ir.implicit import Implicit, heap_buffer
 from ...ir.leaves import leaves_with_builtins
-from ...ir.walk import in_words, line_of
+from ...ir.walk import format_expr, line_of
 from ..regions.accesses import Access, Program
 from ..regions.copies import Copy
-from ..regions.footprints import Boxes
+from ..regions.footprints import Footprints
 from ..regions.granules import Counter
 from ..regions.space import Loop
 from ..regions.symbols import Symbols
-from ..regions.tensor_accesses import Traffic
+from ..regions.tensor_accesses import TensorAccesses
 from . import builtin_calls
 from .edits import Placement
 from .options import Options
@@ -71,17 +71,19 @@ def _runs(numbers: Sequence[int]) -> list[slice]:
     return [slice(numbers[a], numbers[b - 1] + 1) for a, b in itertools.pairwise(cuts)]
 
 
-def copies_with_granules(counter: Counter, boxes: Boxes) -> Iterator[tuple[Copy, int, int]]:
-    """The copies of a plan that ``boxes`` are, each with the owner and number of a granule that it
+def copies_with_granules(
+    counter: Counter, footprints: Footprints
+) -> Iterator[tuple[Copy, int, int]]:
+    """The copies of a plan that ``footprints`` are, each with the owner and number of a granule that it
     touches, in their order."""
-    granules = counter.granules.of_copies(boxes)
-    for copy, home, numbers in zip(boxes.access.each, boxes.home, granules, strict=True):
+    granules = counter.granules.of_copies(footprints)
+    for copy, home, numbers in zip(footprints.access.each, footprints.home, granules, strict=True):
         for granule in numbers:
             yield copy, int(home), int(granule)
 
 
 @dataclass(eq=False)
-class Exchange:
+class SyncContext:
     """A program whose synchronisation is being inferred.
 
     Attributes:
@@ -94,10 +96,10 @@ class Exchange:
     heap_stride: int
     options: Options
     symbols: Symbols
-    traffic: list[Traffic] = field(default_factory=list)
+    traffic: list[TensorAccesses] = field(default_factory=list)
     counters: list[Counter] = field(default_factory=list)
     buffers: dict[tirx.Buffer, int] = field(default_factory=dict)
-    hidden: list[Hidden] = field(default_factory=list)
+    implicit: list[Implicit] = field(default_factory=list)
     hidden_buffers: list[tirx.Buffer] = field(default_factory=list)
     inserted: list[Inserted] = field(default_factory=list)
     reuse: dict[str, str] = field(default_factory=dict)
@@ -138,7 +140,7 @@ class Exchange:
         return (self.epoch + count - tirx.const(1, "uint32")) // count
 
     def guarded(
-        self, stmt: tirx.Stmt, boxes: Boxes, simple: Callable[[tirx.PrimExpr], tirx.PrimExpr],
+        self, stmt: tirx.Stmt, footprints: Footprints, simple: Callable[[tirx.PrimExpr], tirx.PrimExpr],
         left: Sequence[Loop],
     ) -> tirx.Stmt:  # fmt: skip
         """``stmt`` where conditions leave some of an access, and its box does not lie wholly behind
@@ -147,12 +149,12 @@ class Exchange:
         Args:
             left: loops that ``stmt`` has left.
         """
-        access = boxes.access
-        for condition in boxes.asked:
+        access = footprints.access
+        for condition in footprints.asked:
             stmt = tirx.IfThenElse(simple(self.symbols.at_start(condition, left)), stmt, None)
-        for axis in boxes.outside:
-            start = self.symbols.start(boxes, 1 + axis, [*left, *access.inner])
-            extent = boxes.access.tensor.shape[1 + axis]
+        for axis in footprints.outside:
+            start = self.symbols.start(footprints, 1 + axis, [*left, *access.inner])
+            extent = footprints.access.tensor.shape[1 + axis]
             stmt = tirx.IfThenElse(simple(tirx.LT(start, extent)), stmt, None)
         return stmt
 
@@ -174,18 +176,18 @@ class Exchange:
         return tirx.BufferLoad(counter.flags, indices)
 
     def signal_to(
-        self, counter: Counter, boxes: Boxes, home: tirx.PrimExpr, granule: tirx.PrimExpr,
+        self, counter: Counter, footprints: Footprints, home: tirx.PrimExpr, granule: tirx.PrimExpr,
         value: tirx.PrimExpr,
     ) -> tirx.Stmt:  # fmt: skip
         """A signal to all who wait for a granule of the copy of ``home``."""
         if not counter.pulled:
             return builtin_calls.signal(
-                self.flag(counter, home, home, granule), value, boxes.access
+                self.flag(counter, home, home, granule), value, footprints.access
             )
-        known = boxes.ranks_and_homes()
+        known = footprints.ranks_and_homes()
         return self.for_each_rank(
             lambda peer: builtin_calls.signal(
-                self.flag(counter, peer, home, granule), value, boxes.access
+                self.flag(counter, peer, home, granule), value, footprints.access
             ),
             counter.waiting, home, known, own=any(counter.waiting[h] >> r & 1 for r, h in known),
         )  # fmt: skip
@@ -195,10 +197,10 @@ class Exchange:
         the flags as a slice."""
         flags: dict[tuple[int, int], dict[tuple[str, int], list[int]]] = {}
         for counter in self.counters:
-            boxes = counter.traffic.copies
-            if boxes is None or counter.flags is None:
+            footprints = counter.traffic.copies
+            if footprints is None or counter.flags is None:
                 continue
-            for copy, home, granule in copies_with_granules(counter, boxes):
+            for copy, home, granule in copies_with_granules(counter, footprints):
                 if counter.own and copy.before and copy.rank == home:
                     continue
                 at = granule + home * counter.granules.total * counter.pulled
@@ -220,11 +222,11 @@ class Exchange:
         """By rank and number of a plan's copy: (flag tensor, index, value) of what it waits for."""
         out: dict[tuple[int, int], list[tuple]] = {}
         for counter in self.counters:
-            boxes = counter.traffic.copies_out
-            if not counter.by_copies or boxes is None or counter.flags is None:
+            footprints = counter.traffic.copies_out
+            if not counter.by_copies or footprints is None or counter.flags is None:
                 continue
             known: set[tuple[int, int]] = set()
-            for copy, home, granule in copies_with_granules(counter, boxes):
+            for copy, home, granule in copies_with_granules(counter, footprints):
                 index = copy.rank, granule + home * counter.granules.total * counter.pulled
                 if index not in known:  # the stream has waited for it, and set it back
                     known.add(index)
@@ -276,7 +278,7 @@ class Exchange:
             buffer = self.heap_buffer(name, shape, dtype)
         else:
             buffer = tirx.decl_buffer(shape, dtype, name, strides=packed_strides(shape))
-        self.hidden.append(Hidden(name, symmetric, shape, dtype))
+        self.implicit.append(Implicit(name, symmetric, shape, dtype))
         self.hidden_buffers.append(buffer)
         return buffer
 
@@ -306,7 +308,7 @@ class Exchange:
         """``note`` about an operation on a counter."""
         assert counter.flags is not None
         self.note(
-            kind, access, counter.traffic.tensor.name, reason, stmt, each=in_words(each),
+            kind, access, counter.traffic.tensor.name, reason, stmt, each=format_expr(each),
             granule=granule or counter.granules.text, flag=counter.flags.name,
             unit=0 if counter.is_of_copies else counter.unit,
         )  # fmt: skip

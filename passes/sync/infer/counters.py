@@ -7,13 +7,13 @@ from tvm import tirx
 
 from ....builtins.errors import LanguageError
 from ..regions.accesses import Kind
-from ..regions.coverage import Painted
+from ..regions.coverage import Coverage
 from ..regions.granules import Counter, Granules, choose_granules, counter_of
-from ..regions.tensor_accesses import Traffic
-from .context import Exchange, copies_with_granules
+from ..regions.tensor_accesses import TensorAccesses
+from .context import SyncContext, copies_with_granules
 
 
-def make_counters(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
+def make_counters(exchange: SyncContext, scratch: set[tirx.Buffer]) -> None:
     """Give each exchanged tensor counters: of what its reads wait for, of the clearing that
     additions wait for, of what a plan's copies take, and of everything if the program's caller
     shall find it complete.
@@ -53,7 +53,7 @@ def make_counters(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
             _add(exchange, counter, f"{name}_{what}")
 
 
-def _names(traffic: Traffic) -> dict[Kind, tuple[str, str, str]]:
+def _names(traffic: TensorAccesses) -> dict[Kind, tuple[str, str, str]]:
     """By kind of what they count, the names of counters for accesses of the kernel, for copies of
     a plan, and for the end of the launch."""
     names: dict[Kind, tuple[str, str, str]]
@@ -63,7 +63,7 @@ def _names(traffic: Traffic) -> dict[Kind, tuple[str, str, str]]:
     return names
 
 
-def _of_copies_out(traffic: Traffic, kind: Kind, granules: Granules) -> Counter:
+def _of_copies_out(traffic: TensorAccesses, kind: Kind, granules: Granules) -> Counter:
     """The counter of what accesses of ``kind`` bring for a plan's copies to take."""
     out = traffic.copies_out
     assert out is not None
@@ -85,7 +85,7 @@ def _of_copies_out(traffic: Traffic, kind: Kind, granules: Granules) -> Counter:
     return counter
 
 
-def _must_be_complete(traffic: Traffic, kind: Kind, scratch: bool) -> bool:
+def _must_be_complete(traffic: TensorAccesses, kind: Kind, scratch: bool) -> bool:
     """Whether accesses of ``kind`` of others complete something that no read of the owner surely
     waits for, though it matters."""
     if scratch and kind == "write":
@@ -94,10 +94,10 @@ def _must_be_complete(traffic: Traffic, kind: Kind, scratch: bool) -> bool:
     certain = [b for b in reads if b.is_certain]
     if len(certain) == len(reads):
         return _is_left(traffic, kind, traffic.painted["read"])
-    return _is_left(traffic, kind, Painted.by(traffic.grid, traffic.world_size, "read", certain))
+    return _is_left(traffic, kind, Coverage.by(traffic.grid, traffic.world_size, "read", certain))
 
 
-def _is_left(traffic: Traffic, kind: Kind, reads: Painted) -> bool:
+def _is_left(traffic: TensorAccesses, kind: Kind, reads: Coverage) -> bool:
     """Whether accesses of ``kind`` of others complete something for an owner who does not read
     it."""
     brought = np.where(traffic.complete_after(kind), traffic.painted[kind].ranks, 0)
@@ -107,7 +107,7 @@ def _is_left(traffic: Traffic, kind: Kind, reads: Painted) -> bool:
     return bool(np.any((brought & ~own != 0) & (read & own == 0)))
 
 
-def _await_all(exchange: Exchange, traffic: Traffic) -> None:
+def _await_all(exchange: SyncContext, traffic: TensorAccesses) -> None:
     """Let the owner wait at the end of the launch for all that a plan's copies bring, of which its
     kernel may have waited for a part only."""
     counter = next((c for c in exchange.counters if c.traffic is traffic), None)
@@ -121,7 +121,7 @@ def _await_all(exchange: Exchange, traffic: Traffic) -> None:
     counter.also_at_exit = True
 
 
-def _add(exchange: Exchange, counter: Counter, name: str) -> None:
+def _add(exchange: SyncContext, counter: Counter, name: str) -> None:
     traffic = counter.traffic
     buffers = exchange.buffers[traffic.tensor]
     total = counter.granules.total * (traffic.world_size if counter.pulled else 1)

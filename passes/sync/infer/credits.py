@@ -5,10 +5,10 @@ from __future__ import annotations
 from tvm import tirx
 
 from . import builtin_calls
-from .context import Exchange
+from .context import SyncContext
 
 
-def place_credits(exchange: Exchange) -> None:
+def place_credits(exchange: SyncContext) -> None:
     """The first block of a launch tells that it has started, the last one out that it finished. In
     a plan with copies the kernel before them tells that it has started.
 

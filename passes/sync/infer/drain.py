@@ -6,10 +6,10 @@ from tvm import tirx
 
 from ..regions.granules import Counter
 from . import builtin_calls
-from .context import Exchange, by_rank
+from .context import SyncContext, by_rank
 
 
-def place_exits(exchange: Exchange) -> None:
+def place_exits(exchange: SyncContext) -> None:
     """Let the last block wait for what no read surely waits for, so that the caller finds it
     complete.
 
@@ -22,7 +22,7 @@ def place_exits(exchange: Exchange) -> None:
             _wait(exchange, counter, tirx.Var("granule", "int32"))
 
 
-def _wait(exchange: Exchange, counter: Counter, granule: tirx.PrimExpr) -> None:
+def _wait(exchange: SyncContext, counter: Counter, granule: tirx.PrimExpr) -> None:
     """For one granule, or for each, if it is a variable."""
     rank, peer = exchange.symbols.rank, tirx.IntImm("int32", -1)
     arrivals = by_rank(rank, [int(n) for n in counter.arrivals[:, 0]])

@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ...ir.walk import flatten, rewrite_children
 from ..regions.accesses import Access, Program
-from ..regions.footprints import Boxes
+from ..regions.footprints import Footprints
 from ..regions.space import Loop
 
 _ALWAYS = np.ones((), np.bool_)
@@ -71,7 +71,7 @@ def at_line_of(anchor: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt:
 
 
 def loops_kept(
-    access: Access, boxes: Boxes, values: list[np.ndarray], *, guarded: bool = False,
+    access: Access, footprints: Footprints, values: list[np.ndarray], *, guarded: bool = False,
     clipped: bool = False,
 ) -> int:  # fmt: skip
     """How many of the loops around ``access`` a statement must stay in that uses ``values``: it may
@@ -85,15 +85,15 @@ def loops_kept(
             many, and conditions may stand in the loop if the whole block takes one side.
     """
     kept = len(access.loops)
-    sayable = guarded and boxes.is_certain and access.branches == len(access.conditions)
+    sayable = guarded and footprints.is_certain and access.branches == len(access.conditions)
     while kept and access.around[kept - 1] is not None:
         inside = access.guards[kept - 1] == len(access.conditions)
-        if not (inside or sayable) or any(varies(v, kept, boxes.mask) for v in values):
+        if not (inside or sayable) or any(varies(v, kept, footprints.mask) for v in values):
             break
-        is_skipped = kept - 1 in boxes.skipped
-        is_uneven = is_skipped or varies(boxes.mask, kept)
-        may = guarded or (clipped and not is_skipped and not boxes.asked)
-        if is_uneven and not (may and _in_first_round(boxes.mask, kept)):
+        is_skipped = kept - 1 in footprints.skipped
+        is_uneven = is_skipped or varies(footprints.mask, kept)
+        may = guarded or (clipped and not is_skipped and not footprints.asked)
+        if is_uneven and not (may and _in_first_round(footprints.mask, kept)):
             break
         kept -= 1
     return kept

@@ -8,14 +8,14 @@ from ...ir.block_barrier import sync_threads
 from ...ir.walk import flatten
 from ...tile.elect_leader import first_thread, this_thread
 from . import builtin_calls
-from .context import Exchange
+from .context import SyncContext
 
 EPOCH = "launches"
 CALL = 2
 """The first of its words that hold the number of a plan's call."""
 
 
-def count_epochs(exchange: Exchange) -> None:
+def count_epochs(exchange: SyncContext) -> None:
     """Launches are counted from 1, by the last block that begins, or, if something is left for it
     to do, by the last one out.
 

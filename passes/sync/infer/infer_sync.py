@@ -14,7 +14,7 @@ from ....builtins.errors import LanguageError, SyncWarning
 from ....builtins.memory import UNORDERED
 from ....builtins.spec import builtin_of
 from ...group.specialize_group import heap_tensors
-from ...ir.implicit import hidden_of, set_hidden, with_hidden
+from ...ir.implicit import implicit_of, set_implicit, with_hidden
 from ...ir.leaves import Leaf, leaves_of
 from ...ir.memory_order import releases
 from ...ir.sizes import in_numbers, sizes_of
@@ -22,9 +22,9 @@ from ...ir.walk import builtins_in, uses_op
 from ..regions.accesses import Program, collect_accesses
 from ..regions.copies import copies_of
 from ..regions.symbols import Symbols
-from ..regions.tensor_accesses import Traffic, refuse_jumps, traffic_of, verify_traffic
+from ..regions.tensor_accesses import TensorAccesses, refuse_jumps, traffic_of, verify_traffic
 from ..verify.outside import warn_outside
-from .context import Exchange, Inserted
+from .context import Inserted, SyncContext
 from .counters import make_counters
 from .credits import place_credits
 from .drain import place_exits
@@ -125,9 +125,9 @@ def _inferred(
     if not traffic:
         return func, Explanation(_unordered(func, tensors))
     symbols = Symbols(program, world_size)
-    exchange = Exchange(program, world_size, heap_stride, options, symbols, traffic)
-    hidden = {h.name for h in hidden_of(func)}
-    own = {t for t in tensors if t.name in hidden}
+    exchange = SyncContext(program, world_size, heap_stride, options, symbols, traffic)
+    implicit = {h.name for h in implicit_of(func)}
+    own = {t for t in tensors if t.name in implicit}
     for traffic in exchange.traffic:
         exchange.buffers[traffic.tensor] = choose_buffers(exchange, traffic, traffic.tensor in own)
     make_counters(exchange, own)
@@ -140,8 +140,8 @@ def _inferred(
     verify_residency(exchange)
     func = func.with_body(exchange.placement.applied(func.body, exchange.program))
     func = _alternated(exchange, func)
-    flags = sum(4 * math.prod(h.shape) for h in exchange.hidden)
-    func = with_hidden(func, exchange.hidden, exchange.hidden_buffers)
+    flags = sum(4 * math.prod(h.shape) for h in exchange.implicit)
+    func = with_hidden(func, exchange.implicit, exchange.hidden_buffers)
     copied, awaited = exchange.copied(), exchange.awaited()
     ops = (*exchange.inserted, *_unordered(func, tensors))
     room = exchange.is_called and leaves_room(exchange)
@@ -168,7 +168,7 @@ def _is_explicit(call: tirx.Call) -> bool:
 
 def _traffic(
     func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer], world_size: int
-) -> tuple[Program, list[Traffic]]:
+) -> tuple[Program, list[TensorAccesses]]:
     """The tensors that must be synchronised."""
     program = collect_accesses(func, tensors)
     found = []
@@ -190,19 +190,19 @@ def _unordered(func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer]) -> tuple[Ins
     return tuple(Inserted("unordered", u.tensor, u.line, u.reason) for u in left_out)
 
 
-def _alternated(exchange: Exchange, func: tirx.PrimFunc) -> tirx.PrimFunc:
+def _alternated(exchange: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``func`` with as many buffers of its scratch tensors as launches take in turn."""
     replaced: dict[tirx.Var, tuple] = {}
-    buffers, hidden = dict(func.buffer_map.items()), hidden_of(func)
+    buffers, implicit = dict(func.buffer_map.items()), implicit_of(func)
     for param, buffer in func.buffer_map.items():
         copies = exchange.buffers.get(buffer, 1)
         if copies > 1:
-            at = next(i for i, h in enumerate(hidden) if h.name == buffer.name)
-            hidden[at] = dataclasses.replace(hidden[at], shape=(copies, *hidden[at].shape))
-            new = exchange.heap_buffer(buffer.name, hidden[at].shape, hidden[at].dtype)
+            at = next(i for i, h in enumerate(implicit) if h.name == buffer.name)
+            implicit[at] = dataclasses.replace(implicit[at], shape=(copies, *implicit[at].shape))
+            new = exchange.heap_buffer(buffer.name, implicit[at].shape, implicit[at].dtype)
             buffers[param], replaced[buffer.data] = new, (new, exchange.half(buffer))
     if not replaced:
         return func
     body = reindexed(func.body, lambda node: replaced.get(node.buffer.data))
     new = tirx.PrimFunc(func.params, body, func.ret_type, buffers, func.attrs, func.span)
-    return set_hidden(new, hidden)
+    return set_implicit(new, implicit)

@@ -10,17 +10,17 @@ import numpy as np
 from tvm import tirx
 
 from ....builtins.errors import LanguageError
-from ...ir.walk import in_words
-from ..regions.footprints import Boxes, combinations
+from ...ir.walk import format_expr
+from ..regions.footprints import Footprints, combinations
 from ..regions.granules import Counter, elements_of
-from ..regions.schedule import Moments
-from .context import Exchange
+from ..regions.schedule import Timestamps
+from .context import SyncContext
 from .copy_deps import queues_of
 from .signals import signal_depth
 from .waits import wait_depth
 
 
-def verify_residency(exchange: Exchange) -> None:
+def verify_residency(exchange: SyncContext) -> None:
     """Refuse a program that may stand still because waiting blocks leave no room for those they
     wait for.
 
@@ -34,16 +34,18 @@ def verify_residency(exchange: Exchange) -> None:
     """
     every = ("read", "write", "add")
     accesses = [b.access for t in exchange.traffic for b in t.in_kernel(*every)]
-    moments = Moments(accesses, exchange.program, exchange.world_size)
+    moments = Timestamps(accesses, exchange.program, exchange.world_size)
     counters = [c for c in exchange.counters if not c.at_exit]
     if any(c.by_copies for c in counters):
         _verify_room(exchange, counters)
     last: dict[Counter, np.ndarray] = {}
     for counter in counters:
         last[counter] = np.full(counter.arrivals.shape, -1, np.int64)
-        for boxes in counter.traffic.in_kernel(counter.kind):
-            moment = _told(exchange, moments, counter, boxes)
-            home, granule, when = boxes.where(boxes.home, counter.granules.of(boxes), moment)
+        for footprints in counter.traffic.in_kernel(counter.kind):
+            moment = _told(exchange, moments, counter, footprints)
+            home, granule, when = footprints.where(
+                footprints.home, counter.granules.of(footprints), moment
+            )
             np.maximum.at(last[counter], (home, granule), when)
     for queue in queues_of(counters):
         now = -1
@@ -52,12 +54,12 @@ def verify_residency(exchange: Exchange) -> None:
             for c, *at in copy.brings:
                 last[c][tuple(at)] = max(last[c][tuple(at)], now)
     for counter in counters:
-        for boxes in counter.users:
-            told = last[counter][boxes.home, counter.granules.of(boxes)]
-            told = np.where(boxes.mask, told, -1)
+        for footprints in counter.users:
+            told = last[counter][footprints.home, counter.granules.of(footprints)]
+            told = np.where(footprints.mask, told, -1)
             # What varies along an axis alone decides by its least or greatest there.
-            first = boxes.block.min(axis=_fixed(told), keepdims=True)
-            moment = moments.of(boxes, wait_depth(exchange, counter, boxes), block=first)
+            first = footprints.block.min(axis=_fixed(told), keepdims=True)
+            moment = moments.of(footprints, wait_depth(exchange, counter, footprints), block=first)
             if np.any(told.max(axis=_fixed(moment), keepdims=True) >= moment):
                 _Play(exchange, moments).run(exchange.options.resident_blocks)
                 return
@@ -68,21 +70,21 @@ def _fixed(array: np.ndarray) -> tuple[int, ...]:
     return tuple(axis for axis, n in enumerate(array.shape) if n == 1)
 
 
-def _verify_room(exchange: Exchange, counters: Sequence[Counter]) -> None:
+def _verify_room(exchange: SyncContext, counters: Sequence[Counter]) -> None:
     """Refuse a kernel that waits, and takes all SMs, where copies take what it brings: a kernel of
     a block must run beside it, which waits for that."""
-    waiting = [boxes.access for counter in counters for boxes in counter.users]
+    waiting = [footprints.access for counter in counters for footprints in counter.users]
     most = exchange.options.resident_blocks - 1
     few = isinstance(exchange.grid, tirx.IntImm) and int(exchange.grid) <= most
     if waiting and not few:
         raise LanguageError(
-            f"{waiting[0].text}, and copies wait beside {in_words(exchange.grid)} blocks for what "
+            f"{waiting[0].text}, and copies wait beside {format_expr(exchange.grid)} blocks for what "
             f"these bring; expected at most {most} blocks, one less than tileweave.resident_blocks,"
             f" each of which may walk over many tiles{waiting[0].location}"
         )
 
 
-def leaves_room(exchange: Exchange) -> bool:
+def leaves_room(exchange: SyncContext) -> bool:
     """Whether, on every rank, one of the blocks that run first ends without waiting, or does not
     come: then there is room for the kernel of a block that lets a plan's copies begin."""
     if not isinstance(exchange.grid, tirx.IntImm):
@@ -94,21 +96,23 @@ def leaves_room(exchange: Exchange) -> bool:
     for counter in exchange.counters:
         if counter.at_exit or counter.also_at_exit:
             waits[:, -1] = True
-        for boxes in counter.users:
-            here = boxes.mask
+        for footprints in counter.users:
+            here = footprints.mask
             if counter.own:
-                here = here & (counter.granules.of(boxes) // counter.own != boxes.rank)
+                here = here & (counter.granules.of(footprints) // counter.own != footprints.rank)
             within = tuple(range(1 + len(exchange.program.grid), here.ndim))
             here = np.logical_or.reduce(here, axis=within, keepdims=True)
-            rank, block = combinations([boxes.rank, boxes.block], here)
+            rank, block = combinations([footprints.rank, footprints.block], here)
             waits[rank, block] = True
     return bool(np.all(np.any(~waits[:, :resident], axis=1)))
 
 
-def _told(exchange: Exchange, moments: Moments, counter: Counter, boxes: Boxes) -> np.ndarray:
+def _told(
+    exchange: SyncContext, moments: Timestamps, counter: Counter, footprints: Footprints
+) -> np.ndarray:
     """When others are told of an access, in each iteration."""
-    depth = signal_depth(exchange, counter, boxes)
-    return moments.of(boxes, depth, after=True)
+    depth = signal_depth(exchange, counter, footprints)
+    return moments.of(footprints, depth, after=True)
 
 
 def _first(found: Sequence[np.ndarray], keys: int) -> list[np.ndarray]:
@@ -123,32 +127,37 @@ def _first(found: Sequence[np.ndarray], keys: int) -> list[np.ndarray]:
 class _Play:
     """A launch, block by block, and the copies that take what it brings."""
 
-    def __init__(self, exchange: Exchange, moments: Moments) -> None:
+    def __init__(self, exchange: SyncContext, moments: Timestamps) -> None:
         self._events: dict[tuple[int, int], list] = defaultdict(list)
         self._missing: dict[tuple, int] = {}
         self._exchange = exchange
         counters = [c for c in exchange.counters if not c.at_exit]
         for counter in counters:
-            for boxes in counter.traffic.in_kernel(counter.kind):
-                self._note(counter, boxes, _told(exchange, moments, counter, boxes), True)
-            for boxes in counter.users:
-                depth = wait_depth(exchange, counter, boxes)
-                self._note(counter, boxes, moments.of(boxes, depth), False)
+            for footprints in counter.traffic.in_kernel(counter.kind):
+                self._note(counter, footprints, _told(exchange, moments, counter, footprints), True)
+            for footprints in counter.users:
+                depth = wait_depth(exchange, counter, footprints)
+                self._note(counter, footprints, moments.of(footprints, depth), False)
             for (home, granule), units in np.ndenumerate(counter.arrivals):
                 self._missing[counter, home, granule] = int(units)
         for events in self._events.values():
             events.sort(key=lambda e: e[0])
         self._queues = queues_of(counters)
 
-    def _note(self, counter: Counter, boxes: Boxes, moment, signals: bool) -> None:
-        units = elements_of(boxes) // counter.unit
-        found = boxes.where(
-            boxes.rank, boxes.block, boxes.home, counter.granules.of(boxes), moment, units
+    def _note(self, counter: Counter, footprints: Footprints, moment, signals: bool) -> None:
+        units = elements_of(footprints) // counter.unit
+        found = footprints.where(
+            footprints.rank,
+            footprints.block,
+            footprints.home,
+            counter.granules.of(footprints),
+            moment,
+            units,
         )
         if not signals:
             found = _first(found, keys=4)
         for r, b, h, g, t, n in zip(*(a.tolist() for a in found), strict=True):
-            self._events[r, b].append((t, (counter, h, g), n if signals else 0, boxes.access))
+            self._events[r, b].append((t, (counter, h, g), n if signals else 0, footprints.access))
 
     def run(self, resident: int) -> None:
         blocks = 1 + max(b for _, b in self._events)

@@ -7,16 +7,16 @@ from tvm import tirx
 
 from ....builtins.errors import LanguageError
 from ..regions.accesses import Access
-from ..regions.footprints import Boxes
+from ..regions.footprints import Footprints
 from ..regions.granules import Counter
-from ..regions.tensor_accesses import Traffic
+from ..regions.tensor_accesses import TensorAccesses
 from . import builtin_calls
-from .context import Exchange
+from .context import SyncContext
 from .edits import anchor_of, loops_kept, loops_shared, moved
 from .waits import dominates
 
 
-def choose_buffers(exchange: Exchange, traffic: Traffic, scratch: bool) -> int:
+def choose_buffers(exchange: SyncContext, traffic: TensorAccesses, scratch: bool) -> int:
     """How many buffers launches take in turn: two where that makes waiting unnecessary.
 
     Raises:
@@ -39,7 +39,7 @@ def choose_buffers(exchange: Exchange, traffic: Traffic, scratch: bool) -> int:
     return 1
 
 
-def guard_reuse(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
+def guard_reuse(exchange: SyncContext, scratch: set[tirx.Buffer]) -> None:
     """Prove that each write of a launch follows the reads of the launch before, or let it wait.
 
     Two buffers in turn suffice where every writer waits, in every launch, for something its readers
@@ -63,17 +63,17 @@ def guard_reuse(exchange: Exchange, scratch: set[tirx.Buffer]) -> None:
             _guard(exchange, traffic, own)
 
 
-def _guard(exchange: Exchange, traffic: Traffic, scratch: bool) -> None:
+def _guard(exchange: SyncContext, traffic: TensorAccesses, scratch: bool) -> None:
     name = traffic.tensor.name
     by_caller = not scratch or not traffic.has("read")
     started = by_caller or exchange.options.reuse == "barrier"
     done: list[tuple[str, Access, int]] = []
     guarded = False
-    for boxes in traffic.of_kind("write", "add"):
-        readers = _readers_of(traffic, scratch)[boxes.home] & ~(1 << boxes.rank)
-        if np.any(readers & ~_heard_from(exchange, boxes) & -boxes.mask.astype(np.int64)):
+    for footprints in traffic.of_kind("write", "add"):
+        readers = _readers_of(traffic, scratch)[footprints.home] & ~(1 << footprints.rank)
+        if np.any(readers & ~_heard_from(exchange, footprints) & -footprints.mask.astype(np.int64)):
             guarded = True
-            _wait(exchange, traffic, boxes, scratch, started, done)
+            _wait(exchange, traffic, footprints, scratch, started, done)
     if not guarded:
         exchange.reuse[name] = "writers first wait for what the readers write in the same launch"
     elif started:
@@ -83,13 +83,18 @@ def _guard(exchange: Exchange, traffic: Traffic, scratch: bool) -> None:
 
 
 def _wait(
-    exchange: Exchange, traffic: Traffic, boxes: Boxes, scratch: bool, started: bool, done: list
+    exchange: SyncContext,
+    traffic: TensorAccesses,
+    footprints: Footprints,
+    scratch: bool,
+    started: bool,
+    done: list,
 ) -> None:
-    access, symbols = boxes.access, exchange.symbols
-    kept = loops_kept(access, boxes, [boxes.home], clipped=True)
+    access, symbols = footprints.access, exchange.symbols
+    kept = loops_kept(access, footprints, [footprints.home], clipped=True)
     left = access.loops[kept:]
-    home = symbols.simplified(symbols.start(boxes, 0, [*left, *access.inner]), access)
-    known, readers = boxes.ranks_and_homes(), _readers_of(traffic, scratch)
+    home = symbols.simplified(symbols.start(footprints, 0, [*left, *access.inner]), access)
+    known, readers = footprints.ranks_and_homes(), _readers_of(traffic, scratch)
     only_home = all((int(readers[h]) ^ 1 << h) & ~(1 << r) == 0 for r, h in known)
     key = str(home)
     for k, other, other_kept in done:
@@ -120,7 +125,7 @@ def _wait(
     )  # fmt: skip
 
 
-def _readers_of(traffic: Traffic, scratch: bool) -> np.ndarray:
+def _readers_of(traffic: TensorAccesses, scratch: bool) -> np.ndarray:
     """Which ranks may read the copy of each rank, a bit each: in the kernel, and, unless only the
     program sees the tensor, its owner between launches."""
     size = int(np.prod(traffic.grid.cells))
@@ -129,21 +134,21 @@ def _readers_of(traffic: Traffic, scratch: bool) -> np.ndarray:
     return by_home if scratch else by_home | 1 << np.arange(traffic.world_size)
 
 
-def _heard_from(exchange: Exchange, boxes: Boxes) -> np.ndarray:
+def _heard_from(exchange: SyncContext, footprints: Footprints) -> np.ndarray:
     """From which ranks the block has data of this launch, a bit each, in every iteration of an
     access, because it has waited for it."""
-    heard = np.zeros((1,) * boxes.mask.ndim, np.int64)
+    heard = np.zeros((1,) * footprints.mask.ndim, np.int64)
     for counter in exchange.counters:
         if counter.is_of_copies:
             continue
         makers = _makers(counter)
         for other in (b for b in counter.users if b.is_certain):
-            shared = loops_shared(other.access, boxes.access)
-            if other.access.place[shared] > boxes.access.place[shared] or not other.repeats:
+            shared = loops_shared(other.access, footprints.access)
+            if other.access.place[shared] > footprints.access.place[shared] or not other.repeats:
                 continue
             made = np.where(other.mask, makers[other.home, counter.granules.of(other)], 0)
             once = np.bitwise_or.reduce(made, axis=tuple(range(1 + shared, made.ndim)))
-            heard = heard | once.reshape(once.shape + (1,) * (boxes.mask.ndim - once.ndim))
+            heard = heard | once.reshape(once.shape + (1,) * (footprints.mask.ndim - once.ndim))
     return heard
 
 
@@ -158,7 +163,7 @@ def _makers(counter: Counter) -> np.ndarray:
     return out
 
 
-def _pairs(traffic: Traffic, scratch: bool) -> set[tuple[int, int]]:
+def _pairs(traffic: TensorAccesses, scratch: bool) -> set[tuple[int, int]]:
     """(writer, reader): which ranks write what other ranks read."""
     readers = [int(bits) for bits in _readers_of(traffic, scratch)]
     written = set().union(*(b.ranks_and_homes() for b in traffic.of_kind("write", "add")))
@@ -170,14 +175,14 @@ def _pairs(traffic: Traffic, scratch: bool) -> set[tuple[int, int]]:
     }
 
 
-def _too_far(exchange: Exchange, traffic: Traffic) -> tuple[int, int] | None:
+def _too_far(exchange: SyncContext, traffic: TensorAccesses) -> tuple[int, int] | None:
     """A writer and a reader of what it writes for which it does not wait in every launch."""
     waits_for = [0] * exchange.world_size
     for other in exchange.traffic:
         added, written = (other.painted[kind].ranks for kind in ("add", "write"))
         made = np.where(other.complete_after("add"), added, written)
-        for boxes in (b for b in other.in_kernel("read") if b.is_certain):
-            rank, _, pieces = other.grid.cells_of(boxes)
+        for footprints in (b for b in other.in_kernel("read") if b.is_certain):
+            rank, _, pieces = other.grid.cells_of(footprints)
             for box, cell in pieces:
                 for reader in range(exchange.world_size):
                     of_reader = cell[rank[box] == reader]

@@ -13,11 +13,11 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 from ....builtins.errors import LanguageError
 from ....builtins.symmetric import itemsize
-from ...ir.implicit import Hidden, heap_buffer, hidden_of, set_hidden, with_hidden
-from ...ir.walk import in_words, rewrite_children
+from ...ir.implicit import Implicit, heap_buffer, implicit_of, set_implicit, with_hidden
+from ...ir.walk import format_expr, rewrite_children
 from ..regions.accesses import Access, Program
 from ..regions.granules import choose_granules
-from ..regions.tensor_accesses import Traffic, refuse_unwritten, verify_traffic
+from ..regions.tensor_accesses import TensorAccesses, refuse_unwritten, verify_traffic
 from .edits import at_line_of
 from .options import Options
 from .reindex import Node, reindexed
@@ -50,7 +50,7 @@ class _Home:
 
 
 def give_rounds(
-    func: tirx.PrimFunc, again: Sequence[Traffic], program: Program, options: Options,
+    func: tirx.PrimFunc, again: Sequence[TensorAccesses], program: Program, options: Options,
     heap_stride: int,
 ) -> tuple[tirx.PrimFunc, Options, dict[str, str]]:  # fmt: skip
     """Give each round of the tensors in ``again``, which are written more than once in a launch,
@@ -69,7 +69,7 @@ def give_rounds(
     Before: ``for r in T.serial(3): T.copy(tile, S[right, 0]); T.copy(S[me, 0], tile)``
     After:  ``for r in T.serial(3): T.copy(tile, S[right, r, 0]); T.copy(S[me, r, 0], tile)``
     """
-    own = {h.name for h in hidden_of(func)}
+    own = {h.name for h in implicit_of(func)}
     granule, homes = dict(options.granule), {}
     for traffic in again:
         tensor, name = traffic.tensor, traffic.tensor.name
@@ -88,7 +88,7 @@ def give_rounds(
     return func, dataclasses.replace(options, granule=granule), notes
 
 
-def _home(traffic: Traffic, rounds: Rounds, own: bool, heap_stride: int) -> _Home:
+def _home(traffic: TensorAccesses, rounds: Rounds, own: bool, heap_stride: int) -> _Home:
     tensor = traffic.tensor
     count = rounds.count if own else rounds.overwritten
     shape = [count, *(int(n) for n in tensor.shape[1:])]
@@ -101,7 +101,7 @@ def _bytes(copies: tirx.Buffer) -> int:
     return math.prod(int(n) for n in copies.shape[1:]) * itemsize(copies.dtype)
 
 
-def _refuse_large(traffic: Traffic, home: _Home, limit: int) -> None:
+def _refuse_large(traffic: TensorAccesses, home: _Home, limit: int) -> None:
     size = _bytes(home.copies)
     if size > limit:
         access = traffic.in_kernel("write")[0].access
@@ -112,7 +112,7 @@ def _refuse_large(traffic: Traffic, home: _Home, limit: int) -> None:
         )
 
 
-def _refuse_unseen(func: tirx.PrimFunc, traffic: Traffic, program: Program) -> None:
+def _refuse_unseen(func: tirx.PrimFunc, traffic: TensorAccesses, program: Program) -> None:
     """Refuse what touches the tensor beside its known accesses: ``W.unordered``, and what reads or
     writes single words."""
     known = {a.node for a in program.accesses if a.tensor.same_as(traffic.tensor)}
@@ -126,7 +126,7 @@ def _refuse_unseen(func: tirx.PrimFunc, traffic: Traffic, program: Program) -> N
     post_order_visit(func.body, visit)
     if unseen:
         first = traffic.of_kind("write")[0].access
-        where = f"{traffic.tensor.name}[{', '.join(map(in_words, unseen[0].indices))}]"
+        where = f"{traffic.tensor.name}[{', '.join(map(format_expr, unseen[0].indices))}]"
         raise LanguageError(
             f"{first.text} again in the same launch, and it is not known what round is meant where "
             f"{where} is not synchronised; {_EXPECTED}{first.location}"
@@ -135,23 +135,24 @@ def _refuse_unseen(func: tirx.PrimFunc, traffic: Traffic, program: Program) -> N
 
 def _with_memory(func: tirx.PrimFunc, homes: Mapping[tirx.Buffer, _Home]) -> tirx.PrimFunc:
     """``func`` with the copies as hidden parameters."""
-    buffers, hidden = dict(func.buffer_map.items()), hidden_of(func)
-    new: list[tuple[Hidden, tirx.Buffer]] = []
+    buffers, implicit = dict(func.buffer_map.items()), implicit_of(func)
+    new: list[tuple[Implicit, tirx.Buffer]] = []
     for param, buffer in func.buffer_map.items():
         home = homes.get(buffer)
         if home is None:
             continue
         shape = tuple(int(n) for n in home.copies.shape[1:])
         if home.kept is not None:
-            one = Hidden(home.copies.name, True, shape, str(buffer.dtype), scratch=True)
+            one = Implicit(home.copies.name, True, shape, str(buffer.dtype), scratch=True)
             new.append((one, home.copies))
         else:
             buffers[param] = home.copies
-            hidden = [
-                dataclasses.replace(h, shape=shape) if h.name == buffer.name else h for h in hidden
+            implicit = [
+                dataclasses.replace(h, shape=shape) if h.name == buffer.name else h
+                for h in implicit
             ]
     func = tirx.PrimFunc(func.params, func.body, func.ret_type, buffers, func.attrs, func.span)
-    return with_hidden(set_hidden(func, hidden), [h for h, _ in new], [b for _, b in new])
+    return with_hidden(set_implicit(func, implicit), [h for h, _ in new], [b for _, b in new])
 
 
 def _moved(body: tirx.Stmt, homes: Mapping[tirx.Buffer, _Home]) -> tirx.Stmt:

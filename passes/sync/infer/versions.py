@@ -19,9 +19,9 @@ from tvm import tirx
 from ....builtins.errors import LanguageError
 from ...ir.walk import arrows
 from ..regions.accesses import Access, Program
-from ..regions.schedule import Moments
+from ..regions.schedule import Timestamps
 from ..regions.space import Loop
-from ..regions.tensor_accesses import Traffic, refuse_second_write, region_of
+from ..regions.tensor_accesses import TensorAccesses, refuse_second_write, region_of
 
 _ORDER = {"read": 0, "write": 1, "add": 2}
 """In what order one statement does what it does."""
@@ -56,7 +56,7 @@ class Rounds:
     overwritten: int
 
 
-def rounds_of(traffic: Traffic, program: Program) -> Rounds:
+def rounds_of(traffic: TensorAccesses, program: Program) -> Rounds:
     """The rounds of a tensor of which an element is written more than once.
 
     Raises:
@@ -72,7 +72,7 @@ def rounds_of(traffic: Traffic, program: Program) -> Rounds:
     mine = [a for a in program.accesses if a.tensor.same_as(traffic.tensor)]
     never = Round(tirx.IntImm("int32", 0), kept=False)
     return Rounds(
-        {a: numbers.round_of(a) if a in traffic.boxes else never for a in mine},
+        {a: numbers.round_of(a) if a in traffic.footprints else never for a in mine},
         int(each.max()) + 1, int(each[~kept].max(initial=-1)) + 1,
     )  # fmt: skip
 
@@ -85,8 +85,8 @@ class _Events:
         cell, moment, access: of each event; the access as an index.
     """
 
-    traffic: Traffic
-    moments: Moments
+    traffic: TensorAccesses
+    moments: Timestamps
     grid: int
     accesses: list[Access]
     cell: np.ndarray
@@ -94,14 +94,14 @@ class _Events:
     access: np.ndarray
 
     @classmethod
-    def of(cls, traffic: Traffic, program: Program) -> _Events:
-        accesses = [b.access for b in traffic.boxes.values()]
-        moments = Moments(accesses, program, traffic.world_size)
+    def of(cls, traffic: TensorAccesses, program: Program) -> _Events:
+        accesses = [b.access for b in traffic.footprints.values()]
+        moments = Timestamps(accesses, program, traffic.world_size)
         parts = []
-        for number, boxes in enumerate(traffic.boxes.values()):
-            axes = len(boxes.low)
-            depth = len(boxes.access.loops)
-            _, home, *bounds, moment = boxes.flat(moments.of(boxes, depth))
+        for number, footprints in enumerate(traffic.footprints.values()):
+            axes = len(footprints.low)
+            depth = len(footprints.access.loops)
+            _, home, *bounds, moment = footprints.flat(moments.of(footprints, depth))
             moment = moment % moments.span
             for box, cell in traffic.grid.cells_in(home, bounds[:axes], bounds[axes:]):
                 parts.append((cell, moment[box], np.full(len(cell), number)))

@@ -14,15 +14,15 @@ from ...ir.walk import has_loads
 from ..regions.accesses import Access
 from ..regions.coverage import volumes
 from ..regions.data_dependent import stays_in
-from ..regions.footprints import Boxes
+from ..regions.footprints import Footprints
 from ..regions.granules import Counter
 from ..regions.space import Loop
 from . import builtin_calls
-from .context import Exchange, by_rank
+from .context import SyncContext, by_rank
 from .edits import anchor_of, loops_kept, moved
 
 
-def place_waits(exchange: Exchange) -> None:
+def place_waits(exchange: SyncContext) -> None:
     """Put a wait before each access that needs what others bring.
 
     It stands outside the loops in which it would wait for the same granule, unless others wait for
@@ -36,81 +36,86 @@ def place_waits(exchange: Exchange) -> None:
     """
     for counter in exchange.counters:
         done: list[tuple[list[tirx.PrimExpr], Access, int]] = []
-        for boxes in counter.users:
-            _wait(exchange, counter, boxes, done)
+        for footprints in counter.users:
+            _wait(exchange, counter, footprints, done)
 
 
-def wait_depth(exchange: Exchange, counter: Counter, boxes: Boxes) -> int:
+def wait_depth(exchange: SyncContext, counter: Counter, footprints: Footprints) -> int:
     """How many loops around the access its wait stays in."""
-    access = boxes.access
-    kept = loops_kept(access, boxes, [boxes.home, counter.granules.of(boxes)], guarded=True)
+    access = footprints.access
+    kept = loops_kept(
+        access, footprints, [footprints.home, counter.granules.of(footprints)], guarded=True
+    )
     while kept < len(access.loops) and (
-        _signals_in(exchange, access.loops[kept]) or not _may_leave(exchange, counter, boxes, kept)
+        _signals_in(exchange, access.loops[kept])
+        or not _may_leave(exchange, counter, footprints, kept)
     ):
         kept += 1
     return kept
 
 
-def _may_leave(exchange: Exchange, counter: Counter, boxes: Boxes, number: int) -> bool:
+def _may_leave(
+    exchange: SyncContext, counter: Counter, footprints: Footprints, number: int
+) -> bool:
     """Whether what only the running kernel knows of a wait can be said before the loop of this
     number around its access."""
-    loop = boxes.access.around[number]
+    loop = footprints.access.around[number]
     assert loop is not None
-    rounds = [extent for other, extent in boxes.open_loops.items() if other > number]
+    rounds = [extent for other, extent in footprints.open_loops.items() if other > number]
     return all(
-        stays_in(loop, expr, exchange.program) for expr in [*_places(counter, boxes), *rounds]
+        stays_in(loop, expr, exchange.program) for expr in [*_places(counter, footprints), *rounds]
     )
 
 
-def _places(counter: Counter, boxes: Boxes) -> list[tirx.PrimExpr]:
+def _places(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:
     """The indices, known only to the running kernel, that choose the counter of a wait."""
     counts = (counter.traffic.world_size, *counter.granules.counts)
-    return [index for axis, index in boxes.open_axes.items() if counts[axis] > 1]
+    return [index for axis, index in footprints.open_axes.items() if counts[axis] > 1]
 
 
-def _signals_in(exchange: Exchange, loop: Loop) -> bool:
+def _signals_in(exchange: SyncContext, loop: Loop) -> bool:
     return any(
-        loop in boxes.access.loops
+        loop in footprints.access.loops
         for counter in exchange.counters
-        for boxes in counter.traffic.in_kernel(counter.kind)
+        for footprints in counter.traffic.in_kernel(counter.kind)
     )
 
 
-def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> None:
-    access, symbols, name = boxes.access, exchange.symbols, counter.traffic.tensor.name
-    kept = wait_depth(exchange, counter, boxes)
+def _wait(exchange: SyncContext, counter: Counter, footprints: Footprints, done: list) -> None:
+    access, symbols, name = footprints.access, exchange.symbols, counter.traffic.tensor.name
+    kept = wait_depth(exchange, counter, footprints)
     left = access.loops[kept:]
     loops = [*left, *access.inner]
-    first = symbols.simplified(symbols.start(boxes, 0, loops), access)
-    key = [first, counter.granules.index(boxes, symbols, left)]
+    first = symbols.simplified(symbols.start(footprints, 0, loops), access)
+    key = [first, counter.granules.index(footprints, symbols, left)]
     for other_key, other, other_kept in done:
         if structural_equal(key, other_key) and dominates(other, other_kept, access, kept):
             exchange.note("wait", access, name, f"the wait at {other.line} serves for it, too")
             return
     rounds = [
-        boxes.open_loops[number] if number in boxes.open_loops
+        footprints.open_loops[number] if number in footprints.open_loops
         else symbols.at_start(loop.extent, left)
         for number, loop in enumerate(left, kept)
-        if number in boxes.open_loops or number in boxes.skipped
+        if number in footprints.open_loops or number in footprints.skipped
     ]  # fmt: skip
-    is_fixed = not any(has_loads(index) for index in _places(counter, boxes))
-    if is_fixed and not boxes.outside and not boxes.asked and not rounds:
+    is_fixed = not any(has_loads(index) for index in _places(counter, footprints))
+    if is_fixed and not footprints.outside and not footprints.asked and not rounds:
         done.append((key, access, kept))
-    home = symbols.simplified(symbols.start(boxes, 0, loops, in_place=True), access)
-    granule = counter.granules.index(boxes, symbols, left, in_place=True)
-    arrivals = _arrivals(counter, boxes, home, granule)
+    home = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
+    granule = counter.granules.index(footprints, symbols, left, in_place=True)
+    arrivals = _arrivals(counter, footprints, home, granule)
     target = exchange.epochs_of(counter.traffic.tensor) * arrivals
     flag = exchange.flag(counter, symbols.rank, home, granule)
     peer = tirx.IntImm("int32", -1)
     stmt = builtin_calls.wait_reached(flag, target, peer, access)
     inside = access.conditions[access.guards[kept] :] if left else ()
     asked = [symbols.at_start(condition, left) for condition in inside]
-    if _reads_own(counter, boxes):
+    if _reads_own(counter, footprints):
         asked.append(tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank))
     if asked:
         holds = symbols.simplified(functools.reduce(tirx.And, asked), access)
         stmt = tirx.IfThenElse(holds, stmt, None)
-    stmt = exchange.guarded(stmt, boxes, lambda e: symbols.simplified(e, access), left)
+    stmt = exchange.guarded(stmt, footprints, lambda e: symbols.simplified(e, access), left)
     for extent in rounds:
         some = tirx.GT(extent, 0)
         stmt = tirx.IfThenElse(symbols.simplified(some, access), stmt, None)
@@ -119,16 +124,16 @@ def _wait(exchange: Exchange, counter: Counter, boxes: Boxes, done: list) -> Non
         "read": f"reads what {'additions' if counter.kind == 'add' else 'writes'} bring",
         "add": "adds to what must have been cleared",
     }[access.kind]
-    if not boxes.is_certain:
+    if not footprints.is_certain:
         needs += "; which part, only the running kernel knows"
     exchange.note_of("wait", access, counter, f"{access.op} {needs}{moved(left)}", stmt, arrivals)
 
 
-def _reads_own(counter: Counter, boxes: Boxes) -> bool:
+def _reads_own(counter: Counter, footprints: Footprints) -> bool:
     """Whether some ranks read what lies there when their kernel starts."""
     if not counter.own:
         return False
-    rank, granule = boxes.distinct(boxes.rank, counter.granules.of(boxes))
+    rank, granule = footprints.distinct(footprints.rank, counter.granules.of(footprints))
     return bool(np.any(granule // counter.own == rank))
 
 
@@ -148,11 +153,11 @@ def dominates(one: Access, one_kept: int, other: Access, other_kept: int) -> boo
 
 
 def _arrivals(
-    counter: Counter, boxes: Boxes, at: tirx.PrimExpr, granule: tirx.PrimExpr
+    counter: Counter, footprints: Footprints, at: tirx.PrimExpr, granule: tirx.PrimExpr
 ) -> tirx.PrimExpr:
     """Units that arrive in the granule in each launch, as an expression."""
     arrivals, granules = counter.arrivals, counter.granules
-    home, number = boxes.distinct(boxes.home, granules.of(boxes))
+    home, number = footprints.distinct(footprints.home, granules.of(footprints))
     seen = arrivals[home, number]
     values = np.unique(seen)
     if len(values) == 1:
@@ -166,16 +171,16 @@ def _arrivals(
     if len(times) == 1 and np.array_equal(seen * counter.unit, elements * times[0]):
         return _clipped(counter, granule, int(times[0]), ends)
     raise LanguageError(
-        f"{boxes.access.text}: its granules of {granules.text} elements get "
+        f"{footprints.access.text}: its granules of {granules.text} elements get "
         f"{int(values[0]) * counter.unit} to {int(values[-1]) * counter.unit} elements a launch; "
         "expected as many in each, or each written whole; choose tileweave.granule, or signals and "
-        f"waits written by hand{boxes.access.location}"
+        f"waits written by hand{footprints.access.location}"
     )
 
 
 def _ends(counter: Counter) -> tuple[int, ...]:
     """Where on each axis ends what arrives."""
-    bounds = [boxes.bounds for boxes in counter.traffic.of_kind(counter.kind)]
+    bounds = [footprints.bounds for footprints in counter.traffic.of_kind(counter.kind)]
     axes = zip(*bounds, strict=True)
     return tuple(max(int(high.max(initial=0)) for _, high in axis) for axis in axes)
 

@@ -15,7 +15,7 @@ from ....builtins.errors import LanguageError
 from ....builtins.spec import Builtin, Pointer, builtin_of
 from ...group.drop_unordered import is_mark
 from ...ir.uniformity import ThreadControl
-from ...ir.walk import arrows, calls_in, in_words, line_of, location, op_name, rewrite_children
+from ...ir.walk import arrows, calls_in, format_expr, line_of, location, op_name, rewrite_children
 from .space import Loop
 
 Kind = Literal["read", "write", "add"]
@@ -106,7 +106,7 @@ class Access:
     def text(self) -> str:
         """``T.copy writes S[dst, row, 0]``, for messages."""
         verb = {"read": "reads", "write": "writes", "add": "adds to"}[self.kind]
-        return f"{self.op} {verb} {self.tensor.name}[{', '.join(map(in_words, self.starts))}]"
+        return f"{self.op} {verb} {self.tensor.name}[{', '.join(map(format_expr, self.starts))}]"
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class _Collector:
             return self._branch(stmt)
         if isinstance(stmt, tirx.While):
             before = self._unknown
-            self._unknown = f"the condition {in_words(stmt.condition)} of its loop"
+            self._unknown = f"the condition {format_expr(stmt.condition)} of its loop"
             self._anchored(stmt, lambda: self._element_loads(stmt.condition))
             self._forget(stmt)
             rewrite_children(stmt, self.walk)

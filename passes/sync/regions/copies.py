@@ -12,7 +12,7 @@ import numpy as np
 from tvm import tirx
 
 from .accesses import Access, Kind
-from .footprints import Boxes
+from .footprints import Footprints
 
 COPIES = "tileweave.copies"
 """Attribute of a program: the copies into and out of its tensors, as JSON."""
@@ -65,13 +65,13 @@ class Copies:
     def text(self) -> str:
         return f"p.copy {self.kind}s {self.tensor.name}"
 
-    def boxes(self) -> Boxes:
+    def footprints(self) -> Footprints:
         """Their regions: one axis of arrays, a copy each."""
         start = np.array([c.start for c in self.each]).T
         extent = np.array([c.extent for c in self.each]).T
         rank = np.array([c.rank for c in self.each])
         stands_for = cast(Access, self)  # who may meet copies asks first
-        return Boxes(
+        return Footprints(
             stands_for, rank, start[0], tuple(start[1:]), tuple(extent[1:]),
             np.ones(len(rank), np.bool_), np.zeros(len(rank), np.int64), 1,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .accesses import Kind
-from .footprints import Boxes
+from .footprints import Footprints
 
 _PIECE = 1 << 20
 """Cells painted at a time: keeps temporary arrays small."""
@@ -25,13 +25,13 @@ def volumes(
     return out
 
 
-class Grid:
+class CellGrid:
     """A tensor's axes behind the rank's, cut at every place where a box begins or ends."""
 
-    def __init__(self, shape: Sequence[int], boxes: Sequence[Boxes]) -> None:
+    def __init__(self, shape: Sequence[int], footprints: Sequence[Footprints]) -> None:
         self.shape = tuple(shape)
         self.cell = tuple(
-            self._cut(n, [ends for b in boxes for ends in b.bounds[a]])
+            self._cut(n, [ends for b in footprints for ends in b.bounds[a]])
             for a, n in enumerate(self.shape)
         )
         self.cells = tuple(-(-n // c) for n, c in zip(self.shape, self.cell, strict=True))
@@ -43,7 +43,7 @@ class Grid:
             step = int(np.gcd.reduce(ends[ends < extent], initial=step))
         return step or extent
 
-    def cells_of(self, boxes: Boxes, *, each: bool = False):
+    def cells_of(self, footprints: Footprints, *, each: bool = False):
         """The flat arrays ``rank, home`` of all boxes, and, in pieces, (box number, cell number)
         of all their cells.
 
@@ -51,7 +51,7 @@ class Grid:
             each: a box as often as a rank touches it, not once.
         """
         axes = len(self.shape)
-        rank, home, *rest = boxes.flat() if each else boxes.each
+        rank, home, *rest = footprints.flat() if each else footprints.each
         return rank, home, self.cells_in(home, rest[:axes], rest[axes:])
 
     def cells_in(self, home, low, high):
@@ -75,7 +75,7 @@ class Grid:
 
 
 @dataclass(eq=False)
-class Painted:
+class Coverage:
     """What one kind of access does to each cell of every rank's copy, in flat arrays.
 
     Attributes:
@@ -87,10 +87,12 @@ class Painted:
     ranks: np.ndarray
 
     @classmethod
-    def by(cls, grid: Grid, world_size: int, kind: Kind, boxes: Sequence[Boxes]) -> Painted:
+    def by(
+        cls, grid: CellGrid, world_size: int, kind: Kind, footprints: Sequence[Footprints]
+    ) -> Coverage:
         size = world_size * int(np.prod(grid.cells, dtype=np.int64))
         out = cls(np.zeros(size, np.int64), np.zeros(size, np.int64))
-        for one in boxes:
+        for one in footprints:
             rank, _, pieces = grid.cells_of(one, each=kind != "read")
             for box, cell in pieces:
                 out.times += one.repeats * np.bincount(cell, minlength=size)

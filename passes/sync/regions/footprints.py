@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import substitute
 
 from ....builtins.errors import LanguageError
-from ...ir.walk import in_words, variables_in
+from ...ir.walk import format_expr, variables_in
 from .accesses import Access, Program
 from .data_dependent import Region, possible_region
 from .space import NotEvaluable, Space
@@ -26,7 +26,7 @@ _EXPECTED = "signals and waits written by hand"
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes:
+class Footprints:
     """Arrays that broadcast against each other, an axis for the rank and each loop around it.
 
     Attributes:
@@ -203,7 +203,7 @@ def _marked(fields: Sequence[np.ndarray], mask: np.ndarray) -> Sequence[np.ndarr
     return out
 
 
-def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
+def access_footprints(access: Access, program: Program, world_size: int) -> Footprints:
     """The boxes of ``access`` on all ranks; of a read of which only the running kernel knows where
     it is, or whether, all that it may touch.
 
@@ -226,7 +226,7 @@ def boxes_of(access: Access, program: Program, world_size: int) -> Boxes:
         unknown = error
     raise _refused(
         access,
-        f"depends on {in_words(unknown.node)}, which only the running kernel knows",
+        f"depends on {format_expr(unknown.node)}, which only the running kernel knows",
         "indices and conditions made of the rank, block indices and loops"
         f"{_dynamic_instead(access, program)}",
     )
@@ -254,7 +254,7 @@ def _dynamic_instead(access: Access, program: Program) -> str:
     return f", or {sizes} as extents of tensors instead of scalar parameters"
 
 
-def _boxes(access: Access, region: Region, program: Program, world_size: int) -> Boxes:
+def _boxes(access: Access, region: Region, program: Program, world_size: int) -> Footprints:
     outer, inside = len(access.loops) + 1, len(access.loops) + 1 + len(access.inner)
     loops = [*access.loops, *access.inner, *region.places]
     space = Space(world_size, loops, program.values, partly=not region.is_certain)
@@ -268,7 +268,7 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     block = space.number_of(program.grid)
     shape = [int(space.of(e).max()) for e in access.tensor.shape]
     happens: np.ndarray = around & mask.any(axis=inner, keepdims=True)
-    merged = merged_boxes(starts, extents, mask, inner, happens)
+    merged = merged_footprints(starts, extents, mask, inner, happens)
     if merged is None:
         raise _refused(access, "touches elements that are no box without holes", "a box")
     low, size = merged
@@ -305,7 +305,7 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     repeats = 1
     for axis in range(outer):
         repeats *= space.shape[axis] if varies[axis] == 1 else 1
-    return Boxes(
+    return Footprints(
         access, space.rank, home, tuple(c[0] for c in clipped),
         tuple(c[1] for c in clipped), happens, block, repeats,
         outside, before, misses and region.is_certain, skipped, region.open_axes,
@@ -317,7 +317,7 @@ def _asked(
     access: Access, region: Region, program: Program, space: Space,
     masks: tuple[np.ndarray, np.ndarray], happens: np.ndarray,
 ) -> tuple[tirx.PrimExpr, ...]:  # fmt: skip
-    """See ``Boxes.asked``; of both masks what holds together."""
+    """See ``Footprints.asked``; of both masks what holds together."""
     branches = access.conditions[: access.branches]
     outer = [c for c in region.conditions if any(c.same_as(b) for b in branches)]
     within = [c for c in region.conditions if not any(c.same_as(o) for o in outer)]
@@ -386,7 +386,7 @@ def _clipped(
     return np.clip(low, 0, max(extent - 1, 0)), size
 
 
-def merged_boxes(starts, extents, mask, inner, happens):
+def merged_footprints(starts, extents, mask, inner, happens):
     """Starts and sizes of boxes over the axes ``inner``, where the mask holds; None if some that
     happen do not fill theirs without holes."""
     if not inner:

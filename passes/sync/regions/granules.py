@@ -15,10 +15,10 @@ from ....builtins.errors import LanguageError, SyncWarning
 from .accesses import Kind
 from .copies import Copies
 from .coverage import volumes
-from .footprints import Boxes
+from .footprints import Footprints
 from .space import Loop
 from .symbols import Symbols
-from .tensor_accesses import Traffic
+from .tensor_accesses import TensorAccesses
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +46,10 @@ class Granules:
     def total(self) -> int:
         return math.prod(self.counts)
 
-    def of(self, boxes: Boxes) -> np.ndarray:
+    def of(self, footprints: Footprints) -> np.ndarray:
         """The granule's number, for each iteration."""
-        number = self.at(boxes.low)
-        return number.reshape(np.shape(number) or (1,) * boxes.mask.ndim)
+        number = self.at(footprints.low)
+        return number.reshape(np.shape(number) or (1,) * footprints.mask.ndim)
 
     def at(self, low: Sequence[np.ndarray]) -> np.ndarray:
         """The number of the granule in which boxes that begin at ``low`` lie."""
@@ -59,7 +59,7 @@ class Granules:
                 number = number * count + np.minimum(start // size, count - 1)
         return np.asarray(number)
 
-    def of_copies(self, copies: Boxes) -> Iterator[np.ndarray]:
+    def of_copies(self, copies: Footprints) -> Iterator[np.ndarray]:
         """The numbers of the granules in which each copy of a plan lies, or of which it brings
         several, in their order."""
         low, size = (np.array(arrays).T.tolist() for arrays in (copies.low, copies.size))
@@ -69,7 +69,12 @@ class Granules:
             yield np.ravel_multi_index(np.ix_(*axes), self.counts).ravel()
 
     def index(
-        self, boxes: Boxes, symbols: Symbols, left: Sequence[Loop], *, in_place: bool = False
+        self,
+        footprints: Footprints,
+        symbols: Symbols,
+        left: Sequence[Loop],
+        *,
+        in_place: bool = False,
     ) -> tirx.PrimExpr:
         """The same as an expression that can stand at the access, outside the loops ``left``.
 
@@ -77,14 +82,14 @@ class Granules:
             in_place: whether it may name what the program binds; see ``Symbols.start``.
         """
         number: tirx.PrimExpr = tirx.IntImm("int32", 0)
-        loops = [*left, *boxes.access.inner]
+        loops = [*left, *footprints.access.inner]
         for axis, (size, count) in enumerate(zip(self.size, self.counts, strict=True), 1):
             if count > 1:
-                start = symbols.start(boxes, axis, loops, in_place=in_place)
+                start = symbols.start(footprints, axis, loops, in_place=in_place)
                 number = number * count + start // size
-        return symbols.simplified(number, boxes.access)
+        return symbols.simplified(number, footprints.access)
 
-    def of_cells(self, traffic: Traffic) -> np.ndarray:
+    def of_cells(self, traffic: TensorAccesses) -> np.ndarray:
         """The granule of each cell of one copy, in the order of the cells."""
         number = np.int64(0)
         grid = traffic.grid
@@ -96,7 +101,7 @@ class Granules:
         return np.broadcast_to(number, grid.cells).ravel()
 
 
-def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> Granules:
+def choose_granules(traffic: TensorAccesses, wanted: tuple[int, ...] | None = None) -> Granules:
     """The granules of a tensor: along each axis the least size that divides no accessed box.
 
     If two of a plan's copies would share a granule, copies may bring several: the largest size then
@@ -115,62 +120,62 @@ def choose_granules(traffic: Traffic, wanted: tuple[int, ...] | None = None) -> 
             f"tileweave.granule={wanted} of {traffic.tensor.name} has {len(wanted)} axes; expected "
             f"{len(shape)}, those behind the rank's"
         )
-    every = list(traffic.boxes.values())
+    every = list(traffic.footprints.values())
     size = []
     for axis, extent in enumerate(shape):
         bounds = [b.bounds[axis] for b in every]
         if wanted is not None:
-            for boxes, (low, high) in zip(every, bounds, strict=True):
+            for footprints, (low, high) in zip(every, bounds, strict=True):
                 if not _whole(low, high, wanted[axis]):
                     raise LanguageError(
-                        f"{boxes.access.text}: tileweave.granule={wanted} of "
+                        f"{footprints.access.text}: tileweave.granule={wanted} of "
                         f"{traffic.tensor.name} divides what it accesses on axis {axis}; expected "
-                        f"a multiple of {_least(bounds, extent)} there{boxes.access.location}"
+                        f"a multiple of {_least(bounds, extent)} there{footprints.access.location}"
                     )
             size.append(wanted[axis])
         else:
             size.append(_least(bounds, extent))
             _warn_of_whole_axis(every, axis, extent, size[-1])
     granules = Granules(shape, tuple(size))
-    for boxes in every:
-        _refuse_before(boxes, granules)
+    for footprints in every:
+        _refuse_before(footprints, granules)
     if wanted is None and np.any(_times_copied(traffic, granules) > 1):
         return Granules(shape, tuple(_cut(traffic, axis, n) for axis, n in enumerate(size)))
     return granules
 
 
-def _warn_of_whole_axis(every: list[Boxes], axis: int, extent: int, size: int) -> None:
+def _warn_of_whole_axis(every: list[Footprints], axis: int, extent: int, size: int) -> None:
     """Warn that one counter stands for all of an axis of which every access touches a part only."""
     bounds = [b.bounds[axis] for b in every]
     if size < extent or any(np.any(high - low >= extent) for low, high in bounds):
         return
     divided = [_least([b for b in bounds if b is not one], extent) < extent for one in bounds]
-    boxes = every[divided.index(True)] if True in divided else every[-1]
+    footprints = every[divided.index(True)] if True in divided else every[-1]
     warnings.warn(
-        f"{boxes.access.text}: no granule of axis {axis} but all its {extent} elements fits the "
+        f"{footprints.access.text}: no granule of axis {axis} but all its {extent} elements fits the "
         "accesses to the tensor, so each wait is for all of them; expected tiles that begin at "
-        f"multiples of their size{boxes.access.location}",
+        f"multiples of their size{footprints.access.location}",
         SyncWarning,
         stacklevel=2,
     )
 
 
-def _refuse_before(boxes: Boxes, granules: Granules) -> None:
+def _refuse_before(footprints: Footprints, granules: Granules) -> None:
     """Refuse a box that TileLang clips at the start of an axis, where its start counts."""
-    for axis in boxes.before:
-        if boxes.access.kind != "read" or granules.counts[axis] > 1:
-            raise boxes.refused(
+    for axis in footprints.before:
+        if footprints.access.kind != "read" or granules.counts[axis] > 1:
+            raise footprints.refused(
                 "begins before the first element of an axis", "indices from 0 on, or a condition"
             )
 
 
-def _cut(traffic: Traffic, axis: int, least: int) -> int:
+def _cut(traffic: TensorAccesses, axis: int, least: int) -> int:
     """The size at whose multiples copies begin and end, or ``least`` if it divides what the kernel
     accesses."""
     extent, copies = traffic.grid.shape[axis], traffic.copies
     assert copies is not None
     size = int(np.gcd.reduce(np.concatenate(copies.bounds[axis]) % extent))
-    in_kernel = [b for b in traffic.boxes.values() if b is not copies]
+    in_kernel = [b for b in traffic.footprints.values() if b is not copies]
     fits = size and all(_whole(*b.bounds[axis], size) for b in in_kernel)
     return size if fits else least
 
@@ -208,7 +213,7 @@ class Counter:
         users: the accesses of the kernel that wait for it.
     """
 
-    traffic: Traffic
+    traffic: TensorAccesses
     kind: Kind
     granules: Granules
     unit: int
@@ -218,7 +223,7 @@ class Counter:
     at_exit: bool = False
     also_at_exit: bool = False
     by_copies: bool = False
-    users: list[Boxes] = field(default_factory=list)
+    users: list[Footprints] = field(default_factory=list)
     flags: tirx.Buffer | None = None
 
     @property
@@ -233,7 +238,9 @@ class Counter:
         return self.kind == "write" and self.traffic.copies is not None
 
 
-def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Boxes]) -> Counter:
+def counter_of(
+    traffic: TensorAccesses, kind: Kind, granules: Granules, users: list[Footprints]
+) -> Counter:
     """The counter of what accesses of ``kind`` bring, for the accesses ``users`` to wait for."""
     if traffic.copies is not None and kind == "write":
         arrivals, brought = _copied_once(traffic, granules), [np.ones(1, np.int64)]
@@ -242,8 +249,8 @@ def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Box
         brought = [np.unique(b.where(elements_of(b))[0]) for b in traffic.of_kind(kind)]
     unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *brought]), initial=0)) or 1
     waiting = [0] * traffic.world_size
-    for boxes in users:
-        for rank, home in boxes.ranks_and_homes():
+    for footprints in users:
+        for rank, home in footprints.ranks_and_homes():
             waiting[home] |= 1 << rank
     in_kernel = [b for b in users if not isinstance(b.access, Copies)]
     counter = Counter(traffic, kind, granules, unit, waiting, arrivals // unit, users=in_kernel)
@@ -252,7 +259,7 @@ def counter_of(traffic: Traffic, kind: Kind, granules: Granules, users: list[Box
     return counter
 
 
-def _arriving(traffic: Traffic, kind: Kind, granules: Granules) -> np.ndarray:
+def _arriving(traffic: TensorAccesses, kind: Kind, granules: Granules) -> np.ndarray:
     """Elements that arrive in each granule of each copy."""
     grid = traffic.grid
     times = traffic.painted[kind].times.reshape(traffic.world_size, -1)
@@ -261,7 +268,7 @@ def _arriving(traffic: Traffic, kind: Kind, granules: Granules) -> np.ndarray:
     return np.stack([np.bincount(of, e, minlength=granules.total) for e in elements]).astype(int)
 
 
-def _own_share(traffic: Traffic, granules: Granules) -> int:
+def _own_share(traffic: TensorAccesses, granules: Granules) -> int:
     """How many granules each rank copies for itself before its kernel starts, if they are its share
     of the copy, in the order of the ranks; else 0."""
     copies = traffic.copies
@@ -277,7 +284,7 @@ def _own_share(traffic: Traffic, granules: Granules) -> int:
     return share
 
 
-def _copied_once(traffic: Traffic, granules: Granules) -> np.ndarray:
+def _copied_once(traffic: TensorAccesses, granules: Granules) -> np.ndarray:
     """How many copies bring each granule: a stream writes a flag, it does not add to it, so there
     must be one that brings all of it, and no write of the kernel."""
     copies, count = traffic.copies, _times_copied(traffic, granules)
@@ -291,7 +298,7 @@ def _copied_once(traffic: Traffic, granules: Granules) -> np.ndarray:
     return count
 
 
-def _times_copied(traffic: Traffic, granules: Granules) -> np.ndarray:
+def _times_copied(traffic: TensorAccesses, granules: Granules) -> np.ndarray:
     """How many copies of a plan bring something of each granule, by its owner."""
     count = np.zeros((traffic.world_size, granules.total), np.int64)
     if (copies := traffic.copies) is not None:
@@ -300,9 +307,9 @@ def _times_copied(traffic: Traffic, granules: Granules) -> np.ndarray:
     return count
 
 
-def elements_of(boxes: Boxes) -> np.ndarray:
+def elements_of(footprints: Footprints) -> np.ndarray:
     """Elements in the box of each iteration, as an array over all in which boxes differ."""
     count = np.int64(1)
-    for size in boxes.size:
+    for size in footprints.size:
         count = count * size
-    return np.broadcast_to(count, np.broadcast_shapes(*(a.shape for a in (*boxes.low, count))))
+    return np.broadcast_to(count, np.broadcast_shapes(*(a.shape for a in (*footprints.low, count))))

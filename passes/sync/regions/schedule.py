@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from .accesses import Access, Program
-from .footprints import Boxes
+from .footprints import Footprints
 from .space import Space
 
 
-class Moments:
+class Timestamps:
     """Numbers the points of a launch: greater means a later block, or later in the same block.
 
     Attributes:
@@ -49,7 +49,11 @@ class Moments:
         return moment // self.weights[digit] % (self.weights[digit - 1] // self.weights[digit])
 
     def of(
-        self, boxes: Boxes, depth: int, after: bool = False, block: np.ndarray | None = None
+        self,
+        footprints: Footprints,
+        depth: int,
+        after: bool = False,
+        block: np.ndarray | None = None,
     ) -> np.ndarray:
         """Of each iteration of what stands inside the first ``depth`` loops around an access only,
         before them or ``after``.
@@ -57,11 +61,11 @@ class Moments:
         Args:
             block: the number of its block, if not its own.
         """
-        access = boxes.access
+        access = footprints.access
         places = access.place[self._grid :]
         depth -= self._grid
         space = self._spaces[access]
-        block = boxes.block if block is None else block
+        block = footprints.block if block is None else block
         moment = space.of(0) + block.reshape(block.shape[: len(space.shape)])
         for level in range(len(self._rounds) + 1):
             moment = moment * self._places
@@ -72,4 +76,4 @@ class Moments:
                 if level < depth:
                     loop = access.loops[self._grid + level]
                     moment = moment + space.round_of(loop)
-        return moment.reshape(moment.shape + (1,) * (boxes.mask.ndim - moment.ndim))
+        return moment.reshape(moment.shape + (1,) * (footprints.mask.ndim - moment.ndim))

@@ -15,7 +15,7 @@ from .accesses import Access, Program
 from .space import Loop
 
 if TYPE_CHECKING:
-    from .footprints import Boxes
+    from .footprints import Footprints
 
 
 class Symbols:
@@ -37,7 +37,7 @@ class Symbols:
         return self._without(expr, self._values)
 
     def start(
-        self, boxes: Boxes, axis: int, loops: Sequence[Loop], *, in_place: bool = False
+        self, footprints: Footprints, axis: int, loops: Sequence[Loop], *, in_place: bool = False
     ) -> tirx.PrimExpr:
         """Where the box of an access begins on an axis, the rank's first, for a statement that has
         left ``loops``.
@@ -45,11 +45,11 @@ class Symbols:
         Args:
             in_place: whether it may name what the program binds.
         """
-        if axis in boxes.open_axes:
-            return boxes.open_axes[axis]
+        if axis in footprints.open_axes:
+            return footprints.open_axes[axis]
         resolved = self.in_place if in_place else self.at_start
-        start = resolved(boxes.access.starts[axis], loops)
-        return start + shift if (shift := boxes.shift(axis)) else start
+        start = resolved(footprints.access.starts[axis], loops)
+        return start + shift if (shift := footprints.shift(axis)) else start
 
     def in_place(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
         """``at_start``; but where there are no loops to leave, ``expr`` as it stands in the

@@ -13,12 +13,12 @@ from ....builtins.errors import LanguageError
 from ...ir.walk import arrows
 from .accesses import Access, Kind, Program
 from .copies import Copies
-from .coverage import Grid, Painted
-from .footprints import Boxes, boxes_of
+from .coverage import CellGrid, Coverage
+from .footprints import Footprints, access_footprints
 
 
 @dataclass(eq=False)
-class Traffic:
+class TensorAccesses:
     """The accesses to one tensor, as boxes and by cell.
 
     Attributes:
@@ -30,29 +30,29 @@ class Traffic:
 
     tensor: tirx.Buffer
     world_size: int
-    boxes: dict[Access | Copies, Boxes]
-    grid: Grid
-    painted: dict[Kind, Painted] = field(default_factory=dict)
+    footprints: dict[Access | Copies, Footprints]
+    grid: CellGrid
+    painted: dict[Kind, Coverage] = field(default_factory=dict)
     missing: Sequence[Access] = ()
 
-    def of_kind(self, *kinds: Kind) -> list[Boxes]:
-        return [b for a, b in self.boxes.items() if a.kind in kinds]
+    def of_kind(self, *kinds: Kind) -> list[Footprints]:
+        return [b for a, b in self.footprints.items() if a.kind in kinds]
 
     @property
-    def copies(self) -> Boxes | None:
+    def copies(self) -> Footprints | None:
         """The copies that a plan makes into it."""
         return self._copies("write")
 
     @property
-    def copies_out(self) -> Boxes | None:
+    def copies_out(self) -> Footprints | None:
         """The copies that a plan makes of what the kernel brings."""
         return self._copies("read")
 
-    def _copies(self, kind: Kind) -> Boxes | None:
-        every = self.boxes.items()
+    def _copies(self, kind: Kind) -> Footprints | None:
+        every = self.footprints.items()
         return next((b for a, b in every if isinstance(a, Copies) and a.kind == kind), None)
 
-    def in_kernel(self, *kinds: Kind) -> list[Boxes]:
+    def in_kernel(self, *kinds: Kind) -> list[Footprints]:
         """The kernel's own accesses."""
         return [b for b in self.of_kind(*kinds) if not isinstance(b.access, Copies)]
 
@@ -65,7 +65,7 @@ class Traffic:
         reached from another rank."""
         made = self.has("write") or self.has("add")
         passed_on = (made and self.has("read")) or (self.has("write") and self.has("add"))
-        return passed_on or any(_foreign(b) for b in self.boxes.values())
+        return passed_on or any(_foreign(b) for b in self.footprints.values())
 
     @property
     def is_written_again(self) -> bool:
@@ -83,7 +83,7 @@ class Traffic:
         added = self.painted["add"].times > 0
         return added if kind == "add" else ~added
 
-    def users_of(self, kind: Kind) -> list[Boxes]:
+    def users_of(self, kind: Kind) -> list[Footprints]:
         """The accesses of the kernel that need what those of ``kind`` bring: reads of what is
         complete after these, and additions to what is cleared."""
         reads = self.in_kernel("read")
@@ -92,40 +92,40 @@ class Traffic:
         clearing = self.in_kernel("add") if kind == "write" else []
         return [*clearing, *(b for b in reads if self.needs(b, kind))]
 
-    def needs(self, read: Boxes, kind: Kind) -> bool:
+    def needs(self, read: Footprints, kind: Kind) -> bool:
         """Whether some cell of ``read`` is complete after accesses of ``kind``."""
-        touched = Painted.by(self.grid, self.world_size, "read", [read]).times > 0
+        touched = Coverage.by(self.grid, self.world_size, "read", [read]).times > 0
         return bool(np.any(touched & self.complete_after(kind)))
 
 
 def traffic_of(
     tensor: tirx.Buffer, accesses: Sequence[Access], copies: Sequence[Copies], program: Program,
     world_size: int,
-) -> Traffic:  # fmt: skip
+) -> TensorAccesses:  # fmt: skip
     """Evaluate the accesses to ``tensor``; a copy out of it is one where the kernel brings
     something.
 
     Raises:
         LanguageError: one of them cannot be evaluated.
     """
-    boxes: dict[Access | Copies, Boxes]
-    boxes = {a: boxes_of(a, program, world_size) for a in accesses}
-    missing = [a for a, b in boxes.items() if a.kind == "read" and b.misses]
-    boxes = {a: b for a, b in boxes.items() if b.mask.any()}
-    brings = any(a.kind in ("write", "add") for a in boxes)
-    boxes |= {c: c.boxes() for c in copies if c.kind == "write" or brings}
+    footprints: dict[Access | Copies, Footprints]
+    footprints = {a: access_footprints(a, program, world_size) for a in accesses}
+    missing = [a for a, b in footprints.items() if a.kind == "read" and b.misses]
+    footprints = {a: b for a, b in footprints.items() if b.mask.any()}
+    brings = any(a.kind in ("write", "add") for a in footprints)
+    footprints |= {c: c.footprints() for c in copies if c.kind == "write" or brings}
     shape = [int(e) for e in tensor.shape[1:]]
-    traffic = Traffic(tensor, world_size, boxes, Grid(shape, list(boxes.values())),
+    traffic = TensorAccesses(tensor, world_size, footprints, CellGrid(shape, list(footprints.values())),
                       missing=missing)  # fmt: skip
     if not traffic.is_exchanged:
         return traffic
     for kind in ("write", "add", "read"):
         of_kind = traffic.of_kind(kind)
-        traffic.painted[kind] = Painted.by(traffic.grid, world_size, kind, of_kind)
+        traffic.painted[kind] = Coverage.by(traffic.grid, world_size, kind, of_kind)
     return traffic
 
 
-def verify_traffic(traffic: Traffic) -> None:
+def verify_traffic(traffic: TensorAccesses) -> None:
     """Refuse what has no meaning.
 
     Raises:
@@ -137,7 +137,7 @@ def verify_traffic(traffic: Traffic) -> None:
     refuse_unwritten(traffic)
 
 
-def refuse_jumps(program: Program, every: Sequence[Traffic]) -> None:
+def refuse_jumps(program: Program, every: Sequence[TensorAccesses]) -> None:
     """Refuse what may leave out accesses, or what is put behind them.
 
     Raises:
@@ -153,14 +153,14 @@ def refuse_jumps(program: Program, every: Sequence[Traffic]) -> None:
             )
 
 
-def _foreign(boxes: Boxes) -> bool:
-    return any(rank != home for rank, home in boxes.ranks_and_homes())
+def _foreign(footprints: Footprints) -> bool:
+    return any(rank != home for rank, home in footprints.ranks_and_homes())
 
 
-def refuse_second_write(traffic: Traffic, cell: int) -> NoReturn:
+def refuse_second_write(traffic: TensorAccesses, cell: int) -> NoReturn:
     """Refuse that ``cell`` is written again."""
     times = int(traffic.painted["write"].times[cell])
-    writers = [a for a in traffic.boxes if a.kind == "write" and _touches(traffic, a, cell)]
+    writers = [a for a in traffic.footprints if a.kind == "write" and _touches(traffic, a, cell)]
     lines = arrows((a.kind, a.line) for a in writers)
     raise LanguageError(
         f"{writers[0].text}: {region_of(traffic, cell)} is written {times} times in one launch, by "
@@ -168,13 +168,13 @@ def refuse_second_write(traffic: Traffic, cell: int) -> NoReturn:
     )
 
 
-def _whoever(traffic: Traffic, cell: int) -> str:
+def _whoever(traffic: TensorAccesses, cell: int) -> str:
     ranks = traffic.painted["write"].ranks[cell]
     names = [str(r) for r in range(traffic.world_size) if ranks >> r & 1]
     return f"rank {' and '.join(names)}"
 
 
-def refuse_unwritten(traffic: Traffic) -> None:
+def refuse_unwritten(traffic: TensorAccesses) -> None:
     """Refuse reads of what nobody writes, and additions to what nobody clears."""
     after: list[tuple[Kind, Kind, str]] = [
         ("read", traffic.last_producer, "read, but no rank writes it"),
@@ -187,20 +187,22 @@ def refuse_unwritten(traffic: Traffic) -> None:
         missing = touched & ~made
         if np.any(missing):
             cell = int(np.argmax(missing))
-            user = next(a for a in traffic.boxes if a.kind == kind and _touches(traffic, a, cell))
-            verb = "is" if traffic.boxes[user].is_certain else "may be"
+            user = next(
+                a for a in traffic.footprints if a.kind == kind and _touches(traffic, a, cell)
+            )
+            verb = "is" if traffic.footprints[user].is_certain else "may be"
             raise LanguageError(
                 f"{user.text}: {region_of(traffic, cell)} {verb} {what} in this launch; expected a "
                 f"write of it in the same program, or W.unordered{user.location}"
             )
 
 
-def _touches(traffic: Traffic, access: Access | Copies, cell: int) -> bool:
-    *_, pieces = traffic.grid.cells_of(traffic.boxes[access])
+def _touches(traffic: TensorAccesses, access: Access | Copies, cell: int) -> bool:
+    *_, pieces = traffic.grid.cells_of(traffic.footprints[access])
     return any(np.any(cells == cell) for _, cells in pieces)
 
 
-def region_of(traffic: Traffic, cell: int) -> str:
+def region_of(traffic: TensorAccesses, cell: int) -> str:
     """The region of one cell, in words."""
     index = []
     for cells, size, extent in zip(

@@ -12,7 +12,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 from ....builtins.spec import BUILTINS, Builtin, Participants, builtin_of
 from ...ir.memory_order import acquires
-from ...ir.walk import arrows, builtins_in, calls_in, in_words, line_of, op_name
+from ...ir.walk import arrows, builtins_in, calls_in, format_expr, line_of, op_name
 from ..regions.accesses import Program, _Collector
 from ..regions.async_loads import AsyncLoads
 from ..regions.space import Loop
@@ -81,7 +81,7 @@ class Event:
         """``S[dst, row, 0]``, or the name of the operation."""
         if self.tensor is None:
             return self.op
-        return f"{self.tensor.name}[{', '.join(map(in_words, self.starts))}]"
+        return f"{self.tensor.name}[{', '.join(map(format_expr, self.starts))}]"
 
     @property
     def text(self) -> str:

@@ -12,7 +12,7 @@ from tvm import tirx
 from ....builtins.spec import builtin_of
 from ...ir.walk import op_name, written_tensors
 from ..regions.accesses import Program
-from ..regions.footprints import merged_boxes
+from ..regions.footprints import merged_footprints
 from ..regions.space import Loop, NotEvaluable, Space
 from .events import DATA, Event
 
@@ -188,7 +188,7 @@ class Launches:
     ) -> Rows | None:
         merged = tuple(a for a, x in enumerate(event.loops, 1) if x.var in steps)
         happens = mask.any(axis=merged, keepdims=True)
-        box = merged_boxes(starts, extents, mask, merged, happens)
+        box = merged_footprints(starts, extents, mask, merged, happens)
         if box is None:
             return None
         low, size = ([np.where(happens, v, 0) for v in each] for each in box)

@@ -12,7 +12,7 @@ from tvm import tirx
 from ....builtins.errors import LanguageError, SyncWarning
 from ....builtins.spec import builtin_of
 from ...group.specialize_group import heap_tensors
-from ...ir.implicit import hidden_of
+from ...ir.implicit import implicit_of
 from ...ir.walk import arrows, location
 from ..infer.infer_sync import explicit_sync, is_explicit
 from ..infer.options import options_of
@@ -56,7 +56,7 @@ def verify_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
 def verified(func: tirx.PrimFunc, world_size: int) -> list[LeftOut]:
     """``verify_sync`` of a program; what it has left out, because there is too much of it."""
     options = options_of(func)
-    inferred = any(not h.scratch for h in hidden_of(func))
+    inferred = any(not h.scratch for h in implicit_of(func))
     if options.verify == "off" or inferred or not is_explicit(func):
         return []
     message, left_out = find_fault(func, world_size)

@@ -12,7 +12,16 @@ import torch.distributed as dist
 from tests.ops.on_ranks import numbers
 from tileweave import ops
 from tileweave.bench import command as bench
-from tileweave.bench.attention import GATHER, MAKERS, RING, SDPA, Arena, Inputs, Lengths, problem_of
+from tileweave.bench.attention import (
+    GATHER,
+    MAKERS,
+    RING,
+    SDPA,
+    Buffers,
+    Inputs,
+    Lengths,
+    problem_of,
+)
 from tileweave.bench.results import Length
 from tileweave.bench.sdpa import BACKENDS, by_rank, in_order, row_error
 from tileweave.ops import shard_sequence
@@ -56,7 +65,7 @@ def errors(length: int, causal: bool, layout: str, group: Any = None) -> dict[st
     found = {}
     for name in BACKENDS["cpu"]:
         for kind in (SDPA, GATHER, RING):
-            contender = MAKERS[f"{kind}{name}"](Arena(problem, group, None))
+            contender = MAKERS[f"{kind}{name}"](Buffers(problem, group, None))
             result = contender.found(contender.call(given))
             assert result.shape == q.shape and result.dtype == q.dtype
             found[f"{kind}{name}"] = row_error(result, right).item()

@@ -20,7 +20,7 @@ from tests.ops.attention.bench_on_ranks import errors, expected, length_of, whol
 from tests.runtime.test_plan import Ranks
 from tileweave.bench import attention, results
 from tileweave.bench import command as bench
-from tileweave.bench.attention import MAKERS, Arena, Inputs, Lengths, problem_of
+from tileweave.bench.attention import MAKERS, Buffers, Inputs, Lengths, problem_of
 from tileweave.bench.contenders import Missing
 from tileweave.bench.programs import local_attention_plan
 from tileweave.bench.results import Length, Result
@@ -233,7 +233,7 @@ def test_the_kernel_alone_finds_all_keys(every_rank, monkeypatch, layout):
     def rank(group):
         world.join(group)
         room = world.here.session.heap.allocate((5 * given[0].k_all.numel(),), torch.float32)
-        arena = Arena(problem, replace(group, device=torch.device("cuda")), room)
+        arena = Buffers(problem, replace(group, device=torch.device("cuda")), room)
         contender = MAKERS["local"](arena)
         contender.prepare(given[group.rank])
         found = contender.found(contender.call(given[group.rank]))
@@ -259,7 +259,7 @@ def test_without_a_gpu_or_room_there_is_no_kernel_alone():
     for kind, why in (("cpu", "there is no GPU"), ("cuda", "the symmetric heap has no room")):
         group = SimpleNamespace(device=torch.device(kind))
         with pytest.raises(Missing, match=why):
-            MAKERS["local"](Arena(problem, group, None))
+            MAKERS["local"](Buffers(problem, group, None))
 
 
 def test_what_will_run_is_compiled_ahead(every_rank):

@@ -180,7 +180,7 @@ def test_what_is_stored(M, N, K, large, small):
         ("all_gather_matmul", (4096, 29568, 8192), "copy_engines", 224, 8, 1),
         ("matmul_reduce_scatter", (1024, 4096, 14336), "one_shot", 256, 8, 1),
         ("matmul_reduce_scatter", (1024, 8192, 28672), "copy_engines", 256, 8, 1),
-        ("matmul_all_reduce", (1024, 4096, 14336), "two_phase", 128, 8, 1),
+        ("matmul_all_reduce", (1024, 4096, 14336), "two_shot", 128, 8, 1),
         ("matmul_all_reduce", (2048, 4096, 14336), "copy_engines", 256, 8, 1),
         ("matmul_all_reduce", (8192, 4096, 14336), "copy_engines", 256, 8, 1),
         ("matmul_all_reduce", (8192, 8192, 28672), "copy_engines", 256, 8, 2),
@@ -242,8 +242,8 @@ def test_a_tile_takes_as_long_as_it_is_large():
 def test_places_of_many_tiles(chunk):
     """As those of each alone."""
     numbers = np.arange(4 * 21)
-    owners, tiles = W.own_last(numbers, 21, 1, 4, chunk)
-    each = [W.own_last(number, 21, 1, 4, chunk) for number in numbers.tolist()]
+    owners, tiles = W.swizzle_ranks(numbers, 21, 1, 4, chunk)
+    each = [W.swizzle_ranks(number, 21, 1, 4, chunk) for number in numbers.tolist()]
     assert list(zip(owners.tolist(), tiles.tolist(), strict=True)) == each
     places = W.swizzle_2d(numbers, 12, 7, chunk or 8)
     each = [W.swizzle_2d(number, 12, 7, chunk or 8) for number in numbers.tolist()]

@@ -21,9 +21,9 @@ from tileweave import ops
 from tileweave.cli.main import main
 from tileweave.ops.autotune import store as measured
 from tileweave.ops.autotune import tuner
-from tileweave.ops.autotune.store import Measured, file_of, known_to, save, saved
+from tileweave.ops.autotune.store import Measured, file_of, save, saved, table_for
 from tileweave.ops.core import strategy
-from tileweave.ops.core.cache import Prepared
+from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.operator import OPERATORS, Choice, Operator
 from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.tiles import CANDIDATES, LARGE, SHARED_BYTES, SMALL, Tiles
@@ -33,7 +33,7 @@ OP = "matmul_all_reduce"
 ASKED = Problem(OP, 24, 16, 8, 2, torch.bfloat16, True)
 HUGE = Tiles(256, 256, 128, stages=4)
 ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
-FAST = Measured(Choice("two_phase", SMALL), 0.5, 0.75)
+FAST = Measured(Choice("two_shot", SMALL), 0.5, 0.75)
 
 
 class StandIn(Operator, op="stand-in"):
@@ -43,7 +43,7 @@ class StandIn(Operator, op="stand-in"):
     """
 
     programs = dict.fromkeys(
-        ("two_phase", "quick", "slow", "wrong", "wrong on rank 1", "drifts", "refused",
+        ("two_shot", "quick", "slow", "wrong", "wrong on rank 1", "drifts", "refused",
          "refused on rank 1", "fails", "no room")
     )  # fmt: skip
     alive: list[str]
@@ -84,7 +84,7 @@ class StandIn(Operator, op="stand-in"):
 
     @staticmethod
     def estimates(problem):
-        return {Choice("two_phase", LARGE): 1.0}
+        return {Choice("two_shot", LARGE): 1.0}
 
     @classmethod
     def candidates(cls, problem):
@@ -93,7 +93,7 @@ class StandIn(Operator, op="stand-in"):
         ]
 
 
-TIMES = {"two_phase": 2.0, "quick": 1.0, "slow": 3.0, "nccl": 1.5} | dict.fromkeys(
+TIMES = {"two_shot": 2.0, "quick": 1.0, "slow": 3.0, "nccl": 1.5} | dict.fromkeys(
     ("wrong", "wrong on rank 1", "drifts", "fails"), 0.1
 )
 
@@ -128,7 +128,7 @@ def contest(every_rank, monkeypatch, tmp_path):
         monkeypatch.setattr(StandIn, "tried", tried, raising=False)
 
         def rank(group):
-            here.group, here.kept = group, Prepared()
+            here.group, here.kept = group, OpCache()
             run.kept.append(here.kept)
             return function(group)
 
@@ -155,7 +155,7 @@ def test_the_fastest_wins_and_the_others_are_freed(contest):
     tuned = alike(contest("slow", "quick", "slow"))
     assert tuned.measured == Measured(Choice("quick", LARGE), 1.0, 1.5)
     assert [(a.choice.program, a.ms) for a in tuned.attempts] == [
-        ("two_phase", 2.0), ("slow", 3.0), ("quick", 1.0)
+        ("two_shot", 2.0), ("slow", 3.0), ("quick", 1.0)
     ]  # fmt: skip
     assert StandIn.alive == ["quick"] * 2
     for kept in contest.kept:
@@ -165,12 +165,12 @@ def test_the_fastest_wins_and_the_others_are_freed(contest):
 
 def test_what_is_as_fast_does_not_replace_the_table(contest, monkeypatch):
     monkeypatch.setitem(TIMES, "quick", 2.0)
-    assert alike(contest("quick")).measured.choice.program == "two_phase"
+    assert alike(contest("quick")).measured.choice.program == "two_shot"
 
 
 def test_nccl_may_be_faster(contest):
     found = alike(contest("slow")).measured
-    assert found == Measured(Choice("two_phase", LARGE), 2.0, 1.5)
+    assert found == Measured(Choice("two_shot", LARGE), 2.0, 1.5)
     assert found.strategy == ("nccl", "measured: fused 2.000 ms, nccl 1.500 ms")
 
 
@@ -214,9 +214,9 @@ def test_what_is_left_out_on_all_ranks(contest, program, reason):
     assert (saved(ASKED, Group(0, 2, 0, ALONE.device, None, None)) is None) == homeless
     left_out = [a for a in tuned.attempts if a.reason]
     assert [(a.ms, a.reason) for a in left_out] == [(None, reason)]
-    assert tuned.measured.choice.program == "two_phase"
+    assert tuned.measured.choice.program == "two_shot"
     assert f"left out: {left_out[0].choice}: {reason}" in str(tuned)
-    ahead = {"two_phase", "slow", program} - {"refused", "huge"}
+    ahead = {"two_shot", "slow", program} - {"refused", "huge"}
     assert [{c.program for c in programs} for programs in contest.ahead] == [ahead] * 2
 
 
@@ -281,7 +281,7 @@ def test_what_was_decided_before_is_decided_anew(contest, monkeypatch):
 def test_auto_takes_nccl_where_that_was_faster(contest):
     alike(contest("slow"))
     assert alike(contest(function=choices("auto"))) is None
-    assert alike(contest(function=choices("fused"))) == Choice("two_phase", LARGE)
+    assert alike(contest(function=choices("fused"))) == Choice("two_shot", LARGE)
 
 
 def test_without_a_measurement_the_table_serves(contest):
@@ -372,7 +372,7 @@ def test_results_of_other_machines_and_versions_are_not_taken(disk, monkeypatch,
         json.dumps({"results": {str(ASKED): {"choice": None, "fused": None, "nccl": -1}}}),
         json.dumps({"results": {str(ASKED): {"choice": None, "fused": None, "nccl": math.inf}}}),
         json.dumps({"results": {str(ASKED): {"choice": None, "fused": None, "nccl": 10**400}}}),
-        str(FAST).join((f'{{"results": {{"{ASKED}": ', "}}")).replace("two_phase", "three_phase"),
+        str(FAST).join((f'{{"results": {{"{ASKED}": ', "}}")).replace("two_shot", "three_phase"),
         str(FAST).join((f'{{"results": {{"{ASKED}": ', "}}")).replace("stages", "steps"),
         str(FAST).join((f'{{"results": {{"{ASKED}": ', "}}")).replace('"stages": 6', '"stages": 0'),
     ],
@@ -403,7 +403,7 @@ def test_strategy_of_says_what_was_measured(disk, monkeypatch):
     assert said() == ("nccl", "foretold: fused 0.005 ms, nccl 0.004 ms")
     save(asked, ALONE, FAST)
     assert said() == ("fused", "measured: fused 0.500 ms, nccl 0.750 ms")
-    monkeypatch.setitem(known_to(ALONE), asked, replace(FAST, nccl=0.25))
+    monkeypatch.setitem(table_for(ALONE), asked, replace(FAST, nccl=0.25))
     assert said() == ("nccl", "measured: fused 0.500 ms, nccl 0.250 ms")
 
 

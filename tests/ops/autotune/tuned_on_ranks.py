@@ -11,7 +11,7 @@ import torch
 
 from tileweave.ops.autotune import tuner
 from tileweave.ops.autotune.trial import Trial, problem_of
-from tileweave.ops.core.cache import Prepared
+from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import OPERATORS, Choice
 from tileweave.ops.core.problem import Problem
@@ -45,7 +45,7 @@ def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
 
     group, real = group_of(""), StandIn.__mro__[1]
     trial = Trial(problem_of(op, 66, 48, 48, group.world_size, dtype), group)
-    kept, session = Prepared(), types.SimpleNamespace(group=group)
+    kept, session = OpCache(), types.SimpleNamespace(group=group)
     patches = [
         patch.object(tuner, "save", lambda *_: None),
         patch.object(tuner, "prepared", lambda _: kept),

@@ -29,7 +29,7 @@ from tileweave.ops.collectives.collective import EXCHANGES, checked
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.transport import fastest
 from tileweave.ops.collectives.vectors import Lines, copies_to
-from tileweave.ops.core.collective_problem import Collective
+from tileweave.ops.core.collective_problem import CollectiveProblem
 
 TRANSPORTS = ["copy_engine", "tma", "ldst"]
 WALKED = "copy_engine, blocks that walk"
@@ -131,7 +131,9 @@ def test_all_ranks_get_the_same_bits(make):
 def parts_of(shape, scatter, gather, ranks, dtype=torch.float32, tile=None):
     x = torch.empty(shape, device="meta")
     result, axes = AllToAll.result(x, ranks, scatter, gather)
-    return Parts.of(Collective("all_to_all", shape, result, axes, ranks, dtype), tile), result
+    return Parts.of(
+        CollectiveProblem("all_to_all", shape, result, axes, ranks, dtype), tile
+    ), result
 
 
 def expected_all_to_all(x, scatter, gather):
@@ -263,5 +265,5 @@ def test_lines(count, dtype, shape, tile):
 
 @pytest.mark.parametrize(("ranks", "count", "one_shot"), [(2, 1 << 18, True), (3, 1 << 18, False)])
 def test_small_tensors_are_exchanged_once(ranks, count, one_shot):
-    asked = Collective("all_reduce", (count,), (count,), (), ranks, torch.bfloat16)
+    asked = CollectiveProblem("all_reduce", (count,), (count,), (), ranks, torch.bfloat16)
     assert is_one_shot(asked) == one_shot

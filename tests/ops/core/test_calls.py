@@ -19,7 +19,7 @@ from tileweave.ops.collectives import collective as exchange
 from tileweave.ops.collectives import transport
 from tileweave.ops.core import cache as prepared
 from tileweave.ops.core import groups, problem, strategy
-from tileweave.ops.core.cache import Prepared
+from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.operator import OPERATORS, Choice
 from tileweave.ops.core.problem import Problem, checked
@@ -398,7 +398,7 @@ def sized(nbytes):
 @pytest.fixture
 def heap(monkeypatch):
     """Takes the operator for a problem that needs so many bytes, from a heap of ten."""
-    free, kept = [10], Prepared()
+    free, kept = [10], OpCache()
 
     def take(nbytes, captured=False):
         monkeypatch.setattr(prepared, "capturing", lambda: captured)

@@ -15,11 +15,11 @@ from tileweave.ops.core import call, strategy
 from tileweave.ops.core import fast_path as repeated
 from tileweave.ops.core import session_cache as remembered
 from tileweave.ops.core.cache import prepared
-from tileweave.ops.core.compiled import Made
+from tileweave.ops.core.compiled import CompiledOp
 from tileweave.ops.core.operator import OPERATORS, Choice
 from tileweave.ops.core.tiles import LARGE
 from tileweave.runtime.executor import calls as plan_streams
-from tileweave.runtime.executor.recorded_call import ReadyCall
+from tileweave.runtime.executor.recorded_call import RecordedCall
 from tileweave.runtime.host import session
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.kernel.kernel import Kernel
@@ -30,7 +30,7 @@ MEMORY = 0xABC0
 """Where a symmetric tensor lies that each call works in."""
 
 
-class StandIn(Made):
+class StandIn(CompiledOp):
     """Says how it was called: whole, or by addresses."""
 
     said: list
@@ -50,7 +50,7 @@ class StandIn(Made):
             self.said.append(addresses)
             return 0
 
-        call = ReadyCall(self.watchdog, [], [self.kernel], enqueue)
+        call = RecordedCall(self.watchdog, [], [self.kernel], enqueue)
         return call, [*places(*inputs), MEMORY, *places(out)]
 
     def free(self):

@@ -133,7 +133,7 @@ def test_what_is_refused_is_refused_again(decided):
 def test_the_oldest_make_room(join, monkeypatch):
     join()
     monkeypatch.setattr(remembered, "_MOST", 2)
-    found = remembered.Remembered()
+    found = remembered.SessionCache()
     for key in "abc":
         found.put(key, key)
     assert [found.get(key) for key in "abc"] == [None, "b", "c"]
@@ -141,6 +141,6 @@ def test_the_oldest_make_room(join, monkeypatch):
 
 def test_without_a_session_nothing_is_remembered(monkeypatch):
     monkeypatch.setattr(session, "_session", None)
-    found = remembered.Remembered()
+    found = remembered.SessionCache()
     found.put("a", "a")
     assert found.get("a") is None

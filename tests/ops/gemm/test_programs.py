@@ -31,11 +31,11 @@ from tileweave.ops.core.tiles import FP8 as FP8_TILES
 from tileweave.ops.gemm.all_gather_matmul import (
     AllGatherMatmul,
     _keeping_rows,
+    ag_gemm_copy_engine,
+    ag_gemm_push,
     communicated_matmul,
-    gathered_matmul,
-    pushed_matmul,
 )
-from tileweave.ops.gemm.comm_blocks import Communicating
+from tileweave.ops.gemm.comm_blocks import CommBlocks
 from tileweave.ops.gemm.matmul_all_reduce import (
     MatmulAllReduce,
     matmul_all_reduce_plan,
@@ -44,9 +44,9 @@ from tileweave.ops.gemm.matmul_all_reduce import (
 )
 from tileweave.ops.gemm.matmul_reduce_scatter import (
     MatmulReduceScatter,
+    gemm_rs_persistent,
     matmul_reduce_scatter_program,
     scattered_one_shot,
-    summed_matmul,
 )
 from tileweave.passes.ir.sizes import named
 from tileweave.runtime.plans.steps import Copy, CopyValue, Launch, WaitValue
@@ -70,17 +70,17 @@ CASES = [
 ]
 """ranks; sizes; whether B is (N, K); type; whether there is a bias."""
 TILE_COPIES = {
-    gathered_matmul: (3, 1),
+    ag_gemm_copy_engine: (3, 1),
     communicated_matmul: (3, 1),
-    pushed_matmul: (2, 1),
+    ag_gemm_push: (2, 1),
     matmul_reduce_scatter_program: (2, 2),
-    summed_matmul: (5, 3),
+    gemm_rs_persistent: (5, 3),
     scattered_one_shot: (2, 2),
     one_shot_program: (2, 2),
     two_phase_program: (2, 4),
 }
 """The kernels, and how often the text of each loads and stores a tile of so few rows."""
-FP8_COPIES = {**TILE_COPIES, summed_matmul: (2, 3)}
+FP8_COPIES = {**TILE_COPIES, gemm_rs_persistent: (2, 3)}
 """The same of fp8, whose parts are not added as tiles of A."""
 RESIDENT = 32
 """Blocks at a time: all of the programs, and what waits beside them."""
@@ -285,10 +285,10 @@ def test_one_rank_waits_for_nobody(way):
     ("ranks", "rows", "expected"),
     [
         (1, 24, "one_shot"), (1, 1 << 20, "one_shot"),
-        (5, 32, "one_shot"), (5, 33, "one_shot"), (5, 256, "two_phase"),
+        (5, 32, "one_shot"), (5, 33, "one_shot"), (5, 256, "two_shot"),
         (2, 128, "one_shot"), (2, 129, "one_shot"), (2, 512, "one_shot"),
         (2, 1024, "copy_engines"), (2, 8192, "copy_engines"),
-        (8, 16, "one_shot"), (8, 512, "two_phase"), (8, 16384, "copy_engines"),
+        (8, 16, "one_shot"), (8, 512, "two_shot"), (8, 16384, "copy_engines"),
     ],
 )  # fmt: skip
 def test_how_sums_are_exchanged(ranks, rows, expected):
@@ -314,7 +314,7 @@ def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles, biased
 def test_what_is_not_late_stays():
     """Of many rows copy engines bring all: only parts are loaded, only products and sums stored."""
     assert not late(1000, 8200, 4, LARGE)
-    cuda = tw.emit(summed_matmul(1000, 8200, 136, 4, "float16", False, LARGE, True))
+    cuda = tw.emit(gemm_rs_persistent(1000, 8200, 136, 4, "float16", False, LARGE, True))
     assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == (4, 2)
     assert "latest" not in cuda and "cp_async" not in cuda
 
@@ -335,7 +335,7 @@ def test_fp8_goes_to_the_tensor_cores(make):
     [(2, 256, 3584, 4096, SMALL), (2, 33, 512, 4104, FEW_ROWS[0]), (4, 64, 7168, 8192, SMALL)],
 )
 def test_rows_are_pushed_16_bytes_at_a_time(ranks, share, N, K, tiles):
-    program = pushed_matmul(share, N, K, ranks, "bfloat16", True, tiles)
+    program = ag_gemm_push(share, N, K, ranks, "bfloat16", True, tiles)
     assert "*(uint4*)(gathered" in tw.emit(program, world_size=ranks)
 
 
@@ -365,7 +365,7 @@ def test_strips_are_sent_16_bytes_at_a_time(ranks, share, N, K, tiles):
 )  # fmt: skip
 def test_strips_that_blocks_send(share, N, K, ranks, tiles, itemsize):
     """All of the rows, once to each other rank, a piece to all before the next one."""
-    sent = Communicating.apart(share, N, K, ranks, tiles, itemsize)
+    sent = CommBlocks.apart(share, N, K, ranks, tiles, itemsize)
     assert sent.strips == sent.pieces * sent.of_piece * sent.peers
     assert (sent.pieces - 1) * sent.width < K <= sent.pieces * sent.width
     assert (sent.of_piece - 1) * sent.height < share <= sent.of_piece * sent.height
@@ -374,7 +374,7 @@ def test_strips_that_blocks_send(share, N, K, ranks, tiles, itemsize):
     assert sent.height * sent.width * itemsize <= 48 << 10
     assert sent.peers == ranks - 1
     assert 0 < sent.blocks <= SMS - sent.walk.blocks
-    assert Communicating.apart(share, N, K, 1, tiles, itemsize).blocks == 0
+    assert CommBlocks.apart(share, N, K, 1, tiles, itemsize).blocks == 0
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,9 @@ def test_each_warp_group_multiplies_rows_of_its_own(tiles, capfd):
     an if" says that it does not)."""
     dtype = "float8_e4m3fn" if tiles in FP8_CANDIDATES else "bfloat16"
     sizes = 512, 4 * tiles.N, 512, 2, dtype
-    emitted = tw.emit(summed_matmul(*sizes, True, tiles, False, "bfloat16", 1024), world_size=2)
+    emitted = tw.emit(
+        gemm_rs_persistent(*sizes, True, tiles, False, "bfloat16", 1024), world_size=2
+    )
     depth = 32 if dtype == "float8_e4m3fn" else 16
     assert f" 64, {tiles.N}, {depth}, false, false" in emitted
     assert "ThreadSync" not in "".join(capfd.readouterr())
@@ -436,7 +438,7 @@ def test_signals_that_leave_a_loop_do_not_name_it():
     shapes = {p.name: tuple(p.extents) for p in plan.parameters}
     (kernel,) = (
         s.program for s in plan.trace(0, 4, shapes, {})
-        if isinstance(s, Launch) and named(s.program) == "summed_matmul"
+        if isinstance(s, Launch) and named(s.program) == "gemm_rs_persistent"
     )  # fmt: skip
     signals = [s for s in tw.emit(kernel, "tile").splitlines() if "tileweave.signal(" in s]
     assert len(signals) == 4 and not any("_tmp" in s for s in signals)
@@ -505,7 +507,7 @@ def test_parts_of_an_all_reduce_too_large_for_its_indices_are_not_copied():
     assert "copy_engines" in {c.program for c in MatmulAllReduce.candidates(fits)}
     too_large = replace(fits, rows=262144 - 127)  # whole tiles are summed up
     assert "copy_engines" not in {c.program for c in MatmulAllReduce.candidates(too_large)}
-    assert MatmulAllReduce.table(too_large).program == "two_phase"
+    assert MatmulAllReduce.table(too_large).program == "two_shot"
 
 
 def test_all_sms_walk_where_nothing_waits_beside_them():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tileweave.ops.core.tiles import FP8, WALKED, Tiles
-from tileweave.ops.gemm.pull_tail import Fetched
+from tileweave.ops.gemm.pull_tail import PullTail
 
 TINY = Tiles(16, 16, 16, stages=2, threads=128)
 
@@ -20,7 +20,7 @@ TINY = Tiles(16, 16, 16, stages=2, threads=128)
     ],
 )  # fmt: skip
 def test_strips_cover_the_last_piece_once(share, N, tiles):
-    fetched = Fetched.of(share, N, tiles)
+    fetched = PullTail.of(share, N, tiles)
     rows, columns = tiles.pieces(share, N)[-1]
     assert (fetched.m, fetched.n) == (rows.start, columns.start)
     found = np.zeros((fetched.rows, fetched.columns), np.int64)
@@ -35,15 +35,15 @@ def test_strips_cover_the_last_piece_once(share, N, tiles):
 
 @pytest.mark.parametrize("tiles", [*WALKED, FP8, TINY])
 def test_each_thread_has_as_many_bytes_of_a_strip(tiles):
-    fetched = Fetched.of(512, 1024, tiles)
+    fetched = PullTail.of(512, 1024, tiles)
     assert fetched.height * tiles.N % ((tiles.threads + 128) * 8) == 0
     assert fetched.strips % fetched.of_tile == 0
 
 
 def test_its_first_tile_is_the_first_of_the_last_piece():
     tiles = replace(WALKED[0], cut=2)
-    fetched = Fetched.of(2048, 8192, tiles)
+    fetched = PullTail.of(2048, 8192, tiles)
     pieces = tiles.pieces(2048, 8192)
     assert len(pieces) == 4 and fetched.first == 3 * 8 * 16
     assert (fetched.m, fetched.n) == (1024, 4096)
-    assert Fetched.of(512, 8192, WALKED[0]).first == 0
+    assert PullTail.of(512, 8192, WALKED[0]).first == 0

@@ -64,7 +64,7 @@ def all_gather_gemm(ranks, fault=""):
 
     @tw.plan
     def plan(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         A: T.Tensor((ROWS, DEPTH), "bfloat16"),
         B: T.Tensor((DEPTH, COLUMNS), "bfloat16"),
         gathered: W.Symmetric((2, ranks, ROWS, DEPTH), "bfloat16"),

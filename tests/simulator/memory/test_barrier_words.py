@@ -288,7 +288,7 @@ def side_by_side(kind, words, ordered=False):
                 getattr(W, kind)(words[W.rank(), first])  # BARRIER
 
     @tw.plan
-    def plan(p: tw.Steps, words: W.Symmetric((WORDS,), "uint32")):
+    def plan(p: tw.PlanBuilder, words: W.Symmetric((WORDS,), "uint32")):
         p.launch(meet, words, 0)
         if ordered:
             p.wait_stream(None, stream="side")
@@ -325,7 +325,7 @@ def written_by_a_stream(first):
 
     @tw.plan
     def plan(
-        p: tw.Steps, words: T.Tensor((WORDS,), "uint32"), source: T.Tensor((WORDS,), "uint32")
+        p: tw.PlanBuilder, words: T.Tensor((WORDS,), "uint32"), source: T.Tensor((WORDS,), "uint32")
     ):
         p.launch(meet, words)
         p.copy(words[first:], source[first:], stream="side")

@@ -28,28 +28,28 @@ class World:
         for tensor in (self.data, self.flag):
             tensor.give((Ellipsis,), 0)
 
-    def access(self, order, classes=(0, 1), scope=0, epoch=0):
-        agent, time, view = order.actor(classes)
+    def access(self, order, thread_groups=(0, 1), scope=0, epoch=0):
+        agent, time, view = order.actor(thread_groups)
         return Access(agent, time, view, scope, "access", "here:1", epoch)
 
-    def store(self, place, value=1, classes=(0, 1), epoch=0):
+    def store(self, place, value=1, thread_groups=(0, 1), epoch=0):
         self.data.write(
-            (slice(0, 8),), value, self.access(self.blocks[place], classes, epoch=epoch)
+            (slice(0, 8),), value, self.access(self.blocks[place], thread_groups, epoch=epoch)
         )
 
-    def load(self, place, classes=(0, 1), epoch=0):
-        access = self.access(self.blocks[place], classes, epoch=epoch)
+    def load(self, place, thread_groups=(0, 1), epoch=0):
+        access = self.access(self.blocks[place], thread_groups, epoch=epoch)
         return self.data.read((slice(0, 8),), access)[0]
 
-    def release(self, place, level=SYS, classes=(0,)):
+    def release(self, place, level=SYS, thread_groups=(0,)):
         order = self.blocks[place]
-        access = self.access(order, classes, level)
-        self.flag.store_word((0,), 1, access, order.release(classes[0], level))
+        access = self.access(order, thread_groups, level)
+        self.flag.store_word((0,), 1, access, order.release(thread_groups[0], level))
 
-    def acquire(self, place, level=SYS, classes=(0, 1)):
+    def acquire(self, place, level=SYS, thread_groups=(0, 1)):
         order = self.blocks[place]
-        sync = self.flag.load_word((0,), self.access(order, classes, level), True).sync
-        order.acquire(classes, sync, level)
+        sync = self.flag.load_word((0,), self.access(order, thread_groups, level), True).sync
+        order.acquire(thread_groups, sync, level)
 
 
 def kind_of(action):
@@ -87,7 +87,7 @@ def test_a_release_without_a_block_barrier_publishes_its_own_thread_only():
     world.acquire((1, 0))
     assert kind_of(lambda: world.load((1, 0))) == "race"
     world = World()
-    world.store((0, 0), classes=(0,))
+    world.store((0, 0), thread_groups=(0,))
     world.release((0, 0))
     world.acquire((1, 0))
     assert kind_of(lambda: world.load((1, 0))) is None
@@ -98,8 +98,8 @@ def test_an_acquire_by_one_thread_orders_that_thread_until_the_block_meets():
     world.store((0, 0))
     world.blocks[0, 0].meet((0, 1))
     world.release((0, 0))
-    world.acquire((1, 0), classes=(0,))
-    assert kind_of(lambda: world.load((1, 0), classes=(0,))) is None
+    world.acquire((1, 0), thread_groups=(0,))
+    assert kind_of(lambda: world.load((1, 0), thread_groups=(0,))) is None
     assert kind_of(lambda: world.load((1, 0))) == "race"
     world.blocks[1, 0].meet((0, 1))
     assert kind_of(lambda: world.load((1, 0))) is None
@@ -276,10 +276,10 @@ def test_readers_agree_about_the_order_of_independent_writes_only_with_sc(sem, d
 def test_sc_fences_are_ordered_only_if_their_scopes_include_each_other():
     for one, other, fault in ((SYS, SYS, None), (GPU, SYS, "race"), (SYS, GPU, "race")):
         world = World()
-        world.store((0, 0), classes=(0,))
+        world.store((0, 0), thread_groups=(0,))
         published = world.blocks[0, 0].fence(0, one, {})
         world.blocks[1, 0].fence(0, other, published)
-        assert kind_of(lambda w=world: w.load((1, 0), classes=(0,))) == fault
+        assert kind_of(lambda w=world: w.load((1, 0), thread_groups=(0,))) == fault
 
 
 def led_to(scope, sem):
@@ -362,14 +362,14 @@ def test_bulk_stores_are_complete_after_a_full_wait_only():
 def test_fences_make_relaxed_accesses_release_and_acquire():
     world = World()
     writer, reader = world.blocks[0, 0], world.blocks[1, 0]
-    world.store((0, 0), classes=(0,))
+    world.store((0, 0), thread_groups=(0,))
     writer.fence(0, SYS)
     world.flag.store_word((0,), 1, world.access(writer, (0,), SYS), writer.fences[0])
     sync = world.flag.load_word((0,), world.access(reader, (0,), SYS), True).sync
     reader.note_seen(0, sync)
-    assert kind_of(lambda: world.load((1, 0), classes=(0,))) == "race"
+    assert kind_of(lambda: world.load((1, 0), thread_groups=(0,))) == "race"
     reader.fence(0, SYS)
-    assert kind_of(lambda: world.load((1, 0), classes=(0,))) is None
+    assert kind_of(lambda: world.load((1, 0), thread_groups=(0,))) is None
 
 
 def exchange(flag_first=False, sem="release", wait_sem="acquire", scope="sys", one_waits=False,

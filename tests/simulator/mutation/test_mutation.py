@@ -338,7 +338,7 @@ def test_mutants_of_a_plan(tmp_path):
 
     @tw.plan
     def twice(
-        steps: tw.Steps,
+        steps: tw.PlanBuilder,
         mail: W.Symmetric((2, N), "int32"),
         flags: W.Symmetric((2,), "int32"),
         state: T.Tensor((1,), "int32"),
@@ -374,7 +374,7 @@ def test_steps_of_a_plan():
 
     @tw.plan
     def shift(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         data: T.Tensor((N,), "int32"),
         mail: W.Symmetric((3, N), "int32"),
         flags: W.Symmetric((1,), "uint32"),
@@ -421,7 +421,7 @@ def test_streams_that_wait_for_words():
 
     @tw.plan
     def send(
-        p: tw.Steps,
+        p: tw.PlanBuilder,
         data: T.Tensor((2, N), "int32"),
         done: T.Tensor((1,), "uint32"),
         mail: W.Symmetric((2, N), "int32"),

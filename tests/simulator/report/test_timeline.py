@@ -123,7 +123,7 @@ def test_reads_from_another_rank():
 
 def test_streams_are_bars_too():
     @tw.plan
-    def program(p: tw.Steps, A: T.Tensor((N,), "int32"), inbox: W.Symmetric((N,), "int32"),
+    def program(p: tw.PlanBuilder, A: T.Tensor((N,), "int32"), inbox: W.Symmetric((N,), "int32"),
                 flag: W.Symmetric((1,), "uint32")):  # fmt: skip
         p.copy(inbox[1 - p.rank], A, stream="copies")
         p.write_value(flag[1 - p.rank, 0], 1, stream="copies")

@@ -13,7 +13,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 import tileweave as tw
 from tileweave import language as W
 from tileweave import passes
-from tileweave.passes.ir.implicit import hidden_of, set_hidden
+from tileweave.passes.ir.implicit import implicit_of, set_implicit
 from tileweave.passes.tile.fold_axes import fold_axes
 
 RANKS, N = 3, 16
@@ -61,8 +61,8 @@ def folded(func, world_size, heap_stride):
     shapes = {b.name: tuple(map(int, b.shape[1:])) for b in buffers.values()}
     assert len(shapes["S"]) == 4
     new = tirx.PrimFunc(func.params, func.body, func.ret_type, buffers, func.attrs, func.span)
-    hidden = [replace(h, shape=shapes[h.name]) if h.scratch else h for h in hidden_of(func)]
-    return set_hidden(new, hidden)
+    implicit = [replace(h, shape=shapes[h.name]) if h.scratch else h for h in implicit_of(func)]
+    return set_implicit(new, implicit)
 
 
 CASES = {"lead": ((2,), 1), "versions": ((), 2), "both": ((2, 2), 3)}

@@ -33,7 +33,7 @@ def gather(ranks, starts, height=2):
 
     @tw.plan
     def gathered(
-        p: tw.Steps, A: T.Tensor((ROWS, N), F32), S: W.Symmetric((ranks, ROWS, N), F32),
+        p: tw.PlanBuilder, A: T.Tensor((ROWS, N), F32), S: W.Symmetric((ranks, ROWS, N), F32),
         C: T.Tensor((ranks, ROWS, N), F32),
     ):  # fmt: skip
         for number, peer in enumerate(p.peers()):

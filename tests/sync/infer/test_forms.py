@@ -209,7 +209,7 @@ def test_copies_that_take_sums_and_messages():
 
     @tw.plan
     def plan(
-        p: tw.Steps, X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32),
+        p: tw.PlanBuilder, X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32),
         R: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32),
     ):  # fmt: skip
         p.launch(passed_on, X, S, R, Y)

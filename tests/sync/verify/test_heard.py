@@ -72,7 +72,7 @@ def test_right_in_every_schedule(blocks):
 
     @tw.plan
     def called(
-        p: tw.Steps, S: W.Symmetric((blocks, N), "int32"), Y: T.Tensor((blocks, N), "int32"),
+        p: tw.PlanBuilder, S: W.Symmetric((blocks, N), "int32"), Y: T.Tensor((blocks, N), "int32"),
         found: T.Tensor((blocks, N), "int32"),
     ):  # fmt: skip
         p.launch(program, S, Y)
