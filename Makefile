@@ -1,4 +1,4 @@
-# The two commands of the README are `make test` and `make demo`; the others serve development.
+# Start with `make test` and `make demo`; the other targets serve development.
 # Each makes its own environment in .venv and installs pinned requirements there.
 PYTHON ?= python3
 MINUTES ?= 15
@@ -86,6 +86,7 @@ format: .venv/ready-lint
 docs: .venv/ready
 	$(python) docs/generate.py
 	$(python) docs/sequence.py
+	$(python) docs/speedup.py
 	$(python) tools/mutants.py
 
 clean:

@@ -1,5 +1,6 @@
 """What `make demo` runs where there is no GPU."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import tileweave as tw
 from tileweave.simulator.mutation import changed
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+README = (EXAMPLES.parent / "README.md").read_text()
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "#", text)
 
 
 @pytest.fixture
@@ -31,6 +37,9 @@ def test_demo(demo, right, tmp_path, monkeypatch, capsys):
     if right:
         assert "deadlock: nobody can go on\n" in out
         assert "stands at W.wait_reached(arrived[" in out and "    3 missing\n" in out
+        shown = re.search(r"^the same without its signal:\n(.*?)^  \.\.\.$", README, re.M | re.S)[1]
+        printed = _without_numbers(out.replace(f"{EXAMPLES.parent}/", "")).splitlines()
+        assert [x for x in _without_numbers(shown).splitlines() if x not in printed] == []
         for name in ("a.html", "a_without_signal.html"):
             assert str(tmp_path / "new" / name) in out
             assert "<svg" in (tmp_path / "new" / name).read_text()

@@ -1,4 +1,4 @@
-"""The language reference says what the declarations say; the README's program is one."""
+"""Pages of docs/ match the code: generated text, pictures, snippets, outputs and messages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+import torch
 
 import tileweave as tw
 from tileweave.cli.main import main
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+README = CHECKOUT / "README.md"
+HOST_API = CHECKOUT / "docs" / "host-api.md"
 
 
 def _load(file: Path) -> ModuleType:
@@ -36,17 +40,40 @@ def test_picture_of_sequences_is_up_to_date():
     assert sequence.PICTURE.name in (CHECKOUT / "docs" / "ops.md").read_text()
 
 
+def test_bar_chart_of_the_readme_is_up_to_date():
+    speedup = _load(CHECKOUT / "docs" / "speedup.py")
+    assert speedup.PICTURE.read_text() == speedup.svg(speedup.drawing()), "run `make docs`"
+    assert f"docs/{speedup.PICTURE.name}" in README.read_text()
+
+
+def test_bar_chart_of_the_readme_shows_measured_ratios():
+    speedup = _load(CHECKOUT / "docs" / "speedup.py")
+    log = (CHECKOUT / "benchmarks" / "LOG.md").read_text()
+    (entry,) = re.findall(rf"^## {speedup.LOG_ENTRY}.*?(?=^## )", log, re.M | re.S)
+    for operator, ratios in speedup.RATIOS.items():
+        for rows, ratio in zip(speedup.ROWS, ratios, strict=True):
+            assert re.search(rf"^\| {rows} \|.* {ratio:.3f} \|$", entry, re.M), (operator, rows)
+
+
+def _readme_blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S)
+
+
 @pytest.fixture
 def readme_program(tmp_path):
-    """The README's first two blocks, which are one file."""
-    readme = (CHECKOUT / "README.md").read_text()
-    imports, program = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[:2]
+    """A file with the first block of the README."""
     file = tmp_path / "readme.py"
-    file.write_text(f"{imports}\n{program}\nexample = gemm_reduce_scatter(1024, 512, 256, 4)\n")
+    file.write_text(_readme_blocks()[0])
     return file
 
 
-def test_readme_program_compiles_and_says_nothing_of_synchronisation(readme_program):
+def test_readme_is_a_landing_page():
+    assert len(README.read_text().splitlines()) <= 150
+    for page in ("tutorial/index", "language", "ops", "how-it-works", "host-api"):
+        assert f"(docs/{page}.md" in README.read_text()
+
+
+def test_readme_program_compiles_and_has_no_synchronization(readme_program):
     text = readme_program.read_text()
     assert not re.search(r"signal|wait|fence|barrier|epoch|W\.sync", text)
     cuda = tw.emit(_load(readme_program).example)
@@ -54,16 +81,62 @@ def test_readme_program_compiles_and_says_nothing_of_synchronisation(readme_prog
     assert "tw::signal<" in cuda and "tw::wait_reached<" in cuda
 
 
-def test_readme_names_every_environment_variable():
+def test_snippets_of_the_readme_run_as_printed(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    file = tmp_path / "readme.py"
+    file.write_text("\n\n".join(_readme_blocks()))
+    readme = _load(file)
+    C = np.concatenate([output["C"] for output in readme.outputs]).astype("float32")
+    exact = sum(
+        a.astype("float32") @ b.astype("float32").T for a, b in zip(readme.A, readme.B, strict=True)
+    )
+    assert np.linalg.norm(C - exact) < 1e-2 * np.linalg.norm(exact)
+    assert readme.c.shape == (1024, 256)
+
+
+VARIABLE = re.compile(r"\bTILEWEAVE_[A-Z_]*[A-Z]\b")
+
+
+def test_host_api_page_has_every_environment_variable():
     sources = [
         p
-        for d in ("runtime", "simulator", "ops", "tileweave", "codegen")
+        for d in ("runtime", "simulator", "ops", "tileweave", "codegen", "tests")
         for p in (CHECKOUT / d).rglob("*.py")
     ]
-    words = " ".join(p.read_text() for p in sources).replace('"', " ").replace("`", " ").split()
-    used = {w.strip(".,;:()'") for w in words if w.startswith("TILEWEAVE_")}
-    readme = (CHECKOUT / "README.md").read_text()
-    assert used and [name for name in sorted(used) if f"`{name}`" not in readme] == []
+    used = {name for p in sources for name in VARIABLE.findall(p.read_text())}
+    assert used and [name for name in sorted(used) if f"`{name}`" not in HOST_API.read_text()] == []
+
+
+def test_host_api_page_has_every_public_name():
+    names = set(tw.__all__) - {"language"}
+    page = HOST_API.read_text()
+    assert [name for name in sorted(names) if f"tw.{name}" not in page] == []
+
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _broken_links(page: Path) -> list[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    broken = []
+    for path, anchor in LINK.findall(text):
+        if path.startswith("http"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(f"{path}#{anchor}")
+    return broken
+
+
+def test_links_between_pages_have_targets():
+    pages = [README, CHECKOUT / "CONTRIBUTING.md", *(CHECKOUT / "docs").rglob("*.md")]
+    broken = {str(page.relative_to(CHECKOUT)): _broken_links(page) for page in pages}
+    assert {page: links for page, links in broken.items() if links} == {}
 
 
 def _simulator_cases() -> dict[str, tuple[str, str]]:
@@ -149,25 +222,25 @@ def test_plan_of_the_page_about_plans(tmp_path, capsys):
     assert steps == set(re.findall(r"^\| `p\.(\w+)\(", page, re.MULTILINE))
 
 
-SYNCHRONISATION = CHECKOUT / "docs" / "synchronisation.md"
+SYNCHRONIZATION = CHECKOUT / "docs" / "synchronization.md"
 
 
-def test_synchronisation_page_shows_what_the_command_prints(readme_program, monkeypatch, capsys):
+def test_synchronization_page_shows_what_the_command_prints(readme_program, monkeypatch, capsys):
     monkeypatch.chdir(readme_program.parent)
-    page = SYNCHRONISATION.read_text()
+    page = SYNCHRONIZATION.read_text()
     ((command, said),) = re.findall(r"```console\n\$ tileweave ([^\n]*)\n(.*?)```", page, re.S)
     assert main(shlex.split(command)) == 0
     assert capsys.readouterr().out == said
     source = readme_program.read_text().splitlines()
-    for line in (35, 39):
-        assert f"- Line {line}: " in page and "parts[" in source[line - 1]
+    explained = [int(line) for line in re.findall(r"^\| (\d+) \|", page, re.M)]
+    assert [line for line in explained if "parts[" in source[line - 1]] == explained[1:]
     shown = re.search(r"```python\n(.*?)```", page, re.S)[1]
     assert shown in readme_program.read_text()
 
 
-def test_dynamic_program_of_the_synchronisation_page(readme_program, tmp_path):
-    imports = readme_program.read_text().split("\n\n", 1)[0]
-    *_, shown = re.findall(r"```python\n(.*?)```", SYNCHRONISATION.read_text(), re.S)
+def test_dynamic_program_of_the_synchronization_page(readme_program, tmp_path):
+    imports = readme_program.read_text().split("\n\n\n", 1)[0]
+    *_, shown = re.findall(r"```python\n(.*?)```", SYNCHRONIZATION.read_text(), re.S)
     file = tmp_path / "dynamic.py"
     file.write_text(f"{imports}\n{shown}")
     found = tw.explain(_load(file).shift, 4, sizes={"M": 20})
@@ -194,7 +267,7 @@ def _refusals(file: Path) -> list[str]:
     return found
 
 
-def test_synchronisation_page_has_every_refusal():
+def test_synchronization_page_has_every_refusal():
     regions = ("accesses", "footprints", "granules", "tensor_accesses")
     inferred = ("counters", "residency", "reuse", "version_copies", "versions", "waits")
     names = (
@@ -206,7 +279,7 @@ def test_synchronisation_page_has_every_refusal():
     files = [CHECKOUT / f"{name}.py" for name in names]
     every = [text for file in files for text in _refusals(file)]
     assert len(every) > 15
-    rows = "\n".join(re.findall(r"^\| `(.*?)` \|", SYNCHRONISATION.read_text(), re.M))
+    rows = "\n".join(re.findall(r"^\| `(.*?)` \|", SYNCHRONIZATION.read_text(), re.M))
     for text in every:
         # A value may be words of several kinds: what stands between values is said somewhere.
         parts = [p.strip(" ;:,.") for p in text.split("\u2026")]
@@ -214,12 +287,20 @@ def test_synchronisation_page_has_every_refusal():
         assert not missing, (text, missing)
 
 
-def test_synchronisation_page_has_every_option_and_kind():
+def test_synchronization_page_has_every_option_and_kind():
     from tileweave.passes.sync.infer.options import _LEGAL
 
-    page = SYNCHRONISATION.read_text()
+    page = SYNCHRONIZATION.read_text()
     rows = set(re.findall(r"^\| `tileweave\.(\w+)` \|", page, re.M))
     assert rows == set(_LEGAL)
-    picture = CHECKOUT / "docs" / "synchronisation.svg"
+    picture = CHECKOUT / "docs" / "synchronization.svg"
     words = " ".join(e.text or "" for e in ElementTree.parse(picture).iter())
     assert "signal" in words and "wait" in words and picture.name in page
+
+
+def test_pages_name_files_that_exist():
+    page = (CHECKOUT / "docs" / "how-it-works.md").read_text()
+    named = re.findall(r"`((?:regions|infer|tile|device)/\w+\.py)`", page)
+    folders = (CHECKOUT / "passes", CHECKOUT / "passes" / "sync")
+    assert len(named) > 20
+    assert [file for file in named if not any((f / file).exists() for f in folders)] == []
