@@ -90,7 +90,7 @@ class Access:
 
     @property
     def is_run(self) -> bool:
-        """Whether the elements are contiguous in memory and never clipped at the end of an axis."""
+        """True if the elements are contiguous in memory and never clipped at the end of an axis."""
         return self.op.startswith("W.")
 
     @property
@@ -347,7 +347,11 @@ class AccessCollector:
                 elif op_name(argument) == "tl.access_ptr" and not name.startswith("tl.tileop"):
                     load, extent, mode = argument.args
                     extent = LANES.get(name, extent)
-                    extents = _run(load, extent) if load.buffer.data in self._tensors else []
+                    extents = (
+                        _contiguous_extents(load, extent)
+                        if load.buffer.data in self._tensors
+                        else []
+                    )
                     kinds = _kinds(name, int(mode))
                 else:
                     continue
@@ -375,7 +379,7 @@ class AccessCollector:
                 continue
             written = "w" in kind.access
             effect: Kind = "read" if not written else "add" if adds else "write"
-            self._add(effect, spec.text, load, _run(load, size))
+            self._add(effect, spec.text, load, _contiguous_extents(load, size))
 
     def _element_loads(self, *nodes: tirx.Stmt | tirx.PrimExpr) -> None:
         """Record a read of each element that ``nodes`` load.
@@ -476,7 +480,7 @@ def _widened(index: tirx.PrimExpr, extent: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.IntImm("int32", int(index.lanes)) if isinstance(index, tirx.Ramp) else extent
 
 
-def _run(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+def _contiguous_extents(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx.PrimExpr]:
     """Return the extents of the box of ``size`` contiguous elements from ``load`` on.
 
     The box is a part of a row, or whole rows.

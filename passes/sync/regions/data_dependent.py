@@ -42,7 +42,7 @@ class Region:
     is_certain: bool = True
 
     @classmethod
-    def of(cls, access: Access) -> Region:
+    def of_access(cls, access: Access) -> Region:
         """Return the region of an access of which everything is known."""
         return cls(access.starts, access.extents, access.conditions)
 
@@ -60,11 +60,11 @@ def possible_region(access: Access, program: Program, world_size: int) -> Region
     """
     space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
     parts = [part for condition in access.conditions for part in _parts(condition)]
-    known = tuple(part for part in parts if _is_known(space, part))
+    conditions = tuple(part for part in parts if _is_known(space, part))
     open_loops = {n: _extent_of(access, n) for n in space.open if n < len(access.loops)}
-    is_certain = len(known) == len(parts) and not space.open
+    is_certain = len(conditions) == len(parts) and not space.open
     region = Region(
-        access.starts, access.extents, known, open_loops=open_loops, is_certain=is_certain
+        access.starts, access.extents, conditions, open_loops=open_loops, is_certain=is_certain
     )
     for axis, start in enumerate(access.starts):
         if not _is_known(space, start):
@@ -75,7 +75,7 @@ def possible_region(access: Access, program: Program, world_size: int) -> Region
 def _opened(region: Region, access: Access, axis: int, space: Space, program: Program) -> Region:
     """Return ``region`` extended to all places on ``axis``."""
     start, index = access.starts[axis], base_of(access.node.indices[axis])
-    size, extent = int(access.tensor.shape[axis]), int(space.of(access.extents[axis]).max())
+    size, extent = int(access.tensor.shape[axis]), int(space.evaluate(access.extents[axis]).max())
     starts, extents = list(region.starts), list(region.extents)
     step, first = _modular_set(Symbols(program, 1).inlined(start))
     if size > 1 and extent <= step and _is_uniform(access, index, program):
@@ -88,7 +88,7 @@ def _opened(region: Region, access: Access, axis: int, space: Space, program: Pr
             open_axes={**region.open_axes, axis: index},
         )  # fmt: skip
     if axis == 0 and size > 1:
-        space.of(start)  # raises NotEvaluable with the unknown node
+        space.evaluate(start)  # raises NotEvaluable with the unknown node
     starts[axis], extents[axis] = tirx.IntImm("int32", 0), tirx.IntImm("int32", size)
     return dataclasses.replace(region, starts=tuple(starts), extents=tuple(extents))
 
@@ -136,7 +136,7 @@ def _parts(condition: tirx.PrimExpr) -> Iterator[tirx.PrimExpr]:
 
 def _is_known(space: Space, expr: tirx.PrimExpr) -> bool:
     try:
-        space.of(expr)
+        space.evaluate(expr)
     except NotEvaluable:
         return False
     return True

@@ -225,7 +225,7 @@ def access_footprints(access: Access, program: Program, world_size: int) -> Foot
     if access.unknown_count:
         raise _refused(access, f"repeats while {access.unknown_count} holds", "a loop over a range")
     try:
-        return _boxes(access, Region.of(access), program, world_size)
+        return _boxes(access, Region.of_access(access), program, world_size)
     except NotEvaluable as error:
         unknown = error
     try:
@@ -270,14 +270,14 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     loops = [*access.loops, *access.inner, *region.places]
     space = Space(world_size, loops, program.values, partly=not region.is_certain)
     inner = tuple(range(outer, inside))
-    conditions = [space.of(c).astype(np.bool_) for c in region.conditions]
+    conditions = [space.evaluate(c).astype(np.bool_) for c in region.conditions]
     # The two masks stay separate, because their product would extend over the axes of both.
     around, mask = _split_mask([space.inside, *conditions], inner)
     skipped = tuple(n for n in range(len(access.loops)) if _skips(space.skipped[n], conditions))
-    starts = [space.of(s) for s in region.starts]
-    extents = [space.of(e) for e in region.extents]
+    starts = [space.evaluate(s) for s in region.starts]
+    extents = [space.evaluate(e) for e in region.extents]
     block = space.number_of(program.grid)
-    shape = [int(space.of(e).max()) for e in access.tensor.shape]
+    shape = [int(space.evaluate(e).max()) for e in access.tensor.shape]
     happens: np.ndarray = around & mask.any(axis=inner, keepdims=True)
     merged = merged_footprints(starts, extents, mask, inner, happens)
     if merged is None:
@@ -340,7 +340,7 @@ def _asked(
     axes = range(len(access.loops) + 1, len(access.loops) + 1 + len(access.inner))
     reached = np.logical_or.reduce(space.inside, axis=tuple(axes), keepdims=True)
     for condition in outer:
-        reached = reached & space.of(condition).astype(np.bool_)
+        reached = reached & space.evaluate(condition).astype(np.bool_)
     if not np.any(reached & ~happens):
         return ()
     mask = masks[0] & masks[1]

@@ -125,37 +125,48 @@ def choose_granules(traffic: TensorAccesses, wanted: tuple[int, ...] | None = No
             f"tileweave.granule={wanted} of {traffic.tensor.name} has {len(wanted)} axes; expected "
             f"{len(shape)}, one for each axis after the rank axis"
         )
-    every = list(traffic.footprints.values())
-    size = []
-    for axis, extent in enumerate(shape):
-        bounds = [b.bounds[axis] for b in every]
-        if wanted is not None:
-            for footprints, (low, high) in zip(every, bounds, strict=True):
-                if not _is_within_granules(low, high, wanted[axis]):
-                    raise LanguageError(
-                        f"{footprints.access.text}: tileweave.granule={wanted} of "
-                        f"{traffic.tensor.name} divides what it accesses on axis {axis}; expected "
-                        f"a multiple of {_least(bounds, extent)} there{footprints.access.location}"
-                    )
-            size.append(wanted[axis])
-        else:
-            size.append(_least(bounds, extent))
-            _warn_of_whole_axis(every, axis, extent, size[-1])
+    footprints = list(traffic.footprints.values())
+    if wanted is not None:
+        _verify_choice(traffic, wanted)
+        size = list(wanted)
+    else:
+        size = [
+            _smallest_size([f.bounds[axis] for f in footprints], extent)
+            for axis, extent in enumerate(shape)
+        ]
+        for axis, extent in enumerate(shape):
+            _warn_of_whole_axis(footprints, axis, extent, size[axis])
     granules = Granules(shape, tuple(size))
-    for footprints in every:
-        _refuse_before(footprints, granules)
+    for boxes in footprints:
+        _refuse_before(boxes, granules)
     if wanted is None and np.any(_times_copied(traffic, granules) > 1):
-        return Granules(shape, tuple(_cut(traffic, axis, n) for axis, n in enumerate(size)))
+        sizes = (_size_of_copies(traffic, axis, n) for axis, n in enumerate(size))
+        return Granules(shape, tuple(sizes))
     return granules
 
 
-def _warn_of_whole_axis(every: list[Footprints], axis: int, extent: int, size: int) -> None:
+def _verify_choice(traffic: TensorAccesses, wanted: tuple[int, ...]) -> None:
+    """Refuse granules chosen by the user that divide a box."""
+    for axis, extent in enumerate(traffic.grid.shape):
+        bounds = [f.bounds[axis] for f in traffic.footprints.values()]
+        for access, (low, high) in zip(traffic.footprints, bounds, strict=True):
+            if not _is_within_granules(low, high, wanted[axis]):
+                raise LanguageError(
+                    f"{access.text}: tileweave.granule={wanted} of {traffic.tensor.name} divides "
+                    f"what it accesses on axis {axis}; expected a multiple of "
+                    f"{_smallest_size(bounds, extent)} there{access.location}"
+                )
+
+
+def _warn_of_whole_axis(accesses: list[Footprints], axis: int, extent: int, size: int) -> None:
     """Warn if one counter covers a whole axis although every access uses only a part of it."""
-    bounds = [b.bounds[axis] for b in every]
+    bounds = [f.bounds[axis] for f in accesses]
     if size < extent or any(np.any(high - low >= extent) for low, high in bounds):
         return
-    is_cause = [_least([b for b in bounds if b is not own], extent) < extent for own in bounds]
-    footprints = every[is_cause.index(True)] if True in is_cause else every[-1]
+    is_cause = [
+        _smallest_size([b for b in bounds if b is not own], extent) < extent for own in bounds
+    ]
+    footprints = accesses[is_cause.index(True)] if True in is_cause else accesses[-1]
     warnings.warn(
         f"{footprints.access.text}: no granule smaller than the {extent} elements of axis {axis} "
         "fits the accesses to the tensor, so each wait is for all of them; expected tiles that "
@@ -174,7 +185,7 @@ def _refuse_before(footprints: Footprints, granules: Granules) -> None:
             )
 
 
-def _cut(traffic: TensorAccesses, axis: int, least: int) -> int:
+def _size_of_copies(traffic: TensorAccesses, axis: int, least: int) -> int:
     """Return the largest size such that copies begin and end at its multiples.
 
     Return ``least`` if that size divides a box that the kernel accesses.
@@ -192,7 +203,7 @@ def _is_within_granules(low: np.ndarray, high: np.ndarray, size: int) -> bool:
     return bool(np.all(low // size == np.maximum(high - 1, low) // size))
 
 
-def _least(bounds: list, extent: int) -> int:
+def _smallest_size(bounds: list, extent: int) -> int:
     """Return the smallest granule size along an axis that divides no box."""
     extents = sorted({int(n) for low, high in bounds for n in np.unique(high - low) if n > 0})
     candidates = set(extents[:8])
@@ -237,7 +248,7 @@ class Counter:
 
     @property
     def pulled(self) -> bool:
-        """Whether ranks other than the owner wait for a copy.
+        """True if ranks other than the owner wait for a copy.
 
         Then each rank has its own counter of every copy.
         """
@@ -245,7 +256,7 @@ class Counter:
 
     @property
     def is_of_copies(self) -> bool:
-        """Whether the counter counts copies of a plan instead of elements."""
+        """True if the counter counts copies of a plan instead of elements."""
         return self.kind == "write" and self.traffic.copies is not None
 
 

@@ -70,7 +70,7 @@ class Timestamps:
         depth -= self._grid
         space = self._spaces[access]
         block = footprints.block if block is None else block
-        timestamp = space.of(0) + block.reshape(block.shape[: len(space.shape)])
+        timestamp = space.evaluate(0) + block.reshape(block.shape[: len(space.shape)])
         for level in range(len(self._iterations) + 1):
             timestamp = timestamp * self._positions
             if level <= depth:

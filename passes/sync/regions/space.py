@@ -98,7 +98,7 @@ class Space:
     ) -> None:
         self._axes = len(loops) + 1
         self._values = values
-        self._known: dict[tirx.Var, np.ndarray] = {v: np.int64(n) for v, n in sizes.items()}
+        self._evaluated: dict[tirx.Var, np.ndarray] = {v: np.int64(n) for v, n in sizes.items()}
         self.rank = self._along(0, np.arange(world_size))
         self.inside: np.ndarray = np.ones((1,) * self._axes, np.bool_)
         """Mask of the points of ``shape`` that are iterations."""
@@ -108,13 +108,13 @@ class Space:
         extents = [world_size]
         for axis, loop in enumerate(loops, 1):
             try:
-                low, extent = self.of(loop.min), np.asarray(self.of(loop.extent))
+                low, extent = self.evaluate(loop.min), np.asarray(self.evaluate(loop.extent))
             except NotEvaluable:
                 if not partly:
                     raise
                 self.open.append(axis - 1)
                 self.skipped.append(self.inside & False)
-                self._iterations[loop.var] = self.of(0)
+                self._iterations[loop.var] = self.evaluate(0)
                 extents.append(1)
                 continue
             self.skipped.append(self.inside & (extent <= 0))
@@ -122,7 +122,7 @@ class Space:
             iterations = self._along(axis, np.arange(max(1, int(extent.max(initial=0)))))
             if extent.size > 1 or np.any(extent <= 0):
                 self.inside = self.inside & (iterations < extent)
-            self._known[loop.var], self._iterations[loop.var] = low + iterations, iterations
+            self._evaluated[loop.var], self._iterations[loop.var] = low + iterations, iterations
             extents.append(iterations.size)
         self.shape = tuple(extents)
 
@@ -135,7 +135,7 @@ class Space:
         """Return the iteration number of ``loop``, counted from 0, at every point."""
         return self._iterations[loop.var]
 
-    def of(self, expr: Any) -> Any:
+    def evaluate(self, expr: Any) -> Any:
         """Return the value of ``expr`` in every iteration.
 
         Raises:
@@ -144,36 +144,36 @@ class Space:
         if isinstance(expr, (tirx.IntImm, int)):
             return np.int64(int(expr)).reshape((1,) * self._axes)
         if isinstance(expr, tirx.Var):
-            if expr not in self._known:
+            if expr not in self._evaluated:
                 if expr not in self._values:
                     raise NotEvaluable(expr)
-                self._known[expr] = self.of(self._values[expr])
-            return self._known[expr]
+                self._evaluated[expr] = self.evaluate(self._values[expr])
+            return self._evaluated[expr]
         operation = _BINARY.get(type(expr))
         if operation is not None:
-            a, b = self.of(expr.a), self.of(expr.b)
+            a, b = self.evaluate(expr.a), self.evaluate(expr.b)
             return operation(a, np.where(b == 0, 1, b) if _divides(expr) else b)
         if isinstance(expr, tirx.Cast) and _is_integer(expr.dtype):
-            return self.of(expr.value)
+            return self.evaluate(expr.value)
         if isinstance(expr, tirx.Not):
-            return np.logical_not(self.of(expr.a))
+            return np.logical_not(self.evaluate(expr.a))
         if isinstance(expr, tirx.Select):
             parts = (expr.condition, expr.true_value, expr.false_value)
-            return np.where(*(self.of(p) for p in parts))
+            return np.where(*(self.evaluate(p) for p in parts))
         name = op_name(expr)
         if name == RANK:
             return self.rank
         if name in _CHOICES:
-            return np.where(*(self.of(a) for a in expr.args))
+            return np.where(*(self.evaluate(a) for a in expr.args))
         if name in _CALLS:
-            return _CALLS[name](*(self.of(a) for a in expr.args))
+            return _CALLS[name](*(self.evaluate(a) for a in expr.args))
         raise NotEvaluable(expr)
 
     def number_of(self, grid: Sequence[Loop]) -> np.ndarray:
         """Return the block number, in launch order."""
-        number = self.of(0)
+        number = self.evaluate(0)
         for loop in reversed(grid):
-            number = number * int(self.of(loop.extent).max()) + self.of(loop.var)
+            number = number * int(self.evaluate(loop.extent).max()) + self.evaluate(loop.var)
         return number
 
 

@@ -61,7 +61,7 @@ class TensorAccesses:
 
     @property
     def is_exchanged(self) -> bool:
-        """Whether accesses to the tensor need synchronization.
+        """True if accesses to the tensor need synchronization.
 
         They do if one block may read data that another block writes, or if a rank accesses the copy
         of another rank.
@@ -72,7 +72,7 @@ class TensorAccesses:
 
     @property
     def is_written_again(self) -> bool:
-        """Whether some element is written more than once."""
+        """True if some element is written more than once in a launch."""
         return self.is_exchanged and bool(np.any(self.coverage["write"].times > 1))
 
     @property

@@ -127,7 +127,7 @@ class _Touches:
         """
         rows = np.flatnonzero(self._inside)
         low, high = np.maximum(self.low[rows], 0), self.high[rows]
-        axes = [_cut(low[:, axis], high[:, axis]) for axis in range(low.shape[1])]
+        axes = [_divide_axis(low[:, axis], high[:, axis]) for axis in range(low.shape[1])]
         total = math.prod(count for _, _, count in axes).sum()
         if self._are_too_many(int(total), "cells into which its accesses divide it"):
             return rows[:0], rows[:0]
@@ -161,7 +161,7 @@ class _Touches:
         return list(zip(w[first].tolist(), r[first].tolist(), strict=True))
 
 
-def _cut(low: np.ndarray, high: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+def _divide_axis(low: np.ndarray, high: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
     """Divide an axis at the bounds of all boxes.
 
     Return the number of bounds, and for each box its first part and its number of parts.

@@ -118,7 +118,7 @@ class _EventCollector(AccessCollector):
         if not isinstance(stmt, tirx.SeqStmt):
             self._number += 1
         if isinstance(stmt, tirx.While):
-            self._spin(stmt)
+            self._add_polls(stmt)
         return super()._statement(stmt)
 
     def _enter_kernel(self, stmt: tirx.For) -> None:
@@ -146,7 +146,7 @@ class _EventCollector(AccessCollector):
             scope = builtin_of(atomic).word(atomic, "scope")
             self._conditions.append(stmt.condition)
             name = builtin_of(atomic).text
-            self._event("wait", name, atomic, stmt, scope=scope, sem="acquire")
+            self._add_event("wait", name, atomic, stmt, scope=scope, sem="acquire")
             self._conditions.pop()
         return super()._branch(stmt)
 
@@ -175,7 +175,7 @@ class _EventCollector(AccessCollector):
         for a in self.program.accesses[count:]:
             self.events.append(Event(
                 a.kind, a.op, a.tensor, a.starts, a.extents, (*a.loops, *a.inner), a.conditions,
-                tuple(self._trail), self._number, self._place_of(self._leaf_stmt),
+                tuple(self._trail), self._number, self._line_of(self._leaf_stmt),
                 tuple(self.program.grid), self._kernel,
                 by_last=self._by_last(),
             ))  # fmt: skip
@@ -183,16 +183,16 @@ class _EventCollector(AccessCollector):
     def _leaf(self, stmt: tirx.Stmt) -> None:
         self._leaf_stmt = stmt
         for event, until in self._loads.ended_by(stmt):
-            self._end(event, until, self._place_of(stmt))
+            self._add_load_end(event, until, self._line_of(stmt))
         count = len(self.events)
         super()._leaf(stmt)
         self._loads.begin(stmt, [e for e in self.events[count:] if e.kind == "read"])
         for call in builtins_in(stmt):
-            self._sync(call, BUILTINS[call.op.name], stmt)
+            self._add_sync(call, BUILTINS[call.op.name], stmt)
         for call in calls_in(stmt, lambda c: op_name(c) == "tl.sync_grid"):
-            self._event("barrier", "T.sync_grid", call, stmt, scope="gpu", participants="grid")
+            self._add_event("barrier", "T.sync_grid", call, stmt, scope="gpu", participants="grid")
 
-    def _end(self, load: Event, until: str, end: str) -> None:
+    def _add_load_end(self, load: Event, until: str, end: str) -> None:
         """Record a second read at the statement that waits for an asynchronous load.
 
         The load reads from its own statement until this one. An access that is ordered with both
@@ -206,7 +206,7 @@ class _EventCollector(AccessCollector):
         trail = load.trail[:shared]
         self.events.append(replace(load, trail=trail, number=number, until=until, end=end))
 
-    def _spin(self, stmt: tirx.While) -> None:
+    def _add_polls(self, stmt: tirx.While) -> None:
         """Record a wait for each flag that a loop polls until its condition fails.
 
         The loop loads the flag, or changes it by an operation that returns its old value. It is a
@@ -215,7 +215,7 @@ class _EventCollector(AccessCollector):
         for call, result in _polled(stmt):
             spec = builtin_of(call)
             sem = spec.word(call, "sem")
-            self._event(
+            self._add_event(
                 "wait", spec.text, call, stmt,
                 scope="sys" if sem == "volatile" else spec.word(call, "scope"),
                 sem="acquire" if acquires(call) else sem,
@@ -223,27 +223,31 @@ class _EventCollector(AccessCollector):
                 relation="reached",
             )  # fmt: skip
 
-    def _sync(self, call: tirx.Call, spec: Builtin, stmt: tirx.Stmt) -> None:
+    def _add_sync(self, call: tirx.Call, spec: Builtin, stmt: tirx.Stmt) -> None:
         qualifiers = {name: spec.word(call, name) for name, _ in spec.words}
         order = {"scope": qualifiers.get("scope", "sys"), "sem": qualifiers.get("sem", "")}
         if spec.participants:
             scope = "gpu" if spec.participants == "grid" else "sys"
-            self._event(
+            self._add_event(
                 "barrier", spec.text, call, stmt, scope=scope, participants=spec.participants
             )
         elif spec.is_fence:
-            self._event("fence", spec.text, call, stmt, **order)
+            self._add_event("fence", spec.text, call, stmt, **order)
         elif spec.waits:
             value = call.args[1]
-            self._event("wait", spec.text, call, stmt, **order, value=value, relation=spec.waits)
+            self._add_event(
+                "wait", spec.text, call, stmt, **order, value=value, relation=spec.waits
+            )
         elif qualifiers.get("sem") and spec.writes:
             combination = spec.combination(call)
-            self._event(
+            self._add_event(
                 "signal", spec.text, call, stmt, **order, adds=combination == "add",
                 value=call.args[1] if combination in ("add", "set") else None,
             )  # fmt: skip
 
-    def _event(self, kind: EventKind, op: str, call: tirx.Call, stmt: tirx.Stmt, **more) -> None:
+    def _add_event(
+        self, kind: EventKind, op: str, call: tirx.Call, stmt: tirx.Stmt, **more
+    ) -> None:
         pointer = call.args[0] if len(call.args) and kind in ("signal", "wait") else None
         load = pointer.args[0] if op_name(pointer) == "tl.access_ptr" else None
         starts = tuple(load.indices) if load is not None else ()
@@ -254,11 +258,11 @@ class _EventCollector(AccessCollector):
             kind, op, load.buffer if load is not None else None,
             tuple(self._resolved(s) for s in starts), (tirx.IntImm("int32", 1),) * len(starts),
             (*self._loops, *self._inner, *used), tuple(self._conditions), tuple(self._trail),
-            self._number, self._place_of(stmt),
+            self._number, self._line_of(stmt),
             tuple(self.program.grid), self._kernel, by_last=self._by_last(), **more,
         ))  # fmt: skip
 
-    def _place_of(self, stmt: tirx.Stmt) -> str:
+    def _line_of(self, stmt: tirx.Stmt) -> str:
         return line_of(stmt) or (line_of(self._anchor) if self._anchor is not None else "")
 
 

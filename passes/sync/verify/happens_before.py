@@ -140,12 +140,12 @@ class HappensBefore:
             arrivals.sort(key=lambda a: a[0])
         self._start_launches()
 
-    def precedes(self, one: Place, other: Place) -> bool:
-        """Return whether everything that ``one`` has written is visible at ``other``."""
-        if one[0] == other[0]:
-            return one[1] < other[1]
+    def precedes(self, first: Place, second: Place) -> bool:
+        """Return whether everything written up to ``first`` is visible at ``second``."""
+        if first[0] == second[0]:
+            return first[1] < second[1]
         seen: set[tuple] = set()
-        stack = list(self._arrivals(*other))
+        stack = list(self._arrivals(*second))
         while stack:
             arrival = stack.pop()
             if arrival in seen:
@@ -155,11 +155,11 @@ class HappensBefore:
             if before is None and len(self._sources[arrival]) >= _MANY:
                 before = self._all_before(arrival)
             if before is not None:
-                if before.get(one[0], -1) > one[1]:
+                if before.get(first[0], -1) > first[1]:
                     return True
                 continue
             for block, position in self._sources[arrival]:
-                if block == one[0] and position > one[1]:
+                if block == first[0] and position > first[1]:
                     return True
                 stack += self._arrivals(block, position)
         return False

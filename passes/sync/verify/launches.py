@@ -37,22 +37,22 @@ class LaunchSpace(Space):
         self._launch, self._written = launch, written
         super().__init__(world_size, loops, program.values, {v: _SIZE for v in sizes})
 
-    def of(self, expr):
+    def evaluate(self, expr):
         try:
-            return super().of(expr)
+            return super().evaluate(expr)
         except NotEvaluable as error:
             if error.node is not expr or not self._is_epoch(expr):
                 raise
-            return super().of(self._launch)
+            return super().evaluate(self._launch)
 
     def holds(self, condition: tirx.PrimExpr):
         """Evaluate ``condition``; a part that is not known counts as true."""
         if isinstance(condition, tirx.And):
             return np.logical_and(self.holds(condition.a), self.holds(condition.b))
         try:
-            return self.of(condition).astype(np.bool_)
+            return self.evaluate(condition).astype(np.bool_)
         except NotEvaluable:
-            return super().of(1).astype(np.bool_)
+            return super().evaluate(1).astype(np.bool_)
 
     def _is_epoch(self, expr) -> bool:
         if isinstance(expr, tirx.Var):
@@ -176,7 +176,7 @@ class Launches:
         value = None
         if event.value is not None:
             try:
-                value = space.of(event.value)
+                value = space.evaluate(event.value)
             except NotEvaluable:
                 value = None
         return _Evaluated(event, space, mask, block, starts, extents, value)
@@ -188,7 +188,9 @@ class Launches:
         They are empty for a wait for a flag whose index depends on data.
         """
         try:
-            return [space.of(s) for s in event.starts], [space.of(e) for e in event.extents]
+            return [space.evaluate(s) for s in event.starts], [
+                space.evaluate(e) for e in event.extents
+            ]
         except NotEvaluable:
             if event.kind != "wait":
                 raise
@@ -246,8 +248,8 @@ class Launches:
             if variable in merged:
                 number = loop_number
                 break
-            key += [space.of(loop_number), space.of(variable)]
-        return [*key, space.of(number)]
+            key += [space.evaluate(loop_number), space.evaluate(variable)]
+        return [*key, space.evaluate(number)]
 
     def _occurrences(self, event: Event, columns: list[np.ndarray]) -> list[np.ndarray]:
         """Drop duplicates of synchronization, and all but the last block if only that takes part.

@@ -213,7 +213,7 @@ class _Verifier:
         if c.write.launch != c.read.launch:
             return self._reused(c)
         write, read = c.write.event, c.read.event
-        who = f"which {_by(c.write, c.read)} writes in the same launch"
+        who = f"which {_actor(c.write, c.read)} writes in the same launch"
         before = list(self._of(c.read, "wait", "barrier", before=True))
         if not before:
             late = [o.event for o in self._of(c.read, "wait", "barrier", before=False)]
@@ -230,7 +230,7 @@ class _Verifier:
             early = [o.event for o in self._of(c.write, "signal", "barrier", before=True)]
             also = f" (the {early[-1].op} before it does not cover it)" if early else ""
             return (
-                f"{write.text}, which {_by(c.read, c.write)} reads in the same launch, and no "
+                f"{write.text}, which {_actor(c.read, c.write)} reads in the same launch, and no "
                 f"signal follows it{also}; expected W.signal of the flag that the reader waits "
                 f"for after it, or a barrier between the two{_lines([write, *early[-1:], read])}"
             )
@@ -245,15 +245,15 @@ class _Verifier:
         write, read = c.write.event, c.read.event
         if c.write.launch < c.read.launch:
             return (
-                f"{read.text}, which {_by(c.write, c.read)} has written in an earlier launch, and "
-                "nothing orders the two; expected a wait for the writer's signal, or a barrier, "
-                f"before the read{_lines([read, write])}"
+                f"{read.text}, which {_actor(c.write, c.read)} has written in an earlier launch, "
+                "and nothing orders the two; expected a wait for the writer's signal, or a "
+                f"barrier, before the read{_lines([read, write])}"
             )
         launches = c.write.launch - c.read.launch
         when = "in the launch before" if launches == 1 else f"in the launch {launches} before it"
         return (
-            f"{write.text}, which {_by(c.read, c.write)} may still be reading {when}; expected a "
-            "wait before the write for a flag that the readers signal when they have read (a "
+            f"{write.text}, which {_actor(c.read, c.write)} may still be reading {when}; expected "
+            "a wait before the write for a flag that the readers signal when they have read (a "
             "credit), W.sync_ranks after the reads, or two buffers that launches use in turn if "
             "every writer waits, in each launch, for all readers of what it writes"
             f"{_lines([write, read])}"
@@ -268,8 +268,8 @@ class _Verifier:
         early = [o.event for o in self._of(c.read, "signal", "barrier", before=True)][-1:]
         what = early[0].shown if early else "nothing"
         return (
-            f"{read.text} until {read.until}, and {_by(c.write, c.read)} may overwrite it before, "
-            f"since {what} comes earlier; expected the signal that frees it after the wait"
+            f"{read.text} until {read.until}, and {_actor(c.write, c.read)} may overwrite it "
+            f"before, since {what} comes earlier; expected the signal that frees it after the wait"
             f"{_lines([read, *early, write])}"
         )
 
@@ -282,7 +282,7 @@ class _Verifier:
                        for q in qualifiers]  # fmt: skip
         verb = "overwrites in a later launch" if c.write.launch > c.read.launch else "writes"
         return (
-            f"{', and '.join(faults)}: {c.read.event.text}, which {_by(c.write, c.read)} {verb}"
+            f"{', and '.join(faults)}: {c.read.event.text}, which {_actor(c.write, c.read)} {verb}"
             f"{_lines([*stronger, c.read.event, c.write.event])}"
         )
 
@@ -321,9 +321,9 @@ def _not_inferred(func: tirx.PrimFunc) -> str:
     )
 
 
-def _by(one: Touch, other: Touch) -> str:
+def _actor(touch: Touch, other: Touch) -> str:
     """Return ``rank 1``, or the block if both accesses are on the same rank."""
-    return f"rank {one.rank}" if one.rank != other.rank else f"block {one.number} of its rank"
+    return f"rank {touch.rank}" if touch.rank != other.rank else f"block {touch.number} of its rank"
 
 
 def _lines(events: list[Event]) -> str:

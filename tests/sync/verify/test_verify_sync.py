@@ -39,7 +39,7 @@ REFUSED = {
     "put_block_and_relaxed_flag": "has sem='relaxed'; expected 'release'",
     "tail_not_counted": "does not wait for what the writer signals",
     # the reader does not wait, or too weakly
-    "no_wait": "no wait comes before it (the W.sync_ranks behind it",
+    "no_wait": "no wait comes before it (the W.sync_ranks after it",
     "load_before_the_wait": "no wait comes before it (the W.wait_reached after it",
     "get_block_before_the_signal": "no wait comes before it (the W.wait_reached after it",
     "relaxed_wait": "has sem='relaxed'; expected 'acquire'",
@@ -53,7 +53,7 @@ REFUSED = {
     "count_off_by_an_epoch": "does not wait for what the writer signals",
     "barrier_of_the_grid_across_ranks": "W.sync_grid() before it does not wait",
     "barrier_of_ranks_by_one_block": "no wait comes before it",
-    # nobody signals
+    # no rank signals
     "no_signal": "which no rank signals",
     "signal_in_one_branch": "which no rank signals",
     "wait_for_the_wrong_flag": "which no rank signals",
