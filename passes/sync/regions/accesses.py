@@ -185,10 +185,10 @@ class AccessCollector:
 
     def walk(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt):
-            return rewrite_children(stmt, self._statement)
-        return self._statement(stmt)
+            return rewrite_children(stmt, self._visit)
+        return self._visit(stmt)
 
-    def _statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
+    def _visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt):
             return self.walk(stmt)
         if self._anchor is None:
@@ -196,34 +196,34 @@ class AccessCollector:
         if isinstance(stmt, (tirx.SBlockRealize, tirx.AttrStmt)):
             if isinstance(stmt, tirx.SBlockRealize) and stmt.block.name_hint == "tilelang_root":
                 self.program.body = stmt.block.body
-                self._threads(stmt.block)
+                self._add_threads(stmt.block)
             return rewrite_children(stmt, self.walk)
         if isinstance(stmt, tirx.Bind):
-            self.program.values[stmt.var] = self._resolved(stmt.value)
+            self.program.values[stmt.var] = self._resolve(stmt.value)
         if isinstance(stmt, tirx.For):
-            self._anchored(stmt, lambda: self._element_loads(stmt.min, stmt.extent))
+            self._visit_anchored(stmt, lambda: self._element_loads(stmt.min, stmt.extent))
             return self._loop(stmt)
         if isinstance(stmt, tirx.IfThenElse):
-            self._anchored(stmt, lambda: self._element_loads(stmt.condition))
+            self._visit_anchored(stmt, lambda: self._element_loads(stmt.condition))
             return self._branch(stmt)
         if isinstance(stmt, tirx.While):
             outer_reason = self._unknown_count
             self._unknown_count = f"the condition {format_expr(stmt.condition)} of its loop"
-            self._anchored(stmt, lambda: self._element_loads(stmt.condition))
+            self._visit_anchored(stmt, lambda: self._element_loads(stmt.condition))
             self._forget_registers(stmt)
             rewrite_children(stmt, self.walk)
             self._forget_registers(stmt)
             self._unknown_count = outer_reason
             return stmt
-        self._anchored(stmt, lambda: self._leaf(stmt))
+        self._visit_anchored(stmt, lambda: self._leaf(stmt))
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "local.var":
             value = tirx.Var(stmt.buffer.name, stmt.value.dtype)
-            self.program.values[value] = self._resolved(stmt.value)
+            self.program.values[value] = self._resolve(stmt.value)
             self.program.registers.add(value)
             self._registers[stmt.buffer.data] = value
         return stmt
 
-    def _anchored(self, stmt: tirx.Stmt, visit) -> None:
+    def _visit_anchored(self, stmt: tirx.Stmt, visit) -> None:
         """Call ``visit`` with ``stmt`` as anchor, unless an anchor encloses it."""
         outer = self._anchor
         self._anchor = outer if outer is not None else stmt
@@ -231,22 +231,22 @@ class AccessCollector:
         self._anchor = outer
 
     def _loop(self, stmt: tirx.For) -> tirx.Stmt:
-        loop = Loop(stmt.loop_var, self._resolved(stmt.min), self._resolved(stmt.extent))
+        loop = Loop(stmt.loop_var, self._resolve(stmt.min), self._resolve(stmt.extent))
         tag = stmt.thread_binding.thread_tag if stmt.thread_binding is not None else ""
         if tag.startswith("blockIdx"):
             if tag == "blockIdx.x":
                 self._enter_kernel(stmt)
             self.program.grid.append(loop)
-            self._within(self._loops, loop, None, stmt)
+            self._visit_serial_loop(self._loops, loop, None, stmt)
             return stmt
         self._forget_registers(stmt)
         if self._anchor is not None or stmt.kind in (
             tirx.ForKind.PARALLEL,
             tirx.ForKind.VECTORIZED,
         ):
-            self._anchored(stmt, lambda: self._inside(self._inner, loop, stmt))
+            self._visit_anchored(stmt, lambda: self._visit_body(self._inner, loop, stmt))
         else:
-            self._within(self._loops, loop, stmt, stmt)
+            self._visit_serial_loop(self._loops, loop, stmt, stmt)
         self._forget_registers(stmt)
         return stmt
 
@@ -261,21 +261,24 @@ class AccessCollector:
         self.program.grid, self.program.threads = [], []
         self.program.kernel = stmt
 
-    def _within(self, loops: list, loop: Loop, around: tirx.For | None, stmt: tirx.Stmt) -> None:
+    def _visit_serial_loop(
+        self, loops: list, loop: Loop, around: tirx.For | None, stmt: tirx.Stmt
+    ) -> None:
         self._around.append(around)
         self._guards.append(len(self._conditions))
         self._place.append(0)
-        self._inside(loops, loop, stmt)
+        self._visit_body(loops, loop, stmt)
         self._place.pop()
         self._guards.pop()
         self._around.pop()
 
-    def _inside(self, loops: list, loop: Loop, stmt: tirx.Stmt) -> None:
+    def _visit_body(self, loops: list, loop: Loop, stmt: tirx.Stmt) -> None:
         loops.append(loop)
         rewrite_children(stmt, self.walk)
         loops.pop()
 
-    def _threads(self, block: tirx.SBlock) -> None:
+    def _add_threads(self, block: tirx.SBlock) -> None:
+        """Record the thread axes of the kernel and their extents."""
         extents = dict(block.annotations.items()).get("tl.launch_threads", (128, 1, 1))
         for var, value in self.program.values.items():
             if op_name(value) == "tl.launch_thread_idx":
@@ -283,7 +286,7 @@ class AccessCollector:
                 self.program.threads.append(Loop(var, tirx.IntImm("int32", 0), extent))
 
     def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
-        condition = self._resolved(stmt.condition)
+        condition = self._resolve(stmt.condition)
 
         def visit() -> None:
             before = dict(self._registers)
@@ -297,7 +300,7 @@ class AccessCollector:
             self._forget_registers(stmt)
 
         if self._anchor is not None or self._threads_in([condition]):
-            self._anchored(stmt, visit)
+            self._visit_anchored(stmt, visit)
         else:
             self._branches += 1
             visit()
@@ -313,7 +316,7 @@ class AccessCollector:
 
         post_order_visit(stmt, visit)
 
-    def _resolved(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    def _resolve(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return ``expr`` with registers replaced by their values."""
         if not self._registers:
             return expr
@@ -330,12 +333,12 @@ class AccessCollector:
             return
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer.data in self._tensors:
             ones = [tirx.IntImm("int32", 1)] * len(stmt.indices)
-            self._add("write", "a store", stmt, ones)
+            self._add_access("write", "a store", stmt, ones)
         for call in calls_in(stmt, lambda c: True):
             spec = builtin_of(call)
             name = spec.name if spec is not None else op_name(call)
             if name in JUMPS:
-                self._jump(JUMPS[name])
+                self._add_jump(JUMPS[name])
             if spec is not None:
                 if spec.moves:
                     self._add_moves(call, spec)
@@ -359,10 +362,11 @@ class AccessCollector:
                     for kind in kinds:
                         op = f"T.{name.split('.')[-1].replace('atomicadd', 'atomic_add')}"
                         op = op.removesuffix("_elem_op")
-                        self._add(kind, op, load, extents)
+                        self._add_access(kind, op, load, extents)
         self._element_loads(stmt)
 
-    def _jump(self, name: str) -> None:
+    def _add_jump(self, name: str) -> None:
+        """Record a jump that leaves the kernel, or a loop with a known number of iterations."""
         around = [*self._loops, *self._inner]
         if name == "T.thread_return":
             self.program.jumps.append(Jump(name, None, location(self._anchor)))
@@ -370,6 +374,7 @@ class AccessCollector:
             self.program.jumps.append(Jump(name, around[-1], location(self._anchor)))
 
     def _add_moves(self, call: tirx.Call, spec: Builtin) -> None:
+        """Record the accesses of a builtin that moves data."""
         size, adds = spec.operand(call, spec.moves), spec.combination(call) != "set"
         for (_, kind), pointer in zip(spec.operands, call.args, strict=False):
             if not isinstance(kind, Pointer) or op_name(pointer) != "tl.access_ptr":
@@ -379,7 +384,7 @@ class AccessCollector:
                 continue
             written = "w" in kind.access
             effect: Kind = "read" if not written else "add" if adds else "write"
-            self._add(effect, spec.text, load, _contiguous_extents(load, size))
+            self._add_access(effect, spec.text, load, _contiguous_extents(load, size))
 
     def _element_loads(self, *nodes: tirx.Stmt | tirx.PrimExpr) -> None:
         """Record a read of each element that ``nodes`` load.
@@ -407,16 +412,16 @@ class AccessCollector:
         for load in loads:
             if not any(load.same_as(s) for s in starts):
                 ones = [tirx.IntImm("int32", 1)] * len(load.indices)
-                self._add("read", "a load", load, ones)
+                self._add_access("read", "a load", load, ones)
         for choice in choices:
             condition, then, other = choice.args
             self._element_loads(condition)
             for arm, holds in ((then, condition), (other, tirx.Not(condition))):
-                self._conditions.append(self._resolved(holds))
+                self._conditions.append(self._resolve(holds))
                 self._element_loads(arm)
                 self._conditions.pop()
 
-    def _add(
+    def _add_access(
         self, kind: Kind, op: str, node: tirx.BufferLoad | tirx.BufferStore, extents: Sequence
     ) -> None:
         buffer, starts = node.buffer, node.indices
@@ -430,7 +435,7 @@ class AccessCollector:
         used = self._threads_in([*starts, *self._conditions])
         self.program.accesses.append(Access(
             self._tensors[buffer.data], kind, op,
-            tuple(self._resolved(base_of(i)) for i in starts),
+            tuple(self._resolve(base_of(i)) for i in starts),
             tuple(_widened(i, e) for i, e in zip(starts, extents, strict=True)),
             tuple(self._loops), (*self._inner, *used), tuple(self._conditions), self._anchor,
             tuple(self._around), tuple(self._guards), tuple(self._place), node,

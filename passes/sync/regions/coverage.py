@@ -36,13 +36,13 @@ class CellGrid:
     def __init__(self, shape: Sequence[int], footprints: Sequence[Footprints]) -> None:
         self.shape = tuple(shape)
         self.cell = tuple(
-            self._cut(n, [ends for b in footprints for ends in b.bounds[a]])
+            self._cell_size(n, [ends for b in footprints for ends in b.bounds[a]])
             for a, n in enumerate(self.shape)
         )
         self.cells = tuple(-(-n // c) for n, c in zip(self.shape, self.cell, strict=True))
 
     @staticmethod
-    def _cut(extent: int, ends_of: list[np.ndarray]) -> int:
+    def _cell_size(extent: int, ends_of: list[np.ndarray]) -> int:
         step = 0
         for ends in ends_of:
             step = int(np.gcd.reduce(ends[ends < extent], initial=step))

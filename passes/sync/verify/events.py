@@ -114,12 +114,12 @@ class _EventCollector(AccessCollector):
         self._leaf_stmt: tirx.Stmt | None = None
         self._loads = AsyncLoads()
 
-    def _statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
+    def _visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.SeqStmt):
             self._number += 1
         if isinstance(stmt, tirx.While):
             self._add_polls(stmt)
-        return super()._statement(stmt)
+        return super()._visit(stmt)
 
     def _enter_kernel(self, stmt: tirx.For) -> None:
         self._kernel += 1
@@ -166,12 +166,12 @@ class _EventCollector(AccessCollector):
             if spec is not None and spec.fetches:
                 atomics.append(node)
 
-        post_order_visit(self._resolved(condition), visit)
+        post_order_visit(self._resolve(condition), visit)
         return atomics[0] if atomics else None
 
-    def _add(self, kind, op, node, extents) -> None:
+    def _add_access(self, kind, op, node, extents) -> None:
         count = len(self.program.accesses)
-        super()._add(kind, op, node, extents)
+        super()._add_access(kind, op, node, extents)
         for a in self.program.accesses[count:]:
             self.events.append(Event(
                 a.kind, a.op, a.tensor, a.starts, a.extents, (*a.loops, *a.inner), a.conditions,
@@ -252,11 +252,11 @@ class _EventCollector(AccessCollector):
         load = pointer.args[0] if op_name(pointer) == "tl.access_ptr" else None
         starts = tuple(load.indices) if load is not None else ()
         if more.get("value") is not None:
-            more["value"] = self._resolved(more["value"])
+            more["value"] = self._resolve(more["value"])
         used = self._threads_in([*starts, *self._conditions])
         self.events.append(Event(
             kind, op, load.buffer if load is not None else None,
-            tuple(self._resolved(s) for s in starts), (tirx.IntImm("int32", 1),) * len(starts),
+            tuple(self._resolve(s) for s in starts), (tirx.IntImm("int32", 1),) * len(starts),
             (*self._loops, *self._inner, *used), tuple(self._conditions), tuple(self._trail),
             self._number, self._line_of(stmt),
             tuple(self.program.grid), self._kernel, by_last=self._by_last(), **more,

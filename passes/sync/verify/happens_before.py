@@ -134,8 +134,8 @@ class HappensBefore:
         self._of_rank: dict[tuple[int, int], list[int]] = defaultdict(list)
         for number, (launch, rank, _) in enumerate(timeline.blocks.tolist()):
             self._of_rank[launch, rank].append(number)
-        self._read(operations)
-        self._match()
+        self._find_scopes(operations)
+        self._match_waits()
         for arrivals in self._acquired.values():
             arrivals.sort(key=lambda a: a[0])
         self._start_launches()
@@ -206,7 +206,7 @@ class HappensBefore:
             if launch:
                 self._all_before(("start", launch, rank))
 
-    def _read(self, operations: list[Operation]) -> None:
+    def _find_scopes(self, operations: list[Operation]) -> None:
         """Find the scope of each signal's release and of each wait's acquire.
 
         A fence before a relaxed signal makes it a release; a fence after a relaxed wait makes it an
@@ -219,7 +219,7 @@ class HappensBefore:
             event, strong = o.event, self._strong.get(o.event, ())
             scope = "sys" if "scope" in strong else event.scope
             if event.kind == "barrier":
-                self._barrier(o, passed)
+                self._add_barrier(o, passed)
             elif event.kind == "fence":
                 fenced[o.block] = scope
                 for wait in relaxed.pop(o.block, ()):
@@ -239,7 +239,7 @@ class HappensBefore:
                 self._waits.append((o, "", o.position))
                 relaxed[o.block].append(o)
 
-    def _barrier(self, o: Operation, passed: dict) -> None:
+    def _add_barrier(self, o: Operation, passed: dict) -> None:
         """Match the n-th barrier of each participant with the n-th barrier of the others."""
         barrier = o.event.participants
         participant = ("rank", o.rank) if barrier == "ranks" else ("block", o.block)
@@ -250,18 +250,18 @@ class HappensBefore:
         self._sources.setdefault(arrival, []).append((o.block, o.position))
         self._acquired[o.block].append((o.position, arrival))
 
-    def _match(self) -> None:
+    def _match_waits(self) -> None:
         for wait, scope, position in self._waits:
             if not wait.word or wait.word[0] not in self._signalled:
-                self._outside(wait, position)
+                self._add_unknown_wait(wait, position)
                 continue
-            word = self._word(wait)
-            signals = self._of_word(word)
+            word = self._flag_of(wait)
+            signals = self._signals_of(word)
             if not signals or not scope:
                 continue
             arrival = ("flag", word, wait.launch, wait.value, wait.rank, scope, wait.event.relation)
             if wait.value is None or arrival not in self._sources:
-                needed = self._needed(wait, signals)
+                needed = self._needed_signals(wait, signals)
                 if wait.value is None:
                     arrival = (*arrival, wait.block, wait.position)
                 self._sources[arrival] = [
@@ -271,16 +271,16 @@ class HappensBefore:
                 ]
             self._acquired[wait.block].append((position, arrival))
 
-    def _word(self, o: Operation) -> tuple:
+    def _flag_of(self, o: Operation) -> tuple:
         return (*o.word, "of", o.rank) if self._is_own(o.word[0]) else o.word
 
-    def _of_word(self, word: tuple) -> list[tuple[Operation, str]]:
+    def _signals_of(self, word: tuple) -> list[tuple[Operation, str]]:
         if "of" in word:
             rank = word[-1]
             return [s for s in self._signals.get(word[:-2], ()) if s[0].rank == rank]
         return self._signals.get(word, [])
 
-    def _outside(self, wait: Operation, position: int) -> None:
+    def _add_unknown_wait(self, wait: Operation, position: int) -> None:
         """Order all earlier launches and this one before a wait whose signals are not known.
 
         The kernel does not signal the flag, or the index of a signal depends on data.
@@ -294,7 +294,7 @@ class HappensBefore:
             ]  # fmt: skip
         self._acquired[wait.block].append((position, arrival))
 
-    def _needed(
+    def _needed_signals(
         self, wait: Operation, signals: list[tuple[Operation, str]]
     ) -> list[tuple[Operation, str]]:
         """Return the signals without which ``wait`` would not end."""
@@ -307,12 +307,12 @@ class HappensBefore:
         if wait.value is None or any(s.value is None for s, _ in signals):
             return now
         if not all(s.event.adds for s, _ in signals):
-            return self._first_of(wait, signals) or now
+            return self._first_sufficient(wait, signals) or now
         if wait.event.relation not in ("reached", "ge", "eq"):
             return now
-        return self._counted(wait, signals) if signals else now
+        return self._needed_additions(wait, signals) if signals else now
 
-    def _first_of(self, wait, signals) -> list[tuple[Operation, str]]:
+    def _first_sufficient(self, wait, signals) -> list[tuple[Operation, str]]:
         """Return the first signal of each block whose stored value ends ``wait``."""
         holds = HOLDS[wait.event.relation]
         first: dict[tuple, tuple[Operation, str]] = {}
@@ -322,7 +322,7 @@ class HappensBefore:
                 first.setdefault(number, s)
         return list(first.values())
 
-    def _counted(self, wait, signals) -> list[tuple[Operation, str]]:
+    def _needed_additions(self, wait, signals) -> list[tuple[Operation, str]]:
         """Return the additions without which the flag does not reach the awaited value.
 
         These are all additions of the earlier launches that the wait needs. In the last of these

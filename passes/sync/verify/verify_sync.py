@@ -113,12 +113,12 @@ class _Verifier:
         self.left_out += self.launches.left_out.values()
         if any(left_out.event.kind not in DATA for left_out in self.left_out):
             return ""  # without these operations, ordered accesses would seem to race
-        if self._resets(rows):
+        if self._has_resets(rows):
             rows = [r for r in rows if r.turn == 0]
         self.signalled = {e.tensor.name for e in self.launches.events
                           if e.kind == "signal" and e.tensor is not None}  # fmt: skip
         self.signalled -= self.launches.unplaced
-        deadlock = self._deadlock(rows)
+        deadlock = self._deadlock_message(rows)
         if deadlock:
             return deadlock
         self.timeline = Timeline(rows)
@@ -129,10 +129,10 @@ class _Verifier:
         self.operations = self.timeline.operations()
         order = self._order()
         pairs.sort(key=lambda c: c.read.event.until != "")
-        return next((self._race(c) for c in pairs if not self._is_ordered(order, c)), "")
+        return next((self._race_message(c) for c in pairs if not self._is_ordered(order, c)), "")
 
     @staticmethod
-    def _resets(rows) -> bool:
+    def _has_resets(rows) -> bool:
         """Return whether a wait awaits the same values in each launch.
 
         Then the caller must reset the flag between launches, which also orders the launches.
@@ -161,7 +161,7 @@ class _Verifier:
             return True
         return c.read.launch <= c.write.launch and order.precedes(read, write)
 
-    def _deadlock(self, rows: list[Rows]) -> str:
+    def _deadlock_message(self, rows: list[Rows]) -> str:
         """Return the message for a wait for a flag that no rank signals, or "".
 
         Only tensors with other signalled flags count. If the program signals no flag of a tensor,
@@ -199,24 +199,26 @@ class _Verifier:
         flags = np.unique(flags, axis=0)
         return [(r.event.tensor.name, *flag) for flag in flags.tolist()]
 
-    def _race(self, c: Conflict) -> str:
+    def _race_message(self, c: Conflict) -> str:
         """Return the message for a conflict that nothing orders."""
         for stronger in self._stronger():
             if self._is_ordered(self._order(stronger), c):
-                return self._too_weak(c, stronger)
+                return self._too_weak_message(c, stronger)
         if c.read.event.until:
-            return self._unfinished(c)
-        return self._missing(c) + _not_inferred(self.func)
+            return self._unfinished_load_message(c)
+        return self._missing_sync_message(c) + _not_inferred(self.func)
 
-    def _missing(self, c: Conflict) -> str:
+    def _missing_sync_message(self, c: Conflict) -> str:
         """Return the message for a conflict without a wait, a signal, or a matching pair."""
         if c.write.launch != c.read.launch:
-            return self._reused(c)
+            return self._reuse_message(c)
         write, read = c.write.event, c.read.event
         who = f"which {_actor(c.write, c.read)} writes in the same launch"
-        before = list(self._of(c.read, "wait", "barrier", before=True))
+        before = list(self._operations_of_block(c.read, "wait", "barrier", before=True))
         if not before:
-            late = [o.event for o in self._of(c.read, "wait", "barrier", before=False)]
+            late = [
+                o.event for o in self._operations_of_block(c.read, "wait", "barrier", before=False)
+            ]
             also = f" (the {late[0].op} after it comes too late)" if late else ""
             return (
                 f"{read.text}, {who}, and no wait comes before it{also}; expected W.wait_reached "
@@ -224,10 +226,13 @@ class _Verifier:
                 f"barrier, before it{_lines([read, *late[:1], write])}"
             )
         waited = {o.event for o in before}
-        after = [o for o in self._of(c.write, "signal", "barrier", before=False)
+        after = [o for o in self._operations_of_block(c.write, "signal", "barrier", before=False)
                  if o.event.kind == "signal" or o.event in waited]  # fmt: skip
         if not after:
-            early = [o.event for o in self._of(c.write, "signal", "barrier", before=True)]
+            early = [
+                o.event
+                for o in self._operations_of_block(c.write, "signal", "barrier", before=True)
+            ]
             also = f" (the {early[-1].op} before it does not cover it)" if early else ""
             return (
                 f"{write.text}, which {_actor(c.read, c.write)} reads in the same launch, and no "
@@ -240,7 +245,7 @@ class _Verifier:
             f"signal{_lines([read, write, before[-1].event, after[0].event])}"
         )
 
-    def _reused(self, c: Conflict) -> str:
+    def _reuse_message(self, c: Conflict) -> str:
         """Return the message for a conflict between two launches."""
         write, read = c.write.event, c.read.event
         if c.write.launch < c.read.launch:
@@ -259,13 +264,15 @@ class _Verifier:
             f"{_lines([write, read])}"
         )
 
-    def _unfinished(self, c: Conflict) -> str:
+    def _unfinished_load_message(self, c: Conflict) -> str:
         """Return the message for an asynchronous load that starts before the write but ends later.
 
         Its start is ordered before the write; its end is not.
         """
         write, read = c.write.event, c.read.event
-        early = [o.event for o in self._of(c.read, "signal", "barrier", before=True)][-1:]
+        early = [
+            o.event for o in self._operations_of_block(c.read, "signal", "barrier", before=True)
+        ][-1:]
         what = early[0].shown if early else "nothing"
         return (
             f"{read.text} until {read.until}, and {_actor(c.write, c.read)} may overwrite it "
@@ -273,7 +280,7 @@ class _Verifier:
             f"{_lines([read, *early, write])}"
         )
 
-    def _too_weak(self, c: Conflict, stronger: Stronger) -> str:
+    def _too_weak_message(self, c: Conflict, stronger: Stronger) -> str:
         """Return the message for operations whose ``sem`` or ``scope`` is too weak."""
         faults = []
         for event, qualifiers in stronger.items():
@@ -301,7 +308,7 @@ class _Verifier:
         yield from ({event: names} for event, names in weak.items() if len(names) > 1)
         yield weak
 
-    def _of(self, touch: Touch, *kinds: str, before: bool) -> Iterator[Operation]:
+    def _operations_of_block(self, touch: Touch, *kinds: str, before: bool) -> Iterator[Operation]:
         """Yield the operations of the access's block, either before or after the access."""
         for o in self.operations:
             if o.block == touch.block and o.event.kind in kinds:
