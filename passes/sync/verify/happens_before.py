@@ -35,7 +35,7 @@ class Operation:
     Attributes:
         block: number of the block among those of all ranks and launches.
         position: position in the order of the block.
-        word: the flag, as the name of its tensor and its index; empty if there is none.
+        flag: name of the tensor, and index, of the flag; empty if there is none or it is unknown.
     """
 
     event: Event
@@ -43,7 +43,7 @@ class Operation:
     rank: int
     block: int
     position: int
-    word: tuple
+    flag: tuple
     value: int | None
 
 
@@ -89,13 +89,13 @@ class Timeline:
             if event.kind in DATA:
                 continue
             values = rows.value.tolist() if rows.value is not None else [None] * rows.rank.size
-            words = zip(*(a.tolist() for a in rows.low), strict=True) if rows.low else None
+            flags = zip(*(a.tolist() for a in rows.low), strict=True) if rows.low else None
             for launch, rank, block, position, value in zip(
                 rows.launch.tolist(), rows.rank.tolist(), self.block[rows].tolist(),
                 self.position[rows].tolist(), values, strict=True,
             ):  # fmt: skip
-                word = (event.tensor.name, *next(words)) if words and event.tensor else ()
-                operations.append(Operation(event, launch, rank, block, position, word, value))
+                flag = (event.tensor.name, *next(flags)) if flags and event.tensor else ()
+                operations.append(Operation(event, launch, rank, block, position, flag, value))
         return sorted(operations, key=lambda o: o.position)
 
 
@@ -130,7 +130,6 @@ class HappensBefore:
         """By arrival: all its predecessors, as the last position of each block."""
         self._waits: list[tuple[Operation, str, int]] = []
         """Waits, each with the scope of its acquire ("" for none) and the acquire's position."""
-        self._number = {tuple(b): n for n, b in enumerate(timeline.blocks.tolist())}
         self._of_rank: dict[tuple[int, int], list[int]] = defaultdict(list)
         for number, (launch, rank, _) in enumerate(timeline.blocks.tolist()):
             self._of_rank[launch, rank].append(number)
@@ -227,12 +226,12 @@ class HappensBefore:
                     self._waits.append((wait, least, o.position))
             elif event.kind == "signal":
                 if event.sem in ("release", "acq_rel") or "sem" in strong:
-                    self._signals[o.word].append((o, scope))
+                    self._signals[o.flag].append((o, scope))
                 elif o.block in fenced:
                     least = min(scope, fenced[o.block], key=_SCOPES.index)
-                    self._signals[o.word].append((o, least))
+                    self._signals[o.flag].append((o, least))
                 else:
-                    self._signals[o.word].append((o, ""))
+                    self._signals[o.flag].append((o, ""))
             elif event.sem == "acquire" or "sem" in strong:
                 self._waits.append((o, scope, o.position))
             else:
@@ -252,14 +251,14 @@ class HappensBefore:
 
     def _match_waits(self) -> None:
         for wait, scope, position in self._waits:
-            if not wait.word or wait.word[0] not in self._signalled:
+            if not wait.flag or wait.flag[0] not in self._signalled:
                 self._add_unknown_wait(wait, position)
                 continue
-            word = self._flag_of(wait)
-            signals = self._signals_of(word)
+            flag = self._flag_of(wait)
+            signals = self._signals_of(flag)
             if not signals or not scope:
                 continue
-            arrival = ("flag", word, wait.launch, wait.value, wait.rank, scope, wait.event.relation)
+            arrival = ("flag", flag, wait.launch, wait.value, wait.rank, scope, wait.event.relation)
             if wait.value is None or arrival not in self._sources:
                 needed = self._needed_signals(wait, signals)
                 if wait.value is None:
@@ -272,13 +271,13 @@ class HappensBefore:
             self._acquired[wait.block].append((position, arrival))
 
     def _flag_of(self, o: Operation) -> tuple:
-        return (*o.word, "of", o.rank) if self._is_own(o.word[0]) else o.word
+        return (*o.flag, "of", o.rank) if self._is_own(o.flag[0]) else o.flag
 
-    def _signals_of(self, word: tuple) -> list[tuple[Operation, str]]:
-        if "of" in word:
-            rank = word[-1]
-            return [s for s in self._signals.get(word[:-2], ()) if s[0].rank == rank]
-        return self._signals.get(word, [])
+    def _signals_of(self, flag: tuple) -> list[tuple[Operation, str]]:
+        if "of" in flag:
+            rank = flag[-1]
+            return [s for s in self._signals.get(flag[:-2], ()) if s[0].rank == rank]
+        return self._signals.get(flag, [])
 
     def _add_unknown_wait(self, wait: Operation, position: int) -> None:
         """Order all earlier launches and this one before a wait whose signals are not known.
