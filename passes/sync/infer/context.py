@@ -77,7 +77,7 @@ def copies_with_granules(
     """The copies of a plan that ``footprints`` are, each with the owner and number of a granule that it
     touches, in their order."""
     granules = counter.granules.of_copies(footprints)
-    for copy, home, numbers in zip(footprints.access.each, footprints.home, granules, strict=True):
+    for copy, home, numbers in zip(footprints.access.each, footprints.owner, granules, strict=True):
         for granule in numbers:
             yield copy, int(home), int(granule)
 
@@ -184,7 +184,7 @@ class SyncContext:
             return builtin_calls.signal(
                 self.flag(counter, home, home, granule), value, footprints.access
             )
-        known = footprints.ranks_and_homes()
+        known = footprints.ranks_and_owners()
         return self.for_each_rank(
             lambda peer: builtin_calls.signal(
                 self.flag(counter, peer, home, granule), value, footprints.access

@@ -93,14 +93,14 @@ def _must_be_complete(traffic: TensorAccesses, kind: Kind, scratch: bool) -> boo
     reads = traffic.of_kind("read")
     certain = [b for b in reads if b.is_certain]
     if len(certain) == len(reads):
-        return _is_left(traffic, kind, traffic.painted["read"])
+        return _is_left(traffic, kind, traffic.coverage["read"])
     return _is_left(traffic, kind, Coverage.by(traffic.grid, traffic.world_size, "read", certain))
 
 
 def _is_left(traffic: TensorAccesses, kind: Kind, reads: Coverage) -> bool:
     """Whether accesses of ``kind`` of others complete something for an owner who does not read
     it."""
-    brought = np.where(traffic.complete_after(kind), traffic.painted[kind].ranks, 0)
+    brought = np.where(traffic.complete_after(kind), traffic.coverage[kind].ranks, 0)
     brought = brought.reshape(traffic.world_size, -1)
     read = reads.ranks.reshape(traffic.world_size, -1)
     own = 1 << np.arange(traffic.world_size)[:, None]
@@ -112,7 +112,7 @@ def _await_all(exchange: SyncContext, traffic: TensorAccesses) -> None:
     kernel may have waited for a part only."""
     counter = next((c for c in exchange.counters if c.traffic is traffic), None)
     every = counter is not None and np.all(counter.arrivals == 1)
-    if not every or _is_left(traffic, "write", traffic.painted["read"]):
+    if not every or _is_left(traffic, "write", traffic.coverage["read"]):
         copies = traffic.copies.access
         raise LanguageError(
             f"{copies.text}, of which the kernel of its owner reads a part only; expected "

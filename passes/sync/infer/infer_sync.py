@@ -22,7 +22,12 @@ from ...ir.walk import builtins_in, uses_op
 from ..regions.accesses import Program, collect_accesses
 from ..regions.copies import copies_of
 from ..regions.symbols import Symbols
-from ..regions.tensor_accesses import TensorAccesses, refuse_jumps, traffic_of, verify_traffic
+from ..regions.tensor_accesses import (
+    TensorAccesses,
+    refuse_jumps,
+    collect_tensor_accesses,
+    verify_tensor_accesses,
+)
 from ..verify.outside import warn_outside
 from .context import Inserted, SyncContext
 from .counters import make_counters
@@ -121,7 +126,7 @@ def _inferred(
         tensors = heap_tensors(func)
         program, traffic = _traffic(func, tensors, world_size)
     for one in traffic:
-        verify_traffic(one)
+        verify_tensor_accesses(one)
     if not traffic:
         return func, Explanation(_unordered(func, tensors))
     symbols = Symbols(program, world_size)
@@ -176,7 +181,7 @@ def _traffic(
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
         if accesses:
             copies = copies_of(func, tensor)
-            traffic = traffic_of(tensor, accesses, copies, program, world_size)
+            traffic = collect_tensor_accesses(tensor, accesses, copies, program, world_size)
             if traffic.is_exchanged:
                 found.append(traffic)
     return program, found

@@ -44,7 +44,7 @@ def verify_residency(exchange: SyncContext) -> None:
         for footprints in counter.traffic.in_kernel(counter.kind):
             moment = _told(exchange, moments, counter, footprints)
             home, granule, when = footprints.where(
-                footprints.home, counter.granules.of(footprints), moment
+                footprints.owner, counter.granules.of(footprints), moment
             )
             np.maximum.at(last[counter], (home, granule), when)
     for queue in queues_of(counters):
@@ -55,7 +55,7 @@ def verify_residency(exchange: SyncContext) -> None:
                 last[c][tuple(at)] = max(last[c][tuple(at)], now)
     for counter in counters:
         for footprints in counter.users:
-            told = last[counter][footprints.home, counter.granules.of(footprints)]
+            told = last[counter][footprints.owner, counter.granules.of(footprints)]
             told = np.where(footprints.mask, told, -1)
             # What varies along an axis alone decides by its least or greatest there.
             first = footprints.block.min(axis=_fixed(told), keepdims=True)
@@ -149,7 +149,7 @@ class _Play:
         found = footprints.where(
             footprints.rank,
             footprints.block,
-            footprints.home,
+            footprints.owner,
             counter.granules.of(footprints),
             moment,
             units,

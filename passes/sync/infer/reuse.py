@@ -70,7 +70,7 @@ def _guard(exchange: SyncContext, traffic: TensorAccesses, scratch: bool) -> Non
     done: list[tuple[str, Access, int]] = []
     guarded = False
     for footprints in traffic.of_kind("write", "add"):
-        readers = _readers_of(traffic, scratch)[footprints.home] & ~(1 << footprints.rank)
+        readers = _readers_of(traffic, scratch)[footprints.owner] & ~(1 << footprints.rank)
         if np.any(readers & ~_heard_from(exchange, footprints) & -footprints.mask.astype(np.int64)):
             guarded = True
             _wait(exchange, traffic, footprints, scratch, started, done)
@@ -91,10 +91,10 @@ def _wait(
     done: list,
 ) -> None:
     access, symbols = footprints.access, exchange.symbols
-    kept = loops_kept(access, footprints, [footprints.home], clipped=True)
+    kept = loops_kept(access, footprints, [footprints.owner], clipped=True)
     left = access.loops[kept:]
     home = symbols.simplified(symbols.start(footprints, 0, [*left, *access.inner]), access)
-    known, readers = footprints.ranks_and_homes(), _readers_of(traffic, scratch)
+    known, readers = footprints.ranks_and_owners(), _readers_of(traffic, scratch)
     only_home = all((int(readers[h]) ^ 1 << h) & ~(1 << r) == 0 for r, h in known)
     key = str(home)
     for k, other, other_kept in done:
@@ -129,7 +129,7 @@ def _readers_of(traffic: TensorAccesses, scratch: bool) -> np.ndarray:
     """Which ranks may read the copy of each rank, a bit each: in the kernel, and, unless only the
     program sees the tensor, its owner between launches."""
     size = int(np.prod(traffic.grid.cells))
-    readers = traffic.painted["read"].ranks.reshape(traffic.world_size, size)
+    readers = traffic.coverage["read"].ranks.reshape(traffic.world_size, size)
     by_home = np.bitwise_or.reduce(readers, axis=1)
     return by_home if scratch else by_home | 1 << np.arange(traffic.world_size)
 
@@ -146,7 +146,7 @@ def _heard_from(exchange: SyncContext, footprints: Footprints) -> np.ndarray:
             shared = loops_shared(other.access, footprints.access)
             if other.access.place[shared] > footprints.access.place[shared] or not other.repeats:
                 continue
-            made = np.where(other.mask, makers[other.home, counter.granules.of(other)], 0)
+            made = np.where(other.mask, makers[other.owner, counter.granules.of(other)], 0)
             once = np.bitwise_or.reduce(made, axis=tuple(range(1 + shared, made.ndim)))
             heard = heard | once.reshape(once.shape + (1,) * (footprints.mask.ndim - once.ndim))
     return heard
@@ -155,7 +155,7 @@ def _heard_from(exchange: SyncContext, footprints: Footprints) -> np.ndarray:
 def _makers(counter: Counter) -> np.ndarray:
     """Which ranks bring something for each granule of each copy, a bit each."""
     world_size, total = counter.arrivals.shape
-    ranks = counter.traffic.painted[counter.kind].ranks.reshape(world_size, -1)
+    ranks = counter.traffic.coverage[counter.kind].ranks.reshape(world_size, -1)
     out = np.zeros((world_size, total), np.int64)
     granules = counter.granules.of_cells(counter.traffic)
     for copy, makers in zip(out, ranks, strict=True):
@@ -166,7 +166,7 @@ def _makers(counter: Counter) -> np.ndarray:
 def _pairs(traffic: TensorAccesses, scratch: bool) -> set[tuple[int, int]]:
     """(writer, reader): which ranks write what other ranks read."""
     readers = [int(bits) for bits in _readers_of(traffic, scratch)]
-    written = set().union(*(b.ranks_and_homes() for b in traffic.of_kind("write", "add")))
+    written = set().union(*(b.ranks_and_owners() for b in traffic.of_kind("write", "add")))
     return {
         (writer, r)
         for writer, home in written
@@ -179,7 +179,7 @@ def _too_far(exchange: SyncContext, traffic: TensorAccesses) -> tuple[int, int] 
     """A writer and a reader of what it writes for which it does not wait in every launch."""
     waits_for = [0] * exchange.world_size
     for other in exchange.traffic:
-        added, written = (other.painted[kind].ranks for kind in ("add", "write"))
+        added, written = (other.coverage[kind].ranks for kind in ("add", "write"))
         made = np.where(other.complete_after("add"), added, written)
         for footprints in (b for b in other.in_kernel("read") if b.is_certain):
             rank, _, pieces = other.grid.cells_of(footprints)

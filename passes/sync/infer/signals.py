@@ -33,7 +33,7 @@ def place_signals(exchange: SyncContext) -> None:
 def signal_depth(exchange: SyncContext, counter: Counter, footprints: Footprints) -> int:
     """How many loops around the access its signal stays in."""
     access = footprints.access
-    numbers = [footprints.home, counter.granules.of(footprints)]
+    numbers = [footprints.owner, counter.granules.of(footprints)]
     kept = loops_kept(access, footprints, numbers, clipped=True)
     if _pieces(counter, footprints, kept) is None:
         kept = loops_kept(access, footprints, [*numbers, elements_of(footprints)])

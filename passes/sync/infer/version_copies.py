@@ -17,7 +17,7 @@ from ...ir.implicit import Implicit, heap_buffer, implicit_of, set_implicit, wit
 from ...ir.walk import format_expr, rewrite_children
 from ..regions.accesses import Access, Program
 from ..regions.granules import choose_granules
-from ..regions.tensor_accesses import TensorAccesses, refuse_unwritten, verify_traffic
+from ..regions.tensor_accesses import TensorAccesses, refuse_unwritten, verify_tensor_accesses
 from .edits import at_line_of
 from .options import Options
 from .reindex import Node, reindexed
@@ -74,7 +74,7 @@ def give_rounds(
     for traffic in again:
         tensor, name = traffic.tensor, traffic.tensor.name
         if traffic.copies is not None:
-            verify_traffic(traffic)
+            verify_tensor_accesses(traffic)
         choose_granules(traffic, granule.get(name))
         refuse_unwritten(traffic)
         _refuse_unseen(func, traffic, program)

@@ -246,7 +246,7 @@ class _Numbers:
                 count = self._number(inside, level + 1)
                 if what in self._repeated:
                     self.rounds[what] = count
-                    count *= self._events.moments.rounds(inside[0], level)
+                    count *= self._events.moments.max_iterations(inside[0], level)
             before = [
                 end for earlier, end in done
                 if any((a, b) in self._follows for a in earlier for b in inside)
@@ -266,7 +266,7 @@ class _Numbers:
         """How many rounds later a moment is than the first iterations of ``loops``."""
         out = np.zeros(len(moment), np.int64)
         for level, loop in loops:
-            out += self.rounds[loop] * self._events.moments.round_of(moment, level)
+            out += self.rounds[loop] * self._events.moments.iteration_of(moment, level)
         return out
 
     def round_of(self, access: Access) -> Round:
@@ -305,7 +305,7 @@ class _Numbers:
             return bool(kept.all())
         known = [(number, self.each[mine])]
         for level, loop in enumerate(access.loops[self._events.grid :]):
-            iteration = self._events.moments.round_of(self._events.moment[mine], level)
+            iteration = self._events.moments.iteration_of(self._events.moment[mine], level)
             known.append((_iteration(loop), iteration))
         for said, value in known:
             first = int(value[kept].min())

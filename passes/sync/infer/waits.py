@@ -44,7 +44,7 @@ def wait_depth(exchange: SyncContext, counter: Counter, footprints: Footprints) 
     """How many loops around the access its wait stays in."""
     access = footprints.access
     kept = loops_kept(
-        access, footprints, [footprints.home, counter.granules.of(footprints)], guarded=True
+        access, footprints, [footprints.owner, counter.granules.of(footprints)], guarded=True
     )
     while kept < len(access.loops) and (
         _signals_in(exchange, access.loops[kept])
@@ -157,7 +157,7 @@ def _arrivals(
 ) -> tirx.PrimExpr:
     """Units that arrive in the granule in each launch, as an expression."""
     arrivals, granules = counter.arrivals, counter.granules
-    home, number = footprints.distinct(footprints.home, granules.of(footprints))
+    home, number = footprints.distinct(footprints.owner, granules.of(footprints))
     seen = arrivals[home, number]
     values = np.unique(seen)
     if len(values) == 1:

@@ -1,4 +1,4 @@
-"""Which parts of symmetric tensors a program reads, writes and adds to, and where it does so."""
+"""Accesses of a program to symmetric tensors, with the loops and conditions around them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ ADDS = frozenset(
     {"tl.tileop.atomicadd", "tl.atomic_add_elem_op", "tl.atomic_addx2_elem_op",
      "tl.atomic_addx4_elem_op"}
 )  # fmt: skip
-"""TileLang's operators that add to memory: any number may meet in one element, in any order."""
+"""TileLang's operators that add to memory. Additions to one element need no order."""
 
 LANES = {
     "tl.atomic_addx2_elem_op": tirx.IntImm("int32", 2),
     "tl.atomic_addx4_elem_op": tirx.IntImm("int32", 4),
 }
-"""Elements that an operator takes at a time, by its name; its pointers tell of the first only."""
-
+"""Number of elements that a vector operator accesses; its pointers name the first element only."""
 
 JUMPS = {
     "tl.loop_break": "T.loop_break",
@@ -39,12 +38,12 @@ JUMPS = {
     "tirx.continue_loop": "continue",
     "tirx.thread_return": "T.thread_return",
 }
-"""What leaves out statements behind it, by operator: its name in a program."""
+"""Operators that skip the statements after them, and their names in a program."""
 
 
 @dataclass(frozen=True, eq=False)
 class Jump:
-    """A statement that leaves a round of ``loop``, or the kernel if that is None."""
+    """A statement that leaves an iteration of ``loop``, or the kernel if ``loop`` is None."""
 
     name: str
     loop: Loop | None
@@ -56,21 +55,21 @@ class Jump:
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """One place of the program that touches a box of a symmetric tensor.
+    """One statement or operand of the program that accesses a box of a symmetric tensor.
 
     Attributes:
-        starts, extents: of the box, the rank first.
-        loops: around ``anchor``, block axes first.
-        inner: loops and thread axes inside ``anchor`` that make up the box.
-        conditions: all true where it happens.
-        anchor: the statement that the whole block reaches, before or after which it can be ordered.
-        around: the loops of ``loops`` as statements, by index; None for block axes.
-        guards: how many of ``conditions`` stand around each of ``loops``.
-        place: position of ``anchor``: among the statements of each loop around it.
-        branches: number of ``conditions``, from the first, of an ``if`` around ``anchor`` of which
-            the whole block takes one side.
-        node: the part of ``anchor`` that names the box's first element.
-        rounds_unknown: what keeps the number of its rounds from being known, or "".
+        starts, extents: the box; axis 0 is the rank axis.
+        loops: loops around ``anchor``, block axes first.
+        inner: loops and thread axes inside ``anchor`` over which the box extends.
+        conditions: conditions that all hold when the access happens.
+        anchor: the statement that the whole block reaches. Signals and waits go before or after it.
+        around: the statements of ``loops``, by index; None for block axes.
+        guards: for each of ``loops``, the number of ``conditions`` that are outside of it.
+        place: position of ``anchor`` among the statements of each loop around it.
+        branches: number of leading ``conditions`` that come from an ``if`` around ``anchor`` whose
+            condition is the same for the whole block.
+        node: the part of ``anchor`` that names the first element of the box.
+        unknown_count: reason why the number of repetitions is not known, or "".
     """
 
     tensor: tirx.Buffer
@@ -87,11 +86,11 @@ class Access:
     place: tuple[int, ...]
     node: tirx.BufferLoad | tirx.BufferStore
     branches: int = 0
-    rounds_unknown: str = ""
+    unknown_count: str = ""
 
     @property
     def is_run(self) -> bool:
-        """Whether it takes elements that follow each other in memory, and clips nothing."""
+        """True if the elements are contiguous in memory and never clipped at the end of an axis."""
         return self.op.startswith("W.")
 
     @property
@@ -111,7 +110,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Unordered:
-    """An access that ``W.unordered`` takes out."""
+    """An access that ``W.unordered`` exempts from synchronization."""
 
     tensor: str
     line: str
@@ -120,17 +119,17 @@ class Unordered:
 
 @dataclass
 class Program:
-    """What the inference knows of a program.
+    """Accesses and structure of a program, as input for inference and verification.
 
     Attributes:
         grid: the block axes of the kernel.
-        threads: its thread axes.
-        kernel: its statement, with the source line of ``T.Kernel``.
-        body: the kernel's body, before and behind which statements can be put.
-        values: of the variables that it binds, and of ``registers``.
-        registers: variables that stand for what a T.alloc_var holds somewhere.
-        jumps: what leaves loops, but those of unknown rounds, or the kernel.
-        unordered: what is left out of ``accesses`` because the program says so.
+        threads: the thread axes of the kernel.
+        kernel: the statement of the kernel, with the source line of ``T.Kernel``.
+        body: the body of the kernel; statements can be inserted before and after it.
+        values: values of the variables that the program binds, and of ``registers``.
+        registers: variables that represent the value of a T.alloc_var at some place.
+        jumps: statements that leave the kernel, or a loop with a known number of iterations.
+        unordered: accesses that are not in ``accesses`` because of ``W.unordered``.
         func: the program itself.
     """
 
@@ -147,24 +146,26 @@ class Program:
 
     @cached_property
     def thread_control(self) -> ThreadControl:
-        """What may differ between the threads of a block."""
+        """Analysis of the values that may differ between the threads of a block."""
         assert self.func is not None
         return ThreadControl(self.func)
 
 
 def collect_accesses(func: tirx.PrimFunc, tensors: Iterable[tirx.Buffer]) -> Program:
-    """Every access of ``func`` to one of ``tensors``.
+    """Collect the accesses of ``func`` to ``tensors``.
 
     Raises:
-        LanguageError: two kernels touch them, or one is accessed in a way that has no known box.
+        LanguageError: two kernels access the tensors, or the box of an access is not known.
     """
-    collector = _Collector({t.data: t for t in tensors})
+    collector = AccessCollector({t.data: t for t in tensors})
     collector.program.func = func
     collector.walk(func.body)
     return collector.program
 
 
-class _Collector:
+class AccessCollector:
+    """Visit a program in the order of its statements and record its accesses."""
+
     def __init__(self, tensors: dict[tirx.Var, tirx.Buffer]) -> None:
         self.program = Program()
         self._tensors = tensors
@@ -176,18 +177,18 @@ class _Collector:
         self._anchor: tirx.Stmt | None = None
         self._place: list[int] = [0]
         self._branches = 0
-        self._unknown = ""
+        self._unknown_count = ""
         self._registers: dict[tirx.Var, tirx.Var] = {}
-        """The value a T.alloc_var holds here, as a variable of ``values``."""
+        """For each T.alloc_var, the variable of ``values`` that is its value at this statement."""
         self._marks: list[tuple[tirx.BufferLoad, str]] = []
-        """What ``W.unordered`` marked, until the statement that accesses it."""
+        """Elements marked by ``W.unordered`` whose access comes later."""
 
     def walk(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt):
-            return rewrite_children(stmt, self._statement)
-        return self._statement(stmt)
+            return rewrite_children(stmt, self._visit)
+        return self._visit(stmt)
 
-    def _statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
+    def _visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt):
             return self.walk(stmt)
         if self._anchor is None:
@@ -195,58 +196,58 @@ class _Collector:
         if isinstance(stmt, (tirx.SBlockRealize, tirx.AttrStmt)):
             if isinstance(stmt, tirx.SBlockRealize) and stmt.block.name_hint == "tilelang_root":
                 self.program.body = stmt.block.body
-                self._threads(stmt.block)
+                self._add_threads(stmt.block)
             return rewrite_children(stmt, self.walk)
         if isinstance(stmt, tirx.Bind):
-            self.program.values[stmt.var] = self._resolved(stmt.value)
+            self.program.values[stmt.var] = self._resolve(stmt.value)
         if isinstance(stmt, tirx.For):
-            self._anchored(stmt, lambda: self._element_loads(stmt.min, stmt.extent))
+            self._visit_anchored(stmt, lambda: self._element_loads(stmt.min, stmt.extent))
             return self._loop(stmt)
         if isinstance(stmt, tirx.IfThenElse):
-            self._anchored(stmt, lambda: self._element_loads(stmt.condition))
+            self._visit_anchored(stmt, lambda: self._element_loads(stmt.condition))
             return self._branch(stmt)
         if isinstance(stmt, tirx.While):
-            before = self._unknown
-            self._unknown = f"the condition {format_expr(stmt.condition)} of its loop"
-            self._anchored(stmt, lambda: self._element_loads(stmt.condition))
-            self._forget(stmt)
+            outer_reason = self._unknown_count
+            self._unknown_count = f"the condition {format_expr(stmt.condition)} of its loop"
+            self._visit_anchored(stmt, lambda: self._element_loads(stmt.condition))
+            self._forget_registers(stmt)
             rewrite_children(stmt, self.walk)
-            self._forget(stmt)
-            self._unknown = before
+            self._forget_registers(stmt)
+            self._unknown_count = outer_reason
             return stmt
-        self._anchored(stmt, lambda: self._leaf(stmt))
+        self._visit_anchored(stmt, lambda: self._leaf(stmt))
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "local.var":
             value = tirx.Var(stmt.buffer.name, stmt.value.dtype)
-            self.program.values[value] = self._resolved(stmt.value)
+            self.program.values[value] = self._resolve(stmt.value)
             self.program.registers.add(value)
             self._registers[stmt.buffer.data] = value
         return stmt
 
-    def _anchored(self, stmt: tirx.Stmt, visit) -> None:
-        """``visit`` with ``stmt`` as anchor, unless it stands inside one."""
+    def _visit_anchored(self, stmt: tirx.Stmt, visit) -> None:
+        """Call ``visit`` with ``stmt`` as anchor, unless an anchor encloses it."""
         outer = self._anchor
         self._anchor = outer if outer is not None else stmt
         visit()
         self._anchor = outer
 
     def _loop(self, stmt: tirx.For) -> tirx.Stmt:
-        loop = Loop(stmt.loop_var, self._resolved(stmt.min), self._resolved(stmt.extent))
+        loop = Loop(stmt.loop_var, self._resolve(stmt.min), self._resolve(stmt.extent))
         tag = stmt.thread_binding.thread_tag if stmt.thread_binding is not None else ""
         if tag.startswith("blockIdx"):
             if tag == "blockIdx.x":
                 self._enter_kernel(stmt)
             self.program.grid.append(loop)
-            self._within(self._loops, loop, None, stmt)
+            self._visit_serial_loop(self._loops, loop, None, stmt)
             return stmt
-        self._forget(stmt)
+        self._forget_registers(stmt)
         if self._anchor is not None or stmt.kind in (
             tirx.ForKind.PARALLEL,
             tirx.ForKind.VECTORIZED,
         ):
-            self._anchored(stmt, lambda: self._inside(self._inner, loop, stmt))
+            self._visit_anchored(stmt, lambda: self._visit_body(self._inner, loop, stmt))
         else:
-            self._within(self._loops, loop, stmt, stmt)
-        self._forget(stmt)
+            self._visit_serial_loop(self._loops, loop, stmt, stmt)
+        self._forget_registers(stmt)
         return stmt
 
     def _enter_kernel(self, stmt: tirx.For) -> None:
@@ -254,27 +255,30 @@ class _Collector:
             first = self.program.accesses[0]
             raise LanguageError(
                 f"{first.text}, and a second kernel of the program begins; expected one T.Kernel "
-                "in a program that accesses symmetric tensors, or signals and waits written by "
-                f"hand{arrows([(first.kind, first.line), ('T.Kernel', line_of(stmt))])}"
+                "in a program that accesses symmetric tensors, or explicit signals and waits"
+                f"{arrows([(first.kind, first.line), ('T.Kernel', line_of(stmt))])}"
             )
         self.program.grid, self.program.threads = [], []
         self.program.kernel = stmt
 
-    def _within(self, loops: list, loop: Loop, around: tirx.For | None, stmt: tirx.Stmt) -> None:
+    def _visit_serial_loop(
+        self, loops: list, loop: Loop, around: tirx.For | None, stmt: tirx.Stmt
+    ) -> None:
         self._around.append(around)
         self._guards.append(len(self._conditions))
         self._place.append(0)
-        self._inside(loops, loop, stmt)
+        self._visit_body(loops, loop, stmt)
         self._place.pop()
         self._guards.pop()
         self._around.pop()
 
-    def _inside(self, loops: list, loop: Loop, stmt: tirx.Stmt) -> None:
+    def _visit_body(self, loops: list, loop: Loop, stmt: tirx.Stmt) -> None:
         loops.append(loop)
         rewrite_children(stmt, self.walk)
         loops.pop()
 
-    def _threads(self, block: tirx.SBlock) -> None:
+    def _add_threads(self, block: tirx.SBlock) -> None:
+        """Record the thread axes of the kernel and their extents."""
         extents = dict(block.annotations.items()).get("tl.launch_threads", (128, 1, 1))
         for var, value in self.program.values.items():
             if op_name(value) == "tl.launch_thread_idx":
@@ -282,7 +286,7 @@ class _Collector:
                 self.program.threads.append(Loop(var, tirx.IntImm("int32", 0), extent))
 
     def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
-        condition = self._resolved(stmt.condition)
+        condition = self._resolve(stmt.condition)
 
         def visit() -> None:
             before = dict(self._registers)
@@ -293,18 +297,18 @@ class _Collector:
                     self.walk(case)
                     self._conditions.pop()
             self._registers = before
-            self._forget(stmt)
+            self._forget_registers(stmt)
 
         if self._anchor is not None or self._threads_in([condition]):
-            self._anchored(stmt, visit)
+            self._visit_anchored(stmt, visit)
         else:
             self._branches += 1
             visit()
             self._branches -= 1
         return stmt
 
-    def _forget(self, stmt: tirx.Stmt) -> None:
-        """What ``stmt`` stores to registers is not known around it."""
+    def _forget_registers(self, stmt: tirx.Stmt) -> None:
+        """Drop the values of all registers that ``stmt`` stores to."""
 
         def visit(node) -> None:
             if isinstance(node, tirx.BufferStore) and node.buffer.scope() == "local.var":
@@ -312,16 +316,15 @@ class _Collector:
 
         post_order_visit(stmt, visit)
 
-    def _resolved(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        """``expr`` with registers replaced by what they hold."""
+    def _resolve(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        """Return ``expr`` with registers replaced by their values."""
         if not self._registers:
             return expr
 
         def value(node):
             return self._registers.get(node.buffer.data)
 
-        done = ir_transform(tirx.Evaluate(expr), None, value, ["tirx.BufferLoad"])
-        return done.value
+        return ir_transform(tirx.Evaluate(expr), None, value, ["tirx.BufferLoad"]).value
 
     def _leaf(self, stmt: tirx.Stmt) -> None:
         if is_mark(stmt):
@@ -330,15 +333,15 @@ class _Collector:
             return
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer.data in self._tensors:
             ones = [tirx.IntImm("int32", 1)] * len(stmt.indices)
-            self._add("write", "a store", stmt, ones)
+            self._add_access("write", "a store", stmt, ones)
         for call in calls_in(stmt, lambda c: True):
             spec = builtin_of(call)
             name = spec.name if spec is not None else op_name(call)
             if name in JUMPS:
-                self._jump(JUMPS[name])
+                self._add_jump(JUMPS[name])
             if spec is not None:
                 if spec.moves:
-                    self._moved(call, spec)
+                    self._add_moves(call, spec)
                 continue
             for argument in call.args:
                 if op_name(argument) == "tl.region":
@@ -347,7 +350,11 @@ class _Collector:
                 elif op_name(argument) == "tl.access_ptr" and not name.startswith("tl.tileop"):
                     load, extent, mode = argument.args
                     extent = LANES.get(name, extent)
-                    extents = _run(load, extent) if load.buffer.data in self._tensors else []
+                    extents = (
+                        _contiguous_extents(load, extent)
+                        if load.buffer.data in self._tensors
+                        else []
+                    )
                     kinds = _kinds(name, int(mode))
                 else:
                     continue
@@ -355,17 +362,19 @@ class _Collector:
                     for kind in kinds:
                         op = f"T.{name.split('.')[-1].replace('atomicadd', 'atomic_add')}"
                         op = op.removesuffix("_elem_op")
-                        self._add(kind, op, load, extents)
+                        self._add_access(kind, op, load, extents)
         self._element_loads(stmt)
 
-    def _jump(self, name: str) -> None:
+    def _add_jump(self, name: str) -> None:
+        """Record a jump that leaves the kernel, or a loop with a known number of iterations."""
         around = [*self._loops, *self._inner]
         if name == "T.thread_return":
             self.program.jumps.append(Jump(name, None, location(self._anchor)))
-        elif around and not self._unknown:
+        elif around and not self._unknown_count:
             self.program.jumps.append(Jump(name, around[-1], location(self._anchor)))
 
-    def _moved(self, call: tirx.Call, spec: Builtin) -> None:
+    def _add_moves(self, call: tirx.Call, spec: Builtin) -> None:
+        """Record the accesses of a builtin that moves data."""
         size, adds = spec.operand(call, spec.moves), spec.combination(call) != "set"
         for (_, kind), pointer in zip(spec.operands, call.args, strict=False):
             if not isinstance(kind, Pointer) or op_name(pointer) != "tl.access_ptr":
@@ -375,11 +384,14 @@ class _Collector:
                 continue
             written = "w" in kind.access
             effect: Kind = "read" if not written else "add" if adds else "write"
-            self._add(effect, spec.text, load, _run(load, size))
+            self._add_access(effect, spec.text, load, _contiguous_extents(load, size))
 
     def _element_loads(self, *nodes: tirx.Stmt | tirx.PrimExpr) -> None:
-        """The elements that ``nodes`` load, but for those that only say where a region starts;
-        those in an arm of ``T.if_then_else`` under its condition."""
+        """Record a read of each element that ``nodes`` load.
+
+        Loads that only name the start of a region are skipped. Loads in an arm of
+        ``T.if_then_else`` happen under its condition.
+        """
         starts: list[tirx.BufferLoad] = []
         loads: list[tirx.BufferLoad] = []
         choices: list[tirx.Call] = []
@@ -400,16 +412,16 @@ class _Collector:
         for load in loads:
             if not any(load.same_as(s) for s in starts):
                 ones = [tirx.IntImm("int32", 1)] * len(load.indices)
-                self._add("read", "a load", load, ones)
+                self._add_access("read", "a load", load, ones)
         for choice in choices:
             condition, then, other = choice.args
             self._element_loads(condition)
             for arm, holds in ((then, condition), (other, tirx.Not(condition))):
-                self._conditions.append(self._resolved(holds))
+                self._conditions.append(self._resolve(holds))
                 self._element_loads(arm)
                 self._conditions.pop()
 
-    def _add(
+    def _add_access(
         self, kind: Kind, op: str, node: tirx.BufferLoad | tirx.BufferStore, extents: Sequence
     ) -> None:
         buffer, starts = node.buffer, node.indices
@@ -423,11 +435,11 @@ class _Collector:
         used = self._threads_in([*starts, *self._conditions])
         self.program.accesses.append(Access(
             self._tensors[buffer.data], kind, op,
-            tuple(self._resolved(base_of(i)) for i in starts),
+            tuple(self._resolve(base_of(i)) for i in starts),
             tuple(_widened(i, e) for i, e in zip(starts, extents, strict=True)),
             tuple(self._loops), (*self._inner, *used), tuple(self._conditions), self._anchor,
             tuple(self._around), tuple(self._guards), tuple(self._place), node,
-            self._branches, self._unknown,
+            self._branches, self._unknown_count,
         ))  # fmt: skip
 
     def _is_unordered(self, op: str, buffer: tirx.Buffer, starts) -> bool:
@@ -444,18 +456,18 @@ class _Collector:
         return False
 
     def _threads_in(self, exprs: Iterable[tirx.PrimExpr]) -> list[Loop]:
-        """The thread axes that the expressions depend on."""
-        found: set[tirx.Var] = set()
+        """Return the thread axes that the expressions depend on."""
+        variables: set[tirx.Var] = set()
 
         def visit(node) -> None:
-            if isinstance(node, tirx.Var) and node not in found:
-                found.add(node)
+            if isinstance(node, tirx.Var) and node not in variables:
+                variables.add(node)
                 if node in self.program.values:
                     post_order_visit(self.program.values[node], visit)
 
         for expr in exprs:
             post_order_visit(expr, visit)
-        return [t for t in self.program.threads if t.var in found]
+        return [t for t in self.program.threads if t.var in variables]
 
 
 def _kinds(op: str, mode: int) -> list[Kind]:
@@ -465,7 +477,7 @@ def _kinds(op: str, mode: int) -> list[Kind]:
 
 
 def base_of(index: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Where the elements of an index begin."""
+    """Return the first element of an index, which may be a vector of elements."""
     return index.base if isinstance(index, tirx.Ramp) else index
 
 
@@ -473,8 +485,11 @@ def _widened(index: tirx.PrimExpr, extent: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.IntImm("int32", int(index.lanes)) if isinstance(index, tirx.Ramp) else extent
 
 
-def _run(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx.PrimExpr]:
-    """The box that ``size`` elements from ``load`` on fill: part of a row, or whole rows."""
+def _contiguous_extents(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    """Return the extents of the box of ``size`` contiguous elements from ``load`` on.
+
+    The box is a part of a row, or whole rows.
+    """
     one = tirx.IntImm("int32", 1)
     extents: list[tirx.PrimExpr] = [one] * len(load.indices)
     if not isinstance(size, tirx.IntImm):

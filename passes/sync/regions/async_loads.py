@@ -1,4 +1,4 @@
-"""Loads to shared memory that read on until the program waits for them."""
+"""Asynchronous loads to shared memory, which read until the program waits for them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _COPIES = ("tl.tileop.copy", "tl.tileop.tma_copy", "tl.tileop.async_copy")
 
 @dataclass(frozen=True, eq=False)
 class _Load:
-    """A load under way.
+    """A load in flight.
 
     Attributes:
-        events: what it reads.
-        barrier: the mbarrier that it completes on; None for T.async_copy.
-        tile: the shared memory that it fills, where the first use of that waits for it.
+        events: its reads of symmetric tensors.
+        barrier: mbarrier that the load completes on; None for T.async_copy.
+        tile: destination in shared memory, if the first use of the tile waits for the load.
     """
 
     events: tuple[Event, ...]
@@ -37,7 +37,7 @@ class _Load:
 
 
 class AsyncLoads:
-    """The loads that may be under way at a statement, followed through the program.
+    """Loads that may be in flight at each statement of a program, in the order of statements.
 
     ``W.bulk_load`` and ``T.tma_copy`` end at the wait for their mbarrier, ``T.async_copy`` at
     ``T.ptx_wait_group``, and ``T.copy`` in T.Pipelined, which TileLang makes asynchronous, at the
@@ -45,44 +45,44 @@ class AsyncLoads:
     """
 
     def __init__(self) -> None:
-        self._under_way: list[_Load] = []
+        self._in_flight: list[_Load] = []
         self._loops: list[tirx.For] = []
 
     @contextmanager
     def within(self, loop: tirx.For) -> Iterator[None]:
-        """The statements of a loop are followed."""
+        """Visit the body of ``loop`` inside this context."""
         self._loops.append(loop)
         yield
         self._loops.pop()
 
     def begin(self, stmt: tirx.Stmt, reads: Sequence[Event]) -> None:
-        """``stmt``, which reads this, may start a load."""
+        """Record the loads that ``stmt`` starts; ``reads`` are its reads."""
         if not reads:
             return
         for call in calls_in(stmt, lambda c: True):
             load = self._load(call, tuple(reads))
             if load is not None:
-                self._under_way.append(load)
+                self._in_flight.append(load)
 
     def ended_by(self, stmt: tirx.Stmt) -> Iterator[tuple[Event, str]]:
-        """What ``stmt`` waits for, and by what it waits."""
-        if not self._under_way:
+        """Yield each read whose load ``stmt`` waits for, and the name of the wait."""
+        if not self._in_flight:
             return
         for call in calls_in(stmt, lambda c: True):
             name = op_name(call)
             if name == "tl.mbarrier_wait_parity":
-                done = [u for u in self._under_way if self._is_for(call.args[0], u.barrier)]
+                done = [u for u in self._in_flight if self._is_for(call.args[0], u.barrier)]
                 yield from self._end(done, "T.mbarrier_wait_parity")
             elif name == "tirx.ptx_wait_group":
-                copies = [u for u in self._under_way if u.barrier is None and u.tile is None]
+                copies = [u for u in self._in_flight if u.barrier is None and u.tile is None]
                 left = int(call.args[0])
                 yield from self._end(copies[: len(copies) - left], "T.ptx_wait_group")
         used = _buffers_in(stmt)
-        tiles = [u for u in self._under_way if u.tile is not None and u.tile in used]
+        tiles = [u for u in self._in_flight if u.tile is not None and u.tile in used]
         yield from self._end(tiles, "the first use of what it loads")
 
     def _end(self, loads: list[_Load], until: str) -> Iterator[tuple[Event, str]]:
-        self._under_way = [u for u in self._under_way if u not in loads]
+        self._in_flight = [u for u in self._in_flight if u not in loads]
         yield from ((event, until) for load in loads for event in load.events)
 
     def _load(self, call: tirx.Call, reads: tuple[Event, ...]) -> _Load | None:
@@ -104,7 +104,10 @@ class AsyncLoads:
         return _Load(reads, tile=target.data) if pipelined else None
 
     def _is_for(self, waited: tirx.PrimExpr, barrier: tirx.BufferLoad | None) -> bool:
-        """Tell whether a wait may be for this mbarrier, which a loop that has ended may choose."""
+        """Return whether a wait may be for this mbarrier.
+
+        An index of ``barrier`` that uses the variable of a finished loop may have any value.
+        """
         if barrier is None or not isinstance(waited, tirx.BufferLoad):
             return False
         if not barrier.buffer.data.same_as(waited.buffer.data):
@@ -117,12 +120,12 @@ class AsyncLoads:
 
 
 def _buffers_in(stmt: tirx.Stmt) -> set[tirx.Var]:
-    """Data pointers of what ``stmt`` accesses."""
-    found: set[tirx.Var] = set()
+    """Return the data pointers of the buffers that ``stmt`` accesses."""
+    pointers: set[tirx.Var] = set()
 
     def visit(node) -> None:
         if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
-            found.add(node.buffer.data)
+            pointers.add(node.buffer.data)
 
     post_order_visit(stmt, visit)
-    return found
+    return pointers

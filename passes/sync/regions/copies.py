@@ -1,5 +1,7 @@
-"""Copies that a plan makes beside the kernel, by copy engines: writes that the kernel waits for,
-and reads that wait for the kernel."""
+"""Copies that a plan runs on copy engines beside the kernel.
+
+The kernel waits for the writes of copies; the reads of copies wait for the kernel.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,21 @@ from .accesses import Access, Kind
 from .footprints import Footprints
 
 COPIES = "tileweave.copies"
-"""Attribute of a program: the copies into and out of its tensors, as JSON."""
+"""Attribute of a program that holds the copies into and out of its tensors, as JSON."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """One side of a copy: what it writes, or what it reads.
+    """One side of a copy: the region that it writes, or the region that it reads.
 
     Attributes:
-        rank, number: who makes it, and which of its copies it is.
-        kind: ``write`` of where it goes to, ``read`` of where it comes from.
+        rank, number: rank that makes the copy, and the number of the copy on that rank.
+        kind: ``write`` for the destination, ``read`` for the source.
         tensor: name of the program's parameter.
-        start, extent: of the region, the rank first.
+        start, extent: the region; axis 0 is the rank axis.
         line: ``file:line`` of the plan.
-        stream: in which it comes after those before it.
-        before: whether the kernel of its rank starts after it.
+        stream: stream that runs the copy, in order with its other copies.
+        before: whether the kernel of the same rank starts after the copy.
     """
 
     rank: int
@@ -45,8 +47,7 @@ class Copy:
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """All copies of all ranks into one tensor, or all out of it, in place of an access of the
-    kernel."""
+    """All copies of all ranks into one tensor, or out of it, used like an access of the kernel."""
 
     tensor: tirx.Buffer
     kind: Kind
@@ -66,25 +67,26 @@ class Copies:
         return f"p.copy {self.kind}s {self.tensor.name}"
 
     def footprints(self) -> Footprints:
-        """Their regions: one axis of arrays, a copy each."""
+        """Return the regions as arrays of one axis, one element for each copy."""
         start = np.array([c.start for c in self.each]).T
         extent = np.array([c.extent for c in self.each]).T
         rank = np.array([c.rank for c in self.each])
-        stands_for = cast(Access, self)  # who may meet copies asks first
+        # Callers test for ``Copies`` before they use what only an access of the kernel has.
+        access = cast(Access, self)
         return Footprints(
-            stands_for, rank, start[0], tuple(start[1:]), tuple(extent[1:]),
+            access, rank, start[0], tuple(start[1:]), tuple(extent[1:]),
             np.ones(len(rank), np.bool_), np.zeros(len(rank), np.int64), 1,
         )  # fmt: skip
 
 
 def with_copies(func: tirx.PrimFunc, copies: Sequence[Copy]) -> tirx.PrimFunc:
-    """``func`` knowing what a plan copies into its tensors and out of them."""
-    listed = [vars(c) for c in copies]
-    return func.with_attr(COPIES, tirx.StringImm(json.dumps(listed)))
+    """Attach the copies of a plan into and out of the tensors of ``func`` to ``func``."""
+    fields = [vars(c) for c in copies]
+    return func.with_attr(COPIES, tirx.StringImm(json.dumps(fields)))
 
 
 def copies_of(func: tirx.PrimFunc, tensor: tirx.Buffer) -> list[Copies]:
-    """The copies into ``tensor``, if there are any, and those out of it."""
+    """Return the copies into ``tensor`` and the copies out of it, each only if there are any."""
     if not func.attrs or COPIES not in func.attrs:
         return []
     each = [
@@ -95,4 +97,4 @@ def copies_of(func: tirx.PrimFunc, tensor: tirx.Buffer) -> list[Copies]:
     kinds: tuple[Kind, ...] = ("write", "read")
     of_kind: dict[Kind, tuple[Copy, ...]]
     of_kind = {k: tuple(c for c in each if c.kind == k) for k in kinds}
-    return [Copies(tensor, kind, some) for kind, some in of_kind.items() if some]
+    return [Copies(tensor, kind, copies) for kind, copies in of_kind.items() if copies]

@@ -1,4 +1,4 @@
-"""A symmetric tensor cut into cells, and who touches each of them in one launch."""
+"""Cells of a symmetric tensor, and the ranks that access each cell in one launch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import numpy as np
 from .accesses import Kind
 from .footprints import Footprints
 
-_PIECE = 1 << 20
-"""Cells painted at a time: keeps temporary arrays small."""
+_CHUNK = 1 << 20
+"""Cells that are enumerated at a time. The limit keeps temporary arrays small."""
 
 
 def volumes(
     shape: Sequence[int], size: Sequence[int], ends: Sequence[int] | None = None
 ) -> np.ndarray:
-    """Elements in each box of ``size`` that ``shape`` is cut into; the last of an axis may be
-    smaller, and those behind ``ends``, by default those of ``shape``, do not count."""
+    """Return the number of elements in each box when ``shape`` is divided into boxes of ``size``.
+
+    The last box of an axis may be smaller.
+
+    Args:
+        ends: end of each axis, by default ``shape``; elements after it do not count.
+    """
     out = np.ones((), np.int64)
     for extent, step, end in zip(shape, size, ends or shape, strict=True):
         out = np.multiply.outer(out, np.clip(end - np.arange(0, extent, step), 0, step))
@@ -26,45 +31,46 @@ def volumes(
 
 
 class CellGrid:
-    """A tensor's axes behind the rank's, cut at every place where a box begins or ends."""
+    """Grid over a tensor's axes without the rank axis: each box begins and ends at cell borders."""
 
     def __init__(self, shape: Sequence[int], footprints: Sequence[Footprints]) -> None:
         self.shape = tuple(shape)
         self.cell = tuple(
-            self._cut(n, [ends for b in footprints for ends in b.bounds[a]])
+            self._cell_size(n, [ends for b in footprints for ends in b.bounds[a]])
             for a, n in enumerate(self.shape)
         )
         self.cells = tuple(-(-n // c) for n, c in zip(self.shape, self.cell, strict=True))
 
     @staticmethod
-    def _cut(extent: int, ends_of: list[np.ndarray]) -> int:
+    def _cell_size(extent: int, ends_of: list[np.ndarray]) -> int:
         step = 0
         for ends in ends_of:
             step = int(np.gcd.reduce(ends[ends < extent], initial=step))
         return step or extent
 
     def cells_of(self, footprints: Footprints, *, each: bool = False):
-        """The flat arrays ``rank, home`` of all boxes, and, in pieces, (box number, cell number)
-        of all their cells.
+        """Return the flat arrays ``rank, owner`` of all boxes, and the cells of the boxes.
+
+        The cells come in chunks of (box number, cell number).
 
         Args:
-            each: a box as often as a rank touches it, not once.
+            each: repeat a box as often as a rank accesses it, instead of listing it once.
         """
         axes = len(self.shape)
-        rank, home, *rest = footprints.flat() if each else footprints.each
-        return rank, home, self.cells_in(home, rest[:axes], rest[axes:])
+        rank, owner, *rest = footprints.flat() if each else footprints.each
+        return rank, owner, self.cells_in(owner, rest[:axes], rest[axes:])
 
-    def cells_in(self, home, low, high):
-        """In pieces, (box number, cell number) of all cells of boxes given as flat arrays."""
+    def cells_in(self, owner, low, high):
+        """Yield, in chunks, (box number, cell number) for all cells of boxes in flat arrays."""
         first = [a // c for a, c in zip(low, self.cell, strict=True)]
         count = [-(-b // c) - f for b, c, f in zip(high, self.cell, first, strict=True)]
         most = [int(n.max(initial=0)) for n in count]
         total = int(np.prod(most, dtype=np.int64))
-        boxes_a_piece = max(1, _PIECE // max(1, total))
+        boxes_per_chunk = max(1, _CHUNK // max(1, total))
         offsets = np.indices(most).reshape(len(most), total)
-        for start in range(0, len(home), boxes_a_piece):
-            part = slice(start, start + boxes_a_piece)
-            number = home[part, None]
+        for start in range(0, len(owner), boxes_per_chunk):
+            part = slice(start, start + boxes_per_chunk)
+            number = owner[part, None]
             inside = np.ones((1, 1), np.bool_)
             for axis in range(len(most)):
                 inside = inside & (offsets[axis] < count[axis][part, None])
@@ -76,11 +82,11 @@ class CellGrid:
 
 @dataclass(eq=False)
 class Coverage:
-    """What one kind of access does to each cell of every rank's copy, in flat arrays.
+    """Accesses of one kind to each cell of every rank's copy, as flat arrays.
 
     Attributes:
-        times: how often it is touched; by reads, at least once.
-        ranks: which ranks touch it, a bit each.
+        times: number of accesses to the cell; for reads, a lower bound.
+        ranks: ranks that access the cell, one bit each.
     """
 
     times: np.ndarray
@@ -91,12 +97,12 @@ class Coverage:
         cls, grid: CellGrid, world_size: int, kind: Kind, footprints: Sequence[Footprints]
     ) -> Coverage:
         size = world_size * int(np.prod(grid.cells, dtype=np.int64))
-        out = cls(np.zeros(size, np.int64), np.zeros(size, np.int64))
-        for one in footprints:
-            rank, _, pieces = grid.cells_of(one, each=kind != "read")
-            for box, cell in pieces:
-                out.times += one.repeats * np.bincount(cell, minlength=size)
-                by = rank[box]
+        coverage = cls(np.zeros(size, np.int64), np.zeros(size, np.int64))
+        for boxes in footprints:
+            rank, _, chunks = grid.cells_of(boxes, each=kind != "read")
+            for box, cell in chunks:
+                coverage.times += boxes.repeats * np.bincount(cell, minlength=size)
+                rank_of_cell = rank[box]
                 for r in range(world_size):
-                    out.ranks[cell[by == r]] |= 1 << r
-        return out
+                    coverage.ranks[cell[rank_of_cell == r]] |= 1 << r
+        return coverage

@@ -1,4 +1,7 @@
-"""What a read may touch whose place, rounds or conditions only the running kernel knows."""
+"""Regions of data-dependent reads: their indices, loops or conditions are known only at run time.
+
+Such a read is replaced by all the regions that it may read.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ from .symbols import Symbols
 
 @dataclass(frozen=True)
 class Region:
-    """What is evaluated of an access.
+    """The part of an access that can be evaluated at compile time.
 
     Attributes:
-        starts, extents, conditions: of the access, or what is known of them.
-        places: loops over the places of which the running kernel chooses one.
-        open_axes: by axis, the rank's first, the index that chooses a place, as the program says
-            it where the access stands.
-        open_loops: by number, the extent of each loop around the access whose rounds are not known,
-            as the program says it.
-        is_certain: whether it is known which of these boxes are touched.
+        starts, extents, conditions: those of the access, or the part of them that is known.
+        places: loops over the places among which the kernel chooses one at run time.
+        open_axes: for each data-dependent axis (0 is the rank axis), the index that chooses the
+            place, as the program writes it at the access.
+        open_loops: for each loop around the access with an unknown number of iterations, its
+            extent as the program writes it; the key is the number of the loop.
+        is_certain: whether all these boxes are certainly accessed.
     """
 
     starts: tuple[tirx.PrimExpr, ...]
@@ -39,29 +42,29 @@ class Region:
     is_certain: bool = True
 
     @classmethod
-    def of(cls, access: Access) -> Region:
-        """All of it is known."""
+    def of_access(cls, access: Access) -> Region:
+        """Return the region of an access of which everything is known."""
         return cls(access.starts, access.extents, access.conditions)
 
 
 def possible_region(access: Access, program: Program, world_size: int) -> Region:
-    """All that a read may touch.
+    """Return all that a data-dependent read may read.
 
-    A condition that is not known holds, a loop of unknown rounds has one. Where an index is not
-    known, each place along its axis may be read if the index is the same for all threads and
-    chooses among places that do not overlap; else the whole axis is read.
+    An unknown condition counts as true, and a loop of unknown range as one iteration. An unknown
+    index may choose any place along its axis if it is the same for all threads and if the places do
+    not overlap. Otherwise the whole axis is read.
 
     Raises:
-        NotEvaluable: it may touch several ranks' copies at once, or the blocks of a launch are not
-            known.
+        NotEvaluable: the read may access several ranks' copies at once, or the number of blocks is
+            not known.
     """
     space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
     parts = [part for condition in access.conditions for part in _parts(condition)]
-    known = tuple(part for part in parts if _is_known(space, part))
-    open_loops = {n: _rounds(access, n) for n in space.open if n < len(access.loops)}
-    is_certain = len(known) == len(parts) and not space.open
+    conditions = tuple(part for part in parts if _is_known(space, part))
+    open_loops = {n: _extent_of(access, n) for n in space.open if n < len(access.loops)}
+    is_certain = len(conditions) == len(parts) and not space.open
     region = Region(
-        access.starts, access.extents, known, open_loops=open_loops, is_certain=is_certain
+        access.starts, access.extents, conditions, open_loops=open_loops, is_certain=is_certain
     )
     for axis, start in enumerate(access.starts):
         if not _is_known(space, start):
@@ -70,12 +73,12 @@ def possible_region(access: Access, program: Program, world_size: int) -> Region
 
 
 def _opened(region: Region, access: Access, axis: int, space: Space, program: Program) -> Region:
-    """``region`` with all places on an axis."""
+    """Return ``region`` extended to all places on ``axis``."""
     start, index = access.starts[axis], base_of(access.node.indices[axis])
-    size, extent = int(access.tensor.shape[axis]), int(space.of(access.extents[axis]).max())
+    size, extent = int(access.tensor.shape[axis]), int(space.evaluate(access.extents[axis]).max())
     starts, extents = list(region.starts), list(region.extents)
-    step, first = _steps(Symbols(program, 1).inlined(start))
-    if size > 1 and extent <= step and _is_one(access, index, program):
+    step, first = _modular_set(Symbols(program, 1).inlined(start))
+    if size > 1 and extent <= step and _is_uniform(access, index, program):
         place = tirx.Var("place", start.dtype)
         count = tirx.IntImm(start.dtype, max(0, -(-(size - first) // step)))
         starts[axis] = place * step + first
@@ -85,14 +88,16 @@ def _opened(region: Region, access: Access, axis: int, space: Space, program: Pr
             open_axes={**region.open_axes, axis: index},
         )  # fmt: skip
     if axis == 0 and size > 1:
-        space.of(start)  # says what is not known
+        space.evaluate(start)  # raises NotEvaluable with the unknown node
     starts[axis], extents[axis] = tirx.IntImm("int32", 0), tirx.IntImm("int32", size)
     return dataclasses.replace(region, starts=tuple(starts), extents=tuple(extents))
 
 
 def stays_in(stmt: tirx.Stmt, expr: tirx.PrimExpr, program: Program) -> bool:
-    """Whether ``expr``, as the program says it inside ``stmt``, can be said before it, too, and has
-    one value all through it."""
+    """Return whether ``expr``, used inside ``stmt``, has the same value when evaluated before it.
+
+    Everything that ``expr`` uses must be defined there, and ``stmt`` must not change it.
+    """
     bound = bound_in(stmt)
     changing = written_tensors(stmt) | {a.tensor.data for a in program.accesses}
     return not effects_in(expr) and not any(
@@ -101,24 +106,24 @@ def stays_in(stmt: tirx.Stmt, expr: tirx.PrimExpr, program: Program) -> bool:
     )
 
 
-def _is_one(access: Access, index: tirx.PrimExpr, program: Program) -> bool:
-    """Whether ``index`` has one value for all threads and all through an access."""
-    same = program.thread_control.of(index) is Divergence.UNIFORM
-    return same and stays_in(access.anchor, index, program)
+def _is_uniform(access: Access, index: tirx.PrimExpr, program: Program) -> bool:
+    """Return whether ``index`` has one value for all threads during the whole access."""
+    uniform = program.thread_control.of(index) is Divergence.UNIFORM
+    return uniform and stays_in(access.anchor, index, program)
 
 
-def _rounds(access: Access, number: int) -> tirx.PrimExpr:
-    """How often the loop of this number around a read goes round, as the program says it."""
+def _extent_of(access: Access, number: int) -> tirx.PrimExpr:
+    """Return the extent of loop ``number`` around an access, as the program writes it."""
     loop = access.around[number]
     if loop is None:
         raise NotEvaluable(access.loops[number].extent)
     return loop.extent
 
 
-def _steps(index: tirx.PrimExpr) -> tuple[int, int]:
-    """Of what ``index`` surely is a multiple, and how much more than that it is."""
-    of = tvm.arith.Analyzer().modular_set(index)
-    return int(of.coeff), int(of.base)
+def _modular_set(index: tirx.PrimExpr) -> tuple[int, int]:
+    """Return ``coeff, base``: ``index`` is always a multiple of ``coeff``, plus ``base``."""
+    modular = tvm.arith.Analyzer().modular_set(index)
+    return int(modular.coeff), int(modular.base)
 
 
 def _parts(condition: tirx.PrimExpr) -> Iterator[tirx.PrimExpr]:
@@ -131,7 +136,7 @@ def _parts(condition: tirx.PrimExpr) -> Iterator[tirx.PrimExpr]:
 
 def _is_known(space: Space, expr: tirx.PrimExpr) -> bool:
     try:
-        space.of(expr)
+        space.evaluate(expr)
     except NotEvaluable:
         return False
     return True

@@ -1,4 +1,7 @@
-"""What one counter stands for: the smallest box in which every accessed box lies whole."""
+"""Granules: the boxes of elements that one counter covers.
+
+A granule is the smallest box such that every accessed box is inside a single granule.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from .tensor_accesses import TensorAccesses
 
 @dataclass(frozen=True, eq=False)
 class Granules:
-    """A tensor's copy cut into boxes of equal size, the last of an axis possibly smaller.
+    """Division of a tensor's copy into boxes of equal size; the last of an axis may be smaller.
 
     Attributes:
-        size: of a granule, in elements.
-        counts: granules along each axis.
+        shape: shape of the copy, without the rank axis.
+        size: elements of a granule along each axis.
     """
 
     shape: tuple[int, ...]
@@ -35,11 +38,12 @@ class Granules:
 
     @property
     def counts(self) -> tuple[int, ...]:
+        """Number of granules along each axis."""
         return tuple(-(-n // g) for n, g in zip(self.shape, self.size, strict=True))
 
     @property
     def text(self) -> str:
-        """``16 x 32``: elements along each axis."""
+        """Elements along each axis, as in ``16 x 32``."""
         return " x ".join(map(str, self.size))
 
     @property
@@ -47,12 +51,12 @@ class Granules:
         return math.prod(self.counts)
 
     def of(self, footprints: Footprints) -> np.ndarray:
-        """The granule's number, for each iteration."""
+        """Return the number of the granule that is accessed in each iteration."""
         number = self.at(footprints.low)
         return number.reshape(np.shape(number) or (1,) * footprints.mask.ndim)
 
     def at(self, low: Sequence[np.ndarray]) -> np.ndarray:
-        """The number of the granule in which boxes that begin at ``low`` lie."""
+        """Return the number of the granule that contains a box that begins at ``low``."""
         number = np.int64(0)
         for start, size, count in zip(low, self.size, self.counts, strict=True):
             if count > 1:
@@ -60,8 +64,7 @@ class Granules:
         return np.asarray(number)
 
     def of_copies(self, copies: Footprints) -> Iterator[np.ndarray]:
-        """The numbers of the granules in which each copy of a plan lies, or of which it brings
-        several, in their order."""
+        """Yield, for each copy of a plan, the numbers of the granules that it accesses."""
         low, size = (np.array(arrays).T.tolist() for arrays in (copies.low, copies.size))
         for starts, extents in zip(low, size, strict=True):
             sides = zip(starts, extents, self.size, strict=True)
@@ -76,10 +79,11 @@ class Granules:
         *,
         in_place: bool = False,
     ) -> tirx.PrimExpr:
-        """The same as an expression that can stand at the access, outside the loops ``left``.
+        """Return the granule number as an expression, valid at the access outside ``left``.
 
         Args:
-            in_place: whether it may name what the program binds; see ``Symbols.start``.
+            left: loops around the access that do not enclose the use of the expression.
+            in_place: whether the expression may use bound variables; see ``Symbols.start``.
         """
         number: tirx.PrimExpr = tirx.IntImm("int32", 0)
         loops = [*left, *footprints.access.inner]
@@ -90,7 +94,7 @@ class Granules:
         return symbols.simplified(number, footprints.access)
 
     def of_cells(self, traffic: TensorAccesses) -> np.ndarray:
-        """The granule of each cell of one copy, in the order of the cells."""
+        """Return the granule number of each cell of one copy, in the order of the cells."""
         number = np.int64(0)
         grid = traffic.grid
         for axis, (cells, cell) in enumerate(zip(grid.cells, grid.cell, strict=True)):
@@ -102,115 +106,131 @@ class Granules:
 
 
 def choose_granules(traffic: TensorAccesses, wanted: tuple[int, ...] | None = None) -> Granules:
-    """The granules of a tensor: along each axis the least size that divides no accessed box.
+    """Choose the granules of a tensor: along each axis the smallest size that divides no box.
 
-    If two of a plan's copies would share a granule, copies may bring several: the largest size then
-    at whose multiples copies begin and end, if it divides no box that the kernel accesses.
+    If two copies of a plan would share a granule, a copy may cover several granules instead. The
+    size is then the largest one such that copies begin and end at its multiples, if it divides no
+    box that the kernel accesses.
 
     Args:
-        wanted: the user's choice, by axis.
+        wanted: the user's choice, one size for each axis.
 
     Raises:
-        LanguageError: ``wanted`` divides a box, or has not as many axes as the tensor; or a box
-            begins before the first element of an axis.
+        LanguageError: ``wanted`` divides a box or has the wrong number of axes; or a box begins
+            before the first element of an axis.
     """
     shape = traffic.grid.shape
     if wanted is not None and len(wanted) != len(shape):
         raise LanguageError(
             f"tileweave.granule={wanted} of {traffic.tensor.name} has {len(wanted)} axes; expected "
-            f"{len(shape)}, those behind the rank's"
+            f"{len(shape)}, one for each axis after the rank axis"
         )
-    every = list(traffic.footprints.values())
-    size = []
-    for axis, extent in enumerate(shape):
-        bounds = [b.bounds[axis] for b in every]
-        if wanted is not None:
-            for footprints, (low, high) in zip(every, bounds, strict=True):
-                if not _whole(low, high, wanted[axis]):
-                    raise LanguageError(
-                        f"{footprints.access.text}: tileweave.granule={wanted} of "
-                        f"{traffic.tensor.name} divides what it accesses on axis {axis}; expected "
-                        f"a multiple of {_least(bounds, extent)} there{footprints.access.location}"
-                    )
-            size.append(wanted[axis])
-        else:
-            size.append(_least(bounds, extent))
-            _warn_of_whole_axis(every, axis, extent, size[-1])
+    footprints = list(traffic.footprints.values())
+    if wanted is not None:
+        _verify_choice(traffic, wanted)
+        size = list(wanted)
+    else:
+        size = [
+            _smallest_size([f.bounds[axis] for f in footprints], extent)
+            for axis, extent in enumerate(shape)
+        ]
+        for axis, extent in enumerate(shape):
+            _warn_of_whole_axis(footprints, axis, extent, size[axis])
     granules = Granules(shape, tuple(size))
-    for footprints in every:
-        _refuse_before(footprints, granules)
+    for boxes in footprints:
+        _refuse_before(boxes, granules)
     if wanted is None and np.any(_times_copied(traffic, granules) > 1):
-        return Granules(shape, tuple(_cut(traffic, axis, n) for axis, n in enumerate(size)))
+        sizes = (_size_of_copies(traffic, axis, n) for axis, n in enumerate(size))
+        return Granules(shape, tuple(sizes))
     return granules
 
 
-def _warn_of_whole_axis(every: list[Footprints], axis: int, extent: int, size: int) -> None:
-    """Warn that one counter stands for all of an axis of which every access touches a part only."""
-    bounds = [b.bounds[axis] for b in every]
+def _verify_choice(traffic: TensorAccesses, wanted: tuple[int, ...]) -> None:
+    """Refuse granules chosen by the user that divide a box."""
+    for axis, extent in enumerate(traffic.grid.shape):
+        bounds = [f.bounds[axis] for f in traffic.footprints.values()]
+        for access, (low, high) in zip(traffic.footprints, bounds, strict=True):
+            if not _is_within_granules(low, high, wanted[axis]):
+                raise LanguageError(
+                    f"{access.text}: tileweave.granule={wanted} of {traffic.tensor.name} divides "
+                    f"what it accesses on axis {axis}; expected a multiple of "
+                    f"{_smallest_size(bounds, extent)} there{access.location}"
+                )
+
+
+def _warn_of_whole_axis(accesses: list[Footprints], axis: int, extent: int, size: int) -> None:
+    """Warn if one counter covers a whole axis although every access uses only a part of it."""
+    bounds = [f.bounds[axis] for f in accesses]
     if size < extent or any(np.any(high - low >= extent) for low, high in bounds):
         return
-    divided = [_least([b for b in bounds if b is not one], extent) < extent for one in bounds]
-    footprints = every[divided.index(True)] if True in divided else every[-1]
+    is_cause = [
+        _smallest_size([b for b in bounds if b is not own], extent) < extent for own in bounds
+    ]
+    footprints = accesses[is_cause.index(True)] if True in is_cause else accesses[-1]
     warnings.warn(
-        f"{footprints.access.text}: no granule of axis {axis} but all its {extent} elements fits the "
-        "accesses to the tensor, so each wait is for all of them; expected tiles that begin at "
-        f"multiples of their size{footprints.access.location}",
+        f"{footprints.access.text}: no granule smaller than the {extent} elements of axis {axis} "
+        "fits the accesses to the tensor, so each wait is for all of them; expected tiles that "
+        f"begin at multiples of their size{footprints.access.location}",
         SyncWarning,
         stacklevel=2,
     )
 
 
 def _refuse_before(footprints: Footprints, granules: Granules) -> None:
-    """Refuse a box that TileLang clips at the start of an axis, where its start counts."""
+    """Refuse a box that TileLang clips at the start of an axis, if its granule is then unknown."""
     for axis in footprints.before:
         if footprints.access.kind != "read" or granules.counts[axis] > 1:
             raise footprints.refused(
-                "begins before the first element of an axis", "indices from 0 on, or a condition"
+                "begins before the first element of an axis", "indices from 0 up, or a condition"
             )
 
 
-def _cut(traffic: TensorAccesses, axis: int, least: int) -> int:
-    """The size at whose multiples copies begin and end, or ``least`` if it divides what the kernel
-    accesses."""
+def _size_of_copies(traffic: TensorAccesses, axis: int, least: int) -> int:
+    """Return the largest size such that copies begin and end at its multiples.
+
+    Return ``least`` if that size divides a box that the kernel accesses.
+    """
     extent, copies = traffic.grid.shape[axis], traffic.copies
     assert copies is not None
     size = int(np.gcd.reduce(np.concatenate(copies.bounds[axis]) % extent))
     in_kernel = [b for b in traffic.footprints.values() if b is not copies]
-    fits = size and all(_whole(*b.bounds[axis], size) for b in in_kernel)
+    fits = size and all(_is_within_granules(*b.bounds[axis], size) for b in in_kernel)
     return size if fits else least
 
 
-def _whole(low: np.ndarray, high: np.ndarray, size: int) -> bool:
+def _is_within_granules(low: np.ndarray, high: np.ndarray, size: int) -> bool:
+    """Return whether each box is inside one granule of ``size`` along an axis."""
     return bool(np.all(low // size == np.maximum(high - 1, low) // size))
 
 
-def _least(bounds: list, extent: int) -> int:
+def _smallest_size(bounds: list, extent: int) -> int:
+    """Return the smallest granule size along an axis that divides no box."""
     extents = sorted({int(n) for low, high in bounds for n in np.unique(high - low) if n > 0})
     candidates = set(extents[:8])
     for n in (2, len(extents[:8])):
         candidates |= {math.lcm(*some) for some in itertools.combinations(extents[:8], n)}
     for size in sorted(c for c in candidates if c < extent):
-        if all(_whole(low, high, size) for low, high in bounds):
+        if all(_is_within_granules(low, high, size) for low, high in bounds):
             return size
     return extent
 
 
 @dataclass(eq=False)
 class Counter:
-    """Counts the elements that arrive in each granule of each copy, on every rank that waits.
+    """Count of the elements that arrive in each granule of each copy, on every rank that waits.
 
     Attributes:
-        kind: the kind of access it counts.
-        unit: elements that it counts as one.
-        waiting: by owner of a copy, which ranks wait for it, a bit each.
+        kind: the kind of access that is counted.
+        unit: number of elements that count as one.
+        waiting: for each owner of a copy, the ranks that wait for it, one bit each.
         arrivals: units that arrive in a launch, by copy and granule.
-        own: granules of each copy that their owner's kernel finds there when it starts, for the
-            share of the rank: granules from ``rank * own`` on, as many; 0 for none.
-        at_exit: whether the owner waits for it at the end of the launch, rather than a read.
-        also_at_exit: whether the owner waits at the end of the launch for all its granules, too,
-            since reads may wait for some of them only.
-        by_copies: whether a plan's copies wait for it, whose streams set it back to 0.
-        users: the accesses of the kernel that wait for it.
+        own: number of granules in the rank's own share. They have arrived before the owner's kernel
+            starts, and begin at granule ``rank * own``; 0 if there is no such share.
+        at_exit: whether the owner waits at the end of the launch, instead of a read.
+        also_at_exit: whether the owner additionally waits for all granules at the end of the
+            launch, because reads may wait for some of them only.
+        by_copies: whether a plan's copies wait for the counter; their streams reset it to 0.
+        users: the accesses of the kernel that wait for the counter.
     """
 
     traffic: TensorAccesses
@@ -228,30 +248,32 @@ class Counter:
 
     @property
     def pulled(self) -> bool:
-        """Whether other ranks than the owner wait for a copy; then each of them has its own counter
-        of every copy."""
-        return any(bits & ~(1 << home) for home, bits in enumerate(self.waiting))
+        """True if ranks other than the owner wait for a copy.
+
+        Then each rank has its own counter of every copy.
+        """
+        return any(bits & ~(1 << owner) for owner, bits in enumerate(self.waiting))
 
     @property
     def is_of_copies(self) -> bool:
-        """Whether it counts copies of a plan rather than elements."""
+        """True if the counter counts copies of a plan instead of elements."""
         return self.kind == "write" and self.traffic.copies is not None
 
 
 def counter_of(
     traffic: TensorAccesses, kind: Kind, granules: Granules, users: list[Footprints]
 ) -> Counter:
-    """The counter of what accesses of ``kind`` bring, for the accesses ``users`` to wait for."""
+    """Return the counter of accesses of ``kind``; the accesses ``users`` wait for it."""
     if traffic.copies is not None and kind == "write":
-        arrivals, brought = _copied_once(traffic, granules), [np.ones(1, np.int64)]
+        arrivals, increments = _count_copies(traffic, granules), [np.ones(1, np.int64)]
     else:
-        arrivals = _arriving(traffic, kind, granules)
-        brought = [np.unique(b.where(elements_of(b))[0]) for b in traffic.of_kind(kind)]
-    unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *brought]), initial=0)) or 1
+        arrivals = _count_elements(traffic, kind, granules)
+        increments = [np.unique(b.where(elements_of(b))[0]) for b in traffic.of_kind(kind)]
+    unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *increments]), initial=0)) or 1
     waiting = [0] * traffic.world_size
     for footprints in users:
-        for rank, home in footprints.ranks_and_homes():
-            waiting[home] |= 1 << rank
+        for rank, owner in footprints.ranks_and_owners():
+            waiting[owner] |= 1 << rank
     in_kernel = [b for b in users if not isinstance(b.access, Copies)]
     counter = Counter(traffic, kind, granules, unit, waiting, arrivals // unit, users=in_kernel)
     if counter.is_of_copies and not counter.pulled:
@@ -259,18 +281,21 @@ def counter_of(
     return counter
 
 
-def _arriving(traffic: TensorAccesses, kind: Kind, granules: Granules) -> np.ndarray:
-    """Elements that arrive in each granule of each copy."""
+def _count_elements(traffic: TensorAccesses, kind: Kind, granules: Granules) -> np.ndarray:
+    """Return the number of elements that arrive in each granule of each copy."""
     grid = traffic.grid
-    times = traffic.painted[kind].times.reshape(traffic.world_size, -1)
+    times = traffic.coverage[kind].times.reshape(traffic.world_size, -1)
     elements = times * volumes(grid.shape, grid.cell).ravel()
-    of = granules.of_cells(traffic)
-    return np.stack([np.bincount(of, e, minlength=granules.total) for e in elements]).astype(int)
+    granule = granules.of_cells(traffic)
+    counts = [np.bincount(granule, e, minlength=granules.total) for e in elements]
+    return np.stack(counts).astype(int)
 
 
 def _own_share(traffic: TensorAccesses, granules: Granules) -> int:
-    """How many granules each rank copies for itself before its kernel starts, if they are its share
-    of the copy, in the order of the ranks; else 0."""
+    """Return the number of granules that each rank copies for itself before its kernel starts.
+
+    Return 0 unless these granules are equal shares of the copy, in the order of the ranks.
+    """
     copies = traffic.copies
     assert copies is not None
     share, rest = divmod(granules.total, traffic.world_size)
@@ -278,28 +303,34 @@ def _own_share(traffic: TensorAccesses, granules: Granules) -> int:
         return 0
     for copy, numbers in zip(copies.access.each, granules.of_copies(copies), strict=True):
         before = copy.before and copy.rank == copy.start[0]
-        mine = numbers // share == copy.start[0]
-        if np.any(mine != before):
+        in_own_share = numbers // share == copy.start[0]
+        if np.any(in_own_share != before):
             return 0
     return share
 
 
-def _copied_once(traffic: TensorAccesses, granules: Granules) -> np.ndarray:
-    """How many copies bring each granule: a stream writes a flag, it does not add to it, so there
-    must be one that brings all of it, and no write of the kernel."""
+def _count_copies(traffic: TensorAccesses, granules: Granules) -> np.ndarray:
+    """Return the number of copies into each granule, which is 0 or 1.
+
+    A stream stores a flag and cannot add to it. So one copy must write the whole granule, and the
+    kernel must not write it.
+
+    Raises:
+        LanguageError: a granule has several writers.
+    """
     copies, count = traffic.copies, _times_copied(traffic, granules)
     assert copies is not None
     if traffic.in_kernel("write", "add") or np.any(count > 1):
-        others = "two copies bring" if np.any(count > 1) else "the kernel, too, brings"
+        writers = "two copies write" if np.any(count > 1) else "the kernel also writes"
         raise LanguageError(
-            f"{copies.access.text}: {others} parts of what is read at once; expected one copy for "
-            f"it{copies.access.location}"
+            f"{copies.access.text}: {writers} parts of a region that is read at once; expected one "
+            f"copy for all of it{copies.access.location}"
         )
     return count
 
 
 def _times_copied(traffic: TensorAccesses, granules: Granules) -> np.ndarray:
-    """How many copies of a plan bring something of each granule, by its owner."""
+    """Return the number of copies that write to each granule, by owner and granule."""
     count = np.zeros((traffic.world_size, granules.total), np.int64)
     if (copies := traffic.copies) is not None:
         for copy, numbers in zip(copies.access.each, granules.of_copies(copies), strict=True):
@@ -308,7 +339,10 @@ def _times_copied(traffic: TensorAccesses, granules: Granules) -> np.ndarray:
 
 
 def elements_of(footprints: Footprints) -> np.ndarray:
-    """Elements in the box of each iteration, as an array over all in which boxes differ."""
+    """Return the number of elements in the box of each iteration.
+
+    The array extends over the axes along which boxes differ.
+    """
     count = np.int64(1)
     for size in footprints.size:
         count = count * size

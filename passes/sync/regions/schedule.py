@@ -1,4 +1,4 @@
-"""The order of a launch as numbers: blocks start in order, each runs its statements in order."""
+"""Timestamps of a launch: blocks start in order, and each block runs its statements in order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from .space import Space
 
 
 class Timestamps:
-    """Numbers the points of a launch: greater means a later block, or later in the same block.
+    """Number the points of a launch: greater means a later block, or later in the same block.
+
+    A timestamp is a mixed-radix number. Its digits are the block, the position of the outermost
+    statement, and for each loop the iteration and the position inside the loop body.
 
     Attributes:
-        weights: of the digits of such a number without its block: the place of a statement, then
-            for each loop around it the round and the place therein.
+        weights: weights of the digits after the block.
     """
 
     def __init__(self, accesses: Sequence[Access], program: Program, world_size: int) -> None:
@@ -25,28 +27,28 @@ class Timestamps:
             a: Space(world_size, a.loops, program.values, partly=True) for a in accesses
         }
         self._grid = len(program.grid)
-        self._places = 2 * max((max(a.place) for a in accesses), default=0) + 4
+        self._positions = 2 * max((max(a.place) for a in accesses), default=0) + 4
         depth = max((len(a.loops) for a in accesses), default=self._grid) - self._grid
-        self._rounds = [1] * depth
+        self._iterations = [1] * depth
         for access in accesses:
             extents = self._spaces[access].shape[1 + self._grid :]
             for level, extent in enumerate(extents):
-                self._rounds[level] = max(self._rounds[level], extent)
-        digits = [self._places]
-        for rounds in self._rounds:
-            digits += [rounds, self._places]
+                self._iterations[level] = max(self._iterations[level], extent)
+        digits = [self._positions]
+        for count in self._iterations:
+            digits += [count, self._positions]
         self.weights = [math.prod(digits[n + 1 :]) for n in range(len(digits))]
         self.span = math.prod(digits)
-        """Points of one block."""
+        """Number of points in one block."""
 
-    def rounds(self, access: Access, level: int) -> int:
-        """How often the loop number ``level`` around the access goes round, at most."""
+    def max_iterations(self, access: Access, level: int) -> int:
+        """Return the maximum number of iterations of loop ``level`` around the access."""
         return self._spaces[access].shape[1 + self._grid + level]
 
-    def round_of(self, moment: np.ndarray, level: int) -> np.ndarray:
-        """In which round of that loop a point lies."""
+    def iteration_of(self, timestamp: np.ndarray, level: int) -> np.ndarray:
+        """Return the iteration of loop ``level`` at a point of the launch."""
         digit = 2 * level + 1
-        return moment // self.weights[digit] % (self.weights[digit - 1] // self.weights[digit])
+        return timestamp // self.weights[digit] % (self.weights[digit - 1] // self.weights[digit])
 
     def of(
         self,
@@ -55,25 +57,27 @@ class Timestamps:
         after: bool = False,
         block: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Of each iteration of what stands inside the first ``depth`` loops around an access only,
-        before them or ``after``.
+        """Return the timestamp of each iteration of a statement inside the outer ``depth`` loops.
+
+        The point is just before the access of ``footprints``, or just after it.
 
         Args:
-            block: the number of its block, if not its own.
+            after: take the point after the access.
+            block: block number to use instead of the access's own.
         """
         access = footprints.access
-        places = access.place[self._grid :]
+        positions = access.place[self._grid :]
         depth -= self._grid
         space = self._spaces[access]
         block = footprints.block if block is None else block
-        moment = space.of(0) + block.reshape(block.shape[: len(space.shape)])
-        for level in range(len(self._rounds) + 1):
-            moment = moment * self._places
+        timestamp = space.evaluate(0) + block.reshape(block.shape[: len(space.shape)])
+        for level in range(len(self._iterations) + 1):
+            timestamp = timestamp * self._positions
             if level <= depth:
-                moment = moment + 2 * places[level] + (after and level == depth)
-            if level < len(self._rounds):
-                moment = moment * self._rounds[level]
+                timestamp = timestamp + 2 * positions[level] + (after and level == depth)
+            if level < len(self._iterations):
+                timestamp = timestamp * self._iterations[level]
                 if level < depth:
                     loop = access.loops[self._grid + level]
-                    moment = moment + space.round_of(loop)
-        return moment.reshape(moment.shape + (1,) * (footprints.mask.ndim - moment.ndim))
+                    timestamp = timestamp + space.iteration_of(loop)
+        return timestamp.reshape(timestamp.shape + (1,) * (footprints.mask.ndim - timestamp.ndim))

@@ -1,7 +1,7 @@
-"""Index expressions evaluated for all ranks, blocks and rounds of loops at once.
+"""Evaluation of index expressions for all ranks, blocks and loop iterations at once.
 
-What an access touches is not approximated: its indices are computed with NumPy for every rank of
-the group and every iteration around it. So any expression of integers will do, swizzles included.
+The box of an access is exact: NumPy computes its indices for every rank of the group and every
+iteration of the loops around it. So any integer expression is supported, swizzles included.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Loop:
 
 
 class NotEvaluable(Exception):
-    """An expression depends on something that is only known while the kernel runs."""
+    """An expression depends on a value that is known only at run time."""
 
     def __init__(self, node: Any) -> None:
         super().__init__(str(node))
@@ -67,23 +67,24 @@ _CHOICES = ("tirx.if_then_else", "tirx.Select")
 
 
 class Space:
-    """All iterations of a statement, on all ranks: an axis for the rank and one for each loop.
+    """Iteration space of a statement on all ranks: one axis for the rank and one for each loop.
 
-    Values are arrays that broadcast against ``shape``; an axis that a value does not depend on has
+    Values are arrays that broadcast against ``shape``. An axis that a value does not depend on has
     extent 1.
 
     Args:
-        loops: outermost first; the range of one may depend on those before it.
-        values: of variables that are bound in the program.
-        sizes: of symbolic extents.
-        partly: whether a loop of unknown range counts as one round, of unknown number.
+        loops: outermost first; the range of a loop may depend on the loops before it.
+        values: values of the variables that the program binds.
+        sizes: values of symbolic extents.
+        partly: whether to accept a loop of unknown range. It counts as one iteration, and the value
+            of its variable is unknown.
 
     Attributes:
-        open: numbers of these loops.
-        skipped: of each loop, which iterations of those around it find no round in it.
+        open: numbers of the loops of unknown range.
+        skipped: for each loop, the iterations of the outer loops in which it has no iteration.
 
     Raises:
-        NotEvaluable: the range of a loop is only known while the kernel runs.
+        NotEvaluable: the range of a loop is known only at run time.
     """
 
     def __init__(
@@ -97,32 +98,32 @@ class Space:
     ) -> None:
         self._axes = len(loops) + 1
         self._values = values
-        self._known: dict[tirx.Var, np.ndarray] = {v: np.int64(n) for v, n in sizes.items()}
+        self._evaluated: dict[tirx.Var, np.ndarray] = {v: np.int64(n) for v, n in sizes.items()}
         self.rank = self._along(0, np.arange(world_size))
         self.inside: np.ndarray = np.ones((1,) * self._axes, np.bool_)
-        """Which points of the box of ``shape`` are iterations."""
+        """Mask of the points of ``shape`` that are iterations."""
         self.open: list[int] = []
         self.skipped: list[np.ndarray] = []
-        self._rounds: dict[tirx.Var, np.ndarray] = {}
+        self._iterations: dict[tirx.Var, np.ndarray] = {}
         extents = [world_size]
         for axis, loop in enumerate(loops, 1):
             try:
-                low, extent = self.of(loop.min), np.asarray(self.of(loop.extent))
+                low, extent = self.evaluate(loop.min), np.asarray(self.evaluate(loop.extent))
             except NotEvaluable:
                 if not partly:
                     raise
                 self.open.append(axis - 1)
                 self.skipped.append(self.inside & False)
-                self._rounds[loop.var] = self.of(0)
+                self._iterations[loop.var] = self.evaluate(0)
                 extents.append(1)
                 continue
             self.skipped.append(self.inside & (extent <= 0))
-            # An axis has a point even where no iteration is.
-            rounds = self._along(axis, np.arange(max(1, int(extent.max(initial=0)))))
+            # NumPy needs at least one point on each axis, even if the loop has no iteration.
+            iterations = self._along(axis, np.arange(max(1, int(extent.max(initial=0)))))
             if extent.size > 1 or np.any(extent <= 0):
-                self.inside = self.inside & (rounds < extent)
-            self._known[loop.var], self._rounds[loop.var] = low + rounds, rounds
-            extents.append(rounds.size)
+                self.inside = self.inside & (iterations < extent)
+            self._evaluated[loop.var], self._iterations[loop.var] = low + iterations, iterations
+            extents.append(iterations.size)
         self.shape = tuple(extents)
 
     def _along(self, axis: int, values: np.ndarray) -> np.ndarray:
@@ -130,49 +131,49 @@ class Space:
         shape[axis] = -1
         return values.astype(np.int64).reshape(shape)
 
-    def round_of(self, loop: Loop) -> np.ndarray:
-        """How many rounds of ``loop`` came before, in every iteration."""
-        return self._rounds[loop.var]
+    def iteration_of(self, loop: Loop) -> np.ndarray:
+        """Return the iteration number of ``loop``, counted from 0, at every point."""
+        return self._iterations[loop.var]
 
-    def of(self, expr: Any) -> Any:
-        """The value of ``expr`` in every iteration.
+    def evaluate(self, expr: Any) -> Any:
+        """Return the value of ``expr`` in every iteration.
 
         Raises:
-            NotEvaluable: it depends on memory or on a call.
+            NotEvaluable: ``expr`` depends on memory or on a call.
         """
         if isinstance(expr, (tirx.IntImm, int)):
             return np.int64(int(expr)).reshape((1,) * self._axes)
         if isinstance(expr, tirx.Var):
-            if expr not in self._known:
+            if expr not in self._evaluated:
                 if expr not in self._values:
                     raise NotEvaluable(expr)
-                self._known[expr] = self.of(self._values[expr])
-            return self._known[expr]
+                self._evaluated[expr] = self.evaluate(self._values[expr])
+            return self._evaluated[expr]
         operation = _BINARY.get(type(expr))
         if operation is not None:
-            a, b = self.of(expr.a), self.of(expr.b)
+            a, b = self.evaluate(expr.a), self.evaluate(expr.b)
             return operation(a, np.where(b == 0, 1, b) if _divides(expr) else b)
         if isinstance(expr, tirx.Cast) and _is_integer(expr.dtype):
-            return self.of(expr.value)
+            return self.evaluate(expr.value)
         if isinstance(expr, tirx.Not):
-            return np.logical_not(self.of(expr.a))
+            return np.logical_not(self.evaluate(expr.a))
         if isinstance(expr, tirx.Select):
             parts = (expr.condition, expr.true_value, expr.false_value)
-            return np.where(*(self.of(p) for p in parts))
+            return np.where(*(self.evaluate(p) for p in parts))
         name = op_name(expr)
         if name == RANK:
             return self.rank
         if name in _CHOICES:
-            return np.where(*(self.of(a) for a in expr.args))
+            return np.where(*(self.evaluate(a) for a in expr.args))
         if name in _CALLS:
-            return _CALLS[name](*(self.of(a) for a in expr.args))
+            return _CALLS[name](*(self.evaluate(a) for a in expr.args))
         raise NotEvaluable(expr)
 
     def number_of(self, grid: Sequence[Loop]) -> np.ndarray:
-        """The number of the block, in launch order."""
-        number = self.of(0)
+        """Return the block number, in launch order."""
+        number = self.evaluate(0)
         for loop in reversed(grid):
-            number = number * int(self.of(loop.extent).max()) + self.of(loop.var)
+            number = number * int(self.evaluate(loop.extent).max()) + self.evaluate(loop.var)
         return number
 
 

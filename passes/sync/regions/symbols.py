@@ -1,4 +1,4 @@
-"""Index expressions that can stand anywhere in a kernel: of rank, block indices and loops only."""
+"""Index expressions over the rank, block indices and loops, valid anywhere in a kernel."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class Symbols:
 
     @property
     def rank(self) -> tirx.PrimExpr:
-        """``W.rank()``."""
+        """The expression ``W.rank()``."""
         return self._rank_call
 
     def inlined(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        """``expr`` without variables that the program binds."""
+        """Return ``expr`` with each variable that the program binds replaced by its value."""
         return self._without(expr, self._values)
 
     def start(
         self, footprints: Footprints, axis: int, loops: Sequence[Loop], *, in_place: bool = False
     ) -> tirx.PrimExpr:
-        """Where the box of an access begins on an axis, the rank's first, for a statement that has
-        left ``loops``.
+        """Return where the box of an access begins on an axis, for a statement outside ``loops``.
 
         Args:
-            in_place: whether it may name what the program binds.
+            axis: 0 is the rank axis.
+            in_place: whether the expression may use variables that the program binds.
         """
         if axis in footprints.open_axes:
             return footprints.open_axes[axis]
@@ -52,28 +52,35 @@ class Symbols:
         return start + shift if (shift := footprints.shift(axis)) else start
 
     def in_place(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
-        """``at_start``; but where there are no loops to leave, ``expr`` as it stands in the
-        program, by the variables that it binds: it may be long without them."""
+        """Return ``at_start(expr, loops)``; without loops, keep the variables that are bound.
+
+        Expressions whose variables are inlined can be long.
+        """
         if loops := list(loops):
             return self.at_start(expr, loops)
         return self._without(expr, self._registers)
 
-    def _without(self, expr: tirx.PrimExpr, some: Container[tirx.Var]) -> tirx.PrimExpr:
-        bound = {v: self._values[v] for v in variables_in(expr) if v in some and v in self._values
-                 and op_name(self._values[v]) != "tl.launch_thread_idx"}  # fmt: skip
+    def _without(self, expr: tirx.PrimExpr, variables: Container[tirx.Var]) -> tirx.PrimExpr:
+        bound = {
+            v: self._values[v]
+            for v in variables_in(expr)
+            if v in variables
+            and v in self._values
+            and op_name(self._values[v]) != "tl.launch_thread_idx"
+        }
         if not bound:
             return expr
-        return self._without(substitute(expr, bound), some)
+        return self._without(substitute(expr, bound), variables)
 
     def at_start(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
-        """``expr`` in the first round of ``loops``."""
+        """Return ``expr`` in the first iteration of ``loops``."""
         expr = self.inlined(expr)
         for loop in reversed(list(loops)):
             expr = substitute(expr, {loop.var: self.inlined(loop.min)})
         return expr
 
     def simplified(self, expr: tirx.PrimExpr, access: Access) -> tirx.PrimExpr:
-        """``expr`` simplified by the ranges of the rank and of the loops around ``access``."""
+        """Simplify ``expr`` by the ranges of the rank and of the loops around ``access``."""
         analyzer = tvm.arith.Analyzer()
         analyzer.bind(self._rank, tvm.ir.Range(0, self._world_size))
         for loop in access.loops:
@@ -86,7 +93,7 @@ class Symbols:
         return substitute(simple, {self._rank: self._rank_call})
 
     def _named(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        """``expr`` with the rank as a variable, which the analyzer can bound."""
+        """Return ``expr`` with the rank as a variable, which the analyzer can bound."""
 
         def variable(node):
             return self._rank if op_name(node) == RANK else None

@@ -1,4 +1,4 @@
-"""What happens to one symmetric tensor in one launch, on all ranks."""
+"""All accesses to one symmetric tensor in one launch, on all ranks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .footprints import Footprints, access_footprints
 
 @dataclass(eq=False)
 class TensorAccesses:
-    """The accesses to one tensor, as boxes and by cell.
+    """Accesses to one tensor, as boxes and by cell.
 
     Attributes:
-        boxes: of each access.
-        grid: the cells no access divides.
-        painted: by kind of access, who touches each cell of each copy.
-        missing: reads of the kernel that in some iteration lie wholly outside of the tensor.
+        footprints: the boxes of each access.
+        grid: cells that no access divides.
+        coverage: for each kind of access, the accesses to each cell of each copy.
+        missing: reads of the kernel that are completely outside of the tensor in some iteration.
     """
 
     tensor: tirx.Buffer
     world_size: int
     footprints: dict[Access | Copies, Footprints]
     grid: CellGrid
-    painted: dict[Kind, Coverage] = field(default_factory=dict)
+    coverage: dict[Kind, Coverage] = field(default_factory=dict)
     missing: Sequence[Access] = ()
 
     def of_kind(self, *kinds: Kind) -> list[Footprints]:
@@ -40,20 +40,20 @@ class TensorAccesses:
 
     @property
     def copies(self) -> Footprints | None:
-        """The copies that a plan makes into it."""
+        """Copies of a plan into the tensor."""
         return self._copies("write")
 
     @property
     def copies_out(self) -> Footprints | None:
-        """The copies that a plan makes of what the kernel brings."""
+        """Copies of a plan that read data written by the kernel."""
         return self._copies("read")
 
     def _copies(self, kind: Kind) -> Footprints | None:
-        every = self.footprints.items()
-        return next((b for a, b in every if isinstance(a, Copies) and a.kind == kind), None)
+        items = self.footprints.items()
+        return next((b for a, b in items if isinstance(a, Copies) and a.kind == kind), None)
 
     def in_kernel(self, *kinds: Kind) -> list[Footprints]:
-        """The kernel's own accesses."""
+        """Return the accesses of these kinds that the kernel makes, without a plan's copies."""
         return [b for b in self.of_kind(*kinds) if not isinstance(b.access, Copies)]
 
     def has(self, kind: Kind) -> bool:
@@ -61,31 +61,39 @@ class TensorAccesses:
 
     @property
     def is_exchanged(self) -> bool:
-        """Whether it must be synchronised: what one block writes another may read, or a copy is
-        reached from another rank."""
-        made = self.has("write") or self.has("add")
-        passed_on = (made and self.has("read")) or (self.has("write") and self.has("add"))
-        return passed_on or any(_foreign(b) for b in self.footprints.values())
+        """True if accesses to the tensor need synchronization.
+
+        They do if one block may read data that another block writes, or if a rank accesses the copy
+        of another rank.
+        """
+        produced = self.has("write") or self.has("add")
+        consumed = (produced and self.has("read")) or (self.has("write") and self.has("add"))
+        return consumed or any(_is_remote(b) for b in self.footprints.values())
 
     @property
     def is_written_again(self) -> bool:
-        """Whether some element is written more than once."""
-        return self.is_exchanged and bool(np.any(self.painted["write"].times > 1))
+        """True if some element is written more than once in a launch."""
+        return self.is_exchanged and bool(np.any(self.coverage["write"].times > 1))
 
     @property
     def last_producer(self) -> Kind:
-        """After what kind of access the data is complete; but for cells without additions."""
+        """Kind of access that completes the data, except for cells without additions."""
         return "add" if self.has("add") else "write"
 
     def complete_after(self, kind: Kind) -> np.ndarray:
-        """Which cells are complete after accesses of ``kind``: those with additions after these,
-        the others after their write."""
-        added = self.painted["add"].times > 0
+        """Return a mask of the cells that accesses of ``kind`` complete.
+
+        Additions complete the cells that have any; writes complete the others.
+        """
+        added = self.coverage["add"].times > 0
         return added if kind == "add" else ~added
 
     def users_of(self, kind: Kind) -> list[Footprints]:
-        """The accesses of the kernel that need what those of ``kind`` bring: reads of what is
-        complete after these, and additions to what is cleared."""
+        """Return the accesses of the kernel that depend on accesses of ``kind``.
+
+        Reads depend on the accesses that complete their cells, and additions on the write that
+        clears the element.
+        """
         reads = self.in_kernel("read")
         if not self.has("add"):
             return reads
@@ -93,102 +101,103 @@ class TensorAccesses:
         return [*clearing, *(b for b in reads if self.needs(b, kind))]
 
     def needs(self, read: Footprints, kind: Kind) -> bool:
-        """Whether some cell of ``read`` is complete after accesses of ``kind``."""
-        touched = Coverage.by(self.grid, self.world_size, "read", [read]).times > 0
-        return bool(np.any(touched & self.complete_after(kind)))
+        """Return whether accesses of ``kind`` complete some cell of ``read``."""
+        accessed = Coverage.by(self.grid, self.world_size, "read", [read]).times > 0
+        return bool(np.any(accessed & self.complete_after(kind)))
 
 
-def traffic_of(
+def collect_tensor_accesses(
     tensor: tirx.Buffer, accesses: Sequence[Access], copies: Sequence[Copies], program: Program,
     world_size: int,
 ) -> TensorAccesses:  # fmt: skip
-    """Evaluate the accesses to ``tensor``; a copy out of it is one where the kernel brings
-    something.
+    """Evaluate the accesses to ``tensor``.
+
+    Copies out of the tensor count only if the kernel writes it.
 
     Raises:
-        LanguageError: one of them cannot be evaluated.
+        LanguageError: an access cannot be evaluated.
     """
     footprints: dict[Access | Copies, Footprints]
     footprints = {a: access_footprints(a, program, world_size) for a in accesses}
     missing = [a for a, b in footprints.items() if a.kind == "read" and b.misses]
     footprints = {a: b for a, b in footprints.items() if b.mask.any()}
-    brings = any(a.kind in ("write", "add") for a in footprints)
-    footprints |= {c: c.footprints() for c in copies if c.kind == "write" or brings}
-    shape = [int(e) for e in tensor.shape[1:]]
-    traffic = TensorAccesses(tensor, world_size, footprints, CellGrid(shape, list(footprints.values())),
-                      missing=missing)  # fmt: skip
+    is_produced = any(a.kind in ("write", "add") for a in footprints)
+    footprints |= {c: c.footprints() for c in copies if c.kind == "write" or is_produced}
+    grid = CellGrid([int(e) for e in tensor.shape[1:]], list(footprints.values()))
+    traffic = TensorAccesses(tensor, world_size, footprints, grid, missing=missing)
     if not traffic.is_exchanged:
         return traffic
     for kind in ("write", "add", "read"):
         of_kind = traffic.of_kind(kind)
-        traffic.painted[kind] = Coverage.by(traffic.grid, world_size, kind, of_kind)
+        traffic.coverage[kind] = Coverage.by(grid, world_size, kind, of_kind)
     return traffic
 
 
-def verify_traffic(traffic: TensorAccesses) -> None:
-    """Refuse what has no meaning.
+def verify_tensor_accesses(traffic: TensorAccesses) -> None:
+    """Refuse accesses whose result is not defined.
 
     Raises:
-        LanguageError: an element is written twice, read though nobody writes it, or added to though
-            nobody clears it.
+        LanguageError: an element is written twice, read although no rank writes it, or added to
+            although no rank clears it.
     """
     if traffic.is_written_again:
-        refuse_second_write(traffic, int(np.argmax(traffic.painted["write"].times > 1)))
+        refuse_second_write(traffic, int(np.argmax(traffic.coverage["write"].times > 1)))
     refuse_unwritten(traffic)
 
 
-def refuse_jumps(program: Program, every: Sequence[TensorAccesses]) -> None:
-    """Refuse what may leave out accesses, or what is put behind them.
+def refuse_jumps(program: Program, tensors: Sequence[TensorAccesses]) -> None:
+    """Refuse jumps that may skip an access, or a statement that is inserted after an access.
 
     Raises:
-        LanguageError: names an access and what may leave it out.
+        LanguageError: names the access and the jump.
     """
-    accesses = [b.access for t in every for b in t.in_kernel("read", "write", "add")]
+    accesses = [b.access for t in tensors for b in t.in_kernel("read", "write", "add")]
     for jump in program.jumps:
         for access in (a for a in accesses if jump.may_skip(a)):
             raise LanguageError(
-                f"{access.text}, and {jump.name} may leave it out, or what orders it; expected a "
-                f"condition around it, or signals and waits written by hand{access.location}"
-                f"{jump.location}"
+                f"{access.text}, and {jump.name} may skip it, or the signal or wait that orders "
+                "it; expected a condition around it, or explicit signals and waits"
+                f"{access.location}{jump.location}"
             )
 
 
-def _foreign(footprints: Footprints) -> bool:
-    return any(rank != home for rank, home in footprints.ranks_and_homes())
+def _is_remote(footprints: Footprints) -> bool:
+    return any(rank != owner for rank, owner in footprints.ranks_and_owners())
 
 
 def refuse_second_write(traffic: TensorAccesses, cell: int) -> NoReturn:
-    """Refuse that ``cell`` is written again."""
-    times = int(traffic.painted["write"].times[cell])
-    writers = [a for a in traffic.footprints if a.kind == "write" and _touches(traffic, a, cell)]
+    """Refuse the second write of ``cell`` in one launch."""
+    times = int(traffic.coverage["write"].times[cell])
+    writers = [a for a in traffic.footprints if a.kind == "write" and _contains(traffic, a, cell)]
     lines = arrows((a.kind, a.line) for a in writers)
     raise LanguageError(
         f"{writers[0].text}: {region_of(traffic, cell)} is written {times} times in one launch, by "
-        f"{_whoever(traffic, cell)}; expected once, or a read of each before the next{lines}"
+        f"{_writing_ranks(traffic, cell)}; expected once, or a read of each before the next{lines}"
     )
 
 
-def _whoever(traffic: TensorAccesses, cell: int) -> str:
-    ranks = traffic.painted["write"].ranks[cell]
+def _writing_ranks(traffic: TensorAccesses, cell: int) -> str:
+    ranks = traffic.coverage["write"].ranks[cell]
     names = [str(r) for r in range(traffic.world_size) if ranks >> r & 1]
     return f"rank {' and '.join(names)}"
 
 
 def refuse_unwritten(traffic: TensorAccesses) -> None:
-    """Refuse reads of what nobody writes, and additions to what nobody clears."""
-    after: list[tuple[Kind, Kind, str]] = [
+    """Refuse reads of elements that no rank writes, and additions to elements not cleared."""
+    requirements: list[tuple[Kind, Kind, str]] = [
         ("read", traffic.last_producer, "read, but no rank writes it"),
         ("add", "write", "added to, but no rank clears it first"),
     ]
-    for kind, needs, what in after:
-        touched, made = traffic.painted[kind].times > 0, traffic.painted[needs].times > 0
-        if needs == "add":
-            made = made | (traffic.painted["write"].times > 0)
-        missing = touched & ~made
+    for kind, producer, what in requirements:
+        accessed = traffic.coverage[kind].times > 0
+        produced = traffic.coverage[producer].times > 0
+        if producer == "add":
+            produced = produced | (traffic.coverage["write"].times > 0)
+        missing = accessed & ~produced
         if np.any(missing):
             cell = int(np.argmax(missing))
             user = next(
-                a for a in traffic.footprints if a.kind == kind and _touches(traffic, a, cell)
+                a for a in traffic.footprints if a.kind == kind and _contains(traffic, a, cell)
             )
             verb = "is" if traffic.footprints[user].is_certain else "may be"
             raise LanguageError(
@@ -197,13 +206,14 @@ def refuse_unwritten(traffic: TensorAccesses) -> None:
             )
 
 
-def _touches(traffic: TensorAccesses, access: Access | Copies, cell: int) -> bool:
-    *_, pieces = traffic.grid.cells_of(traffic.footprints[access])
-    return any(np.any(cells == cell) for _, cells in pieces)
+def _contains(traffic: TensorAccesses, access: Access | Copies, cell: int) -> bool:
+    """Return whether a box of ``access`` contains ``cell``."""
+    *_, chunks = traffic.grid.cells_of(traffic.footprints[access])
+    return any(np.any(cells == cell) for _, cells in chunks)
 
 
 def region_of(traffic: TensorAccesses, cell: int) -> str:
-    """The region of one cell, in words."""
+    """Return the region of one cell as text, for messages: ``S[1, 0:16, 3]``."""
     index = []
     for cells, size, extent in zip(
         reversed(traffic.grid.cells), reversed(traffic.grid.cell), reversed(traffic.grid.shape),

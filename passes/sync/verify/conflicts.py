@@ -1,4 +1,4 @@
-"""Which writes and reads of symmetric tensors meet in an element."""
+"""Conflicts: writes and reads of the same element of a symmetric tensor by different blocks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from .happens_before import Place, Timeline
 from .launches import LeftOut, Rows
 
 _MOST = 1 << 22
-"""Cells, and pairs of accesses, of one tensor that are looked at."""
+"""Limit of the cells, and of the pairs of accesses, of one tensor; larger ones are not verified."""
 
 
 @dataclass(frozen=True, eq=False)
 class Touch:
-    """One access by one block."""
+    """One access by one block.
+
+    Attributes:
+        number: number of the block on its rank.
+        block: number of the block among those of all ranks and launches.
+        position: position of the access in the order of all events.
+    """
 
     event: Event
     launch: int
@@ -42,8 +48,11 @@ class Conflict:
 
 
 def conflicts(timeline: Timeline, world_size: int) -> tuple[list[Conflict], list[LeftOut]]:
-    """All pairs that need an order, those of one launch first; of those that have the same
-    operations before and behind them only one. And the tensors of which there is too much."""
+    """Return all pairs of accesses that need an order, and the tensors that are too large.
+
+    Pairs within one launch come first. Pairs between the same synchronization operations are
+    equivalent; only one of them is returned.
+    """
     by_tensor: dict[str, list[Rows]] = defaultdict(list)
     synced = np.sort(np.concatenate(
         [timeline.position[r] for r in timeline.rows if r.event.kind not in DATA]
@@ -52,20 +61,20 @@ def conflicts(timeline: Timeline, world_size: int) -> tuple[list[Conflict], list
     for rows in timeline.rows:
         if rows.event.kind in DATA:
             by_tensor[rows.event.tensor.name].append(rows)
-    found: list[tuple[int, Conflict]] = []
+    pairs: list[tuple[int, Conflict]] = []
     left_out: list[LeftOut] = []
     for rows in by_tensor.values():
         touches = _Touches(timeline, rows, world_size, synced)
         for write, read in touches.pairs():
-            later = abs(write.launch - read.launch)
-            found.append((later, Conflict(write, read)))
+            launches_apart = abs(write.launch - read.launch)
+            pairs.append((launches_apart, Conflict(write, read)))
         left_out += touches.left_out
-    found.sort(key=lambda c: c[0])
-    return [conflict for _, conflict in found], left_out
+    pairs.sort(key=lambda pair: pair[0])
+    return [conflict for _, conflict in pairs], left_out
 
 
 class _Touches:
-    """The accesses to one tensor in flat arrays."""
+    """Accesses to one tensor as flat arrays."""
 
     def __init__(
         self, timeline: Timeline, rows: list[Rows], world_size: int, synced: np.ndarray
@@ -74,8 +83,8 @@ class _Touches:
         self.left_out: list[LeftOut] = []
         axes = len(rows[0].low)
 
-        def joined(of) -> np.ndarray:
-            return np.concatenate([of(r) for r in rows])
+        def joined(column) -> np.ndarray:
+            return np.concatenate([column(r) for r in rows])
 
         self.low = np.stack([joined(lambda r, a=a: r.low[a]) for a in range(axes)], axis=1)
         self.high = np.stack([joined(lambda r, a=a: r.high[a]) for a in range(axes)], axis=1)
@@ -94,49 +103,53 @@ class _Touches:
         reads = self.reads[row]
         readers = self._distinct(row[reads], cell[reads])
         writers = self._distinct(row[~reads], cell[~reads])
-        meetings = self._meetings(writers, readers)
-        met = sorted({row for pair in meetings for row in pair})
+        conflicting = self._conflicting_rows(writers, readers)
+        used = sorted({row for pair in conflicting for row in pair})
         columns = (self.source, self.launch, self.rank, self.number, self.block, self.position)
-        each = zip(*(c[met].tolist() for c in columns), strict=True)
+        fields = zip(*(c[used].tolist() for c in columns), strict=True)
         touches = {
             row: Touch(self._rows[source].event, *values)
-            for row, (source, *values) in zip(met, each, strict=True)
+            for row, (source, *values) in zip(used, fields, strict=True)
         }
-        for w, r in meetings:
+        for w, r in conflicting:
             yield touches[w], touches[r]
 
     def _are_too_many(self, count: int, unit: str) -> bool:
         if count > _MOST:
-            what = f"{unit} in the launches looked at"
-            self.left_out.append(LeftOut(self._rows[0].event, count, _MOST, what))
+            unit = f"{unit} in the analyzed launches"
+            self.left_out.append(LeftOut(self._rows[0].event, count, _MOST, unit))
         return count > _MOST
 
     def _cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """(row, number of a cell that no access divides), of all rows; none if there are many."""
+        """Return flat arrays (row, cell) of the cells of all rows; no access divides a cell.
+
+        The arrays are empty if there are too many cells.
+        """
         rows = np.flatnonzero(self._inside)
         low, high = np.maximum(self.low[rows], 0), self.high[rows]
-        axes = [_cut(low[:, axis], high[:, axis]) for axis in range(low.shape[1])]
+        axes = [_divide_axis(low[:, axis], high[:, axis]) for axis in range(low.shape[1])]
         total = math.prod(count for _, _, count in axes).sum()
-        if self._are_too_many(int(total), "cells that its accesses divide"):
+        if self._are_too_many(int(total), "cells into which its accesses divide it"):
             return rows[:0], rows[:0]
-        at, number = np.arange(rows.size), np.zeros(rows.size, np.int64)
+        index, cell = np.arange(rows.size), np.zeros(rows.size, np.int64)
         for bounds, first, count in axes:
-            first, count = first[at], count[at]
-            at, offset = np.repeat(at, count), _offsets(count)
-            number = np.repeat(number, count) * bounds + np.repeat(first, count) + offset
-        return rows[at], number
+            first, count = first[index], count[index]
+            index, offset = np.repeat(index, count), _offsets(count)
+            cell = np.repeat(cell, count) * bounds + np.repeat(first, count) + offset
+        return rows[index], cell
 
     def _distinct(self, row: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """One row for all that touch a cell between the same operations of the same block."""
+        """Keep one row for each cell, block and segment between synchronization operations."""
         key = np.stack([cell, self.block[row], self.segment[row]], axis=1)
         _, first = np.unique(key, axis=0, return_index=True)
         return row[first], cell[first]
 
-    def _meetings(self, writers, readers) -> list[tuple[int, int]]:
+    def _conflicting_rows(self, writers, readers) -> list[tuple[int, int]]:
+        """Return pairs of rows that write and read a common cell in different blocks."""
         (w_row, w_cell), (r_row, r_cell) = writers, readers
         low, high = (np.searchsorted(w_cell, r_cell, side=s) for s in ("left", "right"))
         count = high - low
-        if self._are_too_many(int(count.sum()), "pairs of accesses that meet"):
+        if self._are_too_many(int(count.sum()), "pairs of accesses to a common cell"):
             return []
         reader = np.repeat(np.arange(len(r_cell)), count)
         writer = np.repeat(low, count) + _offsets(count)
@@ -148,13 +161,16 @@ class _Touches:
         return list(zip(w[first].tolist(), r[first].tolist(), strict=True))
 
 
-def _cut(low: np.ndarray, high: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-    """How many places cut an axis, and of each box the first of its parts and their number."""
+def _divide_axis(low: np.ndarray, high: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+    """Divide an axis at the bounds of all boxes.
+
+    Return the number of bounds, and for each box its first part and its number of parts.
+    """
     bounds = np.unique(np.concatenate([low, high]))
     first, last = np.searchsorted(bounds, low), np.searchsorted(bounds, high)
     return len(bounds), first, np.maximum(last - first, 0)
 
 
 def _offsets(count: np.ndarray) -> np.ndarray:
-    """0, 1, ... up to each number, one after another."""
+    """Return the concatenation of ``range(n)`` for each ``n`` of ``count``."""
     return np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)

@@ -13,7 +13,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 from ....builtins.spec import BUILTINS, Builtin, Participants, builtin_of
 from ...ir.memory_order import acquires
 from ...ir.walk import arrows, builtins_in, calls_in, format_expr, line_of, op_name
-from ..regions.accesses import Program, _Collector
+from ..regions.accesses import AccessCollector, Program
 from ..regions.async_loads import AsyncLoads
 from ..regions.space import Loop
 
@@ -23,26 +23,27 @@ DATA = ("read", "write", "add")
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """One of them.
+    """One access, signal, wait, fence or barrier.
 
     Attributes:
-        starts, extents: of the box it touches, or of the flag; none for fences and barriers.
-        loops: around it, block axes first; then thread axes that it depends on.
-        conditions: all true where it happens.
-        trail: of each serial loop around it, (number, variable); numbers count statements in the
-            order of the program.
-        number: its own.
-        line: ``file:line``, or nothing.
         op: the builtin, such as ``W.signal``, or TileLang's operator.
-        scope, sem: what it orders.
-        value: what is added or awaited.
-        adds: whether it adds the value to the flag rather than storing it.
-        relation: between the flag and the value for which it waits.
-        participants: who meets at a barrier.
-        grid: block axes of its kernel.
-        kernel: which of the program's kernels that is.
-        by_last: whether it happens in the last block out only, which an atomic addition tells.
-        until: of the end of an asynchronous load, what waits for it; its line is ``end``.
+        starts, extents: box of an access, or index of a flag; empty for fences and barriers.
+        loops: loops around the event, block axes first, then the thread axes that it depends on.
+        conditions: conditions that all hold when the event happens.
+        trail: (number, variable) of each serial loop around the event; numbers count statements in
+            the order of the program.
+        number: number of the event's own statement.
+        line: ``file:line``, or an empty string.
+        grid: block axes of the kernel.
+        kernel: number of the kernel in the program.
+        scope, sem: PTX qualifiers of the operation.
+        value: value that is added, stored or awaited.
+        adds: whether the value is added to the flag instead of stored.
+        relation: relation between the flag and the awaited value that ends the wait.
+        participants: participants of a barrier.
+        by_last: whether only the last block to arrive at an atomic addition executes the event.
+        until: for the end of an asynchronous load, the name of the operation that waits for it.
+        end: for the end of an asynchronous load, the line of that operation.
     """
 
     kind: EventKind
@@ -69,7 +70,7 @@ class Event:
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
-        """What is where, for ``arrows``: the event, and the end of an asynchronous load."""
+        """Labelled lines for ``arrows``: the event, and the end of an asynchronous load."""
         return (self.kind, self.line), ("end of the load", self.end)
 
     @property
@@ -78,33 +79,33 @@ class Event:
 
     @property
     def at(self) -> str:
-        """``S[dst, row, 0]``, or the name of the operation."""
+        """The element, as in ``S[dst, row, 0]``, or the name of the operation."""
         if self.tensor is None:
             return self.op
         return f"{self.tensor.name}[{', '.join(map(format_expr, self.starts))}]"
 
     @property
     def text(self) -> str:
-        """``T.copy writes S[dst, row, 0]``, for messages."""
+        """The event for messages, as in ``T.copy writes S[dst, row, 0]``."""
         verbs = {"read": "reads", "write": "writes", "add": "adds to"}
         return f"{self.op} {verbs[self.kind]} {self.at}" if self.kind in verbs else self.shown
 
     @property
     def shown(self) -> str:
-        """``W.signal(flags[peer, 0])``."""
+        """The operation as a call, as in ``W.signal(flags[peer, 0])``."""
         return f"{self.op}({self.at if self.tensor is not None else ''})"
 
 
 def collect_events(
     func: tirx.PrimFunc, tensors: Iterable[tirx.Buffer]
 ) -> tuple[Program, list[Event]]:
-    """The program, and its events in the order of its statements."""
-    collector = _Events({t.data: t for t in tensors})
+    """Return the program, and its events in the order of its statements."""
+    collector = _EventCollector({t.data: t for t in tensors})
     collector.walk(func.body)
     return collector.program, collector.events
 
 
-class _Events(_Collector):
+class _EventCollector(AccessCollector):
     def __init__(self, tensors: dict[tirx.Var, tirx.Buffer]) -> None:
         super().__init__(tensors)
         self.events: list[Event] = []
@@ -113,12 +114,12 @@ class _Events(_Collector):
         self._leaf_stmt: tirx.Stmt | None = None
         self._loads = AsyncLoads()
 
-    def _statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
+    def _visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.SeqStmt):
             self._number += 1
         if isinstance(stmt, tirx.While):
-            self._spin(stmt)
-        return super()._statement(stmt)
+            self._add_polls(stmt)
+        return super()._visit(stmt)
 
     def _enter_kernel(self, stmt: tirx.For) -> None:
         self._kernel += 1
@@ -136,13 +137,16 @@ class _Events(_Collector):
         return stmt
 
     def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
-        """Who is let in by what an acquiring atomic returned follows those who came before."""
-        arrived = self._atomic_in(stmt.condition)
-        if arrived is not None and acquires(arrived):
-            scope = builtin_of(arrived).word(arrived, "scope")
+        """Record a wait if the condition tests the result of an acquiring atomic operation.
+
+        A block that takes the branch comes after the releases that the atomic operation observes.
+        """
+        atomic = self._atomic_in(stmt.condition)
+        if atomic is not None and acquires(atomic):
+            scope = builtin_of(atomic).word(atomic, "scope")
             self._conditions.append(stmt.condition)
-            name = builtin_of(arrived).text
-            self._event("wait", name, arrived, stmt, scope=scope, sem="acquire")
+            name = builtin_of(atomic).text
+            self._add_event("wait", name, atomic, stmt, scope=scope, sem="acquire")
             self._conditions.pop()
         return super()._branch(stmt)
 
@@ -152,26 +156,26 @@ class _Events(_Collector):
         )
 
     def _atomic_in(self, condition: tirx.PrimExpr) -> tirx.Call | None:
-        """The atomic operation whose result ``condition`` looks at."""
-        found: list[tirx.Call] = []
+        """Return the atomic operation whose result ``condition`` uses, if any."""
+        atomics: list[tirx.Call] = []
 
         def visit(node) -> None:
             if isinstance(node, tirx.Var) and node in self.program.values:
                 post_order_visit(self.program.values[node], visit)
             spec = builtin_of(node)
             if spec is not None and spec.fetches:
-                found.append(node)
+                atomics.append(node)
 
-        post_order_visit(self._resolved(condition), visit)
-        return found[0] if found else None
+        post_order_visit(self._resolve(condition), visit)
+        return atomics[0] if atomics else None
 
-    def _add(self, kind, op, node, extents) -> None:
-        known = len(self.program.accesses)
-        super()._add(kind, op, node, extents)
-        for a in self.program.accesses[known:]:
+    def _add_access(self, kind, op, node, extents) -> None:
+        count = len(self.program.accesses)
+        super()._add_access(kind, op, node, extents)
+        for a in self.program.accesses[count:]:
             self.events.append(Event(
                 a.kind, a.op, a.tensor, a.starts, a.extents, (*a.loops, *a.inner), a.conditions,
-                tuple(self._trail), self._number, self._place_of(self._leaf_stmt),
+                tuple(self._trail), self._number, self._line_of(self._leaf_stmt),
                 tuple(self.program.grid), self._kernel,
                 by_last=self._by_last(),
             ))  # fmt: skip
@@ -179,18 +183,21 @@ class _Events(_Collector):
     def _leaf(self, stmt: tirx.Stmt) -> None:
         self._leaf_stmt = stmt
         for event, until in self._loads.ended_by(stmt):
-            self._end(event, until, self._place_of(stmt))
-        known = len(self.events)
+            self._add_load_end(event, until, self._line_of(stmt))
+        count = len(self.events)
         super()._leaf(stmt)
-        self._loads.begin(stmt, [e for e in self.events[known:] if e.kind == "read"])
+        self._loads.begin(stmt, [e for e in self.events[count:] if e.kind == "read"])
         for call in builtins_in(stmt):
-            self._sync(call, BUILTINS[call.op.name], stmt)
+            self._add_sync(call, BUILTINS[call.op.name], stmt)
         for call in calls_in(stmt, lambda c: op_name(c) == "tl.sync_grid"):
-            self._event("barrier", "T.sync_grid", call, stmt, scope="gpu", participants="grid")
+            self._add_event("barrier", "T.sync_grid", call, stmt, scope="gpu", participants="grid")
 
-    def _end(self, load: Event, until: str, end: str) -> None:
-        """An asynchronous load reads from its statement until this one, which waits for it: both
-        are reads, and what is ordered with both is ordered with all between."""
+    def _add_load_end(self, load: Event, until: str, end: str) -> None:
+        """Record a second read at the statement that waits for an asynchronous load.
+
+        The load reads from its own statement until this one. An access that is ordered with both
+        reads is ordered with the whole load.
+        """
         shared = sum(1 for _ in itertools.takewhile(
             lambda pair: pair[0] == pair[1], zip(load.trail, self._trail, strict=False)
         ))  # fmt: skip
@@ -199,62 +206,72 @@ class _Events(_Collector):
         trail = load.trail[:shared]
         self.events.append(replace(load, trail=trail, number=number, until=until, end=end))
 
-    def _spin(self, stmt: tirx.While) -> None:
-        """Note a wait for each flag that a loop loads, or changes by an operation that returns its
-        old value, until its condition fails: a polling loop, or the acquisition of a lock."""
-        for call, seen in _polled(stmt):
+    def _add_polls(self, stmt: tirx.While) -> None:
+        """Record a wait for each flag that a loop polls until its condition fails.
+
+        The loop loads the flag, or changes it by an operation that returns its old value. It is a
+        polling loop, or it acquires a lock.
+        """
+        for call, result in _polled(stmt):
             spec = builtin_of(call)
             sem = spec.word(call, "sem")
-            self._event(
+            self._add_event(
                 "wait", spec.text, call, stmt,
                 scope="sys" if sem == "volatile" else spec.word(call, "scope"),
                 sem="acquire" if acquires(call) else sem,
-                value=_bound(stmt.condition, seen) if spec.loads else None,
+                value=_bound(stmt.condition, result) if spec.loads else None,
                 relation="reached",
             )  # fmt: skip
 
-    def _sync(self, call: tirx.Call, spec: Builtin, stmt: tirx.Stmt) -> None:
-        words = {name: spec.word(call, name) for name, _ in spec.words}
-        order = {"scope": words.get("scope", "sys"), "sem": words.get("sem", "")}
+    def _add_sync(self, call: tirx.Call, spec: Builtin, stmt: tirx.Stmt) -> None:
+        qualifiers = {name: spec.word(call, name) for name, _ in spec.words}
+        order = {"scope": qualifiers.get("scope", "sys"), "sem": qualifiers.get("sem", "")}
         if spec.participants:
             scope = "gpu" if spec.participants == "grid" else "sys"
-            self._event(
+            self._add_event(
                 "barrier", spec.text, call, stmt, scope=scope, participants=spec.participants
             )
         elif spec.is_fence:
-            self._event("fence", spec.text, call, stmt, **order)
+            self._add_event("fence", spec.text, call, stmt, **order)
         elif spec.waits:
             value = call.args[1]
-            self._event("wait", spec.text, call, stmt, **order, value=value, relation=spec.waits)
-        elif words.get("sem") and spec.writes:
-            how = spec.combination(call)
-            self._event(
-                "signal", spec.text, call, stmt, **order, adds=how == "add",
-                value=call.args[1] if how in ("add", "set") else None,
+            self._add_event(
+                "wait", spec.text, call, stmt, **order, value=value, relation=spec.waits
+            )
+        elif qualifiers.get("sem") and spec.writes:
+            combination = spec.combination(call)
+            self._add_event(
+                "signal", spec.text, call, stmt, **order, adds=combination == "add",
+                value=call.args[1] if combination in ("add", "set") else None,
             )  # fmt: skip
 
-    def _event(self, kind: EventKind, op: str, call: tirx.Call, stmt: tirx.Stmt, **more) -> None:
+    def _add_event(
+        self, kind: EventKind, op: str, call: tirx.Call, stmt: tirx.Stmt, **more
+    ) -> None:
         pointer = call.args[0] if len(call.args) and kind in ("signal", "wait") else None
         load = pointer.args[0] if op_name(pointer) == "tl.access_ptr" else None
         starts = tuple(load.indices) if load is not None else ()
         if more.get("value") is not None:
-            more["value"] = self._resolved(more["value"])
+            more["value"] = self._resolve(more["value"])
         used = self._threads_in([*starts, *self._conditions])
         self.events.append(Event(
             kind, op, load.buffer if load is not None else None,
-            tuple(self._resolved(s) for s in starts), (tirx.IntImm("int32", 1),) * len(starts),
+            tuple(self._resolve(s) for s in starts), (tirx.IntImm("int32", 1),) * len(starts),
             (*self._loops, *self._inner, *used), tuple(self._conditions), tuple(self._trail),
-            self._number, self._place_of(stmt),
+            self._number, self._line_of(stmt),
             tuple(self.program.grid), self._kernel, by_last=self._by_last(), **more,
         ))  # fmt: skip
 
-    def _place_of(self, stmt: tirx.Stmt) -> str:
+    def _line_of(self, stmt: tirx.Stmt) -> str:
         return line_of(stmt) or (line_of(self._anchor) if self._anchor is not None else "")
 
 
 def _polled(stmt: tirx.While) -> Iterator[tuple[tirx.Call, tirx.PrimExpr]]:
-    """Yield each load and each atomic operation that a loop repeats until its condition fails, and
-    the part of the condition that is its result: itself, or a register that it is stored to."""
+    """Yield each load and atomic operation that a loop repeats until its condition fails.
+
+    The second element is the part of the condition that holds the result: the call itself, or the
+    register that stores its result.
+    """
     registers: dict[tirx.Var, tirx.BufferLoad] = {}
 
     def load(node) -> None:
@@ -277,7 +294,7 @@ def _polled(stmt: tirx.While) -> Iterator[tuple[tirx.Call, tirx.PrimExpr]]:
 
 
 def _bound(condition: tirx.PrimExpr, load: tirx.PrimExpr) -> tirx.PrimExpr | None:
-    """What the flag must reach for the loop ``while load < bound`` to end."""
+    """Return the value that the flag must reach to end ``while load < bound`` (or ``!=``)."""
     if isinstance(condition, tirx.LT) and condition.a.same_as(load):
         return condition.b
     if isinstance(condition, tirx.NE) and condition.a.same_as(load):

@@ -1,4 +1,4 @@
-"""What surely comes before what, in several launches of a program on all ranks."""
+"""The happens-before relation of all events in several launches of a program on all ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HOLDS: dict[str, Callable[[Any, Any], Any]] = {
     "gt": lambda a, b: a > b, "le": lambda a, b: a <= b, "lt": lambda a, b: a < b,
     "reached": lambda a, b: a >= b,
 }  # fmt: skip
-"""By the name of a wait, whether it ends when the flag has the first value."""
+"""For each relation of a wait, the condition that ends it: (flag, awaited value) -> bool."""
 _MANY = 16
-"""Arrivals from which on what comes before them all is computed once."""
+"""Number of sources of an arrival from which on all its predecessors are computed and cached."""
 
 Place = tuple[int, int]
 """A block of one launch, and the position of an operation in it."""
@@ -34,8 +34,8 @@ class Operation:
 
     Attributes:
         block: number of the block among those of all ranks and launches.
-        position: in the order of the block.
-        word: of which flag.
+        position: position in the order of the block.
+        flag: name of the tensor, and index, of the flag; empty if there is none or it is unknown.
     """
 
     event: Event
@@ -43,12 +43,12 @@ class Operation:
     rank: int
     block: int
     position: int
-    word: tuple
+    flag: tuple
     value: int | None
 
 
 class Timeline:
-    """All rows of all events, each with its block and its position in it."""
+    """All occurrences of all events, each with its block and its position in the block."""
 
     def __init__(self, rows: list[Rows]) -> None:
         self.rows = [r for r in rows if r.launch.size]
@@ -66,10 +66,10 @@ class Timeline:
         self.position: dict[Rows, np.ndarray] = {}
         self.block: dict[Rows, np.ndarray] = {}
         start = 0
-        for one in self.rows:
-            end = start + one.launch.size
-            self.position[one] = position[start:end]
-            self.block[one] = block.reshape(-1)[start:end]
+        for r in self.rows:
+            end = start + r.launch.size
+            self.position[r] = position[start:end]
+            self.block[r] = block.reshape(-1)[start:end]
             start = end
 
     @staticmethod
@@ -82,35 +82,35 @@ class Timeline:
         return key[number - 3] if number - 3 < len(key) else np.full(rows.launch.shape, -1)
 
     def operations(self) -> list[Operation]:
-        """Everything that orders, in order."""
-        found = []
+        """Return all synchronization operations in the order of their positions."""
+        operations = []
         for rows in self.rows:
             event = rows.event
             if event.kind in DATA:
                 continue
             values = rows.value.tolist() if rows.value is not None else [None] * rows.rank.size
-            words = zip(*(a.tolist() for a in rows.low), strict=True) if rows.low else None
+            flags = zip(*(a.tolist() for a in rows.low), strict=True) if rows.low else None
             for launch, rank, block, position, value in zip(
                 rows.launch.tolist(), rows.rank.tolist(), self.block[rows].tolist(),
                 self.position[rows].tolist(), values, strict=True,
             ):  # fmt: skip
-                word = (event.tensor.name, *next(words)) if words and event.tensor else ()
-                found.append(Operation(event, launch, rank, block, position, word, value))
-        return sorted(found, key=lambda o: o.position)
+                flag = (event.tensor.name, *next(flags)) if flags and event.tensor else ()
+                operations.append(Operation(event, launch, rank, block, position, flag, value))
+        return sorted(operations, key=lambda o: o.position)
 
 
 class HappensBefore:
-    """Which places precede which: by the order of each block, of launches on a rank, and by
-    signals and the waits for them, barriers and fences.
+    """The happens-before relation between places.
 
-    A wait follows the signals without which the flag would not have the awaited value, if memory
-    starts at zero; where the values do not say which, all that are given in the same launch.
+    Places are ordered by the statements of each block, by the launches on a rank, by signals and
+    their waits, and by barriers and fences. A wait comes after all signals that the flag needs to
+    reach the awaited value, if memory starts at zero. If the values do not determine these signals,
+    it comes after all signals of the same launch.
 
     Args:
-        is_own: whether a flag's tensor has no copies at other ranks.
-        strengthened: events that are taken to have the ``sem`` or the ``scope`` that they need.
-        signalled: names of tensors of which the program signals flags, all at places that are
-            known.
+        is_own: returns whether a flag's tensor is local to a rank, without copies at other ranks.
+        signalled: names of the tensors whose flags the program signals, all at known indices.
+        strengthened: events that are treated as if their ``sem`` or ``scope`` were sufficient.
     """
 
     def __init__(
@@ -121,74 +121,75 @@ class HappensBefore:
         self._timeline, self._is_own = timeline, is_own
         self._strong, self._signalled = strengthened, signalled
         self._signals: dict[tuple, list[tuple[Operation, str]]] = defaultdict(list)
-        """By word: who signals it, and the scope in which that publishes."""
+        """By flag: its signals, each with the scope of its release ("" for none)."""
         self._sources: dict[tuple, list[Place]] = {}
-        """By arrival, what it follows at once."""
+        """By arrival (what a wait or barrier acquires): its direct predecessors."""
         self._acquired: dict[int, list[tuple[int, tuple]]] = defaultdict(list)
         """By block: (position, arrival)."""
         self._before: dict[tuple, dict[int, int]] = {}
+        """By arrival: all its predecessors, as the last position of each block."""
         self._waits: list[tuple[Operation, str, int]] = []
-        self._number = {tuple(b): n for n, b in enumerate(timeline.blocks.tolist())}
+        """Waits, each with the scope of its acquire ("" for none) and the acquire's position."""
         self._of_rank: dict[tuple[int, int], list[int]] = defaultdict(list)
         for number, (launch, rank, _) in enumerate(timeline.blocks.tolist()):
             self._of_rank[launch, rank].append(number)
-        self._read(operations)
-        self._match()
+        self._find_scopes(operations)
+        self._match_waits()
         for arrivals in self._acquired.values():
             arrivals.sort(key=lambda a: a[0])
         self._start_launches()
 
-    def precedes(self, one: Place, other: Place) -> bool:
-        """Whether what ``one`` has written is visible at ``other``."""
-        if one[0] == other[0]:
-            return one[1] < other[1]
+    def precedes(self, first: Place, second: Place) -> bool:
+        """Return whether everything written up to ``first`` is visible at ``second``."""
+        if first[0] == second[0]:
+            return first[1] < second[1]
         seen: set[tuple] = set()
-        stack = list(self._arrivals(*other))
+        stack = list(self._arrivals(*second))
         while stack:
             arrival = stack.pop()
             if arrival in seen:
                 continue
             seen.add(arrival)
-            known = self._before.get(arrival)
-            if known is None and len(self._sources[arrival]) >= _MANY:
-                known = self._all_before(arrival)
-            if known is not None:
-                if known.get(one[0], -1) > one[1]:
+            before = self._before.get(arrival)
+            if before is None and len(self._sources[arrival]) >= _MANY:
+                before = self._all_before(arrival)
+            if before is not None:
+                if before.get(first[0], -1) > first[1]:
                     return True
                 continue
             for block, position in self._sources[arrival]:
-                if block == one[0] and position > one[1]:
+                if block == first[0] and position > first[1]:
                     return True
                 stack += self._arrivals(block, position)
         return False
 
     def _arrivals(self, block: int, position: int) -> list[tuple]:
-        """What the block has waited for before, the start of its launch included."""
+        """Return the arrivals that the block has acquired, including the start of its launch."""
         acquired = self._acquired.get(block, ())
         count = bisect.bisect_left(acquired, position, key=lambda a: a[0]) if acquired else 0
         return [a for _, a in acquired[:count]]
 
     def _all_before(self, arrival: tuple) -> dict[int, int]:
-        """By block, the last position that precedes ``arrival``."""
-        found: dict[int, int] = {}
+        """Return, for each block, the last position that precedes ``arrival``."""
+        last: dict[int, int] = {}
         stack, seen = [arrival], {arrival}
         while stack:
-            at = stack.pop()
-            known = self._before.get(at)
-            places = known.items() if known is not None else self._sources[at]
+            current = stack.pop()
+            before = self._before.get(current)
+            places = before.items() if before is not None else self._sources[current]
             for block, position in places:
-                if found.get(block, -1) >= position:
+                if last.get(block, -1) >= position:
                     continue
-                found[block] = position
-                if known is None:
+                last[block] = position
+                if before is None:
                     new = [a for a in self._arrivals(block, position) if a not in seen]
                     seen.update(new)
                     stack += new
-        self._before[arrival] = found
-        return found
+        self._before[arrival] = last
+        return last
 
     def _start_launches(self) -> None:
-        """A rank's launch follows its launches before."""
+        """Order each launch of a rank after the previous launches of that rank."""
         end = len(self._timeline.blocks) and max(
             (int(p.max()) for p in self._timeline.position.values()), default=0
         )
@@ -204,16 +205,20 @@ class HappensBefore:
             if launch:
                 self._all_before(("start", launch, rank))
 
-    def _read(self, operations: list[Operation]) -> None:
-        """Sort out who publishes and who acquires what, and in which scope."""
+    def _find_scopes(self, operations: list[Operation]) -> None:
+        """Find the scope of each signal's release and of each wait's acquire.
+
+        A fence before a relaxed signal makes it a release; a fence after a relaxed wait makes it an
+        acquire at the position of the fence.
+        """
         fenced: dict[int, str] = {}
         relaxed: dict[int, list[Operation]] = defaultdict(list)
-        met: dict[tuple, int] = defaultdict(int)
+        passed: dict[tuple, int] = defaultdict(int)
         for o in operations:
             event, strong = o.event, self._strong.get(o.event, ())
             scope = "sys" if "scope" in strong else event.scope
             if event.kind == "barrier":
-                self._barrier(o, met)
+                self._add_barrier(o, passed)
             elif event.kind == "fence":
                 fenced[o.block] = scope
                 for wait in relaxed.pop(o.block, ()):
@@ -221,40 +226,41 @@ class HappensBefore:
                     self._waits.append((wait, least, o.position))
             elif event.kind == "signal":
                 if event.sem in ("release", "acq_rel") or "sem" in strong:
-                    self._signals[o.word].append((o, scope))
+                    self._signals[o.flag].append((o, scope))
                 elif o.block in fenced:
                     least = min(scope, fenced[o.block], key=_SCOPES.index)
-                    self._signals[o.word].append((o, least))
+                    self._signals[o.flag].append((o, least))
                 else:
-                    self._signals[o.word].append((o, ""))
+                    self._signals[o.flag].append((o, ""))
             elif event.sem == "acquire" or "sem" in strong:
                 self._waits.append((o, scope, o.position))
             else:
                 self._waits.append((o, "", o.position))
                 relaxed[o.block].append(o)
 
-    def _barrier(self, o: Operation, met: dict) -> None:
+    def _add_barrier(self, o: Operation, passed: dict) -> None:
+        """Match the n-th barrier of each participant with the n-th barrier of the others."""
         barrier = o.event.participants
-        who = ("rank", o.rank) if barrier == "ranks" else ("block", o.block)
-        count = met[barrier, o.launch, who]
-        met[barrier, o.launch, who] += 1
-        where = o.rank if barrier == "grid" else -1
-        arrival = (barrier, o.launch, where, count)
+        participant = ("rank", o.rank) if barrier == "ranks" else ("block", o.block)
+        count = passed[barrier, o.launch, participant]
+        passed[barrier, o.launch, participant] += 1
+        instance = o.rank if barrier == "grid" else -1
+        arrival = (barrier, o.launch, instance, count)
         self._sources.setdefault(arrival, []).append((o.block, o.position))
         self._acquired[o.block].append((o.position, arrival))
 
-    def _match(self) -> None:
+    def _match_waits(self) -> None:
         for wait, scope, position in self._waits:
-            if not wait.word or wait.word[0] not in self._signalled:
-                self._outside(wait, position)
+            if not wait.flag or wait.flag[0] not in self._signalled:
+                self._add_unknown_wait(wait, position)
                 continue
-            word = self._word(wait)
-            signals = self._of_word(word)
+            flag = self._flag_of(wait)
+            signals = self._signals_of(flag)
             if not signals or not scope:
                 continue
-            arrival = ("flag", word, wait.launch, wait.value, wait.rank, scope, wait.event.relation)
+            arrival = ("flag", flag, wait.launch, wait.value, wait.rank, scope, wait.event.relation)
             if wait.value is None or arrival not in self._sources:
-                needed = self._needed(wait, signals)
+                needed = self._needed_signals(wait, signals)
                 if wait.value is None:
                     arrival = (*arrival, wait.block, wait.position)
                 self._sources[arrival] = [
@@ -264,18 +270,20 @@ class HappensBefore:
                 ]
             self._acquired[wait.block].append((position, arrival))
 
-    def _word(self, o: Operation) -> tuple:
-        return (*o.word, "of", o.rank) if self._is_own(o.word[0]) else o.word
+    def _flag_of(self, o: Operation) -> tuple:
+        return (*o.flag, "of", o.rank) if self._is_own(o.flag[0]) else o.flag
 
-    def _of_word(self, word: tuple) -> list[tuple[Operation, str]]:
-        if "of" in word:
-            rank = word[-1]
-            return [s for s in self._signals.get(word[:-2], ()) if s[0].rank == rank]
-        return self._signals.get(word, [])
+    def _signals_of(self, flag: tuple) -> list[tuple[Operation, str]]:
+        if "of" in flag:
+            rank = flag[-1]
+            return [s for s in self._signals.get(flag[:-2], ()) if s[0].rank == rank]
+        return self._signals.get(flag, [])
 
-    def _outside(self, wait: Operation, position: int) -> None:
-        """Order everything by a wait for a flag that only others than the kernel signal, or of
-        which it is not known who signals it."""
+    def _add_unknown_wait(self, wait: Operation, position: int) -> None:
+        """Order all earlier launches and this one before a wait whose signals are not known.
+
+        The kernel does not signal the flag, or the index of a signal depends on data.
+        """
         arrival = ("outside", wait.launch)
         if arrival not in self._sources:
             end = 1 << 60
@@ -285,10 +293,10 @@ class HappensBefore:
             ]  # fmt: skip
         self._acquired[wait.block].append((position, arrival))
 
-    def _needed(
+    def _needed_signals(
         self, wait: Operation, signals: list[tuple[Operation, str]]
     ) -> list[tuple[Operation, str]]:
-        """The signals without which ``wait`` would not end."""
+        """Return the signals without which ``wait`` would not end."""
         signals = [s for s in signals if s[0].launch <= wait.launch]
         now = [
             s for s in signals
@@ -298,13 +306,13 @@ class HappensBefore:
         if wait.value is None or any(s.value is None for s, _ in signals):
             return now
         if not all(s.event.adds for s, _ in signals):
-            return self._first_of(wait, signals) or now
+            return self._first_sufficient(wait, signals) or now
         if wait.event.relation not in ("reached", "ge", "eq"):
             return now
-        return self._counted(wait, signals) if signals else now
+        return self._needed_additions(wait, signals) if signals else now
 
-    def _first_of(self, wait, signals) -> list[tuple[Operation, str]]:
-        """The first of each block that stores a value for which ``wait`` stands."""
+    def _first_sufficient(self, wait, signals) -> list[tuple[Operation, str]]:
+        """Return the first signal of each block whose stored value ends ``wait``."""
         holds = HOLDS[wait.event.relation]
         first: dict[tuple, tuple[Operation, str]] = {}
         for s in signals:
@@ -313,9 +321,13 @@ class HappensBefore:
                 first.setdefault(number, s)
         return list(first.values())
 
-    def _counted(self, wait, signals) -> list[tuple[Operation, str]]:
-        """Of those that add: all of earlier launches that it needs, and of the last one those
-        without which, and without what comes later in their blocks, the sum stays too small."""
+    def _needed_additions(self, wait, signals) -> list[tuple[Operation, str]]:
+        """Return the additions without which the flag does not reach the awaited value.
+
+        These are all additions of the earlier launches that the wait needs. In the last of these
+        launches, an addition is needed if the sum is too small without it and without the later
+        additions of its block.
+        """
         missing = wait.value
         by_launch: dict[int, list] = defaultdict(list)
         for s in signals:
@@ -324,20 +336,21 @@ class HappensBefore:
         for launch in sorted(by_launch):
             if missing <= 0:
                 break
-            every = by_launch[launch]
-            total = sum(s.value for s, _ in every)
-            left: dict[int, int] = defaultdict(int)
-            for s, _ in every:
-                left[s.block] += s.value
-            for s in every:
-                if total - left[s[0].block] < missing:
+            additions = by_launch[launch]
+            total = sum(s.value for s, _ in additions)
+            remaining: dict[int, int] = defaultdict(int)
+            for s, _ in additions:
+                remaining[s.block] += s.value
+            for s in additions:
+                if total - remaining[s[0].block] < missing:
                     needed.append(s)
-                left[s[0].block] -= s[0].value
+                remaining[s[0].block] -= s[0].value
             missing -= total
         return needed
 
 
 def _reaches(signal: Operation, published: str, wait: Operation, scope: str) -> bool:
+    """Return whether the scopes of a release and an acquire include both operations."""
     if signal.block == wait.block:
         return True
     least = min(published or "cta", scope, key=_SCOPES.index)

@@ -1,4 +1,4 @@
-"""What a program does in several launches in a row, on all ranks, as arrays."""
+"""All events of a program in several consecutive launches, on all ranks, as arrays."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..regions.space import Loop, NotEvaluable, Space
 from .events import DATA, Event
 
 _MOST = 1 << 21
-"""Iterations of one event that are looked at."""
+"""Limit of the iterations of one event in one launch; events with more are not verified."""
 _SIZE = 512
-"""What stands for a symbolic extent."""
+"""Value that is assumed for a symbolic extent."""
 
 
 class LaunchSpace(Space):
-    """All iterations of an event in one launch.
+    """Iteration space of an event in one launch.
 
-    A value that only the running kernel knows, if it can differ from launch to launch only, is
-    taken to be the number of the launch, from 0: a scalar parameter, or an element of memory that
-    the kernel itself writes, such as an epoch.
+    Some values are known only at run time but differ only between launches. They are assumed to
+    equal the number of the launch, counted from 0. These are scalar parameters, and elements of
+    memory that the kernel itself writes or that have a constant index, such as an epoch.
     """
 
     def __init__(
@@ -37,22 +37,22 @@ class LaunchSpace(Space):
         self._launch, self._written = launch, written
         super().__init__(world_size, loops, program.values, {v: _SIZE for v in sizes})
 
-    def of(self, expr):
+    def evaluate(self, expr):
         try:
-            return super().of(expr)
+            return super().evaluate(expr)
         except NotEvaluable as error:
             if error.node is not expr or not self._is_epoch(expr):
                 raise
-            return super().of(self._launch)
+            return super().evaluate(self._launch)
 
     def holds(self, condition: tirx.PrimExpr):
-        """``condition``, or true where it is not known."""
+        """Evaluate ``condition``; a part that is not known counts as true."""
         if isinstance(condition, tirx.And):
             return np.logical_and(self.holds(condition.a), self.holds(condition.b))
         try:
-            return self.of(condition).astype(np.bool_)
+            return self.evaluate(condition).astype(np.bool_)
         except NotEvaluable:
-            return super().of(1).astype(np.bool_)
+            return super().evaluate(1).astype(np.bool_)
 
     def _is_epoch(self, expr) -> bool:
         if isinstance(expr, tirx.Var):
@@ -71,12 +71,13 @@ def _varies(indices) -> bool:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What is not looked at, because there is too much of it.
+    """An event or a tensor that is not verified because it is too large.
 
     Attributes:
-        event: the operation, or the first access to the tensor, that is left out.
-        count: how many there are, of which at most ``limit`` are looked at.
-        unit: of what.
+        event: the operation, or the first access to the tensor.
+        count: number of items to analyze.
+        limit: maximum of ``count``.
+        unit: name of the counted items.
     """
 
     event: Event
@@ -86,19 +87,20 @@ class LeftOut:
 
     @property
     def reason(self) -> str:
-        return f"{self.count} {self.unit}, of which at most {self.limit} are looked at"
+        return f"{self.count} {self.unit}, more than the limit of {self.limit}"
 
 
 @dataclass(eq=False)
 class Rows:
-    """Every time that one event happens, in flat arrays.
+    """All occurrences of one event in one launch, as flat arrays.
 
     Attributes:
-        turn: which launch of the program it is.
-        launch, rank, block: who does it; each kernel of the program counts as a launch.
-        key: its place among the statements of its block; compared as tuples.
-        low, high: of the box on each axis, the rank first; of a flag, ``low`` is its index.
-        value: what is added or awaited; None where that is not known.
+        turn: number of the launch of the program.
+        launch, rank, block: launch, rank and block of each occurrence. Each kernel of the program
+            counts as a launch.
+        key: position among the statements of the block; positions compare as tuples.
+        low, high: box on each axis (0 is the rank axis); for a flag, ``low`` is its index.
+        value: value that is added, stored or awaited; None if it is not known.
     """
 
     event: Event
@@ -112,8 +114,21 @@ class Rows:
     value: np.ndarray | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class _Evaluated:
+    """One event, evaluated in its whole iteration space; the arrays broadcast."""
+
+    event: Event
+    space: LaunchSpace
+    mask: np.ndarray
+    block: np.ndarray
+    starts: list[np.ndarray]
+    extents: list[np.ndarray]
+    value: np.ndarray | None
+
+
 class Launches:
-    """Evaluates events for a number of launches."""
+    """Evaluate events for a number of launches."""
 
     def __init__(
         self, func: tirx.PrimFunc, program: Program, events: Sequence[Event], world_size: int
@@ -125,57 +140,64 @@ class Launches:
             e for b in func.buffer_map.values() for e in b.shape if isinstance(e, tirx.Var)
         )
         self._ordering = {v for e in events if e.kind not in DATA for _, v in e.trail}
-        """Loops in which something is ordered; other loops are one step."""
+        """Variables of the loops that contain synchronization; accesses of other loops merge."""
         self.left_out: dict[Event, LeftOut] = {}
-        """Events that happen too often."""
+        """Events that happen too often to be verified."""
         self.unplaced: set[str] = set()
-        """Names of tensors of which a signal may be of any flag, because its place depends on
-        data."""
+        """Names of tensors with a signal that may be for any flag, as its index depends on data."""
 
     def rows(self, launch: int) -> list[Rows]:
-        """All events of one launch, those of which it is not known where they happen left out."""
-        every = (self._rows(event, launch) for event in self.events)
-        return [rows for rows in every if rows is not None]
+        """Return all events of one launch, except those whose place is not known."""
+        rows = (self._rows(event, launch) for event in self.events)
+        return [r for r in rows if r is not None]
 
     def _rows(self, event: Event, launch: int) -> Rows | None:
         try:
-            space = LaunchSpace(
-                self.world_size, event.loops, self._program, launch, self._sizes, self._written
-            )
-            mask = space.inside
-            for condition in event.conditions:
-                mask = mask & space.holds(condition)
-            starts, extents = self._box(event, space)
-            block = space.number_of(event.grid)
+            evaluated = self._evaluate(event, launch)
         except NotEvaluable:
             if event.kind == "signal" and event.tensor is not None:
                 self.unplaced.add(event.tensor.name)
             return None
-        value = None
-        if event.value is not None:
-            try:
-                value = space.of(event.value)
-            except NotEvaluable:
-                value = None
-        for steps in self._mergers(event):
-            rows = self._flat(event, space, mask, block, starts, extents, value, steps, launch)
+        for merged in self._mergers(event):
+            rows = self._flat(evaluated, merged, launch)
             if rows is not None:
                 return rows
         return None
 
+    def _evaluate(self, event: Event, launch: int) -> _Evaluated:
+        space = LaunchSpace(
+            self.world_size, event.loops, self._program, launch, self._sizes, self._written
+        )
+        mask = space.inside
+        for condition in event.conditions:
+            mask = mask & space.holds(condition)
+        starts, extents = self._box(event, space)
+        block = space.number_of(event.grid)
+        value = None
+        if event.value is not None:
+            try:
+                value = space.evaluate(event.value)
+            except NotEvaluable:
+                value = None
+        return _Evaluated(event, space, mask, block, starts, extents, value)
+
     @staticmethod
     def _box(event: Event, space: LaunchSpace) -> tuple[list, list]:
-        """Return where an event's box begins and its size; nothing of a wait for a flag whose place
-        depends on data."""
+        """Return the starts and extents of an event's box.
+
+        They are empty for a wait for a flag whose index depends on data.
+        """
         try:
-            return [space.of(s) for s in event.starts], [space.of(e) for e in event.extents]
+            return [space.evaluate(s) for s in event.starts], [
+                space.evaluate(e) for e in event.extents
+            ]
         except NotEvaluable:
             if event.kind != "wait":
                 raise
             return [], []
 
     def _mergers(self, event: Event) -> list[set]:
-        """Loops to be taken as one step, best first."""
+        """Return sets of loop variables; the boxes of each set's loops can merge. Best first."""
         if event.kind not in DATA:
             return [set()]
         serial = {v for _, v in event.trail}
@@ -183,50 +205,63 @@ class Launches:
         parallel = {x.var for x in event.loops} - serial - grid
         return [parallel | (serial - self._ordering), parallel, set()]
 
-    def _flat(
-        self, event, space, mask, block, starts, extents, value, steps, launch
-    ) -> Rows | None:
-        merged = tuple(a for a, x in enumerate(event.loops, 1) if x.var in steps)
-        happens = mask.any(axis=merged, keepdims=True)
-        box = merged_footprints(starts, extents, mask, merged, happens)
+    def _flat(self, evaluated: _Evaluated, merged: set, launch: int) -> Rows | None:
+        """Return the occurrences of an event, with boxes merged along the loops ``merged``.
+
+        Return None if the boxes do not merge, or if there are too many occurrences.
+        """
+        event, space, mask = evaluated.event, evaluated.space, evaluated.mask
+        axes = tuple(a for a, x in enumerate(event.loops, 1) if x.var in merged)
+        happens = mask.any(axis=axes, keepdims=True)
+        box = merged_footprints(evaluated.starts, evaluated.extents, mask, axes, happens)
         if box is None:
             return None
-        low, size = ([np.where(happens, v, 0) for v in each] for each in box)
+        low, size = ([np.where(happens, v, 0) for v in values] for values in box)
         high = [a + n for a, n in zip(low, size, strict=True)]
-        key, number = [], event.number
-        for at, var in event.trail:
-            if var in steps:
-                number = at
-                break
-            key += [space.of(at), space.of(var)]
-        key.append(space.of(number))
-        columns = [happens, space.rank, block, *key, *low, *high]
-        shape = np.broadcast_shapes(*(c.shape for c in columns))
-        count = math.prod(shape)
+        key = self._key(event, space, merged)
+        columns = [happens, space.rank, evaluated.block, *key, *low, *high]
+        count = math.prod(np.broadcast_shapes(*(c.shape for c in columns)))
         if count > _MOST:
             self.left_out[event] = LeftOut(event, count, _MOST, "times on all ranks in one launch")
             return None
         self.left_out.pop(event, None)
+        value = evaluated.value
+        if value is not None and any(value.shape[a] > 1 for a in axes):
+            value = None
         if value is not None:
-            if any(value.shape[a] > 1 for a in merged):
-                value = None
-            else:
-                columns.append(value)
-        flat = np.broadcast_arrays(*columns)
-        where = flat[0]
-        taken = [c[where] for c in flat[1:]]
-        if event.kind not in DATA and taken[0].size:
-            taken = list(np.unique(np.stack(taken), axis=1))
-        rank, number_of_block, *rest = taken
-        if event.by_last and rank.size:
-            latest = np.zeros(self.world_size, np.int64)
-            np.maximum.at(latest, rank, number_of_block)
-            last = number_of_block == latest[rank]
-            rank, number_of_block, *rest = (c[last] for c in (rank, number_of_block, *rest))
-        key_flat, rest = rest[: len(key)], rest[len(key) :]
+            columns.append(value)
+        where, *flat = np.broadcast_arrays(*columns)
+        rank, block, *rest = self._occurrences(event, [c[where] for c in flat])
+        key, rest = rest[: len(key)], rest[len(key) :]
         n = len(low)
-        number_of_launch = np.full(rank.shape, launch * self._kernels + event.kernel)
+        number = np.full(rank.shape, launch * self._kernels + event.kernel)
         return Rows(
-            event, launch, number_of_launch, rank, number_of_block, key_flat, rest[:n],
-            rest[n : 2 * n], rest[2 * n] if value is not None else None,
+            event, launch, number, rank, block, key, rest[:n], rest[n : 2 * n],
+            rest[2 * n] if value is not None else None,
         )  # fmt: skip
+
+    @staticmethod
+    def _key(event: Event, space: LaunchSpace, merged: set) -> list[np.ndarray]:
+        """Return the position of an event in its block, outside of the loops ``merged``."""
+        key, number = [], event.number
+        for loop_number, variable in event.trail:
+            if variable in merged:
+                number = loop_number
+                break
+            key += [space.evaluate(loop_number), space.evaluate(variable)]
+        return [*key, space.evaluate(number)]
+
+    def _occurrences(self, event: Event, columns: list[np.ndarray]) -> list[np.ndarray]:
+        """Drop duplicates of synchronization, and all but the last block if only that takes part.
+
+        Args:
+            columns: flat arrays; the first two are the rank and the block.
+        """
+        if event.kind not in DATA and columns[0].size:
+            columns = list(np.unique(np.stack(columns), axis=1))
+        rank, block = columns[:2]
+        if event.by_last and rank.size:
+            last_block = np.zeros(self.world_size, np.int64)
+            np.maximum.at(last_block, rank, block)
+            columns = [c[block == last_block[rank]] for c in columns]
+        return columns

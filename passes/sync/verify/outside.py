@@ -1,4 +1,4 @@
-"""Warnings about reads that lie wholly outside of their tensor."""
+"""Warnings about reads that are completely outside of their tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .launches import Rows
 
 
 def warn_outside(reads: Iterable[Access | Event]) -> None:
-    """Warn of reads that lie wholly outside of the tensor, where TileLang yields zeros."""
+    """Warn about reads that are completely outside of the tensor, where TileLang reads zeros."""
     for read in reads:
         warnings.warn(
             f"{read.text}, in some iteration wholly outside of the tensor, where it yields zeros; "
@@ -26,7 +26,7 @@ def warn_outside(reads: Iterable[Access | Event]) -> None:
 
 
 def reads_outside(rows: Iterable[Rows]) -> Iterator[Event]:
-    """Yield the reads of a program that lie wholly outside of a tensor of constant shape."""
+    """Yield the reads of a program that are completely outside of a tensor of constant shape."""
     for r in rows:
         if r.event.kind != "read" or r.event.tensor is None:
             continue

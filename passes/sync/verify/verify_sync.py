@@ -1,4 +1,4 @@
-"""A program that signals and waits itself is held to the rules by which others are inferred."""
+"""Verification of programs with explicit signals and waits."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from .launches import Launches, LeftOut, Rows
 from .outside import reads_outside, warn_outside
 
 LAUNCHES = 4
-"""How many in a row are looked at: what three buffers in turn repeat."""
+"""Number of consecutive launches that are analyzed: enough for three buffers used in turn."""
 
 
 def verify_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
-    """Refuse a program whose own signals, waits and barriers leave accesses to symmetric tensors
-    unordered, within a launch or between launches.
+    """Refuse a program whose explicit signals, waits and barriers leave a race.
 
-    Accesses, flags and values are computed for all ranks, blocks and rounds of a few launches. What
-    a block of one rank writes and another block, of any rank, reads must be ordered by a chain of
-    signals and waits, barriers and fences of sufficient scope. Memory is taken to start at zero,
-    and what only the running kernel knows to be the number of the launch. A wait for a flag whose
-    place, or the place of a signal of its tensor, depends on data orders everything. Not proven:
-    what depends on data (such accesses are left out); single words that ``W.ld`` and ``W.st``
-    access; the order of the threads of a block; two writes of the same element; that awaited
-    numbers are reached.
+    A race is a write and a read of one element of a symmetric tensor by different blocks, of any
+    rank, that no chain of signals and waits, barriers and fences of sufficient scope orders. The
+    two may be in different launches. The pass computes accesses, flags and values for all ranks,
+    blocks and iterations of a few launches.
 
-    What there is too much of to look at is left out, too, with a ``SyncWarning``.
+    Assumptions: memory starts at zero; values known only at run time that differ only between
+    launches equal the number of the launch; a wait orders everything if the index of its flag, or
+    of a signal of its tensor, depends on data.
+
+    Not verified: data-dependent accesses; single words that ``W.ld`` and ``W.st`` access; the order
+    of the threads of a block; two writes of the same element; that awaited values are reached. A
+    ``SyncWarning`` names each event or tensor that is too large to be verified.
 
     Raises:
         LanguageError: names the accesses, their lines, and what would order them.
@@ -47,14 +48,15 @@ def verify_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
     Before and after: the same program
     """
     name = func.attrs["global_symbol"]
-    for one in verified(func, world_size):
-        message = f"verify_sync of {name}: {one.event.text}: {one.reason}; it is not verified"
-        warnings.warn(f"{message}{one.event.location}", SyncWarning, stacklevel=2)
+    for left_out in verified(func, world_size):
+        event = left_out.event
+        message = f"verify_sync of {name}: {event.text}: {left_out.reason}; it is not verified"
+        warnings.warn(f"{message}{event.location}", SyncWarning, stacklevel=2)
     return func
 
 
 def verified(func: tirx.PrimFunc, world_size: int) -> list[LeftOut]:
-    """``verify_sync`` of a program; what it has left out, because there is too much of it."""
+    """Run ``verify_sync`` on a program; return what is too large to be verified."""
     options = options_of(func)
     inferred = any(not h.scratch for h in implicit_of(func))
     if options.verify == "off" or inferred or not is_explicit(func):
@@ -68,19 +70,18 @@ def verified(func: tirx.PrimFunc, world_size: int) -> list[LeftOut]:
 
 
 def find_fault(func: tirx.PrimFunc, world_size: int) -> tuple[str, list[LeftOut]]:
-    """What is wrong with the order of a program that was made one of a group, or ""; and what was
-    too much to be looked at."""
+    """Return the first fault of a program specialized for a group, or "", and what is too large."""
     tensors = heap_tensors(func)
     if not tensors:
         return "", []
     program, events = collect_events(func, tensors)
     launches = Launches(func, program, events, world_size)
-    judge = _Judge(launches, {t.name for t in tensors}, func)
-    return judge.verdict(), judge.left_out
+    verifier = _Verifier(launches, {t.name for t in tensors}, func)
+    return verifier.first_fault(), verifier.left_out
 
 
 Stronger = dict[Event, tuple[str, ...]]
-"""Operations with words that are taken to be stronger than they are."""
+"""Operations, each with the qualifiers that are treated as if they were sufficient."""
 _WEAK: dict[str, dict[str, tuple[str, ...]]] = {
     "scope": dict.fromkeys(("signal", "wait", "fence"), ("cta", "gpu")),
     "sem": dict.fromkeys(("signal", "wait"), ("relaxed", "volatile")),
@@ -88,7 +89,15 @@ _WEAK: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 @dataclass
-class _Judge:
+class _Verifier:
+    """Verification of one program for one group.
+
+    Attributes:
+        symmetric: names of the symmetric tensors.
+        signalled: names of the tensors whose flags the program signals, all at known indices.
+        left_out: events and tensors that are too large to be verified.
+    """
+
     launches: Launches
     symmetric: set[str]
     func: tirx.PrimFunc
@@ -97,34 +106,37 @@ class _Judge:
     operations: list[Operation] = field(init=False)
     left_out: list[LeftOut] = field(default_factory=list)
 
-    def verdict(self) -> str:
+    def first_fault(self) -> str:
+        """Return the message of the first fault, or ""."""
         rows = [r for n in range(LAUNCHES) for r in self.launches.rows(n)]
         warn_outside(dict.fromkeys(reads_outside(rows)))
         self.left_out += self.launches.left_out.values()
-        if any(one.event.kind not in DATA for one in self.left_out):
-            return ""  # what it orders would seem unordered
-        if self._resets(rows):
+        if any(left_out.event.kind not in DATA for left_out in self.left_out):
+            return ""  # without these operations, ordered accesses would seem to race
+        if self._has_resets(rows):
             rows = [r for r in rows if r.turn == 0]
         self.signalled = {e.tensor.name for e in self.launches.events
                           if e.kind == "signal" and e.tensor is not None}  # fmt: skip
         self.signalled -= self.launches.unplaced
-        stuck = self._deadlock(rows)
-        if stuck:
-            return stuck
+        deadlock = self._deadlock_message(rows)
+        if deadlock:
+            return deadlock
         self.timeline = Timeline(rows)
-        found, left_out = conflicts(self.timeline, self.launches.world_size)
+        pairs, left_out = conflicts(self.timeline, self.launches.world_size)
         self.left_out += left_out
-        if not found:
+        if not pairs:
             return ""
         self.operations = self.timeline.operations()
         order = self._order()
-        found.sort(key=lambda c: c.read.event.until != "")
-        return next((self._race(c) for c in found if not self._is_ordered(order, c)), "")
+        pairs.sort(key=lambda c: c.read.event.until != "")
+        return next((self._race_message(c) for c in pairs if not self._is_ordered(order, c)), "")
 
     @staticmethod
-    def _resets(rows) -> bool:
-        """Whether a wait is for the same value in each launch, so that somebody must reset the flag
-        in between, and thereby orders the launches."""
+    def _has_resets(rows) -> bool:
+        """Return whether a wait awaits the same values in each launch.
+
+        Then the caller must reset the flag between launches, which also orders the launches.
+        """
         awaited: dict[Event, dict[int, set]] = {}
         for r in rows:
             if r.event.kind == "wait" and r.value is not None and r.value.size:
@@ -149,72 +161,81 @@ class _Judge:
             return True
         return c.read.launch <= c.write.launch and order.precedes(read, write)
 
-    def _deadlock(self, rows: list[Rows]) -> str:
-        """A wait for a flag that nobody signals, though the program signals others of its tensor.
+    def _deadlock_message(self, rows: list[Rows]) -> str:
+        """Return the message for a wait for a flag that no rank signals, or "".
 
-        A tensor of which it signals none is the business of whoever launches it."""
+        Only tensors with other signalled flags count. If the program signals no flag of a tensor,
+        the caller of the kernel may signal them.
+        """
         signals = [r for r in rows if r.event.kind == "signal" and r.event.tensor is not None]
-        signalled = {word for r in signals for word in self._words(r)}
+        signalled = {flag for r in signals for flag in self._flags(r)}
         for r in rows:
             event = r.event
             if event.kind != "wait" or event.tensor is None:
                 continue
             if event.tensor.name not in self.signalled:
                 continue
-            for word in self._words(r, stands=True) if r.low else ():
+            for word in self._flags(r, blocking_only=True) if r.low else ():
                 if word not in signalled:
                     flag, rank = f"{word[0]}[{', '.join(map(str, word[2:]))}]", word[1]
                     others = [e for e in self.launches.events if e.kind == "signal"
                               and e.tensor is not None and e.tensor.name == word[0]]  # fmt: skip
                     return (
-                        f"{event.shown}: rank {rank} waits for {flag}, which nobody signals; "
+                        f"{event.shown}: rank {rank} waits for {flag}, which no rank signals; "
                         f"expected a signal of it{_lines([event, *others])}"
                     )
         return ""
 
-    def _words(self, r: Rows, stands: bool = False) -> list[tuple]:
-        """The flags, each with the rank whose memory holds it.
+    def _flags(self, r: Rows, blocking_only: bool = False) -> list[tuple]:
+        """Return (tensor, owner, index...) of each flag that an event uses.
 
         Args:
-            stands: only where a wait does not end at once, the flag being zero.
+            blocking_only: only waits that do not end at once if the flag is zero.
         """
-        home = r.low[0] if r.event.tensor.name in self.symmetric else r.rank
-        each = np.stack([home, *r.low], axis=1)
-        if stands and r.value is not None:
-            each = each[~HOLDS[r.event.relation](0, r.value)]
-        each = np.unique(each, axis=0)
-        return [(r.event.tensor.name, *word) for word in each.tolist()]
+        owner = r.low[0] if r.event.tensor.name in self.symmetric else r.rank
+        flags = np.stack([owner, *r.low], axis=1)
+        if blocking_only and r.value is not None:
+            flags = flags[~HOLDS[r.event.relation](0, r.value)]
+        flags = np.unique(flags, axis=0)
+        return [(r.event.tensor.name, *flag) for flag in flags.tolist()]
 
-    def _race(self, c: Conflict) -> str:
+    def _race_message(self, c: Conflict) -> str:
+        """Return the message for a conflict that nothing orders."""
         for stronger in self._stronger():
             if self._is_ordered(self._order(stronger), c):
-                return self._too_weak(c, stronger)
+                return self._too_weak_message(c, stronger)
         if c.read.event.until:
-            return self._unfinished(c)
-        return self._missing(c) + _not_inferred(self.func)
+            return self._unfinished_load_message(c)
+        return self._missing_sync_message(c) + _not_inferred(self.func)
 
-    def _missing(self, c: Conflict) -> str:
+    def _missing_sync_message(self, c: Conflict) -> str:
+        """Return the message for a conflict without a wait, a signal, or a matching pair."""
         if c.write.launch != c.read.launch:
-            return self._reused(c)
+            return self._reuse_message(c)
         write, read = c.write.event, c.read.event
-        who = f"which {_by(c.write, c.read)} writes in the same launch"
-        before = list(self._of(c.read, "wait", "barrier", before=True))
+        who = f"which {_actor(c.write, c.read)} writes in the same launch"
+        before = list(self._operations_of_block(c.read, "wait", "barrier", before=True))
         if not before:
-            late = [o.event for o in self._of(c.read, "wait", "barrier", before=False)]
-            also = f" (the {late[0].op} behind it comes too late)" if late else ""
+            late = [
+                o.event for o in self._operations_of_block(c.read, "wait", "barrier", before=False)
+            ]
+            also = f" (the {late[0].op} after it comes too late)" if late else ""
             return (
                 f"{read.text}, {who}, and no wait comes before it{also}; expected W.wait_reached "
                 "or another wait for a flag that the writer signals after its write, or a "
                 f"barrier, before it{_lines([read, *late[:1], write])}"
             )
         waited = {o.event for o in before}
-        after = [o for o in self._of(c.write, "signal", "barrier", before=False)
+        after = [o for o in self._operations_of_block(c.write, "signal", "barrier", before=False)
                  if o.event.kind == "signal" or o.event in waited]  # fmt: skip
         if not after:
-            early = [o.event for o in self._of(c.write, "signal", "barrier", before=True)]
-            also = f" (the {early[-1].op} before it says nothing of it)" if early else ""
+            early = [
+                o.event
+                for o in self._operations_of_block(c.write, "signal", "barrier", before=True)
+            ]
+            also = f" (the {early[-1].op} before it does not cover it)" if early else ""
             return (
-                f"{write.text}, which {_by(c.read, c.write)} reads in the same launch, and no "
+                f"{write.text}, which {_actor(c.read, c.write)} reads in the same launch, and no "
                 f"signal follows it{also}; expected W.signal of the flag that the reader waits "
                 f"for after it, or a barrier between the two{_lines([write, *early[-1:], read])}"
             )
@@ -224,61 +245,71 @@ class _Judge:
             f"signal{_lines([read, write, before[-1].event, after[0].event])}"
         )
 
-    def _reused(self, c: Conflict) -> str:
+    def _reuse_message(self, c: Conflict) -> str:
+        """Return the message for a conflict between two launches."""
         write, read = c.write.event, c.read.event
         if c.write.launch < c.read.launch:
             return (
-                f"{read.text}, which {_by(c.write, c.read)} has written in an earlier launch, and "
-                "nothing orders that; expected a wait for its signal, or a barrier, before it"
-                f"{_lines([read, write])}"
+                f"{read.text}, which {_actor(c.write, c.read)} has written in an earlier launch, "
+                "and nothing orders the two; expected a wait for the writer's signal, or a "
+                f"barrier, before the read{_lines([read, write])}"
             )
         launches = c.write.launch - c.read.launch
         when = "in the launch before" if launches == 1 else f"in the launch {launches} before it"
         return (
-            f"{write.text}, which {_by(c.read, c.write)} may still be reading {when}; expected a "
-            "wait before the write for a flag that the readers signal when they have read (a "
-            "credit), W.sync_ranks behind the reads, or two buffers that launches take in turn if "
-            "every writer waits, in each launch, for all who read what it writes"
+            f"{write.text}, which {_actor(c.read, c.write)} may still be reading {when}; expected "
+            "a wait before the write for a flag that the readers signal when they have read (a "
+            "credit), W.sync_ranks after the reads, or two buffers that launches use in turn if "
+            "every writer waits, in each launch, for all readers of what it writes"
             f"{_lines([write, read])}"
         )
 
-    def _unfinished(self, c: Conflict) -> str:
-        """The load itself is ordered before the write, its end is not."""
+    def _unfinished_load_message(self, c: Conflict) -> str:
+        """Return the message for an asynchronous load that starts before the write but ends later.
+
+        Its start is ordered before the write; its end is not.
+        """
         write, read = c.write.event, c.read.event
-        early = [o.event for o in self._of(c.read, "signal", "barrier", before=True)][-1:]
+        early = [
+            o.event for o in self._operations_of_block(c.read, "signal", "barrier", before=True)
+        ][-1:]
         what = early[0].shown if early else "nothing"
         return (
-            f"{read.text} until {read.until}, and {_by(c.write, c.read)} may overwrite it before, "
-            f"since {what} comes earlier; expected the signal that frees it after the wait"
+            f"{read.text} until {read.until}, and {_actor(c.write, c.read)} may overwrite it "
+            f"before, since {what} comes earlier; expected the signal that frees it after the wait"
             f"{_lines([read, *early, write])}"
         )
 
-    def _too_weak(self, c: Conflict, stronger: Stronger) -> str:
-        said = []
-        for event, words in stronger.items():
+    def _too_weak_message(self, c: Conflict, stronger: Stronger) -> str:
+        """Return the message for operations whose ``sem`` or ``scope`` is too weak."""
+        faults = []
+        for event, qualifiers in stronger.items():
             legal = {"sem": "release" if event.kind == "signal" else "acquire", "scope": "sys"}
-            said += [f"{event.shown} has {w}='{getattr(event, w)}'; expected '{legal[w]}'"
-                     for w in words]  # fmt: skip
-        again = "overwrites in a later launch" if c.write.launch > c.read.launch else "writes"
+            faults += [f"{event.shown} has {q}='{getattr(event, q)}'; expected '{legal[q]}'"
+                       for q in qualifiers]  # fmt: skip
+        verb = "overwrites in a later launch" if c.write.launch > c.read.launch else "writes"
         return (
-            f"{', and '.join(said)}: {c.read.event.text}, which {_by(c.write, c.read)} {again}"
+            f"{', and '.join(faults)}: {c.read.event.text}, which {_actor(c.write, c.read)} {verb}"
             f"{_lines([*stronger, c.read.event, c.write.event])}"
         )
 
     def _stronger(self) -> Iterator[Stronger]:
-        """What could order more if it were stronger: a word of one, one, and all together."""
-        every: Stronger = {}
-        for e in self.launches.events:
-            weak = [w for w in ("scope", "sem") if getattr(e, w) in _WEAK[w].get(e.kind, ())]
-            if weak:
-                every[e] = tuple(weak)
-        for event, words in every.items():
-            yield from ({event: (w,)} for w in words)
-        yield from ({event: words} for event, words in every.items() if len(words) > 1)
-        yield every
+        """Yield sets of operations whose stronger qualifiers may order more, smallest first.
 
-    def _of(self, touch: Touch, *kinds: str, before: bool) -> Iterator[Operation]:
-        """Operations of the same block before or behind an access."""
+        These are one qualifier of one operation, all qualifiers of one operation, and all together.
+        """
+        weak: Stronger = {}
+        for e in self.launches.events:
+            qualifiers = [q for q in ("scope", "sem") if getattr(e, q) in _WEAK[q].get(e.kind, ())]
+            if qualifiers:
+                weak[e] = tuple(qualifiers)
+        for event, qualifiers in weak.items():
+            yield from ({event: (q,)} for q in qualifiers)
+        yield from ({event: names} for event, names in weak.items() if len(names) > 1)
+        yield weak
+
+    def _operations_of_block(self, touch: Touch, *kinds: str, before: bool) -> Iterator[Operation]:
+        """Yield the operations of the access's block, either before or after the access."""
         for o in self.operations:
             if o.block == touch.block and o.event.kind in kinds:
                 if (o.position < touch.position) == before:
@@ -286,7 +317,7 @@ class _Judge:
 
 
 def _not_inferred(func: tirx.PrimFunc) -> str:
-    """Return a line that names the builtin because of which the compiler inserts nothing."""
+    """Return a line that names the explicit builtin that disables inference in this program."""
     explicit = explicit_sync(func)
     if explicit is None:
         return ""
@@ -297,11 +328,11 @@ def _not_inferred(func: tirx.PrimFunc) -> str:
     )
 
 
-def _by(one: Touch, other: Touch) -> str:
-    """``rank 1``, or which block where it is the same rank."""
-    return f"rank {one.rank}" if one.rank != other.rank else f"block {one.number} of its rank"
+def _actor(touch: Touch, other: Touch) -> str:
+    """Return ``rank 1``, or the block if both accesses are on the same rank."""
+    return f"rank {touch.rank}" if touch.rank != other.rank else f"block {touch.number} of its rank"
 
 
 def _lines(events: list[Event]) -> str:
-    """Return where the events are, each line with its kind: `` read --> file:line``."""
+    """Return the lines of the events, each with its kind: `` read --> file:line``."""
     return arrows(place for event in events for place in event.places)

@@ -135,9 +135,9 @@ def none_or_two(X, S, block):
         (differently_many, "touches 1 to 3 elements along an axis; expected as many each time"),
         (
             none_or_two,
-            "leaves out all rounds of a loop, where its conditions",
+            "skips all iterations of a loop where its conditions",
         ),
-        (later_each_time, "leaves out first rounds of a loop, not always as many; expected"),
+        (later_each_time, "skips first iterations of a loop, and their number varies; expected"),
     ],
 )
 def test_refused(write, message):

@@ -83,5 +83,7 @@ def test_each_flag_is_needed():
 
 
 def test_a_read_of_what_two_copies_bring():
-    with pytest.raises(tw.LanguageError, match="two copies bring parts of what is read at once"):
+    with pytest.raises(
+        tw.LanguageError, match="two copies write parts of a region that is read at once"
+    ):
         tw.explain(gather(3, [0, 4, 6], height=4), 3)

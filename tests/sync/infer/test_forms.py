@@ -301,7 +301,10 @@ def given_by(write, blocks=1):
 )
 def test_jumps_over_accesses(write, name):
     message = refused(given_by(write, blocks=2))
-    assert f", and {name} may leave it out, or what orders it; expected a condition" in message
+    assert (
+        f", and {name} may skip it, or the signal or wait that orders it; expected a condition"
+        in message
+    )
 
 
 @T.prim_func
@@ -466,7 +469,7 @@ def with_a_hole(X, S, peer, b):
 def test_holes():
     message = refused(of_threads(with_a_hole))
     assert message.startswith("a store writes")
-    assert "touches elements that are no box without holes" in message
+    assert "touches elements that do not fill a box" in message
 
 
 @T.prim_func

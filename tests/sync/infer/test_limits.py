@@ -26,5 +26,5 @@ def test_iterations_that_do_not_fit(monkeypatch):
         tw.emit(shift, "tile", sizes={"M": 8 * 200})
     said = str(error.value)
     assert "T.copy writes S[" in said and "happens 800 times on all ranks in a launch" in said
-    assert "expected smaller sizes, larger tiles, signals and waits written by hand" in said
+    assert "expected smaller sizes, larger tiles, explicit signals and waits" in said
     assert f"{__file__}:17" in said

@@ -283,9 +283,9 @@ def test_enough_resident_blocks(pieces):
 
 
 @refused(
-    "T.copy writes S[where, bx, 0], which depends on to[bx], which only the running kernel knows; "
-    "expected indices and conditions made of the rank, block indices and loops, signals and waits "
-    "written by hand, or W.unordered"
+    "T.copy writes S[where, bx, 0], which depends on to[bx], which is known only at run time; "
+    "expected indices and conditions made of the rank, block indices and loops, explicit signals "
+    "and waits, or W.unordered"
 )
 def destination_from_memory():
     @T.prim_func
@@ -300,7 +300,9 @@ def destination_from_memory():
     return program
 
 
-@refused("T.copy writes S[1 - W.rank(), 0], which depends on go[0], which only the running kernel")
+@refused(
+    "T.copy writes S[1 - W.rank(), 0], which depends on go[0], which is known only at run time"
+)
 def writes_if_memory_says_so():
     @T.prim_func
     def program(go: T.Tensor((1,), "int32"), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
@@ -327,7 +329,7 @@ def nobody_writes_one_of_the_places():
     return program
 
 
-@refused("a load reads S[at[i], i], which depends on at[i], which only the running kernel knows")
+@refused("a load reads S[at[i], i], which depends on at[i], which is known only at run time")
 def each_thread_reads_from_another_rank():
     @T.prim_func
     def program(at: T.Tensor((N,), "int32"), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
@@ -339,7 +341,7 @@ def each_thread_reads_from_another_rank():
     return program
 
 
-@refused("which depends on rank[0], which only the running kernel knows")
+@refused("which depends on rank[0], which is known only at run time")
 def a_register_of_each_thread_says_the_rank():
     @T.prim_func
     def program(at: T.Tensor((N,), "int32"), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
@@ -353,7 +355,7 @@ def a_register_of_each_thread_says_the_rank():
     return program
 
 
-@refused("T.copy reads S[1 - W.rank(), 0], which depends on n, which only the running kernel knows")
+@refused("T.copy reads S[1 - W.rank(), 0], which depends on n, which is known only at run time")
 def blocks_of_the_launch_from_the_caller():
     @T.prim_func
     def program(n: T.int32, S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
@@ -499,7 +501,7 @@ def nobody_clears():
 
 
 @refused(
-    "T.copy writes S[1 - W.rank(), 0], which happens as often as the condition i < n[0] of its "
+    "T.copy writes S[1 - W.rank(), 0], which repeats while the condition i < n[0] of its "
     "loop holds; expected a loop over a range"
 )
 def unknown_rounds():
@@ -517,9 +519,9 @@ def unknown_rounds():
 
 
 @refused(
-    "which depends on m, which only the running kernel knows; expected indices and conditions made "
+    "which depends on m, which is known only at run time; expected indices and conditions made "
     "of the rank, block indices and loops, or T.dynamic('n'), T.dynamic('m') as extents of tensors "
-    "instead of scalar parameters, signals"
+    "instead of scalar parameters, explicit signals"
 )
 def scalars_that_may_be_sizes():
     @T.prim_func
@@ -537,7 +539,7 @@ def scalars_that_may_be_sizes():
     return program
 
 
-@refused("which depends on n, which only the running kernel knows")
+@refused("which depends on n, which is known only at run time")
 def rounds_from_the_caller():
     @T.prim_func
     def program(n: T.int32, S: W.Symmetric((4, N), F32), Y: T.Tensor((4, N), F32)):
@@ -550,7 +552,7 @@ def rounds_from_the_caller():
     return program
 
 
-@refused("S[1 - W.rank(), i * 2], which touches elements that are no box without holes; expected")
+@refused("S[1 - W.rank(), i * 2], which touches elements that do not fill a box; expected")
 def every_second_element():
     @T.prim_func
     def program(S: W.Symmetric((2 * N,), F32), Y: T.Tensor((N,), F32)):
@@ -563,7 +565,7 @@ def every_second_element():
     return program
 
 
-@refused("W.put_block writes S[1 - W.rank(), 0, 4], which runs over the end of a row; expected")
+@refused("W.put_block writes S[1 - W.rank(), 0, 4], which extends past the end of a row; expected")
 def over_the_end_of_a_row():
     @T.prim_func
     def program(X: T.Tensor((N,), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
@@ -575,7 +577,7 @@ def over_the_end_of_a_row():
 
 
 @refused(
-    "T.copy writes S[1 - W.rank(), 0, 0], which depends on rows, which only the running kernel"
+    "T.copy writes S[1 - W.rank(), 0, 0], which depends on rows, which is known only at run time"
 )
 def an_extent_from_the_caller():
     rows = T.dynamic("rows")

@@ -108,7 +108,7 @@ def test_tiles_that_meet_what_was_sent_are_silent():
 def test_a_counter_of_a_whole_axis_names_the_read_that_asks_for_it():
     (message,) = warned(tiles(lambda b: b * 7))
     assert message.startswith("a load reads S[")
-    assert f"no granule of axis 0 but all its {N} elements fits" in message
+    assert f"no granule smaller than the {N} elements of axis 0 fits" in message
     assert message.endswith(tuple(lines_of(tiles)))
 
 

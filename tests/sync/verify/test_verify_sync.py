@@ -39,9 +39,9 @@ REFUSED = {
     "put_block_and_relaxed_flag": "has sem='relaxed'; expected 'release'",
     "tail_not_counted": "does not wait for what the writer signals",
     # the reader does not wait, or too weakly
-    "no_wait": "no wait comes before it (the W.sync_ranks behind it",
-    "load_before_the_wait": "no wait comes before it (the W.wait_reached behind it",
-    "get_block_before_the_signal": "no wait comes before it (the W.wait_reached behind it",
+    "no_wait": "no wait comes before it (the W.sync_ranks after it",
+    "load_before_the_wait": "no wait comes before it (the W.wait_reached after it",
+    "get_block_before_the_signal": "no wait comes before it (the W.wait_reached after it",
     "relaxed_wait": "has sem='relaxed'; expected 'acquire'",
     "gpu_scope_wait": "has scope='gpu'; expected 'sys'",
     "spin_on_relaxed_loads": "has sem='relaxed'; expected 'acquire'",
@@ -53,10 +53,10 @@ REFUSED = {
     "count_off_by_an_epoch": "does not wait for what the writer signals",
     "barrier_of_the_grid_across_ranks": "W.sync_grid() before it does not wait",
     "barrier_of_ranks_by_one_block": "no wait comes before it",
-    # nobody signals
-    "no_signal": "which nobody signals",
-    "signal_in_one_branch": "which nobody signals",
-    "wait_for_the_wrong_flag": "which nobody signals",
+    # no rank signals
+    "no_signal": "which no rank signals",
+    "signal_in_one_branch": "which no rank signals",
+    "wait_for_the_wrong_flag": "which no rank signals",
     # the next launch
     "single_buffer_without_credit": "may still be reading in the launch before",
     "wrong_parity": "may still be reading in the launch before",
@@ -285,9 +285,9 @@ def rows_in_parts(unordered: bool):
     ("limit", "most", "line", "text"),
     [
         (launches, 255, "signal", "W.signal(flags[1 - me, bx]): 256 times on all ranks in one "
-         "launch, of which at most 255 are looked at"),
-        (conflicts, 2047, "part", "T.copy writes mail[1 - me, bx, turn * 4]: 2048 cells that its "
-         "accesses divide in the launches looked at, of which at most 2047 are looked at"),
+         "launch, more than the limit of 255"),
+        (conflicts, 2047, "part", "T.copy writes mail[1 - me, bx, turn * 4]: 2048 cells into "
+         "which its accesses divide it in the analyzed launches, more than the limit of 2047"),
     ],
 )  # fmt: skip
 def test_what_is_too_much_is_told(monkeypatch, limit, most, line, text):
