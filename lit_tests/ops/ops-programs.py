@@ -23,7 +23,7 @@ from tileweave.ops.collectives.reduce_scatter import (
     reduce_scatter_program,
 )
 from tileweave.ops.collectives.vectors import Lines
-from tileweave.ops.core.tiles import FEW_ROWS, FP8, LARGE, SMALL, WALKED
+from tileweave.ops.core.tiles import FEW_ROWS, FP8, LARGE, PERSISTENT_TILES, SMALL
 from tileweave.ops.gemm.all_gather_matmul import (
     ag_gemm_copy_engine,
     ag_gemm_push,
@@ -33,7 +33,7 @@ from tileweave.ops.gemm.all_gather_matmul import (
 from tileweave.ops.gemm.matmul_all_reduce import (
     matmul_all_reduce_plan,
     one_shot_program,
-    two_phase_program,
+    two_shot_program,
 )
 from tileweave.ops.gemm.matmul_reduce_scatter import (
     gemm_rs_persistent,
@@ -61,7 +61,7 @@ for make in (
     communicated_matmul,
     ag_gemm_push,
     one_shot_program,
-    two_phase_program,
+    two_shot_program,
     matmul_all_reduce_plan,
     all_gather_program,
     collect_shares,
@@ -91,7 +91,7 @@ for make in (
 # CHECK-NEXT: communicated_matmul []
 # CHECK-NEXT: ag_gemm_push []
 # CHECK-NEXT: one_shot_program []
-# CHECK-NEXT: two_phase_program []
+# CHECK-NEXT: two_shot_program []
 # CHECK-NEXT: matmul_all_reduce_plan []
 # CHECK-NEXT: all_gather_program []
 # CHECK-NEXT: collect_shares []
@@ -157,7 +157,7 @@ def launched(plan):
 # CHECK: } else {
 # CHECK-NOT: parts
 # CHECK: tl::tma_store(C_desc
-walked = WALKED[0]
+walked = PERSISTENT_TILES[0]
 show(launched(matmul_reduce_scatter_plan(1024, 8192, 7168, 4, "bfloat16", True, walked)))
 
 # Of few rows, products for the peer that is served last are stored there, complete before it is
@@ -185,7 +185,7 @@ show(launched(matmul_reduce_scatter_plan(256, 8192, 7168, 4, "bfloat16", True, w
 # CHECK-SAME: step) >> {{.*}}4
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(gathered_arrived[
 # CHECK: tl::tma_load(gathered_desc
-pieces = replace(WALKED[1], cut=4)
+pieces = replace(PERSISTENT_TILES[1], num_chunks=4)
 show(launched(all_gather_matmul_plan(256, 7168, 8192, 4, "bfloat16", True, pieces)))
 
 # A bias is no parameter where there is none; else it is loaded behind the last product.
@@ -219,7 +219,7 @@ show(ag_gemm_copy_engine(1000, 2056, 8200, 4, "float16", False, LARGE, biased=Tr
 # CHECK: tl::tma_load(gathered_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
 # CHECK: tl::tma_store(C_desc
-show(communicated_matmul(256, 3584, 4096, 4, "bfloat16", True, WALKED[0]))
+show(communicated_matmul(256, 3584, 4096, 4, "bfloat16", True, PERSISTENT_TILES[0]))
 
 # Of few rows blocks store own ones at all ranks, 16 bytes a thread, tell each once, and look once
 # whether all are there.
@@ -300,7 +300,7 @@ show(one_shot_program(72, 8200, 1800, 4, "bfloat16", True, SMALL))
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_arrived[
 # CHECK: *(uint4*)(sums
 # CHECK: tl::tma_store(C_desc
-show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
+show(two_shot_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 
 # Both exchanges by copy engines: the stream is told of products and, behind both places where they are
 # stored, of sums; the last of them are fetched, 16 bytes at a time, by blocks that have no tile left.
@@ -324,7 +324,7 @@ show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 # CHECK: *(uint4*)(held {{.*}} = *(uint4*)(rest
 # CHECK: *(uint4*)(C {{.*}} = *(uint4*)(held
 # CHECK-NOT: tma_
-cut = replace(WALKED[0], cut=2)
+cut = replace(PERSISTENT_TILES[0], num_chunks=2)
 show(launched(matmul_all_reduce_plan(4096, 8192, 7168, 4, "bfloat16", True, cut)))
 
 # Tiles go to the peers as boxes of the TMA, which are complete before they are announced.
