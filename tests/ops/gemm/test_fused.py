@@ -276,7 +276,7 @@ def test_room_is_made_for_what_kernels_of_plans_hide(on_rank, taking, monkeypatc
     def hiding(program, **options):
         made = compiled(program, **options)
         if parameters_of(program):
-            made.hidden = {"held": session.current().heap.allocate((1200000,), torch.uint8)}
+            made.implicit = {"held": session.current().heap.allocate((1200000,), torch.uint8)}
         return made
 
     monkeypatch.setattr(plan_streams, "compile", hiding)
