@@ -128,7 +128,7 @@ def communicated_us(
     """
     each = tile_us(tiles, K, itemsize) * _filled(rows_per_rank, tiles)
     of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
-    sent = CommBlocks.apart(rows_per_rank, N, K, ranks, tiles, itemsize)
+    sent = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, itemsize)
     strip = sent.height * sent.width * itemsize
     strip_us = max(strip / _PUSHED_BY_ONE, sent.blocks * strip / _FETCHED)
     # When a piece of all ranks is there, tile after tile of those that are not own ones.

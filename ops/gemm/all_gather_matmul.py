@@ -35,7 +35,7 @@ NUM_CHUNKS = (1, 2, 3, 4)
 CHUNK_BYTES = 2 << 10
 """Least bytes of a row in each chunk: with 1 KiB, copy engines need several times as long."""
 _LINE = 128
-"""Bytes of a cache line: a multiple of it is stored without gaps."""
+"""Bytes: a block pushes a multiple of this of each row, so that it is stored without gaps."""
 
 
 def ag_gemm_copy_engine(
@@ -54,7 +54,7 @@ def ag_gemm_copy_engine(
         out_dtype: type of bias and C; None for the type of A.
     """
     out_dtype = out_dtype or dtype
-    # No block waits for another one, so all SMs may run blocks: one starts after the entry barrier.
+    # No block needs another one, so all SMs may run blocks, although one of these may start later.
     schedule = PersistentSchedule.over(
         ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), SMS
     )
@@ -200,7 +200,7 @@ def ag_gemm_push(
             T.copy(total, C_tile)
             T.copy(C_tile, C[m, n])
 
-    # One granule for all rows: a wait for each tile would cost as much time as the tile itself.
+    # One granule for all rows: a check for each tile would cost as much time as the tile itself.
     granule = {"tileweave.granule": {"gathered": (M, parts * width)}}
     return split_options(ag_gemm_push, granule)[0]
 
@@ -216,7 +216,7 @@ def communicated_matmul(
     rows and many ranks, where copies need more time to start than to transfer.
     """
     out_dtype = out_dtype or dtype
-    sent = CommBlocks.apart(rows_per_rank, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
+    sent = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
     shared = ranks > 1
 
     @T.prim_func
@@ -236,8 +236,8 @@ def communicated_matmul(
                 )
                 send(A, gathered, sent, block, ranks)
             ag_gemm_tiles(
-                A, gathered, B, bias, scale_a, scale_b, C, sent.schedule, sent.behind(block),
-                tiles, transposed, biased,
+                A, gathered, B, bias, scale_a, scale_b, C, sent.schedule,
+                sent.schedule_index(block), tiles, transposed, biased,
             )  # fmt: skip
 
     granules = {"gathered": (1, rows_per_rank, sent.width)} if shared else {}
@@ -325,8 +325,8 @@ class AllGatherMatmul(Operator, op=NAME):
             Choice("copy_engines", tiles): gathered_us(
                 rows_per_rank, N, problem.K, ranks, tiles, problem.itemsize
             )
-            for each in persistent_tiles(problem.itemsize)
-            for tiles in (replace(each, num_chunks=n) for n in NUM_CHUNKS)
+            for shape in persistent_tiles(problem.itemsize)
+            for tiles in (replace(shape, num_chunks=n) for n in NUM_CHUNKS)
             if tiles.num_chunks == 1 or row >> tiles.num_chunks - 1 >= CHUNK_BYTES
         } | {
             Choice("communicating_blocks", tiles): communicated_us(
@@ -386,10 +386,10 @@ def all_gather_matmul(
         return _product(a_shard, b, group, out, strategy, epilogue)
     require_operands(NAME, a_shard, b, out, epilogue)
     refuse_gradients(NAME, out, a_shard, b, *epilogue.tensors)
-    given = name_of(group), strategy, *epilogue
+    options = name_of(group), strategy, *epilogue
     if out is None:
-        return _product_and_rows(a_shard, b, *given)
-    return out, _rows_and_product(a_shard, b, out, *given)
+        return _product_and_rows(a_shard, b, *options)
+    return out, _rows_and_product(a_shard, b, out, *options)
 
 
 def _computed(
@@ -397,31 +397,31 @@ def _computed(
     epilogue: Epilogue,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the result, which is ``out`` if given, and a copy of the gathered rows."""
-    made = call(NAME, a, b, out, group, asked, epilogue)
-    choice = made.choice
+    request = call(NAME, a, b, out, group, asked, epilogue)
+    choice = request.choice
     if asked == "auto" and choice and choice.program != "copy_engines":
-        choice = _keeping_rows(made.problem)
+        choice = _choice_keeping_rows(request.problem)
     if choice:
-        operator = made.operator(choice)
-        a, b, *rest = made.operands
-        operator(a, b, made.c, *rest)
-        rows = operator.rows(a, made.group)
+        operator = request.operator(choice)
+        a, b, *rest = request.operands
+        operator(a, b, request.c, *rest)
+        rows = operator.rows(a, request.group)
     else:
-        a = made.a
-        rows = AllGatherMatmul.unfused(a, made.b, made.c, made.group, made.epilogue)
-    return made.c, rows.clone() if rows is a else rows
+        a = request.a
+        rows = AllGatherMatmul.unfused(a, request.b, request.c, request.group, request.epilogue)
+    return request.c, rows.clone() if rows is a else rows
 
 
-def _keeping_rows(problem: Problem) -> Choice | None:
+def _choice_keeping_rows(problem: Problem) -> Choice | None:
     """Return the fastest choice that keeps the gathered rows in memory.
 
     None means that NCCL, which keeps them too, is predicted to be faster.
     """
     options = AllGatherMatmul.options(problem).items()
-    found = {choice: us for choice, us in options if choice.program == "copy_engines"}
+    copied = {choice: us for choice, us in options if choice.program == "copy_engines"}
     _, unfused = AllGatherMatmul.foretold(problem)
-    best = min(found, key=lambda choice: found[choice])
-    return best if found[best] <= unfused else None
+    best = min(copied, key=lambda choice: copied[choice])
+    return best if copied[best] <= unfused else None
 
 
 def _eager(a_shard, b, group, strategy, *epilogue):

@@ -47,7 +47,7 @@ class CommBlocks:
     strips: int
 
     @staticmethod
-    def apart(
+    def dedicated(
         rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int
     ) -> CommBlocks:
         """Return the blocks that send the rows of a rank to all peers and do nothing else.
@@ -72,7 +72,7 @@ class CommBlocks:
             schedule, blocks, ranks - 1, pieces, width, height, strips_per_piece, strips
         )
 
-    def behind(self, block: tirx.PrimExpr) -> tirx.PrimExpr:
+    def schedule_index(self, block: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the index of a block in ``schedule``; negative for blocks that communicate."""
         return block - self.blocks
 
@@ -81,8 +81,8 @@ class CommBlocks:
 def send(A, gathered, sent, block, ranks):
     """Store A (rows_per_rank, K) at the other ranks, in their ``gathered`` of this rank.
 
-    A strip of a piece goes to each rank before the next strip. ``gathered`` may have more than K
-    columns: those after K become 0. Strips are distributed cyclically among the blocks.
+    All strips of a piece go to one rank, then to the next rank; then follows the next piece. Blocks
+    send strips in turn. ``gathered`` may have more than K columns: those after K become 0.
     """
     rows_per_rank, K = A.shape
     held = T.alloc_fragment((sent.height, sent.width), A.dtype)

@@ -257,8 +257,8 @@ class MatmulAllReduce(Operator, op=NAME):
                 rows_of_owner(problem.M, problem.ranks, tiles), *sizes, tiles, *bytes_of,
                 shared=True,
             )
-            for each in persistent_tiles(problem.itemsize)
-            for tiles in (replace(each, group_m=m, num_chunks=n) for m, n in GROUPS)
+            for shape in persistent_tiles(problem.itemsize)
+            for tiles in (replace(shape, group_m=m, num_chunks=n) for m, n in GROUPS)
             if tiles.has_whole_chunks(rows_of_owner(problem.M, problem.ranks, tiles), problem.N)
         } | {
             Choice("two_shot", tiles): spread_us(problem.M, *sizes, tiles, *bytes_of)

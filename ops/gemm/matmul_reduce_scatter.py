@@ -176,11 +176,11 @@ def gemm_rs_persistent(
     out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = ceil(rows_per_rank / tiles.M), ceil(N / tiles.N)
     schedule, width = PersistentSchedule.over(ranks * rows * columns), tiles.width
-    steps, each = ceil(K / tiles.K), steps_of(tiles, dtype)
-    adding = (ranks - 1) * each
+    steps, part_steps = ceil(K / tiles.K), steps_of(tiles, dtype)
+    adding = (ranks - 1) * part_steps
     stores = stores_last_peer(rows_per_rank, N, ranks, tiles)
     chunk = tiles.tiles_per_chunk(N) if shared else None  # copies transfer sums chunk by chunk
-    tail, pulls = PullTail.of(rows_per_rank, N, tiles), bool(shared and ranks > 1)
+    tail, pulls = PullTail.last_chunk(rows_per_rank, N, tiles), bool(shared and ranks > 1)
     copied = pulls and tail.first > 0
 
     @T.prim_func
@@ -221,8 +221,8 @@ def gemm_rs_persistent(
                     ):
                         k = step * tiles.K
                         if adding:
-                            source = (me + ranks - 1 - (step - steps) // each) % ranks
-                            there = (step - steps) % each * tiles.K
+                            source = (me + ranks - 1 - (step - steps) // part_steps) % ranks
+                            there = (step - steps) % part_steps * tiles.K
                         if not adding or step < steps:
                             T.copy(A[owner * rows_per_rank + m, k], A_tile)
                         elif stores and source == serves_last:

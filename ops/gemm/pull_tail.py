@@ -34,7 +34,7 @@ class PullTail:
     columns: int
 
     @staticmethod
-    def of(rows_per_rank: int, N: int, tiles: Tiles) -> PullTail:
+    def last_chunk(rows_per_rank: int, N: int, tiles: Tiles) -> PullTail:
         """Return the tail of an owner that has ``rows_per_rank`` rows and N columns."""
         *before, (rows, columns) = tiles.chunks(rows_per_rank, N)
         extents = rows.stop - rows.start, columns.stop - columns.start
@@ -81,7 +81,7 @@ class PullTail:
 def pull(rest, C, rows_per_rank, tail, block, blocks, ranks):
     """Copy ``rest`` (rows, columns) of all other ranks to their rows of C.
 
-    Each owner has ``rows_per_rank`` rows of C. Strips are distributed cyclically among the blocks.
+    Each owner has ``rows_per_rank`` rows of C. Blocks pull strips in turn.
     """
     held = T.alloc_fragment((tail.height, tail.tiles.N), C.dtype)
     strips = tail.strips * (ranks - 1)

@@ -30,7 +30,7 @@ from tileweave.ops.core.tiles import (
 from tileweave.ops.core.tiles import FP8 as FP8_TILES
 from tileweave.ops.gemm.all_gather_matmul import (
     AllGatherMatmul,
-    _keeping_rows,
+    _choice_keeping_rows,
     ag_gemm_copy_engine,
     ag_gemm_push,
     communicated_matmul,
@@ -379,7 +379,7 @@ def test_strips_are_sent_16_bytes_at_a_time(ranks, rows_per_rank, N, K, tiles):
 )  # fmt: skip
 def test_strips_that_blocks_send(rows_per_rank, N, K, ranks, tiles, itemsize):
     """All of the rows, once to each other rank, a piece to all before the next one."""
-    sent = CommBlocks.apart(rows_per_rank, N, K, ranks, tiles, itemsize)
+    sent = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, itemsize)
     assert sent.strips == sent.pieces * sent.strips_per_piece * sent.peers
     assert (sent.pieces - 1) * sent.width < K <= sent.pieces * sent.width
     assert (
@@ -392,7 +392,7 @@ def test_strips_that_blocks_send(rows_per_rank, N, K, ranks, tiles, itemsize):
     assert sent.height * sent.width * itemsize <= 48 << 10
     assert sent.peers == ranks - 1
     assert 0 < sent.blocks <= SMS - sent.schedule.blocks
-    assert CommBlocks.apart(rows_per_rank, N, K, 1, tiles, itemsize).blocks == 0
+    assert CommBlocks.dedicated(rows_per_rank, N, K, 1, tiles, itemsize).blocks == 0
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_what_keeps_gathered_rows(rows, program, kept):
     """If it is faster than NCCL, which would gather them, too."""
     asked = Problem("all_gather_matmul", rows, 3584, 4096, 4, torch.bfloat16, True)
     assert AllGatherMatmul.table(asked).program == program
-    found = _keeping_rows(asked)
+    found = _choice_keeping_rows(asked)
     assert found == kept or found.program == kept
 
 
