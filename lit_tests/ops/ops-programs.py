@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""The operators' tile programs say nothing of synchronisation; their kernels have it."""
+"""The tile programs of operators contain no synchronization; their kernels do."""
 
 import inspect
 import re
@@ -23,7 +23,7 @@ from tileweave.ops.collectives.reduce_scatter import (
     reduce_scatter_program,
 )
 from tileweave.ops.collectives.vectors import Lines
-from tileweave.ops.core.tiles import FEW_ROWS, FP8, LARGE, SMALL, WALKED
+from tileweave.ops.core.tiles import FEW_ROWS, FP8, LARGE, PERSISTENT_TILES, SMALL
 from tileweave.ops.gemm.all_gather_matmul import (
     ag_gemm_copy_engine,
     ag_gemm_push,
@@ -33,7 +33,7 @@ from tileweave.ops.gemm.all_gather_matmul import (
 from tileweave.ops.gemm.matmul_all_reduce import (
     matmul_all_reduce_plan,
     one_shot_program,
-    two_phase_program,
+    two_shot_program,
 )
 from tileweave.ops.gemm.matmul_reduce_scatter import (
     gemm_rs_persistent,
@@ -50,7 +50,7 @@ def show(program):
 
 
 WORDS = re.compile(r"signal|wait|fence|barrier|epoch|counter|flag")
-print("TEST: words of synchronisation")
+print("TEST: synchronization in the source")
 for make in (
     matmul_reduce_scatter_program,
     gemm_rs_persistent,
@@ -61,7 +61,7 @@ for make in (
     communicated_matmul,
     ag_gemm_push,
     one_shot_program,
-    two_phase_program,
+    two_shot_program,
     matmul_all_reduce_plan,
     all_gather_program,
     collect_shares,
@@ -81,7 +81,7 @@ for make in (
 ):
     print(make.__name__, WORDS.findall(inspect.getsource(make)))
 
-# CHECK-LABEL: TEST: words of synchronisation
+# CHECK-LABEL: TEST: synchronization in the source
 # CHECK-NEXT: matmul_reduce_scatter_program []
 # CHECK-NEXT: gemm_rs_persistent []
 # CHECK-NEXT: matmul_reduce_scatter_plan []
@@ -91,7 +91,7 @@ for make in (
 # CHECK-NEXT: communicated_matmul []
 # CHECK-NEXT: ag_gemm_push []
 # CHECK-NEXT: one_shot_program []
-# CHECK-NEXT: two_phase_program []
+# CHECK-NEXT: two_shot_program []
 # CHECK-NEXT: matmul_all_reduce_plan []
 # CHECK-NEXT: all_gather_program []
 # CHECK-NEXT: collect_shares []
@@ -109,8 +109,8 @@ for make in (
 # CHECK-NEXT: flash_attention []
 # CHECK-NEXT: sp_attention_plan []
 
-# One wgmma loop fed by TMA; tiles leave by TMA and are complete before they are announced; own tiles
-# wait for the others' before they read them.
+# TMA feeds one wgmma loop. Tiles are stored by TMA and complete before their signals. Own tiles wait
+# for the parts of other ranks before they read them.
 # CHECK-LABEL: TEST: matmul_reduce_scatter
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: tl::tma_load(A_desc
@@ -127,15 +127,15 @@ show(matmul_reduce_scatter_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE)
 
 
 def launched(plan):
-    """The kernel of a plan, which knows its copies."""
+    """Return the kernel of a plan, with the synchronization of its copies."""
     shapes = {p.name: tuple(map(int, p.shape)) for p in plan.parameters}
     steps = plan.trace(0, 4, shapes, {})
     return next(s.program for s in steps if isinstance(s, Launch) and s.number > 0)
 
 
-# Between copy engines: blocks walk over tiles; for own ones the producer waits for copies, and loads
-# parts and the identity behind the product; both halves of others are complete before the stream is
-# told. Those who multiply, 64 rows of all columns each, wait for nobody.
+# With copy engines blocks are persistent. For own tiles the producer waits for copies, and loads parts
+# and the identity after the product. Both halves of other tiles are complete before the signal to the
+# stream. The consumer warp groups, 64 rows of all columns each, do not wait.
 # CHECK-LABEL: TEST: gemm_rs_persistent
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: for (int turn = 0; turn < 8;
@@ -157,11 +157,11 @@ def launched(plan):
 # CHECK: } else {
 # CHECK-NOT: parts
 # CHECK: tl::tma_store(C_desc
-walked = WALKED[0]
-show(launched(matmul_reduce_scatter_plan(1024, 8192, 7168, 4, "bfloat16", True, walked)))
+persistent = PERSISTENT_TILES[0]
+show(launched(matmul_reduce_scatter_plan(1024, 8192, 7168, 4, "bfloat16", True, persistent)))
 
-# Of few rows, products for the peer that is served last are stored there, complete before it is
-# told, and loaded from there behind the parts that copies bring.
+# With few rows, products for the peer that is served last are stored there and complete before the
+# signal. The peer loads them after the parts that copies transfer.
 # CHECK-LABEL: TEST: gemm_rs_persistent
 # CHECK: for (int turn = 0; turn < 2;
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(latest_arrived[
@@ -176,19 +176,19 @@ show(launched(matmul_reduce_scatter_plan(1024, 8192, 7168, 4, "bfloat16", True, 
 # CHECK: tw::complete_bulk_stores();
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_made[
 # CHECK: tl::tma_store(C_desc
-show(launched(matmul_reduce_scatter_plan(256, 8192, 7168, 4, "bfloat16", True, walked)))
+show(launched(matmul_reduce_scatter_plan(256, 8192, 7168, 4, "bfloat16", True, persistent)))
 
-# The first peer's rows come in pieces: the producer waits for each when it is needed, in the loop.
+# The first peer's rows arrive in chunks: in the loop, the producer waits for each one when needed.
 # CHECK-LABEL: TEST: ag_gemm_copy_engine
 # CHECK: for (int step = 0; step < 128;
 # CHECK: if (waited !=
 # CHECK-SAME: step) >> {{.*}}4
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(gathered_arrived[
 # CHECK: tl::tma_load(gathered_desc
-pieces = replace(WALKED[1], cut=4)
-show(launched(all_gather_matmul_plan(256, 7168, 8192, 4, "bfloat16", True, pieces)))
+four_chunks = replace(PERSISTENT_TILES[1], num_chunks=4)
+show(launched(all_gather_matmul_plan(256, 7168, 8192, 4, "bfloat16", True, four_chunks)))
 
-# A bias is no parameter where there is none; else it is loaded behind the last product.
+# A kernel without bias has no such parameter; otherwise bias is loaded after the last product.
 # CHECK-LABEL: TEST: ag_gemm_copy_engine
 # CHECK-NOT: bias
 # CHECK: tl::tma_load(gathered_desc
@@ -204,8 +204,8 @@ show(ag_gemm_copy_engine(1000, 2056, 8200, 4, "float16", False, LARGE))
 # CHECK: tl::tma_store(C_desc
 show(ag_gemm_copy_engine(1000, 2056, 8200, 4, "float16", False, LARGE, biased=True))
 
-# The first blocks store own rows at the other ranks, 16 bytes a thread, and tell them of each strip;
-# the others walk over tiles: the producer waits for each piece when it is needed, in the loop.
+# The first blocks store own rows at the other ranks, 16 bytes a thread, and signal each strip. The
+# other blocks multiply: in the loop, the producer waits for each piece when it is needed.
 # CHECK-LABEL: TEST: communicated_matmul
 # CHECK: if (((int)blockIdx.x) < 20) {
 # CHECK: *(uint4*)(held + {{.*}} = condval;
@@ -219,10 +219,10 @@ show(ag_gemm_copy_engine(1000, 2056, 8200, 4, "float16", False, LARGE, biased=Tr
 # CHECK: tl::tma_load(gathered_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
 # CHECK: tl::tma_store(C_desc
-show(communicated_matmul(256, 3584, 4096, 4, "bfloat16", True, WALKED[0]))
+show(communicated_matmul(256, 3584, 4096, 4, "bfloat16", True, PERSISTENT_TILES[0]))
 
-# Of few rows blocks store own ones at all ranks, 16 bytes a thread, tell each once, and look once
-# whether all are there.
+# With few rows blocks store the own rows at all ranks, 16 bytes a thread, signal each rank once, and
+# wait once for all rows.
 # CHECK-LABEL: TEST: ag_gemm_push
 # CHECK: *(uint4*)(gathered +
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(gathered_arrived[
@@ -235,7 +235,7 @@ show(communicated_matmul(256, 3584, 4096, 4, "bfloat16", True, WALKED[0]))
 # CHECK: tl::tma_store(C_desc
 show(ag_gemm_push(16, 7168, 8192, 4, "bfloat16", True, FEW_ROWS[0]))
 
-# Products stay at home, for all owners in one tile; each fetches its rows.
+# Products stay local, for all owners in one tile; each owner pulls its rows.
 # CHECK-LABEL: TEST: matmul_reduce_scatter_one_shot
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
 # CHECK: tl::tma_store(parts_desc
@@ -245,7 +245,7 @@ show(ag_gemm_push(16, 7168, 8192, 4, "bfloat16", True, FEW_ROWS[0]))
 # CHECK: tl::tma_store(C_desc
 show(scattered_one_shot(16, 8192, 7168, 4, "bfloat16", True, FEW_ROWS[0]))
 
-# The owner adds it, behind what the others sent.
+# The owner adds bias after the parts of other ranks.
 # CHECK-LABEL: TEST: matmul_reduce_scatter
 # CHECK: tl::tma_store(parts_desc
 # CHECK-NOT: bias
@@ -254,7 +254,7 @@ show(scattered_one_shot(16, 8192, 7168, 4, "bfloat16", True, FEW_ROWS[0]))
 # CHECK: tl::tma_store(C_desc
 show(matmul_reduce_scatter_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE, biased=True))
 
-# The sums of a tile of fp8 are added in fp32; all are scaled before they are rounded.
+# The sums of a tile of fp8 are added in fp32 and scaled before they are rounded.
 # CHECK-LABEL: TEST: matmul_reduce_scatter
 # CHECK: tl::tma_load(A_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat8_e4m3, tl::DataType::kFloat8_e4m3, tl::DataType::kFloat32
@@ -270,7 +270,7 @@ show(
     )
 )
 
-# Tiles stay at home, are complete before all ranks are told, and are fetched when they are there.
+# Tiles stay local, are complete before the signals to all ranks, and are pulled after a wait.
 # CHECK-LABEL: TEST: matmul_all_reduce_one_shot
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
@@ -282,8 +282,8 @@ show(
 # CHECK: tl::tma_store(C_desc
 show(one_shot_program(72, 8200, 1800, 4, "bfloat16", True, SMALL))
 
-# Others' tiles leave at once; own ones are added up, told to all before C is written, and those of
-# the other owners are fetched.
+# Tiles of other owners are sent immediately. Own tiles are summed up and signalled to all ranks before
+# C is written. Tiles of other owners are then pulled.
 # CHECK-LABEL: TEST: matmul_all_reduce
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
@@ -300,10 +300,10 @@ show(one_shot_program(72, 8200, 1800, 4, "bfloat16", True, SMALL))
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_arrived[
 # CHECK: *(uint4*)(sums
 # CHECK: tl::tma_store(C_desc
-show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
+show(two_shot_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 
-# Both exchanges by copy engines: the stream is told of products and, behind both places where they are
-# stored, of sums; the last of them are fetched, 16 bytes at a time, by blocks that have no tile left.
+# Copy engines do both exchanges. The kernel signals products to the stream, and sums after both of
+# their stores. Blocks without further tiles pull the last sums, 16 bytes at a time.
 # CHECK-LABEL: TEST: gemm_rs_persistent
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
 # CHECK: tl::tma_load(parts_desc
@@ -324,10 +324,10 @@ show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 # CHECK: *(uint4*)(held {{.*}} = *(uint4*)(rest
 # CHECK: *(uint4*)(C {{.*}} = *(uint4*)(held
 # CHECK-NOT: tma_
-cut = replace(WALKED[0], cut=2)
-show(launched(matmul_all_reduce_plan(4096, 8192, 7168, 4, "bfloat16", True, cut)))
+two_chunks = replace(PERSISTENT_TILES[0], num_chunks=2)
+show(launched(matmul_all_reduce_plan(4096, 8192, 7168, 4, "bfloat16", True, two_chunks)))
 
-# Tiles go to the peers as boxes of the TMA, which are complete before they are announced.
+# TMA stores tiles at the peers; the stores are complete before the signals.
 # CHECK-LABEL: TEST: reduce_scatter
 # CHECK: tl::tma_store(parts_desc
 # CHECK: tw::complete_bulk_stores();
@@ -336,7 +336,7 @@ show(launched(matmul_all_reduce_plan(4096, 8192, 7168, 4, "bfloat16", True, cut)
 # CHECK: tl::tma_store(out_desc
 show(reduce_scatter_program(Lines.of(100 * 256, "bfloat16"), 4, "tma"))
 
-# Threads move 16 bytes at a time, by way of registers.
+# Threads move 16 bytes at a time through registers.
 # CHECK-LABEL: TEST: all_gather
 # CHECK-NOT: extern __shared__
 # CHECK-NOT: tma_store
@@ -347,8 +347,8 @@ show(reduce_scatter_program(Lines.of(100 * 256, "bfloat16"), 4, "tma"))
 # CHECK: *(int4*)(out{{.*}} = *(int4*)(held
 show(all_gather_program(Lines.of(96 * 256, "int32"), 4, "ldst"))
 
-# The warp that loads a tile of keys has seen its owner's copies, in each round; nobody waits for
-# what lies there already. Three groups of warps attend.
+# The warp that loads a tile of keys waits for its owner's copies, in each iteration, but not for local
+# keys. Three warp groups attend.
 # CHECK-LABEL: TEST: flash_attention
 # CHECK: __launch_bounds__(512, 1)
 # CHECK: tl::warpgroup_reg_dealloc<24>();

@@ -1,8 +1,8 @@
-"""The gradients of attention over a sharded sequence, by torch's flash attention.
+"""Gradients of attention over a sharded sequence, by torch's flash attention.
 
-Everybody's keys and values are gathered; a rank computes what its own queries contribute to all
-gradients, one chunk of queries after the other, as each sees a prefix of the keys; and gradients of
-keys and values are summed up by their owners. Nothing is overlapped.
+Keys and values of all ranks are gathered. Each rank computes the contributions of its own queries
+to all gradients, one chunk of queries at a time, because each chunk sees a prefix of the keys. The
+gradients of keys and values are then reduce-scattered to their owners. Nothing is overlapped.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .problem import DTYPES, AttentionProblem, checked_attention, checked_maxima
 
 NAME = "sp_attention_backward"
 _SCORES = 1 << 26
-"""Products of q and k that are in memory at a time where flash attention does not compute them."""
+"""Products of q and k that ``by_definition`` keeps in memory at a time."""
 _MULTIPLE, _WIDEST = 8, 256
-"""Flash attention takes heads of a multiple of so many numbers, and of no more than these."""
+"""Flash attention accepts head dimensions that are multiples of the first, up to the second."""
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Rows(NamedTuple):
-    """Queries and what is known of them: (B, rows, Hq, D) or Dv, ``lse`` (B, Hq, rows)."""
+    """Queries, the output and its gradient: (B, rows, Hq, D) or Dv; ``lse`` is (B, Hq, rows)."""
 
     grad_out: torch.Tensor
     q: torch.Tensor
@@ -38,18 +38,18 @@ class Rows(NamedTuple):
     lse: torch.Tensor
 
     def part(self, rows: slice) -> Rows:
-        """Some of them."""
+        """Return some of the rows."""
         return Rows(self.grad_out[:, rows], self.q[:, rows], self.out[:, rows], self.lse[..., rows])
 
 
 def gradients_of_rows(
     rows: Rows, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
 ) -> Gradients:
-    """What queries contribute to the gradients of q, k and v.
+    """Return the contributions of queries to the gradients of q, k and v.
 
     Args:
-        k, v: (B, keys, Hkv, D) and (B, keys, Hkv, Dv), all that the last query sees.
-        causal: whether each query before it sees one key less.
+        k, v: (B, keys, Hkv, D) and (B, keys, Hkv, Dv): the keys that the last query sees.
+        causal: whether each query sees one key less than the next query.
     """
     widest = max(k.shape[-1], v.shape[-1])
     if k.is_cuda and k.dtype in DTYPES and widest <= _WIDEST:
@@ -58,21 +58,23 @@ def gradients_of_rows(
 
 
 def by_flash(rows: Rows, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Gradients:
-    """``gradients_of_rows`` by torch's flash attention: each in the type of its tensor. Its causal
-    mask is aligned at the last query and the last key; its heads are of one width, to which others
-    are filled up with zeros."""
+    """Compute ``gradients_of_rows`` with torch's flash attention, in the types of q, k and v.
+
+    The causal mask of flash attention is aligned at the last query and the last key. All heads have
+    the same dimension, so smaller ones are padded with zeros.
+    """
     width = -(-max(k.shape[-1], v.shape[-1]) // _MULTIPLE) * _MULTIPLE
     grad_out, q, out, keys, values = (
         x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
         for x in (*rows[:3], k, v)
     )  # fmt: skip
-    seed = torch.empty(2, dtype=torch.uint64, device=k.device)  # of a dropout that there is not
-    found = torch.ops.aten._flash_attention_backward(
+    seed = torch.empty(2, dtype=torch.uint64, device=k.device)  # unused: the dropout is 0
+    gradients = torch.ops.aten._flash_attention_backward(
         grad_out, q, keys, values, out, rows.lse.contiguous(), None, None, q.shape[1],
         keys.shape[1], 0.0, causal, seed, seed, scale=scale,
     )  # fmt: skip
     grad_q, grad_k, grad_v = (
-        x[..., : like.shape[-1]] for x, like in zip(found, (rows.q, k, v), strict=True)
+        x[..., : like.shape[-1]] for x, like in zip(gradients, (rows.q, k, v), strict=True)
     )
     return grad_q, grad_k, grad_v
 
@@ -80,7 +82,7 @@ def by_flash(rows: Rows, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: 
 def by_definition(
     rows: Rows, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
 ) -> Gradients:
-    """``gradients_of_rows`` in plain torch, some queries at a time, in fp32 or more."""
+    """Compute ``gradients_of_rows`` in plain torch, some queries at a time, in fp32 or fp64."""
     wide, count, keys = torch.promote_types(k.dtype, torch.float32), rows.q.shape[1], k.shape[1]
     k, v = k.to(wide), v.to(wide)
     grad_q, grad_k, grad_v = [], torch.zeros_like(k), torch.zeros_like(v)
@@ -108,10 +110,10 @@ def by_definition(
 
 @dataclass(frozen=True)
 class Sequences:
-    """A batch of sequences of equal lengths, or one of those that are packed.
+    """A batch of sequences of equal lengths, or one of several packed sequences.
 
     Attributes:
-        rows, keys: where a rank's part of them is, among its rows of q and of k.
+        rows, keys: slices of a rank's rows of q and of k that belong to the sequences.
     """
 
     problem: AttentionProblem
@@ -120,28 +122,28 @@ class Sequences:
 
     @property
     def chunks(self) -> list[tuple[int, slice]]:
-        """For each chunk of the keys, in their order: its owner, and where it is there."""
+        """Owner of each chunk of the keys, and its slice of the owner's keys, in sequence order."""
         sharding = self.problem.sharding
         size = (self.keys.stop - self.keys.start) // sharding.parts
-        held = {
+        places = {
             sharding.chunk_of(part, owner): (owner, self.keys.start + part * size)
             for owner in range(sharding.ranks)
             for part in range(sharding.parts)
         }
-        return [(owner, slice(at, at + size)) for _, (owner, at) in sorted(held.items())]
+        return [(owner, slice(row, row + size)) for _, (owner, row) in sorted(places.items())]
 
     def gathered(self, of_ranks: torch.Tensor) -> torch.Tensor:
-        """All keys in their order, (B, length, ...), of what the ranks have, (W, B, keys, ...)."""
+        """Return all keys in sequence order, (B, length, ...), from (W, B, keys, ...)."""
         return torch.cat([of_ranks[owner, :, place] for owner, place in self.chunks], 1)
 
-    def give(self, whole: torch.Tensor, of_ranks: torch.Tensor) -> None:
-        """The inverse of ``gathered``."""
+    def scatter(self, whole: torch.Tensor, of_ranks: torch.Tensor) -> None:
+        """Write ``whole`` to ``of_ranks``: the inverse of ``gathered``."""
         chunks = self.chunks
         for (owner, place), chunk in zip(chunks, whole.chunk(len(chunks), 1), strict=True):
             of_ranks[owner, :, place] = chunk
 
     def blocks(self, rank: int) -> Iterator[tuple[slice, int]]:
-        """Queries of a rank that follow each other, and how many keys the last one sees."""
+        """Yield slices of consecutive queries of a rank, and the keys that the last one sees."""
         sharding, rows = self.problem.sharding, self.rows.stop - self.rows.start
         keys = (self.keys.stop - self.keys.start) * sharding.ranks
         if rows == 0:
@@ -191,23 +193,23 @@ def sp_attention_backward(
     group: Any = None,
     transport: str = "auto",
 ) -> Gradients:
-    """The gradients of ``sp_attention``, of its ``out`` alone. Every rank calls it.
+    """Return the gradients of q, k and v from that of ``sp_attention``'s ``out``.
 
-    Sums of a gradient of k or v over ranks and chunks of queries are in fp32, of parts that flash
-    attention has rounded.
+    Every rank calls it. Flash attention rounds the contributions of each chunk of queries to the
+    gradients of k and v; these are summed over chunks and ranks in fp32.
 
     Args:
-        grad_out: of ``out``.
-        out, lse: what ``sp_attention`` made of the other arguments, with ``return_lse``.
-        q, k, v, causal, layout, cu_seqlens_q, cu_seqlens_k, softmax_scale, group: as it got them;
-            the host waits for ``cu_seqlens_*``.
-        transport: how keys and gradients are moved, as ``all_gather`` takes it.
+        grad_out: gradient of ``out``.
+        out, lse: results of ``sp_attention`` for the other arguments, with ``return_lse``.
+        q, k, v, causal, layout, cu_seqlens_q, cu_seqlens_k, softmax_scale, group: arguments of that
+            call; the host waits for ``cu_seqlens_*``.
+        transport: transport of keys and gradients, as in ``all_gather``.
 
     Returns:
-        Those of q, k and v, in their types.
+        The gradients of q, k and v, in their types.
 
     Raises:
-        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
     require_dense(NAME, grad_out=grad_out, q=q, k=k, v=v, out=out, lse=lse)
@@ -238,7 +240,7 @@ def _backward(
     lse: torch.Tensor, cu_seqlens_q: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None,
     causal: bool, layout: str, softmax_scale: float | None, group: str, transport: str,
 ) -> Gradients:  # fmt: skip
-    """See ``sp_attention_backward``."""
+    """Implement ``sp_attention_backward``."""
     ranks = group_of(group)
     problem = _checked(
         grad_out, q, k, v, out, lse, ranks.world_size, causal=causal, layout=layout,
@@ -264,25 +266,25 @@ def _contributions(
     problem: AttentionProblem, sequences: list[Sequences], rank: int, rows: Rows,
     of_ranks: list[torch.Tensor],
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
-    """The gradient of a rank's q, and what it contributes to those of everybody's k and v.
+    """Return the gradient of a rank's q, and its contributions to those of all ranks' k and v.
 
     Args:
         of_ranks: k and v of all ranks, (W, B, keys, Hkv, D) and Dv.
     """
     grad_q = torch.empty(rows.q.shape, dtype=rows.q.dtype, device=rows.q.device)
     sums = [torch.empty_like(x, dtype=rows.lse.dtype) for x in of_ranks]
-    for each in sequences:
-        whole = [each.gathered(x) for x in of_ranks]
+    for sequence in sequences:
+        whole = [sequence.gathered(x) for x in of_ranks]
         totals = [torch.zeros_like(x, dtype=rows.lse.dtype) for x in whole]
-        for mine, seen in each.blocks(rank):
+        for own, seen in sequence.blocks(rank):
             k, v = (x[:, :seen] for x in whole)
-            grad_q[:, mine], *found = gradients_of_rows(
-                rows.part(mine), k, v, problem.causal, problem.scale
+            grad_q[:, own], *parts = gradients_of_rows(
+                rows.part(own), k, v, problem.causal, problem.scale
             )
-            for total, part in zip(totals, found, strict=True):
+            for total, part in zip(totals, parts, strict=True):
                 total[:, :seen] += part
         for total, of_owners in zip(totals, sums, strict=True):
-            each.give(total, of_owners)
+            sequence.scatter(total, of_owners)
     return grad_q, sums
 
 

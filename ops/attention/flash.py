@@ -1,9 +1,9 @@
-"""Flash attention of a rank's queries to the keys of all ranks: the tile program.
+"""Tile program of flash attention of a rank's queries to the keys of all ranks.
 
-Keys come in chunks: one or two of each owner (``sequence``), and for full attention all of an owner
-are one. A tile of queries sees some chunks whole, and where it is causal its last chunk, the
-diagonal one, in part. It begins with that one, which on its own rank lies there already, and then
-goes from owner to owner in the order in which their keys arrive.
+Keys arrive in chunks: each owner has one or two (see ``sequence``); for full attention all keys of
+an owner are one chunk. A tile of queries sees some chunks completely. If attention is causal, it
+sees a part of its last chunk, the diagonal one. The tile starts with the diagonal chunk, which is
+local on its own rank, and then visits the owners in the order in which their keys arrive.
 """
 
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ from .problem import AttentionProblem
 
 LOG2_E = 1.4426950408889634
 FAST_MATH = {"tl.enable_fast_math": True}
-"""Powers of two by one instruction: 10 to 13 % faster (benchmarks/LOG.md)."""
-
+"""Compute powers of two with one instruction: 10 to 13 % faster (benchmarks/LOG.md)."""
 
 _LOWEST = -1e30
-"""No product of q and k is less. Not infinite, so that rows that have not seen a key yet have a
-difference of 0."""
+"""Lower bound of all products of q and k. It is finite, so that the maximum of a row that has not
+seen a key yet differs from itself by 0."""
 
 
 @dataclass(frozen=True)
 class FlashTiles:
-    """What a block attends with at a time.
+    """Tile sizes of a block.
 
     Attributes:
-        M, N: queries of a tile, and keys.
+        M, N: queries and keys of a tile.
         stages: tiles of keys and values in flight.
-        threads: of a block, without the producer that TileLang adds: 128 for every 64 queries.
+        threads: threads of a block without the producer that TileLang adds: 128 for each 64
+            queries.
     """
 
     M: int
@@ -49,9 +49,10 @@ class PackedTile(NamedTuple):
     """Queries of one of several packed sequences, and the keys that they see.
 
     Attributes:
-        row, valid: the first one, among all that the rank holds, and how many; at most one tile's.
-        begin: how many keys the first one sees.
-        k_row: first of the sequence's keys, among all of each owner.
+        row, valid: index of the first query among the rank's queries, and number of queries, at
+            most those of one tile.
+        begin: number of keys that the first query sees.
+        k_row: index of the sequence's first key among the keys of each owner.
         chunk: keys of a chunk of the sequence.
     """
 
@@ -65,8 +66,11 @@ class PackedTile(NamedTuple):
 def packed_tiles(
     problem: AttentionProblem, tiles: FlashTiles, rank: int, cu_q: torch.Tensor, cu_k: torch.Tensor
 ) -> torch.Tensor:
-    """A rank's tiles, ``most_tiles`` rows of ``PackedTile``: those that see most come first, and
-    behind them, without queries, as many as there could have been. The host does not wait."""
+    """Return a rank's tiles, ``most_tiles`` rows of ``PackedTile``.
+
+    Tiles that see the most keys come first. Unused rows have no queries and come last. The host
+    does not wait.
+    """
     parts, sharding = problem.sharding.parts, problem.sharding
     q_lengths, k_lengths = cu_q.diff(), cu_k.diff()
     rows = (q_lengths // sharding.chunks).repeat_interleave(parts)
@@ -91,7 +95,7 @@ def packed_tiles(
 
 
 def most_tiles(problem: AttentionProblem, tiles: FlashTiles) -> int:
-    """How many tiles of queries a rank has for each head, or may have."""
+    """Return the number of tiles of queries of a rank for each head; if packed, an upper bound."""
     parts = problem.sharding.parts
     if problem.packed:
         return problem.q_rows // tiles.M + problem.batch * parts
@@ -99,17 +103,17 @@ def most_tiles(problem: AttentionProblem, tiles: FlashTiles) -> int:
 
 
 def key_chunk(problem: AttentionProblem) -> int:
-    """Rows of a chunk of keys; on average, where sequences are packed."""
+    """Return the rows of a chunk of keys; the average if sequences are packed."""
     sequences = problem.batch if problem.packed else 1
     return problem.k_rows // sequences // (problem.sharding.parts if problem.causal else 1)
 
 
 _KEYS = ((128, 1.0), (112, 0.96), (96, 0.81))
-"""Keys of a tile, and how long it takes compared with the first, on an H200 (benchmarks/LOG.md)."""
+"""Keys of a tile, and its time relative to the first one on an H200 (benchmarks/LOG.md)."""
 
 
 def tiles_for(problem: AttentionProblem) -> FlashTiles:
-    """The tiles that a chunk of keys takes the least time with."""
+    """Return the tiles with which a chunk of keys needs the least time."""
     sequences = problem.batch if problem.packed else 1
     queries = problem.q_rows // sequences // problem.sharding.parts
     chunk = key_chunk(problem)
@@ -124,20 +128,22 @@ def tiles_for(problem: AttentionProblem) -> FlashTiles:
 
 
 def queries_shape(problem: AttentionProblem) -> tuple[int, int, int]:
-    """(batch, parts, rows) of Q: packed sequences are a batch of 1 and one part."""
+    """Return (batch, parts, rows) of Q: packed sequences are a batch of 1 and one part."""
     parts = 1 if problem.packed else problem.sharding.parts
     return 1 if problem.packed else problem.batch, parts, problem.q_rows // parts
 
 
 def keys_shape(problem: AttentionProblem) -> tuple[int, int]:
-    """(batch, rows) of K."""
+    """Return (batch, rows) of K."""
     return 1 if problem.packed else problem.batch, problem.k_rows
 
 
 def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
-    """The kernel: Out and the logarithms of the sums of Q (batch, parts, rows, heads, dim) over the
-    gathered K and V (owner, batch, rows, kv_heads * dim); where sequences are packed, by the tiles
-    that ``packed_tiles`` lists."""
+    """Build the kernel: Out and the logarithms of the sums of exponentials, LSE, of
+    Q (batch, parts, rows, heads, dim) over gathered K and V (owner, batch, rows, kv_heads * dim).
+
+    If sequences are packed, blocks compute the tiles that ``packed_tiles`` lists.
+    """
     heads, ranks, dtype, packed = problem.heads, problem.ranks, problem.tile_dtype, problem.packed
     dim, v_dim, kv_heads, group = problem.dim, problem.v_dim, problem.kv_heads, problem.group
     sharding, causal = problem.sharding, problem.causal
@@ -176,7 +182,7 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
             T.annotate_producer_reg_dealloc(24)
             T.annotate_consumer_reg_alloc(registers)
 
-            # Registers: of their definitions TVM would simplify indices for minutes.
+            # Variables, because TVM would simplify indices with their definitions for minutes.
             me, b, head = W.rank(), bx // heads, bx % heads
             if packed:
                 row, valid = T.alloc_var("int32"), T.alloc_var("int32")
@@ -190,21 +196,21 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
                 chunk = work[by, 4]
                 steps = T.max(T.ceildiv(chunk, N), 1)
             else:
-                # What sees most comes first.
+                # Tiles that see the most keys come first.
                 chunk, k_row = key_chunk(problem), 0
                 steps, row_tiles = ceil(chunk / N), ceil(rows / M)
                 q_part, row = parts - 1 - by % parts, (row_tiles - 1 - by // parts) * M
                 valid = T.min(M, rows - row)
                 begin = sharding.chunk_of(q_part, me) * rows + row
-                begin += problem.k_total - problem.q_total + 1  # its first row sees so many keys
+                begin += problem.k_total - problem.q_total + 1  # keys that the first row sees
             end = begin - 1 + valid
 
             if causal:
                 whole, some = T.alloc_var("int32"), T.alloc_var("int32")
                 nearest, mirrored = T.alloc_var("int32"), T.alloc_var("int32")
-                whole = (end - 1) // chunk  # so many chunks, and the first keys of the next one
+                whole = (end - 1) // chunk  # chunks seen completely
                 some = T.ceildiv(end - whole * chunk, N)
-                nearest = T.if_then_else(whole < ranks, whole, 2 * ranks - 1 - whole)  # its owner
+                nearest = T.if_then_else(whole < ranks, whole, 2 * ranks - 1 - whole)  # an owner
                 mirrored = T.if_then_else(whole < ranks, 0, 1)
             else:
                 whole, some, nearest, mirrored = ranks - 1, steps, me, 0
@@ -224,7 +230,7 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
                 T.copy(K[me, owner, b, k_row + part * chunk + k, head // group * dim], K_tile)
                 T.copy(V[me, owner, b, k_row + part * chunk + k, head // group * v_dim], V_tile)
                 T.gemm(Q_tile, K_tile, S, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                if causal and prefixed:  # a tile may end in another chunk than it begins in
+                if causal and prefixed:  # a tile may start and end in different chunks
                     first = sharding.chunk_of(part, owner) * chunk + k
                     if first + N > begin or k + N > chunk:
                         for i, j in T.Parallel(M, N):
@@ -252,15 +258,15 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
                 for i, j in T.Parallel(M, v_dim):
                     out[i, j] *= shrink[i]
                 T.gemm(P, V_tile, out, policy=T.GemmWarpPolicy.FullRow)
-                # With clear_accum=True registers do not suffice; and before the products it would
-                # keep here what the producer has to do first.
+                # clear_accum=True needs too many registers. A clear before the products would keep
+                # statements here that the producer has to execute first.
                 T.clear(S)
 
             for i, j in T.Parallel(M, v_dim):
                 out[i, j] /= total[i]
             for i in T.Parallel(M):
                 lse[i] = (highest[i] * to_log2 + T.log2(total[i])) / LOG2_E
-            if packed:  # the next rows are another sequence's
+            if packed:  # the next rows belong to another sequence
                 for i, j in T.Parallel(M, v_dim):
                     if i < valid:
                         Out[b, q_part, row + i, head, j] = out[i, j]
@@ -276,9 +282,12 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
 
 
 def _visited(visit, nearest, ranks, causal, zigzag):
-    """Whose keys come at which visit, and which part of them: those of ``nearest``, of its left
-    neighbour and so on. Causal, an owner's second part is seen by those that it comes before:
-    first of all ``nearest``'s own, visit -1, and then that of every owner behind it."""
+    """Return the owner of the keys of a visit, and the part of its keys.
+
+    Visits start with ``nearest`` and continue with its left neighbor and so on. For causal zigzag
+    attention, visit -1 is the second part of ``nearest``. The visits after rank 0 alternate between
+    the first and the second part of the owners from rank W - 1 on.
+    """
     if not causal:
         return (nearest + ranks - visit) % ranks, 0
     if not zigzag:

@@ -16,10 +16,10 @@ class SequenceParallelAttention(torch.nn.Module):
     """Attention over a sequence that is sharded among ranks.
 
     Args:
-        causal, layout, softmax_scale, group, return_lse: as for ``ops.sp_attention``.
-        reference: compute in plain torch, in fp32, whatever that costs: all keys and values are
-            gathered by ``torch.distributed``. It takes any floating-point type, head dimensions
-            and number of ranks, on CPUs too, and has gradients of q, k and v.
+        causal, layout, softmax_scale, group, return_lse: see ``ops.sp_attention``.
+        reference: compute in plain torch in fp32, which is slow: ``torch.distributed`` gathers all
+            keys and values. This supports any floating-point type, any head dimensions and any
+            number of ranks, on CPUs too, and has gradients of q, k and v.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class SequenceParallelAttention(torch.nn.Module):
         max_seqlen_q: int | None = None,
         max_seqlen_k: int | None = None,
     ) -> torch.Tensor | Result:
-        """As ``ops.sp_attention``.
+        """Call ``ops.sp_attention``, or the reference, with these tensors.
 
         Raises:
-            TileWeaveError: arguments that do not fit, or differ between ranks.
+            TileWeaveError: arguments are invalid or differ between ranks.
         """
         out, lse = self.attend(
             q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,

@@ -1,4 +1,4 @@
-"""What attention over a sharded sequence is asked for, checked."""
+"""Checked problems of attention over a sharded sequence."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from .sequence import Sharding, check_cu_seqlens, require_chunks, require_offset
 OP = "sp_attention"
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
-"""Of q and k, and of v: what there are kernels for."""
+"""Head dimensions of q and k, and of v, that have kernels."""
 _MOST = torch.finfo(torch.float32).max
 _Maxima: TypeAlias = "tuple[int | None, int | None]"
 _asserted = WeakTensorKeyDictionary()
-"""By cu_seqlens_q and cu_seqlens_k: for which problems and maxima the GPU was told to assert them,
-and the versions of both then."""
+"""For each cu_seqlens_q and cu_seqlens_k: the problems and maxima for which the GPU has asserted
+them, and the versions of both tensors at that time."""
 
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """Attention of ``ranks`` ranks; for each a kernel and memory are kept.
+    """Attention of ``ranks`` ranks; a kernel and memory are kept for each problem.
 
-    What differs from batch to batch, where packed sequences begin and how long the longest one is,
-    is no part of it.
+    Values that change from batch to batch are not part of it: the offsets of packed sequences and
+    the length of the longest one.
 
     Attributes:
-        batch: sequences.
-        q_rows, k_rows: of a rank: of each sequence, or of all that are packed.
-        heads, kv_heads: of q, and of k and v.
-        dim, v_dim: of a head of q and k, and of v.
+        batch: number of sequences.
+        q_rows, k_rows: rows of q and k on a rank: of each sequence, or of all packed sequences.
+        heads, kv_heads: heads of q, and heads of k and v.
+        dim, v_dim: dimension of a head of q and k, and of v.
         layout: one of ``sequence.PARTS``.
-        scale: of the products of q and k.
-        packed: whether sequences lie one behind the other, with ``cu_seqlens``.
+        scale: factor of the products of q and k.
+        packed: whether sequences are packed, with ``cu_seqlens``.
     """
 
     batch: int
@@ -59,44 +59,44 @@ class AttentionProblem:
 
     @property
     def sharding(self) -> Sharding:
-        """How sequences are cut."""
+        """Sharding of the sequences."""
         return Sharding(self.layout, self.ranks)
 
     @property
     def q_total(self) -> int:
-        """Rows of q on all ranks: of each sequence, or of all that are packed."""
+        """Rows of q on all ranks: of each sequence, or of all packed sequences."""
         return self.q_rows * self.ranks
 
     @property
     def k_total(self) -> int:
-        """The same of k."""
+        """Rows of k on all ranks: of each sequence, or of all packed sequences."""
         return self.k_rows * self.ranks
 
     @property
     def group(self) -> int:
-        """Heads of q that share one of k and v."""
+        """Heads of q that share a head of k and v."""
         return self.heads // self.kv_heads
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """Shape of the result."""
         rows = (self.q_rows, self.heads, self.v_dim)
         return rows if self.packed else (self.batch, *rows)
 
     @property
     def lse_shape(self) -> tuple[int, ...]:
-        """Of the logarithms of the sums."""
+        """Shape of the logarithms of the sums of exponentials."""
         rows = (self.heads, self.q_rows)
         return rows if self.packed else (self.batch, *rows)
 
     @property
     def wide_dtype(self) -> torch.dtype:
-        """Of these logarithms, and what numbers and gradients are added in: fp32, or fp64."""
+        """Type of these logarithms and of sums of gradients: fp32 or fp64."""
         return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def tile_dtype(self) -> str:
-        """TileLang's name of the type."""
+        """Name of the type in TileLang."""
         return str(self.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
@@ -124,10 +124,10 @@ def checked_attention(
     softmax_scale: float | None = None,
     op: str = OP,
 ) -> AttentionProblem:
-    """The problem of a call. No value of a tensor is read: see ``checked_maxima``.
+    """Return the problem of a call. No tensor value is read: see ``checked_maxima``.
 
     Raises:
-        TileWeaveError: shapes, types, devices or options that do not fit.
+        TileWeaveError: shapes, types, devices or options are invalid.
     """
     sharding = Sharding.checked(op, layout, ranks)
     batch = _check_packing(op, q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -152,12 +152,12 @@ def checked_attention(
 def _check_operands(
     op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: bool
 ) -> None:
-    """Refuse what does not fit whatever the ranks and the layout."""
+    """Refuse operands that are invalid for any number of ranks and any layout."""
     extents = "(rows, heads, head_dim)" if packed else "(batch, rows, heads, head_dim)"
-    given = "as cu_seqlens_q is given" if packed else "or cu_seqlens_q"
+    hint = "as cu_seqlens_q is given" if packed else "or cu_seqlens_q"
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4 - packed or 0 in tensor.shape:
-            raise refused(op, f"{name} has shape {tuple(tensor.shape)}", f"{extents}, {given}")
+            raise refused(op, f"{name} has shape {tuple(tensor.shape)}", f"{extents}, {hint}")
         if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
             legal = "a floating-point type of 16 bits or more"
             raise refused(op, f"{name} is of {tensor.dtype}", legal)
@@ -174,10 +174,10 @@ def _check_operands(
 
 
 def checked_scale(op: str, dim: int, scale: float | None) -> float:
-    """By which products of q and k, of ``dim`` numbers each, are multiplied.
+    """Return the factor of the products of q and k for a head of ``dim`` elements.
 
     Raises:
-        TileWeaveError: ``scale`` is no positive number that kernels can hold.
+        TileWeaveError: ``scale`` is not a positive float32.
     """
     if scale is None:
         return dim**-0.5
@@ -190,9 +190,9 @@ def _check_packing(
     op: str, q: torch.Tensor, cu_q: torch.Tensor | None, cu_k: torch.Tensor | None,
     max_q: int | None, max_k: int | None,
 ) -> int | None:  # fmt: skip
-    """How many sequences are packed; None if they are not."""
-    given = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
-    _both_or_none(op, given)
+    """Return the number of packed sequences; None if sequences are not packed."""
+    offsets = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    _both_or_none(op, offsets)
     maxima = {"max_seqlen_q": max_q, "max_seqlen_k": max_k}
     for name, most in maxima.items():
         if most is None:
@@ -204,7 +204,7 @@ def _check_packing(
     _both_or_none(op, maxima)
     if cu_q is None or cu_k is None:
         return None
-    for name, cu_seqlens in zip(given, (cu_q, cu_k), strict=True):
+    for name, cu_seqlens in zip(offsets, (cu_q, cu_k), strict=True):
         require_offsets(op, name, cu_seqlens, torch.int32)
         require_like(op, name, cu_seqlens, "q", q, torch.int32)
     if len(cu_q) != len(cu_k):
@@ -215,15 +215,15 @@ def _check_packing(
     return len(cu_q) - 1
 
 
-def _both_or_none(op: str, given: Mapping[str, object]) -> None:
-    (first, x), (second, y) = given.items()
+def _both_or_none(op: str, arguments: Mapping[str, object]) -> None:
+    (first, x), (second, y) = arguments.items()
     if (x is None) != (y is None):
         missing, other = (first, second) if x is None else (second, first)
         raise refused(op, f"{missing} is None and {other} is given", "both or none")
 
 
 def obstacle(problem: AttentionProblem) -> str | None:
-    """What of a problem there is no kernel for, and what there is."""
+    """Return the value of a problem that has no kernel, and the legal ones; None if it has one."""
     if problem.dtype not in DTYPES:
         return f"q is of {problem.dtype}; expected {' or '.join(map(str, DTYPES))}"
     if (problem.dim, problem.v_dim) not in HEAD_DIMS:
@@ -239,19 +239,18 @@ def checked_maxima(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
 ) -> tuple[int, int]:
-    """Rows of the longest whole sequence of q and of k, or more; the values of ``cu_seqlens_*`` are
-    checked.
+    """Return upper bounds of the rows of a whole sequence of q and of k; check ``cu_seqlens_*``.
 
-    The host reads them where it need not wait, on a CPU, or has to, without maxima; else the GPU
-    asserts them itself, in the order of the stream and without the host, once for each pair of
-    tensors and each change of them, and in each replay of a graph; if they are wrong, it says so on
-    standard error and runs nothing more of this process.
+    The host reads the offsets if they are on the CPU, or if there are no maxima. Otherwise the GPU
+    asserts them in stream order, and the host does not wait: once for each pair of tensors and each
+    change of them, and in each replay of a graph. If an assertion fails, the GPU prints a message
+    to standard error and executes no further work of this process.
 
     Args:
-        problem: of ``checked_attention`` for the same arguments.
+        problem: result of ``checked_attention`` for the same arguments.
 
     Raises:
-        TileWeaveError: values that do not fit; or maxima are missing while a graph is captured.
+        TileWeaveError: values are invalid, or maxima are missing while a graph is captured.
     """
     if cu_seqlens_q is None or cu_seqlens_k is None:
         return problem.q_total, problem.k_total
@@ -269,18 +268,18 @@ def checked_maxima(
 def _read(
     problem: AttentionProblem, q: list[int], k: list[int], maxima: _Maxima
 ) -> tuple[int, int]:
-    """The maxima of offsets that the host has read."""
+    """Check offsets that the host has read, and return the maxima."""
     op, longest = problem.op, []
     for name, values, total, most in (
         ("q", q, problem.q_total, maxima[0]), ("k", k, problem.k_total, maxima[1])
     ):  # fmt: skip
         check_cu_seqlens(op, f"cu_seqlens_{name}", values, total, problem.sharding)
-        found = max(_lengths(values))
-        if most is not None and most < found:
+        length = max(_lengths(values))
+        if most is not None and most < length:
             raise refused(
-                op, f"max_seqlen_{name}={most}", f"at least {found}, the longest sequence"
+                op, f"max_seqlen_{name}={most}", f"at least {length}, the longest sequence"
             )
-        longest.append(found if most is None else most)
+        longest.append(length if most is None else most)
     for index, (queries, keys) in enumerate(zip(_lengths(q), _lengths(k), strict=True)):
         least = queries if problem.causal else min(queries, 1)
         if keys < least:
@@ -298,7 +297,7 @@ def _lengths(values: list[int]) -> list[int]:
 def _assert_once(
     problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, maxima: tuple[int, int]
 ) -> None:
-    """Let the GPU assert offsets that are new to it; in a graph, in each replay."""
+    """Make the GPU assert offsets unless it has; in a graph, in each replay."""
     if capturing() or q.is_inference() or k.is_inference():
         return assert_offsets(problem, q, k, maxima)
     seen = _asserted.setdefault(q, WeakTensorKeyDictionary()).setdefault(k, {})
@@ -311,18 +310,18 @@ def _assert_once(
 def assert_offsets(
     problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, maxima: tuple[int, int]
 ) -> None:
-    """Stop the GPU at offsets that ``checked_maxima`` would refuse if it read them."""
+    """Make the GPU assert that ``checked_maxima`` would accept the offsets."""
     chunks = problem.sharding.chunks
     of_q, of_k = q.diff(), k.diff()
     least = of_q if problem.causal else of_q.clamp(max=1)
-    right = (of_k >= least).all()
+    valid = (of_k >= least).all()
     for offsets, lengths, total, most in zip(
         (q, k), (of_q, of_k), (problem.q_total, problem.k_total), maxima, strict=True
     ):
         fitting = (lengths >= 0) & (lengths <= most) & (lengths % chunks == 0)
-        right &= fitting.all() & (offsets[0] == 0) & (offsets[-1] == total)
+        valid &= fitting.all() & (offsets[0] == 0) & (offsets[-1] == total)
     torch._assert_async(
-        right,
+        valid,
         f"{problem.op}: cu_seqlens; expected offsets from 0 to {problem.q_total} (q) and "
         f"{problem.k_total} (k), lengths: multiples of {chunks}, at most {maxima}, keys for all "
         f"queries{', at least as many' * problem.causal}",

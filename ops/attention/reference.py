@@ -1,7 +1,7 @@
-"""Attention over a sharded sequence in plain torch: what fused results are compared with.
+"""Reference of attention over a sharded sequence in plain torch, for comparison with fused results.
 
-Everybody's keys are gathered and put in order, every position is written down, and what a query
-must not see is masked: no arithmetic of the fused operator is used.
+The keys of all ranks are gathered and put in sequence order. Positions are explicit, and keys that
+a query must not see are masked. The reference uses no arithmetic of the fused operator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .problem import OP, AttentionProblem, checked_attention, checked_maxima
 from .sequence import shard_sequence, unshard_sequence
 
 _SCORES = 1 << 26
-"""Products of q and k that are in memory at a time."""
+"""Products of q and k that are kept in memory at a time."""
 Result = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -32,17 +32,17 @@ def reference_attention(
     cu_seqlens_q: torch.Tensor | None = None,
     cu_seqlens_k: torch.Tensor | None = None,
 ) -> Result:
-    """What one rank computes, given what all ranks hold of k and v; nothing is communicated.
+    """Compute the result of one rank from k and v of all ranks; nothing is communicated.
 
     Args:
-        problem: checked.
-        rank: who holds ``q``.
-        ks, vs: of rank 0, rank 1, and so on.
-        cu_seqlens_q, cu_seqlens_k: if sequences are packed.
+        problem: checked problem.
+        rank: the rank that holds ``q``.
+        ks, vs: k and v of rank 0, rank 1, and so on.
+        cu_seqlens_q, cu_seqlens_k: offsets, if sequences are packed.
 
     Returns:
-        The result in the type of ``q`` and the natural logarithms of the sums, both computed in
-        fp32 (fp64 for fp64); differentiable.
+        The result in the type of ``q``, and the natural logarithms of the sums of exponentials.
+        Both are computed in fp32 (fp64 for fp64) and are differentiable.
     """
     packed = problem.packed
     join = torch.cat if packed else torch.stack
@@ -64,25 +64,25 @@ def reference_attention(
 def _sequences(
     x: torch.Tensor, cu_seqlens: torch.Tensor | None, ranks: int
 ) -> Sequence[torch.Tensor]:
-    """The sequences of a batch, or packed ones, of which ``x`` is the part of one of ``ranks``."""
+    """Split ``x``, the part of one of ``ranks`` ranks, into the sequences of its batch."""
     if cu_seqlens is None:
         return x.unbind()
     return x.split((cu_seqlens.diff() // ranks).tolist())
 
 
 def _limits(problem: AttentionProblem, rank: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """For each of a rank's queries of one sequence, at which key its sight ends."""
+    """Return the number of keys that each of a rank's queries of one sequence sees."""
     if not problem.causal:
         return torch.full((len(q),), len(k), device=q.device)
     positions = torch.arange(len(q) * problem.ranks, device=q.device)
-    mine = shard_sequence(positions, rank, problem.ranks, problem.layout, dim=0)
-    return mine + 1 + len(k) - len(positions)
+    own = shard_sequence(positions, rank, problem.ranks, problem.layout, dim=0)
+    return own + 1 + len(k) - len(positions)
 
 
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, limits: torch.Tensor, scale: float
 ) -> Result:
-    """One sequence: (rows, heads, v_dim) and (heads, rows), some queries at a time."""
+    """Attend in one sequence, some queries at a time: (rows, heads, v_dim) and (heads, rows)."""
     rows = max(1, _SCORES // (q.shape[1] * max(1, len(k))))
     blocks = [
         checkpoint(
@@ -118,13 +118,13 @@ def gathered_attention(
     group: Any = None,
     **options: Any,
 ) -> Result:
-    """``reference_attention`` of all ranks of a group, each with its own part of q, k and v.
+    """Compute ``reference_attention`` on all ranks of a group, each with its part of q, k and v.
 
     Args:
-        options: more arguments of ``checked_attention``.
+        options: further arguments of ``checked_attention``.
 
     Raises:
-        TileWeaveError: arguments that do not fit, or differ between ranks.
+        TileWeaveError: arguments are invalid or differ between ranks.
     """
     require_dense(OP, q=q, k=k, v=v)
     require_dense_or_none(OP, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
@@ -147,8 +147,10 @@ def attend_gathered(
     cu_q: torch.Tensor | None, cu_k: torch.Tensor | None, max_q: int | None, max_k: int | None,
     group: Any,
 ) -> Result:  # fmt: skip
-    """``gathered_attention`` of a problem that is checked and agreed on, but for offsets, which the
-    host reads."""
+    """Compute ``gathered_attention`` of a problem that is checked and equal on all ranks.
+
+    Offsets are checked here; the host reads them.
+    """
     ranks = group_of(name_of(group))
     cu_q, cu_k = (None if cu is None else cu.cpu() for cu in (cu_q, cu_k))
     checked_maxima(problem, cu_q, cu_k, max_q, max_k)

@@ -1,9 +1,9 @@
-"""How a sequence is cut among ranks, and who attends to what.
+"""Sharding of a sequence among ranks, and the chunks that each rank attends to.
 
 Each of ``parts * ranks`` chunks of a sequence belongs to one rank. In ``contiguous`` a rank has one
-chunk; in ``zigzag`` it has one from the front and its mirror from the back, chunks ``r`` and
-``2 * ranks - 1 - r``, so that causal attention is the same work for all. A batch of packed
-sequences is cut sequence by sequence.
+chunk. In ``zigzag`` it has two, ``r`` and ``2 * ranks - 1 - r``, one from the front and its mirror
+from the back: causal attention is then the same work for all ranks. Each sequence of a packed batch
+is sharded separately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from ..core.problem import refused
 
 PARTS = {"contiguous": 1, "zigzag": 2}
-"""By layout, how many chunks of each sequence a rank holds."""
+"""Number of chunks of each sequence that a rank holds, by layout."""
 
 
 def _clamp(value: int, low: int, high: int) -> int:
@@ -26,12 +26,12 @@ def _clamp(value: int, low: int, high: int) -> int:
 
 
 class Visit(NamedTuple):
-    """A rank attends with one of its chunks of queries to one chunk of keys.
+    """Attention of one of a rank's chunks of queries to one chunk of keys.
 
     Attributes:
         owner: the rank that holds the keys.
-        query, key: which chunks of the sequence.
-        pairs: of a query and a key that it sees.
+        query, key: indices of the chunks in the sequence.
+        pairs: number of pairs of a query and a key that it sees.
     """
 
     owner: int
@@ -42,7 +42,7 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class Sharding:
-    """A layout among ``ranks`` ranks. Numbers are ints, tensors, or expressions of a tile program.
+    """A layout among ``ranks`` ranks. Values are ints, tensors, or expressions of a tile program.
 
     Attributes:
         layout: one of ``PARTS``.
@@ -53,10 +53,10 @@ class Sharding:
 
     @classmethod
     def checked(cls, op: str, layout: str, ranks: int) -> Sharding:
-        """The sharding that an argument ``layout`` of ``op`` asks for.
+        """Return the sharding for the argument ``layout`` of ``op``.
 
         Raises:
-            TileWeaveError: there is no such layout.
+            TileWeaveError: the layout is unknown.
         """
         if layout not in PARTS:
             raise refused(op, f"layout={layout!r}", " or ".join(map(repr, PARTS)))
@@ -64,20 +64,20 @@ class Sharding:
 
     @property
     def parts(self) -> int:
-        """Chunks of each sequence that a rank holds."""
+        """Number of chunks of each sequence that a rank holds."""
         return PARTS[self.layout]
 
     @property
     def chunks(self) -> int:
-        """Of each sequence, in all; its length is a multiple of it."""
+        """Number of chunks of each sequence; the length of a sequence is a multiple of it."""
         return self.parts * self.ranks
 
     def chunk_of(self, part: Any, rank: Any) -> Any:
-        """Which chunk of a sequence a rank holds as its ``part``-th."""
+        """Return the index in the sequence of a rank's chunk ``part``."""
         return rank + part * (2 * self.ranks - 1 - 2 * rank)
 
     def position(self, row: Any, rank: Any, length: Any) -> Any:
-        """Where in a sequence of ``length`` rows a rank's ``row``-th row of it belongs."""
+        """Return the position in a sequence of ``length`` rows of a rank's row ``row`` of it."""
         size = length // self.chunks
         part = row // size
         return row + (self.chunk_of(part, rank) - part) * size
@@ -85,14 +85,14 @@ class Sharding:
     def visible(
         self, limit: Any, owner: Any, length: Any, clamp: Callable[..., Any] = _clamp
     ) -> Any:
-        """How many of the owner's rows lie before ``limit`` in a sequence of ``length`` rows.
+        """Return how many of the owner's rows precede ``limit`` in a sequence of ``length`` rows.
 
-        They are the first that it holds: a query that sees keys up to a position sees a prefix of
-        every owner's keys.
+        These are its first rows: a query that sees keys up to a position sees a prefix of the keys
+        of every owner.
 
         Args:
-            clamp: of a value, its least and its greatest; ``torch.clamp`` or ``T.clamp`` for
-                numbers that are not ints.
+            clamp: function of a value, its minimum and its maximum: ``torch.clamp`` or ``T.clamp``
+                for values that are not ints.
         """
         size = length // self.chunks
         return sum(
@@ -101,8 +101,11 @@ class Sharding:
 
 
 def owners_from(rank: Any, ranks: int) -> list[Any]:
-    """All ranks in the order in which ``rank`` attends to their keys: its own lie there already,
-    and its left neighbour's come first, as a rank begins to send with its right neighbour."""
+    """Return all ranks in the order in which ``rank`` attends to their keys.
+
+    Its own keys are local. Its left neighbor's arrive first, because each rank sends to its right
+    neighbor first.
+    """
     return [(rank - step) % ranks for step in range(ranks)]
 
 
@@ -115,20 +118,19 @@ def attention_schedule(
     q_length: int,
     k_length: int | None = None,
 ) -> list[Visit]:
-    """What a rank computes of attention over a sharded sequence, in the order in which it does.
+    """Return the visits of a rank in attention over a sharded sequence, in order of execution.
 
     Args:
         layout: ``contiguous`` or ``zigzag``.
         causal: whether the query at position ``p`` sees only the keys up to
             ``p + k_length - q_length``.
-        q_length, k_length: of the whole sequence, in rows; ``k_length`` is ``q_length`` if not
-            given.
+        q_length, k_length: rows of the whole sequence; ``k_length`` defaults to ``q_length``.
 
     Returns:
-        Its visits; what no query sees is left out.
+        The visits in which a query sees a key.
 
     Raises:
-        TileWeaveError: arguments that do not fit.
+        TileWeaveError: arguments are invalid.
     """
     op = "attention_schedule"
     sharding = _sharding_of(op, rank, world_size, layout)
@@ -142,7 +144,7 @@ def attention_schedule(
     def pairs(query: int, key: int) -> int:
         if not causal:
             return rows * columns
-        seen = query * rows + k_length - q_length - key * columns  # before the first of the queries
+        seen = query * rows + k_length - q_length - key * columns  # before the first query
         return _area(seen + rows, columns) - _area(seen, columns)
 
     parts = range(sharding.parts)
@@ -156,17 +158,19 @@ def attention_schedule(
 
 
 def _area(queries: int, columns: int) -> int:
-    """Under the diagonal in ``columns`` columns: the sum of ``clamp(n, 0, columns)`` for n from 1
-    to ``queries``."""
+    """Return the area under the diagonal in ``columns`` columns.
+
+    It is the sum of ``clamp(n, 0, columns)`` for n from 1 to ``queries``.
+    """
     sloped = _clamp(queries, 0, columns)
     return sloped * (sloped + 1) // 2 + max(queries - columns, 0) * columns
 
 
 def require_chunks(op: str, what: str, length: int, sharding: Sharding) -> None:
-    """Refuse a length of a whole sequence that ranks cannot share out.
+    """Refuse a length of a whole sequence that cannot be sharded.
 
     Args:
-        what: its name and value, for the message.
+        what: name and value of the length, for the message.
     """
     if length < 0 or length % sharding.chunks:
         raise refused(
@@ -179,10 +183,10 @@ def require_chunks(op: str, what: str, length: int, sharding: Sharding) -> None:
 def check_cu_seqlens(
     op: str, name: str, values: Sequence[int], total: int, sharding: Sharding
 ) -> None:
-    """Refuse offsets at which sequences of a packed batch cannot begin.
+    """Refuse invalid offsets of packed sequences.
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         total: rows of all sequences.
     """
     if values[0] != 0:
@@ -204,21 +208,21 @@ def shard_sequence(
     dim: int = 1,
     cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A rank's rows of whole sequences, as ``sp_attention`` takes them.
+    """Return a rank's rows of whole sequences, as ``sp_attention`` expects them.
 
     Args:
         x: whole sequences along ``dim``.
-        rank, world_size: whose rows, of how many ranks.
+        rank, world_size: the rank, and the number of ranks.
         layout: ``contiguous`` or ``zigzag``.
-        dim: the axis of the sequence; of packed sequences it is 0 as a rule.
-        cu_seqlens: (batch + 1), integers: where in ``dim`` each packed sequence begins, and where
-            the last one ends. The host waits for it.
+        dim: the axis of the sequence; usually 0 for packed sequences.
+        cu_seqlens: (batch + 1), integers: the start of each packed sequence in ``dim``, and the end
+            of the last one. The host waits for it.
 
     Returns:
         A new tensor with ``x.shape[dim] / world_size`` rows along ``dim``; differentiable.
 
     Raises:
-        TileWeaveError: arguments that do not fit.
+        TileWeaveError: arguments are invalid.
     """
     op = "shard_sequence"
     sharding = _sharding_of(op, rank, world_size, layout)
@@ -233,14 +237,14 @@ def unshard_sequence(
     dim: int = 1,
     cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Whole sequences from the rows of all ranks: the inverse of ``shard_sequence``.
+    """Return whole sequences from the rows of all ranks: the inverse of ``shard_sequence``.
 
     Args:
-        shards: of rank 0, rank 1, and so on.
-        layout, dim, cu_seqlens: as for ``shard_sequence``.
+        shards: rows of rank 0, rank 1, and so on.
+        layout, dim, cu_seqlens: see ``shard_sequence``.
 
     Raises:
-        TileWeaveError: arguments that do not fit.
+        TileWeaveError: arguments are invalid.
     """
     op, world_size = "unshard_sequence", len(shards)
     if not world_size:
@@ -261,7 +265,7 @@ def unshard_sequence(
 
 
 def _rows(sharding: Sharding, rank: int, begins: Sequence[int]) -> torch.Tensor:
-    """Which of all rows a rank holds, in its order."""
+    """Return the indices of the rows that a rank holds, in its order."""
     return torch.cat([
         begin + sharding.position(torch.arange(length // sharding.ranks), rank, length)
         for begin, length in ((begin, end - begin) for begin, end in pairwise(begins))
@@ -286,7 +290,7 @@ def _axis(op: str, name: str, x: torch.Tensor, dim: int) -> int:
 def _begins(
     op: str, what: str, total: int, sharding: Sharding, cu_seqlens: torch.Tensor | None
 ) -> list[int]:
-    """Where sequences begin, and where the last one ends."""
+    """Return the start of each sequence, and the end of the last one."""
     if cu_seqlens is None:
         require_chunks(op, f"{what}: {total} rows", total, sharding)
         return [0, total]
@@ -297,7 +301,7 @@ def _begins(
 
 
 def require_offsets(op: str, name: str, cu_seqlens: torch.Tensor, *dtypes: torch.dtype) -> None:
-    """Refuse a tensor that cannot hold offsets of packed sequences, whatever its values."""
+    """Refuse a tensor whose type or shape is invalid for offsets of packed sequences."""
     if cu_seqlens.dtype not in dtypes:
         raise refused(op, f"{name} is of {cu_seqlens.dtype}", " or ".join(map(str, dtypes)))
     if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:

@@ -1,7 +1,8 @@
-"""Attention over a sharded sequence: copy engines bring the keys of all ranks while one kernel
-attends to what has arrived.
+"""Attention over a sharded sequence: copy engines transfer the keys of all ranks while one kernel
+attends to those that have arrived.
 
-The plan around the tile program of ``flash``, and the torch operator with its gradient.
+This module holds the plan around the tile program of ``flash``, and the torch operator with its
+gradient.
 """
 
 from math import ceil
@@ -38,7 +39,7 @@ from .reference import attend_gathered
 
 
 def rows_for(problem: AttentionProblem, tiles: FlashTiles, peer: int, owner: int) -> int:
-    """How many of the owner's keys a peer loads: whole tiles as far as its last query sees."""
+    """Return how many of the owner's keys a peer loads: all tiles that its last query sees."""
     if not problem.causal or problem.packed:
         return problem.k_rows
     sharding = problem.sharding
@@ -52,11 +53,11 @@ def rows_for(problem: AttentionProblem, tiles: FlashTiles, peer: int, owner: int
 
 
 def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
-    """The plan: every rank's K and V (batch, rows, heads * dim) go to all who see some of them, and
-    each attends with its own Q."""
+    """Build the plan: each rank copies its K and V (batch, rows, heads * dim) to all ranks that see
+    some of them, and attends with its own Q."""
     dtype, heads, ranks, packed = problem.tile_dtype, problem.heads, problem.ranks, problem.packed
     queries, keys = queries_shape(problem), keys_shape(problem)
-    batch, *pieces = queries
+    batch, *q_rows = queries
     k_width, v_width = problem.kv_heads * problem.dim, problem.kv_heads * problem.v_dim
     work_shape = most_tiles(problem, tiles), len(PackedTile._fields)
     kernel = flash_attention(problem, tiles)
@@ -71,7 +72,7 @@ def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
         all_K: W.Symmetric((ranks, *keys, k_width), dtype),
         all_V: W.Symmetric((ranks, *keys, v_width), dtype),
         Out: T.Tensor((*queries, heads, problem.v_dim), dtype),
-        LSE: T.Tensor((batch, heads, *pieces), "float32"),
+        LSE: T.Tensor((batch, heads, *q_rows), "float32"),
     ):
         for peer in p.peers():
             seen = rows_for(problem, tiles, peer, p.rank)
@@ -88,14 +89,14 @@ def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
 
 
 class SpAttention(CompiledOp):
-    """The plan for one problem; its memory is that in which keys and values gather."""
+    """Compiled plan of one problem; its symmetric memory holds the gathered keys and values."""
 
     def __init__(self, problem: AttentionProblem, tiles: FlashTiles) -> None:
-        """Compile, and take symmetric memory. Collective."""
+        """Compile, and allocate symmetric memory. Collective."""
         super().__init__(sp_attention_plan(problem, tiles))
         self.problem, self.tiles = problem, tiles
         self._work: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        """By cu_seqlens_q and cu_seqlens_k: their versions, what they were, and the tiles of
+        """For each cu_seqlens_q and cu_seqlens_k: their versions, copies of both, and the tiles of
         queries."""
 
     def __call__(
@@ -105,25 +106,28 @@ class SpAttention(CompiledOp):
         """Compute ``out`` and ``lse``. Every rank calls it.
 
         Args:
-            cu_seqlens: of q and k, if sequences are packed.
+            cu_seqlens: offsets of q and k, if sequences are packed.
         """
         queries, keys = queries_shape(self.problem), keys_shape(self.problem)
-        batch, *pieces = queries
+        batch, *q_rows = queries
         q, out = (x.view(*queries, *x.shape[-2:]) for x in (q, out))
         k, v = (x.view(*keys, -1) for x in (k, v))
         work = [self._tiles_of(rank, *cu_seqlens)] if self.problem.packed else []
-        self.run(q, *work, k, v, *self.memory, out, lse.view(batch, -1, *pieces))
+        self.run(q, *work, k, v, *self.memory, out, lse.view(batch, -1, *q_rows))
 
     def _tiles_of(self, rank: int, cu_q: torch.Tensor, cu_k: torch.Tensor) -> torch.Tensor:
-        """``packed_tiles``, anew where offsets are; in a graph, in each replay. What is written
-        where torch does not count it, the GPU asserts not to be."""
-        given = self.problem, self.tiles, rank, cu_q, cu_k
+        """Return ``packed_tiles``, computed again if offsets have changed; in a graph, in each
+        replay.
+
+        Torch counts changes of a tensor. The GPU asserts that there are no others.
+        """
+        arguments = self.problem, self.tiles, rank, cu_q, cu_k
         if capturing() or cu_q.is_inference() or cu_k.is_inference():
-            return packed_tiles(*given)
+            return packed_tiles(*arguments)
         versions = cu_q._version, cu_k._version
         by_k: Any = self._work.setdefault(cu_q, WeakTensorKeyDictionary())
         if cu_k not in by_k or by_k[cu_k][0] != versions:
-            by_k[cu_k] = versions, torch.cat([cu_q, cu_k]), packed_tiles(*given)
+            by_k[cu_k] = versions, torch.cat([cu_q, cu_k]), packed_tiles(*arguments)
             return by_k[cu_k][2]
         _, offsets, tiles = by_k[cu_k]
         torch._assert_async(
@@ -150,36 +154,36 @@ def sp_attention(
     return_lse: bool = False,
     strategy: str = "auto",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention over a sequence of which each rank holds a part: a rank attends with its own
-    queries to everybody's keys while these arrive.
+    """Attend over a sharded sequence: a rank attends with its own queries to the keys of all ranks
+    while these arrive.
 
-    Every rank calls it with the same shapes; the first call with new ones compiles, collectively.
+    Every rank calls it with the same shapes. The first call with new shapes compiles, collectively.
     W is the number of ranks.
 
     Args:
         q: (B, Sq / W, Hq, D); packed, (Sq / W, Hq, D).
         k: (B, Sk / W, Hkv, D) or (Sk / W, Hkv, D); Hkv divides Hq.
         v: (B, Sk / W, Hkv, Dv) or (Sk / W, Hkv, Dv).
-        causal: whether a query sees the keys up to its own place only, counted from the ends of
-            both sequences: that at p of Sq sees Sk - Sq + p + 1.
-        layout: ``contiguous``: a rank holds one piece of each sequence; ``zigzag``: one from the
-            front and its mirror from the back, so that causal attention is the same work for all.
-            ``shard_sequence`` cuts so.
-        cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, where packed sequences begin, of the whole ones.
-        max_seqlen_q, max_seqlen_k: rows of the longest whole sequence, so that the host need not
+        causal: whether a query sees only the keys up to its own position, counted from the ends of
+            both sequences: the query at p of Sq sees Sk - Sq + p + 1 keys.
+        layout: ``contiguous``: a rank holds one chunk of each sequence; ``zigzag``: one from the
+            front and its mirror from the back, so that causal attention is the same work for all
+            ranks. ``shard_sequence`` returns such rows.
+        cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, the offsets of packed whole sequences.
+        max_seqlen_q, max_seqlen_k: rows of the longest whole sequence; with them the host need not
             read ``cu_seqlens_*``.
-        softmax_scale: by which products are multiplied; None for 1 / sqrt(D).
-        group: as for ``all_gather_matmul``.
-        return_lse: whether the logarithms of the sums of exponentials are returned, too.
+        softmax_scale: factor of the products; None for 1 / sqrt(D).
+        group: see ``all_gather_matmul``.
+        return_lse: whether the logarithms of the sums of exponentials are returned too.
         strategy: ``fused``, ``nccl`` (``torch.distributed``, and plain torch in fp32), or ``auto``:
-            fused where that can be.
+            fused if possible.
 
     Returns:
-        (B, Sq / W, Hq, Dv) or (Sq / W, Hq, Dv), in the type of q; with ``return_lse`` that and
-        (B, Hq, Sq / W) or (Hq, Sq / W) in fp32, which has no gradient.
+        (B, Sq / W, Hq, Dv) or (Sq / W, Hq, Dv), in the type of q. With ``return_lse`` a pair of it
+        and (B, Hq, Sq / W) or (Hq, Sq / W) in fp32, which has no gradient.
 
     Raises:
-        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
     require_dense(OP, q=q, k=k, v=v)
@@ -199,10 +203,10 @@ def _problem(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group) ->
 
 
 def chosen(asked: str, problem: AttentionProblem, device: torch.device, group: str) -> Strategy:
-    """The strategy for a problem; it depends on nothing in which ranks could differ.
+    """Return the strategy for a problem; it is the same on all ranks.
 
     Raises:
-        TileWeaveError: ``asked`` is none, or is ``fused`` where that cannot be.
+        TileWeaveError: ``asked`` is unknown, or is ``fused`` and the problem cannot be fused.
     """
     ranks = group_of(group)
 
@@ -214,23 +218,23 @@ def chosen(asked: str, problem: AttentionProblem, device: torch.device, group: s
 
 
 def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, strategy):
-    given = causal, layout, cu_q, cu_k, max_q, max_k, scale, group
-    problem, ranks = _problem(q, k, v, *given), group_of(group)
-    taken = chosen(strategy, problem, q.device, group).name
-    agree(ranks, problem, taken)
-    if taken == "nccl":
+    options = causal, layout, cu_q, cu_k, max_q, max_k, scale, group
+    problem, ranks = _problem(q, k, v, *options), group_of(group)
+    name = chosen(strategy, problem, q.device, group).name
+    agree(ranks, problem, name)
+    if name == "nccl":
         return attend_gathered(problem, q, k, v, cu_q, cu_k, max_q, max_k, group)
     checked_maxima(problem, cu_q, cu_k, max_q, max_k)
-    q, k, v = (dense(OP, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    out, lse = _fake(q, k, v, *given, strategy)
+    q, k, v = (dense(OP, operand, x) for operand, x in (("q", q), ("k", k), ("v", v)))
+    out, lse = _fake(q, k, v, *options, strategy)
     packing = (cu_q, cu_k) if problem.packed else ()
     operator = prepared(ranks).operator(problem, tiles_for(problem), SpAttention)
     operator(q, k, v, out, lse, ranks.rank, *packing)
     return out, lse
 
 
-def _fake(q, k, v, *given):
-    problem = _problem(q, k, v, *given[:-1])
+def _fake(q, k, v, *options):
+    problem = _problem(q, k, v, *options[:-1])
     return q.new_empty(problem.shape), q.new_empty(problem.lse_shape, dtype=problem.wide_dtype)
 
 
@@ -241,11 +245,11 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _gradients(ctx: Any, grad_out: torch.Tensor, _: torch.Tensor) -> tuple:
-    found = getattr(torch.ops.tileweave, BACKWARD)(
+    gradients = getattr(torch.ops.tileweave, BACKWARD)(
         grad_out.contiguous(), *ctx.saved_tensors, ctx.causal, ctx.layout, ctx.scale, ctx.group,
         "auto",
     )  # fmt: skip
-    return *found, *(None for _ in range(9))
+    return *gradients, *(None for _ in range(9))
 
 
 _attend = define(

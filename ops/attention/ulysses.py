@@ -1,7 +1,8 @@
-"""Attention over a sequence of which each rank holds a part, by exchanging sequence for heads.
+"""Attention over a sharded sequence by all-to-alls between sequence and heads.
 
-An all-to-all gives every rank the whole sequence of some heads, torch attends, and another one
-brings the rows back to the ranks that asked for them. (Jacobs et al., DeepSpeed-Ulysses.)
+An all-to-all gives every rank the whole sequence of some heads. Torch attends, and another
+all-to-all returns the rows to the ranks that hold their queries. (Jacobs et al.,
+DeepSpeed-Ulysses.)
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from .problem import AttentionProblem, checked_attention, checked_scale
 
 NAME = "ulysses_attention"
 _SEQUENCE, _HEADS = 1, 2
-"""Axes of what a rank gives and gets."""
+"""Axes of the tensors that a rank sends and receives."""
 _TO_HEADS, _TO_SEQUENCE = (_HEADS, _SEQUENCE), (_SEQUENCE, _HEADS)
-"""What is shared out among the ranks, and what they bring together."""
+"""The axis that an all-to-all scatters, and the axis that it gathers."""
 _EMPTY = torch.empty(0)
 
 
@@ -32,10 +33,10 @@ def problem_of(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float | None,
     ranks: int,
 ) -> AttentionProblem:  # fmt: skip
-    """What a call asks.
+    """Return the problem of a call.
 
     Raises:
-        TileWeaveError: shapes, types or devices that do not fit.
+        TileWeaveError: shapes, types or devices are invalid.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4:
@@ -52,15 +53,18 @@ def problem_of(
 
 
 def copies_of(problem: AttentionProblem) -> int:
-    """How often each head of k and v is given away: more than once if there are fewer of them than
-    ranks, so that each rank gets that of its heads of q."""
+    """Return the number of copies of each head of k and v that are sent.
+
+    It is more than 1 if there are fewer heads than ranks: each rank then receives the head that its
+    heads of q need.
+    """
     return max(1, problem.ranks // problem.kv_heads)
 
 
 def exchanges_of(problem: AttentionProblem) -> list[CollectiveProblem]:
-    """Of q, k, v and the result."""
+    """Return the all-to-alls of q, k, v and the result."""
     kv_heads = problem.kv_heads * copies_of(problem)
-    given = [
+    exchanges = [
         (problem.q_rows, problem.heads, problem.dim, _TO_HEADS),
         (problem.k_rows, kv_heads, problem.dim, _TO_HEADS),
         (problem.k_rows, kv_heads, problem.v_dim, _TO_HEADS),
@@ -71,14 +75,16 @@ def exchanges_of(problem: AttentionProblem) -> list[CollectiveProblem]:
             "all_to_all", torch.empty(problem.batch, *shape, dtype=problem.dtype, device="meta"),
             None, problem.ranks, axes,
         )
-        for *shape, axes in given
+        for *shape, axes in exchanges
     ]  # fmt: skip
 
 
 def _aligned_at_ends(rows: int, keys: int) -> torch.Tensor:
-    """``causal_lower_right(rows, keys)``, which would take memory for as many numbers, and cannot
-    be traced."""
-    # Imports torch._dynamo, which takes longer than all of this package.
+    """Return the bias ``causal_lower_right(rows, keys)`` without its tensor of rows x keys.
+
+    Unlike the function of torch, this can be traced.
+    """
+    # This imports torch._dynamo, which needs more time than the import of this package.
     from torch.nn.attention.bias import CausalBias, CausalVariant
 
     bias = torch.Tensor._make_subclass(CausalBias, _EMPTY)
@@ -90,23 +96,23 @@ def _aligned_at_ends(rows: int, keys: int) -> torch.Tensor:
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
 ) -> torch.Tensor:
-    """Attention of one rank, by whichever of torch's kernels takes it.
+    """Attend on one rank, with the kernel that torch selects.
 
     Args:
-        q, k, v: (B, S, H, D); fewer heads of k and v than of q serve as many of these each.
-        causal: aligned at the ends of the sequences.
+        q, k, v: (B, S, H, D); a head of k and v may serve several heads of q.
+        causal: whether to mask, aligned at the ends of the sequences.
     """
     options: dict[str, Any] = {
         "scale": scale,
         "enable_gqa": bool(q.shape[_HEADS] != k.shape[_HEADS]),
     }
     if causal and q.shape[_SEQUENCE] == k.shape[_SEQUENCE]:
-        options["is_causal"] = True  # which all of torch's kernels know; it means the beginnings
+        options["is_causal"] = True  # all kernels of torch support it; aligned at the starts
     elif causal:
         options["attn_mask"] = _aligned_at_ends(q.shape[_SEQUENCE], k.shape[_SEQUENCE])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, **options)
-    # The exchange wants rows of all heads. Fused kernels leave them so; others lay out as (B, H).
+    # The exchange needs rows of all heads. Fused kernels return them; others return (B, H, S, D).
     return out.transpose(1, 2).contiguous()
 
 
@@ -114,19 +120,20 @@ def _ulysses_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float | None,
     group: str, transport: str,
 ) -> torch.Tensor:  # fmt: skip
-    """See ``ulysses_attention``; all is checked before the first exchange."""
+    """Implement ``ulysses_attention``; all arguments are checked before the first exchange."""
     ranks = group_of(group)
     problem = problem_of(q, k, v, causal, softmax_scale, ranks.world_size)
-    for each in exchanges_of(problem) if transport != "auto" else ():  # which makes any exchange
-        chosen(transport, replace(each, op=NAME), q.device, ranks, EXCHANGES[each.op])
+    # Transport "auto" supports every exchange.
+    for exchange in exchanges_of(problem) if transport != "auto" else ():
+        chosen(transport, replace(exchange, op=NAME), q.device, ranks, EXCHANGES[exchange.op])
     if not (torch.compiler.is_compiling() or isinstance(q.numel(), torch.SymInt)):
         agree(ranks, problem, transport)
     if (copies := copies_of(problem)) > 1:
         k, v = (x.repeat_interleave(copies, _HEADS) for x in (k, v))
-    exchange = torch.ops.tileweave.all_to_all
-    q, k, v = (exchange(x, *_TO_HEADS, group, transport) for x in (q, k, v))
+    all_to_all = torch.ops.tileweave.all_to_all
+    q, k, v = (all_to_all(x, *_TO_HEADS, group, transport) for x in (q, k, v))
     out = attend(q, k, v, causal, softmax_scale)
-    return exchange(out, *_TO_SEQUENCE, group, transport)
+    return all_to_all(out, *_TO_SEQUENCE, group, transport)
 
 
 def ulysses_attention(
@@ -139,28 +146,28 @@ def ulysses_attention(
     group: Any = None,
     transport: str = "auto",
 ) -> torch.Tensor:
-    """Attention over a sequence of which each rank holds its part, in the order of the ranks.
+    """Attend over a sequence that is sharded in the order of the ranks.
 
-    Every rank gets the whole sequence of its share of the heads (``all_to_all``), attends by
-    ``torch.nn.functional.scaled_dot_product_attention``, and gives the rows back. Every rank calls
-    it with the same shapes; the first call with new ones compiles, collectively.
+    Every rank receives the whole sequence of its heads (``all_to_all``), attends with
+    ``torch.nn.functional.scaled_dot_product_attention``, and returns the rows. Every rank calls it
+    with the same shapes. The first call with new shapes compiles, collectively.
 
     Args:
         q: (B, Sq / W, Hq, D); W, the number of ranks, divides Hq.
-        k: (B, Sk / W, Hkv, D); Hkv divides Hq, and W divides Hkv or is a multiple of it. Of fewer
-            heads than ranks each is given to several.
+        k: (B, Sk / W, Hkv, D); Hkv divides Hq, and W divides Hkv or is a multiple of it. If there
+            are fewer heads than ranks, several ranks receive each head.
         v: (B, Sk / W, Hkv, Dv).
-        causal: whether a query sees the keys up to its own place only, counted from the ends of
-            both sequences: that at p of Sq sees Sk - Sq + p + 1.
-        softmax_scale: by which products are multiplied; None for 1 / sqrt(D).
-        group: as ``all_to_all`` takes it.
-        transport: of the exchanges, as ``all_to_all`` takes it.
+        causal: whether a query sees only the keys up to its own position, counted from the ends of
+            both sequences: the query at p of Sq sees Sk - Sq + p + 1 keys.
+        softmax_scale: factor of the products; None for 1 / sqrt(D).
+        group: see ``all_to_all``.
+        transport: transport of the exchanges, see ``all_to_all``.
 
     Returns:
         (B, Sq / W, Hq, Dv), in the type of q. It has a gradient.
 
     Raises:
-        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
     require_dense(NAME, q=q, k=k, v=v)

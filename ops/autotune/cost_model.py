@@ -15,7 +15,7 @@ from math import ceil
 import numpy as np
 
 from ...builtins.tile_order import swizzle_ranks
-from ..core.tiles import SMS, Tiles, Walk, late, stored
+from ..core.tiles import SMS, PersistentSchedule, Tiles, stored, stores_last_peer
 from ..gemm.comm_blocks import CommBlocks
 
 _RATE = 6.05e6
@@ -85,30 +85,32 @@ def tile_us(tiles: Tiles, K: int, itemsize: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def gathered_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
+def gathered_us(
+    rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
+) -> float:
     """``ag_gemm_copy_engine`` between copy engines that bring what it multiplies.
 
     Args:
-        share, N, K, ranks, tiles: as for the program.
+        rows_per_rank, N, K, ranks, tiles: as for the program.
         itemsize: bytes of an operand's element.
     """
-    each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
-    of_rank = ceil(share / tiles.M) * ceil(N / tiles.N)
-    walk = Walk.over(ranks * of_rank, SMS)
+    each = tile_us(tiles, K, itemsize) * _filled(rows_per_rank, tiles)
+    of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
+    schedule = PersistentSchedule.over(ranks * of_rank, SMS)
     # When tiles of a peer's rows are done that nothing else holds up.
     comes = np.zeros(ranks)
-    sent, column = _MEETING - _PEER, share * itemsize
+    sent, column = _MEETING - _PEER, rows_per_rank * itemsize
     for peer in range(1, ranks):
         pieces, rate = [slice(0, K)], _PUSHED
-        if peer == 1 and tiles.cut > 1:
+        if peer == 1 and tiles.num_chunks > 1:
             pieces, rate = tiles.widening(K), _PUSHED_ROWS
         sent += _PEER - _FURTHER
         for k in pieces:
             sent += _FURTHER + column * (k.stop - k.start) / rate + _FLAG
             comes[peer] = max(comes[peer], sent + _SEEN + each * (1 - k.start / K))
     # Where no SM stays free for it, the kernel begins behind the meeting.
-    ends = np.full(walk.blocks, _MEETING if walk.blocks == SMS else _BEGIN)
-    for numbers in _turns(walk):
+    ends = np.full(schedule.blocks, _MEETING if schedule.blocks == SMS else _BEGIN)
+    for numbers in _waves(schedule):
         of_turn = ends[: len(numbers)]
         of_turn[:] = np.maximum(of_turn + each, comes[numbers // of_rank])
     return float(ends.max()) + _END
@@ -116,24 +118,24 @@ def gathered_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: 
 
 @lru_cache(maxsize=256)
 def communicated_us(
-    share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
+    rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
 ) -> float:
     """``communicated_matmul``, whose first blocks send own rows.
 
     Args:
-        share, N, K, ranks, tiles: as for the program.
+        rows_per_rank, N, K, ranks, tiles: as for the program.
         itemsize: bytes of an operand's element.
     """
-    each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
-    of_rank = ceil(share / tiles.M) * ceil(N / tiles.N)
-    sent = CommBlocks.apart(share, N, K, ranks, tiles, itemsize)
+    each = tile_us(tiles, K, itemsize) * _filled(rows_per_rank, tiles)
+    of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
+    sent = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, itemsize)
     strip = sent.height * sent.width * itemsize
     strip_us = max(strip / _PUSHED_BY_ONE, sent.blocks * strip / _FETCHED)
     # When a piece of all ranks is there, tile after tile of those that are not own ones.
-    done = np.arange(1, sent.pieces + 1) * sent.of_piece * (ranks - 1)
+    done = np.arange(1, sent.pieces + 1) * sent.strips_per_piece * (ranks - 1)
     comes = _BEGIN + np.ceil(done / max(sent.blocks, 1)) * strip_us + _SEEN
-    ends = np.full(sent.walk.blocks, _BEGIN)
-    for numbers in _turns(sent.walk):
+    ends = np.full(sent.schedule.blocks, _BEGIN)
+    for numbers in _waves(sent.schedule):
         of_turn = ends[: len(numbers)]
         others = numbers >= of_rank
         for piece in comes:
@@ -144,37 +146,40 @@ def communicated_us(
 
 @lru_cache(maxsize=256)
 def summed_us(
-    share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2, out_itemsize: int = 2,
-    shared: bool = False,
+    rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2,
+    out_itemsize: int = 2, shared: bool = False,
 ) -> float:  # fmt: skip
-    """``gemm_rs_persistent`` between copy engines that bring products, and, if its sums are ``shared``,
-    these, too, but for the last piece, which its blocks fetch.
+    """``gemm_rs_persistent`` between copy engines that bring products, and, if its sums are
+    ``shared``, these, too, but for the last piece, which its blocks fetch.
 
     Args:
-        share, N, K, ranks, tiles: as for the program.
+        rows_per_rank, N, K, ranks, tiles: as for the program.
         itemsize, out_itemsize: bytes of an element of the operands, and of the result.
     """
-    each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
-    if tiles.band < _LOW:
+    each = tile_us(tiles, K, itemsize) * _filled(rows_per_rank, tiles)
+    if tiles.group_m < _LOW:
         each *= _OF_LOW
     adding = ceil(tiles.N / tiles.K) / ceil(K / tiles.K) * each
-    of_rank, of_piece = ceil(share / tiles.M) * ceil(N / tiles.N), tiles.of_piece(N)
-    walk = Walk.over(ranks * of_rank)
+    of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
+    tiles_per_chunk = tiles.tiles_per_chunk(N)
+    schedule = PersistentSchedule.over(ranks * of_rank)
     extents = [
         (rows.stop - rows.start, columns.stop - columns.start)
-        for rows, columns in tiles.pieces(share, N)
+        for rows, columns in tiles.chunks(rows_per_rank, N)
     ]
     nbytes = [height * width * out_itemsize for height, width in extents]
     copies = Copies(
         nbytes,
         [ceil(height / tiles.M) * ceil(width / tiles.N) for height, width in extents],
-        ranks, shared, late(share, N, ranks, tiles),
+        ranks, shared, stores_last_peer(rows_per_rank, N, ranks, tiles),
     )  # fmt: skip
-    ends = np.full(walk.blocks, _BEGIN)
-    for numbers in _turns(walk):
+    ends = np.full(schedule.blocks, _BEGIN)
+    for numbers in _waves(schedule):
         of_turn = ends[: len(numbers)]
-        owners, places = swizzle_ranks(numbers, of_rank, 0, ranks, of_piece if shared else None)
-        pieces = places // of_piece
+        owners, places = swizzle_ranks(
+            numbers, of_rank, 0, ranks, tiles_per_chunk if shared else None
+        )
+        pieces = places // tiles_per_chunk
         of_turn += each
         others = owners > 0
         copies.made(owners[others], pieces[others], of_turn[others])
@@ -185,22 +190,24 @@ def summed_us(
             copies.made(owners[own], pieces[own], of_turn[own])
     end = float(ends.max()) + _END
     if shared and ranks > 1:
-        end += _PIECE * (len(extents) - 1) + _SHORT_OF_A_TURN * (of_piece < walk.blocks)
+        end += _PIECE * (len(extents) - 1) + _SHORT_OF_A_TURN * (tiles_per_chunk < schedule.blocks)
         end += _TOLD + (ranks - 1) * nbytes[-1] / _FETCHED_BY_SMS
     return max(end, copies.end + _JOINED * (len(extents) > 1) * shared)
 
 
-def stored_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
+def stored_us(
+    rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
+) -> float:
     """``matmul_reduce_scatter_program``, whose tiles are stored over NVLink."""
     last = max(_STORED * tiles.M * tiles.N / (128 * 256), _AT_LEAST)
-    rows = ranks * ceil(share / tiles.M) * tiles.M
-    return product_us(rows, N, K, tiles, itemsize) * _filled(share, tiles) * _STORING + last
+    rows = ranks * ceil(rows_per_rank / tiles.M) * tiles.M
+    return product_us(rows, N, K, tiles, itemsize) * _filled(rows_per_rank, tiles) * _STORING + last
 
 
 def spread_us(
     M: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2, out_itemsize: int = 2
 ) -> float:
-    """``two_phase_program``: the same, and sums are stored, too."""
+    """``two_shot_program``: the same, and sums are stored, too."""
     sums = M * N * out_itemsize * (ranks - 1) / ranks
     return stored_us(M, N, K, 1, tiles, itemsize) + _SPREAD + sums / _SPREADING
 
@@ -211,9 +218,11 @@ def one_shot_us(M: int, N: int, K: int, tiles: Tiles, fetched: float, itemsize: 
     return _BEGIN + product + (_PUBLISHED + fetched / _FETCHED if fetched else 0.0)
 
 
-def pushed_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
+def pushed_us(
+    rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
+) -> float:
     """``ag_gemm_push``."""
-    sent, M = (ranks - 1) * share * K * itemsize, ranks * share
+    sent, M = (ranks - 1) * rows_per_rank * K * itemsize, ranks * rows_per_rank
     product = product_us(M, N, K, tiles, itemsize) * _filled(M, tiles)
     rate, blocks = _PUSHED_BY_SMS
     rate *= min(1, ceil(M / tiles.M) * ceil(N / tiles.N) / blocks)
@@ -243,10 +252,10 @@ def unfused_us(M: int, N: int, K: int, moved: float, itemsize: int = 2) -> float
     return product + (exchange if moved else 0.0)
 
 
-def _turns(walk: Walk) -> Iterator[np.ndarray]:
-    """The numbers of the tiles of each turn."""
-    for turn in range(walk.turns):
-        yield np.arange(turn * walk.blocks, min((turn + 1) * walk.blocks, walk.tiles))
+def _waves(schedule: PersistentSchedule) -> Iterator[np.ndarray]:
+    """The numbers of the tiles of each wave."""
+    for wave in range(schedule.waves):
+        yield np.arange(wave * schedule.blocks, min((wave + 1) * schedule.blocks, schedule.tiles))
 
 
 class Copies:

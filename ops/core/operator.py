@@ -22,7 +22,7 @@ from .tiles import (
     CANDIDATES,
     FP8_CANDIDATES,
     Tiles,
-    has_room_for_walks,
+    has_room_for_persistent_blocks,
     tiles_for,
 )
 
@@ -138,7 +138,7 @@ class Operator(CompiledOp, ABC):
     @classmethod
     def suits(cls, problem: Problem, program: str) -> bool:
         """Whether one of ``programs`` is for a problem, and the GPU is large enough for it."""
-        return program not in cls.alone or has_room_for_walks()
+        return program not in cls.alone or has_room_for_persistent_blocks()
 
     @classmethod
     def options(cls, problem: Problem) -> dict[Choice, float]:

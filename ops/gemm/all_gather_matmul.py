@@ -1,7 +1,7 @@
-"""All-gather + GEMM: copy engines gather while one kernel multiplies what has arrived; of few rows
-the kernel gathers.
+"""All-gather + GEMM: copy engines gather rows while a kernel multiplies those that have arrived.
 
-The tile programs, the plan around one of them, and the torch operator with its gradient.
+If there are few rows, blocks of the kernel gather them. This module holds the tile programs, the
+plan around one of them, and the torch operator with its gradient.
 """
 
 from collections.abc import Callable
@@ -25,50 +25,64 @@ from ..core.groups import group_of, name_of
 from ..core.library import define
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, checked, require_operands
-from ..core.tiles import SMS, Tiles, Walk, blocks_that_push, stored, walked
+from ..core.tiles import SMS, PersistentSchedule, Tiles, blocks_that_push, persistent_tiles, stored
 from .comm_blocks import CommBlocks, send
 from .product import define_product
 
 NAME = "all_gather_matmul"
-CUTS = (1, 2, 3, 4)
-"""Pieces in which the rows of the first peer come. It takes longer until all are there."""
-PIECE_BYTES = 2 << 10
-"""Of a row in each of them at least: with 1 KiB copy engines take several times as long."""
+NUM_CHUNKS = (1, 2, 3, 4)
+"""Chunks in which the first peer's rows arrive. With more chunks, the last one arrives later."""
+CHUNK_BYTES = 2 << 10
+"""Least bytes of a row in each chunk: with 1 KiB, copy engines need several times as long."""
 _LINE = 128
-"""Bytes, of which a multiple is stored without a gap."""
+"""Bytes: a block pushes a multiple of this of each row, so that it is stored without gaps."""
 
 
 def ag_gemm_copy_engine(
-    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
-    """The kernel: C (ranks, share, N) is the A (share, K) of every rank times B.
+    """Build the kernel: C (ranks, rows_per_rank, N) is the A (rows_per_rank, K) of every rank
+    times B.
 
-    Its own rows are read in A, those of the others in gathered (ranks, share, K). Blocks walk over
-    the tiles, see ``Walk``.
+    The kernel reads the own rows in A and the rows of other ranks in gathered (ranks,
+    rows_per_rank, K). Blocks are persistent, see ``PersistentSchedule``.
 
     Args:
-        transposed: whether B is given as (N, K), else (K, N).
-        biased: whether bias is a parameter; else there is none.
-        out_dtype: of bias and C; else that of A.
+        transposed: whether B has the shape (N, K); else (K, N).
+        biased: whether the kernel has a parameter bias.
+        out_dtype: type of bias and C; None for the type of A.
     """
     out_dtype = out_dtype or dtype
-    # No block needs another one; where none of the SMs stays free, one begins behind the meeting.
-    walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS)
+    # No block needs another one, so all SMs may run blocks, although one of these may start later.
+    schedule = PersistentSchedule.over(
+        ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), SMS
+    )
 
     @T.prim_func
     def ag_gemm_copy_engine(
-        A: T.Tensor((share, K), dtype),
+        A: T.Tensor((rows_per_rank, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
         scale_b: scale_of(dtype),
-        gathered: W.Symmetric((ranks, share, K), dtype),
-        C: T.Tensor((ranks, share, N), out_dtype),
+        gathered: W.Symmetric((ranks, rows_per_rank, K), dtype),
+        C: T.Tensor((ranks, rows_per_rank, N), out_dtype),
     ):
-        with T.Kernel(walk.blocks, threads=tiles.threads) as block:
+        with T.Kernel(schedule.blocks, threads=tiles.threads) as block:
             ag_gemm_tiles(
-                A, gathered, B, bias, scale_a, scale_b, C, walk, block, tiles, transposed, biased
+                A,
+                gathered,
+                B,
+                bias,
+                scale_a,
+                scale_b,
+                C,
+                schedule,
+                block,
+                tiles,
+                transposed,
+                biased,
             )
 
     return ag_gemm_copy_engine
@@ -76,25 +90,31 @@ def ag_gemm_copy_engine(
 
 @T.macro
 def ag_gemm_tiles(
-    A, gathered, B, bias, scale_a, scale_b, C, walk, place, tiles, transposed, biased
+    A, gathered, B, bias, scale_a, scale_b, C, schedule, place, tiles, transposed, biased
 ):
-    """Blocks, each with its ``place`` from 0 on, walk over the tiles of C (ranks, share, N): own
-    rows, in A, and as they arrive those of others, in ``gathered`` (ranks, share, K or more)."""
-    ranks, share, N = C.shape
+    """Compute the tiles of C (ranks, rows_per_rank, N) with persistent blocks.
+
+    The own rows are in A. The rows of other ranks arrive in ``gathered`` (ranks, rows_per_rank, K
+    or more); tiles are computed in the order of arrival.
+
+    Args:
+        place: index of this block in ``schedule``; a block with a negative one computes nothing.
+    """
+    ranks, rows_per_rank, N = C.shape
     K = A.shape[1]
-    rows, columns = T.ceildiv(share, tiles.M), T.ceildiv(N, tiles.N)
+    rows, columns = T.ceildiv(rows_per_rank, tiles.M), T.ceildiv(N, tiles.N)
     A_tile = T.alloc_shared((tiles.M, tiles.K), A.dtype)
     B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), A.dtype)
     C_tile = T.alloc_shared((tiles.M, tiles.width), C.dtype)
     total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
     me = W.rank()
-    for turn in T.serial(walk.turns):
-        earlier = turn * walk.blocks
+    for turn in T.serial(schedule.waves):
+        earlier = turn * schedule.blocks
         number = earlier + place
-        if number >= earlier and number < walk.tiles:
+        if number >= earlier and number < schedule.tiles:
             source = (me + ranks - number // (rows * columns)) % ranks
-            row, column = W.swizzle_2d(number % (rows * columns), rows, columns, tiles.band)
+            row, column = W.swizzle_2d(number % (rows * columns), rows, columns, tiles.group_m)
             m, n = row * tiles.M, column * tiles.N
 
             T.clear(total)
@@ -116,26 +136,30 @@ def ag_gemm_tiles(
 
 
 def ag_gemm_push(
-    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
-    """The same of few rows by one kernel, whose blocks store own rows at all ranks before they
-    multiply: they are there before a copy engine would begin."""
+    """Build the kernel for few rows: blocks store the own rows at all ranks, then multiply.
+
+    The stores arrive before a copy engine would start. The arguments are those of
+    ``ag_gemm_copy_engine``.
+    """
     out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    M = ranks * share
+    M = ranks * rows_per_rank
     rows, columns = ceil(M / tiles.M), ceil(N / tiles.N)
-    # The first blocks push, each a part of own rows, and to one rank if they are enough for all.
+    # The first blocks push. Each pushes some columns of the own rows, to one rank if there are at
+    # least as many blocks as ranks.
     pushing = min(rows * columns, blocks_that_push())
     apart = min(pushing, ranks)
     line = _LINE // tvm.DataType(dtype).itemsize
     width = ceil(K / (pushing // apart) / line) * line
     parts = ceil(K / width)
     at_once = tiles.rows_at_once(_LINE)
-    height = ceil(share / at_once) * at_once
+    height = ceil(rows_per_rank / at_once) * at_once
 
     @T.prim_func
     def ag_gemm_push(
-        A: T.Tensor((share, K), dtype),
+        A: T.Tensor((rows_per_rank, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
@@ -157,8 +181,10 @@ def ag_gemm_push(
                     peer = (me + 1 + first + turn * apart) % ranks
                     for i, j in T.Parallel(height, width):
                         k = part * width + j
-                        if i < share:
-                            gathered[peer, me * share + i, k] = T.if_then_else(k < K, A[i, k], 0)
+                        if i < rows_per_rank:
+                            gathered[peer, me * rows_per_rank + i, k] = T.if_then_else(
+                                k < K, A[i, k], 0
+                            )
 
             m, n = row * tiles.M, column * tiles.N
             T.clear(total)
@@ -174,67 +200,74 @@ def ag_gemm_push(
             T.copy(total, C_tile)
             T.copy(C_tile, C[m, n])
 
-    # Blocks look once whether all rows are there: to look for each tile takes as long as it does.
+    # One granule for all rows: a check for each tile would cost as much time as the tile itself.
     granule = {"tileweave.granule": {"gathered": (M, parts * width)}}
     return split_options(ag_gemm_push, granule)[0]
 
 
 def communicated_matmul(
-    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
-    """The same as ``ag_gemm_copy_engine`` by one kernel, some of whose blocks do nothing but store own
-    rows at the other ranks, a piece for each of them before the next piece: of few rows, for which
-    copies to many ranks take longer to begin than to be made."""
+    """Build a kernel of which some blocks only store the own rows at other ranks.
+
+    They store one piece of the rows at all ranks before they store the next piece. The other blocks
+    multiply as in ``ag_gemm_copy_engine``, whose arguments are the same. This program is for few
+    rows and many ranks, where copies need more time to start than to transfer.
+    """
     out_dtype = out_dtype or dtype
-    sent = CommBlocks.apart(share, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
+    sent = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
     shared = ranks > 1
 
     @T.prim_func
     def communicated_matmul(
-        A: T.Tensor((share, K), dtype),
+        A: T.Tensor((rows_per_rank, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
         scale_b: scale_of(dtype),
-        C: T.Tensor((ranks, share, N), out_dtype),
+        C: T.Tensor((ranks, rows_per_rank, N), out_dtype),
     ):
-        with T.Kernel(sent.blocks + sent.walk.blocks, threads=tiles.threads) as block:
+        with T.Kernel(sent.blocks + sent.schedule.blocks, threads=tiles.threads) as block:
             gathered = None
             if shared:
-                gathered = W.alloc_symmetric((ranks, share, sent.pieces * sent.width), dtype)
+                gathered = W.alloc_symmetric(
+                    (ranks, rows_per_rank, sent.pieces * sent.width), dtype
+                )
                 send(A, gathered, sent, block, ranks)
             ag_gemm_tiles(
-                A, gathered, B, bias, scale_a, scale_b, C, sent.walk, sent.behind(block),
-                tiles, transposed, biased,
+                A, gathered, B, bias, scale_a, scale_b, C, sent.schedule,
+                sent.schedule_index(block), tiles, transposed, biased,
             )  # fmt: skip
 
-    granules = {"gathered": (1, share, sent.width)} if shared else {}
+    granules = {"gathered": (1, rows_per_rank, sent.width)} if shared else {}
     return split_options(communicated_matmul, {"tileweave.granule": granules})[0]
 
 
 def all_gather_matmul_plan(
-    share: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
+    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan: every rank's A (share, K) goes to its peers, and each multiplies all by its own B.
+    """Build the plan: each rank copies its A (rows_per_rank, K) to its peers and multiplies the
+    rows of all ranks by its own B.
 
-    The first peer's rows go in ``tiles.widening`` pieces. Of gathered (ranks, share, K), the own
-    rows' place stays as it is."""
-    sizes = share, N, K, ranks, dtype, transposed
+    Rows for the first peer are copied in the chunks of ``tiles.widening``. No rank writes its own
+    rows to gathered (ranks, rows_per_rank, K).
+    """
+    sizes = rows_per_rank, N, K, ranks, dtype, transposed
     out_dtype = out_dtype or dtype
     kernel = ag_gemm_copy_engine(*sizes, tiles, biased, out_dtype)
 
     @plan
     def all_gather_matmul(
         p: PlanBuilder,
-        A: T.Tensor((share, K), dtype),
+        A: T.Tensor((rows_per_rank, K), dtype),
         B: T.Tensor((N, K) if transposed else (K, N), dtype),
         bias: T.Tensor((N,), out_dtype) if biased else None,
         scale_a: scale_of(dtype),
         scale_b: scale_of(dtype),
-        gathered: W.Symmetric((ranks, share, K), dtype),
-        C: T.Tensor((ranks, share, N), out_dtype),
+        gathered: W.Symmetric((ranks, rows_per_rank, K), dtype),
+        C: T.Tensor((ranks, rows_per_rank, N), out_dtype),
     ):
         for number, peer in enumerate(p.peers()):
             for k in [slice(0, K)] if number else tiles.widening(K):
@@ -245,8 +278,10 @@ def all_gather_matmul_plan(
 
 
 class AllGatherMatmul(Operator, op=NAME):
-    """By copy engines, whose memory is that in which they gather, or by stores of the kernel's
-    blocks, of some or of all of them."""
+    """All-gather + GEMM: rows are gathered by copy engines, by some blocks of the kernel or by all.
+
+    The symmetric memory of ``copy_engines`` holds the gathered rows.
+    """
 
     programs: ClassVar = {
         "copy_engines": all_gather_matmul_plan,
@@ -258,12 +293,15 @@ class AllGatherMatmul(Operator, op=NAME):
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         if self.choice.program != "stores":  # no tile crosses the rows of a rank
-            c = c.view(self.problem.ranks, self.problem.share, self.problem.N)
+            c = c.view(self.problem.ranks, self.problem.rows_per_rank, self.problem.N)
         return super().declared(a, b, c, *epilogue)
 
     def rows(self, a: torch.Tensor, group: Group) -> torch.Tensor:
-        """Those that the last call has gathered; behind a kernel that keeps some to itself,
-        gathered again, or ``a``."""
+        """Return the rows of all ranks, (M, K), after a call with ``a``.
+
+        They come from the memory of ``copy_engines``. The other programs do not keep them: NCCL
+        gathers them again, which returns ``a`` itself if there is one rank.
+        """
         if self.choice.program != "copy_engines":
             return nccl.all_gather(a, group)
         gathered = self.memory[0].local.clone()
@@ -274,29 +312,31 @@ class AllGatherMatmul(Operator, op=NAME):
     def unfused(
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
     ) -> torch.Tensor:
-        """Returns the gathered rows."""
+        """Compute ``c`` with NCCL and ``torch.mm``, and return the gathered rows."""
         gathered = nccl.all_gather(a, group)
         epilogue.multiply(gathered, b, out=c)
         return gathered
 
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:
-        share, N, ranks = problem.shards
+        rows_per_rank, N, ranks = problem.shards
         row = problem.K * problem.itemsize
         return {
             Choice("copy_engines", tiles): gathered_us(
-                share, N, problem.K, ranks, tiles, problem.itemsize
+                rows_per_rank, N, problem.K, ranks, tiles, problem.itemsize
             )
-            for each in walked(problem.itemsize)
-            for tiles in (replace(each, cut=cut) for cut in CUTS)
-            if tiles.cut == 1 or row >> tiles.cut - 1 >= PIECE_BYTES
+            for shape in persistent_tiles(problem.itemsize)
+            for tiles in (replace(shape, num_chunks=n) for n in NUM_CHUNKS)
+            if tiles.num_chunks == 1 or row >> tiles.num_chunks - 1 >= CHUNK_BYTES
         } | {
             Choice("communicating_blocks", tiles): communicated_us(
-                share, N, problem.K, ranks, tiles, problem.itemsize
+                rows_per_rank, N, problem.K, ranks, tiles, problem.itemsize
             )
-            for tiles in walked(problem.itemsize)
+            for tiles in persistent_tiles(problem.itemsize)
         } | {
-            Choice("stores", tiles): pushed_us(share, N, problem.K, ranks, tiles, problem.itemsize)
+            Choice("stores", tiles): pushed_us(
+                rows_per_rank, N, problem.K, ranks, tiles, problem.itemsize
+            )
             for tiles in stored(problem.itemsize)
         }  # fmt: skip
 
@@ -314,30 +354,31 @@ def all_gather_matmul(
     return_gathered: bool = False,
     strategy: str = "auto",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The rows of all ranks times ``b``: what arrives is multiplied while the rest is on its way.
+    """Multiply the rows of all ranks by ``b``; rows are multiplied while others are transferred.
 
-    Every rank calls it with the same shapes; the first call with new ones compiles, collectively.
+    Every rank calls it with the same shapes. The first call with new shapes compiles, collectively.
 
     Args:
         a_shard: (M / ranks, K), this rank's rows.
-        b: (K, N), each rank its own; row-major, or the transpose of a row-major (N, K).
+        b: (K, N), different on each rank; row-major, or the transpose of a row-major (N, K).
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
-        bias: (N,), added to every row in fp32; each rank its own, as ``b``.
-        scale_a, scale_b: one float32 on the device, for fp8 operands, as for
-            ``torch._scaled_mm``. ``scale_a`` is that of all rows, the same on every rank.
-        out_dtype: of the result, bfloat16 or float16 for fp8 operands; None is bfloat16 for these,
-            else the type of the operands.
-        out: (M, N), contiguous; gets the result. Not differentiable.
-        return_gathered: whether the rows of all ranks, (M, K), are returned, too.
+        bias: (N,), added to every row in fp32; different on each rank, as ``b``.
+        scale_a, scale_b: one float32 on the device each, for fp8 operands, as in
+            ``torch._scaled_mm``. ``scale_a`` applies to all rows and is the same on every rank.
+        out_dtype: type of the result: bfloat16 or float16 for fp8 operands (None: bfloat16), else
+            the type of the operands.
+        out: (M, N), contiguous; receives the result. Not differentiable.
+        return_gathered: whether the rows of all ranks, (M, K), are returned too.
         strategy: ``fused``, ``nccl`` (``torch.distributed`` and ``torch.mm``), or ``auto``: the
-            faster one, measured by ``tw.tune`` or foretold, if it can be fused; ``strategy_of``.
+            faster one by the measurement of ``tw.tune`` or the cost model, if the call can be
+            fused; see ``strategy_of``.
 
     Returns:
-        (M, N), in the type of ``a_shard``; with ``return_gathered`` that and the rows.
+        (M, N), in the type of ``a_shard``; with ``return_gathered`` a pair of it and the rows.
 
     Raises:
-        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
@@ -345,40 +386,42 @@ def all_gather_matmul(
         return _product(a_shard, b, group, out, strategy, epilogue)
     require_operands(NAME, a_shard, b, out, epilogue)
     refuse_gradients(NAME, out, a_shard, b, *epilogue.tensors)
-    given = name_of(group), strategy, *epilogue
+    options = name_of(group), strategy, *epilogue
     if out is None:
-        return _product_and_rows(a_shard, b, *given)
-    return out, _rows_and_product(a_shard, b, out, *given)
+        return _product_and_rows(a_shard, b, *options)
+    return out, _rows_and_product(a_shard, b, out, *options)
 
 
 def _computed(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
     epilogue: Epilogue,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The result, in ``out`` if given, and the gathered rows in memory of their own."""
-    made = call(NAME, a, b, out, group, asked, epilogue)
-    choice = made.choice
+    """Return the result, which is ``out`` if given, and a copy of the gathered rows."""
+    request = call(NAME, a, b, out, group, asked, epilogue)
+    choice = request.choice
     if asked == "auto" and choice and choice.program != "copy_engines":
-        choice = _keeping_rows(made.problem)
+        choice = _choice_keeping_rows(request.problem)
     if choice:
-        operator = made.operator(choice)
-        a, b, *rest = made.operands
-        operator(a, b, made.c, *rest)
-        rows = operator.rows(a, made.group)
+        operator = request.operator(choice)
+        a, b, *rest = request.operands
+        operator(a, b, request.c, *rest)
+        rows = operator.rows(a, request.group)
     else:
-        a = made.a
-        rows = AllGatherMatmul.unfused(a, made.b, made.c, made.group, made.epilogue)
-    return made.c, rows.clone() if rows is a else rows
+        a = request.a
+        rows = AllGatherMatmul.unfused(a, request.b, request.c, request.group, request.epilogue)
+    return request.c, rows.clone() if rows is a else rows
 
 
-def _keeping_rows(problem: Problem) -> Choice | None:
-    """The fastest that gathers rows where they can be seen, where the fastest of all does not; None
-    if NCCL, which would gather them, too, is foretold to be faster."""
+def _choice_keeping_rows(problem: Problem) -> Choice | None:
+    """Return the fastest choice that keeps the gathered rows in memory.
+
+    None means that NCCL, which keeps them too, is predicted to be faster.
+    """
     options = AllGatherMatmul.options(problem).items()
-    found = {choice: us for choice, us in options if choice.program == "copy_engines"}
+    copied = {choice: us for choice, us in options if choice.program == "copy_engines"}
     _, unfused = AllGatherMatmul.foretold(problem)
-    best = min(found, key=lambda choice: found[choice])
-    return best if found[best] <= unfused else None
+    best = min(copied, key=lambda choice: copied[choice])
+    return best if copied[best] <= unfused else None
 
 
 def _eager(a_shard, b, group, strategy, *epilogue):
@@ -405,7 +448,7 @@ def _fake_rows(a: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 
 def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
-    """The rows are gathered again, which is cheaper than to keep them."""
+    """Gather the rows again, which is cheaper than keeping them, and return the gradients."""
     a, b = ctx.saved_tensors
 
     def gather() -> torch.Tensor:
@@ -431,7 +474,7 @@ def _gradients_rows(ctx: Any, grad_c: torch.Tensor, grad_rows: torch.Tensor) -> 
 def _gradients_of(
     ctx: Any, gather: Callable[[], torch.Tensor], b: torch.Tensor, grad_c: torch.Tensor
 ) -> tuple:
-    """Through the product alone."""
+    """Return the gradients of the product; ``gather`` returns the rows of all ranks."""
     grad_c = grad_c.contiguous()
     grad_a = grad_b = None
     if ctx.needs_input_grad[0]:

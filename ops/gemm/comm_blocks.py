@@ -1,4 +1,4 @@
-"""Blocks that communicate while others multiply: how many, and what each sends at a time."""
+"""Blocks that communicate while others multiply: their number and the strips that each sends."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import tilelang.language as T
 from tvm import tirx
 
 from ...builtins import language as W
-from ..core.tiles import SMS, Tiles, Walk
+from ..core.tiles import SMS, PersistentSchedule, Tiles
 
 _LEAST, _MOST = 16, 32
-"""Blocks that communicate: fewer hold those up who wait for the rows of all; more than fill the
-links."""
+"""Bounds of the blocks that communicate. Fewer blocks delay those that need the rows of all ranks;
+more saturate the links."""
 _PIECES = 8
-"""In which rows are sent: those of a tile are multiplied as soon as the first are there."""
+"""Pieces of a row: a tile is multiplied as soon as the first piece of its rows has arrived."""
 _LINE = 256
-"""Bytes, of which a piece of a row has a multiple, so that it is stored without a gap."""
+"""Bytes: a piece of a row is a multiple of this, so that it is stored without gaps."""
 _STRIP_BYTES = 48 << 10
-"""Sent at a time: what all threads of a block hold in registers."""
+"""Bytes that a block sends at a time: its threads hold them in registers."""
 
 
 @dataclass(frozen=True)
@@ -27,67 +27,76 @@ class CommBlocks:
     """Blocks that store a rank's rows at others, strip by strip.
 
     Attributes:
-        walk: of those that multiply.
-        blocks: how many communicate, the first ones: nobody waits for a block that comes later.
-        peers: ranks that get the rows, the right neighbour first.
-        pieces, width: of rows, and their elements.
+        schedule: schedule of the blocks that multiply.
+        blocks: number of blocks that communicate. They are the first ones of the grid, because no
+            block may wait for a later one.
+        peers: number of ranks that receive the rows, the right neighbor first.
+        pieces, width: pieces of a row, and elements of a piece.
         height: rows of a strip, see ``Tiles.rows_at_once``.
-        of_piece: strips of a piece, for one rank.
-        strips: that a rank sends.
+        strips_per_piece: strips of a piece that one peer receives.
+        strips: strips that a rank sends in all.
     """
 
-    walk: Walk
+    schedule: PersistentSchedule
     blocks: int
     peers: int
     pieces: int
     width: int
     height: int
-    of_piece: int
+    strips_per_piece: int
     strips: int
 
     @staticmethod
-    def apart(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int) -> CommBlocks:
-        """For all others, by blocks that do nothing else.
+    def dedicated(
+        rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int
+    ) -> CommBlocks:
+        """Return the blocks that send the rows of a rank to all peers and do nothing else.
 
         Args:
-            share, K: rows and columns of what each rank sends.
+            rows_per_rank, K: rows and columns that each rank sends.
             N: columns of the product.
             itemsize: bytes of an element.
         """
         kept = min(_LEAST, SMS // 2) if ranks > 1 else 0
-        walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS - kept)
+        schedule = PersistentSchedule.over(
+            ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), SMS - kept
+        )
         line = _LINE // itemsize
         width = ceil(K / _PIECES / line) * line
         least = tiles.rows_at_once(width * itemsize)
         height = least * max(1, _STRIP_BYTES // (width * itemsize) // least)
-        pieces, of_piece = ceil(K / width), ceil(share / height)
-        strips = pieces * of_piece * (ranks - 1)
-        blocks = min(_MOST, SMS - walk.blocks, strips)
-        return CommBlocks(walk, blocks, ranks - 1, pieces, width, height, of_piece, strips)
+        pieces, strips_per_piece = ceil(K / width), ceil(rows_per_rank / height)
+        strips = pieces * strips_per_piece * (ranks - 1)
+        blocks = min(_MOST, SMS - schedule.blocks, strips)
+        return CommBlocks(
+            schedule, blocks, ranks - 1, pieces, width, height, strips_per_piece, strips
+        )
 
-    def behind(self, block: tirx.PrimExpr) -> tirx.PrimExpr:
-        """The place of a block among those that walk, where communicating ones do not: theirs is
-        negative."""
+    def schedule_index(self, block: tirx.PrimExpr) -> tirx.PrimExpr:
+        """Return the index of a block in ``schedule``; negative for blocks that communicate."""
         return block - self.blocks
 
 
 @T.macro
 def send(A, gathered, sent, block, ranks):
-    """Store A (share, K) at other ranks, in ``gathered`` of this rank (share, K or more, which are
-    0): a strip of a piece at each, and then the next; block after block."""
-    share, K = A.shape
+    """Store A (rows_per_rank, K) at the other ranks, in their ``gathered`` of this rank.
+
+    All strips of a piece go to one rank, then to the next rank; then follows the next piece. Blocks
+    send strips in turn. ``gathered`` may have more than K columns: those after K become 0.
+    """
+    rows_per_rank, K = A.shape
     held = T.alloc_fragment((sent.height, sent.width), A.dtype)
     if block < sent.blocks:
         for turn in T.serial(T.ceildiv(sent.strips, sent.blocks)):
             number = turn * sent.blocks + block
             if number < sent.strips:
-                at = number // sent.of_piece
+                at = number // sent.strips_per_piece
                 peer = (W.rank() + 1 + at % sent.peers) % ranks
-                m = number % sent.of_piece * sent.height
+                m = number % sent.strips_per_piece * sent.height
                 k = at // sent.peers * sent.width
                 for i, j in T.Parallel(*held.shape):
-                    inside = tirx.And(m + i < share, k + j < K)
+                    inside = tirx.And(m + i < rows_per_rank, k + j < K)
                     held[i, j] = T.if_then_else(inside, A[m + i, k + j], 0)
                 for i, j in T.Parallel(*held.shape):
-                    if m + i < share:
+                    if m + i < rows_per_rank:
                         gathered[peer, W.rank(), m + i, k + j] = held[i, j]

@@ -1,8 +1,9 @@
-"""Parts of a sum are added by the tensor cores: multiplied by the identity, behind the product.
+"""Addition of partial sums by the tensor cores, which multiply them by the identity.
 
-The steps of a product bring tiles of A and B. More of them bring a part of the sum as a tile of A
-and the identity as one of B, by the same producer through the same stages, so that a part costs as
-much as a step of its size, where loads of their own cost each tile several round trips to memory.
+Each step of a product loads a tile of A and a tile of B. Further steps after the product load a
+partial sum as the tile of A and the identity as the tile of B. The same producer loads them through
+the same stages, so a partial sum costs as much as a step of its size. Separate loads would cost
+each tile several round trips to memory.
 """
 
 from functools import cache
@@ -20,20 +21,22 @@ from ..core.tiles import Tiles
 
 
 def steps_of(tiles: Tiles, dtype: str) -> int:
-    """Steps that add a part of a tile; 0 if they cannot, as those of fp8 operands, whose parts are
-    of another type."""
+    """Return the number of steps that add one partial sum to a tile.
+
+    It is 0 for fp8 operands, whose partial sums have another type and cannot be added so.
+    """
     return 0 if is_fp8(dtype) else ceil(tiles.N / tiles.K)
 
 
 def identity_of(tiles: Tiles, ranks: int, dtype: str) -> Any:
-    """The parameter of a kernel and a plan that sum up what ``ranks`` computed; None if they do not
-    take one."""
+    """Return the parameter ``identity`` of a kernel and a plan that add partial sums of ``ranks``
+    ranks; None if they have no such parameter."""
     extent = _extent(tiles, ranks, dtype)
     return T.Tensor((extent, extent), dtype) if extent else None
 
 
 def identities(problem: Problem, choice: Choice) -> tuple[torch.Tensor, ...]:
-    """What a plan gets for it, on this rank's device."""
+    """Return the argument for ``identity_of`` on this rank's device, or nothing."""
     extent = _extent(choice.tiles, problem.ranks, problem.tile_dtype)
     return (_identity(extent, problem.dtype, current().group.device),) if extent else ()
 

@@ -1,4 +1,4 @@
-"""What operators have in common that give each rank one result of ``a @ b``."""
+"""Registration of operators that return one result of ``a @ b`` on each rank."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..core.problem import checked, require_operands
 
 
 def define_product(name: str, gradients: Callable[..., tuple]) -> Callable[..., torch.Tensor]:
-    """``torch.ops.tileweave.name``, and ``name_out``, which has no gradient.
+    """Define ``torch.ops.tileweave.name``, and ``name_out``, which has no gradient.
 
     Args:
-        name: of an ``Operator``.
-        gradients: of its arguments, by that of the result; ``ctx`` has saved a and b, and holds
-            ``group`` and ``strategy``.
+        name: name of an ``Operator``.
+        gradients: function from ``ctx`` and the gradient of the result to the gradients of the
+            arguments; ``ctx`` has saved a and b, and holds ``group`` and ``strategy``.
 
     Returns:
-        What calls either: ``(a, b, group, out, strategy, epilogue) -> result``.
+        A function that calls either: ``(a, b, group, out, strategy, epilogue) -> result``.
     """
 
     def eager(a, b, group, strategy, *epilogue):

@@ -149,7 +149,7 @@ def share_out_programs() -> None:
         problem = problem_of(product)
         kind = OPERATOR_OF[problem.op]
         every = reversed(kind.candidates(problem))
-        ways = {(c.program, c.tiles.cut): c for c in every}
+        ways = {(c.program, c.tiles.num_chunks): c for c in every}
         place = number // len(OPERATORS)
         choice = list(ways.values())[(place + place // len(SIZES)) % len(ways)]
         known[measured_as(problem)] = Measured(choice, 0.0, 1.0)
@@ -327,7 +327,7 @@ def check_heap() -> str:
             product.call()
             if fault := product.fault():
                 return fault
-    shares = [p.share for p, _ in prepared(group_of("")).operators]
+    shares = [p.rows_per_rank for p, _ in prepared(group_of("")).operators]
     if all(product.sizes[0] in shares for product in given):
         return "three times two fifths of the heap are allocated"
     try:

@@ -18,7 +18,15 @@ from tileweave.ops.autotune.cost_model import (
 from tileweave.ops.autotune.trial import problem_of
 from tileweave.ops.core import strategy
 from tileweave.ops.core.operator import OPERATORS
-from tileweave.ops.core.tiles import FP8, LARGE, SMALL, WALKED, Tiles, Walk, late
+from tileweave.ops.core.tiles import (
+    FP8,
+    LARGE,
+    PERSISTENT_TILES,
+    SMALL,
+    PersistentSchedule,
+    Tiles,
+    stores_last_peer,
+)
 
 ROWS = 1024, 2048, 4096, 8192, 16384
 GATHERED = {
@@ -63,7 +71,7 @@ COMMUNICATED = [
 """Ranks, rows of each, N, K, and us in the best tiles by copy engines and by blocks; of 2 ranks,
 each of which stands for all others."""
 NARROW = {(28672, 1024), (28672, 2048), (14336, 2048), (14336, 4096), (53248, 1024)}
-BAND_OF_4 = Tiles(128, 256, 64, stages=4, band=4)
+BAND_OF_4 = Tiles(128, 256, 64, stages=4, group_m=4)
 
 
 def measured(table):
@@ -77,7 +85,7 @@ def measured(table):
 
 @pytest.mark.parametrize(("M", "N", "K", "us"), measured(GATHERED))
 def test_what_is_gathered(M, N, K, us):
-    tiles = WALKED[1] if (N, M) in NARROW else WALKED[0]
+    tiles = PERSISTENT_TILES[1] if (N, M) in NARROW else PERSISTENT_TILES[0]
     assert gathered_us(M // 4, N // 4, K, 4, tiles) == pytest.approx(us, rel=0.06)
 
 
@@ -87,21 +95,25 @@ def test_what_is_gathered(M, N, K, us):
 )
 def test_rows_in_pieces(M, N, K, columns, whole, pieces, taken):
     """Between 2 ranks: blocks begin with a peer's rows where own ones are too few."""
-    tiles = next(tiles for tiles in WALKED if tiles.N == columns)
-    found = [gathered_us(M // 2, N, K, 2, replace(tiles, cut=cut)) for cut in (1, 4)]
+    tiles = next(tiles for tiles in PERSISTENT_TILES if tiles.N == columns)
+    found = [
+        gathered_us(M // 2, N, K, 2, replace(tiles, num_chunks=num_chunks)) for num_chunks in (1, 4)
+    ]
     assert found == pytest.approx((whole, pieces), rel=0.05)
     problem = problem_of("all_gather_matmul", M, 2 * N, K, 2, torch.bfloat16)
     options = OPERATORS["all_gather_matmul"].options(problem).items()
     copied = {choice: us for choice, us in options if choice.program == "copy_engines"}
-    assert min(copied, key=copied.get).tiles.cut == taken
+    assert min(copied, key=copied.get).tiles.num_chunks == taken
 
 
-@pytest.mark.parametrize(("ranks", "share", "N", "K", "copied", "sent"), COMMUNICATED)
-def test_some_blocks_communicate(ranks, share, N, K, copied, sent):
+@pytest.mark.parametrize(("ranks", "rows_per_rank", "N", "K", "copied", "sent"), COMMUNICATED)
+def test_some_blocks_communicate(ranks, rows_per_rank, N, K, copied, sent):
     """Where copies to many ranks take long to begin; else copy engines take it."""
-    foretold = min(communicated_us(share, N, K, ranks, tiles) for tiles in WALKED)
+    foretold = min(communicated_us(rows_per_rank, N, K, ranks, tiles) for tiles in PERSISTENT_TILES)
     assert foretold == pytest.approx(sent, rel=0.08)
-    problem = problem_of("all_gather_matmul", ranks * share, ranks * N, K, ranks, torch.bfloat16)
+    problem = problem_of(
+        "all_gather_matmul", ranks * rows_per_rank, ranks * N, K, ranks, torch.bfloat16
+    )
     taken = OPERATORS["all_gather_matmul"].table(problem).program
     near = abs(sent - copied) < 0.05 * copied
     assert near or taken == ("communicating_blocks" if sent < copied else "copy_engines")
@@ -109,7 +121,7 @@ def test_some_blocks_communicate(ranks, share, N, K, copied, sent):
 
 @pytest.mark.parametrize(("M", "N", "K", "us"), measured(SUMMED))
 def test_what_is_summed(M, N, K, us):
-    expected = summed_us(M // 4, N, K // 4, 4, WALKED[0])
+    expected = summed_us(M // 4, N, K // 4, 4, PERSISTENT_TILES[0])
     assert expected == pytest.approx(us, rel=0.06 if us > 150 else 0.18)
 
 
@@ -127,14 +139,15 @@ def test_streams_wait_sooner_than_kernels(M, us):
 def test_pieces(M, N, K):
     """The fastest is foretold, too."""
     summed, shared = BETWEEN_TWO[M, N, K]
-    share, tiles = M // 2, WALKED[0]
-    alone = summed_us(share, N, K, 2, tiles)
+    rows_per_rank, tiles = M // 2, PERSISTENT_TILES[0]
+    alone = summed_us(rows_per_rank, N, K, 2, tiles)
     assert alone == pytest.approx(summed, rel=0.04 if M > 2048 else 0.05)
     foretold = {
-        (band, cut): summed_us(
-            share, N, K, 2, replace(tiles, band=band, cut=cut), shared=True
+        (group_m, num_chunks): summed_us(
+            rows_per_rank, N, K, 2, replace(tiles, group_m=group_m, num_chunks=num_chunks),
+            shared=True,
         )
-        for band, cut in shared
+        for group_m, num_chunks in shared
     }  # fmt: skip
     more = {way: us / alone for way, us in foretold.items()}
     assert more == pytest.approx({way: us / summed for way, us in shared.items()}, rel=0.03)
@@ -155,9 +168,9 @@ def test_sums_are_fetched(shape, us):
 )
 def test_what_is_late(M, N, K, summed, shared):
     """SMs store what copy engines would bring when all is done; 10 us less of 2 ranks."""
-    assert late(M // 2, N, 2, WALKED[0])
-    assert summed_us(M // 2, N, K, 2, WALKED[0]) == pytest.approx(summed, rel=0.02)
-    found = summed_us(M // 2, N, K, 2, WALKED[0], shared=True)
+    assert stores_last_peer(M // 2, N, 2, PERSISTENT_TILES[0])
+    assert summed_us(M // 2, N, K, 2, PERSISTENT_TILES[0]) == pytest.approx(summed, rel=0.02)
+    found = summed_us(M // 2, N, K, 2, PERSISTENT_TILES[0], shared=True)
     assert found == pytest.approx(shared, rel=0.1)
 
 
@@ -173,7 +186,7 @@ def test_what_is_stored(M, N, K, large, small):
 
 
 @pytest.mark.parametrize(
-    ("op", "shape", "program", "columns", "band", "cut"),
+    ("op", "shape", "program", "columns", "group_m", "num_chunks"),
     [
         ("all_gather_matmul", (4096, 28672, 8192), "copy_engines", 256, 8, 1),
         ("all_gather_matmul", (1024, 14336, 4096), "communicating_blocks", 256, 8, 1),
@@ -187,10 +200,10 @@ def test_what_is_stored(M, N, K, large, small):
         ("matmul_all_reduce", (8192, 16384, 53248), "copy_engines", 256, 8, 4),
     ],
 )
-def test_what_the_table_takes(op, shape, program, columns, band, cut):
+def test_what_the_table_takes(op, shape, program, columns, group_m, num_chunks):
     choice = OPERATORS[op].table(problem_of(op, *shape, 4, torch.bfloat16))
-    found = choice.program, choice.tiles.N, choice.tiles.band, choice.tiles.cut
-    assert found == (program, columns, band, cut)
+    found = choice.program, choice.tiles.N, choice.tiles.group_m, choice.tiles.num_chunks
+    assert found == (program, columns, group_m, num_chunks)
 
 
 FEW_ROWS = {
@@ -225,7 +238,7 @@ def test_few_rows(op, M, N, K, fused, nccl):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("ranks", "shape"), [(1, (8, 8, 8)), (3, (3, 24, 48)), (8, (8000, 8, 16))])
 def test_something_is_taken_of_all(op, dtype, ranks, shape):
-    """Whatever the sizes: a band higher than all rows, less than a tile, one rank."""
+    """Whatever the sizes: a group higher than all rows, less than a tile, one rank."""
     problem = problem_of(op, *shape, ranks, dtype)
     choice = OPERATORS[op].table(problem)
     assert choice in OPERATORS[op].candidates(problem)
@@ -252,8 +265,8 @@ def test_places_of_many_tiles(chunk):
 
 def test_copies_begin_when_products_are_there():
     """One turn, then nothing is hidden: products of each peer go behind each other."""
-    few = summed_us(128, 1024, 4096, 4, WALKED[0])
-    assert Walk.over(4 * 4).turns == 1
-    alone = tile_us(WALKED[0], 4096, 2)
+    few = summed_us(128, 1024, 4096, 4, PERSISTENT_TILES[0])
+    assert PersistentSchedule.over(4 * 4).waves == 1
+    alone = tile_us(PERSISTENT_TILES[0], 4096, 2)
     assert few > alone + 3 * 128 * 1024 * 2 / 360e3
-    assert summed_us(128, 1024, 4096, 1, WALKED[0]) == pytest.approx(alone, abs=10)
+    assert summed_us(128, 1024, 4096, 1, PERSISTENT_TILES[0]) == pytest.approx(alone, abs=10)

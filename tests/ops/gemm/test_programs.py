@@ -19,18 +19,18 @@ from tileweave.ops.core.tiles import (
     FEW_ROWS,
     FP8_CANDIDATES,
     LARGE,
+    PERSISTENT_TILES,
     SMALL,
     SMS,
-    WALKED,
+    PersistentSchedule,
     Tiles,
-    Walk,
-    late,
+    stores_last_peer,
     tiles_for,
 )
 from tileweave.ops.core.tiles import FP8 as FP8_TILES
 from tileweave.ops.gemm.all_gather_matmul import (
     AllGatherMatmul,
-    _keeping_rows,
+    _choice_keeping_rows,
     ag_gemm_copy_engine,
     ag_gemm_push,
     communicated_matmul,
@@ -40,7 +40,7 @@ from tileweave.ops.gemm.matmul_all_reduce import (
     MatmulAllReduce,
     matmul_all_reduce_plan,
     one_shot_program,
-    two_phase_program,
+    two_shot_program,
 )
 from tileweave.ops.gemm.matmul_reduce_scatter import (
     MatmulReduceScatter,
@@ -51,9 +51,9 @@ from tileweave.ops.gemm.matmul_reduce_scatter import (
 from tileweave.passes.ir.sizes import named
 from tileweave.runtime.plans.steps import Copy, CopyValue, Launch, WaitValue
 
-TILES = Tiles(16, 16, 16, stages=2, threads=32, band=1)
+TILES = Tiles(16, 16, 16, stages=2, threads=32, group_m=1)
 EVEN, TAILS = (16, 32, 32), (24, 40, 24)
-"""share, N, K: whole tiles, and tails along every axis."""
+"""rows_per_rank, N, K: whole tiles, and tails along every axis."""
 FP8 = "float8_e4m3fn"
 DTYPES = {
     "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, FP8: ml_dtypes.float8_e4m3fn
@@ -77,7 +77,7 @@ TILE_COPIES = {
     gemm_rs_persistent: (5, 3),
     scattered_one_shot: (2, 2),
     one_shot_program: (2, 2),
-    two_phase_program: (2, 4),
+    two_shot_program: (2, 4),
 }
 """The kernels, and how often the text of each loads and stores a tile of so few rows."""
 FP8_COPIES = {**TILE_COPIES, gemm_rs_persistent: (2, 3)}
@@ -135,39 +135,45 @@ def exact(a, b):
 @pytest.mark.parametrize("way", MatmulReduceScatter.programs)
 @pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
 def test_matmul_reduce_scatter(way, ranks, sizes, transposed, dtype, biased):
-    share, N, K = sizes
+    rows_per_rank, N, K = sizes
     program = MatmulReduceScatter.programs[way](
-        share, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype)
+        rows_per_rank, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype)
     )
-    a, b, bias, c = simulated(program, ranks, (ranks * share, K), (K, N), transposed, dtype, biased)
+    a, b, bias, c = simulated(
+        program, ranks, (ranks * rows_per_rank, K), (K, N), transposed, dtype, biased
+    )
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
     for rank, found in enumerate(c):
         # Each adds its own bias, once.
-        right = total.reshape(ranks, share, N)[rank] + bias[rank]
+        right = total.reshape(ranks, rows_per_rank, N)[rank] + bias[rank]
         assert np.array_equal(found, right.astype(DTYPES[rounded_to(dtype)])), rank
 
 
 @pytest.mark.parametrize("way", AllGatherMatmul.programs)
 @pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
 def test_all_gather_matmul(way, ranks, sizes, transposed, dtype, biased):
-    share, N, K = sizes
+    rows_per_rank, N, K = sizes
     program = AllGatherMatmul.programs[way](
-        share, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype)
+        rows_per_rank, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype)
     )
-    a, b, bias, c = simulated(program, ranks, (share, K), (K, N), transposed, dtype, biased)
+    a, b, bias, c = simulated(program, ranks, (rows_per_rank, K), (K, N), transposed, dtype, biased)
     for rank, found in enumerate(c):
         right = exact(np.concatenate(a), b[rank]) + bias[rank]
         right = right.astype(DTYPES[rounded_to(dtype)])
         assert np.array_equal(found.reshape(right.shape), right), rank
 
 
-@pytest.mark.parametrize(("ranks", "K", "cut"), [(2, 64, 3), (2, 136, 4), (3, 56, 2), (4, 128, 4)])
-def test_rows_come_in_pieces(ranks, K, cut):
-    share, N, tiles = 24, 40, replace(TILES, cut=cut)
+@pytest.mark.parametrize(
+    ("ranks", "K", "num_chunks"), [(2, 64, 3), (2, 136, 4), (3, 56, 2), (4, 128, 4)]
+)
+def test_rows_come_in_pieces(ranks, K, num_chunks):
+    rows_per_rank, N, tiles = 24, 40, replace(TILES, num_chunks=num_chunks)
     whole, first = range(K), tiles.widening(K)
-    assert len(first) == cut and [k for piece in first for k in whole[piece]] == [*whole]
-    program = AllGatherMatmul.programs["copy_engines"](share, N, K, ranks, "float16", True, tiles)
-    a, b, _, c = simulated(program, ranks, (share, K), (K, N), True, "float16", False)
+    assert len(first) == num_chunks and [k for piece in first for k in whole[piece]] == [*whole]
+    program = AllGatherMatmul.programs["copy_engines"](
+        rows_per_rank, N, K, ranks, "float16", True, tiles
+    )
+    a, b, _, c = simulated(program, ranks, (rows_per_rank, K), (K, N), True, "float16", False)
     for rank, found in enumerate(c):
         right = exact(np.concatenate(a), b[rank]).astype(np.float16)
         assert np.array_equal(found.reshape(right.shape), right), rank
@@ -196,28 +202,34 @@ def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "share", "band", "cut", "dtype"),
+    ("ranks", "rows_per_rank", "group_m", "num_chunks", "dtype"),
     [
         (2, 32, 1, 1, "bfloat16"), (2, 64, 2, 2, "float16"), (3, 32, 2, 3, "bfloat16"),
         (4, 32, 1, 6, "float16"), (2, 32, 2, 3, FP8),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("operator", [MatmulReduceScatter, MatmulAllReduce])
-def test_walks_of_many_turns(operator, ranks, share, band, cut, dtype, monkeypatch):
+def test_walks_of_many_turns(
+    operator, ranks, rows_per_rank, group_m, num_chunks, dtype, monkeypatch
+):
     """Few SMs, all of whose tiles copy engines bring in time, piece by piece."""
     monkeypatch.setattr(tiles_module, "SMS", 6)
-    tiles, N, K = replace(TILES, band=band, cut=cut), 88, 24
-    assert tiles.cuts(share, N) and not late(share, N, ranks, tiles)
+    tiles, N, K = replace(TILES, group_m=group_m, num_chunks=num_chunks), 88, 24
+    assert tiles.has_whole_chunks(rows_per_rank, N) and not stores_last_peer(
+        rows_per_rank, N, ranks, tiles
+    )
     scatters = operator is MatmulReduceScatter
-    M = ranks * share - (0 if scatters else 8)
+    M = ranks * rows_per_rank - (0 if scatters else 8)
     make = operator.programs["copy_engines"]
-    rows = share if scatters else M
+    rows = rows_per_rank if scatters else M
     program = make(rows, N, K, ranks, dtype, True, tiles, True, rounded_to(dtype))
     a, b, bias, c = simulated(program, ranks, (M, K), (K, N), True, dtype, True)
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
     # Each adds its own bias to what it owns.
     summed = [
-        (total[r * share : (r + 1) * share] + bias[r]).astype(DTYPES[rounded_to(dtype)])
+        (total[r * rows_per_rank : (r + 1) * rows_per_rank] + bias[r]).astype(
+            DTYPES[rounded_to(dtype)]
+        )
         for r in range(ranks)
     ]
     for rank, found in enumerate(c):
@@ -227,26 +239,28 @@ def test_walks_of_many_turns(operator, ranks, share, band, cut, dtype, monkeypat
 @pytest.mark.parametrize(("ranks", "N"), [(2, 72), (3, 88), (4, 48)])
 def test_steps_that_add_cross_tiles(ranks, N):
     """As in tiles of 224 columns: what is late must be there of both tiles."""
-    share, K, tiles = 32, 24, Tiles(16, 24, 16, stages=2, threads=32)
-    assert late(share, N, ranks, tiles)
+    rows_per_rank, K, tiles = 32, 24, Tiles(16, 24, 16, stages=2, threads=32)
+    assert stores_last_peer(rows_per_rank, N, ranks, tiles)
     make = MatmulReduceScatter.programs["copy_engines"]
-    program = make(share, N, K, ranks, "bfloat16", True, tiles)
-    a, b, _, c = simulated(program, ranks, (ranks * share, K), (K, N), True, "bfloat16", False)
-    total = sum(exact(x, y) for x, y in zip(a, b, strict=True)).reshape(ranks, share, N)
+    program = make(rows_per_rank, N, K, ranks, "bfloat16", True, tiles)
+    a, b, _, c = simulated(
+        program, ranks, (ranks * rows_per_rank, K), (K, N), True, "bfloat16", False
+    )
+    total = sum(exact(x, y) for x, y in zip(a, b, strict=True)).reshape(ranks, rows_per_rank, N)
     for rank, found in enumerate(c):
         assert np.array_equal(found, total[rank].astype(DTYPES["bfloat16"])), rank
 
 
-@pytest.mark.parametrize("tiles", [*WALKED, FP8_TILES])
+@pytest.mark.parametrize("tiles", [*PERSISTENT_TILES, FP8_TILES])
 def test_pieces_are_of_whole_steps(tiles):
     """A step that adds a part would else read two: there are no such, or they are inferred."""
-    share, N, fp8 = 1024, 20 * tiles.N - 8, tiles == FP8_TILES
-    tiles = replace(tiles, cut=2)
-    assert tiles.cuts(share, N) == (tiles.N != 224)
-    if tiles.cuts(share, N):
+    rows_per_rank, N, fp8 = 1024, 20 * tiles.N - 8, tiles == FP8_TILES
+    tiles = replace(tiles, num_chunks=2)
+    assert tiles.has_whole_chunks(rows_per_rank, N) == (tiles.N != 224)
+    if tiles.has_whole_chunks(rows_per_rank, N):
         dtype, out = (FP8, "bfloat16") if fp8 else ("bfloat16", None)
         plan = MatmulAllReduce.programs["copy_engines"](
-            2 * share, N, 1024, 2, dtype, True, tiles, False, out
+            2 * rows_per_rank, N, 1024, 2, dtype, True, tiles, False, out
         )
         assert len(plan.kernels(2)) == 3
 
@@ -313,7 +327,7 @@ def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles, biased
 
 def test_what_is_not_late_stays():
     """Of many rows copy engines bring all: only parts are loaded, only products and sums stored."""
-    assert not late(1000, 8200, 4, LARGE)
+    assert not stores_last_peer(1000, 8200, 4, LARGE)
     cuda = tw.emit(gemm_rs_persistent(1000, 8200, 136, 4, "float16", False, LARGE, True))
     assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == (4, 2)
     assert "latest" not in cuda and "cp_async" not in cuda
@@ -331,50 +345,54 @@ def test_fp8_goes_to_the_tensor_cores(make):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "share", "N", "K", "tiles"),
+    ("ranks", "rows_per_rank", "N", "K", "tiles"),
     [(2, 256, 3584, 4096, SMALL), (2, 33, 512, 4104, FEW_ROWS[0]), (4, 64, 7168, 8192, SMALL)],
 )
-def test_rows_are_pushed_16_bytes_at_a_time(ranks, share, N, K, tiles):
-    program = ag_gemm_push(share, N, K, ranks, "bfloat16", True, tiles)
+def test_rows_are_pushed_16_bytes_at_a_time(ranks, rows_per_rank, N, K, tiles):
+    program = ag_gemm_push(rows_per_rank, N, K, ranks, "bfloat16", True, tiles)
     assert "*(uint4*)(gathered" in tw.emit(program, world_size=ranks)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "share", "N", "K", "tiles"),
+    ("ranks", "rows_per_rank", "N", "K", "tiles"),
     [
-        (2, 512, 3584, 4096, WALKED[0]),
-        (4, 100, 512, 4104, WALKED[3]),
+        (2, 512, 3584, 4096, PERSISTENT_TILES[0]),
+        (4, 100, 512, 4104, PERSISTENT_TILES[3]),
         (8, 128, 3584, 8192, FP8_TILES),
     ],
 )
-def test_strips_are_sent_16_bytes_at_a_time(ranks, share, N, K, tiles):
+def test_strips_are_sent_16_bytes_at_a_time(ranks, rows_per_rank, N, K, tiles):
     """By registers that all blocks have."""
     dtype = FP8 if tiles == FP8_TILES else "bfloat16"
-    program = communicated_matmul(share, N, K, ranks, dtype, True, tiles, False, "bfloat16")
+    program = communicated_matmul(rows_per_rank, N, K, ranks, dtype, True, tiles, False, "bfloat16")
     cuda = tw.emit(program, world_size=ranks)
     sixteen = "fp8_e4_16_t" if dtype == FP8 else "uint4"
     assert f"*({sixteen}*)(gathered" in cuda and f"*({sixteen}*)(held" in cuda
 
 
 @pytest.mark.parametrize(
-    ("share", "N", "K", "ranks", "tiles", "itemsize"),
+    ("rows_per_rank", "N", "K", "ranks", "tiles", "itemsize"),
     [
-        (256, 3584, 4096, 4, WALKED[0], 2), (100, 520, 4104, 3, WALKED[1], 2),
-        (128, 3584, 8192, 8, FP8_TILES, 1), (8, 8, 8, 2, WALKED[3], 2),
+        (256, 3584, 4096, 4, PERSISTENT_TILES[0], 2), (100, 520, 4104, 3, PERSISTENT_TILES[1], 2),
+        (128, 3584, 8192, 8, FP8_TILES, 1), (8, 8, 8, 2, PERSISTENT_TILES[3], 2),
     ],
 )  # fmt: skip
-def test_strips_that_blocks_send(share, N, K, ranks, tiles, itemsize):
+def test_strips_that_blocks_send(rows_per_rank, N, K, ranks, tiles, itemsize):
     """All of the rows, once to each other rank, a piece to all before the next one."""
-    sent = CommBlocks.apart(share, N, K, ranks, tiles, itemsize)
-    assert sent.strips == sent.pieces * sent.of_piece * sent.peers
+    sent = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, itemsize)
+    assert sent.strips == sent.pieces * sent.strips_per_piece * sent.peers
     assert (sent.pieces - 1) * sent.width < K <= sent.pieces * sent.width
-    assert (sent.of_piece - 1) * sent.height < share <= sent.of_piece * sent.height
+    assert (
+        (sent.strips_per_piece - 1) * sent.height
+        < rows_per_rank
+        <= sent.strips_per_piece * sent.height
+    )
     assert sent.width * itemsize % 256 == 0
     assert sent.height * sent.width * itemsize % ((tiles.threads + 128) * 16) == 0
     assert sent.height * sent.width * itemsize <= 48 << 10
     assert sent.peers == ranks - 1
-    assert 0 < sent.blocks <= SMS - sent.walk.blocks
-    assert CommBlocks.apart(share, N, K, 1, tiles, itemsize).blocks == 0
+    assert 0 < sent.blocks <= SMS - sent.schedule.blocks
+    assert CommBlocks.dedicated(rows_per_rank, N, K, 1, tiles, itemsize).blocks == 0
 
 
 @pytest.mark.parametrize(
@@ -389,7 +407,7 @@ def test_what_keeps_gathered_rows(rows, program, kept):
     """If it is faster than NCCL, which would gather them, too."""
     asked = Problem("all_gather_matmul", rows, 3584, 4096, 4, torch.bfloat16, True)
     assert AllGatherMatmul.table(asked).program == program
-    found = _keeping_rows(asked)
+    found = _choice_keeping_rows(asked)
     assert found == kept or found.program == kept
 
 
@@ -413,7 +431,7 @@ def test_what_another_version_may_have_chosen(kind):
     assert not kind.may_take(asked, operators.Choice("copy_engines", replace(LARGE, K=48)))
 
 
-EVERY_SHAPE = {(t.M, t.N): t for t in (*CANDIDATES, *WALKED)}
+EVERY_SHAPE = {(t.M, t.N): t for t in (*CANDIDATES, *PERSISTENT_TILES)}
 EVERY_SHAPE_OF_FP8 = {(t.M, t.N): t for t in FP8_CANDIDATES}
 
 
@@ -433,7 +451,7 @@ def test_each_warp_group_multiplies_rows_of_its_own(tiles, capfd):
 
 def test_signals_that_leave_a_loop_do_not_name_it():
     """Of tails and chunks, for which places of tiles are too long to be simplified."""
-    tiles = replace(WALKED[0], band=4)
+    tiles = replace(PERSISTENT_TILES[0], group_m=4)
     plan = matmul_all_reduce_plan(3999, 2056, 1800, 4, "bfloat16", True, tiles)
     shapes = {p.name: tuple(p.extents) for p in plan.parameters}
     (kernel,) = (
@@ -446,8 +464,8 @@ def test_signals_that_leave_a_loop_do_not_name_it():
 
 @pytest.mark.parametrize(("recorded", "wait"), [(False, WaitValue), (True, Launch)])
 def test_sums_are_fetched_together(recorded, wait):
-    """Copies of a band, one from each peer, stand behind all that they wait for; what the peer that
-    is served last gets is not copied, and the last band is fetched by the kernel."""
+    """Copies of a group, one from each peer, come after all that they wait for. The products of the
+    peer that is served last are not copied, and the kernel pulls the last group."""
     plan = matmul_all_reduce_plan(192, 16, 16, 4, "float16", False, TILES)
     shapes = {p.name: tuple(p.extents) for p in plan.parameters}
     steps = plan.trace(0, 4, shapes, {}, recorded=recorded)
@@ -478,17 +496,17 @@ def test_tiles(rows, columns, shards, tiles):
 
 
 @pytest.mark.parametrize(
-    ("tiles", "walk"),
+    ("tiles", "schedule"),
     [
-        (1, Walk(1, 1, 1)),
-        (131, Walk(131, 1, 131)),
-        (132, Walk(132, 2, 66)),
-        (133, Walk(133, 2, 67)),
-        (1024, Walk(1024, 8, 128)),
+        (1, PersistentSchedule(1, 1, 1)),
+        (131, PersistentSchedule(131, 1, 131)),
+        (132, PersistentSchedule(132, 2, 66)),
+        (133, PersistentSchedule(133, 2, 67)),
+        (1024, PersistentSchedule(1024, 8, 128)),
     ],
 )
-def test_blocks_walk_over_as_many_tiles(tiles, walk):
-    assert Walk.over(tiles) == walk
+def test_blocks_walk_over_as_many_tiles(tiles, schedule):
+    assert PersistentSchedule.over(tiles) == schedule
 
 
 @pytest.mark.parametrize(
@@ -499,7 +517,7 @@ def test_tiles_of_rows_that_are_gathered(rows, columns, shards, N):
     asked = Problem("all_gather_matmul", rows, columns, 8192, shards, torch.bfloat16, True)
     assert AllGatherMatmul.table(asked).tiles.N == N
     asked = replace(asked, dtype=torch.float8_e4m3fn, result=torch.bfloat16)
-    assert replace(AllGatherMatmul.table(asked).tiles, cut=1) == FP8_TILES
+    assert replace(AllGatherMatmul.table(asked).tiles, num_chunks=1) == FP8_TILES
 
 
 def test_parts_of_an_all_reduce_too_large_for_its_indices_are_not_copied():
@@ -511,13 +529,13 @@ def test_parts_of_an_all_reduce_too_large_for_its_indices_are_not_copied():
 
 
 def test_all_sms_walk_where_nothing_waits_beside_them():
-    assert Walk.over(264, SMS) == Walk(264, 2, 132)
+    assert PersistentSchedule.over(264, SMS) == PersistentSchedule(264, 2, 132)
 
 
 @pytest.mark.parametrize("operator", [MatmulReduceScatter, MatmulAllReduce])
 def test_small_gpus_get_programs_whose_blocks_need_not_run_at_a_time(operator, monkeypatch):
     asked = Problem("matmul_reduce_scatter", 4096, 8192, 1024, 4, torch.bfloat16, False)
     walks = {c.program for c in [operator.table(asked), *operator.candidates(asked)]}
-    monkeypatch.setattr(operators, "has_room_for_walks", lambda: False)
+    monkeypatch.setattr(operators, "has_room_for_persistent_blocks", lambda: False)
     small = {c.program for c in [operator.table(asked), *operator.candidates(asked)]}
     assert walks - small == {"copy_engines"}
