@@ -132,7 +132,7 @@ def none_or_two(X, S, block):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (differently_many, "touches 1 to 3 elements along an axis; expected as many each time"),
+        (differently_many, "touches 1 to 3 elements along an axis; expected an equal number each"),
         (
             none_or_two,
             "leaves out all rounds of a loop, where its conditions",

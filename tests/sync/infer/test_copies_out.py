@@ -233,8 +233,8 @@ def of_what_comes_later(p, X, S, R, Y):
         ),
         (
             two_streams,
-            "p.copy reads S in streams 'one' and 'other', and the kernel tells one of it; "
-            "expected one stream",
+            "p.copy reads S in streams 'one' and 'other', and the kernel signals to one of "
+            "them; expected one stream",
         ),
         (
             behind_its_reader,
@@ -243,7 +243,7 @@ def of_what_comes_later(p, X, S, R, Y):
         ),
         (
             read_in_part,
-            "p.copy writes R, of which the kernel of its owner reads a part only; expected reads "
+            "p.copy writes R, of which the kernel of its owner reads only a part; expected reads "
             "of all of it",
         ),
         (

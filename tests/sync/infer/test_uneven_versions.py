@@ -73,7 +73,7 @@ def read_by_the_last(rounds, behind=False):
     return program
 
 
-LEFT = 1, "a load reads what writes bring; moved out of the loop over turn"
+LEFT = 1, "a load reads the result of writes; moved out of the loop over turn"
 
 
 def waits_of(program):
@@ -113,7 +113,7 @@ def test_a_loop_that_always_has_a_round_is_not_asked():
                 Y[RANKS, i] = S[me, i]
 
     assert waits_of(program) == [LEFT]
-    assert "serves for it, too" in str(tw.explain(program, RANKS))
+    assert "covers it, too" in str(tw.explain(program, RANKS))
 
 
 def test_a_wait_stays_in_a_loop_whose_first_round_reads_nothing():
