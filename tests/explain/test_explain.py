@@ -186,8 +186,8 @@ def test_reuse(case, configs, reason):
         (
             "shift_again",
             {
-                "S": "3 versions, each with its own copy, 2048 bytes; the last version is in place, "
-                "the others in S_rounds"
+                "S": "3 versions, each with its own copy, 2048 bytes; the last version is in "
+                "place, the others in S_rounds"
             },
         ),
         ("ring_shift", {}),

@@ -89,7 +89,7 @@ def _of_copies_out(accesses: TensorAccesses, kind: Kind, granules: Granules) -> 
 
 
 def _must_be_complete(accesses: TensorAccesses, kind: Kind, scratch: bool) -> bool:
-    """Whether accesses of ``kind`` by other ranks complete data that matters, although no read of
+    """Return whether accesses of ``kind`` by other ranks complete data that matters, although no read of
     the owner is certain to wait for it."""
     if scratch and kind == "write":
         return False
@@ -102,7 +102,7 @@ def _must_be_complete(accesses: TensorAccesses, kind: Kind, scratch: bool) -> bo
 
 
 def _has_unread(accesses: TensorAccesses, kind: Kind, reads: Coverage) -> bool:
-    """Whether accesses of ``kind`` by other ranks complete data that its owner does not read."""
+    """Return whether accesses of ``kind`` by other ranks complete data that its owner does not read."""
     producers = np.where(accesses.complete_after(kind), accesses.painted[kind].ranks, 0)
     producers = producers.reshape(accesses.world_size, -1)
     read = reads.ranks.reshape(accesses.world_size, -1)

@@ -127,12 +127,12 @@ def anchor_of(access: Access, kept: int) -> tirx.Stmt:
 
 
 def _in_first_iteration(mask: np.ndarray, axis: int) -> bool:
-    """Whether the mask holds in the first iteration of the loop of ``axis`` if it holds in any."""
+    """Return whether the mask holds in the first iteration of the loop of ``axis`` if it holds in any."""
     return bool(np.array_equal(mask.any(axis=axis), mask.take(0, axis=axis)))
 
 
 def varies(values: np.ndarray, axis: int, mask: np.ndarray = _ALWAYS) -> bool:
-    """Whether ``values`` differ along ``axis`` from the first ones, where the mask holds."""
+    """Return whether ``values`` differ along ``axis`` from the first ones, where the mask holds."""
     values = np.asarray(values)
     if values.ndim <= axis or values.shape[axis] == 1:
         return False

@@ -164,7 +164,7 @@ def _place_sync(context: SyncContext, own: set[tirx.Buffer]) -> None:
 
 
 def is_explicit(func: tirx.PrimFunc) -> bool:
-    """Whether the program has explicit synchronization between ranks."""
+    """Return whether the program has explicit synchronization between ranks."""
     return any(map(_is_explicit, builtins_in(func.body)))
 
 

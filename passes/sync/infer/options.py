@@ -107,7 +107,7 @@ def options_of(func: tirx.PrimFunc) -> Options:
 
 
 def is_chosen(func: tirx.PrimFunc, name: str) -> bool:
-    """Whether ``pass_configs`` set the option."""
+    """Return whether ``pass_configs`` set the option."""
     options = func.attrs[OPTIONS].value if func.attrs and OPTIONS in func.attrs else "{}"
     return name in json.loads(options)
 

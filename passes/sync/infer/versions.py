@@ -149,7 +149,7 @@ class _Events:
 
     @cached_property
     def is_last(self) -> np.ndarray:
-        """Whether each event uses the last version of its cell."""
+        """Return whether each event uses the last version of its cell."""
         last = np.ones(len(self.cell), np.bool_)
         last[self.rewrites[0]] = False
         return last[self.source]
@@ -336,5 +336,5 @@ def _iteration(loop: Loop) -> tirx.PrimExpr:
 
 
 def _is_single(anchor: tirx.Stmt) -> bool:
-    """Whether ``anchor`` is a single statement, which reads before it writes."""
+    """Return whether ``anchor`` is a single statement, which reads before it writes."""
     return isinstance(anchor, (tirx.Evaluate, tirx.BufferStore, tirx.Bind))

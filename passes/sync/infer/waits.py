@@ -26,7 +26,7 @@ def place_waits(context: SyncContext) -> None:
     """Insert a wait before each access that needs data of other blocks or ranks.
 
     - The wait is moved out of loops in which the granule does not change, unless these loops signal
-      to other blocks: this wait could depend on those signals.
+      to other blocks: the data could depend on those signals.
     - Outside a loop that may run zero times, it is guarded by the extent of the loop. Outside
       branches of the block, it is guarded by their conditions.
     - No wait is inserted if an earlier wait of the same block for the same granule dominates it.
@@ -56,7 +56,7 @@ def wait_depth(context: SyncContext, counter: Counter, footprints: Footprints) -
 
 
 def _may_leave(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
-    """Whether the data-dependent expressions of a wait can be evaluated before the loop of this
+    """Return whether the data-dependent expressions of a wait can be evaluated before the loop of this
     number around its access."""
     loop = footprints.access.around[number]
     assert loop is not None
@@ -132,7 +132,7 @@ def _needs(counter: Counter, footprints: Footprints) -> str:
 
 
 def _reads_own(counter: Counter, footprints: Footprints) -> bool:
-    """Whether some ranks read their own share, which has arrived when their kernel starts."""
+    """Return whether some ranks read their own share, which has arrived when their kernel starts."""
     if not counter.own:
         return False
     rank, granule = footprints.distinct(footprints.rank, counter.granules.of(footprints))
@@ -140,7 +140,7 @@ def _reads_own(counter: Counter, footprints: Footprints) -> bool:
 
 
 def dominates(one: Access, one_kept: int, other: Access, other_kept: int) -> bool:
-    """Whether a wait for ``one`` always precedes a wait for ``other`` in the same iteration."""
+    """Return whether a wait for ``one`` always precedes a wait for ``other`` in the same iteration."""
     if one_kept > other_kept or one.place > other.place:
         return False
     loops = all(

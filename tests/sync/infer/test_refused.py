@@ -210,8 +210,8 @@ def versions_and_unordered():
 
 
 @refused(
-    "T.copy writes S[1 - W.rank(), r % 3, 0], and one part of it is the last version, "
-    "for the caller, and another part is written again; expected W.alloc_symmetric, another tensor for it"
+    "T.copy writes S[1 - W.rank(), r % 3, 0], and one part of it is the last version, for the "
+    "caller, and another part is written again; expected W.alloc_symmetric, another tensor for it"
 )
 def last_in_no_order():
     @T.prim_func
