@@ -120,7 +120,7 @@ class SyncContext:
 
     @property
     def is_called(self) -> bool:
-        """Return whether the program is the kernel of a plan with copies. Another kernel, the entry
+        """True if the program is the kernel of a plan with copies. Another kernel, the entry
         barrier, begins the calls of such a plan: it signals to the peers, and the copies wait until
         no rank reads the memory that they overwrite."""
         return any(t.copies is not None for t in self.tensor_accesses)

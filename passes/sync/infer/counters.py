@@ -89,8 +89,8 @@ def _of_copies_out(accesses: TensorAccesses, kind: Kind, granules: Granules) -> 
 
 
 def _must_be_complete(accesses: TensorAccesses, kind: Kind, scratch: bool) -> bool:
-    """Return whether accesses of ``kind`` by other ranks complete data that matters, although no read of
-    the owner is certain to wait for it."""
+    """Return whether other ranks complete data by accesses of ``kind`` that no read of the owner is
+    certain to wait for. Plain writes of ``scratch`` tensors do not count."""
     if scratch and kind == "write":
         return False
     reads = accesses.of_kind("read")
@@ -102,7 +102,8 @@ def _must_be_complete(accesses: TensorAccesses, kind: Kind, scratch: bool) -> bo
 
 
 def _has_unread(accesses: TensorAccesses, kind: Kind, reads: Coverage) -> bool:
-    """Return whether accesses of ``kind`` by other ranks complete data that its owner does not read."""
+    """Return whether other ranks complete data by accesses of ``kind`` that ``reads`` of its owner
+    do not cover."""
     producers = np.where(accesses.complete_after(kind), accesses.painted[kind].ranks, 0)
     producers = producers.reshape(accesses.world_size, -1)
     read = reads.ranks.reshape(accesses.world_size, -1)

@@ -127,7 +127,8 @@ def anchor_of(access: Access, kept: int) -> tirx.Stmt:
 
 
 def _in_first_iteration(mask: np.ndarray, axis: int) -> bool:
-    """Return whether the mask holds in the first iteration of the loop of ``axis`` if it holds in any."""
+    """Return whether the mask holds in the first iteration of the loop of ``axis`` whenever it
+    holds in any."""
     return bool(np.array_equal(mask.any(axis=axis), mask.take(0, axis=axis)))
 
 

@@ -85,9 +85,11 @@ def _verify_room(context: SyncContext, counters: Sequence[Counter]) -> None:
 
 
 def leaves_room(context: SyncContext) -> bool:
-    """Return whether a kernel of one block is sure to get an SM, so that a plan's copies can begin: on
-    every rank the launch has fewer blocks than can be resident, or one of the first resident blocks
-    never waits."""
+    """Return whether a kernel of one block is sure to get an SM, so that a plan's copies can begin.
+
+    It is if, on every rank, the launch has fewer blocks than can be resident, or one of the first
+    resident blocks never waits.
+    """
     if not isinstance(context.grid, tirx.IntImm):
         return False
     blocks, resident = int(context.grid), context.options.resident_blocks

@@ -149,7 +149,7 @@ class _Events:
 
     @cached_property
     def is_last(self) -> np.ndarray:
-        """Return whether each event uses the last version of its cell."""
+        """Mask of the events that use the last version of their cell."""
         last = np.ones(len(self.cell), np.bool_)
         last[self.rewrites[0]] = False
         return last[self.source]

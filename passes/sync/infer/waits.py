@@ -56,8 +56,8 @@ def wait_depth(context: SyncContext, counter: Counter, footprints: Footprints) -
 
 
 def _may_leave(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
-    """Return whether the data-dependent expressions of a wait can be evaluated before the loop of this
-    number around its access."""
+    """Return whether the data-dependent expressions of a wait can be evaluated before the loop of
+    this number around its access."""
     loop = footprints.access.around[number]
     assert loop is not None
     extents = [extent for other, extent in footprints.open_loops.items() if other > number]
@@ -132,7 +132,7 @@ def _needs(counter: Counter, footprints: Footprints) -> str:
 
 
 def _reads_own(counter: Counter, footprints: Footprints) -> bool:
-    """Return whether some ranks read their own share, which has arrived when their kernel starts."""
+    """Return whether some ranks read their own share, which arrives before the kernel starts."""
     if not counter.own:
         return False
     rank, granule = footprints.distinct(footprints.rank, counter.granules.of(footprints))
@@ -140,7 +140,7 @@ def _reads_own(counter: Counter, footprints: Footprints) -> bool:
 
 
 def dominates(one: Access, one_kept: int, other: Access, other_kept: int) -> bool:
-    """Return whether a wait for ``one`` always precedes a wait for ``other`` in the same iteration."""
+    """Return whether a wait for ``one`` always precedes ``other`` in the same iteration."""
     if one_kept > other_kept or one.place > other.place:
         return False
     loops = all(
