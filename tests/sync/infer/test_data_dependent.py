@@ -1,5 +1,5 @@
-"""Reads at places, in loops and under conditions that only the running kernel knows: what they wait
-for, and where."""
+"""Data-dependent reads: indices, loops and conditions. The tests check what they wait for, and
+where."""
 
 import numpy as np
 import pytest
@@ -151,7 +151,7 @@ def test_a_wait_stays_where_its_index_may_change(rewritten):
     )
 
 
-def test_a_wait_serves_for_the_same_variable_only():
+def test_a_wait_covers_the_same_variable_only():
     @T.macro
     def read(at, S, row, rows, Y):
         place, other = at[0], at[0]

@@ -124,7 +124,7 @@ def sums_of_some_ranks(
 
 @T.prim_func
 def sum_before_message(X: T.Tensor((8, N), F32), Y: T.Tensor((8, N), F32)):
-    """Through the same memory, each in its round."""
+    """Both use the same memory, in different versions."""
     with T.Kernel(1, threads=32):
         S = W.alloc_symmetric((8, N), F32)
         right = (W.rank() + 1) % W.world_size()
@@ -275,7 +275,7 @@ def left_by_return(X, S, b):
 
 
 def given_by(write, blocks=1):
-    """Rank 0 reads what ``write`` brings."""
+    """Rank 0 reads the data that ``write`` writes."""
 
     @T.prim_func
     def program(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
@@ -357,7 +357,7 @@ def test_what_begins_before_the_start(first, read_first, text):
 
 
 def test_halos_before_the_start():
-    """One counter stands for the whole axis: where a read begins does not matter."""
+    """One counter covers the whole axis: the start of a read does not matter."""
     inputs = inputs_of(2, rows=32)
     found = simulated(before_the_start(0, -1, height=10), 2, inputs)
     for mine, right in zip(found, to_the_right(inputs), strict=True):
@@ -542,7 +542,7 @@ def from_the_left(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Te
 
 @T.prim_func
 def neighbours(X: T.Tensor((8, N), F32), S: W.Symmetric((10, N), F32), Y: T.Tensor((8, N), F32)):
-    """Row 8 is written by nobody."""
+    """No rank writes row 8."""
     with T.Kernel(2, threads=32) as b:
         for i, j in T.Parallel(4, N):
             S[(W.rank() + 1) % W.world_size(), b * 4 + i, j] = X[b * 4 + i, j]

@@ -1,5 +1,5 @@
-"""Tiles that are written piece by piece, the last ones beyond the end: who is told once, and of how
-much."""
+"""Tiles that are written piece by piece, the last ones beyond the end: the signals and their
+amounts."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def from_another_number_on(X, S, n):
 
 @T.macro
 def for_each_half(X, S, n):
-    """Of the rows, which are as many in both."""
+    """Both halves have the same number of rows."""
     for half in T.serial(2):
         for piece in T.serial(PIECES):
             copied(X, S, half * (ROWS // 2), n + piece * PIECE, ROWS // 2)
@@ -105,14 +105,14 @@ def test_told_once(write, N):
 
 
 @pytest.mark.parametrize("write", PIECE_BY_PIECE)
-def test_told_piece_by_piece(write):
-    """Where rounds that write nothing come first, or some leave holes."""
+def test_signalled_piece_by_piece(write):
+    """Iterations that write nothing come first, or some leave holes."""
     for N in (36, 40):
         (signal,) = signals_of(write, N)
         assert "moved out of the loop" not in signal.reason
 
 
-def test_told_by_halves():
-    """Rounds of two loops differ; those of the inner one come one after the other."""
+def test_signalled_by_halves():
+    """Iterations of two loops differ; those of the inner loop write consecutive pieces."""
     (signal,) = signals_of(in_steps_of_halves, 40)
     assert signal.reason.endswith("moved out of the loop over piece")
