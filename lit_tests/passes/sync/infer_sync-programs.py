@@ -140,7 +140,7 @@ def replied(whom):
 # CHECK-NEXT: T.copy({{.*}}T.region(S[(rank + 1) % 4
 show(replied(1))
 
-# It does not know that of the rank after the neighbor.
+# It does not know this of the second rank to the right.
 # CHECK-LABEL: TEST: replied
 # CHECK: started = T.match_buffer(
 # CHECK: T.tileweave.wait_reached(T.access_ptr(asked_arrived[rank

@@ -74,9 +74,8 @@ def _guard(context: SyncContext, accesses: TensorAccesses, scratch: bool) -> Non
     guarded = False
     for footprints in accesses.of_kind("write", "add"):
         readers = _readers_of(accesses, scratch)[footprints.home] & ~(1 << footprints.rank)
-        if np.any(
-            readers & ~_awaited_ranks(context, footprints) & -footprints.mask.astype(np.int64)
-        ):
+        not_awaited = readers & ~_awaited_ranks(context, footprints)
+        if np.any(not_awaited & -footprints.mask.astype(np.int64)):
             guarded = True
             _wait(context, accesses, footprints, scratch, started, done)
     if not guarded:

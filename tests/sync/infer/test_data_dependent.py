@@ -19,7 +19,7 @@ FOUND = T.Tensor((ROWS, N), F32)
 
 
 def reading(read):
-    """A program that writes all places of its right neighbour's S, row by row, and then does what
+    """A program that writes all places of its right neighbor's S, row by row, and then does what
     ``read`` says: a macro of the indices, S, a tile of a row and one of four, and Y."""
 
     @T.prim_func
@@ -53,7 +53,7 @@ def text_of(program):
 
 
 def runs(program, expected):
-    """Simulate some schedules; ``expected`` says Y by indices and what the left neighbour has."""
+    """Simulate some schedules; ``expected`` says Y by indices and what the left neighbor has."""
     rng = np.random.default_rng(0)
     inputs = [
         {

@@ -109,7 +109,7 @@ def sums_and_messages(
 def sums_of_some_ranks(
     X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)
 ):
-    """Rank 0 gets what its left neighbour adds, the others what they clear themselves."""
+    """Rank 0 gets what its left neighbor adds, the others what they clear themselves."""
     with T.Kernel(2, threads=32) as b:
         if b == 0:
             for i, j in T.Parallel(8, N):
@@ -532,7 +532,7 @@ def test_additions_of_several_elements(add, lanes, dtype):
 
 @T.prim_func
 def from_the_left(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
-    """Rank 0 has no left neighbour."""
+    """Rank 0 has no left neighbor."""
     with T.Kernel(2, threads=32) as b:
         for i, j in T.Parallel(4, N):
             S[W.rank(), b * 4 + i, j] = X[b * 4 + i, j]
@@ -541,7 +541,7 @@ def from_the_left(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Te
 
 
 @T.prim_func
-def neighbours(X: T.Tensor((8, N), F32), S: W.Symmetric((10, N), F32), Y: T.Tensor((8, N), F32)):
+def neighbors(X: T.Tensor((8, N), F32), S: W.Symmetric((10, N), F32), Y: T.Tensor((8, N), F32)):
     """No rank writes row 8."""
     with T.Kernel(2, threads=32) as b:
         for i, j in T.Parallel(4, N):
@@ -560,7 +560,7 @@ def test_loads_in_one_arm_of_a_choice(ranks):
     np.testing.assert_array_equal(found[0]["Y"], -1)
     for mine, left in zip(found[1:], inputs, strict=False):
         np.testing.assert_array_equal(mine["Y"], left["X"])
-    found = simulated(neighbours, ranks, inputs)
+    found = simulated(neighbors, ranks, inputs)
     for mine, right in zip(found, to_the_right(inputs), strict=True):
         padded = np.pad(right, ((1, 1), (0, 0)))
         np.testing.assert_array_equal(mine["Y"], padded[:-2] + padded[2:])

@@ -13,7 +13,7 @@ PIECES = TILE // PIECE
 
 
 def passed_on(write, N):
-    """Each block writes a tile at the right neighbour, then reads its own."""
+    """Each block writes a tile at the right neighbor, then reads its own."""
 
     @T.prim_func
     def program(
@@ -98,7 +98,7 @@ def test_right(write, N, ranks):
 
 @pytest.mark.parametrize("write", ONCE)
 @pytest.mark.parametrize("N", TAILS)
-def test_told_once(write, N):
+def test_signalled_once(write, N):
     (signal,) = signals_of(write, N)
     assert "moved out of the loop" in signal.reason
     assert signal.granule == f"{ROWS} x {TILE}"

@@ -343,7 +343,7 @@ def test_ranks_that_read_nothing():
 
 @tw.plan
 def push_ring(p, X: ROW, S: W.Symmetric((3, N), F32), Y: T.Tensor((3, N), F32)):
-    """Each rank passes on to its right neighbour what its left one has passed on to it."""
+    """Each rank passes on to its right neighbor what its left one has passed on to it."""
     right = (p.rank + 1) % 3
     p.copy(S[p.rank, p.rank], X, stream="own")
     p.copy(S[right, p.rank], X, stream="push")
