@@ -79,8 +79,9 @@ def copies_with_granules(
     Args:
         footprints: the footprints of the copies.
     """
+    copies, owners = footprints.access.each, footprints.home
     granules = counter.granules.of_copies(footprints)
-    for copy, owner, numbers in zip(footprints.access.each, footprints.home, granules, strict=True):
+    for copy, owner, numbers in zip(copies, owners, granules, strict=True):
         for granule in numbers:
             yield copy, int(owner), int(granule)
 
