@@ -245,7 +245,7 @@ def _ordered(
     ask again."""
     kernel = with_copies(original, copies)
     program, explanation = _inferred(kernel, world_size)
-    flags, awaited = explanation.copied, explanation.awaited
+    flags, awaited = explanation.signals_of_copies, explanation.waits_of_copies
     if not flags and not awaited:
         return None
     implicit, room = tuple(implicit_of(program)), explanation.leaves_room

@@ -86,7 +86,7 @@ def test_reasons_name_the_access_and_its_readers():
     (signal,) = of(found, kind="signal", tensor="shared")
     assert signal.reason == "T.copy writes it for every rank"
     (wait,) = of(found, kind="wait")
-    assert wait.reason == "T.copy reads what writes bring"
+    assert wait.reason == "T.copy reads the result of writes"
 
 
 def test_a_wait_that_left_a_loop_says_so():
@@ -104,7 +104,7 @@ def test_credits_and_the_count_of_launches_stand_at_the_kernel():
     signals = {o.tensor: o for o in of(found, kind="signal", line=kernel)}
     assert signals["started"].per_block == 3
     assert signals["started"].reason == (
-        "the first block tells the writers that this launch has started"
+        "the first block signals to the writers that this launch has started"
     )
     assert "counts the launch" in signals["launches"].reason
 
@@ -147,7 +147,7 @@ def test_what_was_merged_is_told(tmp_path, capsys):
     assert waits == [lines["first"]]
     (merged,) = found["merged"]
     assert (merged["kind"], merged["line"], merged["per_block"]) == ("wait", lines["second"], 0)
-    assert merged["reason"] == f"the wait at {file}:{lines['first']} serves for it, too"
+    assert merged["reason"] == f"the wait at {file}:{lines['first']} covers it, too"
     assert main(["explain", str(file), "--ranks", "2"]) == 0
     assert f"  twice.py:{lines['second']}  S: the wait at" in capsys.readouterr().out
 
@@ -182,12 +182,12 @@ def test_reuse(case, configs, reason):
 @pytest.mark.parametrize(
     ("case", "told"),
     [
-        ("ring_all_reduce", {"S": "6 rounds, each with its own copy, 3072 bytes"}),
+        ("ring_all_reduce", {"S": "6 versions, each with its own copy, 3072 bytes"}),
         (
             "shift_again",
             {
-                "S": "3 rounds, each with its own copy, 2048 bytes; what is written last is in "
-                "place, the rest in S_rounds"
+                "S": "3 versions, each with its own copy, 2048 bytes; the last version is in "
+                "place, the others in S_rounds"
             },
         ),
         ("ring_shift", {}),
@@ -306,7 +306,7 @@ def test_plan_is_told_with_its_kernels_and_copies():
     assert first.reason == "before p.copy overwrites it: a peer may read it until its call begins"
     (wait,) = of(found, kernel="gemm", kind="wait")
     assert (wait.tensor, wait.line) == ("gathered", line_of("all_gather_gemm", "T.copy(gathered["))
-    assert wait.reason == "T.copy reads what writes bring; moved out of the loop over k"
+    assert wait.reason == "T.copy reads the result of writes; moved out of the loop over k"
     assert not of(found, kernel="gemm", kind="signal", tensor="started")
 
 

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Which signals and waits each kind of exchange gets: counter, granule, how often in a block."""
+"""Signals and waits of each kind of exchange: counter, granule, number in a block."""
 
 import sys
 from pathlib import Path
@@ -40,7 +40,7 @@ show("ring_shift")
 # CHECK-NEXT: gathered: copies wait until the readers' ranks have begun the same call
 show("all_gather_gemm")
 
-# The same, of which data says what is read: the last block waits for the rest.
+# Data-dependent reads of an all-gather: the last block waits for the rest.
 # CHECK-LABEL: PROGRAM packed_gather
 # CHECK-NEXT: wait started [] x3
 # CHECK-NEXT: signal gathered_arrived [] x3
@@ -58,7 +58,7 @@ show("packed_gather")
 # CHECK-NEXT: shared: two buffers in turn: every writer waits for its readers' data
 show("all_gather_loads")
 
-# Loads from wherever data says: those who read cannot answer for what they read.
+# Loads from data-dependent places: the readers' waits do not prove what they have read.
 # CHECK-LABEL: PROGRAM scattered_loads
 # CHECK-NEXT: signal finished [] x3
 # CHECK-NEXT: signal launches [] x1
@@ -76,7 +76,7 @@ show("scattered_loads")
 # CHECK-NEXT: parts: two buffers in turn: every writer waits for its readers' data
 show("gemm_reduce_scatter")
 
-# The same by TMA reduce-add into the owner: clearing and completion are counted.
+# Reduce-scatter by TMA reduce-add into the owner: clearing and completion are counted.
 # CHECK-LABEL: PROGRAM gemm_reduce_add
 # CHECK-NEXT: signal launches [] x1
 # CHECK-NEXT: signal C_cleared [16 x 16] x4
@@ -166,7 +166,7 @@ show("reduce_scatter_tails")
 # CHECK-NEXT: S_rounds: writers wait for a credit: the readers' last launch has finished
 show("shift_again")
 
-# Blocks that walk over tiles.
+# Blocks that iterate over tiles.
 # CHECK-LABEL: PROGRAM persistent
 # CHECK-NEXT: signal finished [] x3
 # CHECK-NEXT: signal launches [] x1

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""What the inference puts in: beside which access, for how many ranks, outside which loops."""
+"""Statements that the inference inserts: at which access, for which ranks, outside which loops."""
 
 import tilelang.language as T
 
@@ -89,8 +89,8 @@ def staged(X: T.Tensor((4 * B, N), "float32"), Y: T.Tensor((B, N), "float32")):
             T.copy(total, Y)
 
 
-# Everyone waits for everyone: two buffers in turn, nothing to wait for before a write. A wait that
-# leaves no loop says what the program does: source.
+# All ranks wait for all ranks: two buffers in turn, no wait before a write. A wait that leaves no
+# loop uses the expression of the program: source.
 # CHECK-LABEL: TEST: staged
 # CHECK: parts = T.match_buffer({{.*}}, (4, 2, 64, 64)
 # CHECK: parts_arrived = T.match_buffer({{.*}}, (4, 2, 4), "uint32"
@@ -105,7 +105,7 @@ def staged(X: T.Tensor((4 * B, N), "float32"), Y: T.Tensor((B, N), "float32")):
 # CHECK-NEXT: T.copy(T.region(parts[me,
 show(staged)
 
-# The same with credits: who has read tells the writers at the end of the launch.
+# With credits: a reader signals to the writers at the end of the launch.
 # CHECK-LABEL: TEST: staged
 # CHECK: parts = T.match_buffer({{.*}}, (4, 64, 64)
 # CHECK: if owner != me:
@@ -117,7 +117,7 @@ show(staged, **{"tileweave.reuse": "credit"})
 
 
 def replied(whom):
-    """A tile to the left neighbour, then one to another rank, the same of all of them."""
+    """Write a tile to the left neighbor, then one to another rank, the same for all ranks."""
 
     @T.prim_func
     def replied(X: T.Tensor((B, N), "float32"), S: W.Symmetric((B, N), "float32")):
@@ -132,7 +132,7 @@ def replied(whom):
     return replied
 
 
-# Who has data of the right neighbour knows that its launch has started: S is free there.
+# A block that has data of the right neighbor knows that its launch has started: S is free there.
 # CHECK-LABEL: TEST: replied
 # CHECK-NOT: started
 # CHECK: T.tileweave.wait_reached(T.access_ptr(asked_arrived[rank
@@ -140,7 +140,7 @@ def replied(whom):
 # CHECK-NEXT: T.copy({{.*}}T.region(S[(rank + 1) % 4
 show(replied(1))
 
-# Of the rank behind it that is not known.
+# It does not know this of the second rank to the right.
 # CHECK-LABEL: TEST: replied
 # CHECK: started = T.match_buffer(
 # CHECK: T.tileweave.wait_reached(T.access_ptr(asked_arrived[rank
@@ -163,7 +163,7 @@ def reduce_add(X: T.Tensor((4, 24, 40), "float32"), Y: W.Symmetric((24, 40), "fl
             T.atomic_add(Y[(W.rank() + 1 + step) % 4, by * 16, bx * 16], tile, use_tma=True)
 
 
-# Everyone hears of the clearing; tails count fewer elements; the last block waits for all of them.
+# All ranks observe the clearing; tails count fewer elements; the last block waits for all of them.
 # CHECK-LABEL: TEST: reduce_add
 # CHECK: T.copy({{.*}}T.region(Y[rank, by * 16, bx * 16]
 # CHECK: for step in range(4):
@@ -190,10 +190,10 @@ def pulled(X: T.Tensor((B, N), "float32"), Y: T.Tensor((4, B, N), "float32")):
             T.copy(tile, Y[source, 0, 0])
 
 
-# Those who load it are told, each by a counter of its own; the owner, who does not, is not.
+# Each rank that loads it is signalled by its own counter. The owner does not load it.
 # CHECK-LABEL: TEST: pulled
 # CHECK: shared_arrived = T.match_buffer({{.*}}, (4, 2, 4), "uint32"
-# One block counts no blocks.
+# A launch of one block counts no blocks.
 # CHECK: T.tvm_storage_sync("shared")
 # CHECK-NEXT: if tx == 31
 # CHECK-NEXT: T.tileweave.st(T.access_ptr(launches[0], 1, 2), epoch
@@ -223,8 +223,8 @@ def hoisted(X: T.Tensor((B, N), "float32"), Y: T.Tensor((4, B, N), "float32")):
             T.copy(S[W.rank(), 0, 0], tile)
 
 
-# One signal behind the loop for all four parts, one wait before the loop, which serves the read
-# behind it, too.
+# One signal after the loop for all four parts, one wait before the loop, which covers the read
+# after it, too.
 # CHECK-LABEL: TEST: hoisted
 # CHECK: for column in range(4):
 # CHECK-NEXT: T.copy(T.region(X[
@@ -258,7 +258,7 @@ def in_branches(X: T.Tensor((B, N), "float32"), Y: T.Tensor((4, B, N), "float32"
             T.copy(tile, Y[turn, 0, 0])
 
 
-# A wait leaves the loop with the branches around it, if the block takes the same ones in each round.
+# A wait leaves the loop with the branches around it if they are the same in each iteration.
 # CHECK-LABEL: TEST: in_branches
 # CHECK: if bx + rank % 2 == 1:
 # CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, 0]
@@ -285,8 +285,8 @@ def rounds(X: T.Tensor((B, N), "float32"), Y: T.Tensor((B, N), "float32")):
         T.copy(S[W.rank(), 0, 0], Y)
 
 
-# Six rounds: each has its own copy and its own counter, and is waited for in its iteration. A
-# read is of the round before.
+# Six versions: each has its own copy and its own counter, and is waited for in its iteration. A
+# read uses the previous version.
 # CHECK-LABEL: TEST: rounds
 # CHECK: S = T.match_buffer({{.*}}, (4, 6, 16, 64)
 # CHECK: S_arrived = T.match_buffer({{.*}}, (4, 6), "uint32"
@@ -317,7 +317,7 @@ def last_in_place(
         T.copy(tile, Y)
 
 
-# The caller finds the last round in its own tensor.
+# The caller finds the last version in its own tensor.
 # CHECK-LABEL: TEST: last_in_place
 # CHECK: S = T.match_buffer({{.*}}, (4, 16, 64)
 # CHECK: S_rounds = T.match_buffer({{.*}}, (4, 2, 16, 64)
@@ -351,7 +351,7 @@ def local(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
         T.copy(tile, Y[row * B, 0])
 
 
-# A kernel that reaches no other rank gets nothing.
+# A kernel that accesses no other rank stays unchanged.
 # CHECK-LABEL: TEST: local
 # CHECK-NOT: tileweave
 # CHECK: T.copy(
@@ -379,9 +379,9 @@ def uneven(X: T.Tensor((B, N), "float32"), Y: T.Tensor((8, B, N), "float32")):
             T.copy(S[me, 0, 0], tile)
 
 
-# A wait asks for a round of a loop that may have none. It serves for no other access, neither in
-# the loop nor behind it: nothing is known to have waited. A loop that has one wherever it is
-# reached, though not always as many, is not asked, and its wait serves for what comes behind.
+# A wait is guarded by the extent of a loop that may run zero times. It covers no other access, in
+# the loop or after it, because it may not be executed. A loop that runs at least once, if not
+# always equally often, needs no guard, and its wait covers later accesses.
 # CHECK-LABEL: TEST: uneven
 # CHECK: me: T.int32 = rank
 # CHECK: if 0 < rank:

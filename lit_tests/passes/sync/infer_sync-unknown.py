@@ -1,6 +1,6 @@
 # RUN: %python %s | %filecheck %s
-"""A wait whose flag is named by indices that only the running kernel knows: the producer's warp
-waits in each round, before its TMA loads."""
+"""A wait for a flag with data-dependent indices: the producer warp waits in each iteration, before
+its TMA loads."""
 
 import tilelang.language as T
 from tilelang import tvm
@@ -81,7 +81,7 @@ def show(name):
 # CHECK: tl::tma_load(K_desc,{{.*}} row, owner, rank);
 # CHECK: tl::tma_load(V_desc,{{.*}} row, owner, rank);
 
-# At the end of the launch it waits for what no block has read.
+# At the end of the launch it waits for the data that no block has read.
 # CHECK: if (((int)blockIdx.x) == 7) {
 # CHECK-NEXT: for (int granule = 0; granule < 4; ++granule) {
 # CHECK-NEXT: if (granule != rank) {

@@ -1,4 +1,4 @@
-"""Builtins as statements, for passes that put them in."""
+"""Builtin calls as statements, for passes that insert them."""
 
 from __future__ import annotations
 
@@ -16,56 +16,62 @@ from ..regions.accesses import Access
 
 
 def signal(flag: tirx.BufferLoad, value: tirx.PrimExpr, access: Access | None = None) -> tirx.Stmt:
-    """``W.signal(flag, value)``, put in for ``access``, or for the whole launch."""
+    """Build ``W.signal(flag, value)`` for ``access``, or for the whole launch."""
     return _call(
-        signals.signal, T.access_ptr(flag, "rw"), value, words=("u32", "add", "sys", "release"),
-        origin=_origin("signal", access),
+        signals.signal, T.access_ptr(flag, "rw"), value,
+        qualifiers=("u32", "add", "sys", "release"), origin=_origin("signal", access),
     )  # fmt: skip
 
 
 def wait_reached(
     flag: tirx.BufferLoad, target: tirx.PrimExpr, peer: tirx.PrimExpr, access: Access
 ) -> tirx.Stmt:
-    """``W.wait_reached(flag, target, peer)``, put in for ``access``."""
+    """Build ``W.wait_reached(flag, target, peer)`` for ``access``."""
     context = tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
     return _call(
-        signals.wait_reached, T.access_ptr(flag, "r"), target, peer, context, _site(flag, access),
-        words=("u32", "sys", "acquire"), origin=_origin("wait", access),
+        signals.wait_reached, T.access_ptr(flag, "r"), target, peer, context, _loc(flag, access),
+        qualifiers=("u32", "sys", "acquire"), origin=_origin("wait", access),
     )  # fmt: skip
 
 
 def atomic_add(word: tirx.BufferLoad, value: int) -> tirx.PrimExpr:
-    """``W.atom_add(word, value, scope="gpu", sem="acq_rel")``."""
+    """Build ``W.atom_add(word, value, scope="gpu", sem="acq_rel")``."""
     operands = (T.access_ptr(word, "rw"), tirx.const(value, "uint32"))
-    return _expression("uint32", atomics.atom_add, *operands, words=("u32", "gpu", "acq_rel"))
+    return _expression("uint32", atomics.atom_add, *operands, qualifiers=("u32", "gpu", "acq_rel"))
 
 
 def load(word: tirx.BufferLoad) -> tirx.PrimExpr:
-    """``W.ld(word, sem="relaxed")``."""
+    """Build ``W.ld(word, sem="relaxed")``."""
     return _expression(
         "uint32", memory.ld, T.access_ptr(word, "r"), tirx.IntImm("int32", 1),
-        words=("gpu", "relaxed"),
+        qualifiers=("gpu", "relaxed"),
     )  # fmt: skip
 
 
 def store(word: tirx.BufferLoad, value: tirx.PrimExpr) -> tirx.Stmt:
-    """``W.st(word, value)``."""
-    return _call(memory.st, T.access_ptr(word, "w"), value, words=("gpu", "relaxed"))
+    """Build ``W.st(word, value)``."""
+    return _call(memory.st, T.access_ptr(word, "w"), value, qualifiers=("gpu", "relaxed"))
 
 
 def _expression(
-    dtype: str, builtin: Callable[..., tirx.PrimExpr], *operands, words, origin: dict | None = None
+    dtype: str,
+    builtin: Callable[..., tirx.PrimExpr],
+    *operands,
+    qualifiers,
+    origin: dict | None = None,
 ) -> tirx.PrimExpr:
-    strings = [tirx.StringImm(w) for w in words]
+    strings = [tirx.StringImm(q) for q in qualifiers]
     call = tirx.call_intrin(dtype, declaration_of(builtin).op, *operands, *strings)
     origin = inserted("count of launches") if origin is None else origin
     return tirx.Call(call.dtype, call.op, call.args, origin)
 
 
 def _call(
-    builtin: Callable[..., tirx.PrimExpr], *operands, words, origin: dict | None = None
+    builtin: Callable[..., tirx.PrimExpr], *operands, qualifiers, origin: dict | None = None
 ) -> tirx.Stmt:
-    return tirx.Evaluate(_expression("handle", builtin, *operands, words=words, origin=origin))
+    return tirx.Evaluate(
+        _expression("handle", builtin, *operands, qualifiers=qualifiers, origin=origin)
+    )
 
 
 def _origin(role: str, access: Access | None) -> dict:
@@ -74,8 +80,8 @@ def _origin(role: str, access: Access | None) -> dict:
     return inserted(role, access.kind, access.tensor.name)
 
 
-def _site(flag: tirx.BufferLoad, access: Access) -> tirx.IntImm:
-    """The number by which the device reports that this wait gave up."""
+def _loc(flag: tirx.BufferLoad, access: Access) -> tirx.IntImm:
+    """Register the source location of a wait. The device reports its number on a timeout."""
     file, _, line = access.line.rpartition(":")
     text = f"{flag} before {access.op}, inferred"
     loc = Loc(signals.wait_reached.__name__, text, file, int(line or 0), "uint32", inferred=True)

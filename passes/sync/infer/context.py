@@ -1,4 +1,4 @@
-"""What the steps of the inference share."""
+"""State that the steps of the inference share."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from .options import Options
 
 @dataclass(frozen=True)
 class Inserted:
-    """One operation that was put in, or was not because another serves for it, too.
+    """One inserted operation, or one that is unnecessary because another covers it.
 
     Attributes:
-        kind: ``signal``, ``wait``, ``barrier``, ``fence`` or ``bulk_wait``; or ``unordered``, of
-            an access that the program itself takes out.
-        tensor: whose data it orders.
-        line: ``file:line`` of the access it is for.
-        reason: why it is there, in words.
-        granule: what one counter stands for, in elements, or in words.
-        each: how many units a signal adds, or have arrived in a launch when a wait ends.
-        unit: elements that one unit is, 0 where launches are counted.
+        kind: ``signal``, ``wait``, ``barrier``, ``fence`` or ``bulk_wait``; or ``unordered`` for
+            an access in ``W.unordered``.
+        tensor: name of the tensor that it orders.
+        line: ``file:line`` of the access that needs it.
+        reason: explanation for the user.
+        granule: size of the box that one counter covers, in elements, or a text such as ``all``.
+        each: number of units that a signal adds, or that have arrived in a launch when a wait ends.
+        unit: elements of one unit, 0 if it counts launches.
         flag: name of the counters.
-        stmts: the operation, once or in several places; none where another serves.
+        stmts: the inserted statements, empty if another operation covers this one.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Inserted:
 
 
 def by_rank(rank: tirx.PrimExpr, values: Sequence[int]) -> tirx.PrimExpr:
-    """The value for ``rank``."""
+    """Select the value for ``rank``."""
     if len(set(values)) == 1:
         return tirx.const(values[0], "uint32")
     out: tirx.PrimExpr = tirx.const(values[-1], "uint32")
@@ -66,7 +66,7 @@ def by_rank(rank: tirx.PrimExpr, values: Sequence[int]) -> tirx.PrimExpr:
 
 
 def _runs(numbers: Sequence[int]) -> list[slice]:
-    """Ascending numbers as slices of consecutive ones."""
+    """Split ascending numbers into slices of consecutive numbers."""
     cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1), len(numbers)]
     return [slice(numbers[a], numbers[b - 1] + 1) for a, b in itertools.pairwise(cuts)]
 
@@ -74,21 +74,32 @@ def _runs(numbers: Sequence[int]) -> list[slice]:
 def copies_with_granules(
     counter: Counter, footprints: Footprints
 ) -> Iterator[tuple[Copy, int, int]]:
-    """The copies of a plan that ``footprints`` are, each with the owner and number of a granule that it
-    touches, in their order."""
+    """Yield each of a plan's copies in order, with the owner and number of a granule it touches.
+
+    Args:
+        footprints: the footprints of the copies.
+    """
+    copies, owners = footprints.access.each, footprints.owner
     granules = counter.granules.of_copies(footprints)
-    for copy, home, numbers in zip(footprints.access.each, footprints.owner, granules, strict=True):
+    for copy, owner, numbers in zip(copies, owners, granules, strict=True):
         for granule in numbers:
-            yield copy, int(home), int(granule)
+            yield copy, int(owner), int(granule)
 
 
 @dataclass(eq=False)
 class SyncContext:
-    """A program whose synchronisation is being inferred.
+    """A program and the synchronization that is inferred for it.
 
     Attributes:
-        epoch: the number of this launch, a variable of the kernel.
-        buffers: copies of each tensor that launches take in turn.
+        tensor_accesses: the accesses to each tensor that must be synchronized.
+        buffers: number of buffers of each tensor that launches use in turn.
+        implicit: implicit parameters for counters.
+        implicit_buffers: buffers of these parameters.
+        reuse: tensor -> why the next launch may reuse its memory.
+        epoch: number of this launch, a variable of the kernel.
+        credit_flags: flags of ``started`` and ``finished``, if used, and the (waiting rank, awaited
+            rank) pairs.
+        at_end: statements that one thread of the last block of a launch executes.
     """
 
     program: Program
@@ -96,29 +107,28 @@ class SyncContext:
     heap_stride: int
     options: Options
     symbols: Symbols
-    traffic: list[TensorAccesses] = field(default_factory=list)
+    tensor_accesses: list[TensorAccesses] = field(default_factory=list)
     counters: list[Counter] = field(default_factory=list)
     buffers: dict[tirx.Buffer, int] = field(default_factory=dict)
     implicit: list[Implicit] = field(default_factory=list)
-    hidden_buffers: list[tirx.Buffer] = field(default_factory=list)
+    implicit_buffers: list[tirx.Buffer] = field(default_factory=list)
     inserted: list[Inserted] = field(default_factory=list)
     reuse: dict[str, str] = field(default_factory=dict)
     placement: Placement = field(default_factory=Placement)
     epoch: tirx.Var = field(default_factory=lambda: tirx.Var("epoch", "uint32"))
     credit_flags: dict[str, tuple[tirx.Buffer, set[tuple[int, int]]]] = field(default_factory=dict)
-    """``started`` and ``finished``, if used: their flags, and (who waits, for whom)."""
     at_end: list[tirx.Stmt] = field(default_factory=list)
-    """What the last block of a launch does, by one thread."""
 
     @property
     def is_called(self) -> bool:
-        """Whether it is the kernel of a plan with copies, whose calls another kernel begins: that
-        one tells the peers, and lets the copies wait until nobody reads what they overwrite."""
-        return any(t.copies is not None for t in self.traffic)
+        """True if the program is the kernel of a plan with copies. Another kernel, the entry
+        barrier, begins the calls of such a plan: it signals to the peers, and the copies wait until
+        no rank reads the memory that they overwrite."""
+        return any(t.copies is not None for t in self.tensor_accesses)
 
     @property
     def grid(self) -> tirx.PrimExpr:
-        """Blocks of a launch."""
+        """Number of blocks of a launch."""
         total: tirx.PrimExpr = tirx.IntImm("int32", 1)
         for loop in self.program.grid:
             total = total * loop.extent
@@ -126,28 +136,30 @@ class SyncContext:
 
     @property
     def block(self) -> tirx.PrimExpr:
-        """Number of the block, in launch order."""
+        """Index of the block, in launch order."""
         number: tirx.PrimExpr = tirx.IntImm("int32", 0)
         for loop in reversed(self.program.grid):
             number = number * loop.extent + loop.var
         return self.symbols.inlined(number)
 
     def epochs_of(self, tensor: tirx.Buffer) -> tirx.PrimExpr:
-        """How many launches have used the same of the tensor's buffers, this one included."""
+        """Return how many launches have used the current buffer of ``tensor``, this launch
+        included."""
         count = tirx.const(self.buffers[tensor], "uint32")
         if self.buffers[tensor] == 1:
             return self.epoch
         return (self.epoch + count - tirx.const(1, "uint32")) // count
 
     def guarded(
-        self, stmt: tirx.Stmt, footprints: Footprints, simple: Callable[[tirx.PrimExpr], tirx.PrimExpr],
-        left: Sequence[Loop],
+        self, stmt: tirx.Stmt, footprints: Footprints,
+        simple: Callable[[tirx.PrimExpr], tirx.PrimExpr], left: Sequence[Loop],
     ) -> tirx.Stmt:  # fmt: skip
-        """``stmt`` where conditions leave some of an access, and its box does not lie wholly behind
-        the end of the tensor.
+        """Guard ``stmt`` by the conditions of an access, and by the end of the tensor if the box of
+        the access may start after it.
 
         Args:
-            left: loops that ``stmt`` has left.
+            simple: simplifies a condition.
+            left: loops around the access that ``stmt`` was moved out of.
         """
         access = footprints.access
         for condition in footprints.asked:
@@ -158,142 +170,148 @@ class SyncContext:
             stmt = tirx.IfThenElse(simple(tirx.LT(start, extent)), stmt, None)
         return stmt
 
-    def half(self, tensor: tirx.Buffer) -> list[tirx.PrimExpr]:
-        """The index of the buffer that this launch uses, if there are several."""
+    def buffer_index(self, tensor: tirx.Buffer) -> list[tirx.PrimExpr]:
+        """Return the index of the buffer that this launch uses, or no index if there is only one
+        buffer."""
         buffers = self.buffers[tensor]
         return (
             [tirx.Cast("int32", self.epoch % tirx.const(buffers, "uint32"))] if buffers > 1 else []
         )
 
     def flag(
-        self, counter: Counter, waiter: tirx.PrimExpr, home: tirx.PrimExpr, granule: tirx.PrimExpr
+        self, counter: Counter, waiter: tirx.PrimExpr, owner: tirx.PrimExpr, granule: tirx.PrimExpr
     ) -> tirx.BufferLoad:
-        """The counter at rank ``waiter`` of a granule of the copy of ``home``."""
+        """Return the counter at rank ``waiter`` of a granule of the copy that ``owner`` owns."""
         assert counter.flags is not None
         if counter.pulled:
-            granule = home * counter.granules.total + granule
-        indices = [waiter, *self.half(counter.traffic.tensor), granule]
+            granule = owner * counter.granules.total + granule
+        indices = [waiter, *self.buffer_index(counter.traffic.tensor), granule]
         return tirx.BufferLoad(counter.flags, indices)
 
     def signal_to(
-        self, counter: Counter, footprints: Footprints, home: tirx.PrimExpr, granule: tirx.PrimExpr,
-        value: tirx.PrimExpr,
+        self, counter: Counter, footprints: Footprints, owner: tirx.PrimExpr,
+        granule: tirx.PrimExpr, value: tirx.PrimExpr,
     ) -> tirx.Stmt:  # fmt: skip
-        """A signal to all who wait for a granule of the copy of ``home``."""
+        """Signal to all ranks that wait for a granule of the copy that ``owner`` owns."""
         if not counter.pulled:
             return builtin_calls.signal(
-                self.flag(counter, home, home, granule), value, footprints.access
+                self.flag(counter, owner, owner, granule), value, footprints.access
             )
-        known = footprints.ranks_and_owners()
+        pairs = footprints.ranks_and_owners()
         return self.for_each_rank(
             lambda peer: builtin_calls.signal(
-                self.flag(counter, peer, home, granule), value, footprints.access
+                self.flag(counter, peer, owner, granule), value, footprints.access
             ),
-            counter.waiting, home, known, own=any(counter.waiting[h] >> r & 1 for r, h in known),
+            counter.waiting, owner, pairs, own=any(counter.waiting[h] >> r & 1 for r, h in pairs),
         )  # fmt: skip
 
-    def copied(self) -> dict[tuple[int, int], list[tuple]]:
-        """By rank and number of a plan's copy: (flag tensor, rank, its flags) of what it announces;
-        the flags as a slice."""
+    def signals_of_copies(self) -> dict[tuple[int, int], list[tuple]]:
+        """Return the flags that each copy of the plan signals: (flag tensor, rank, slice of its
+        flags), by rank and number of the copy."""
         flags: dict[tuple[int, int], dict[tuple[str, int], list[int]]] = {}
         for counter in self.counters:
             footprints = counter.traffic.copies
             if footprints is None or counter.flags is None:
                 continue
-            for copy, home, granule in copies_with_granules(counter, footprints):
-                if counter.own and copy.before and copy.rank == home:
+            for copy, owner, granule in copies_with_granules(counter, footprints):
+                if counter.own and copy.before and copy.rank == owner:
                     continue
-                at = granule + home * counter.granules.total * counter.pulled
-                told = flags.setdefault((copy.rank, copy.number), {})
-                for rank in (r for r in range(self.world_size) if counter.waiting[home] >> r & 1):
-                    told.setdefault((counter.flags.name, rank), []).append(at)
+                index = granule + owner * counter.granules.total * counter.pulled
+                signalled = flags.setdefault((copy.rank, copy.number), {})
+                for rank in (r for r in range(self.world_size) if counter.waiting[owner] >> r & 1):
+                    signalled.setdefault((counter.flags.name, rank), []).append(index)
         return {
-            copy: [(*where, run) for where, numbers in told.items() for run in _runs(numbers)]
-            for copy, told in flags.items()
+            copy: [(*flag, run) for flag, indices in signalled.items() for run in _runs(indices)]
+            for copy, signalled in flags.items()
         }
 
     @property
-    def told_at_once(self) -> int:
-        """How many flags one behind the other a copy of a plan announces at most; 1 of none."""
-        each = itertools.chain(*self.copied().values())
-        return max((run.stop - run.start for *_, run in each), default=1)
+    def flags_per_copy(self) -> int:
+        """Maximum number of consecutive flags that one copy of the plan signals; 1 if no copy
+        signals."""
+        signals = itertools.chain(*self.signals_of_copies().values())
+        return max((run.stop - run.start for *_, run in signals), default=1)
 
-    def awaited(self) -> dict[tuple[int, int], list[tuple]]:
-        """By rank and number of a plan's copy: (flag tensor, index, value) of what it waits for."""
+    def waits_of_copies(self) -> dict[tuple[int, int], list[tuple]]:
+        """Return the flags that each copy of the plan waits for: (flag tensor, index, value), by
+        rank and number of the copy."""
         out: dict[tuple[int, int], list[tuple]] = {}
         for counter in self.counters:
             footprints = counter.traffic.copies_out
             if not counter.by_copies or footprints is None or counter.flags is None:
                 continue
-            known: set[tuple[int, int]] = set()
-            for copy, home, granule in copies_with_granules(counter, footprints):
-                index = copy.rank, granule + home * counter.granules.total * counter.pulled
-                if index not in known:  # the stream has waited for it, and set it back
-                    known.add(index)
-                    wait = counter.flags.name, index, int(counter.arrivals[home, granule])
+            waited: set[tuple[int, int]] = set()
+            for copy, owner, granule in copies_with_granules(counter, footprints):
+                index = copy.rank, granule + owner * counter.granules.total * counter.pulled
+                if index not in waited:  # the stream resets a flag after its wait
+                    waited.add(index)
+                    wait = counter.flags.name, index, int(counter.arrivals[owner, granule])
                     out.setdefault((copy.rank, copy.number), []).append(wait)
         return out
 
     def for_each_rank(
-        self, of: Callable[[tirx.PrimExpr], tirx.Stmt], whom: Sequence[int], key: tirx.PrimExpr,
-        known: Iterable[tuple[int, int]], *, own: bool = False,
+        self, stmt_of: Callable[[tirx.PrimExpr], tirx.Stmt], peers: Sequence[int],
+        key: tirx.PrimExpr, pairs: Iterable[tuple[int, int]], *, own: bool = False,
     ) -> tirx.Stmt:  # fmt: skip
-        """``of(peer)`` for some ranks, the right neighbour first and the own rank last.
+        """Build a loop of ``stmt_of(peer)`` over ranks, from the right neighbor to the own rank.
 
         Args:
-            whom: the ranks by ``key``, a bit each.
-            known: (rank, key) as they occur.
-            own: whether the own rank may be among them, or is left out.
+            stmt_of: returns the statement for a peer.
+            peers: bit mask of the ranks, by ``key``.
+            pairs: all (rank, key) that occur.
+            own: whether the loop includes the own rank.
         """
         step = tirx.Var("step", "int32")
         peer = tirx.floormod(self.symbols.rank + 1 + step, self.world_size)
-        body = of(peer)
-        everyone = (1 << self.world_size) - 1
-        if any(whom[k] | (0 if own else 1 << r) != everyone for r, k in known):
+        body = stmt_of(peer)
+        all_ranks = (1 << self.world_size) - 1
+        if any(peers[k] | (0 if own else 1 << r) != all_ranks for r, k in pairs):
             one = tirx.const(1, "uint32")
             bit = tirx.bitwise_and(
-                tirx.shift_right(by_rank(key, whom), tirx.Cast("uint32", peer)), one
+                tirx.shift_right(by_rank(key, peers), tirx.Cast("uint32", peer)), one
             )
             body = tirx.IfThenElse(tirx.NE(bit, tirx.const(0, "uint32")), body, None)
         ranks = self.world_size if own else self.world_size - 1
         return tirx.For(step, 0, ranks, tirx.ForKind.SERIAL, body)
 
     def credits(self, started: bool, pairs: set[tuple[int, int]]) -> tirx.Buffer:
-        """At each rank, how many launches of each rank have started, or finished.
+        """Return flags that count at each rank the launches of each rank that have started, or
+        finished.
 
         Args:
-            pairs: (who waits, for whom).
+            pairs: (waiting rank, awaited rank).
         """
         name = "started" if started else "finished"
         if name not in self.credit_flags:
             flags = self.add_hidden(name, (self.world_size,), "uint32", symmetric=True)
             self.credit_flags[name] = flags, set()
-        flags, known = self.credit_flags[name]
-        known |= pairs
+        flags, all_pairs = self.credit_flags[name]
+        all_pairs |= pairs
         return flags
 
     def add_hidden(self, name: str, shape: tuple[int, ...], dtype: str, *, symmetric: bool):
-        """A new hidden parameter's buffer; a symmetric one has the rank axis in front."""
+        """Add an implicit parameter and return its buffer. A symmetric one has the rank as first
+        axis."""
         if symmetric:
             buffer = self.heap_buffer(name, shape, dtype)
         else:
             buffer = tirx.decl_buffer(shape, dtype, name, strides=packed_strides(shape))
         self.implicit.append(Implicit(name, symmetric, shape, dtype))
-        self.hidden_buffers.append(buffer)
+        self.implicit_buffers.append(buffer)
         return buffer
 
     def heap_buffer(self, name: str, shape: tuple[int, ...], dtype: str) -> tirx.Buffer:
-        """A symmetric tensor of the group, ``shape`` on each rank."""
+        """Declare a symmetric tensor of the group, with ``shape`` on each rank."""
         return heap_buffer(name, shape, dtype, self.world_size, self.heap_stride)
 
     def note(
         self, kind: str, access: Access | None, tensor: str, reason: str,
         stmt: tirx.Stmt | None = None, **more: Any,
     ) -> None:  # fmt: skip
-        """Say what ``stmt`` is there for; without one, what stands elsewhere and serves.
+        """Record why ``stmt`` is inserted or, without ``stmt``, why none is necessary.
 
         Args:
-            access: that it is for; None for what belongs to the whole kernel.
+            access: the access that needs it; None if the whole kernel does.
         """
         line = access.line if access is not None else ""
         if not line and self.program.kernel is not None:
@@ -305,7 +323,7 @@ class SyncContext:
         self, kind: str, access: Access, counter: Counter, reason: str, stmt: tirx.Stmt,
         each: tirx.PrimExpr, granule: str = "",
     ) -> None:  # fmt: skip
-        """``note`` about an operation on a counter."""
+        """Record why ``stmt``, an operation on a counter, is inserted."""
         assert counter.flags is not None
         self.note(
             kind, access, counter.traffic.tensor.name, reason, stmt, each=format_expr(each),

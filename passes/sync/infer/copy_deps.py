@@ -1,4 +1,4 @@
-"""Copies of a plan between what the kernel brings and what it waits for."""
+"""Dependences of a plan's copies: the granules that each waits for, and those that it writes."""
 
 from __future__ import annotations
 
@@ -11,32 +11,37 @@ from ..regions.granules import Counter
 from .context import copies_with_granules
 
 Granule = tuple[Counter, int, int]
-"""A counter, the owner of a copy, and the number of a granule."""
+"""A counter, the rank that owns the copy, and the number of a granule."""
 
 
 @dataclass
-class Relay:
-    """One copy: what must be there before it, and what is there behind it."""
+class CopyDeps:
+    """Dependences of one copy.
+
+    Attributes:
+        needs: granules that must have arrived before the copy.
+        produces: granules that have arrived after the copy.
+    """
 
     needs: list[Granule] = field(default_factory=list)
-    brings: list[Granule] = field(default_factory=list)
+    produces: list[Granule] = field(default_factory=list)
 
 
-def queues_of(counters: Iterable[Counter]) -> list[list[Relay]]:
-    """The copies of each stream, in its order."""
-    streams: dict[tuple, dict[int, Relay]] = defaultdict(lambda: defaultdict(Relay))
+def queues_of(counters: Iterable[Counter]) -> list[list[CopyDeps]]:
+    """Return the copies of each stream, in stream order."""
+    streams: dict[tuple, dict[int, CopyDeps]] = defaultdict(lambda: defaultdict(CopyDeps))
 
-    def relay(copy: Copy) -> Relay:
+    def deps_of(copy: Copy) -> CopyDeps:
         return streams[copy.rank, copy.stream][copy.number]
 
     for counter in counters:
-        traffic = counter.traffic
+        accesses = counter.traffic
         if counter.by_copies:
-            assert traffic.copies_out is not None
-            for copy, owner, number in copies_with_granules(counter, traffic.copies_out):
-                relay(copy).needs.append((counter, owner, number))
+            assert accesses.copies_out is not None
+            for copy, owner, number in copies_with_granules(counter, accesses.copies_out):
+                deps_of(copy).needs.append((counter, owner, number))
         elif counter.is_of_copies:
-            assert traffic.copies is not None
-            for copy, owner, number in copies_with_granules(counter, traffic.copies):
-                relay(copy).brings.append((counter, owner, number))
-    return [[relays[n] for n in sorted(relays)] for relays in streams.values()]
+            assert accesses.copies is not None
+            for copy, owner, number in copies_with_granules(counter, accesses.copies):
+                deps_of(copy).produces.append((counter, owner, number))
+    return [[deps[number] for number in sorted(deps)] for deps in streams.values()]

@@ -1,4 +1,4 @@
-"""Which counters a program needs."""
+"""Counters of a program: choose them and allocate their memory."""
 
 from __future__ import annotations
 
@@ -13,66 +13,69 @@ from ..regions.tensor_accesses import TensorAccesses
 from .context import SyncContext, copies_with_granules
 
 
-def make_counters(exchange: SyncContext, scratch: set[tirx.Buffer]) -> None:
-    """Give each exchanged tensor counters: of what its reads wait for, of the clearing that
-    additions wait for, of what a plan's copies take, and of everything if the program's caller
-    shall find it complete.
+def make_counters(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
+    """Give each exchanged tensor its counters. Up to four kinds of operations wait for counters:
+
+    - reads of the kernel wait for the writes or additions,
+    - additions wait for the writes that clear the tensor,
+    - copies of a plan wait for the kernel's accesses,
+    - the end of the launch waits for all data that the caller expects to be complete.
 
     Args:
-        scratch: tensors that only the program sees.
+        scratch: tensors that only the program accesses.
 
     Raises:
-        LanguageError: an option for a tensor that is none of them, or that does not fit.
+        LanguageError: ``tileweave.granule`` names another tensor, or its sizes do not fit.
     """
-    names = [t.tensor.name for t in exchange.traffic]
-    unknown = [name for name in exchange.options.granule if name not in names]
+    names = [t.tensor.name for t in context.tensor_accesses]
+    unknown = [name for name in context.options.granule if name not in names]
     if unknown:
         raise LanguageError(
             f"tileweave.granule: {unknown[0]!r} is no tensor that ranks exchange; expected "
             f"{' or '.join(map(repr, names))}"
         )
-    for traffic in exchange.traffic:
-        name = traffic.tensor.name
-        granules = choose_granules(traffic, exchange.options.granule.get(name))
-        names = _names(traffic)
-        for kind, (what, _, _) in names.items():
-            if users := traffic.users_of(kind):
-                _add(exchange, counter_of(traffic, kind, granules, users), f"{name}_{what}")
-        for kind, (_, what, _) in names.items():
-            if traffic.copies_out is not None and traffic.needs(traffic.copies_out, kind):
-                _add(exchange, _of_copies_out(traffic, kind, granules), f"{name}_{what}")
-        for kind, (_, _, what) in names.items():
-            if not _must_be_complete(traffic, kind, traffic.tensor in scratch):
+    for accesses in context.tensor_accesses:
+        name = accesses.tensor.name
+        granules = choose_granules(accesses, context.options.granule.get(name))
+        names = _names(accesses)
+        for kind, (suffix, _, _) in names.items():
+            if users := accesses.users_of(kind):
+                _add(context, counter_of(accesses, kind, granules, users), f"{name}_{suffix}")
+        for kind, (_, suffix, _) in names.items():
+            if accesses.copies_out is not None and accesses.needs(accesses.copies_out, kind):
+                _add(context, _of_copies_out(accesses, kind, granules), f"{name}_{suffix}")
+        for kind, (_, _, suffix) in names.items():
+            if not _must_be_complete(accesses, kind, accesses.tensor in scratch):
                 continue
-            if traffic.copies is not None:
-                _await_all(exchange, traffic)
+            if accesses.copies is not None:
+                _drain_copies(context, accesses)
                 continue
-            whole = Granules(traffic.grid.shape, traffic.grid.shape)
-            counter = counter_of(traffic, kind, whole, [])
+            whole = Granules(accesses.grid.shape, accesses.grid.shape)
+            counter = counter_of(accesses, kind, whole, [])
             counter.at_exit = True
-            _add(exchange, counter, f"{name}_{what}")
+            _add(context, counter, f"{name}_{suffix}")
 
 
-def _names(traffic: TensorAccesses) -> dict[Kind, tuple[str, str, str]]:
-    """By kind of what they count, the names of counters for accesses of the kernel, for copies of
-    a plan, and for the end of the launch."""
+def _names(accesses: TensorAccesses) -> dict[Kind, tuple[str, str, str]]:
+    """Return the suffixes of counter names, by the kind of access that they count: for waits of
+    the kernel, for waits of a plan's copies, and for the end of the launch."""
     names: dict[Kind, tuple[str, str, str]]
-    names = {traffic.last_producer: ("arrived", "made", "complete")}
-    if traffic.has("add"):
+    names = {accesses.last_producer: ("arrived", "made", "complete")}
+    if accesses.has("add"):
         names["write"] = ("cleared", "written", "settled")
     return names
 
 
-def _of_copies_out(traffic: TensorAccesses, kind: Kind, granules: Granules) -> Counter:
-    """The counter of what accesses of ``kind`` bring for a plan's copies to take."""
-    out = traffic.copies_out
+def _of_copies_out(accesses: TensorAccesses, kind: Kind, granules: Granules) -> Counter:
+    """Return the counter of accesses of ``kind`` whose data a plan's copies read."""
+    out = accesses.copies_out
     assert out is not None
-    if traffic.copies is not None:
+    if accesses.copies is not None:
         raise LanguageError(
-            f"{out.access.text}, and {traffic.copies.access.text}, beside one kernel; expected two "
-            f"tensors, or flags and waits written by hand{out.access.location}"
+            f"{out.access.text}, and {accesses.copies.access.text}, beside one kernel; expected "
+            f"two tensors, or explicit flags and waits{out.access.location}"
         )
-    counter = counter_of(traffic, kind, granules, [out])
+    counter = counter_of(accesses, kind, granules, [out])
     counter.by_copies = True
     stream_of: dict[tuple, str | None] = {}
     for copy, *granule in copies_with_granules(counter, out):
@@ -80,51 +83,52 @@ def _of_copies_out(traffic: TensorAccesses, kind: Kind, granules: Granules) -> C
         if stream != copy.stream:
             raise LanguageError(
                 f"{out.access.text} in streams {stream!r} and {copy.stream!r}, and the kernel "
-                f"tells one of it; expected one stream{out.access.location}"
+                f"signals to one of them; expected one stream{out.access.location}"
             )
     return counter
 
 
-def _must_be_complete(traffic: TensorAccesses, kind: Kind, scratch: bool) -> bool:
-    """Whether accesses of ``kind`` of others complete something that no read of the owner surely
-    waits for, though it matters."""
+def _must_be_complete(accesses: TensorAccesses, kind: Kind, scratch: bool) -> bool:
+    """Return whether other ranks complete data by accesses of ``kind`` that no read of the owner is
+    certain to wait for. Plain writes of ``scratch`` tensors do not count."""
     if scratch and kind == "write":
         return False
-    reads = traffic.of_kind("read")
+    reads = accesses.of_kind("read")
     certain = [b for b in reads if b.is_certain]
     if len(certain) == len(reads):
-        return _is_left(traffic, kind, traffic.coverage["read"])
-    return _is_left(traffic, kind, Coverage.by(traffic.grid, traffic.world_size, "read", certain))
+        return _has_unread(accesses, kind, accesses.coverage["read"])
+    coverage = Coverage.by(accesses.grid, accesses.world_size, "read", certain)
+    return _has_unread(accesses, kind, coverage)
 
 
-def _is_left(traffic: TensorAccesses, kind: Kind, reads: Coverage) -> bool:
-    """Whether accesses of ``kind`` of others complete something for an owner who does not read
-    it."""
-    brought = np.where(traffic.complete_after(kind), traffic.coverage[kind].ranks, 0)
-    brought = brought.reshape(traffic.world_size, -1)
-    read = reads.ranks.reshape(traffic.world_size, -1)
-    own = 1 << np.arange(traffic.world_size)[:, None]
-    return bool(np.any((brought & ~own != 0) & (read & own == 0)))
+def _has_unread(accesses: TensorAccesses, kind: Kind, reads: Coverage) -> bool:
+    """Return whether other ranks complete data by accesses of ``kind`` that ``reads`` of its owner
+    do not cover."""
+    producers = np.where(accesses.complete_after(kind), accesses.coverage[kind].ranks, 0)
+    producers = producers.reshape(accesses.world_size, -1)
+    read = reads.ranks.reshape(accesses.world_size, -1)
+    own = 1 << np.arange(accesses.world_size)[:, None]
+    return bool(np.any((producers & ~own != 0) & (read & own == 0)))
 
 
-def _await_all(exchange: SyncContext, traffic: TensorAccesses) -> None:
-    """Let the owner wait at the end of the launch for all that a plan's copies bring, of which its
-    kernel may have waited for a part only."""
-    counter = next((c for c in exchange.counters if c.traffic is traffic), None)
-    every = counter is not None and np.all(counter.arrivals == 1)
-    if not every or _is_left(traffic, "write", traffic.coverage["read"]):
-        copies = traffic.copies.access
+def _drain_copies(context: SyncContext, accesses: TensorAccesses) -> None:
+    """Make the owner wait at the end of the launch for all data that a plan's copies write. The
+    reads of its kernel may wait for only a part of it."""
+    counter = next((c for c in context.counters if c.traffic is accesses), None)
+    is_counted = counter is not None and np.all(counter.arrivals == 1)
+    if not is_counted or _has_unread(accesses, "write", accesses.coverage["read"]):
+        copies = accesses.copies.access
         raise LanguageError(
-            f"{copies.text}, of which the kernel of its owner reads a part only; expected "
-            f"reads of all of it, or flags and waits written by hand{copies.location}"
+            f"{copies.text}, of which the kernel of its owner reads only a part; expected "
+            f"reads of all of it, or explicit flags and waits{copies.location}"
         )
     counter.also_at_exit = True
 
 
-def _add(exchange: SyncContext, counter: Counter, name: str) -> None:
-    traffic = counter.traffic
-    buffers = exchange.buffers[traffic.tensor]
-    total = counter.granules.total * (traffic.world_size if counter.pulled else 1)
+def _add(context: SyncContext, counter: Counter, name: str) -> None:
+    accesses = counter.traffic
+    buffers = context.buffers[accesses.tensor]
+    total = counter.granules.total * (accesses.world_size if counter.pulled else 1)
     shape = (buffers, total) if buffers > 1 else (total,)
-    counter.flags = exchange.add_hidden(name, shape, "uint32", symmetric=True)
-    exchange.counters.append(counter)
+    counter.flags = context.add_hidden(name, shape, "uint32", symmetric=True)
+    context.counters.append(counter)

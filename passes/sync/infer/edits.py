@@ -1,4 +1,4 @@
-"""Statements to put before and behind those of a kernel, all at once at the end."""
+"""Placement of statements before and after those of a kernel. All are inserted in one pass."""
 
 from __future__ import annotations
 
@@ -20,29 +20,34 @@ _ALWAYS = np.ones((), np.bool_)
 
 @dataclass
 class Placement:
-    """What to insert, and where."""
+    """Statements to insert.
+
+    Attributes:
+        before: statements before an anchor.
+        after: statements after an anchor.
+        head: statements at the start of the kernel.
+        tail: statements at the end of the kernel.
+    """
 
     before: dict[tirx.Stmt, list[tirx.Stmt]] = field(default_factory=dict)
     after: dict[tirx.Stmt, list[tirx.Stmt]] = field(default_factory=dict)
     head: list[tirx.Stmt] = field(default_factory=list)
-    """At the start of the kernel."""
     tail: list[tirx.Stmt] = field(default_factory=list)
-    """At its end."""
 
     def put_before(self, anchor: tirx.Stmt, stmt: tirx.Stmt, access: Access) -> None:
-        """Before ``anchor``, with the source line of the access it is for."""
+        """Insert ``stmt`` before ``anchor``, with the source line of ``access``."""
         self.before.setdefault(anchor, []).append(at_line_of(access.anchor, stmt))
 
     def put_after(self, anchor: tirx.Stmt, stmt: tirx.Stmt, access: Access) -> None:
-        """Behind ``anchor``, likewise."""
+        """Insert ``stmt`` after ``anchor``, with the source line of ``access``."""
         self.after.setdefault(anchor, []).append(at_line_of(access.anchor, stmt))
 
     def put_last(self, stmt: tirx.Stmt, access: Access) -> None:
-        """At the end of the kernel, likewise."""
+        """Insert ``stmt`` at the end of the kernel, with the source line of ``access``."""
         self.tail.append(at_line_of(access.anchor, stmt))
 
     def applied(self, body: tirx.Stmt, program: Program) -> tirx.Stmt:
-        """``body`` with everything put in."""
+        """Return ``body`` with all statements inserted."""
 
         def place(stmt: tirx.Stmt) -> tirx.Stmt:
             new = rewrite_children(stmt, place)
@@ -56,7 +61,7 @@ class Placement:
 
 
 def at_line_of(anchor: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt:
-    """``stmt`` with the source line of the statement it is put in for, all through."""
+    """Give ``stmt`` and its children the source line of ``anchor``, unless they have one."""
     span = get_stmt_span(anchor)
     if span is None:
         return stmt
@@ -74,39 +79,40 @@ def loops_kept(
     access: Access, footprints: Footprints, values: list[np.ndarray], *, guarded: bool = False,
     clipped: bool = False,
 ) -> int:  # fmt: skip
-    """How many of the loops around ``access`` a statement must stay in that uses ``values``: it may
-    leave those in which neither they nor the conditions vary.
+    """Count the loops around ``access`` that must enclose a statement which uses ``values``. The
+    statement may leave a loop if neither the values nor the conditions vary in it.
 
     Args:
-        clipped: whether it may leave those, too, in which some rounds touch nothing, as behind the
-            end of a tensor, if the first one does whenever any does.
-        guarded: whether the statement asks, outside a loop that may have no round, whether there
-            is one, and outside conditions, whether they hold. Then the rounds need not always be as
-            many, and conditions may stand in the loop if the whole block takes one side.
+        guarded: whether the caller guards the statement: outside a loop that may run zero times by
+            its extent, and outside conditions by these conditions. Then the number of iterations
+            may vary, and the loop may contain conditions that are uniform in the block.
+        clipped: whether the statement may also leave a loop with iterations that access nothing,
+            such as those after the end of a tensor. The first iteration must access something
+            whenever any iteration does.
     """
     kept = len(access.loops)
-    sayable = guarded and footprints.is_certain and access.branches == len(access.conditions)
+    may_guard = guarded and footprints.is_certain and access.branches == len(access.conditions)
     while kept and access.around[kept - 1] is not None:
         inside = access.guards[kept - 1] == len(access.conditions)
-        if not (inside or sayable) or any(varies(v, kept, footprints.mask) for v in values):
+        if not (inside or may_guard) or any(varies(v, kept, footprints.mask) for v in values):
             break
         is_skipped = kept - 1 in footprints.skipped
         is_uneven = is_skipped or varies(footprints.mask, kept)
-        may = guarded or (clipped and not is_skipped and not footprints.asked)
-        if is_uneven and not (may and _in_first_round(footprints.mask, kept)):
+        may_skip = guarded or (clipped and not is_skipped and not footprints.asked)
+        if is_uneven and not (may_skip and _in_first_iteration(footprints.mask, kept)):
             break
         kept -= 1
     return kept
 
 
 def loops_shared(one: Access, other: Access) -> int:
-    """How many loops stand around both accesses."""
+    """Count the loops that enclose both accesses."""
     pairs = zip(one.loops, other.loops, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda p: p[0].var.same_as(p[1].var), pairs))
 
 
 def moved(left: Sequence[Loop]) -> str:
-    """That a statement has left these loops, for its reason."""
+    """Describe the loops that a statement was moved out of, as the end of its reason."""
     if not left:
         return ""
     names = ", ".join(loop.var.name for loop in left)
@@ -114,19 +120,20 @@ def moved(left: Sequence[Loop]) -> str:
 
 
 def anchor_of(access: Access, kept: int) -> tirx.Stmt:
-    """The statement around ``access`` inside the first ``kept`` loops only."""
+    """Return the statement around ``access`` that is inside the outer ``kept`` loops only."""
     stmt = access.around[kept] if kept < len(access.loops) else access.anchor
     assert stmt is not None
     return stmt
 
 
-def _in_first_round(mask: np.ndarray, axis: int) -> bool:
-    """Whether the mask holds in the first round of the loop of an axis if in any."""
+def _in_first_iteration(mask: np.ndarray, axis: int) -> bool:
+    """Return whether the mask holds in the first iteration of the loop of ``axis`` whenever it
+    holds in any."""
     return bool(np.array_equal(mask.any(axis=axis), mask.take(0, axis=axis)))
 
 
 def varies(values: np.ndarray, axis: int, mask: np.ndarray = _ALWAYS) -> bool:
-    """Whether ``values`` differ along an axis from the first ones, where the mask holds."""
+    """Return whether ``values`` differ along ``axis`` from the first ones, where the mask holds."""
     values = np.asarray(values)
     if values.ndim <= axis or values.shape[axis] == 1:
         return False

@@ -1,4 +1,4 @@
-"""Put in the signals, waits and guards that reads and writes of symmetric tensors need."""
+"""Insert the signals and waits that accesses to symmetric tensors need."""
 
 from __future__ import annotations
 
@@ -24,66 +24,68 @@ from ..regions.copies import copies_of
 from ..regions.symbols import Symbols
 from ..regions.tensor_accesses import (
     TensorAccesses,
-    refuse_jumps,
     collect_tensor_accesses,
+    refuse_jumps,
     verify_tensor_accesses,
 )
 from ..verify.outside import warn_outside
 from .context import Inserted, SyncContext
 from .counters import make_counters
 from .credits import place_credits
-from .drain import place_exits
+from .drain import place_drain
 from .epochs import count_epochs
 from .options import options_of
 from .reindex import reindexed
 from .residency import leaves_room, verify_residency
 from .reuse import choose_buffers, guard_reuse
 from .signals import place_signals
-from .version_copies import give_rounds
+from .version_copies import expand_versions
 from .waits import place_waits
 
 MOST_INFERRED_RANKS = 32
-"""Ranks of a program that is synchronized by inference: sets of ranks are bits of a uint32."""
+"""Maximum number of ranks of an inferred program: a set of ranks is a uint32 bit mask."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the inference did to a program.
+    """Result of the inference, for ``tw.explain`` and for plans.
 
     Attributes:
-        ops: every operation that was put in.
-        reuse: tensor -> why its memory may be used again in the next launch.
+        ops: the inserted operations.
+        reuse: tensor -> why the next launch may reuse its memory.
         flag_bytes: bytes of counters on each rank.
+        rounds: tensor -> where the versions that one launch writes are stored.
+        signals_of_copies: by rank and number of a copy of the plan: (flag tensor, rank, its
+            flags as a slice) that the copy signals.
+        waits_of_copies: by rank and number of a copy of the plan: (flag tensor, index, value) that
+            the copy waits for.
+        leaves_room: whether the kernel that lets a plan's copies begin may run beside this one.
     """
 
     ops: tuple[Inserted, ...] = ()
     reuse: Mapping[str, str] = field(default_factory=dict)
     flag_bytes: int = 0
     rounds: Mapping[str, str] = field(default_factory=dict)
-    """tensor -> what keeps apart the rounds in which one launch writes it."""
-    copied: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
-    """By rank and number of a plan's copy: (flag tensor, rank, its flags) of what it announces."""
-    awaited: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
-    """By the same, what it waits for: (flag tensor, index, value)."""
+    signals_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
+    waits_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     leaves_room: bool = False
-    """Whether what lets a plan's copies begin may run beside it."""
 
 
 def infer_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
-    """Synchronise a program of which no line says so.
+    """Synchronize a program that has no explicit synchronization between ranks.
 
-    A program with a signal, wait or barrier of its own stays as it is, and so does one that reaches
-    no other rank's memory, or with ``tileweave.verify`` off.
+    Three kinds of programs stay unchanged: programs with a system-scope signal, wait or barrier,
+    programs that access no memory of other ranks, and programs with ``tileweave.verify`` off.
 
     Args:
-        func: specialised for the group.
+        func: program that is specialized for the group.
         heap_stride: bytes between two ranks' heaps.
 
     Raises:
         LanguageError: an access cannot be ordered; names it and its line.
 
     Before: ``if owner != me: T.copy(tile, S[owner, ...]) else: T.copy(S[me, ...], tile)``
-    After:  the same with signals and waits, and hidden parameters for their counters
+    After:  the same with signals and waits, and implicit parameters for their counters
     """
     return explained(func, world_size, heap_stride)[0]
 
@@ -91,7 +93,7 @@ def infer_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.P
 def explained(
     func: tirx.PrimFunc, world_size: int, heap_stride: int
 ) -> tuple[tirx.PrimFunc, Explanation]:
-    """``infer_sync`` of a program, and what it did."""
+    """Return the synchronized program, as ``infer_sync`` does, and what was inserted."""
     try:
         return _inferred(func, world_size, heap_stride)
     except LanguageError as error:
@@ -113,54 +115,67 @@ def _inferred(
         return func, Explanation(_unordered(func, tensors))
     if world_size > MOST_INFERRED_RANKS:
         raise LanguageError(
-            f"infer_sync: {world_size} ranks; expected at most {MOST_INFERRED_RANKS}, or signals "
-            "and waits of the program's own"
+            f"infer_sync: {world_size} ranks; expected at most {MOST_INFERRED_RANKS}, or explicit "
+            "signals and waits"
         )
-    rounds: dict[str, str] = {}
-    program, traffic = _traffic(func, tensors, world_size)
-    warn_outside(read for one in traffic for read in one.missing)
-    refuse_jumps(program, traffic)
-    again = [t for t in traffic if t.is_written_again]
-    if again:
-        func, options, rounds = give_rounds(func, again, program, options, heap_stride)
+    versions: dict[str, str] = {}
+    program, exchanged = _exchanged_tensors(func, tensors, world_size)
+    warn_outside(read for accesses in exchanged for read in accesses.missing)
+    refuse_jumps(program, exchanged)
+    rewritten = [accesses for accesses in exchanged if accesses.is_written_again]
+    if rewritten:
+        func, options, versions = expand_versions(func, rewritten, program, options, heap_stride)
         tensors = heap_tensors(func)
-        program, traffic = _traffic(func, tensors, world_size)
-    for one in traffic:
-        verify_tensor_accesses(one)
-    if not traffic:
+        program, exchanged = _exchanged_tensors(func, tensors, world_size)
+    for accesses in exchanged:
+        verify_tensor_accesses(accesses)
+    if not exchanged:
         return func, Explanation(_unordered(func, tensors))
     symbols = Symbols(program, world_size)
-    exchange = SyncContext(program, world_size, heap_stride, options, symbols, traffic)
+    context = SyncContext(program, world_size, heap_stride, options, symbols, exchanged)
     implicit = {h.name for h in implicit_of(func)}
     own = {t for t in tensors if t.name in implicit}
-    for traffic in exchange.traffic:
-        exchange.buffers[traffic.tensor] = choose_buffers(exchange, traffic, traffic.tensor in own)
-    make_counters(exchange, own)
-    place_signals(exchange)
-    place_waits(exchange)
-    place_exits(exchange)
-    guard_reuse(exchange, own)
-    place_credits(exchange)
-    count_epochs(exchange)
-    verify_residency(exchange)
-    func = func.with_body(exchange.placement.applied(func.body, exchange.program))
-    func = _alternated(exchange, func)
-    flags = sum(4 * math.prod(h.shape) for h in exchange.implicit)
-    func = with_hidden(func, exchange.implicit, exchange.hidden_buffers)
-    copied, awaited = exchange.copied(), exchange.awaited()
-    ops = (*exchange.inserted, *_unordered(func, tensors))
-    room = exchange.is_called and leaves_room(exchange)
-    return func, Explanation(ops, dict(exchange.reuse), flags, rounds, copied, awaited, room)
+    for accesses in exchanged:
+        context.buffers[accesses.tensor] = choose_buffers(context, accesses, accesses.tensor in own)
+    _place_sync(context, own)
+    func = func.with_body(context.placement.applied(func.body, context.program))
+    func = _with_buffers(context, func)
+    func = with_hidden(func, context.implicit, context.implicit_buffers)
+    return func, Explanation(
+        ops=(*context.inserted, *_unordered(func, tensors)),
+        reuse=dict(context.reuse),
+        flag_bytes=sum(4 * math.prod(h.shape) for h in context.implicit),
+        rounds=versions,
+        signals_of_copies=context.signals_of_copies(),
+        waits_of_copies=context.waits_of_copies(),
+        leaves_room=context.is_called and leaves_room(context),
+    )
+
+
+def _place_sync(context: SyncContext, own: set[tirx.Buffer]) -> None:
+    """Choose counters and place everything that uses them.
+
+    Args:
+        own: tensors that the program allocates.
+    """
+    make_counters(context, own)
+    place_signals(context)
+    place_waits(context)
+    place_drain(context)
+    guard_reuse(context, own)
+    place_credits(context)
+    count_epochs(context)
+    verify_residency(context)
 
 
 def is_explicit(func: tirx.PrimFunc) -> bool:
-    """Whether the program orders memory between ranks itself."""
+    """Return whether the program has explicit synchronization between ranks."""
     return any(map(_is_explicit, builtins_in(func.body)))
 
 
 def explicit_sync(func: tirx.PrimFunc) -> tuple[Leaf, tirx.Call] | None:
-    """Return the first builtin by which the program orders memory between ranks itself, with its
-    statement. One is enough for nothing to be inferred."""
+    """Return the first builtin that synchronizes ranks explicitly, with its statement. The
+    inference skips a program that has one."""
     calls = ((leaf, call) for leaf in leaves_of(func.body) for call in leaf.builtins)
     return next(((leaf, call) for leaf, call in calls if _is_explicit(call)), None)
 
@@ -171,41 +186,42 @@ def _is_explicit(call: tirx.Call) -> bool:
     return bool(spec.waits or releases(call)) and scope == "sys" and spec.participants != "grid"
 
 
-def _traffic(
+def _exchanged_tensors(
     func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer], world_size: int
 ) -> tuple[Program, list[TensorAccesses]]:
-    """The tensors that must be synchronised."""
+    """Return the program's accesses, and those to each tensor that must be synchronized."""
     program = collect_accesses(func, tensors)
-    found = []
+    exchanged = []
     for tensor in tensors:
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
         if accesses:
             copies = copies_of(func, tensor)
-            traffic = collect_tensor_accesses(tensor, accesses, copies, program, world_size)
-            if traffic.is_exchanged:
-                found.append(traffic)
-    return program, found
+            tensor_accesses = collect_tensor_accesses(tensor, accesses, copies, program, world_size)
+            if tensor_accesses.is_exchanged:
+                exchanged.append(tensor_accesses)
+    return program, exchanged
 
 
 def _unordered(func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer]) -> tuple[Inserted, ...]:
-    """What ``W.unordered`` takes out."""
+    """Return the accesses that ``W.unordered`` excludes from the inference."""
     if not uses_op(func.body, UNORDERED):
         return ()
     left_out = collect_accesses(func, tensors).unordered
     return tuple(Inserted("unordered", u.tensor, u.line, u.reason) for u in left_out)
 
 
-def _alternated(exchange: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func`` with as many buffers of its scratch tensors as launches take in turn."""
+def _with_buffers(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``func`` with all buffers of the scratch tensors that launches use in turn."""
     replaced: dict[tirx.Var, tuple] = {}
     buffers, implicit = dict(func.buffer_map.items()), implicit_of(func)
     for param, buffer in func.buffer_map.items():
-        copies = exchange.buffers.get(buffer, 1)
+        copies = context.buffers.get(buffer, 1)
         if copies > 1:
-            at = next(i for i, h in enumerate(implicit) if h.name == buffer.name)
-            implicit[at] = dataclasses.replace(implicit[at], shape=(copies, *implicit[at].shape))
-            new = exchange.heap_buffer(buffer.name, implicit[at].shape, implicit[at].dtype)
-            buffers[param], replaced[buffer.data] = new, (new, exchange.half(buffer))
+            index = next(i for i, h in enumerate(implicit) if h.name == buffer.name)
+            old = implicit[index]
+            implicit[index] = dataclasses.replace(old, shape=(copies, *old.shape))
+            new = context.heap_buffer(buffer.name, implicit[index].shape, old.dtype)
+            buffers[param], replaced[buffer.data] = new, (new, context.buffer_index(buffer))
     if not replaced:
         return func
     body = reindexed(func.body, lambda node: replaced.get(node.buffer.data))

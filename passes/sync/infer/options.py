@@ -1,4 +1,4 @@
-"""What the user may choose about inferred synchronisation: ``pass_configs`` of ``tw.compile``."""
+"""Options of the inferred synchronization: ``pass_configs`` of ``tw.compile``."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from ....builtins.errors import TileWeaveError
 
 PREFIX = "tileweave."
 OPTIONS = "tileweave.options"
-"""Attribute of a program: the options it is compiled with, as JSON."""
+"""Attribute of a program that holds its compile options as JSON."""
 REUSE = ("auto", "double_buffer", "barrier", "credit")
 VERIFY = ("error", "warn", "off")
 
 
 @dataclass(frozen=True)
 class Options:
-    """The choices; each is ``tileweave.`` and its name in ``pass_configs``.
+    """Options of a program. The key of each in ``pass_configs`` is ``tileweave.`` and its name.
 
     Attributes:
-        reuse: how memory becomes free for the next launch: ``double_buffer`` (proven, for
-            ``W.alloc_symmetric``), ``credit`` (a reader tells that it has finished), ``barrier``
-            (that it has started the next launch), or ``auto``, the first of these that can be.
-        granule: tensor name -> elements along each axis that one counter stands for.
-        verify: ``error``, or ``warn``, where a program cannot be proven right; ``off`` leaves every
-            program as it is, for those that something outside of the kernel orders.
-        resident_blocks: blocks of a launch that surely run on a GPU at a time.
-        round_bytes: the most memory that the rounds of one tensor take on a rank.
-        delays: a seed for random sleeps before signals and after waits, for tests.
+        reuse: when the next launch may reuse memory: ``double_buffer`` (proven, for
+            ``W.alloc_symmetric``), ``credit`` (a reader signals that it has finished), ``barrier``
+            (a reader signals that it has started the next launch), or ``auto``, the first of these
+            that is possible.
+        granule: tensor name -> size in elements of the box that one counter covers.
+        verify: ``error`` or ``warn`` if a program cannot be proven right. ``off`` leaves every
+            program unchanged, for programs that are ordered outside the kernel.
+        resident_blocks: number of blocks of a launch that run on a GPU at the same time.
+        round_bytes: maximum memory on a rank for the versions of one tensor.
+        delays: seed of random sleeps before signals and after waits, for tests.
     """
 
     reuse: str = "auto"
@@ -47,10 +48,10 @@ class Options:
 def split_options(
     func: tirx.PrimFunc, configs: Mapping[str, Any]
 ) -> tuple[tirx.PrimFunc, dict[str, Any]]:
-    """``func`` with those of ``pass_configs`` that are ours, and the others.
+    """Attach TileWeave's options to ``func``, and return the other ``pass_configs``.
 
     Raises:
-        TileWeaveError: an option that there is not, or a value that it cannot have.
+        TileWeaveError: an option is unknown, or has an illegal value.
     """
     ours = own_options(configs)
     others = {n: v for n, v in configs.items() if not n.startswith(PREFIX)}
@@ -60,10 +61,10 @@ def split_options(
 
 
 def own_options(configs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``pass_configs`` that are ours, by their names without the prefix.
+    """Return TileWeave's options in ``pass_configs``, with names that have no prefix.
 
     Raises:
-        TileWeaveError: an option that there is not, or a value that it cannot have.
+        TileWeaveError: an option is unknown, or has an illegal value.
     """
     if not isinstance(configs, Mapping) or not all(isinstance(n, str) for n in configs):
         raise TileWeaveError(f"pass_configs={configs!r}; expected a dict, option -> value")
@@ -82,22 +83,22 @@ def own_options(configs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_stock(name: str, value: Any) -> None:
-    """Refuse what TileLang knows no option for, before it does."""
+    """Refuse an option that TileLang does not accept, with a clearer message than TileLang's."""
     try:
         PassContext(config={name: value})
     except (AttributeError, OverflowError, TypeError, ValueError) as error:
-        known = PassContext.list_configs()
-        if name in known:
+        stock = PassContext.list_configs()
+        if name in stock:
             why = str(error).splitlines()[-1]
             raise TileWeaveError(f"pass_configs: {name}={value!r}; {why}") from None
-        near = get_close_matches(name, known, n=1, cutoff=0)
+        near = get_close_matches(name, stock, n=1, cutoff=0)
         raise TileWeaveError(
             f"pass_configs: {name}; expected an option of TileLang, such as {near[0]}"
         ) from None
 
 
 def options_of(func: tirx.PrimFunc) -> Options:
-    """The options ``func`` is compiled with."""
+    """Return the options of ``func``."""
     if not func.attrs or OPTIONS not in func.attrs:
         return Options()
     fields = json.loads(func.attrs[OPTIONS].value)
@@ -106,9 +107,9 @@ def options_of(func: tirx.PrimFunc) -> Options:
 
 
 def is_chosen(func: tirx.PrimFunc, name: str) -> bool:
-    """Whether ``pass_configs`` say something about the option."""
-    given = func.attrs[OPTIONS].value if func.attrs and OPTIONS in func.attrs else "{}"
-    return name in json.loads(given)
+    """Return whether ``pass_configs`` set the option."""
+    options = func.attrs[OPTIONS].value if func.attrs and OPTIONS in func.attrs else "{}"
+    return name in json.loads(options)
 
 
 def _is_granules(value: Any) -> bool:
@@ -120,8 +121,8 @@ def _is_granules(value: Any) -> bool:
     )
 
 
-def _one_of(words: tuple[str, ...]) -> tuple:
-    return (lambda value: value in words), " or ".join(map(repr, words))
+def _one_of(names: tuple[str, ...]) -> tuple:
+    return (lambda value: value in names), " or ".join(map(repr, names))
 
 
 _LEGAL: dict[str, tuple] = {

@@ -1,4 +1,4 @@
-"""Accesses to other memory, with more axes."""
+"""Redirect memory accesses to other buffers, which have more axes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...ir.walk import op_name
 
 Node = tirx.BufferLoad | tirx.BufferStore
-Other = tuple[tirx.Buffer, Sequence[tirx.PrimExpr]]
+Replacement = tuple[tirx.Buffer, Sequence[tirx.PrimExpr]]
 
 
-def reindexed(body: tirx.Stmt, other_of: Callable[[Node], Other | None]) -> tirx.Stmt:
-    """``body`` with accesses to other buffers.
+def reindexed(body: tirx.Stmt, replacement_of: Callable[[Node], Replacement | None]) -> tirx.Stmt:
+    """Return ``body`` with its accesses redirected to other buffers.
 
     Args:
-        other_of: what names an element -> the buffer to name instead, and what to put behind the
-            index of the rank; None to leave it.
+        replacement_of: maps a load or store to the new buffer and the indices to insert after the
+            index of the rank, or to None to keep it.
     """
 
     def change(node):
         if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
-            other = other_of(node)
-            if other is None:
+            replacement = replacement_of(node)
+            if replacement is None:
                 return None
-            buffer, more = other
+            buffer, more = replacement
             indices = [node.indices[0], *more, *node.indices[1:]]
             if isinstance(node, tirx.BufferLoad):
                 return tirx.BufferLoad(buffer, indices)

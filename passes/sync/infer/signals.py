@@ -1,4 +1,4 @@
-"""Tell whoever waits that data has been written."""
+"""Signals: publish data to the ranks that wait for it."""
 
 from __future__ import annotations
 
@@ -16,36 +16,41 @@ from .context import SyncContext
 from .edits import anchor_of, loops_kept, moved, varies
 
 
-def place_signals(exchange: SyncContext) -> None:
-    """Put a signal after each access that brings data others wait for.
+def place_signals(context: SyncContext) -> None:
+    """Insert a signal after each access that writes data which other blocks wait for.
 
-    It adds to the granule's counter how many elements the access has stored. It leaves the loops in
-    which it would tell of the same granule, unless they wait for others.
+    The signal adds the number of stored elements, in units, to the counter of the granule. It is
+    moved out of loops in which the granule does not change, unless these loops contain waits.
 
     Before: ``T.copy(tile, S[dst, row, 0])``
     After:  ``T.copy(tile, S[dst, row, 0]); T.tileweave.signal(S_arrived[dst, row // 128], 1)``
     """
-    for counter in exchange.counters:
+    for counter in context.counters:
         for footprints in counter.traffic.in_kernel(counter.kind):
-            _signal(exchange, counter, footprints)
+            _signal(context, counter, footprints)
 
 
-def signal_depth(exchange: SyncContext, counter: Counter, footprints: Footprints) -> int:
-    """How many loops around the access its signal stays in."""
+def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints) -> int:
+    """Count the loops around the access that enclose its signal."""
     access = footprints.access
     numbers = [footprints.owner, counter.granules.of(footprints)]
     kept = loops_kept(access, footprints, numbers, clipped=True)
     if _pieces(counter, footprints, kept) is None:
         kept = loops_kept(access, footprints, [*numbers, elements_of(footprints)])
-    while kept < len(access.loops) and _waits_in(exchange, access.around[kept]):
+    while kept < len(access.loops) and _waits_in(context, access.around[kept]):
         kept += 1
     return kept
 
 
 def _pieces(counter: Counter, footprints: Footprints, kept: int) -> dict[int, int] | None:
-    """The loop behind ``kept`` whose rounds bring different amounts, or some nothing, if there is
-    one: its number, by the axis behind the rank's along which they touch one piece after the other,
-    as far as there are elements. None if they do otherwise, or there are several."""
+    """Find the loop whose iterations write different numbers of elements, or nothing, because the
+    tensor ends there. Only loops inside the outer ``kept`` ones are considered.
+
+    Returns:
+        The index of the loop, by the axis (after the rank's) along which its iterations write
+        consecutive pieces. Empty if all iterations write equally many elements. None if several
+        loops are uneven, or the pieces are not consecutive.
+    """
     counts = elements_of(footprints)
     uneven = [
         number
@@ -66,56 +71,56 @@ def _pieces(counter: Counter, footprints: Footprints, kept: int) -> dict[int, in
         1 + number,
     )
     most, end = int(footprints.where(size)[0].max()), counter.granules.shape[axis]
-    rounds = np.arange(low.shape[along]).reshape(-1, *[1] * (low.ndim - along - 1))
-    begins = np.take(low, [0], axis=along) + rounds * most
+    iterations = np.arange(low.shape[along]).reshape(-1, *[1] * (low.ndim - along - 1))
+    begins = np.take(low, [0], axis=along) + iterations * most
     touched = np.take(mask, [0], axis=along) & (begins < end)
-    as_told = (low == begins) & (size == np.minimum(most, end - begins))
-    in_pieces = np.all(mask == touched) and np.all(as_told | ~mask)
-    return {axis: number} if in_pieces else None
+    is_piece = (low == begins) & (size == np.minimum(most, end - begins))
+    is_consecutive = np.all(mask == touched) and np.all(is_piece | ~mask)
+    return {axis: number} if is_consecutive else None
 
 
-def _waits_in(exchange: SyncContext, loop: tirx.For | None) -> bool:
+def _waits_in(context: SyncContext, loop: tirx.For | None) -> bool:
     return any(
         around is not None and loop is not None and around.same_as(loop)
-        for counter in exchange.counters
+        for counter in context.counters
         for footprints in counter.users
         for around in footprints.access.around
     )
 
 
-def _signal(exchange: SyncContext, counter: Counter, footprints: Footprints) -> None:
-    access, symbols = footprints.access, exchange.symbols
-    kept = signal_depth(exchange, counter, footprints)
+def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> None:
+    access, symbols = footprints.access, context.symbols
+    kept = signal_depth(context, counter, footprints)
     left = access.loops[kept:]
 
     def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
         return symbols.simplified(expr, access)
 
-    home = simple(symbols.start(footprints, 0, [*left, *access.inner]))
+    owner = simple(symbols.start(footprints, 0, [*left, *access.inner]))
     granule = simple(counter.granules.index(footprints, symbols, left))
     value = simple(tirx.Cast("uint32", _count(counter, footprints, symbols, left)))
-    stmt = exchange.signal_to(counter, footprints, home, granule, value)
-    stmt = exchange.guarded(stmt, footprints, simple, left)
-    exchange.placement.put_after(anchor_of(access, kept), stmt, access)
-    reason = f"{_tells(exchange, counter, access)}{moved(left)}"
-    exchange.note_of("signal", access, counter, reason, stmt, value)
+    stmt = context.signal_to(counter, footprints, owner, granule, value)
+    stmt = context.guarded(stmt, footprints, simple, left)
+    context.placement.put_after(anchor_of(access, kept), stmt, access)
+    reason = f"{_reason(context, counter, access)}{moved(left)}"
+    context.note_of("signal", access, counter, reason, stmt, value)
 
 
-def _tells(exchange: SyncContext, counter: Counter, access: Access) -> str:
-    what = "adds to" if access.kind == "add" else "writes"
-    whom = "the owner, who waits at the end" if counter.at_exit else "its owner"
-    whom = "the copy that takes it" if counter.by_copies else whom
-    everyone = (1 << exchange.world_size) - 1
+def _reason(context: SyncContext, counter: Counter, access: Access) -> str:
+    verb = "adds to" if access.kind == "add" else "writes"
+    reader = "the owner, which waits at the end" if counter.at_exit else "its owner"
+    reader = "the copy that reads it" if counter.by_copies else reader
+    all_ranks = (1 << context.world_size) - 1
     if counter.pulled:
-        all_read = all(bits | 1 << home == everyone for home, bits in enumerate(counter.waiting))
-        whom = "every rank" if all_read else "those who read it"
-    return f"{access.op} {what} it for {whom}"
+        all_read = all(bits | 1 << owner == all_ranks for owner, bits in enumerate(counter.waiting))
+        reader = "every rank" if all_read else "the ranks that read it"
+    return f"{access.op} {verb} it for {reader}"
 
 
 def _count(
     counter: Counter, footprints: Footprints, symbols: Symbols, left: Sequence[Loop]
 ) -> tirx.PrimExpr:
-    """Units that an access brings in all rounds of ``left``, as an expression."""
+    """Return the units that an access writes in all iterations of ``left``, as an expression."""
     loops = footprints.access.loops
     kept = len(loops) - len(left)
     pieces = _pieces(counter, footprints, kept) or {}
@@ -125,8 +130,8 @@ def _count(
         count = tirx.IntImm("int32", int(counts[0]) // counter.unit)
     else:
         for axis in range(len(footprints.low)):
-            rounds = symbols.inlined(loops[pieces[axis]].extent) if axis in pieces else None
-            count = count * _extent(counter, footprints, axis, symbols, left, rounds)
+            iterations = symbols.inlined(loops[pieces[axis]].extent) if axis in pieces else None
+            count = count * _extent(counter, footprints, axis, symbols, left, iterations)
         count = count // counter.unit
     for number in range(kept, len(loops)):
         if number not in pieces.values():
@@ -136,19 +141,21 @@ def _count(
 
 def _extent(
     counter: Counter, footprints: Footprints, axis: int, symbols: Symbols, left: Sequence[Loop],
-    rounds: tirx.PrimExpr | None,
+    iterations: tirx.PrimExpr | None,
 ) -> tirx.PrimExpr:  # fmt: skip
-    """How much of an axis behind the rank's one access touches, or so many ``rounds`` of it that
-    touch one piece after the other, as an expression.
+    """Return the extent of an access along ``axis`` (after the rank's), as an expression.
+
+    Args:
+        iterations: number of iterations that access consecutive pieces; None for one access.
 
     Raises:
-        LanguageError: conditions decide it otherwise than by an end that nothing goes beyond.
+        LanguageError: the extent varies for another reason than the end of the tensor.
     """
     access, loops = footprints.access, [*left, *footprints.access.inner]
     low, size = footprints.where(footprints.low[axis], footprints.size[axis])
     most, end = int(size.max()), int((low + size).max())
-    if rounds is not None:
-        whole, end = most * rounds, counter.granules.shape[axis]
+    if iterations is not None:
+        whole, end = most * iterations, counter.granules.shape[axis]
     elif np.ptp(size) == 0:
         return tirx.IntImm("int32", most)
     elif np.array_equal(size, np.minimum(most, end - low)):
@@ -159,6 +166,6 @@ def _extent(
     else:
         raise footprints.refused(
             f"touches {int(size.min())} to {most} elements along an axis",
-            "as many each time, or fewer only before an end that nothing goes beyond",
+            "an equal number each time, or fewer only before an end that no access crosses",
         )
     return tirx.min(whole, end - symbols.start(footprints, 1 + axis, loops))

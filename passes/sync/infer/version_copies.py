@@ -1,4 +1,4 @@
-"""Memory of its own for each round of a tensor that is written again within a launch."""
+"""Separate memory for each version of a tensor that one launch writes more than once."""
 
 from __future__ import annotations
 
@@ -21,132 +21,135 @@ from ..regions.tensor_accesses import TensorAccesses, refuse_unwritten, verify_t
 from .edits import at_line_of
 from .options import Options
 from .reindex import Node, reindexed
-from .versions import Rounds, rounds_of
+from .versions import Versions, versions_of
 
-_EXPECTED = "expected W.alloc_symmetric, another tensor for it, or signals and waits by hand"
+_EXPECTED = "expected W.alloc_symmetric, another tensor for it, or explicit signals and waits"
 
 
 @dataclass(frozen=True)
-class _Home:
-    """Where the rounds of a tensor are.
+class _Storage:
+    """Memory of the versions of a tensor.
 
     Attributes:
-        rounds: whose.
-        copies: one for each round; those of a parameter only hold what is overwritten.
-        kept: the parameter, which holds the rest; None for the program's own memory.
+        versions: the versions of the tensor.
+        copies: buffer with one copy for each version. For a parameter of the program, it holds
+            only the versions that are overwritten.
+        parameter: the parameter, which holds the last version. None for memory that the program
+            allocates.
     """
 
-    rounds: Rounds
+    versions: Versions
     copies: tirx.Buffer
-    kept: tirx.Buffer | None
+    parameter: tirx.Buffer | None
 
     @property
     def text(self) -> str:
-        """``3 rounds, each with its own copy, 4096 bytes``, for the user."""
-        said = f"{self.rounds.count} rounds, each with its own copy, {_bytes(self.copies)} bytes"
-        if self.kept is None:
-            return said
-        return f"{said}; what is written last is in place, the rest in {self.copies.name}"
+        """Describe the memory for the user: ``3 versions, each with its own copy, 4096 bytes``."""
+        count, size = self.versions.count, _bytes(self.copies)
+        text = f"{count} versions, each with its own copy, {size} bytes"
+        if self.parameter is None:
+            return text
+        return f"{text}; the last version is in place, the others in {self.copies.name}"
 
 
-def give_rounds(
-    func: tirx.PrimFunc, again: Sequence[TensorAccesses], program: Program, options: Options,
+def expand_versions(
+    func: tirx.PrimFunc, rewritten: Sequence[TensorAccesses], program: Program, options: Options,
     heap_stride: int,
 ) -> tuple[tirx.PrimFunc, Options, dict[str, str]]:  # fmt: skip
-    """Give each round of the tensors in ``again``, which are written more than once in a launch,
-    its own copy. Then nothing is written twice.
+    """Give each version of the tensors in ``rewritten`` its own copy, so that no element is written
+    twice in a launch.
 
-    The program's own memory becomes larger. The caller of the program finds in its tensor what
-    was written last; what is overwritten before goes to hidden memory.
+    A tensor that the program allocates grows by one axis. A parameter holds the last version, for
+    the caller, and implicit memory holds the versions that are overwritten.
 
     Returns:
-        The program, its options, with granules of one round; and by tensor what was done.
+        The program; its options, with granules of one version; and a text for each tensor.
 
     Raises:
-        LanguageError: it is not settled to what round an access belongs, or the copies need more
-            memory than ``tileweave.round_bytes``.
+        LanguageError: the version of an access is ambiguous, or the copies need more memory than
+            ``tileweave.round_bytes``.
 
     Before: ``for r in T.serial(3): T.copy(tile, S[right, 0]); T.copy(S[me, 0], tile)``
     After:  ``for r in T.serial(3): T.copy(tile, S[right, r, 0]); T.copy(S[me, r, 0], tile)``
     """
     own = {h.name for h in implicit_of(func)}
-    granule, homes = dict(options.granule), {}
-    for traffic in again:
-        tensor, name = traffic.tensor, traffic.tensor.name
-        if traffic.copies is not None:
-            verify_tensor_accesses(traffic)
-        choose_granules(traffic, granule.get(name))
-        refuse_unwritten(traffic)
-        _refuse_unseen(func, traffic, program)
-        home = _home(traffic, rounds_of(traffic, program), name in own, heap_stride)
-        _refuse_large(traffic, home, options.round_bytes)
-        homes[tensor] = home
+    granule, storages = dict(options.granule), {}
+    for accesses in rewritten:
+        tensor, name = accesses.tensor, accesses.tensor.name
+        if accesses.copies is not None:
+            verify_tensor_accesses(accesses)
+        choose_granules(accesses, granule.get(name))
+        refuse_unwritten(accesses)
+        _refuse_unseen(func, accesses, program)
+        storage = _storage(accesses, versions_of(accesses, program), name in own, heap_stride)
+        _refuse_large(accesses, storage, options.round_bytes)
+        storages[tensor] = storage
         if name in granule:
-            granule[home.copies.name] = (1, *granule[name])
-    func = _with_memory(func.with_body(_moved(func.body, homes)), homes)
-    notes = {tensor.name: home.text for tensor, home in homes.items()}
+            granule[storage.copies.name] = (1, *granule[name])
+    func = _with_memory(func.with_body(_redirected(func.body, storages)), storages)
+    notes = {tensor.name: storage.text for tensor, storage in storages.items()}
     return func, dataclasses.replace(options, granule=granule), notes
 
 
-def _home(traffic: TensorAccesses, rounds: Rounds, own: bool, heap_stride: int) -> _Home:
-    tensor = traffic.tensor
-    count = rounds.count if own else rounds.overwritten
+def _storage(accesses: TensorAccesses, versions: Versions, own: bool, heap_stride: int) -> _Storage:
+    tensor = accesses.tensor
+    count = versions.count if own else versions.overwritten
     shape = [count, *(int(n) for n in tensor.shape[1:])]
     name = tensor.name if own else f"{tensor.name}_rounds"
-    copies = heap_buffer(name, shape, str(tensor.dtype), traffic.world_size, heap_stride)
-    return _Home(rounds, copies, None if own else tensor)
+    copies = heap_buffer(name, shape, str(tensor.dtype), accesses.world_size, heap_stride)
+    return _Storage(versions, copies, None if own else tensor)
 
 
 def _bytes(copies: tirx.Buffer) -> int:
     return math.prod(int(n) for n in copies.shape[1:]) * itemsize(copies.dtype)
 
 
-def _refuse_large(traffic: TensorAccesses, home: _Home, limit: int) -> None:
-    size = _bytes(home.copies)
+def _refuse_large(accesses: TensorAccesses, storage: _Storage, limit: int) -> None:
+    size = _bytes(storage.copies)
     if size > limit:
-        access = traffic.in_kernel("write")[0].access
+        access = accesses.in_kernel("write")[0].access
         raise LanguageError(
-            f"{access.text} in {home.rounds.count} rounds of a launch, for which copies take "
-            f"{size} bytes; expected at most {limit} (tileweave.round_bytes), fewer rounds, or a "
+            f"{access.text} in {storage.versions.count} versions in one launch, whose copies need "
+            f"{size} bytes; expected at most {limit} (tileweave.round_bytes), fewer versions, or a "
             f"smaller tensor{access.location}"
         )
 
 
-def _refuse_unseen(func: tirx.PrimFunc, traffic: TensorAccesses, program: Program) -> None:
-    """Refuse what touches the tensor beside its known accesses: ``W.unordered``, and what reads or
-    writes single words."""
-    known = {a.node for a in program.accesses if a.tensor.same_as(traffic.tensor)}
+def _refuse_unseen(func: tirx.PrimFunc, accesses: TensorAccesses, program: Program) -> None:
+    """Refuse accesses to the tensor that the inference does not order: those in ``W.unordered``,
+    and reads or writes of single elements in other expressions."""
+    collected = {a.node for a in program.accesses if a.tensor.same_as(accesses.tensor)}
     unseen: list[Node] = []
 
     def visit(node) -> None:
         if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
-            if node.buffer.data.same_as(traffic.tensor.data) and node not in known:
+            if node.buffer.data.same_as(accesses.tensor.data) and node not in collected:
                 unseen.append(node)
 
     post_order_visit(func.body, visit)
     if unseen:
-        first = traffic.of_kind("write")[0].access
-        where = f"{traffic.tensor.name}[{', '.join(map(format_expr, unseen[0].indices))}]"
+        first = accesses.of_kind("write")[0].access
+        where = f"{accesses.tensor.name}[{', '.join(map(format_expr, unseen[0].indices))}]"
         raise LanguageError(
-            f"{first.text} again in the same launch, and it is not known what round is meant where "
-            f"{where} is not synchronised; {_EXPECTED}{first.location}"
+            f"{first.text} again in the same launch, and the version of {where}, which is not "
+            f"synchronized, is unknown; {_EXPECTED}{first.location}"
         )
 
 
-def _with_memory(func: tirx.PrimFunc, homes: Mapping[tirx.Buffer, _Home]) -> tirx.PrimFunc:
-    """``func`` with the copies as hidden parameters."""
+def _with_memory(func: tirx.PrimFunc, storages: Mapping[tirx.Buffer, _Storage]) -> tirx.PrimFunc:
+    """Return ``func`` with the copies as implicit parameters."""
     buffers, implicit = dict(func.buffer_map.items()), implicit_of(func)
     new: list[tuple[Implicit, tirx.Buffer]] = []
     for param, buffer in func.buffer_map.items():
-        home = homes.get(buffer)
-        if home is None:
+        storage = storages.get(buffer)
+        if storage is None:
             continue
-        shape = tuple(int(n) for n in home.copies.shape[1:])
-        if home.kept is not None:
-            one = Implicit(home.copies.name, True, shape, str(buffer.dtype), scratch=True)
-            new.append((one, home.copies))
+        shape = tuple(int(n) for n in storage.copies.shape[1:])
+        if storage.parameter is not None:
+            added = Implicit(storage.copies.name, True, shape, str(buffer.dtype), scratch=True)
+            new.append((added, storage.copies))
         else:
-            buffers[param] = home.copies
+            buffers[param] = storage.copies
             implicit = [
                 dataclasses.replace(h, shape=shape) if h.name == buffer.name else h
                 for h in implicit
@@ -155,51 +158,58 @@ def _with_memory(func: tirx.PrimFunc, homes: Mapping[tirx.Buffer, _Home]) -> tir
     return with_hidden(set_implicit(func, implicit), [h for h, _ in new], [b for _, b in new])
 
 
-def _moved(body: tirx.Stmt, homes: Mapping[tirx.Buffer, _Home]) -> tirx.Stmt:
-    """``body`` with each access where its round is."""
-    at: dict[tirx.Stmt, list[tuple[Access, _Home]]] = {}
-    for home in homes.values():
-        for access in home.rounds.of:
-            at.setdefault(access.anchor, []).append((access, home))
+def _redirected(body: tirx.Stmt, storages: Mapping[tirx.Buffer, _Storage]) -> tirx.Stmt:
+    """Return ``body`` with each access redirected to the memory of its version."""
+    by_anchor: dict[tirx.Stmt, list[tuple[Access, _Storage]]] = {}
+    for storage in storages.values():
+        for access in storage.versions.by_access:
+            by_anchor.setdefault(access.anchor, []).append((access, storage))
 
     def place(stmt: tirx.Stmt) -> tirx.Stmt:
-        if stmt in at:
-            return at_line_of(stmt, _placed(stmt, at[stmt], {}))
+        if stmt in by_anchor:
+            return at_line_of(stmt, _replaced(stmt, by_anchor[stmt], {}))
         return rewrite_children(stmt, place)
 
     return place(body)
 
 
-def _placed(
-    stmt: tirx.Stmt, left: Sequence[tuple[Access, _Home]], other: Mapping[Node, tuple]
+def _replaced(
+    stmt: tirx.Stmt, pending: Sequence[tuple[Access, _Storage]], replacements: Mapping[Node, tuple]
 ) -> tirx.Stmt:
-    """``stmt`` with what its accesses name replaced, as ``other`` says, and as ``left`` demands."""
-    if not left:
-        return reindexed(stmt, lambda node: other.get(node))
-    (access, home), *rest = left
-    of = home.rounds.of[access]
+    """Return ``stmt`` with ``replacements`` for its memory accesses.
 
-    def with_other(buffer: tirx.Buffer, indices: Sequence[tirx.PrimExpr]) -> tirx.Stmt:
-        _refuse_two(access, other.get(access.node), (buffer, indices))
-        return _placed(stmt, rest, {**other, access.node: (buffer, indices)})
+    Args:
+        pending: accesses of ``stmt`` whose replacement is not chosen yet.
+        replacements: buffer and leading indices, by the node of an access.
+    """
+    if not pending:
+        return reindexed(stmt, lambda node: replacements.get(node))
+    (access, storage), *rest = pending
+    version = storage.versions.by_access[access]
 
-    if home.kept is None or of.kept is False:
-        return with_other(home.copies, [of.number])
-    if of.kept is True:
-        return with_other(home.kept, [])
-    if of.kept is None or isinstance(stmt, tirx.Bind):
+    def in_memory(buffer: tirx.Buffer, indices: Sequence[tirx.PrimExpr]) -> tirx.Stmt:
+        _refuse_two_versions(access, replacements.get(access.node), (buffer, indices))
+        return _replaced(stmt, rest, {**replacements, access.node: (buffer, indices)})
+
+    if storage.parameter is None or version.is_last is False:
+        return in_memory(storage.copies, [version.number])
+    if version.is_last is True:
+        return in_memory(storage.parameter, [])
+    if version.is_last is None or isinstance(stmt, tirx.Bind):
         raise LanguageError(
-            f"{access.text}, of which the caller finds a part behind the launch, and another part "
-            f"is written again; {_EXPECTED}{access.location}"
+            f"{access.text}, and one part of it is the last version, for the caller, and another "
+            f"part is written again; {_EXPECTED}{access.location}"
         )
-    here, there = with_other(home.kept, []), with_other(home.copies, [of.number])
-    return tirx.IfThenElse(of.kept, here, there)
+    last, overwritten = (
+        in_memory(storage.parameter, []),
+        in_memory(storage.copies, [version.number]),
+    )
+    return tirx.IfThenElse(version.is_last, last, overwritten)
 
 
-def _refuse_two(access: Access, one: tuple | None, other: tuple) -> None:
-    """Refuse what reads and writes one region at once, if they are of two rounds."""
-    if one is not None and not structural_equal(list(one[1]), list(other[1])):
+def _refuse_two_versions(access: Access, chosen: tuple | None, needed: tuple) -> None:
+    """Refuse an operation that reads and writes one region in two versions."""
+    if chosen is not None and not structural_equal(list(chosen[1]), list(needed[1])):
         raise LanguageError(
-            f"{access.text}, and reads there what the round before brought; {_EXPECTED}"
-            f"{access.location}"
+            f"{access.text}, and reads the previous version there; {_EXPECTED}{access.location}"
         )

@@ -1,4 +1,4 @@
-"""Wait for data before it is read, or added to."""
+"""Waits before accesses that need data of other blocks or ranks."""
 
 from __future__ import annotations
 
@@ -22,115 +22,117 @@ from .context import SyncContext, by_rank
 from .edits import anchor_of, loops_kept, moved
 
 
-def place_waits(exchange: SyncContext) -> None:
-    """Put a wait before each access that needs what others bring.
+def place_waits(context: SyncContext) -> None:
+    """Insert a wait before each access that needs data of other blocks or ranks.
 
-    It stands outside the loops in which it would wait for the same granule, unless others wait for
-    what they write: this wait could be for those. Outside a loop that may have no round it asks
-    whether there is one; outside the branches of the block in a loop, whether it takes them. Where
-    an earlier wait of the same block for the same granule always comes first, there is none.
+    - The wait is moved out of loops in which the granule does not change, unless these loops signal
+      to other blocks: the data could depend on those signals.
+    - Outside a loop that may run zero times, it is guarded by the extent of the loop. Outside
+      branches of the block, it is guarded by their conditions.
+    - No wait is inserted if an earlier wait of the same block for the same granule dominates it.
 
     Before: ``T.copy(S[me, row, 0], tile)``
     After:  ``T.tileweave.wait_reached(S_arrived[me, row // 128], epoch * 3);
     T.copy(S[me, row, 0], tile)``
     """
-    for counter in exchange.counters:
+    for counter in context.counters:
         done: list[tuple[list[tirx.PrimExpr], Access, int]] = []
         for footprints in counter.users:
-            _wait(exchange, counter, footprints, done)
+            _wait(context, counter, footprints, done)
 
 
-def wait_depth(exchange: SyncContext, counter: Counter, footprints: Footprints) -> int:
-    """How many loops around the access its wait stays in."""
+def wait_depth(context: SyncContext, counter: Counter, footprints: Footprints) -> int:
+    """Count the loops around the access that enclose its wait."""
     access = footprints.access
     kept = loops_kept(
         access, footprints, [footprints.owner, counter.granules.of(footprints)], guarded=True
     )
     while kept < len(access.loops) and (
-        _signals_in(exchange, access.loops[kept])
-        or not _may_leave(exchange, counter, footprints, kept)
+        _signals_in(context, access.loops[kept])
+        or not _may_leave(context, counter, footprints, kept)
     ):
         kept += 1
     return kept
 
 
-def _may_leave(
-    exchange: SyncContext, counter: Counter, footprints: Footprints, number: int
-) -> bool:
-    """Whether what only the running kernel knows of a wait can be said before the loop of this
-    number around its access."""
+def _may_leave(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
+    """Return whether the data-dependent expressions of a wait can be evaluated before the loop of
+    this number around its access."""
     loop = footprints.access.around[number]
     assert loop is not None
-    rounds = [extent for other, extent in footprints.open_loops.items() if other > number]
-    return all(
-        stays_in(loop, expr, exchange.program) for expr in [*_places(counter, footprints), *rounds]
-    )
+    extents = [extent for other, extent in footprints.open_loops.items() if other > number]
+    indices = _open_indices(counter, footprints)
+    return all(stays_in(loop, expr, context.program) for expr in [*indices, *extents])
 
 
-def _places(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:
-    """The indices, known only to the running kernel, that choose the counter of a wait."""
+def _open_indices(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:
+    """Return the data-dependent indices that choose the counter of a wait."""
     counts = (counter.traffic.world_size, *counter.granules.counts)
     return [index for axis, index in footprints.open_axes.items() if counts[axis] > 1]
 
 
-def _signals_in(exchange: SyncContext, loop: Loop) -> bool:
+def _signals_in(context: SyncContext, loop: Loop) -> bool:
     return any(
         loop in footprints.access.loops
-        for counter in exchange.counters
+        for counter in context.counters
         for footprints in counter.traffic.in_kernel(counter.kind)
     )
 
 
-def _wait(exchange: SyncContext, counter: Counter, footprints: Footprints, done: list) -> None:
-    access, symbols, name = footprints.access, exchange.symbols, counter.traffic.tensor.name
-    kept = wait_depth(exchange, counter, footprints)
+def _wait(context: SyncContext, counter: Counter, footprints: Footprints, done: list) -> None:
+    access, symbols, name = footprints.access, context.symbols, counter.traffic.tensor.name
+    kept = wait_depth(context, counter, footprints)
     left = access.loops[kept:]
     loops = [*left, *access.inner]
     first = symbols.simplified(symbols.start(footprints, 0, loops), access)
     key = [first, counter.granules.index(footprints, symbols, left)]
     for other_key, other, other_kept in done:
         if structural_equal(key, other_key) and dominates(other, other_kept, access, kept):
-            exchange.note("wait", access, name, f"the wait at {other.line} serves for it, too")
+            context.note("wait", access, name, f"the wait at {other.line} covers it, too")
             return
-    rounds = [
+    extents = [
         footprints.open_loops[number] if number in footprints.open_loops
         else symbols.at_start(loop.extent, left)
         for number, loop in enumerate(left, kept)
         if number in footprints.open_loops or number in footprints.skipped
     ]  # fmt: skip
-    is_fixed = not any(has_loads(index) for index in _places(counter, footprints))
-    if is_fixed and not footprints.outside and not footprints.asked and not rounds:
+    is_fixed = not any(has_loads(index) for index in _open_indices(counter, footprints))
+    if is_fixed and not footprints.outside and not footprints.asked and not extents:
         done.append((key, access, kept))
-    home = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
+    owner = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
     granule = counter.granules.index(footprints, symbols, left, in_place=True)
-    arrivals = _arrivals(counter, footprints, home, granule)
-    target = exchange.epochs_of(counter.traffic.tensor) * arrivals
-    flag = exchange.flag(counter, symbols.rank, home, granule)
+    arrivals = _arrivals(counter, footprints, owner, granule)
+    target = context.epochs_of(counter.traffic.tensor) * arrivals
+    flag = context.flag(counter, symbols.rank, owner, granule)
     peer = tirx.IntImm("int32", -1)
     stmt = builtin_calls.wait_reached(flag, target, peer, access)
     inside = access.conditions[access.guards[kept] :] if left else ()
-    asked = [symbols.at_start(condition, left) for condition in inside]
+    conditions = [symbols.at_start(condition, left) for condition in inside]
     if _reads_own(counter, footprints):
-        asked.append(tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank))
-    if asked:
-        holds = symbols.simplified(functools.reduce(tirx.And, asked), access)
+        conditions.append(tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank))
+    if conditions:
+        holds = symbols.simplified(functools.reduce(tirx.And, conditions), access)
         stmt = tirx.IfThenElse(holds, stmt, None)
-    stmt = exchange.guarded(stmt, footprints, lambda e: symbols.simplified(e, access), left)
-    for extent in rounds:
-        some = tirx.GT(extent, 0)
-        stmt = tirx.IfThenElse(symbols.simplified(some, access), stmt, None)
-    exchange.placement.put_before(anchor_of(access, kept), stmt, access)
+    stmt = context.guarded(stmt, footprints, lambda e: symbols.simplified(e, access), left)
+    for extent in extents:
+        runs = tirx.GT(extent, 0)
+        stmt = tirx.IfThenElse(symbols.simplified(runs, access), stmt, None)
+    context.placement.put_before(anchor_of(access, kept), stmt, access)
+    reason = f"{access.op} {_needs(counter, footprints)}{moved(left)}"
+    context.note_of("wait", access, counter, reason, stmt, arrivals)
+
+
+def _needs(counter: Counter, footprints: Footprints) -> str:
+    producers = "additions" if counter.kind == "add" else "writes"
     needs = {
-        "read": f"reads what {'additions' if counter.kind == 'add' else 'writes'} bring",
-        "add": "adds to what must have been cleared",
-    }[access.kind]
-    if not footprints.is_certain:
-        needs += "; which part, only the running kernel knows"
-    exchange.note_of("wait", access, counter, f"{access.op} {needs}{moved(left)}", stmt, arrivals)
+        "read": f"reads the result of {producers}",
+        "add": "adds to memory that must have been cleared",
+    }[footprints.access.kind]
+    return needs if footprints.is_certain else f"{needs}; which part depends on data"
 
 
 def _reads_own(counter: Counter, footprints: Footprints) -> bool:
-    """Whether some ranks read what lies there when their kernel starts."""
+    """Return whether some ranks read their own share, which arrives before the kernel starts."""
     if not counter.own:
         return False
     rank, granule = footprints.distinct(footprints.rank, counter.granules.of(footprints))
@@ -138,7 +140,7 @@ def _reads_own(counter: Counter, footprints: Footprints) -> bool:
 
 
 def dominates(one: Access, one_kept: int, other: Access, other_kept: int) -> bool:
-    """Whether a wait for ``one`` comes first, in the same round, where ``other`` needs one."""
+    """Return whether a wait for ``one`` always precedes ``other`` in the same iteration."""
     if one_kept > other_kept or one.place > other.place:
         return False
     loops = all(
@@ -153,33 +155,37 @@ def dominates(one: Access, one_kept: int, other: Access, other_kept: int) -> boo
 
 
 def _arrivals(
-    counter: Counter, footprints: Footprints, at: tirx.PrimExpr, granule: tirx.PrimExpr
+    counter: Counter, footprints: Footprints, owner: tirx.PrimExpr, granule: tirx.PrimExpr
 ) -> tirx.PrimExpr:
-    """Units that arrive in the granule in each launch, as an expression."""
+    """Return the units that arrive in the granule in each launch, as an expression.
+
+    Raises:
+        LanguageError: granules receive different numbers of elements.
+    """
     arrivals, granules = counter.arrivals, counter.granules
-    home, number = footprints.distinct(footprints.owner, granules.of(footprints))
-    seen = arrivals[home, number]
-    values = np.unique(seen)
+    owners, number = footprints.distinct(footprints.owner, granules.of(footprints))
+    units = arrivals[owners, number]
+    values = np.unique(units)
     if len(values) == 1:
         return tirx.const(int(values[0]), "uint32")
-    by_home = [np.unique(seen[home == r]) for r in range(len(arrivals))]
-    if all(len(v) <= 1 for v in by_home):
-        return by_rank(at, [int(v[0]) if len(v) else 0 for v in by_home])
+    by_owner = [np.unique(units[owners == r]) for r in range(len(arrivals))]
+    if all(len(v) <= 1 for v in by_owner):
+        return by_rank(owner, [int(v[0]) if len(v) else 0 for v in by_owner])
     ends = _ends(counter)
     elements = volumes(granules.shape, granules.size, ends).ravel()[number]
-    times = np.unique(seen * counter.unit // np.maximum(elements, 1))
-    if len(times) == 1 and np.array_equal(seen * counter.unit, elements * times[0]):
+    times = np.unique(units * counter.unit // np.maximum(elements, 1))
+    if len(times) == 1 and np.array_equal(units * counter.unit, elements * times[0]):
         return _clipped(counter, granule, int(times[0]), ends)
     raise LanguageError(
-        f"{footprints.access.text}: its granules of {granules.text} elements get "
+        f"{footprints.access.text}: its granules of {granules.text} elements receive "
         f"{int(values[0]) * counter.unit} to {int(values[-1]) * counter.unit} elements a launch; "
-        "expected as many in each, or each written whole; choose tileweave.granule, or signals and "
-        f"waits written by hand{footprints.access.location}"
+        "expected an equal number in each, or each written whole; choose tileweave.granule, or "
+        f"explicit signals and waits{footprints.access.location}"
     )
 
 
 def _ends(counter: Counter) -> tuple[int, ...]:
-    """Where on each axis ends what arrives."""
+    """Return the end of the arriving data along each axis."""
     bounds = [footprints.bounds for footprints in counter.traffic.of_kind(counter.kind)]
     axes = zip(*bounds, strict=True)
     return tuple(max(int(high.max(initial=0)) for _, high in axis) for axis in axes)
@@ -188,13 +194,17 @@ def _ends(counter: Counter) -> tuple[int, ...]:
 def _clipped(
     counter: Counter, granule: tirx.PrimExpr, times: int, ends: Sequence[int]
 ) -> tirx.PrimExpr:
-    """The same as an expression, in units, if nothing arrives behind ``ends``."""
+    """Return the units that arrive in a granule if nothing arrives after ``ends``.
+
+    Args:
+        times: how many times each element arrives.
+    """
     elements: tirx.PrimExpr = tirx.IntImm("int32", times)
-    left = granule
+    number = granule
     granules = counter.granules
     for count, size, extent in reversed(
         list(zip(granules.counts, granules.size, ends, strict=True))
     ):
-        elements = elements * tirx.min(size, extent - tirx.floormod(left, count) * size)
-        left = tirx.floordiv(left, count)
+        elements = elements * tirx.min(size, extent - tirx.floormod(number, count) * size)
+        number = tirx.floordiv(number, count)
     return tirx.Cast("uint32", elements // counter.unit)

@@ -282,7 +282,7 @@ def test_explain_says_what_attention_waits_for():
     waits = [
         (o.tensor, o.reason) for o in found.ops if (o.kernel, o.kind) == ("flash_attention", "wait")
     ]
-    assert waits == [(t, "T.copy reads what writes bring") for t in "KV"]
+    assert waits == [(t, "T.copy reads the result of writes") for t in "KV"]
     assert found.reuse == dict.fromkeys(
         "KV", "copies wait until the readers' ranks have begun the same call"
     )

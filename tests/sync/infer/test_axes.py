@@ -1,4 +1,4 @@
-"""Symmetric tensors with more axes than the TMA takes: folded, they hold the same."""
+"""Symmetric tensors with more axes than TMA supports: folding keeps their contents."""
 
 import functools
 from dataclasses import replace

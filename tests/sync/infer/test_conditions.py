@@ -1,5 +1,5 @@
-"""Conditions that leave rounds of parallel loops out: what is written, and where, as seen by what
-counts it."""
+"""Conditions that skip iterations of parallel loops: the counters see which elements are written
+and where."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ ROWS, N, F32 = 20, 16, "float32"
 
 
 def passed_on(write):
-    """Each block writes some rows at the right neighbour, then reads as many of its own."""
+    """Each block writes some rows at the right neighbor, then reads the same rows of its own."""
 
     @T.prim_func
     def program(
@@ -53,7 +53,7 @@ def from_the_last(X, S, block):
 
 @T.macro
 def and_in_no_round(X, S, block):
-    """A loop, some loop within it, or those of all threads, which do not go round."""
+    """A loop, a loop within it, or the loops of all threads, which do not iterate."""
     tail(X, S, block)
     for _ in T.serial(0):
         tail(X, S, block)
@@ -132,7 +132,7 @@ def none_or_two(X, S, block):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (differently_many, "touches 1 to 3 elements along an axis; expected as many each time"),
+        (differently_many, "touches 1 to 3 elements along an axis; expected an equal number each"),
         (
             none_or_two,
             "skips all iterations of a loop where its conditions",

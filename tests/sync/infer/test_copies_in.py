@@ -14,7 +14,7 @@ ROWS, N, F32 = 8, 16, "float32"
 
 
 def gather(ranks, starts, height=2):
-    """All rows go to each rank's right neighbour at once, to the others in pieces; a kernel reads
+    """All rows go to each rank's right neighbor at once, to the others in pieces; a kernel reads
     ``height`` at a time."""
     pieces = [slice(*ends) for ends in itertools.pairwise([*starts, ROWS])]
 

@@ -34,7 +34,7 @@ def write_half(X: GIVEN, S: MINE):
 
 @T.prim_func
 def read_first(X: GIVEN, S: MINE, R: SENT):
-    """Block 0 waits for what all others bring, by way of the peer."""
+    """Block 0 waits for the data of all other blocks, which arrives through the peer."""
     with T.Kernel(ROWS, threads=32) as row:
         tile = T.alloc_shared((1, N), F32)
         if row == 0:
@@ -153,7 +153,7 @@ def fetch_first(p, X, S, R, Y):
     ],
 )
 def test_streams_wait_by_themselves_for_what_is_enqueued_before(body, streams):
-    """What comes later may stand behind them in a queue of the GPU."""
+    """Later steps may be queued after them in a queue of the GPU."""
     steps = said(body)
     assert {s.stream for s in steps if isinstance(s, WaitValue)} == streams
     assert bool(streams) != any(isinstance(s, Launch) and s.number == WAIT for s in steps)
@@ -233,8 +233,8 @@ def of_what_comes_later(p, X, S, R, Y):
         ),
         (
             two_streams,
-            "p.copy reads S in streams 'one' and 'other', and the kernel tells one of it; "
-            "expected one stream",
+            "p.copy reads S in streams 'one' and 'other', and the kernel signals to one of "
+            "them; expected one stream",
         ),
         (
             behind_its_reader,
@@ -243,7 +243,7 @@ def of_what_comes_later(p, X, S, R, Y):
         ),
         (
             read_in_part,
-            "p.copy writes R, of which the kernel of its owner reads a part only; expected reads "
+            "p.copy writes R, of which the kernel of its owner reads only a part; expected reads "
             "of all of it",
         ),
         (

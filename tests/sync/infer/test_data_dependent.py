@@ -1,5 +1,5 @@
-"""Reads at places, in loops and under conditions that only the running kernel knows: what they wait
-for, and where."""
+"""Data-dependent reads: indices, loops and conditions. The tests check what they wait for, and
+where."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ FOUND = T.Tensor((ROWS, N), F32)
 
 
 def reading(read):
-    """A program that writes all places of its right neighbour's S, row by row, and then does what
+    """A program that writes all places of its right neighbor's S, row by row, and then does what
     ``read`` says: a macro of the indices, S, a tile of a row and one of four, and Y."""
 
     @T.prim_func
@@ -53,7 +53,7 @@ def text_of(program):
 
 
 def runs(program, expected):
-    """Simulate some schedules; ``expected`` says Y by indices and what the left neighbour has."""
+    """Simulate some schedules; ``expected`` says Y by indices and what the left neighbor has."""
     rng = np.random.default_rng(0)
     inputs = [
         {
@@ -151,7 +151,7 @@ def test_a_wait_stays_where_its_index_may_change(rewritten):
     )
 
 
-def test_a_wait_serves_for_the_same_variable_only():
+def test_a_wait_covers_the_same_variable_only():
     @T.macro
     def read(at, S, row, rows, Y):
         place, other = at[0], at[0]

@@ -109,7 +109,7 @@ def sums_and_messages(
 def sums_of_some_ranks(
     X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)
 ):
-    """Rank 0 gets what its left neighbour adds, the others what they clear themselves."""
+    """Rank 0 gets what its left neighbor adds, the others what they clear themselves."""
     with T.Kernel(2, threads=32) as b:
         if b == 0:
             for i, j in T.Parallel(8, N):
@@ -124,7 +124,7 @@ def sums_of_some_ranks(
 
 @T.prim_func
 def sum_before_message(X: T.Tensor((8, N), F32), Y: T.Tensor((8, N), F32)):
-    """Through the same memory, each in its round."""
+    """Both use the same memory, in different versions."""
     with T.Kernel(1, threads=32):
         S = W.alloc_symmetric((8, N), F32)
         right = (W.rank() + 1) % W.world_size()
@@ -275,7 +275,7 @@ def left_by_return(X, S, b):
 
 
 def given_by(write, blocks=1):
-    """Rank 0 reads what ``write`` brings."""
+    """Rank 0 reads the data that ``write`` writes."""
 
     @T.prim_func
     def program(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
@@ -360,7 +360,7 @@ def test_what_begins_before_the_start(first, read_first, text):
 
 
 def test_halos_before_the_start():
-    """One counter stands for the whole axis: where a read begins does not matter."""
+    """One counter covers the whole axis: the start of a read does not matter."""
     inputs = inputs_of(2, rows=32)
     found = simulated(before_the_start(0, -1, height=10), 2, inputs)
     for mine, right in zip(found, to_the_right(inputs), strict=True):
@@ -535,7 +535,7 @@ def test_additions_of_several_elements(add, lanes, dtype):
 
 @T.prim_func
 def from_the_left(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
-    """Rank 0 has no left neighbour."""
+    """Rank 0 has no left neighbor."""
     with T.Kernel(2, threads=32) as b:
         for i, j in T.Parallel(4, N):
             S[W.rank(), b * 4 + i, j] = X[b * 4 + i, j]
@@ -544,8 +544,8 @@ def from_the_left(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Te
 
 
 @T.prim_func
-def neighbours(X: T.Tensor((8, N), F32), S: W.Symmetric((10, N), F32), Y: T.Tensor((8, N), F32)):
-    """Row 8 is written by nobody."""
+def neighbors(X: T.Tensor((8, N), F32), S: W.Symmetric((10, N), F32), Y: T.Tensor((8, N), F32)):
+    """No rank writes row 8."""
     with T.Kernel(2, threads=32) as b:
         for i, j in T.Parallel(4, N):
             S[(W.rank() + 1) % W.world_size(), b * 4 + i, j] = X[b * 4 + i, j]
@@ -563,7 +563,7 @@ def test_loads_in_one_arm_of_a_choice(ranks):
     np.testing.assert_array_equal(found[0]["Y"], -1)
     for mine, left in zip(found[1:], inputs, strict=False):
         np.testing.assert_array_equal(mine["Y"], left["X"])
-    found = simulated(neighbours, ranks, inputs)
+    found = simulated(neighbors, ranks, inputs)
     for mine, right in zip(found, to_the_right(inputs), strict=True):
         padded = np.pad(right, ((1, 1), (0, 0)))
         np.testing.assert_array_equal(mine["Y"], padded[:-2] + padded[2:])

@@ -1,5 +1,5 @@
-"""Tiles that are written piece by piece, the last ones beyond the end: who is told once, and of how
-much."""
+"""Tiles that are written piece by piece, the last ones beyond the end: the signals and their
+amounts."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ PIECES = TILE // PIECE
 
 
 def passed_on(write, N):
-    """Each block writes a tile at the right neighbour, then reads its own."""
+    """Each block writes a tile at the right neighbor, then reads its own."""
 
     @T.prim_func
     def program(
@@ -49,7 +49,7 @@ def from_another_number_on(X, S, n):
 
 @T.macro
 def for_each_half(X, S, n):
-    """Of the rows, which are as many in both."""
+    """Both halves have the same number of rows."""
     for half in T.serial(2):
         for piece in T.serial(PIECES):
             copied(X, S, half * (ROWS // 2), n + piece * PIECE, ROWS // 2)
@@ -98,21 +98,21 @@ def test_right(write, N, ranks):
 
 @pytest.mark.parametrize("write", ONCE)
 @pytest.mark.parametrize("N", TAILS)
-def test_told_once(write, N):
+def test_signalled_once(write, N):
     (signal,) = signals_of(write, N)
     assert "moved out of the loop" in signal.reason
     assert signal.granule == f"{ROWS} x {TILE}"
 
 
 @pytest.mark.parametrize("write", PIECE_BY_PIECE)
-def test_told_piece_by_piece(write):
-    """Where rounds that write nothing come first, or some leave holes."""
+def test_signalled_piece_by_piece(write):
+    """Iterations that write nothing come first, or some leave holes."""
     for N in (36, 40):
         (signal,) = signals_of(write, N)
         assert "moved out of the loop" not in signal.reason
 
 
-def test_told_by_halves():
-    """Rounds of two loops differ; those of the inner one come one after the other."""
+def test_signalled_by_halves():
+    """Iterations of two loops differ; those of the inner loop write consecutive pieces."""
     (signal,) = signals_of(in_steps_of_halves, 40)
     assert signal.reason.endswith("moved out of the loop over piece")

@@ -103,7 +103,7 @@ def fetch_both(p, X: ROW, S: PART, Q: PART, Y: ROW, Z: ROW):
 
 @tw.plan
 def crossing(p, X: ROW, S: W.Symmetric((4, N), F32), Y: ROW):
-    """Rank 0 waits in stream b behind what it has said in a, for which rank 1 waits."""
+    """Rank 0 waits in stream b after its steps in stream a, for which rank 1 waits."""
     if p.rank == 0:
         p.copy(S[0, 3], S[1, 2], stream="a")
         p.copy(S[0, 1], S[1, 0], stream="b")
@@ -343,7 +343,7 @@ def test_ranks_that_read_nothing():
 
 @tw.plan
 def push_ring(p, X: ROW, S: W.Symmetric((3, N), F32), Y: T.Tensor((3, N), F32)):
-    """Each rank passes on to its right neighbour what its left one has passed on to it."""
+    """Each rank passes on to its right neighbor what its left one has passed on to it."""
     right = (p.rank + 1) % 3
     p.copy(S[p.rank, p.rank], X, stream="own")
     p.copy(S[right, p.rank], X, stream="push")
@@ -478,8 +478,8 @@ def cut(rng, rows, height):
 
 
 def random_pushes(rng, ranks, rows, height):
-    """Whose rows each rank gets, by piece; and what each rank copies, in which streams, and
-    whether behind the kernel."""
+    """Return the source rank of each rank's rows, by piece; and the copies of each rank with their
+    streams, and whether they come after the kernel."""
     sources, said = {}, {rank: [] for rank in range(ranks)}
     common = cut(rng, rows, height)
     pattern = rng.choice(["any", "left", "slots", "one"])

@@ -99,10 +99,10 @@ def written_again_unread():
 
 @refused(
     "T.copy reads S[W.rank(), 0], which is in some iterations what T.copy writes S[1 - W.rank(), "
-    "0], in others what T.copy writes S[1 - W.rank(), 0], in rounds that no loop counts; expected "
-    "another tensor for it, or signals and waits written by hand"
+    "0], in others what T.copy writes S[1 - W.rank(), 0], in versions that no loop counts; "
+    "expected another tensor for it, or explicit signals and waits"
 )
-def reads_of_either_round():
+def reads_of_either_version():
     @T.prim_func
     def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((4, N), F32)):
         with T.Kernel(1, threads=32):
@@ -116,10 +116,10 @@ def reads_of_either_round():
 
 
 @refused(
-    "T.copy reads S[W.rank(), 0]: S[0, 0:8] is written 4 times in one launch, all of them behind "
-    "this; expected a write before it"
+    "T.copy reads S[W.rank(), 0]: S[0, 0:8] is written 4 times in one launch, all of them after "
+    "this access; expected a write before it"
 )
-def reads_before_all_rounds():
+def reads_before_all_versions():
     @T.prim_func
     def program(S: W.Symmetric((N,), F32)):
         with T.Kernel(1, threads=32):
@@ -133,9 +133,9 @@ def reads_before_all_rounds():
 
 @refused(
     "a load reads S[W.rank(), i], and a store writes S[1 - W.rank(), i] in one statement of all "
-    "threads, and S[0, 0:8] is written 4 times in one launch: what is read may be of either round"
+    "threads, and S[0, 0:8] is written 4 times in one launch: the read may see either version"
 )
-def two_rounds_in_one_statement():
+def two_versions_in_one_statement():
     @T.prim_func
     def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
         with T.Kernel(1, threads=32):
@@ -150,7 +150,7 @@ def two_rounds_in_one_statement():
 
 @refused(
     "T.copy reads S[W.rank(), 0], and T.atomic_add adds to S[1 - W.rank(), 0] after that, and "
-    "S[0, 0:8] is written 4 times in one launch: what is read may be of either round"
+    "S[0, 0:8] is written 4 times in one launch: the read may see either version"
 )
 def adds_to_what_is_read():
     @T.prim_func
@@ -182,8 +182,8 @@ def rounds():
 
 
 refused(
-    "T.copy writes S[1 - W.rank(), 0] in 100 rounds of a launch, for which copies take 3200 bytes; "
-    "expected at most 3199 (tileweave.round_bytes), fewer rounds, or a smaller tensor",
+    "T.copy writes S[1 - W.rank(), 0] in 100 versions in one launch, whose copies need 3200 bytes; "
+    "expected at most 3199 (tileweave.round_bytes), fewer versions, or a smaller tensor",
     round_bytes=3199,
 )(rounds)
 
@@ -193,10 +193,10 @@ def test_enough_memory_for_rounds():
 
 
 @refused(
-    "T.copy writes S[1 - W.rank(), 0] again in the same launch, and it is not known what round is "
-    "meant where S[W.rank(), 0] is not synchronised; expected W.alloc_symmetric, another tensor"
+    "T.copy writes S[1 - W.rank(), 0] again in the same launch, and the version of S[W.rank(), "
+    "0], which is not synchronized, is unknown; expected W.alloc_symmetric, another tensor"
 )
-def rounds_and_unordered():
+def versions_and_unordered():
     @T.prim_func
     def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
         with T.Kernel(1, threads=32):
@@ -210,8 +210,8 @@ def rounds_and_unordered():
 
 
 @refused(
-    "T.copy writes S[1 - W.rank(), r % 3, 0], of which the caller finds a part behind the launch, "
-    "and another part is written again; expected W.alloc_symmetric, another tensor for it"
+    "T.copy writes S[1 - W.rank(), r % 3, 0], and one part of it is the last version, for the "
+    "caller, and another part is written again; expected W.alloc_symmetric, another tensor for it"
 )
 def last_in_no_order():
     @T.prim_func
@@ -225,8 +225,8 @@ def last_in_no_order():
     return program
 
 
-@refused("T.call_extern writes S[1 - W.rank(), 0], and reads there what the round before brought")
-def two_rounds_of_one_region():
+@refused("T.call_extern writes S[1 - W.rank(), 0], and reads the previous version there")
+def two_versions_of_one_region():
     @T.prim_func
     def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
         with T.Kernel(1, threads=32):
@@ -271,8 +271,8 @@ def readers_first(pieces=1):
 
 refused(
     "T.copy reads S[W.rank(), bx, 0]: block 0 of rank 0 waits for block 8 of rank 1, and with 8 "
-    "resident blocks a rank (tileweave.resident_blocks) nobody can go on; expected blocks to wait "
-    "for earlier blocks, or fewer of them to wait at a time",
+    "resident blocks a rank (tileweave.resident_blocks) the launch deadlocks; expected blocks to "
+    "wait for earlier blocks, or fewer waiting blocks",
     resident_blocks=8,
 )(readers_first)
 
@@ -365,7 +365,7 @@ def blocks_of_the_launch_from_the_caller():
     return program
 
 
-@refused("T.copy reads S[me, place, 0]: its granules of 1 x 8 elements get 8 to 16 elements a")
+@refused("T.copy reads S[me, place, 0]: its granules of 1 x 8 elements receive 8 to 16 elements")
 def places_that_get_more_and_less():
     @T.prim_func
     def program(at: T.Tensor((1,), "int32"), S: W.Symmetric((2, N), F32), Y: T.Tensor((N,), F32)):
@@ -398,7 +398,7 @@ def two_kernels():
 
 
 @refused(
-    "T.copy writes S[(W.rank() + 1) % 3, 0]: tileweave.reuse=double_buffer does not suffice: "
+    "T.copy writes S[(W.rank() + 1) % 3, 0]: tileweave.reuse=double_buffer is not sufficient: "
     "rank 0 writes it for rank 1 and does not wait for anything from that rank in the same "
     "launch; expected auto, barrier or credit",
     ranks=3,

@@ -1,4 +1,4 @@
-"""Loops that have no round on some ranks: what stands before and behind them there."""
+"""Loops that run zero times on some ranks: statements before and after them there."""
 
 import re
 
@@ -13,7 +13,7 @@ RANKS, N = 3, 32
 
 
 def sent_left(rounds):
-    """Ranks that have a left neighbour write to it, in as many rounds as ``rounds`` says."""
+    """Ranks that have a left neighbor write to it in ``rounds`` iterations."""
 
     @T.prim_func
     def program(X: T.Tensor((2, N), "int32"), Y: T.Tensor((2, N), "int32")):
@@ -40,7 +40,7 @@ def sent_left(rounds):
     ],
 )
 def test_nobody_tells_or_asks_a_rank_that_is_not_there(rounds, reuse):
-    """In the first round rank 0 would write to rank -1, but it has none."""
+    """In the first iteration rank 0 would write to rank -1, but it runs no iteration."""
     inputs = [{"X": np.full((2, N), r, np.int32), "Y": np.zeros((2, N), np.int32)}
               for r in range(RANKS)]  # fmt: skip
     options = {"tileweave.reuse": reuse}
@@ -49,10 +49,10 @@ def test_nobody_tells_or_asks_a_rank_that_is_not_there(rounds, reuse):
 
 
 def read_by_the_last(rounds, behind=False):
-    """Rank 0 writes to the last one, the only one whose loop has a round.
+    """Rank 0 writes to the last rank, the only one whose loop runs.
 
     Args:
-        behind: whether that one reads behind the loop, too.
+        behind: whether the last rank reads after the loop, too.
     """
 
     @T.prim_func
@@ -73,7 +73,7 @@ def read_by_the_last(rounds, behind=False):
     return program
 
 
-LEFT = 1, "a load reads what writes bring; moved out of the loop over turn"
+LEFT = 1, "a load reads the result of writes; moved out of the loop over turn"
 
 
 def waits_of(program):
@@ -96,8 +96,8 @@ def test_a_read_behind_the_loop_waits_itself():
     assert len(waits_of(program)) == 2
 
 
-def test_a_loop_that_always_has_a_round_is_not_asked():
-    """Its wait serves for what comes behind it."""
+def test_a_loop_that_always_runs_needs_no_guard():
+    """Its wait covers later accesses."""
 
     @T.prim_func
     def program(X: T.Tensor((N,), "int32"), Y: T.Tensor((RANKS + 1, N), "int32")):
@@ -113,7 +113,7 @@ def test_a_loop_that_always_has_a_round_is_not_asked():
                 Y[RANKS, i] = S[me, i]
 
     assert waits_of(program) == [LEFT]
-    assert "serves for it, too" in str(tw.explain(program, RANKS))
+    assert "covers it, too" in str(tw.explain(program, RANKS))
 
 
 def test_a_wait_stays_in_a_loop_whose_first_round_reads_nothing():
