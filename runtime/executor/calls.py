@@ -21,7 +21,7 @@ from ..kernel.dynamic import DynamicKernel, Turns
 from ..kernel.kernel import Kernel, capturing
 from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
 from ..plans.steps import Launch
-from ..plans.sync_push import GUARD, implicit_name
+from ..plans.sync_push import ENTRY_STREAM, implicit_name
 from ..plans.traced_plan import TracedPlan
 from .enqueue import enqueuer
 from .operations import Operations
@@ -239,7 +239,7 @@ class Calls:
         if name is None:
             return caller
         if name not in self._streams:
-            priority = _FIRST if name == GUARD else 0
+            priority = _FIRST if name == ENTRY_STREAM else 0
             self._streams[name] = torch.cuda.Stream(caller.device, priority=priority)
         return self._streams[name]
 

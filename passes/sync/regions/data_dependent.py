@@ -103,7 +103,7 @@ def stays_in(stmt: tirx.Stmt, expr: tirx.PrimExpr, program: Program) -> bool:
 
 def _is_one(access: Access, index: tirx.PrimExpr, program: Program) -> bool:
     """Whether ``index`` has one value for all threads and all through an access."""
-    same = program.thread_control.of(index) is Divergence.NONE
+    same = program.thread_control.of(index) is Divergence.UNIFORM
     return same and stays_in(access.anchor, index, program)
 
 
