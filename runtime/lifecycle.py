@@ -86,7 +86,7 @@ def init(
 def finalize() -> None:
     """Leave the group: wait for this GPU and for the peers, then unmap the heap. Collective.
 
-    ``torch.distributed`` stays initialised until the process ends; ``tw.init()`` may follow.
+    ``torch.distributed`` stays initialized until the process ends; ``tw.init()`` may follow.
     """
     if joined() is None:
         return

@@ -47,7 +47,7 @@ class RecordedCall:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the kernels still have the memory of the time of recording."""
+        """True while the kernels have the memory that they had when the call was recorded."""
         for kernel, implicit in self._implicit:
             if kernel.implicit is not implicit:
                 return False

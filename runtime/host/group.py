@@ -39,7 +39,7 @@ class Group:
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether several ranks use the same GPU, which runs one of them at a time."""
+        """True if several ranks use the same GPU, which runs one of them at a time."""
         return len(set(self.gpus)) < len(self.gpus)
 
     def exchange(
@@ -169,7 +169,7 @@ def _initialize(local_rank: int, device: torch.device) -> None:
         store, rank, world_size = next(dist.rendezvous("env://"))
     except ValueError as error:
         raise TileWeaveError(
-            f"init: {error}; expected the variables of torchrun, or torch.distributed initialised"
+            f"init: {error}; expected the variables of torchrun, or torch.distributed initialized"
         ) from None
     store.set_timeout(dist.constants.default_pg_timeout)
     met = dist.PrefixStore("tileweave/before torch.distributed", store)

@@ -55,7 +55,7 @@ class SymmetricTensor:
 
     @property
     def is_live(self) -> bool:
-        """Whether neither ``free`` nor ``tw.finalize`` has freed its memory."""
+        """True until ``free`` or ``tw.finalize`` frees its memory."""
         return "all" in vars(self)
 
     def invalidate(self) -> None:

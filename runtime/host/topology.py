@@ -73,20 +73,20 @@ def topology() -> Topology:
 
 @cache
 def _query() -> Topology:
-    found, notes = Topology(), []
+    machine, notes = Topology(), []
     for source in (_nvml, _nvidia_smi):
         try:
-            found = source()
+            machine = source()
             break
         except _Unavailable as error:
             notes.append(str(error))
-    found = _as_torch_sees(found, notes)
-    refusal = _multicast_refusal(len(found.gpus))
+    machine = _as_torch_sees(machine, notes)
+    refusal = _multicast_refusal(len(machine.gpus))
     return replace(
-        found,
+        machine,
         multicast=not refusal,
         multicast_refusal=refusal,
-        notes=(*notes, *found.notes),
+        notes=(*notes, *machine.notes),
     )
 
 
@@ -213,8 +213,8 @@ def _nvidia_smi() -> Topology:
     links, writes = ask("-m"), ask("-p2p", "w")
 
     def count(i: int, j: int) -> int:
-        found = re.fullmatch(r"NV(\d+)", links.get((i, j), ""))
-        return int(found[1]) if found else 0
+        match = re.fullmatch(r"NV(\d+)", links.get((i, j), ""))
+        return int(match[1]) if match else 0
 
     return Topology(
         tuple(gpus),
@@ -273,11 +273,11 @@ def _as_torch_sees(machine: Topology, notes: list[str]) -> Topology:
     uuids = [gpu.uuid for gpu in machine.gpus]
     places: list[int | None] = []
     gpus = []
-    for index, found in enumerate(properties):
-        uuid = str(found.uuid)
+    for index, gpu in enumerate(properties):
+        uuid = str(gpu.uuid)
         places.append(uuids.index(uuid) if uuid in uuids else None)
-        capability = (found.major, found.minor)
-        gpus.append(Gpu(found.name, found.total_memory, capability, uuid))
+        capability = (gpu.major, gpu.minor)
+        gpus.append(Gpu(gpu.name, gpu.total_memory, capability, uuid))
         if places[-1] is None and machine.gpus:
             notes.append(f"NVLink of GPU {index}: unknown, NVML has no GPU {uuid}")
 

@@ -120,26 +120,25 @@ def bound(
 
 
 def shapes_of(
-    parameters: Iterable[Parameter], given: Mapping[str, Shape], where: str,
+    parameters: Iterable[Parameter], shapes: Mapping[str, Shape], where: str,
     extents: Mapping[str, int] | None = None,
 ) -> dict[str, Shape]:  # fmt: skip
     """Return the declared shape of each tensor, with dynamic extents taken from the shapes of the
-    tensors ``given``.
+    tensors in ``shapes``.
 
     Args:
-        given: name of a tensor -> shape.
+        shapes: name of a tensor -> shape.
         extents: name of a dynamic extent -> size, for those that the caller specifies.
 
     Raises:
         TileWeaveError: the size of an extent is unknown, or a tensor has another number of axes.
     """
     tensors = [p for p in parameters if p.shape is not None]
-    sizes = shown_sizes(tensors, given, extents)
+    sizes = shown_sizes(tensors, shapes, extents)
     for p in tensors:
-        shape = given.get(p.name, p.extents)
-        if len(shape) != len(p.extents) and dynamic_extents(
-            [p]
-        ):  # so no message says that a size is missing
+        shape = shapes.get(p.name, p.extents)
+        # Checked first: otherwise the error would say that a size is missing.
+        if len(shape) != len(p.extents) and dynamic_extents([p]):
             raise TileWeaveError(
                 f"{where}: {p.name} has shape {shape}; expected {len(p.extents)} axes"
             )
@@ -147,14 +146,14 @@ def shapes_of(
 
 
 def shown_sizes(
-    parameters: Iterable[Parameter], given: Mapping[str, Shape],
+    parameters: Iterable[Parameter], shapes: Mapping[str, Shape],
     extents: Mapping[str, int] | None = None,
 ) -> dict[str, int]:  # fmt: skip
-    """Return the dynamic extents by name: ``extents``, and those that the shapes ``given`` show."""
+    """Return the dynamic extents by name: ``extents``, and those that ``shapes`` show."""
     sizes = dict(extents or {})
     for p in parameters:
-        if p.shape is not None and len(given.get(p.name, ())) == len(p.shape):
-            for extent, size in zip(p.shape, given[p.name], strict=True):
+        if p.shape is not None and len(shapes.get(p.name, ())) == len(p.shape):
+            for extent, size in zip(p.shape, shapes[p.name], strict=True):
                 if isinstance(extent, tirx.Var):
                     sizes.setdefault(extent.name, int(size))
     return sizes

@@ -210,7 +210,7 @@ class TracedPlan:
             )
         return self.launches(world_size, shapes, {})
 
-    def is_synchronised(self, world_size: int) -> bool:
+    def is_synchronized(self, world_size: int) -> bool:
         """Return whether a call for ``world_size`` ranks has received inferred synchronization."""
         return any(s is not None for (ranks, _), s in self._syncs.items() if ranks == world_size)
 
