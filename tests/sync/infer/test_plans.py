@@ -187,7 +187,7 @@ def launched_twice(p, X: ROW, S: PART, Y: ROW, Z: ROW):
         ),
         (
             one_for_two,
-            "launch of pass_on: A and B are both S; expected a tensor for each, since each",
+            "launch of pass_on: A and B are both S; expected a tensor for each, because each",
         ),
         (
             beside_the_kernel,
