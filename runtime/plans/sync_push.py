@@ -21,20 +21,20 @@ number of the call)::
     time -->
     rank 0  caller's stream  *-- kernel: tiles of own rows ---------- wait flag[0] == n - tiles -*
             entry stream     *- signal rank 1 - wait -+
-            stream "copies"  *........................*- copy X to S[1] - flag[1] = n ----------*
+            stream "copies"  *........................*- copy X to S[1] - flag[1] = n -----------*
                                              \ /                              \ /
                                               X                                X
                                              / \                              / \
     rank 1  caller's stream  *-- kernel: tiles of own rows ---------- wait flag[1] == n - tiles -*
             entry stream     *- signal rank 0 - wait -+
-            stream "copies"  *........................*- copy X to S[0] - flag[0] = n ----------*
+            stream "copies"  *........................*- copy X to S[0] - flag[0] = n -----------*
 
 Rank 0 copies what its kernel writes (``made`` counts the kernel's writes, here two)::
 
     time -->
-    rank 0  caller's stream  *-- kernel: write Y, made += 1 - write Y, made += 1 -----------------*
-                                                                      \
-            stream "copies"  *........ wait made == 2 --------------------+- made = 0 - copy Y ---*
+    rank 0  caller's stream  *-- kernel: write Y, made += 1 - write Y, made += 1 --------------------*
+                                                                                |
+            stream "copies"  *........ wait made == 2 --------------------------+ made = 0 - copy Y -*
 
 ``*`` is a fork or join of streams, dots are idle time.
 
