@@ -32,9 +32,9 @@ number of the call)::
 Rank 0 copies what its kernel writes (``made`` counts the kernel's writes, here two)::
 
     time -->
-    rank 0  caller's stream  *-- kernel: write Y, made += 1 - write Y, made += 1 --------------------*
-                                                                                |
-            stream "copies"  *........ wait made == 2 --------------------------+ made = 0 - copy Y -*
+    rank 0  caller's stream  * kernel: write Y, made += 1 - write Y, made += 1 --------------------*
+                                                                              |
+            stream "copies"  *...... wait made == 2 --------------------------+ made = 0 - copy Y -*
 
 ``*`` is a fork or join of streams, dots are idle time.
 
