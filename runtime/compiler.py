@@ -18,15 +18,15 @@ from .plans.parameters import Parameter, parameters_of
 
 
 def compile(func: tirx.PrimFunc, **options: Any) -> Kernel | DynamicKernel:
-    """Compile ``func`` for the group, once a node, and load it onto this rank's GPU. Collective.
+    """Compile ``func`` for the group, once per node, and load it onto this rank's GPU. Collective.
 
-    The group's size and the heap's stride become constants of the program; the rank does not, so
-    the same kernel serves every rank. A program whose inferred synchronisation depends on dynamic
-    extents is compiled later, for each set of sizes; see ``DynamicKernel``.
+    The group's size and the heap's stride become constants of the program. The rank does not, so
+    that all ranks use the same kernel. A program whose inferred synchronization depends on dynamic
+    extents is compiled at its calls, for each set of sizes; see ``DynamicKernel``.
 
     Args:
         func: a ``@T.prim_func``.
-        options: those of ``tilelang.compile``; ``pass_configs`` may hold ours, too:
+        options: options of ``tilelang.compile``; ``pass_configs`` may contain TileWeave's options:
             ``tileweave.reuse``, ``tileweave.granule``, ``tileweave.verify``,
             ``tileweave.resident_blocks``.
 
@@ -54,24 +54,24 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel | DynamicKernel:
 
 
 _OPTIONS = tuple(inspect.signature(tilelang.compile).parameters)[1:]
-"""Those of ``tilelang.compile``."""
+"""Names of the options of ``tilelang.compile``."""
 
 
 def _own_outputs(out_idx: Any, parameters: Sequence[Parameter]) -> list[int] | int | None:
-    """Outputs counted from the start: hidden parameters stand behind the program's own."""
+    """Return ``out_idx`` as non-negative indices: implicit parameters follow the program's own."""
     if out_idx is None:
         return None
-    given = list(out_idx) if isinstance(out_idx, (list, tuple)) else [out_idx]
+    indices = list(out_idx) if isinstance(out_idx, (list, tuple)) else [out_idx]
     legal = {
-        at: i
+        index: i
         for i, p in enumerate(parameters)
-        for at in (i, i - len(parameters))
+        for index in (i, i - len(parameters))
         if p.shape is not None and not p.symmetric
     }
-    if not all(type(i) is int and i in legal for i in given):
+    if not all(type(i) is int and i in legal for i in indices):
         raise TileWeaveError(
             f"compile: out_idx={out_idx!r}; expected {', '.join(map(str, sorted(legal)))}: each "
-            "call makes a T.Tensor for it"
+            "call allocates a T.Tensor for it"
         )
-    found = [legal[i] for i in given]
-    return found if isinstance(out_idx, (list, tuple)) else found[0]
+    outputs = [legal[i] for i in indices]
+    return outputs if isinstance(out_idx, (list, tuple)) else outputs[0]

@@ -23,23 +23,24 @@ from .kernel.barrier import prepare
 HEAP_BYTES = (RESERVED_BYTES, 1 << 50)
 """Legal sizes of a heap, in bytes."""
 TIMEOUT_S = (0, 1e9)
-"""Legal times a wait may take, in seconds; 0 for ever. In ns it must fit into 64 bits."""
+"""Legal time limits of a wait, in seconds; 0 means no limit. In ns it must fit into 64 bits."""
 
 
 def init(
     process_group: dist.ProcessGroup | None = None, *, heap_bytes: int | None = None
 ) -> Session:
-    """Join the group and map everyone's symmetric heap. Collective; calling it again does nothing.
+    """Join the group and map the symmetric heap of all ranks. Collective; calling it again does
+    nothing.
 
-    Under torchrun every process calls it; without torchrun the group is this process alone, and the
-    same program runs on the same path. ``torch.distributed`` is initialised if it is not yet.
+    With torchrun all processes call it. Without torchrun the group is this process, and the same
+    program runs on the same path. ``torch.distributed`` is initialized if it is not yet.
 
     Args:
         process_group: ranks that work together, by default all.
         heap_bytes: size of each rank's symmetric heap; default ``TILEWEAVE_HEAP_BYTES`` or 1 GiB.
 
     Raises:
-        TileWeaveError: no CUDA device, a torch that is not supported, or a size or a time that is
+        TileWeaveError: no CUDA device, an unsupported torch, or a size or time limit that is
             not legal.
         DriverError: mapping a peer's memory failed.
     """
@@ -52,12 +53,12 @@ def init(
     else:
         size = _number("heap_bytes", heap_bytes, HEAP_BYTES)
     timeout_s = _variable("TILEWEAVE_TIMEOUT_S", 30, TIMEOUT_S)
-    wanted()  # judges its variable
+    wanted()  # refuses an illegal TILEWEAVE_NATIVE
     group = join(process_group)
-    agreed = group.exchange("init", f"heap_bytes={int(size)}")
-    if len(set(agreed)) > 1:
+    sizes = group.exchange("init", f"heap_bytes={int(size)}")
+    if len(set(sizes)) > 1:
         raise TileWeaveError(
-            f"init: the ranks differ in {agreed}; expected the same TILEWEAVE_HEAP_BYTES everywhere"
+            f"init: the ranks differ in {sizes}; expected the same TILEWEAVE_HEAP_BYTES everywhere"
         )
     heap = Heap(group, memory_of(group, int(size)), RESERVED_BYTES)
     context = Context(
@@ -74,7 +75,7 @@ def init(
     )
     enter(session)
     try:
-        host_functions.say(session)
+        host_functions.bind_session(session)
         prepare(session)
     except BaseException:
         _leave().close()
@@ -85,7 +86,7 @@ def init(
 def finalize() -> None:
     """Leave the group: wait for this GPU and for the peers, then unmap the heap. Collective.
 
-    ``torch.distributed`` stays initialised until the process ends; ``tw.init()`` may follow.
+    ``torch.distributed`` stays initialized until the process ends; ``tw.init()`` may follow.
     """
     if joined() is None:
         return
@@ -96,9 +97,9 @@ def finalize() -> None:
 
 
 def _leave() -> Session:
-    """Return the session, which is no longer the current one."""
+    """Leave the session and return it."""
     session = leave()
-    host_functions.say(None)
+    host_functions.bind_session(None)
     return session
 
 
@@ -106,13 +107,13 @@ def _variable(name: str, default: float, legal: tuple[float, float]) -> float:
     return _number(name, os.environ.get(name, default), legal)
 
 
-def _number(name: str, given: object, legal: tuple[float, float]) -> float:
+def _number(name: str, setting: object, legal: tuple[float, float]) -> float:
     try:
-        value = float(str(given))
+        value = float(str(setting))
     except ValueError:
         value = math.nan
     if not legal[0] <= value <= legal[1]:
         raise TileWeaveError(
-            f"init: {name}={given!r}; expected a number from {legal[0]:g} to {legal[1]:g}"
+            f"init: {name}={setting!r}; expected a number from {legal[0]:g} to {legal[1]:g}"
         )
     return value

@@ -1,4 +1,4 @@
-"""Calls of plans on this rank's GPU: arguments are checked, then the steps go to CUDA streams."""
+"""Calls of plans on this rank's GPU: check the arguments, then enqueue the steps."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from ..kernel.dynamic import DynamicKernel, Turns
 from ..kernel.kernel import Kernel, capturing
 from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
 from ..plans.steps import Launch
-from ..plans.sync_push import GUARD, implicit_name
+from ..plans.sync_push import ENTRY_STREAM, implicit_name
 from ..plans.traced_plan import TracedPlan
 from .enqueue import enqueuer
 from .operations import Operations
 from .recorded_call import RecordedCall
 
 _FIRST = -1
-"""Priority of the stream whose kernel others wait for."""
-_READY = 64
-"""Calls that are kept ready."""
+"""Priority of the stream of the entry barrier, for which other streams wait."""
+_MAX_RECORDED = 64
+"""Largest number of recorded calls that a thread keeps."""
 
 
 class Calls:
-    """Calls of one plan, with the kernels, side streams and events they share."""
+    """Calls of one plan, with the kernels, side streams and events that they share."""
 
     def __init__(self, plan: TracedPlan) -> None:
         self.plan = plan
         self._dynamic = bool(dynamic_extents(plan.parameters))
-        self._preparing = threading.RLock()  # one thread compiles what all launch
-        self._begin(None)
+        self._preparing = threading.RLock()  # one thread compiles for all
+        self._reset(None)
 
-    def _begin(self, session: Session | None) -> None:
-        """Forget what belongs to another session."""
+    def _reset(self, session: Session | None) -> None:
+        """Drop everything that belongs to another session."""
         self._session = session
         self._kernels: dict[int, tuple[tirx.PrimFunc, Kernel]] = {}
         self._streams: dict[str, torch.cuda.Stream] = {}
@@ -58,26 +58,28 @@ class Calls:
     def ready(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[RecordedCall, list[torch.Tensor], list[int]]:
-        """A call checked, with its tensors and where they lie; the first time also compiled,
-        collectively."""
+        """Check a call; return it recorded, with its tensors and their addresses.
+
+        The first call with a key also compiles the kernels, collectively.
+        """
         session = self._here()
         values = args
         if kwargs or len(args) != len(self.plan.parameters):
             values = bound(self.plan.name, self.plan.parameters, args, kwargs)
         key, tensors, addresses = self._key(values)
-        known = self._thread.ready
-        ready = known.pop(key, None)
+        recorded = self._thread.recorded
+        ready = recorded.pop(key, None)
         if ready is None or not ready.is_valid:
-            session.watchdog.raise_if_deadlocked()  # rather than compile with ranks that stand
+            session.watchdog.raise_if_deadlocked()  # before compiling with ranks that hang
             with self._preparing:
-                ready = self._prepared(values, session)
-            if len(known) >= _READY:
-                del known[next(iter(known))]
-        known[key] = ready
+                ready = self._record(values, session)
+            if len(recorded) >= _MAX_RECORDED:
+                del recorded[next(iter(recorded))]
+        recorded[key] = ready
         return ready, tensors, addresses
 
     def compile(self) -> None:
-        """See ``TracedPlan.compile``."""
+        """See ``Plan.compile``."""
         ranks = self._here().group.world_size
         with self._preparing, ExitStack() as failed:
             failed.callback(self.free)
@@ -86,16 +88,18 @@ class Calls:
             failed.pop_all()
 
     def _here(self) -> Session:
-        """The current session, to which all belongs that is kept."""
+        """Return the current session; drop what belongs to an earlier one."""
         session = current()
         if session is not self._session:
-            self._begin(session)
+            self._reset(session)
         return session
 
     def _key(self, values: Sequence[Any]) -> tuple[Hashable, list[torch.Tensor], list[int]]:
-        """All that decides whether a call is legal and what it does, but for the addresses of
-        tensors that are not symmetric; None if it cannot be legal. With it the tensors, and where
-        they lie."""
+        """Return the key of a call, its tensors and their addresses.
+
+        Calls with equal keys differ only in the addresses of tensors that are not symmetric. The
+        key is None if the call cannot be legal.
+        """
         key: list[Hashable] = [current_stream(self._session.group.device), capturing()]
         tensors, addresses = [], []
         for p, value in zip(self.plan.parameters, values, strict=True):
@@ -112,7 +116,7 @@ class Calls:
                 address, shape, strides = value.data_ptr(), value.shape, value.stride()
             except RuntimeError:
                 return None, [], []
-            if not address and value.numel():  # a fake of torch.compile's
+            if not address and value.numel():  # a fake tensor of torch.compile
                 return None, [], []
             tensors.append(value)
             addresses.append(address)
@@ -122,12 +126,12 @@ class Calls:
         return tuple(key), tensors, addresses
 
     def _take_turns(self, kernels: Iterable[Kernel]) -> None:
-        """Keep this call apart from one with other kernels, which dynamic sizes may bring."""
+        """Order this call after one with other kernels, if dynamic sizes can cause one."""
         if self._dynamic and (ordered := tuple(id(k) for k in kernels if k.implicit)):
             self._turns.take(ordered)
 
-    def _prepared(self, values: Sequence[Any], session: Session) -> RecordedCall:
-        """A call checked and its steps made ready, compiled if they are not."""
+    def _record(self, values: Sequence[Any], session: Session) -> RecordedCall:
+        """Check a call and record its operations; compile its kernels if they are not yet."""
         tensors: dict[str, torch.Tensor] = {}
         scalars: dict[str, Any] = {}
         for p, value in zip(self.plan.parameters, values, strict=True):
@@ -149,7 +153,7 @@ class Calls:
             implicit |= {implicit_name(step.program, name): t for name, t in memory.items()}
         symmetric = [p.name for p in self.plan.parameters if p.symmetric]
         caller = torch.cuda.current_stream(session.group.device)
-        # torch makes the GPU's context this thread's, which the driver needs.
+        # Makes the GPU's context current in this thread, as the driver requires.
         self._event(0, caller)
         streams = {None: caller} | {s.stream: self._stream(s.stream, caller) for s in steps}
         operations = Operations(
@@ -162,23 +166,23 @@ class Calls:
         return RecordedCall(session.watchdog, operations, distinct.values(), native)
 
     def free(self) -> None:
-        """See ``TracedPlan.free``."""
+        """See ``Plan.free``."""
         for _, kernel in self._kernels.values():
             kernel.free()
         self._kernels.clear()
-        self._thread.ready.clear()
+        self._thread.recorded.clear()
 
     def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
-        """Of the tensors, of one rank's part if symmetric."""
-        found = {
+        """Return the shape of each tensor, of one rank's part if symmetric."""
+        shapes = {
             p.name: tuple(tensors[p.name].shape)[1 if p.symmetric else 0 :]
             for p in self.plan.parameters
             if p.shape is not None
         }
-        for name, shape in shapes_of(self.plan.parameters, found, self.plan.name).items():
-            if found[name] != shape:
-                raise self._refused(f"{name} has shape {found[name]}", str(shape))
-        return found
+        for name, expected in shapes_of(self.plan.parameters, shapes, self.plan.name).items():
+            if shapes[name] != expected:
+                raise self._refused(f"{name} has shape {shapes[name]}", str(expected))
+        return shapes
 
     def _scalar(self, p: Parameter, value: Any) -> Any:
         try:
@@ -217,34 +221,34 @@ class Calls:
         return TileWeaveError(f"{self.plan.name}: {what}; expected {expected}")
 
     def _kernel(self, step: Launch) -> Kernel:
-        """The compiled kernel of a step. Collective the first time."""
+        """Return the compiled kernel of a step. Collective the first time."""
         if isinstance(step.kernel, Kernel) and step.kernel.program is step.program:
             step.kernel.require(self._here())
             return step.kernel
         if isinstance(step.kernel, DynamicKernel) and step.kernel.runs(step.program):
             return step.kernel.at(**step.sizes)
-        known = self._kernels.get(id(step.program))
-        if known is None:
+        entry = self._kernels.get(id(step.program))
+        if entry is None:
             if capturing():
                 raise TileWeaveError(
                     f"{self.plan.name}: {named(step.program)} is not compiled yet; expected one "
                     "call of the plan before it is captured in a CUDA graph"
                 )
             kernel = compile(step.program, pass_configs=self.plan.pass_configs)
-            assert not isinstance(kernel, DynamicKernel)  # a step's program is for its sizes
-            known = self._kernels[id(step.program)] = step.program, kernel
-        return known[1]
+            assert not isinstance(kernel, DynamicKernel)  # steps have fixed sizes
+            entry = self._kernels[id(step.program)] = step.program, kernel
+        return entry[1]
 
     def _stream(self, name: str | None, caller: torch.cuda.Stream) -> torch.cuda.Stream:
         if name is None:
             return caller
         if name not in self._streams:
-            priority = _FIRST if name == GUARD else 0
+            priority = _FIRST if name == ENTRY_STREAM else 0
             self._streams[name] = torch.cuda.Stream(caller.device, priority=priority)
         return self._streams[name]
 
     def _event(self, n: int, caller: torch.cuda.Stream) -> int:
-        """The n-th event, which exists for the driver once it was recorded."""
+        """Return the handle of the n-th event; recording an event once creates its handle."""
         events = self._thread.events
         if n == len(events):
             events.append(torch.cuda.Event())
@@ -253,25 +257,25 @@ class Calls:
 
 
 class _Thread(threading.local):
-    """What calls from one thread share.
+    """State that the calls from one thread share.
 
     Attributes:
-        ready: what was checked and prepared, the least recently used first.
-        events: recorded and waited for at once, by no other thread.
+        recorded: key of a call -> recorded call, the least recently used first.
+        events: events of this thread; no other thread records them between a record and its wait.
     """
 
     def __init__(self) -> None:
-        self.ready: dict[Hashable, RecordedCall] = {}
+        self.recorded: dict[Hashable, RecordedCall] = {}
         self.events: list[torch.cuda.Event] = []
 
 
 def has_driver(device: torch.device) -> bool:
-    """Whether what the driver does can be enqueued without Python."""
+    """Return whether driver calls can be enqueued without Python."""
     return device.type == "cuda"
 
 
 def current_stream(device: torch.device) -> Hashable:
-    """What tells torch's current stream from others, sooner than ``torch.cuda.current_stream``."""
+    """Return a key of torch's current stream, in less time than ``torch.cuda.current_stream``."""
     return torch._C._cuda_getCurrentStream(device.index)
 
 

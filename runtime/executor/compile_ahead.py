@@ -1,4 +1,4 @@
-"""Compile many programs at a time, before they are needed one after the other."""
+"""Compile several programs in parallel, before the first calls need them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from .plan import Plan
 
 
 def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan]) -> int:
-    """Fill TileLang's cache with what ``tw.compile`` and first calls of plans will look up there.
+    """Fill TileLang's cache with the kernels that ``tw.compile`` and first calls of plans look up.
 
-    The ranks of a node share the programs out among them, and each compiles as many at a time as
-    there are cores for it. What does not compile is left to those who need it: they raise.
-    Collective, with the same programs in the same order.
+    The ranks of a node divide the programs among themselves, and each rank compiles as many at a
+    time as it has cores. A program that does not compile is skipped; its first call raises the
+    error. Collective, with the same programs in the same order on all ranks.
 
     Args:
-        programs: any; plans without scalars; extents are numbers. Of equal ones, one is compiled.
+        programs: programs, and plans without scalars; all extents are integers. Equal programs are
+            compiled once.
 
     Returns:
-        How many different kernels they have.
+        Number of different kernels.
     """
     session = current()
     group = session.group
@@ -42,7 +43,7 @@ def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan]) -> int:
     with ThreadPoolExecutor(workers, "compile", _take_gpu, (group.device,)) as pool:
         futures = [pool.submit(_compile, kernel, options) for kernel, options in ours]
     for future in futures:
-        future.exception()  # whoever compiles it again raises it
+        future.exception()  # the next attempt to compile it raises it
     group.meet("compiled ahead", timeout_s=3600.0)
     return len(kernels)
 
@@ -50,8 +51,8 @@ def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan]) -> int:
 def _kernels(
     programs: Iterable[tirx.PrimFunc | Plan], session: Session
 ) -> list[tuple[tirx.PrimFunc, dict[str, Any]]]:
-    """What TileLang is to compile, and with which options, as ``tw.compile`` says it."""
-    found: dict[str, tuple[tirx.PrimFunc, dict[str, Any]]] = {}
+    """Return the kernels and options that ``tw.compile`` passes to TileLang."""
+    kernels: dict[str, tuple[tirx.PrimFunc, dict[str, Any]]] = {}
     for program in programs:
         configs = program.pass_configs if isinstance(program, Plan) else {}
         funcs = (
@@ -64,8 +65,8 @@ def _kernels(
             except Exception:
                 continue
             options = {"pass_configs": theirs, "out_idx": None}
-            found.setdefault(f"{kernel.script()}{theirs}", (kernel, options))
-    return list(found.values())
+            kernels.setdefault(f"{kernel.script()}{theirs}", (kernel, options))
+    return list(kernels.values())
 
 
 def _compile(kernel: tirx.PrimFunc, options: dict[str, Any]) -> None:
@@ -74,6 +75,6 @@ def _compile(kernel: tirx.PrimFunc, options: dict[str, Any]) -> None:
 
 
 def _take_gpu(device: torch.device) -> None:
-    """Each thread has its own current GPU."""
+    """Set the current GPU, which each thread has its own."""
     if device.type == "cuda":
         torch.cuda.set_device(device)

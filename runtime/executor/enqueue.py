@@ -1,4 +1,4 @@
-"""The operations of a call as ``src/enqueue.cc`` takes them, which enqueues all at once."""
+"""Encode a call's operations for ``src/enqueue.cc``, which enqueues all of them in one call."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ DRIVER = "libcuda.so.1"
 
 
 def enqueuer(
-    operations: Sequence[Operation], given: Sequence[torch.Tensor]
+    operations: Sequence[Operation], call_tensors: Sequence[torch.Tensor]
 ) -> Callable[..., int] | None:
-    """What enqueues ``operations``, given the addresses of a call's tensors; None if only Python
-    can. It returns 0, or ``(number of the operation that failed, from 1) << 32 | status``.
+    """Return a function that enqueues ``operations``; None if only Python can enqueue them.
+
+    The function accepts the addresses of a call's tensors. It returns 0, or
+    ``(number of the operation that failed, from 1) << 32 | status``.
 
     Args:
-        given: the tensors of such a call; other calls bring others of their kind.
+        call_tensors: the tensors of one such call; later calls pass tensors of the same types and
+            shapes.
     """
     launches = [o for o in operations if isinstance(o, KernelLaunch)]
     if not all(isinstance(o.kernel.launch, tvm_ffi.Function) for o in launches):
@@ -30,13 +33,14 @@ def enqueuer(
     if (module := library()) is None:
         return None
     tensors: list[torch.Tensor] = []
-    return module.ready(DRIVER, [_encoded(o, given, tensors) for o in operations], *tensors)
+    return module.ready(DRIVER, [_encoded(o, call_tensors, tensors) for o in operations], *tensors)
 
 
 def _encoded(
-    operation: Operation, given: Sequence[torch.Tensor], tensors: list[torch.Tensor]
+    operation: Operation, call_tensors: Sequence[torch.Tensor], tensors: list[torch.Tensor]
 ) -> tuple:
-    """As ``enqueue.cc`` takes it; what it refers to is added to ``tensors``."""
+    """Return the encoding that ``enqueue.cc`` accepts; append the tensors it refers to to
+    ``tensors``."""
     if isinstance(operation, RowsCopy):
         rows = operation.rows
         return (operation.name, operation.dst, operation.src, rows.count, rows.width,
@@ -50,7 +54,7 @@ def _encoded(
         if isinstance(a, (Place, torch.Tensor)):
             index = a.index if isinstance(a, Place) else -1
             args.append((len(tensors), index))
-            tensors.append(given[index] if isinstance(a, Place) else a)
+            tensors.append(call_tensors[index] if isinstance(a, Place) else a)
         else:
             args.append(int(a) if isinstance(a, numbers.Integral) else float(a))
     return (

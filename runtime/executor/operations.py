@@ -1,5 +1,5 @@
-"""The steps of a plan as what CUDA is told: driver calls and launches in which only addresses are
-open."""
+"""Lower the steps of a plan to CUDA operations: driver calls and launches in which only the
+addresses of tensors are unknown."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from ..plans.regions import Region, Rows
 from ..plans.steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 
 _WAIT, _WRITE = 1, 2
-"""CU_STREAM_MEM_OP_WAIT_VALUE_32 and CU_STREAM_MEM_OP_WRITE_VALUE_32. Without flags the first goes
-on when the difference is not negative as a signed number, and the second comes after a fence."""
+"""CU_STREAM_MEM_OP_WAIT_VALUE_32 and CU_STREAM_MEM_OP_WRITE_VALUE_32. Without flags, the wait ends
+when word - value is not negative as a signed integer, and a fence precedes the write."""
 
 Action = Callable[[Sequence[torch.Tensor], Sequence[int]], Any]
-"""Enqueues an operation of a call, given its tensors and their addresses."""
+"""Function that enqueues an operation of a call, given its tensors and their addresses."""
 
 
 class Place(NamedTuple):
-    """``offset`` bytes behind the start of the ``index``-th tensor that a call brings."""
+    """Address of byte ``offset`` of the ``index``-th tensor of a call."""
 
     index: int
     offset: int
 
 
 class DriverCall(NamedTuple):
-    """The driver's function ``name`` in the stream ``on``, which is among ``args``, too."""
+    """Call of the driver function ``name`` in the stream ``on``, which ``args`` include."""
 
     name: str
     on: int
     args: tuple[int | Place, ...]
 
     def arguments(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        """Those of a call whose tensors lie at ``addresses``."""
+        """Return the arguments of a call whose tensors are at ``addresses``."""
         return tuple(_address(a, addresses) for a in self.args)
 
     def action(self) -> Action:
-        """What does it."""
+        """Return the function that enqueues it."""
         call, args = function(self.name, self.on), self.args
         places = [(i, *a) for i, a in enumerate(args) if isinstance(a, Place)]
         if not places:
             return lambda tensors, addresses: call(*args)
 
         def filled(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-            known = list(args)
+            concrete = list(args)
             for i, index, offset in places:
-                known[i] = addresses[index] + offset
-            call(*known)
+                concrete[i] = addresses[index] + offset
+            call(*concrete)
 
         return filled
 
 
 class StreamMemOps(NamedTuple):
-    """Words that a stream waits for or writes, one after the other.
+    """32-bit words that a stream waits for or writes, one after the other.
 
     Attributes:
-        words: of each the operation, where it lies, and the value.
+        words: (operation, address, value) of each word.
     """
 
     on: int
@@ -69,26 +69,26 @@ class StreamMemOps(NamedTuple):
     name = "cuStreamBatchMemOp"
 
     def arguments(self, addresses: Sequence[int]) -> tuple[int, int, list[Any], int]:
-        """Those of a call whose tensors lie at ``addresses``."""
-        return self.on, len(self.words), [self._one(w, addresses) for w in self.words], 0
+        """Return the arguments of a call whose tensors are at ``addresses``."""
+        return self.on, len(self.words), [self._parameters(w, addresses) for w in self.words], 0
 
-    def _one(self, word: tuple[int, int | Place, int], addresses: Sequence[int]) -> Any:
+    def _parameters(self, word: tuple[int, int | Place, int], addresses: Sequence[int]) -> Any:
         kind, place, value = word
         bindings = driver()
-        one = bindings.CUstreamBatchMemOpParams()
-        what = one.waitValue if kind == _WAIT else one.writeValue
-        what.operation = bindings.CUstreamBatchMemOpType(kind)
-        what.address, what.value = _address(place, addresses), value
-        return one
+        parameters = bindings.CUstreamBatchMemOpParams()
+        fields = parameters.waitValue if kind == _WAIT else parameters.writeValue
+        fields.operation = bindings.CUstreamBatchMemOpType(kind)
+        fields.address, fields.value = _address(place, addresses), value
+        return parameters
 
     def action(self) -> Action:
-        """What does it."""
+        """Return the function that enqueues it."""
         call = function(self.name, self.on)
         return lambda tensors, addresses: call(*self.arguments(addresses))
 
 
 class RowsCopy(NamedTuple):
-    """A copy of rows that do not touch each other; ``rows`` in bytes."""
+    """Copy of rows that are not contiguous with each other; ``rows`` in bytes."""
 
     on: int
     dst: int | Place
@@ -97,23 +97,23 @@ class RowsCopy(NamedTuple):
     name = "cuMemcpy2DAsync"
 
     def arguments(self, addresses: Sequence[int]) -> tuple[Any, int]:
-        """Those of a call whose tensors lie at ``addresses``."""
+        """Return the arguments of a call whose tensors are at ``addresses``."""
         bindings = driver()
-        what = bindings.CUDA_MEMCPY2D()
-        what.srcMemoryType = what.dstMemoryType = bindings.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        what.dstDevice, what.dstPitch = _address(self.dst, addresses), self.rows.dst_pitch
-        what.srcDevice, what.srcPitch = _address(self.src, addresses), self.rows.src_pitch
-        what.WidthInBytes, what.Height = self.rows.width, self.rows.count
-        return what, self.on
+        copy = bindings.CUDA_MEMCPY2D()
+        copy.srcMemoryType = copy.dstMemoryType = bindings.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.dstDevice, copy.dstPitch = _address(self.dst, addresses), self.rows.dst_pitch
+        copy.srcDevice, copy.srcPitch = _address(self.src, addresses), self.rows.src_pitch
+        copy.WidthInBytes, copy.Height = self.rows.width, self.rows.count
+        return copy, self.on
 
     def action(self) -> Action:
-        """What does it."""
+        """Return the function that enqueues it."""
         call = function(self.name, self.on)
         return lambda tensors, addresses: call(*self.arguments(addresses))
 
 
 class KernelLaunch(NamedTuple):
-    """A kernel on ``args``, its hidden ones too: numbers, tensors, places of tensors."""
+    """Launch of a kernel on ``args``, including the implicit ones: numbers, tensors, and places."""
 
     on: torch.cuda.Stream
     caller: torch.cuda.Stream
@@ -121,59 +121,60 @@ class KernelLaunch(NamedTuple):
     args: tuple[Any, ...]
 
     def action(self) -> Action:
-        """What does it."""
+        """Return the function that enqueues it."""
         launch, args = self.kernel.launch, self.args
         places = [(i, a.index) for i, a in enumerate(args) if isinstance(a, Place)]
 
-        def here(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-            known = list(args)
+        def in_callers_stream(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
+            concrete = list(args)
             for i, index in places:
-                known[i] = tensors[index]
-            launch(*known)
+                concrete[i] = tensors[index]
+            launch(*concrete)
 
-        def aside(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
+        def in_own_stream(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
             torch.cuda.set_stream(self.on)
             try:
-                here(tensors, addresses)
+                in_callers_stream(tensors, addresses)
             finally:
                 torch.cuda.set_stream(self.caller)
 
-        return here if self.on is self.caller else aside
+        return in_callers_stream if self.on is self.caller else in_own_stream
 
 
 Operation = DriverCall | StreamMemOps | RowsCopy | KernelLaunch
 
 
 class Operations:
-    """The operations of the steps of a plan.
+    """Lowering of the steps of a plan to operations.
 
     Args:
-        given: the tensors of such a call, by name.
-        fixed: those of them that lie at the same place in each.
-        hidden: what its kernels hide, by name.
-        streams: by name; None is the caller's.
-        event: n -> the n-th of events that calls share, as the driver knows it.
+        call_tensors: name -> tensor of one call.
+        fixed: names of the tensors with the same address in each call.
+        implicit: name -> tensor that the compiler added to a kernel.
+        streams: name -> stream; None is the caller's stream.
+        event: n -> the driver's handle of the n-th event that calls share.
     """
 
     def __init__(
         self,
-        given: Mapping[str, torch.Tensor],
+        call_tensors: Mapping[str, torch.Tensor],
         fixed: Iterable[str],
         implicit: Mapping[str, torch.Tensor],
         streams: Mapping[str | None, torch.cuda.Stream],
         event: Callable[[int], int],
     ) -> None:
-        self._tensors, self._streams, self._event = {**given, **implicit}, streams, event
-        self._indices = {name: i for i, name in enumerate(given)}
+        self._tensors, self._streams, self._event = {**call_tensors, **implicit}, streams, event
+        self._indices = {name: i for i, name in enumerate(call_tensors)}
         self._fixed = {*fixed, *implicit}
         self._events = 0
         self._recorded: dict[str | None, int] = {}
-        """The event at which a stream still is, by the stream's name."""
+        """Name of a stream -> event recorded after its last operation."""
 
     def of(self, steps: Iterable[Step], kernels: Mapping[int, Kernel]) -> list[Operation]:
-        """
+        """Return the operations of ``steps``.
+
         Args:
-            kernels: by the ``id`` of the step that launches them.
+            kernels: ``id`` of a step that launches -> its kernel.
         """
         operations: list[Operation] = []
         for step in steps:
@@ -208,7 +209,7 @@ class Operations:
         return StreamMemOps(self._handle(step.stream), ((kind, self._place(word), value),))
 
     def _wait(self, step: WaitStream) -> list[Operation]:
-        """One event serves all who wait for the same point of a stream."""
+        """Return a wait for an event; all waits for the same point of a stream share the event."""
         on, other, operations = self._handle(step.stream), self._handle(step.other), []
         if step.other not in self._recorded:
             event = self._recorded[step.other] = self._event(self._events)
@@ -242,7 +243,7 @@ class Operations:
 
 
 def _batched(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """The same, words of one stream that follow each other at once."""
+    """Yield ``operations``, with consecutive word operations of one stream merged."""
     for batch, each in groupby(operations, lambda o: isinstance(o, StreamMemOps) and o.on):
         if batch is False:
             yield from each

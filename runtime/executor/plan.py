@@ -1,10 +1,11 @@
-"""Plans that can be called, and the decorator that makes them."""
+"""Plans that can be called, and the decorator that creates them."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from types import CodeType
 from typing import Any
 
 from ...builtins.errors import TileWeaveError
@@ -18,16 +19,12 @@ from .calls import Calls
 from .recorded_call import RecordedCall
 
 _BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-
-
 _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-
-
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class Plan(TracedPlan):
-    """Operator: a function that appends the steps of each call. Made by ``tw.plan``."""
+    """Operator whose function appends the steps of each call. Created by ``tw.plan``."""
 
     @cached_property
     def _calls(self) -> Calls:
@@ -36,34 +33,36 @@ class Plan(TracedPlan):
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Enqueue the steps on torch's current stream and on side streams; the host does not wait.
 
-        Collective the first time, when it compiles its kernels; call it once before capturing it
-        in a CUDA graph.
+        The first call compiles the kernels, collectively; make it before capturing the plan in a
+        CUDA graph.
 
         Raises:
-            TileWeaveError: an argument that does not fit the declaration. Nothing is enqueued then.
+            TileWeaveError: an argument does not match the declaration; nothing is enqueued.
         """
         self._calls(*args, **kwargs)
 
     def compile(self) -> None:
-        """Compile its kernels, and take the hidden memory that they need, ahead of the first call.
+        """Compile its kernels and allocate their implicit memory, ahead of the first call.
         Collective.
 
         Raises:
-            HeapExhausted: there is not enough symmetric memory; nothing is taken then.
-            TileWeaveError: an extent is dynamic, or there are scalars: the call decides what it
-                launches; or what ``tw.compile`` raises.
+            HeapExhausted: there is not enough symmetric memory; nothing is allocated.
+            TileWeaveError: an extent is dynamic, or the plan has scalars: the kernels depend on
+                the call; or what ``tw.compile`` raises.
         """
         self._calls.compile()
 
     def ready(self, *args: Any) -> tuple[RecordedCall, list[int]]:
-        """What a call does, checked, and where its tensors lie; the first time also compiled,
-        collectively. Called with other addresses it is a call with such tensors that lie elsewhere,
-        from the same thread in the same stream, as long as it is valid; a CUDA graph records it if
-        one is being captured now.
+        """Check a call; return it recorded, with the addresses of its tensors. Collective the
+        first time, when it compiles the kernels.
+
+        The recorded call accepts the addresses of other tensors with the same shapes and types, in
+        the same thread and stream, while it is valid. It is for a CUDA graph if one is being
+        captured now.
 
         Raises:
-            TileWeaveError: an argument that does not fit the declaration, or dynamic extents, which
-                keep calls apart.
+            TileWeaveError: an argument does not match the declaration, or an extent is dynamic:
+                such calls need a barrier between them.
         """
         if dynamic := dynamic_extents(self.parameters):
             names = ", ".join(map(str, dynamic))
@@ -72,28 +71,28 @@ class Plan(TracedPlan):
         return ready, addresses
 
     def free(self) -> None:
-        """Give the hidden memory of the kernels that it compiled back. Collective, in the same
-        order everywhere; a later call compiles anew."""
+        """Free the implicit memory of the kernels that it compiled. Collective, in the same order
+        on all ranks; a later call compiles again."""
         self._calls.free()
 
 
 def plan(
     function: Callable[..., None] | None = None, *, pass_configs: Mapping[str, Any] | None = None
 ) -> Any:
-    """Decorator, ``@tw.plan`` or ``@tw.plan(pass_configs={...})``: a function that says the steps
-    of an operator becomes that operator, a ``tw.Plan``.
+    """Create a ``tw.Plan`` from a function; a decorator: ``@tw.plan`` or
+    ``@tw.plan(pass_configs={...})``.
 
-    The first parameter gets the ``tw.PlanBuilder`` to say them to; the others are annotated as those of a
-    ``@T.prim_func``. The function gets numbers for scalars and regions for tensors, and may branch
-    on ``p.rank``, ``p.world_size``, scalars and shapes; the last steps it said for equal ones serve
-    again. A parameter annotated None is left out of calls, as of those of a ``@T.prim_func``; the
-    function gets None for it.
+    The first parameter of the function receives a ``tw.PlanBuilder``, which appends steps. The
+    other parameters are annotated like those of a ``@T.prim_func``; the function receives numbers
+    for scalars and regions for tensors. It may branch on ``p.rank``, ``p.world_size``, scalars and
+    shapes; calls with equal values of these reuse the steps. A parameter annotated None is not an
+    argument of calls, and the function receives None for it.
 
     Args:
-        pass_configs: as for ``tw.compile``, of each kernel that the plan compiles.
+        pass_configs: options of ``tw.compile`` for each kernel that the plan compiles.
 
     Raises:
-        TileWeaveError: a parameter without such an annotation, or an option that there is not.
+        TileWeaveError: a parameter has no such annotation, or an option is unknown.
     """
     if function is None:
         return partial(plan, pass_configs=pass_configs)
@@ -102,33 +101,43 @@ def plan(
     first, *others = inspect.signature(function).parameters.values() or [None]
     code = function.__code__
     loc = f"{code.co_filename}:{code.co_firstlineno}"
-    parameters = []
-    absent = {given.name: None for given in others if given.annotation is None}
-    for given in others:
-        if given.name in absent:
-            continue
-        parameter = Parameter.of(given.name, given.annotation)
-        if parameter is None or given.default is not given.empty or given.kind not in _BY_NAME:
-            shown = "" if given.annotation is given.empty else f": {given.annotation!r}"
-            if isinstance(given.annotation, str):
-                shown += " (from __future__ import annotations makes it a string)"
-            raise TileWeaveError(
-                f"plan {function.__name__}: parameter {_STARS.get(given.kind, '')}{given.name}"
-                f"{shown}; expected T.Tensor(...), W.Symmetric(...) or a scalar type such as "
-                f"T.int32, without a default, and a name to call it by\n --> {loc}"
-            )
-        parameters.append(parameter)
-    refused = None
-    if first is None:
-        refused = "no parameters; expected one for the steps"
-    elif first.kind is first.KEYWORD_ONLY or Parameter.of(first.name, first.annotation):
-        refused = f"parameter {first.name} comes first; expected one for the steps before it"
-    elif code.co_flags & _LATER:
-        refused = "says its steps when somebody iterates or awaits; expected a plain function"
-    if refused is not None:
-        raise TileWeaveError(f"plan {function.__name__}: {refused}\n --> {loc}")
+    absent = {p.name: None for p in others if p.annotation is None}
+    parameters = [_declared(p, function.__name__, loc) for p in others if p.name not in absent]
+    if refusal := _refusal(first, code):
+        raise TileWeaveError(f"plan {function.__name__}: {refusal}\n --> {loc}")
 
     def body(p: PlanBuilder, *args: Any) -> None:
         function(p, **absent, **{a.name: arg for a, arg in zip(parameters, args, strict=True)})
 
     return Plan(function.__name__, parameters, body, loc, pass_configs)
+
+
+def _declared(argument: inspect.Parameter, name: str, loc: str) -> Parameter:
+    """Return the parameter that an argument of the function ``name`` declares.
+
+    Raises:
+        TileWeaveError: the argument declares none.
+    """
+    parameter = Parameter.of(argument.name, argument.annotation)
+    has_default = argument.default is not argument.empty
+    if parameter is not None and not has_default and argument.kind in _BY_NAME:
+        return parameter
+    shown = "" if argument.annotation is argument.empty else f": {argument.annotation!r}"
+    if isinstance(argument.annotation, str):
+        shown += " (from __future__ import annotations makes it a string)"
+    raise TileWeaveError(
+        f"plan {name}: parameter {_STARS.get(argument.kind, '')}{argument.name}{shown}; expected "
+        "T.Tensor(...), W.Symmetric(...) or a scalar type such as T.int32, without a default, and "
+        f"a name to call it by\n --> {loc}"
+    )
+
+
+def _refusal(first: inspect.Parameter | None, code: CodeType) -> str:
+    """Return why a function with this first argument defines no plan; empty if it does."""
+    if first is None:
+        return "no parameters; expected one for the steps"
+    if first.kind is first.KEYWORD_ONLY or Parameter.of(first.name, first.annotation):
+        return f"parameter {first.name} comes first; expected one for the steps before it"
+    if code.co_flags & _LATER:
+        return "appends its steps only when it is iterated or awaited; expected a plain function"
+    return ""

@@ -1,7 +1,8 @@
-"""Calls made ready: what they do is known, and only where their tensors lie is open.
+"""Recorded calls: all operations are known, and only the addresses of the tensors vary.
 
-Calls of a plan with the same shapes, types, scalars and symmetric tensors do the same to other
-memory. What that is is found once; then a call says where its tensors lie and hands all to CUDA.
+Calls of a plan with equal shapes, types, scalars and symmetric tensors enqueue the same operations
+on other addresses. The operations are determined once; each call then passes its addresses and
+enqueues them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from .operations import KernelLaunch, Operation
 
 
 class RecordedCall:
-    """What calls do that differ only in where their tensors lie, from one thread in one stream.
+    """Operations of calls that differ only in the addresses of their tensors.
+
+    The calls are from one thread in one stream.
 
     Attributes:
-        kernels: those it launches.
-        native: whether only the tensors' addresses matter.
+        kernels: the kernels that it launches.
+        native: whether it needs only the tensors' addresses.
     """
 
     def __init__(
@@ -33,48 +36,47 @@ class RecordedCall:
     ) -> None:
         """
         Args:
-            enqueue: enqueues the operations at once; see ``enqueue.enqueuer``.
+            enqueue: enqueues all operations in one call; see ``enqueue.enqueuer``.
         """
         self.kernels = list(kernels)
         self.native = enqueue is not None
-        self._hidden = [(k, k.implicit) for k in self.kernels]
+        self._implicit = [(k, k.implicit) for k in self.kernels]
         self._watchdog = watchdog
         self._operations, self._enqueue = operations, enqueue
         self._actions = [] if enqueue else [o.action() for o in operations]
 
     @property
     def is_valid(self) -> bool:
-        """Whether its kernels still have the memory that they had."""
-        for kernel, implicit in self._hidden:
+        """True while the kernels have the memory that they had when the call was recorded."""
+        for kernel, implicit in self._implicit:
             if kernel.implicit is not implicit:
                 return False
         return True
 
     def __call__(self, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-        """Enqueue all.
+        """Enqueue all operations.
 
         Args:
-            tensors: of this call, in the order of the plan's parameters; not asked for if it is
-                ``native``.
-            addresses: where they lie.
+            tensors: of this call, in the order of the plan's parameters; unused if ``native``.
+            addresses: of the tensors.
 
         Raises:
-            DeadlockError: of an earlier call that did not end.
+            DeadlockError: a wait of an earlier call timed out.
         """
         self._watchdog.raise_if_deadlocked()
         try:
-            self._do(tensors, addresses)
+            self._enqueue_all(tensors, addresses)
         except Exception:
             self._watchdog.raise_if_deadlocked()
             raise
 
-    def _do(self, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
+    def _enqueue_all(self, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
         if self._enqueue is None:
             for action in self._actions:
                 action(tensors, addresses)
         elif failed := self._enqueue(*addresses):
             number, status = divmod(failed, 1 << 32)
             operation = self._operations[number - 1]
-            assert not isinstance(operation, KernelLaunch)  # which raises by itself
+            assert not isinstance(operation, KernelLaunch)  # a launch raises
             arguments = operation.arguments(addresses)
             raise failure(operation.name, arguments, driver().CUresult(status), operation.on)

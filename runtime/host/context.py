@@ -1,5 +1,5 @@
-"""What the runtime tells every kernel and what a kernel leaves for the host; the twin of
-``context.cuh``."""
+"""Context that all kernels read, and the record that a kernel writes for the host. ``context.cuh``
+declares the same structures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Record(ctypes.Structure):
-    """A wait that gave up, written by the device into pinned host memory."""
+    """A wait that timed out; the device writes it to pinned host memory."""
 
     _fields_ = (
         ("state", ctypes.c_uint32),
@@ -27,7 +27,7 @@ class Record(ctypes.Structure):
 
 
 class DeviceContext(ctypes.Structure):
-    """In device memory, one a process."""
+    """Context of the kernels of one process, in device memory."""
 
     _fields_ = (
         ("timeout_ns", ctypes.c_uint64),
@@ -40,7 +40,7 @@ class DeviceContext(ctypes.Structure):
 
 
 class Context:
-    """The device context and the record, alive as long as any kernel may run."""
+    """Owner of the device context and the record while kernels may run."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""CUDA driver calls, each checked: a failure names the call, the rank and the stream."""
+"""Checked CUDA driver calls: an error names the call, the rank and the stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ class DriverError(TileWeaveError, RuntimeError):
 
 
 def driver() -> Any:
-    """``cuda.bindings.driver``, or a DriverError that says what to install."""
+    """Return ``cuda.bindings.driver``.
+
+    Raises:
+        DriverError: the package is missing.
+    """
     try:
         from cuda.bindings import driver as bindings
     except ImportError as error:
@@ -26,7 +30,7 @@ def driver() -> Any:
 
 
 def function(name: str, stream: int | None = None) -> Callable[..., Any]:
-    """The driver function ``name``, looked up once, to be called as by ``call``."""
+    """Return the checked driver function ``name``, for several calls; see ``call``."""
     bindings = driver()
     unchecked, success = getattr(bindings, name), bindings.CUresult.CUDA_SUCCESS
 
@@ -42,7 +46,7 @@ def function(name: str, stream: int | None = None) -> Callable[..., Any]:
 
 
 def failure(name: str, args: Sequence[Any], status: Any, stream: int | None) -> DriverError:
-    """What is raised where the driver function ``name`` gave ``status``, a ``CUresult``."""
+    """Return the error of a driver function that has returned ``status``, a ``CUresult``."""
     place = f"rank {os.environ.get('RANK', '0')}"
     if stream is not None:
         place += f", stream {stream:#x}"
@@ -51,7 +55,7 @@ def failure(name: str, args: Sequence[Any], status: Any, stream: int | None) -> 
 
 
 def call(name: str, *args: Any, stream: int | None = None) -> Any:
-    """Call the driver function ``name``; its result, without the status.
+    """Call the driver function ``name`` and return its result, without the status.
 
     Raises:
         DriverError: the call's status is not CUDA_SUCCESS.

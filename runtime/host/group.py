@@ -1,4 +1,4 @@
-"""The processes that work together: one a GPU, started by torchrun, or a single one without it."""
+"""Group of processes: one per GPU, started by torchrun, or a single process without it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import torch.distributed as dist
 from ...builtins.errors import TileWeaveError
 
 LOOK_EVERY_S = 1.0
-"""Time after which a rank that waits looks at what the others do, and again."""
+"""Interval at which a waiting rank calls ``look``."""
 _POLL_S = 0.002
 _joined: Counter[str] = Counter()
-"""How often each process group was joined: what was left in the store is not read again."""
+"""Number of times that each process group was joined, so that keys in the store are not reused."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Who takes part and which GPU is ours."""
+    """Ranks that work together, and the GPU of this rank."""
 
     rank: int
     world_size: int
@@ -34,26 +34,28 @@ class Group:
     process_group: dist.ProcessGroup | None
     store: dist.Store | None
     gpus: tuple[str, ...] = field(default=(), compare=False)
-    """The UUID of each rank's GPU; empty where nobody has asked for them."""
+    """The UUID of each rank's GPU; empty if they are not queried."""
     _exchanged: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether some ranks have the same GPU, which serves one of them at a time."""
+        """True if several ranks use the same GPU, which runs one of them at a time."""
         return len(set(self.gpus)) < len(self.gpus)
 
     def exchange(
         self, topic: str, value: str, timeout_s: float = 300.0,
         look: Callable[[], None] | None = None,
     ) -> list[str]:  # fmt: skip
-        """Every rank's ``value`` for ``topic``, in rank order. Collective, through the host only.
+        """Return the ``value`` of each rank for ``topic``, in rank order. Collective, through the
+        host only.
 
         Args:
-            topic: what the ranks speak about; each rank's n-th call with it meets the others' n-th.
-            look: called about once a second of waiting; may raise why no more values will come.
+            topic: name of the exchange; the n-th calls of the ranks with it match.
+            look: called about once per second while waiting; it may raise an error that explains
+                why no more values will arrive.
 
         Raises:
-            TileWeaveError: a rank did not come within ``timeout_s`` seconds.
+            TileWeaveError: a rank did not make the call within ``timeout_s`` seconds.
         """
         if self.store is None:
             return [value]
@@ -76,11 +78,11 @@ class Group:
         return values
 
     def _look_until(self, key: str, look: Callable[[], None], timeout_s: float) -> None:
-        """Call ``look`` every second until a key is in the store, or the time is over."""
-        begin = looked = time.monotonic()
+        """Call ``look`` every second until a key is in the store, or the time limit expires."""
+        start = looked = time.monotonic()
         while self.store is not None and not self.store.check([key]):
             now = time.monotonic()
-            if now - begin > timeout_s:
+            if now - start > timeout_s:
                 return
             if now - looked > LOOK_EVERY_S:
                 looked = now
@@ -88,7 +90,7 @@ class Group:
             time.sleep(_POLL_S)
 
     def meet(self, topic: str, timeout_s: float = 300.0) -> None:
-        """Return when every rank has come here. Through the host only."""
+        """Wait until all ranks have made this call. Through the host only."""
         self.exchange(topic, "", timeout_s)
 
     def synchronize(self) -> None:
@@ -98,8 +100,8 @@ class Group:
 
 
 def join(process_group: dist.ProcessGroup | None = None) -> Group:
-    """This process's place: from ``process_group``, the default group, torchrun's variables, or
-    alone.
+    """Return the group of this process: ``process_group``, the default group, the group of
+    torchrun's variables, or this process alone.
 
     Raises:
         TileWeaveError: no CUDA device.
@@ -109,7 +111,7 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
             "init: this process sees no CUDA device; expected one GPU a rank (programs can still "
             "be looked at with tw.emit and `tileweave emit`)"
         )
-    # To a rank that is not in it, torch gives something else for a new group.
+    # torch returns another object for a new group to a rank that is not in it.
     if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
         raise TileWeaveError(
             f"init: process_group={process_group!r}; expected a group of torch.distributed that "
@@ -118,7 +120,7 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
     devices = torch.cuda.device_count()
     if "LOCAL_RANK" in os.environ:
         local_rank = from_torchrun("LOCAL_RANK", 0)
-    else:  # without torchrun: whoever initialised torch.distributed has chosen the GPU
+    else:  # without torchrun: the code that initialized torch.distributed has chosen the GPU
         local_rank = torch.cuda.current_device() if dist.is_initialized() else 0
     device = torch.device("cuda", local_rank % devices)
     torch.cuda.set_device(device)
@@ -127,7 +129,7 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
         return Group(0, 1, 0, device, None, None)
 
     if not dist.is_initialized():
-        _initialise(local_rank, device)
+        _initialize(local_rank, device)
     process_group = process_group or dist.group.WORLD
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
     name = process_group.group_name
@@ -136,7 +138,7 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
         f"tileweave/{name}/{_joined[name]}",
         dist.distributed_c10d._get_default_store(),
     )
-    group = _knowing_gpus(Group(rank, world_size, local_rank, device, process_group, store))
+    group = _with_gpus(Group(rank, world_size, local_rank, device, process_group, store))
     if group.shares_gpus:
         warnings.warn(
             f"tileweave: {world_size} ranks on {len(set(group.gpus))} GPU(s): ranks share a GPU in "
@@ -144,16 +146,16 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
             stacklevel=3,
         )
     indices = group.exchange("index of the GPU", str(device.index))
-    if len(set(indices)) < world_size:  # torch takes equal indices for one GPU
+    if len(set(indices)) < world_size:  # torch treats equal indices as one GPU
         os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
     return group
 
 
 def from_torchrun(variable: str, least: int) -> int:
-    """One of the numbers that torchrun puts into the environment; ``least`` without it.
+    """Return a number that torchrun puts into the environment; ``least`` without torchrun.
 
     Raises:
-        TileWeaveError: it is no number, or less.
+        TileWeaveError: the variable is not a number of at least ``least``.
     """
     value = os.environ.get(variable, str(least))
     if not value.isdecimal() or int(value) < least:
@@ -161,19 +163,19 @@ def from_torchrun(variable: str, least: int) -> int:
     return int(value)
 
 
-def _initialise(local_rank: int, device: torch.device) -> None:
-    """Initialise torch.distributed, left only when the process ends: torch cannot come back."""
+def _initialize(local_rank: int, device: torch.device) -> None:
+    """Initialize torch.distributed until the process ends: torch cannot initialize it twice."""
     try:
         store, rank, world_size = next(dist.rendezvous("env://"))
     except ValueError as error:
         raise TileWeaveError(
-            f"init: {error}; expected the variables of torchrun, or torch.distributed initialised"
+            f"init: {error}; expected the variables of torchrun, or torch.distributed initialized"
         ) from None
     store.set_timeout(dist.constants.default_pg_timeout)
     met = dist.PrefixStore("tileweave/before torch.distributed", store)
-    shared = _knowing_gpus(Group(rank, world_size, local_rank, device, None, met)).shares_gpus
+    shared = _with_gpus(Group(rank, world_size, local_rank, device, None, met)).shares_gpus
     dist.init_process_group(
-        "gloo" if shared else "cpu:gloo,cuda:nccl",  # NCCL takes a GPU once
+        "gloo" if shared else "cpu:gloo,cuda:nccl",  # NCCL accepts only one rank per GPU
         store=dist.PrefixStore("default_pg", store),
         rank=rank,
         world_size=world_size,
@@ -182,7 +184,8 @@ def _initialise(local_rank: int, device: torch.device) -> None:
     atexit.register(_leave)
 
 
-def _knowing_gpus(group: Group) -> Group:
+def _with_gpus(group: Group) -> Group:
+    """Return ``group`` with the UUIDs of all ranks' GPUs. Collective."""
     uuid = str(torch.cuda.get_device_properties(group.device).uuid)
     return replace(group, gpus=tuple(group.exchange("GPUs", uuid)))
 

@@ -1,5 +1,4 @@
-"""The symmetric heap: memory that every rank has at the same offset, handed out in the same order
-on every rank."""
+"""Symmetric heap: memory that is allocated at the same offset on all ranks, in the same order."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ class HeapExhausted(TileWeaveError, MemoryError):
 
 
 class SymmetricTensor:
-    """A tensor that every rank has, each rank's copy within reach of all.
+    """Tensor with a copy on each rank; all ranks can access all copies.
 
     Attributes:
-        all: torch tensor (world_size, *shape): the copies of all ranks. What a ``W.Symmetric``
-            parameter takes.
+        all: torch tensor (world_size, *shape): the copies of all ranks; the argument for a
+            ``W.Symmetric`` parameter.
         local: torch tensor ``shape``: this rank's copy.
-        multicast: torch tensor ``shape`` at the address where ``W.multimem_*`` reach every copy, or
-            None where the machine has no NVLink multicast. For nothing else.
+        multicast: torch tensor ``shape`` at the multicast address of all copies, only for
+            ``W.multimem_*``; None if the machine has no NVLink multicast.
         shape, dtype: of one copy.
         offset: bytes from the start of the heap, the same on every rank.
         nbytes: of one copy.
@@ -44,23 +43,23 @@ class SymmetricTensor:
         self.multicast = heap.multicast_view(offset, shape, dtype)
 
     def peer(self, rank: int) -> torch.Tensor:
-        """Torch tensor ``shape``: the copy of ``rank``."""
+        """Return the copy of ``rank``, a torch tensor ``shape``."""
         ranks = range(self._heap.group.world_size)
         if type(rank) is bool or rank not in ranks:
             raise TileWeaveError(f"peer: rank={rank!r}; expected 0 to {ranks[-1]}")
         return self.all[int(rank)]
 
     def free(self) -> None:
-        """Give the memory back. Collective: every rank frees the same tensors in the same order."""
+        """Free the memory. Collective: all ranks free the same tensors in the same order."""
         self._heap.free(self)
 
     @property
     def is_live(self) -> bool:
-        """Whether nobody has given its memory back, ``tw.finalize`` neither."""
+        """True until ``free`` or ``tw.finalize`` frees its memory."""
         return "all" in vars(self)
 
-    def forget(self) -> None:
-        """Its memory is another's from now on, or nobody's."""
+    def invalidate(self) -> None:
+        """Drop the torch tensors, because the memory is freed."""
         del self.all, self.local, self.multicast
 
     def __getattr__(self, name: str) -> Any:
@@ -78,18 +77,18 @@ class SymmetricTensor:
 
 
 class FreeList:
-    """Which bytes from ``start`` to ``end`` are free. The first hole that fits is used."""
+    """Free byte ranges between ``start`` and ``end``; allocation uses the first range that fits."""
 
     def __init__(self, start: int, end: int) -> None:
         self._holes = [(start, end)]
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest hole."""
+        """Size of the largest hole, in bytes."""
         return max((end - start for start, end in self._holes), default=0)
 
     def take(self, nbytes: int) -> int | None:
-        """Where ``nbytes`` bytes were free, or None."""
+        """Allocate ``nbytes`` bytes and return their offset, or None if no hole fits."""
         for index, (start, end) in enumerate(self._holes):
             if end - start >= nbytes:
                 self._holes[index] = (start + nbytes, end)
@@ -97,7 +96,7 @@ class FreeList:
         return None
 
     def give(self, offset: int, nbytes: int) -> None:
-        """Free what ``take`` took; neighbouring holes merge."""
+        """Free a range that ``take`` has allocated; adjacent holes merge."""
         merged: list[tuple[int, int]] = []
         for start, end in sorted([*self._holes, (offset, offset + nbytes)]):
             if merged and merged[-1][1] == start:
@@ -107,11 +106,11 @@ class FreeList:
 
 
 class Heap:
-    """This group's symmetric memory.
+    """Symmetric memory of a group.
 
     Args:
-        memory: of every rank of ``group``.
-        reserved: bytes at its start kept for the runtime.
+        memory: mapping of the memory of all ranks of ``group``.
+        reserved: bytes at its start that the runtime uses.
     """
 
     def __init__(self, group: Group, memory: Memory, reserved: int) -> None:
@@ -126,13 +125,13 @@ class Heap:
         self.unchecked_storage = torch._C._construct_storage_from_data_pointer(
             self.base, group.device, 1 << 60
         )
-        """Storage at the heap's address that claims any size: for arguments that are never looked
-        at."""
+        """Storage at the heap's address that claims any size, for arguments that no kernel
+        accesses."""
         self.view(0, (self.nbytes,), torch.uint8)[group.rank].zero_()
         group.synchronize()
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Torch tensor (world_size, *shape) over the bytes from ``offset`` of every rank's heap."""
+        """Return a torch tensor (world_size, *shape) at byte ``offset`` of each rank's heap."""
         itemsize = dtype.itemsize
         tensor = torch.empty(0, dtype=dtype, device=self.group.device)
         return tensor.set_(
@@ -145,7 +144,7 @@ class Heap:
     def is_view_of_all(self, tensor: torch.Tensor) -> bool:
         """Return whether ``tensor`` is memory of this heap, one part for each rank.
 
-        An axis of extent 1 has no stride that means anything: views of torch change it.
+        With one rank the stride is ignored: torch may change the stride of an axis of extent 1.
         """
         ranks = self.group.world_size
         return (
@@ -158,7 +157,7 @@ class Heap:
     def multicast_view(
         self, offset: int, shape: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor | None:
-        """Torch tensor ``shape`` over the bytes from ``offset`` at the multicast address."""
+        """Return a torch tensor ``shape`` at byte ``offset`` from the multicast address."""
         if not self._memory.multicast:
             return None
         storage = torch._C._construct_storage_from_data_pointer(
@@ -168,7 +167,7 @@ class Heap:
         return tensor.set_(storage, offset // dtype.itemsize, shape, packed_strides(shape))
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> SymmetricTensor:
-        """A zeroed symmetric tensor; see ``tw.symmetric``."""
+        """Allocate a zeroed symmetric tensor; see ``tw.symmetric``."""
         is_plain = isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
         if not is_plain or not is_symmetric_dtype(dtype.itemsize):
             raise TileWeaveError(
@@ -193,7 +192,7 @@ class Heap:
         return tensor
 
     def free(self, tensor: SymmetricTensor) -> None:
-        """Return a tensor's memory."""
+        """Free a tensor's memory. Collective."""
         if tensor not in self._live:
             raise TileWeaveError(
                 f"free: {tensor} is not allocated; expected a live symmetric tensor"
@@ -202,11 +201,11 @@ class Heap:
         self.group.synchronize()
         self.group.meet("symmetric heap: idle")
         self._live.remove(tensor)
-        tensor.forget()
+        tensor.invalidate()
         self._free.give(tensor.offset, _aligned(tensor.nbytes))
 
     def describe(self, address: int) -> str:
-        """In words, what stands at an address."""
+        """Return a description of the element at an address."""
         rank, offset = divmod(address - self.base, self.stride)
         if not 0 <= rank < self.group.world_size:
             return f"{address:#x}"
@@ -223,7 +222,7 @@ class Heap:
     def close(self) -> None:
         """Unmap the memory. Kernels that use it must have ended on every rank."""
         for tensor in self._live:
-            tensor.forget()
+            tensor.invalidate()
         self._live.clear()
         self._memory.close()
 
@@ -238,12 +237,12 @@ class Heap:
 
 def _extents(shape: tuple[Any, ...]) -> tuple[int, ...]:
     try:
-        found = tuple(map(operator.index, shape))
+        extents = tuple(map(operator.index, shape))
     except TypeError:
-        found = (0,)
-    if any(s < 1 for s in found) or bool in map(type, shape):
+        extents = (0,)
+    if any(e < 1 for e in extents) or bool in map(type, shape):
         raise TileWeaveError(f"symmetric: shape={shape}; expected positive integers")
-    return found
+    return extents
 
 
 def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -1,4 +1,4 @@
-"""How long contenders take: in one process, in interleaved rounds, on the slowest rank."""
+"""Measure the times of contenders in one process: in interleaved rounds, on the slowest rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .group import Group
 
 Result = TypeVar("Result")
 _SLEEP = 4_000_000
-"""Cycles, about 2 ms, for which a GPU sleeps before each call, so that the host is ahead."""
+"""Cycles, about 2 ms, that a GPU sleeps before each call, so that the host enqueues ahead of it."""
 
 
 def interleaved(
@@ -32,53 +32,58 @@ def interleaved(
     after: Callable[[str, Any, Any], None] | None = None,
     title: str = "",
 ) -> dict[str, float]:
-    """The time of each contender in ms: of each rank the median, of these the largest.
+    """Return the time of each contender in ms: the largest of the ranks' medians.
 
-    In every round each contender is called once, in another order than in the round before, on the
-    inputs whose turn it is. All ranks begin together; on a GPU L2 holds no operand then.
-    Collective, with contenders of the same names.
+    Each round calls each contender once, in another order than the previous round, on the next
+    inputs. All ranks begin together; on a GPU, L2 contains no operand at that time. Collective,
+    with the same names of contenders on all ranks.
 
     Args:
-        contenders: each takes one of ``inputs``; on a GPU it enqueues on torch's current stream.
-        inputs: one for each round, in turn.
+        contenders: name -> function of one of ``inputs``; on a GPU it enqueues on torch's current
+            stream.
+        inputs: each round uses the next of them, cyclically.
         group: the one that ``tw.init`` joined, or one of CPUs.
-        warmups: rounds that do not count.
-        runs: rounds that do.
-        before: called with a contender's name and inputs before it, untimed.
-        after: called with its name, its inputs and what it returned, when it is over on this rank.
+        warmups: number of rounds that are not counted.
+        runs: number of rounds that are counted.
+        before: called with a contender's name and inputs before each call, untimed.
+        after: called with its name, inputs and result when the call has ended on this rank.
         title: of the progress bar that rank 0 shows in a terminal.
     """
     watch = Stopwatch(group)
     times: dict[str, list[float]] = {name: [] for name in contenders}
     shown = None if title and group.rank == 0 else True  # None: in a terminal only
     for turn in tqdm(range(warmups + runs), title, disable=shown, leave=False):
-        given = inputs[turn % len(inputs)]
+        arguments = inputs[turn % len(inputs)]
         for name in order_of(list(contenders), turn):
             if before is not None:
-                before(name, given)
-            ms, result = watch.milliseconds(partial(contenders[name], given))
+                before(name, arguments)
+            ms, result = watch.milliseconds(partial(contenders[name], arguments))
             if after is not None:
-                after(name, given, result)
+                after(name, arguments, result)
             if turn >= warmups:
                 times[name].append(ms)
-    return largest({name: statistics.median(found) for name, found in times.items()}, group)
+    return largest({name: statistics.median(ms) for name, ms in times.items()}, group)
 
 
 def order_of(names: list[str], turn: int) -> list[str]:
-    """Who is called when in a round: nobody always first, or always after the same other."""
+    """Return the order of calls in a round.
+
+    The first contender changes, and no contender always follows the same one.
+    """
     first = turn // 2 % len(names)
     names = names[first:] + names[:first]
     return names[::-1] if turn % 2 else names
 
 
 def largest(values: Mapping[str, float], group: Group) -> dict[str, float]:
-    """The largest of all ranks for each name. Collective, through the host."""
-    everyones = [json.loads(said) for said in group.exchange("measure", json.dumps(dict(values)))]
-    return {name: max(each[name] for each in everyones) for name in values}
+    """Return the largest value of all ranks for each name. Collective, through the host."""
+    messages = group.exchange("measure", json.dumps(dict(values)))
+    by_rank = [json.loads(message) for message in messages]
+    return {name: max(values[name] for values in by_rank) for name in values}
 
 
 class Stopwatch:
-    """Times single calls on this rank's device."""
+    """Timer of single calls on this rank's device."""
 
     def __init__(self, group: Group) -> None:
         self.group, self.device = group, group.device
@@ -87,14 +92,14 @@ class Stopwatch:
             self._larger_than_l2 = torch.zeros(2 * l2 // 4, device=self.device)
 
     def milliseconds(self, call: Callable[[], Result]) -> tuple[float, Result]:
-        """How long ``call`` takes here, from when all ranks have come, and what it returns, when it
-        is over. Collective."""
+        """Return the time of ``call`` on this rank, from a barrier of all ranks to its end, and its
+        result. Collective."""
         if self.device.type != "cuda":
             return self._on_cpu(call)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._larger_than_l2.sum()  # reading leaves nothing in L2 that must be written back
+        self._larger_than_l2.sum()  # a read leaves no dirty lines in L2
         torch.cuda._sleep(_SLEEP)
-        barrier()  # behind the sleep, which clocks make longer on one GPU than on another
+        barrier()  # after the sleep, whose length depends on the GPU's clock
         begin.record()
         result = call()
         end.record()

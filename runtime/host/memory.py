@@ -1,8 +1,8 @@
-"""The memory under the symmetric heap: a block a rank, all blocks in one range of addresses at a
-constant stride.
+"""Memory of the symmetric heap: one block per rank, all blocks in one address range at a constant
+stride.
 
-``torch.distributed._symmetric_memory`` allocates and exchanges; we map the same physical memory a
-second time, side by side. Only that view is used.
+``torch.distributed._symmetric_memory`` allocates the blocks and exchanges their handles. This
+module maps the same physical memory a second time, with adjacent blocks; only this mapping is used.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PAGE = 1 << 21
 
 @dataclass
 class Memory:
-    """``nbytes`` bytes of rank r from the address ``base + r * stride``, for every rank r.
+    """Mapping of the memory of all ranks: ``nbytes`` bytes of rank r at ``base + r * stride``.
 
     Attributes:
         owner: keeps the memory alive.
-        blocks: (address, bytes) of what ``close`` unmaps.
-        multicast: address at which a store reaches every rank, or 0 where there is none.
+        blocks: (address, bytes) of each block that ``close`` unmaps.
+        multicast: address at which a store reaches all ranks; 0 if there is none.
     """
 
     base: int
@@ -47,7 +47,7 @@ class Memory:
 
 
 def memory_of(group: Group, nbytes: int) -> Memory:
-    """At least ``nbytes`` bytes a rank. Collective."""
+    """Allocate at least ``nbytes`` bytes per rank. Collective."""
     nbytes = math.ceil(nbytes / PAGE) * PAGE
     if group.process_group is None or group.world_size == 1:
         return _own(group.device, nbytes)

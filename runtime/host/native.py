@@ -1,8 +1,8 @@
-"""The native part, ``src``: all operations of a call enqueued by one call of C++, and what programs
-ask their host for at each launch.
+"""Build and load the native part, ``src``: it enqueues all operations of a call in one C++ call,
+and binds the values of the session at each launch.
 
-It is compiled once a machine, beside TileLang's kernels. Where it cannot be, which a warning says,
-or where ``TILEWEAVE_NATIVE`` is 0, Python does the same, which takes the host longer.
+It is compiled once per machine, next to TileLang's kernels. If it cannot be compiled, which a
+warning reports, or if ``TILEWEAVE_NATIVE`` is 0, Python does the same work, which is slower.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def library() -> tvm_ffi.Module | None:
-    """The native part; None where Python does what it does."""
+    """Return the native part; None if Python does its work."""
     return _library() if wanted() else None
 
 
 def wanted() -> bool:
-    """Whether it is to be used at all.
+    """Return whether the environment allows the native part.
 
     Raises:
-        TileWeaveError: the variable says neither.
+        TileWeaveError: the variable is neither 0 nor 1.
     """
     value = os.environ.get(_VARIABLE, "1")
     if value not in ("0", "1"):
@@ -46,24 +46,24 @@ def wanted() -> bool:
 
 @cache
 def _library() -> tvm_ffi.Module | None:
-    """The compiled module; None, with a warning, if it cannot be compiled."""
+    """Return the compiled module; None, with a warning, if it cannot be compiled."""
     try:
         return tvm_ffi.load_module(str(built()))
     except (OSError, RuntimeError, TileWeaveError) as error:
         warnings.warn(
-            "tileweave: calls of plans and operators are enqueued from Python, which takes longer: "
-            f"{error}; expected a C++17 compiler as c++ or in CXX ({_VARIABLE}=0 says that it is "
-            "meant so)",
+            "tileweave: calls of plans and operators are enqueued from Python, which is slower: "
+            f"{error}; expected a C++17 compiler as c++ or in CXX ({_VARIABLE}=0 silences this "
+            "warning)",
             stacklevel=2,
         )
         return None
 
 
 def built() -> Path:
-    """Return the compiled library; compile it if the cache holds none, or a damaged one.
+    """Return the compiled library; compile it if the cache contains none, or a damaged one.
 
     Raises:
-        TileWeaveError: there is no compiler, or it refuses.
+        TileWeaveError: there is no compiler, or compiling fails.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
@@ -71,26 +71,26 @@ def built() -> Path:
     lib = Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent
     includes = {tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path()}
     flags = ["-std=c++17", "-O2", "-shared", "-fPIC", *(f"-I{i}" for i in sorted(includes))]
-    # nodelete: what it made may outlive the module, as the end of Python has no order.
+    # nodelete: functions may outlive the module, as Python destroys objects in no fixed order.
     link = [f"-L{lib}", f"-Wl,-rpath,{lib},-z,nodelete", "-ltvm_ffi", "-ldl"]
     try:
-        words = shlex.split(compiler)
+        arguments = shlex.split(compiler)
     except ValueError as error:
         raise TileWeaveError(f"CXX={compiler!r}: {error}") from None
-    command = [*words, *flags, *map(str, SOURCES), *link]
-    said = "\0".join([*command, tvm_ffi.__version__, *(source.read_text() for source in SOURCES)])
-    stamp = hashlib.sha256(said.encode()).hexdigest()[:16]
+    command = [*arguments, *flags, *map(str, SOURCES), *link]
+    inputs = "\0".join([*command, tvm_ffi.__version__, *(source.read_text() for source in SOURCES)])
+    stamp = hashlib.sha256(inputs.encode()).hexdigest()[:16]
     path = Path(str(env.TILELANG_CACHE_DIR)) / "tileweave" / f"native-{stamp}.so"
     if not is_intact(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Several ranks may do so at once: each its own, the last one stays.
+        # Several ranks may compile at the same time: each in its own folder; the last one stays.
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
-            if done.returncode != 0:
-                raise TileWeaveError(f"{compiler} refuses the native part: {done.stderr[:2000]}")
-            _seal(made)
-            made.replace(path)
+            output = Path(folder) / path.name
+            result = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True)
+            if result.returncode != 0:
+                raise TileWeaveError(f"{compiler} refuses the native part: {result.stderr[:2000]}")
+            _seal(output)
+            output.replace(path)
     return path
 
 
@@ -109,7 +109,7 @@ def is_intact(path: Path) -> bool:
 def _seal(path: Path) -> None:
     """Append the digest of a library to it, where the loader ignores it.
 
-    In a file of its own it could belong to the library of another rank that compiles now.
+    In a separate file it could belong to the library of another rank that compiles concurrently.
     """
     digest = hashlib.sha256(path.read_bytes()).digest()
     with path.open("ab") as file:

@@ -1,4 +1,4 @@
-"""Files that users want written, refused before the work that fills them."""
+"""Output files of commands, checked before the work that fills them."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from pathlib import Path
 from ...builtins.errors import TileWeaveError
 
 
-def out_file(asks: str, file: str | Path) -> Path:
-    """Where to write.
+def out_file(option: str, file: str | Path) -> Path:
+    """Return the path of a file to write.
 
     Args:
-        asks: who wants to, such as ``bench: --json``.
+        option: that names the file, such as ``bench: --json``; for errors.
 
     Raises:
-        TileWeaveError: it is a folder, or lies in none that exists; or its name is too long.
+        TileWeaveError: the file is a folder, its folder does not exist, or its name is too long.
     """
     path = Path(file)
     try:
         is_folder = path.is_dir()
     except OSError as error:
-        raise _failed(asks, file, error) from None
+        raise _failed(option, file, error) from None
     if is_folder or not path.parent.is_dir():
-        raise TileWeaveError(f"{asks} {file}; expected a name in a folder that exists")
+        raise TileWeaveError(f"{option} {file}; expected a name in a folder that exists")
     return path
 
 
-def write_out(asks: str, file: str | Path, content: str | bytes) -> None:
-    """Write it; text as UTF-8.
+def write_out(option: str, file: str | Path, content: str | bytes) -> None:
+    """Write ``content`` to a file; text as UTF-8.
 
     Raises:
-        TileWeaveError: the system refuses.
+        TileWeaveError: the system cannot write the file.
     """
     try:
         Path(file).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        raise _failed(asks, file, error) from None
+        raise _failed(option, file, error) from None
 
 
-def _failed(asks: str, file: str | Path, error: OSError) -> TileWeaveError:
-    return TileWeaveError(f"{asks} {file}: {error.strerror}; expected a file that can be written")
+def _failed(option: str, file: str | Path, error: OSError) -> TileWeaveError:
+    return TileWeaveError(f"{option} {file}: {error.strerror}; expected a file that can be written")

@@ -14,13 +14,13 @@ from .heap import Heap, SymmetricTensor
 from .watchdog import Watchdog
 
 RESERVED_BYTES = 1 << 16
-"""Start of the heap, kept for the runtime: the words of the process's own barriers."""
+"""Bytes at the start of the heap that the runtime uses, for the words of its barriers."""
 _session: Session | None = None
 
 
 @dataclass(frozen=True)
 class Session:
-    """Everything the runtime holds while it is up."""
+    """State of the runtime between ``tw.init`` and ``tw.finalize``."""
 
     group: Group
     heap: Heap
@@ -28,7 +28,7 @@ class Session:
     watchdog: Watchdog
 
     def close(self) -> None:
-        """Give up what it holds. Kernels that use it must have ended on every rank."""
+        """Release the resources. Kernels that use them must have ended on all ranks."""
         self.watchdog.close()
         self.heap.close()
 
@@ -40,36 +40,41 @@ def enter(session: Session) -> None:
 
 
 def leave() -> Session:
-    """Return the session, which is no longer the current one."""
+    """Leave the current session and return it."""
     global _session
     session, _session = current(), None
     return session
 
 
 def current() -> Session:
-    """The session, or an error that says to call ``tw.init()``."""
+    """Return the current session.
+
+    Raises:
+        TileWeaveError: ``tw.init`` has not been called.
+    """
     if _session is None:
         raise TileWeaveError("tileweave: the runtime is not up; expected tw.init() before this")
     return _session
 
 
 def joined() -> Session | None:
-    """The session, if the runtime is up."""
+    """Return the current session, or None before ``tw.init``."""
     return _session
 
 
 def rank() -> int:
-    """Rank of this process in the group."""
+    """Return the rank of this process in the group."""
     return current().group.rank
 
 
 def world_size() -> int:
-    """Number of ranks in the group."""
+    """Return the number of ranks in the group."""
     return current().group.world_size
 
 
 def symmetric(shape: tuple[int, ...] | int, dtype: torch.dtype) -> SymmetricTensor:
-    """Allocate a zeroed symmetric tensor. Collective: every rank, same shape and type, same order.
+    """Allocate a zeroed symmetric tensor. Collective, with the same shapes and types in
+    the same order on all ranks.
 
     Args:
         shape: of one rank's copy, in elements.
@@ -79,8 +84,8 @@ def symmetric(shape: tuple[int, ...] | int, dtype: torch.dtype) -> SymmetricTens
         The tensor, with ``.all`` (world_size, *shape), ``.local`` and ``.peer(rank)``.
 
     Raises:
-        HeapExhausted: no room; names the bytes asked for and free.
-        TileWeaveError: ranks ask for different things, or a shape or type is not legal.
+        HeapExhausted: the heap is full; the error gives the requested and the free bytes.
+        TileWeaveError: the ranks' requests differ, or a shape or type is not legal.
     """
     heap = current().heap
     return heap.allocate(tuple(shape) if isinstance(shape, Sequence) else (shape,), dtype)

@@ -1,4 +1,4 @@
-"""The GPUs of this machine and how they are connected; each question is asked once a process."""
+"""GPUs of this machine and their connections, queried once per process."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Topology:
-    """What this process sees, in torch's order of devices.
+    """GPUs that this process sees, in torch's order of devices.
 
-    Where torch cannot use CUDA, all GPUs of the machine in NVML's order.
+    If torch cannot use CUDA, these are all GPUs of the machine in NVML's order.
 
     Attributes:
         gpus: the GPUs.
-        nvlinks: ``nvlinks[i][j]``: NVLink links over which GPUs i and j reach each other.
+        nvlinks: ``nvlinks[i][j]``: number of NVLink links between GPUs i and j.
         p2p: ``p2p[i][j]``: whether GPU i can access GPU j's memory.
         multicast: whether every GPU has NVLink multicast and nothing forbids its use.
-        multicast_refusal: why not, in words; empty where it has.
+        multicast_refusal: why multicast cannot be used; empty if it can.
         driver: version of the driver; empty if unknown.
-        notes: each question that found no answer, and why.
+        notes: each query that failed, and why.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -55,38 +55,38 @@ class Topology:
 
 
 class _Unavailable(Exception):
-    """A source of answers is missing; the message says which and why."""
+    """A source of information is missing; the message says which and why."""
 
 
 _lock = threading.Lock()
 
 
 def topology() -> Topology:
-    """The topology. Thread-safe; the first call asks, later calls return what it found.
+    """Return the topology. Thread-safe; the first call queries it, later calls return its result.
 
-    Asks NVML, or ``nvidia-smi`` where NVML cannot be had. Never raises: what cannot be found out is
+    The source is NVML, or ``nvidia-smi`` if NVML is missing. It never raises: unknown values are
     zero or False, with the reason in ``notes``.
     """
     with _lock:
-        return _ask()
+        return _query()
 
 
 @cache
-def _ask() -> Topology:
-    found, notes = Topology(), []
+def _query() -> Topology:
+    machine, notes = Topology(), []
     for source in (_nvml, _nvidia_smi):
         try:
-            found = source()
+            machine = source()
             break
         except _Unavailable as error:
             notes.append(str(error))
-    found = _as_torch_sees(found, notes)
-    refusal = _multicast_refusal(len(found.gpus))
+    machine = _as_torch_sees(machine, notes)
+    refusal = _multicast_refusal(len(machine.gpus))
     return replace(
-        found,
+        machine,
         multicast=not refusal,
         multicast_refusal=refusal,
-        notes=(*notes, *found.notes),
+        notes=(*notes, *machine.notes),
     )
 
 
@@ -148,8 +148,11 @@ def _nvml_p2p(nvml: Any, handles: list[Any], what: int, notes: list[str]) -> Mat
 
 
 def _nvml_links(nvml: Any, handles: list[Any], notes: list[str]) -> Matrix:
-    """Links that end at a GPU count for that pair; the others go to switches, which join all pairs
-    between which NVML reports NVLink."""
+    """Return the number of links between each two GPUs.
+
+    A link that ends at a GPU counts for that pair. The others end at switches, which connect all
+    pairs between which NVML reports NVLink.
+    """
     buses = [nvml.nvmlDeviceGetPciInfo(h).busId for h in handles]
     direct = [[0] * len(handles) for _ in handles]
     switched = [0] * len(handles)
@@ -210,8 +213,8 @@ def _nvidia_smi() -> Topology:
     links, writes = ask("-m"), ask("-p2p", "w")
 
     def count(i: int, j: int) -> int:
-        found = re.fullmatch(r"NV(\d+)", links.get((i, j), ""))
-        return int(found[1]) if found else 0
+        match = re.fullmatch(r"NV(\d+)", links.get((i, j), ""))
+        return int(match[1]) if match else 0
 
     return Topology(
         tuple(gpus),
@@ -231,16 +234,16 @@ def _smi(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _Unavailable(f"nvidia-smi: {_first_line(error)}") from None
     if done.returncode != 0:
-        said = _first_line(done.stderr.strip() or done.stdout.strip() or "no output")
+        output = _first_line(done.stderr.strip() or done.stdout.strip() or "no output")
         question = arguments[0].split("=")[0]
-        raise _Unavailable(f"nvidia-smi {question}: exit {done.returncode}: {said}")
+        raise _Unavailable(f"nvidia-smi {question}: exit {done.returncode}: {output}")
     return done.stdout
 
 
 def parse_matrix(text: str) -> dict[tuple[int, int], str]:
-    """The matrix between GPUs that ``nvidia-smi topo`` prints: (row, column) -> word.
+    """Parse the matrix between GPUs that ``nvidia-smi topo`` prints: (row, column) -> entry.
 
-    Other devices in it (network cards) and other columns (affinities) are left out.
+    Other devices (network cards) and other columns (affinities) are skipped.
     """
     entries: dict[tuple[int, int], str] = {}
     columns: list[int] = []
@@ -256,7 +259,7 @@ def parse_matrix(text: str) -> dict[tuple[int, int], str]:
 
 
 def _as_torch_sees(machine: Topology, notes: list[str]) -> Topology:
-    """``machine`` with the GPUs that torch has, in its order, and with CUDA's word on P2P."""
+    """Return ``machine`` with the GPUs that torch sees, in its order, and CUDA's report of P2P."""
     import torch
 
     try:
@@ -270,11 +273,11 @@ def _as_torch_sees(machine: Topology, notes: list[str]) -> Topology:
     uuids = [gpu.uuid for gpu in machine.gpus]
     places: list[int | None] = []
     gpus = []
-    for index, found in enumerate(properties):
-        uuid = str(found.uuid)
+    for index, gpu in enumerate(properties):
+        uuid = str(gpu.uuid)
         places.append(uuids.index(uuid) if uuid in uuids else None)
-        capability = (found.major, found.minor)
-        gpus.append(Gpu(found.name, found.total_memory, capability, uuid))
+        capability = (gpu.major, gpu.minor)
+        gpus.append(Gpu(gpu.name, gpu.total_memory, capability, uuid))
         if places[-1] is None and machine.gpus:
             notes.append(f"NVLink of GPU {index}: unknown, NVML has no GPU {uuid}")
 
@@ -286,7 +289,7 @@ def _as_torch_sees(machine: Topology, notes: list[str]) -> Topology:
 
 
 def _multicast_refusal(gpus: int) -> str:
-    """Why NVLink multicast cannot be used, or nothing. Only asks: nothing is created."""
+    """Return why NVLink multicast cannot be used; empty if it can. Only queries the driver."""
     if gpus == 0:
         return "there is no GPU"
     if os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST") == "1":

@@ -1,5 +1,5 @@
-"""Turns a wait that gave up on the GPU into words and a Python exception, on this rank and on its
-peers."""
+"""Turn a wait that timed out on the GPU into a report and a Python exception, on this rank and on
+its peers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .group import Group
 
 POLL_S = 0.005
 PEERS_EVERY_S = 0.5
-TOLD_S = 1.0
-"""For the device to finish its record and for the peers to be told."""
+PUBLISH_S = 1.0
+"""Time for the device to finish its record and for this rank to publish the report to the peers."""
 GRACE_S = 3.0
-"""For the main thread to come back to Python and raise."""
+"""Time for the main thread to return to Python and raise."""
 _KEY = "tileweave/deadlock"
 _ON_ONE_GPU = (
     "; ranks share a GPU, where a copy needs room on the SMs that a kernel which waits for it may "
@@ -42,10 +42,10 @@ _delivered = threading.Event()
 
 
 class Watchdog:
-    """A thread that looks at the record a kernel leaves and at what the peers say.
+    """Thread that polls the record that a kernel writes and the reports of the peers.
 
-    It prints the report at once, raises DeadlockError in the main thread, and, should that thread
-    be stuck in a call that never returns to Python, ends the process after a few seconds.
+    It prints the report immediately and raises DeadlockError in the main thread. If that thread is
+    stuck in a call that does not return to Python, it ends the process after a few seconds.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Watchdog:
             describe,
             timeout_s,
         )
-        # Its own connection: the main thread may stand in a call of the store for minutes.
+        # Its own connection: the main thread may block in a call of the store for minutes.
         self._store = group.store.clone() if group.store is not None else None
         self._stop = threading.Event()
-        self._told = threading.Event()
+        self._published = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tileweave-watchdog", daemon=True)
         self._thread.start()
 
@@ -70,19 +70,19 @@ class Watchdog:
         self._thread.join()
 
     def raise_if_deadlocked(self) -> None:
-        """Raise DeadlockError if a wait of this process has given up."""
+        """Raise DeadlockError if a wait of this process has timed out."""
         if self._record.state == Record.EMPTY:
             return
-        # Once the main thread has ended the interpreter, nobody tells the peers.
-        self._told.wait(TOLD_S)
+        # After the main thread ends the interpreter, no thread publishes to the peers.
+        self._published.wait(PUBLISH_S)
         raise DeadlockError(self.report())
 
     def report(self) -> str:
-        """The record in words."""
+        """Return the record as text."""
         r = self._record
         loc = LOCS.get(r.loc)
         unsigned = loc is not None and loc.dtype.startswith("uint")
-        # The device sign-extends what is signed.
+        # The device sign-extends signed values.
         expected, seen = (v if unsigned else ctypes.c_int64(v).value for v in (r.expected, r.seen))
         peer = f"a signal from rank {r.peer}" if r.peer >= 0 else "a signal"
         return (
@@ -93,41 +93,48 @@ class Watchdog:
         )
 
     def _watch(self) -> None:
-        looked = 0.0
+        polled = 0.0
         while not self._stop.wait(POLL_S):
             if self._record.state == Record.READY:
-                self._end(self.report(), tell=True)
+                self._end(self.report(), publish=True)
                 return
-            if self._store is not None and time.monotonic() - looked > PEERS_EVERY_S:
-                looked = time.monotonic()
-                if said := self._peers_say():
-                    self._end(f"tileweave: rank {self._group.rank} stops: {said}", tell=False)
+            if self._store is not None and time.monotonic() - polled > PEERS_EVERY_S:
+                polled = time.monotonic()
+                if report := self._report_of_peers():
+                    message = f"tileweave: rank {self._group.rank} stops: {report}"
+                    self._end(message, publish=False)
                     return
 
-    def _peers_say(self) -> str:
+    def _report_of_peers(self) -> str:
+        """Return the report that a peer has published; empty if there is none."""
         try:
             if self._store.check([_KEY]):
                 return self._store.get(_KEY).decode()
         except Exception:
-            return ""  # the store is gone: torchrun is ending the group
+            return ""  # the store has closed: torchrun is ending the group
         return ""
 
-    def _end(self, report: str, tell: bool) -> None:
+    def _end(self, report: str, publish: bool) -> None:
+        """End the process with a report."""
         global _report
         _report = report
         print(report, file=sys.stderr, flush=True)
-        if tell and self._store is not None:
+        if publish and self._store is not None:
             try:
                 self._store.set(_KEY, report)
             except Exception as error:
-                print(f"tileweave: could not tell the peers: {error}", file=sys.stderr, flush=True)
-        # A lost GPU context can hold up the end of the process for ever: leave before its teardown.
+                print(
+                    f"tileweave: could not publish to the peers: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        # A lost GPU context can block the end of the process forever: exit before its teardown.
         atexit.register(os._exit, 1)
         main = threading.main_thread()
         if main.ident is not None and not _delivered.is_set():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(main.ident), ctypes.py_object(DeadlockError)
             )
-        self._told.set()
+        self._published.set()
         if not _delivered.wait(GRACE_S):
             os._exit(1)

@@ -11,12 +11,12 @@ _kernel: tuple[Session, Kernel] | None = None
 
 
 def barrier(stream: torch.cuda.Stream | None = None) -> None:
-    """Every rank's ``stream`` waits here for every other rank's. Collective; the host does not
+    """Let ``stream`` of each rank wait for ``stream`` of all ranks. Collective; the host does not
     wait.
 
-    Work queued before it on any rank is complete and visible to work queued after it on every rank.
-    It is a kernel of one block, captured by CUDA graphs. After ``TILEWEAVE_TIMEOUT_S`` seconds
-    without a peer it gives up, see ``tw.DeadlockError``.
+    Work enqueued before the barrier on any rank is complete and visible to work enqueued after it
+    on all ranks. The barrier is a kernel of one block, and CUDA graphs can capture it. It times out
+    after ``TILEWEAVE_TIMEOUT_S`` seconds without a peer; see ``tw.DeadlockError``.
 
     Args:
         stream: by default torch's current stream.
@@ -29,7 +29,7 @@ def barrier(stream: torch.cuda.Stream | None = None) -> None:
 
 
 def prepare(session: Session) -> Kernel:
-    """The kernel of ``session``'s barrier; ``init`` compiles it, so that no call has to."""
+    """Return the kernel of ``session``'s barrier; ``init`` is the first caller and compiles it."""
     global _kernel
     if _kernel is None or _kernel[0] is not session:
         _kernel = (session, compiled(rank_barrier, {}, session))

@@ -1,4 +1,4 @@
-"""One rank of a node compiles, the others load what it compiled."""
+"""Compile on one rank of each node; the others load the result from the cache."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ T = TypeVar("T")
 
 
 def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
-    """Run ``compile`` on the first rank of each node, then on the others, which find it in the
-    cache.
+    """Run ``compile`` on the first rank of each node, then on the others, which find the result in
+    the cache.
 
-    Collective. A failure is an error on every rank of the group.
+    Collective. A failure on one rank is an error on all ranks of the group.
 
     Raises:
-        TileWeaveError: another rank failed; its message is inside.
+        TileWeaveError: another rank failed; the error includes its message.
     """
-    said = group.exchange("compile", what)
-    if len(set(said)) > 1:
+    programs = group.exchange("compile", what)
+    if len(set(programs)) > 1:
         raise TileWeaveError(
-            f"compile: the ranks compile different programs, {said}; expected the same on every "
-            "rank"
+            f"compile: the ranks compile different programs, {programs}; expected the same on "
+            "every rank"
         )
     result: list[T] = []
     for turn, ours in (("first", group.local_rank == 0), ("others", group.local_rank != 0)):

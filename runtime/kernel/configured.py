@@ -1,4 +1,4 @@
-"""Programs with the ``pass_configs`` they are compiled with."""
+"""Attach ``pass_configs`` to programs and plans."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..plans.traced_plan import TracedPlan
 
 
 def configured(op: str, program: Any, configs: Mapping[str, Any] | None) -> Any:
-    """``program``, compiled with those of ``configs`` that are ours; all kernels of a plan.
+    """Return ``program`` with TileWeave's options of ``configs``; a plan gets them for all kernels.
 
     Raises:
-        TileWeaveError: an option that there is not, or options for what is no program.
+        TileWeaveError: an option is unknown, or ``program`` is neither a program nor a plan.
     """
     if not configs:
         return program

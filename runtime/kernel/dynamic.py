@@ -1,4 +1,4 @@
-"""Programs that are compiled for each set of sizes with which they are called."""
+"""Kernels that are compiled for each set of sizes with which they are called."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .kernel import Kernel, capturing, compiled, tensors_of
 
 
 class DynamicKernel:
-    """A program with dynamic extents on which its inferred synchronisation depends.
+    """A program whose inferred synchronization depends on its dynamic extents.
 
-    Call it as a TileLang kernel. What orders its memory is proven for the sizes that run: the first
-    call with a set of sizes compiles, collectively, and the kernel is kept. ``at`` does so ahead.
-    Each set has counters and ``W.alloc_symmetric`` memory of its own. A ``W.Symmetric`` argument
-    may share memory with those of other sizes: between calls of different sizes is a rank barrier
-    on the stream.
+    Call it like a TileLang kernel. Its synchronization is proven for each set of sizes that runs:
+    the first call with a set compiles a kernel, collectively, and keeps it. ``at`` compiles ahead
+    of the call. Each set has its own counters and ``W.alloc_symmetric`` memory. ``W.Symmetric``
+    arguments of different sizes may share memory, so a rank barrier separates calls with different
+    sizes.
 
-    Every rank makes the same calls with the same sizes, in the same order.
+    All ranks make the same calls with the same sizes, in the same order.
 
     Attributes:
-        program: the ``T.prim_func`` it is made of.
-        kernels: the kernels compiled so far, by their sizes in the order of ``dynamic_sizes``.
+        program: the ``T.prim_func`` that it compiles.
+        kernels: sizes in the order of ``dynamic_sizes`` -> kernel compiled for them.
     """
 
     def __init__(self, program: tirx.PrimFunc, options: Mapping[str, Any]) -> None:
@@ -39,20 +39,20 @@ class DynamicKernel:
         self._parameters = parameters_of(program)
         outputs = _outputs(options["out_idx"])
         self._inputs = [p for i, p in enumerate(self._parameters) if i not in outputs]
-        self._shown: dict[Hashable, Kernel] = {}
-        """The kernels by the shapes of all arguments."""
+        self._by_shapes: dict[Hashable, Kernel] = {}
+        """Shapes of all arguments -> kernel."""
         self._turns = Turns()
 
     def at(self, **sizes: int) -> Kernel:
-        """The kernel for these sizes, compiled if it is not yet. Collective then.
+        """Return the kernel for these sizes; compile it, collectively, if it is not yet.
 
         Args:
-            sizes: of every dynamic extent, by name: ``kernel.at(M=4096)``.
+            sizes: name of each dynamic extent -> size: ``kernel.at(M=4096)``.
 
         Raises:
             LanguageError: accesses cannot be ordered for these sizes.
-            TileWeaveError: a size that is missing or that there is not, ranks with different sizes,
-                or a CUDA graph is being captured.
+            TileWeaveError: a size is missing or unknown, the ranks have different sizes, or a CUDA
+                graph is being captured.
         """
         program = with_sizes(self.program, sizes)
         key = tuple(sizes[name] for name in dynamic_sizes(self.program))
@@ -61,7 +61,7 @@ class DynamicKernel:
         return self.kernels[key]
 
     def runs(self, program: tirx.PrimFunc) -> bool:
-        """Whether ``program`` is its own for some sizes."""
+        """Return whether ``program`` is this program specialized for some sizes."""
         sizes = sizes_of(program)
         return bool(sizes) and program.same_as(specialize_sizes(self.program, sizes))
 
@@ -72,11 +72,11 @@ class DynamicKernel:
                 "before a CUDA graph is captured"
             )
         session = current()
-        said = session.group.exchange("sizes", named(program))
-        if len(set(said)) > 1:
+        programs = session.group.exchange("sizes", named(program))
+        if len(set(programs)) > 1:
             raise TileWeaveError(
-                f"{named(program)}: the ranks compile for different sizes, {said}; expected the "
-                "same sizes on every rank"
+                f"{named(program)}: the ranks compile for different sizes, {programs}; expected "
+                "the same sizes on every rank"
             )
         return compiled(program, dict(self._options), session)
 
@@ -84,20 +84,20 @@ class DynamicKernel:
         positional, named_ones = tensors_of(args, kwargs)
         shapes = tuple(_shape(a) for a in positional)
         key = (shapes, *((name, _shape(a)) for name, a in named_ones.items()))
-        kernel = self._shown.get(key)
+        kernel = self._by_shapes.get(key)
         if kernel is None:
-            kernel = self._shown[key] = self._found(positional, named_ones)
+            kernel = self._by_shapes[key] = self._kernel_for(positional, named_ones)
         if any(p.symmetric for p in self._inputs):
             self._turns.take(kernel)
         return kernel(*positional, **named_ones)
 
-    def _found(self, positional: list[Any], named_ones: dict[str, Any]) -> Kernel:
-        """The kernel for the sizes that the arguments show."""
+    def _kernel_for(self, positional: list[Any], named_ones: dict[str, Any]) -> Kernel:
+        """Return the kernel for the sizes that the shapes of the arguments imply."""
         name = self.program.attrs["global_symbol"]
-        given = {p.name: a for p, a in zip(self._inputs, positional, strict=False)} | named_ones
+        arguments = {p.name: a for p, a in zip(self._inputs, positional, strict=False)} | named_ones
         shapes: dict[str, Shape] = {}
         for p in self._inputs:
-            if p.shape is not None and (shape := _shape(given.get(p.name))) is not None:
+            if p.shape is not None and (shape := _shape(arguments.get(p.name))) is not None:
                 world_size = current().group.world_size
                 if p.symmetric and (len(shape) == 0 or shape[0] != world_size):
                     raise TileWeaveError(
@@ -114,11 +114,11 @@ class DynamicKernel:
         return self.at(**sizes)
 
     def free(self) -> None:
-        """Give the hidden memory of all sizes back; no launch may follow. Collective, in the same
-        order everywhere."""
+        """Free the implicit memory of all sizes; no launch may follow. Collective, in the same
+        order on all ranks."""
         for kernel in self.kernels.values():
             kernel.free()
-        self.kernels, self._shown = {}, {}
+        self.kernels, self._by_shapes = {}, {}
 
     def __repr__(self) -> str:
         name, sizes = self.program.attrs["global_symbol"], ", ".join(dynamic_sizes(self.program))
@@ -126,16 +126,18 @@ class DynamicKernel:
 
 
 class Turns:
-    """Keeps calls apart that may use the same symmetric memory and know nothing of each other:
-    those of kernels for different sizes, each with counters of its own."""
+    """Order of calls of kernels for different sizes, which may use the same symmetric memory.
+
+    Each kernel has its own counters, so nothing else orders these calls.
+    """
 
     def __init__(self) -> None:
         self._last: Hashable = None
         self._replayed = False
-        """Whether some call is in a CUDA graph, which may be replayed at any time."""
+        """Whether a CUDA graph has captured a call; it may be replayed at any time."""
 
     def take(self, kernel: Hashable) -> None:
-        """Let torch's current stream wait for all ranks, unless the last call was the same."""
+        """Let torch's current stream wait for all ranks, unless the last call used this kernel."""
         self._replayed |= capturing()
         if self._replayed or self._last not in (None, kernel):
             barrier()

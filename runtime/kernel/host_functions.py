@@ -1,4 +1,4 @@
-"""Functions that the host part of a compiled program calls at each launch.
+"""Functions that the host code of a compiled program calls at each launch.
 
 The pass ``bind_runtime`` inserts the calls.
 """
@@ -18,7 +18,7 @@ from ..host.native import library
 from ..host.session import Session, current
 
 _Words = ctypes.POINTER(ctypes.c_int64)
-"""A TVMFFIAny is two words; its value stands in the second."""
+"""A TVMFFIAny is two 64-bit words; the second one holds the value."""
 
 _VALUES: dict[str, Callable[[Session], int]] = {
     CONTEXT: lambda session: session.context.address,
@@ -28,22 +28,25 @@ _VALUES: dict[str, Callable[[Session], int]] = {
 
 
 def register() -> None:
-    """Register the functions that ``bind_runtime`` makes programs call."""
+    """Register the functions to which ``bind_runtime`` inserts calls."""
     tvm_ffi.register_global_func(BIND, f=_bind, override=True)
     tvm_ffi.register_global_func(REQUIRE_MULTICAST, f=require_multicast, override=True)
 
 
-def say(session: Session | None) -> None:
-    """Let the native part, or Python if there is none, answer for ``session`` from now on; for None
-    nobody does."""
+def bind_session(session: Session | None) -> None:
+    """Bind the values of ``session`` at all later launches; None unbinds them.
+
+    The native part binds them, or Python if there is none.
+    """
     native = library()
     if native is not None:
-        values = {} if session is None else {name: of(session) for name, of in _VALUES.items()}
-        native.say(_bind, values)
+        values = {} if session is None else {name: get(session) for name, get in _VALUES.items()}
+        native.bind_session(_bind, values)
     tvm_ffi.register_global_func(BIND, f=_bind if native is None else native.bind, override=True)
 
 
 def _bind(slots: ctypes.c_void_p, names: str) -> None:
+    """Write the values of ``names``, separated by commas, to ``slots`` on the host's stack."""
     session = current()
     words = ctypes.cast(slots, _Words)
     for index, name in enumerate(names.split(",")):
@@ -51,12 +54,12 @@ def _bind(slots: ctypes.c_void_p, names: str) -> None:
 
 
 def require_multicast(kernel: str) -> None:
-    """Raise TileWeaveError, naming ``kernel``, where the machine has no usable multicast."""
+    """Raise TileWeaveError with the name ``kernel`` if the machine has no usable multicast."""
     from ..host.topology import topology
 
     multicast = topology().multicast
     if not multicast:
         raise TileWeaveError(
             f"{kernel}: uses multimem instructions, but this machine has no usable NVLink "
-            "multicast; expected one that has (`tileweave doctor` says why not)"
+            "multicast; expected a machine that has it (`tileweave doctor` says why not)"
         )

@@ -31,13 +31,16 @@ from .warm import warm
 
 
 class Kernel:
-    """A compiled program: call it as a TileLang kernel; symmetric tensors may be passed as they
-    are.
+    """A compiled program: call it like a TileLang kernel; symmetric tensors are accepted.
 
-    Attributes of the TileLang kernel inside (``get_kernel_source``, ``get_profiler``, ...) are its
-    own too; ``program`` is the ``T.prim_func`` it was made of. ``implicit`` is the memory that the
-    compiler added, by name: counters, and what ``W.alloc_symmetric`` asks for; ``implicit_tensors``
-    the same as torch tensors, of all ranks where it is symmetric.
+    It also has the attributes of the TileLang kernel inside (``get_kernel_source``,
+    ``get_profiler``, ...).
+
+    Attributes:
+        kernel: the TileLang kernel.
+        program: the ``T.prim_func`` that was compiled.
+        implicit: name -> memory that the compiler added: counters, and ``W.alloc_symmetric``.
+        implicit_tensors: name -> this memory as a torch tensor, of all ranks if symmetric.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Kernel:
     ) -> None:
         """
         Args:
-            session: in which it is compiled, with which its memory goes.
+            session: in which it is compiled; the end of the session frees its memory.
         """
         self._session = session
         self.kernel, self.program, self.implicit = kernel, program, implicit
@@ -70,7 +73,7 @@ class Kernel:
             raise
 
     def require(self, session: Session) -> None:
-        """Raise TileWeaveError unless it was compiled in ``session``."""
+        """Raise TileWeaveError if it was compiled in another session than ``session``."""
         if self._session is not None and self._session is not session:
             raise TileWeaveError(
                 f"{self.program.attrs['global_symbol']}: compiled before tw.finalize; expected "
@@ -79,14 +82,17 @@ class Kernel:
 
     @cached_property
     def _inputs(self) -> list[Parameter]:
-        """What a call gives: of the program's parameters those that are no outputs."""
+        """Parameters that are arguments of a call: those of the program that are no outputs."""
         outputs = getattr(getattr(self.kernel, "adapter", None), "result_idx", None) or ()
         return [p for i, p in enumerate(parameters_of(self.program)) if i not in outputs]
 
     @cached_property
     def launch(self) -> Callable[..., Any]:
-        """Takes all tensors and numbers of the program, then the hidden ones, and launches on
-        torch's current stream: what TileLang compiled, without what stands before it."""
+        """Function that launches on torch's current stream: TileLang's compiled function without
+        its Python adapter.
+
+        Its arguments are all tensors and numbers of the program, then the implicit ones.
+        """
         adapter = getattr(self.kernel, "adapter", None)
         if not isinstance(adapter, TVMFFIKernelAdapter) or adapter.result_idx:
             return self.kernel
@@ -94,9 +100,10 @@ class Kernel:
         return (compiled.jit() if isinstance(compiled, Executable) else compiled)["main"]
 
     def free(self) -> None:
-        """Give hidden memory back; no launch may follow. Collective, in the same order everywhere.
+        """Free the implicit memory; no launch may follow. Collective, in the same order on all
+        ranks.
 
-        ``tw.finalize`` does it for all that is left.
+        ``tw.finalize`` frees the memory of all remaining kernels.
         """
         for memory in self.implicit.values():
             if isinstance(memory, SymmetricTensor) and memory.is_live:
@@ -104,16 +111,16 @@ class Kernel:
         self.implicit, self.implicit_tensors = {}, {}
 
     def __getattr__(self, name: str) -> Any:
-        if name == "kernel":  # of a copy that has nothing yet
+        if name == "kernel":  # of a copy whose attributes are not set yet
             raise AttributeError(name)
         return getattr(self.kernel, name)
 
 
 def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) -> Kernel:
-    """``func``, which needs no sizes, compiled and loaded. Collective.
+    """Compile and load ``func``, which needs no sizes. Collective.
 
     Args:
-        options: those of ``tilelang.compile``.
+        options: options of ``tilelang.compile``.
     """
     name = str(func.attrs["global_symbol"])
     program = for_group(func, session)
@@ -127,8 +134,8 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
 
 
 def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
-    """``func`` with the group's size, the heap's stride and all that is inferred: what TileLang
-    compiles."""
+    """Return the program that TileLang compiles: ``func`` with the group's size, the heap's stride
+    and the inferred synchronization."""
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
     mod = passes.run_group(mod, session.group.world_size, session.heap.stride)
     (program,) = mod.functions.values()
@@ -136,24 +143,24 @@ def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
 
 
 def capturing() -> bool:
-    """Whether torch's current stream is recorded into a CUDA graph."""
+    """Return whether a CUDA graph captures torch's current stream."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _memories(
     implicit: Iterable[Implicit], session: Session
 ) -> dict[str, torch.Tensor | SymmetricTensor]:
-    """All of them, by name, or none."""
-    made: dict[str, torch.Tensor | SymmetricTensor] = {}
+    """Allocate all implicit parameters, by name; if one fails, free the others."""
+    memories: dict[str, torch.Tensor | SymmetricTensor] = {}
     try:
-        for each in implicit:
-            made[each.name] = _memory(each, session)
+        for parameter in implicit:
+            memories[parameter.name] = _memory(parameter, session)
     except HeapExhausted:
-        for memory in made.values():
+        for memory in memories.values():
             if isinstance(memory, SymmetricTensor):
                 memory.free()
         raise
-    return made
+    return memories
 
 
 def _memory(implicit: Implicit, session: Session) -> torch.Tensor | SymmetricTensor:
@@ -164,7 +171,7 @@ def _memory(implicit: Implicit, session: Session) -> torch.Tensor | SymmetricTen
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call, symmetric tensors replaced by their torch tensors of all ranks."""
+    """Return the arguments of a call, with the torch tensor of all ranks for a symmetric tensor."""
 
     def tensor(argument: Any) -> Any:
         return argument.all if isinstance(argument, SymmetricTensor) else argument

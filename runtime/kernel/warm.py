@@ -1,8 +1,8 @@
-"""Load a compiled program's module before anything overlaps.
+"""Load a compiled program's module before its kernels overlap with others.
 
-CUDA loads a module at its first launch, and loading may wait for kernels that run: a first launch
-beside a kernel that spins can hang. So the launch is recorded once, into a graph that is thrown
-away: everything is loaded, nothing runs.
+CUDA loads a module at its first launch, and loading may wait for running kernels: a first launch
+concurrent with a spinning kernel can hang. Therefore the launch is captured once into a graph that
+is discarded: CUDA loads the module, and nothing runs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from tvm.tirx.stmt_functor import post_order_visit, substitute
 from ..host.session import Session
 
 SCALAR = 1
+"""Stand-in for scalars."""
 EXTENT = 128
-"""What stands in for sizes that only a call knows; a TMA descriptor takes it for every type."""
+"""Stand-in for dynamic extents; a TMA descriptor accepts it for each type."""
 
 
 def warm(kernel: JITKernel, session: Session) -> bool:
     """Load ``kernel`` on this GPU without running it.
 
     Returns:
-        False, with a warning, if the program takes none of the stand-ins: call such a kernel once
-            before overlapping it.
+        False, with a warning, if the program refuses the stand-ins: call such a kernel once before
+            overlapping it.
     """
     graph = torch.cuda.CUDAGraph()
     try:
@@ -46,7 +47,7 @@ def warm(kernel: JITKernel, session: Session) -> bool:
 
 
 def _stand_ins(kernel: JITKernel, session: Session) -> list[Any]:
-    """Arguments of the right types that are never looked at."""
+    """Return arguments of the right types; the kernel never accesses their memory."""
     func = kernel.prim_func
     outputs = {i % len(func.params) for i in kernel.out_idx or ()}
     scalars = {p: tirx.IntImm(p.dtype, SCALAR) for p in func.params if "int" in str(p.dtype)}
@@ -69,7 +70,7 @@ def _stand_ins(kernel: JITKernel, session: Session) -> list[Any]:
 
 
 def _extent(expr: Any, scalars: dict[tirx.Var, tirx.PrimExpr]) -> int:
-    """``expr`` with every symbol in it replaced by its stand-in."""
+    """Return ``expr`` with each symbol replaced by its stand-in."""
     symbols: dict[tirx.Var, tirx.PrimExpr] = {}
 
     def collect(node: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,14 +26,14 @@ _WORDS = ("int32", "uint32")
 
 
 class PlanBuilder:
-    """What the function of a plan gets as its first argument: says the steps of this rank.
+    """First argument of a plan's function: each method appends a step of this rank.
 
-    Every step takes ``stream``: the name of a side stream, or None for the caller's. Side streams
-    start after what the caller's stream did before the call, and the caller's stream goes on after
-    all of them have ended.
+    Each method accepts ``stream``: the name of a side stream, or None for the caller's stream. Side
+    streams start after the operations that the caller enqueued before the call, and the caller's
+    stream continues after all side streams have ended.
 
     Attributes:
-        rank, world_size: of the group, as numbers.
+        rank, world_size: of the group, as integers.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -41,19 +41,19 @@ class PlanBuilder:
         self.steps: list[Step] = []
 
     def peers(self) -> Iterator[int]:
-        """The other ranks, each rank's right neighbour first, so that no two ranks write to the
-        same one at the same time."""
+        """Iterate over the other ranks, each rank's right neighbor first, so that no two ranks
+        write to the same rank at the same time."""
         return ((self.rank + i) % self.world_size for i in range(1, self.world_size))
 
     def copy(self, dst: Region, src: Region, *, stream: str | None = None) -> None:
-        """Copy ``src`` to ``dst``, own or a peer's, by a copy engine.
+        """Copy ``src`` to ``dst`` with a copy engine; each is own memory or a peer's.
 
-        Between GPUs it takes no SM. Within one GPU it does: put no such copy behind a kernel that
-        waits for it.
+        A copy between GPUs uses no SM. A copy within one GPU does: do not put it after a kernel
+        that waits for it.
 
         Args:
-            dst, src: regions of the same shape and type; of a symmetric tensor, in one rank's
-                part. Both are rows at a constant distance, the last axes without gaps.
+            dst, src: regions of the same shape and type; of a symmetric tensor, in the part of one
+                rank. Both are rows at a constant distance, contiguous along the last axes.
         """
         for side, region in (("dst", dst), ("src", src)):
             self._require_region("copy", side, region)
@@ -78,9 +78,11 @@ class PlanBuilder:
         self._add(Copy, stream, dst=dst, src=src, rows=rows)
 
     def write_value(self, dst: Region, value: int, *, stream: str | None = None) -> None:
-        """Write a word, own or a peer's: a release at sys scope of all that the stream did before.
+        """Write a word, own or a peer's: a release at sys scope of the earlier operations of the
+        stream.
 
-        ``value`` is a constant in a CUDA graph; ``copy_value`` is not.
+        A CUDA graph records ``value`` as a constant; ``copy_value`` reads a new value at each
+        replay.
 
         Args:
             dst: one element of an int32 or uint32 tensor.
@@ -95,15 +97,16 @@ class PlanBuilder:
 
     def copy_value(self, dst: Region, src: Region, *, stream: str | None = None) -> None:
         """Copy a word from own memory to a flag, own or a peer's: a release at sys scope, as
-        ``write_value``, of a value that a CUDA graph finds anew at each replay.
+        ``write_value``. A CUDA graph reads the value again at each replay.
 
         Args:
             dst: one element of an int32 or uint32 tensor.
-            src: the same of a tensor in own memory; what writes it comes before in the stream.
+            src: one element of a tensor of the same type in own memory; its writer comes before the
+                copy in the stream.
 
-        Source: the copy starts after what is before it in the stream has ended, and moves an
-        aligned word at once. NCCL's copy-engine collectives signal in this way, to streams that
-        wait; CUDA promises nothing to a kernel that polls the word.
+        Source: the copy starts after the earlier operations of the stream have ended, and moves an
+        aligned word atomically. NCCL's copy-engine collectives signal to waiting streams in this
+        way; CUDA guarantees nothing to a kernel that polls the word.
         """
         self._require_word("copy_value", "dst", dst)
         self._require_own_word("copy_value", "src", src)
@@ -112,20 +115,21 @@ class PlanBuilder:
         self._add(CopyValue, stream, dst=dst, src=src)
 
     def wait_value(self, flag: Region, value: int, *, stream: str | None = None) -> None:
-        """What follows in the stream comes after a word in own memory has reached ``value``: an
-        acquire at sys scope of what a kernel, also one that goes on, or a peer has released.
+        """Let the stream wait until a word in own memory has reached ``value``: an acquire at sys
+        scope of what a peer or a kernel, possibly one that still runs, has released.
 
-        It takes no SM. Say what signals the word before it, in another stream. ``write_value``
-        behind the wait resets the word, for the next call or replay of a CUDA graph.
+        The wait uses no SM. Append the signal of the word before the wait, in another stream.
+        ``write_value`` after the wait resets the word for the next call or the next replay of a
+        CUDA graph.
 
         Args:
             flag: one element of an int32 or uint32 tensor.
-            value: an integer, taken modulo 2**32. The word has reached it while it is at most
-                2**31 - 1 above, across wrap-around.
+            value: an integer, taken modulo 2**32. The wait ends when the word exceeds
+                it by 0 to 2**31 - 1, modulo 2**32.
 
         Source: CUDA driver API, cuStreamBatchMemOp, as cuStreamWaitValue32 with
-        CU_STREAM_WAIT_VALUE_GEQ; CUDA itself does not know of this order, so the host enqueues what
-        signals before what waits.
+        CU_STREAM_WAIT_VALUE_GEQ; CUDA does not track this dependency, so the host enqueues the
+        signal before the wait.
         """
         self._require_own_word("wait_value", "flag", flag)
         value = self._integer("wait_value", value)
@@ -134,59 +138,67 @@ class PlanBuilder:
     def launch(self, kernel: Any, *args: Any, stream: str | None = None) -> None:
         """Launch a kernel on whole tensors of the plan.
 
-        A kernel whose synchronisation is inferred is compiled for each set of dynamic sizes; its
-        arguments show them.
+        A kernel with inferred synchronization is compiled for each set of dynamic sizes, which are
+        taken from the shapes of its arguments.
 
         Args:
-            kernel: a ``@T.prim_func``, compiled once for the group; or what ``tw.compile`` made of
-                it, for GPUs only.
-            args: its arguments in order: parameters of the plan and numbers. None is left out.
+            kernel: a ``@T.prim_func``, compiled once for the group; or a result of ``tw.compile``,
+                which runs only on GPUs.
+            args: its arguments in order: parameters of the plan and numbers. None is skipped.
         """
         args = tuple(value for value in args if value is not None)
         compiled = isinstance(kernel, (Kernel, DynamicKernel))
         program = kernel.program if compiled else kernel
         if not isinstance(program, tirx.PrimFunc):
             raise self._refused("launch", f"kernel={kernel!r}", "a T.prim_func or a tw.compile()d")
-        name = str(program.attrs["global_symbol"])
+        op = f"launch of {program.attrs['global_symbol']}"
         parameters = parameters_of(program)
         if len(args) != len(parameters):
-            raise self._refused(
-                f"launch of {name}",
-                f"{len(args)} arguments",
-                f"{len(parameters)}: {', '.join(p.name for p in parameters)}",
-            )
-        args = tuple(map(partial(self._argument, f"launch of {name}"), parameters, args))
-        taken: dict[str, str] = {}
-        for p, value in zip(parameters, args, strict=True):
-            if not p.symmetric:
-                continue
-            if taken.setdefault(value.parameter.name, p.name) != p.name:
-                both = f"{taken[value.parameter.name]} and {p.name}"
-                raise self._refused(
-                    f"launch of {name}", f"{both} are both {value.parameter.name}",
-                    "a tensor for each, since each is synchronised by itself",
-                )  # fmt: skip
-        given = {
-            p.name: value.shape[1:] if p.symmetric else value.shape
-            for p, value in zip(parameters, args, strict=True)
-            if p.shape is not None
-        }
-        for p_name, shape in shapes_of(parameters, given, f"launch of {name}").items():
-            if given[p_name] != shape:
-                raise self._refused(
-                    f"launch of {name}", f"{p_name} has shape {given[p_name]}", str(shape)
-                )
+            names = ", ".join(p.name for p in parameters)
+            raise self._refused(op, f"{len(args)} arguments", f"{len(parameters)}: {names}")
+        args = tuple(map(partial(self._argument, op), parameters, args))
         arguments = dict(zip((p.name for p in parameters), args, strict=True))
-        sizes = shown_sizes(parameters, given)
+        self._require_distinct(op, parameters, arguments)
+        sizes = self._sizes(op, parameters, arguments)
         self._add(
             Launch, stream, kernel=kernel, program=program, arguments=arguments, sizes=sizes
         )  # fmt: skip
 
+    def _require_distinct(
+        self, op: str, parameters: Iterable[Parameter], arguments: Mapping[str, Any]
+    ) -> None:
+        """Refuse a symmetric tensor that is the argument of two parameters of a kernel."""
+        names: dict[str, str] = {}
+        """Name of a symmetric tensor of the plan -> name of the kernel's parameter."""
+        for p in parameters:
+            if not p.symmetric:
+                continue
+            tensor = arguments[p.name].parameter.name
+            if names.setdefault(tensor, p.name) != p.name:
+                raise self._refused(
+                    op, f"{names[tensor]} and {p.name} are both {tensor}",
+                    "a tensor for each, because each is synchronized by itself",
+                )  # fmt: skip
+
+    def _sizes(
+        self, op: str, parameters: Sequence[Parameter], arguments: Mapping[str, Any]
+    ) -> dict[str, int]:
+        """Return the dynamic extents of a kernel; refuse shapes that are not the declared ones."""
+        shapes = {
+            p.name: arguments[p.name].shape[1:] if p.symmetric else arguments[p.name].shape
+            for p in parameters
+            if p.shape is not None
+        }
+        for name, expected in shapes_of(parameters, shapes, op).items():
+            if shapes[name] != expected:
+                raise self._refused(op, f"{name} has shape {shapes[name]}", str(expected))
+        return shown_sizes(parameters, shapes)
+
     def wait_stream(self, other: str | None, *, stream: str | None = None) -> None:
-        """``stream`` goes on after all that was enqueued in ``other`` so far.
+        """Let ``stream`` wait for the operations enqueued in ``other`` so far.
 
         Args:
-            other: a stream that has steps; None is the caller's.
+            other: a stream that has steps; None is the caller's stream.
         """
         if other is not None and other not in [s.stream for s in self.steps]:
             raise self._refused("wait_stream", f"other={other!r} has no steps", "one that has")

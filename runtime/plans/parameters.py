@@ -1,4 +1,4 @@
-"""What a program or a plan takes: tensors and scalars, by name, type and shape."""
+"""Parameters of programs and plans: tensors and scalars, with name, type and shape."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter.
+    """Parameter of a program or a plan.
 
     Attributes:
-        dtype: of an element, or of the scalar, in TileLang's words.
-        shape: extents, numbers or expressions; of one rank's part if ``symmetric``; None for a
-            scalar.
+        dtype: of an element, or of the scalar, named as in TileLang.
+        shape: extents, each an integer or an expression; of one rank's part if ``symmetric``;
+            None for a scalar.
     """
 
     name: str
@@ -37,7 +37,8 @@ class Parameter:
 
     @staticmethod
     def of(name: str, annotation: Any) -> Parameter | None:
-        """The parameter that an annotation of a ``T.prim_func`` declares; None if it is none."""
+        """Return the parameter that an annotation of a ``T.prim_func`` declares; None if the
+        annotation declares none."""
         if isinstance(annotation, tirx.Buffer):
             symmetric = is_symmetric(annotation)
             shape = tuple(int(e) if isinstance(e, tirx.IntImm) else e for e in annotation.shape)
@@ -50,14 +51,14 @@ class Parameter:
 
     @property
     def extents(self) -> tuple:
-        """Those of its shape; of a scalar none."""
+        """Extents of the shape; none for a scalar."""
         return self.shape or ()
 
     def number(self, value: Any) -> int | float:
-        """``value`` as Python's number, where it is one of this scalar's type.
+        """Return ``value`` as a Python number.
 
         Raises:
-            ValueError: it is not; says what is expected.
+            ValueError: ``value`` is not legal for this scalar's type; the message is what is legal.
         """
         kind, what = numbers.Real, "a number"
         if "int" in self.dtype:
@@ -73,67 +74,71 @@ class Parameter:
         return int(value)
 
     def across(self, shape: Shape, world_size: int) -> Shape:
-        """The shape a program sees of a tensor whose part is ``shape``: with the rank axis."""
+        """Return the shape that a program sees: ``shape`` of one rank's part, with the rank axis
+        in front if the tensor is symmetric."""
         return (world_size, *shape) if self.symmetric else shape
 
 
 def key_of(number: Any) -> Hashable:
-    """What tells a scalar from every other: 0.0 equals -0.0, and 1 equals 1.0."""
+    """Return a key that distinguishes scalars which compare equal: 0.0 and -0.0, or 1 and 1.0."""
     return type(number), repr(number)
 
 
 @lru_cache(maxsize=256)
 def parameters_of(func: tirx.PrimFunc) -> tuple[Parameter, ...]:
-    """The parameters of a ``T.prim_func`` not yet compiled for a group."""
-    found = []
+    """Return the parameters of a ``T.prim_func`` that is not yet compiled for a group."""
+    parameters = []
     for param in func.params:
         buffer = func.buffer_map.get(param)
         if buffer is None:
-            found.append(Parameter(param.name, str(param.dtype)))
+            parameters.append(Parameter(param.name, str(param.dtype)))
         else:
-            found.append(Parameter.of(buffer.name, buffer))
-    return tuple(found)
+            parameters.append(Parameter.of(buffer.name, buffer))
+    return tuple(parameters)
 
 
 def dynamic_extents(parameters: Iterable[Parameter]) -> dict[str, tirx.Var]:
-    """The extents that are known only when the program runs, by name."""
+    """Return the extents that are known only when the program runs, by name."""
     return {e.name: e for p in parameters for e in p.extents if isinstance(e, tirx.Var)}
 
 
 def bound(
     where: str, parameters: Iterable[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The arguments of a call in the order of ``parameters``.
+    """Return the arguments of a call in the order of ``parameters``.
 
     Raises:
-        TileWeaveError: one that is missing, or that there is not.
+        TileWeaveError: an argument is missing or unknown.
     """
     kind, names = inspect.Parameter.POSITIONAL_OR_KEYWORD, [p.name for p in parameters]
     try:
         signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
-        given = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise TileWeaveError(f"{where}: {error}; expected ({', '.join(names)})") from None
-    return tuple(given.values())
+    return tuple(arguments.values())
 
 
 def shapes_of(
-    parameters: Iterable[Parameter], given: Mapping[str, Shape], where: str,
+    parameters: Iterable[Parameter], shapes: Mapping[str, Shape], where: str,
     extents: Mapping[str, int] | None = None,
 ) -> dict[str, Shape]:  # fmt: skip
-    """The declared shape of every tensor; those of the tensors given show what is dynamic.
+    """Return the declared shape of each tensor, with dynamic extents taken from the shapes of the
+    tensors in ``shapes``.
 
     Args:
-        extents: dynamic ones by name, as far as they are told rather than shown.
+        shapes: name of a tensor -> shape.
+        extents: name of a dynamic extent -> size, for those that the caller specifies.
 
     Raises:
-        TileWeaveError: an extent that nothing given shows, or a tensor with other axes.
+        TileWeaveError: the size of an extent is unknown, or a tensor has another number of axes.
     """
     tensors = [p for p in parameters if p.shape is not None]
-    sizes = shown_sizes(tensors, given, extents)
+    sizes = shown_sizes(tensors, shapes, extents)
     for p in tensors:
-        shape = given.get(p.name, p.extents)
-        if len(shape) != len(p.extents) and dynamic_extents([p]):  # the size is not what is missing
+        shape = shapes.get(p.name, p.extents)
+        # Checked first: otherwise the error would say that a size is missing.
+        if len(shape) != len(p.extents) and dynamic_extents([p]):
             raise TileWeaveError(
                 f"{where}: {p.name} has shape {shape}; expected {len(p.extents)} axes"
             )
@@ -141,14 +146,14 @@ def shapes_of(
 
 
 def shown_sizes(
-    parameters: Iterable[Parameter], given: Mapping[str, Shape],
+    parameters: Iterable[Parameter], shapes: Mapping[str, Shape],
     extents: Mapping[str, int] | None = None,
 ) -> dict[str, int]:  # fmt: skip
-    """The dynamic extents that are told, or that the shapes given show, by name."""
+    """Return the dynamic extents by name: ``extents``, and those that ``shapes`` show."""
     sizes = dict(extents or {})
     for p in parameters:
-        if p.shape is not None and len(given.get(p.name, ())) == len(p.shape):
-            for extent, size in zip(p.shape, given[p.name], strict=True):
+        if p.shape is not None and len(shapes.get(p.name, ())) == len(p.shape):
+            for extent, size in zip(p.shape, shapes[p.name], strict=True):
                 if isinstance(extent, tirx.Var):
                     sizes.setdefault(extent.name, int(size))
     return sizes
@@ -171,5 +176,5 @@ def _size(extent: Any, sizes: Mapping[str, int], p: Parameter, where: str) -> in
             f"its size: {', '.join(f'{n}=...' for n in missing)} "
             f"({' '.join(f'--size {n}=...' for n in missing)} on the command line)"
         )
-    known = {v: tirx.IntImm(v.dtype, sizes[name]) for name, v in variables.items()}
-    return int(tvm.arith.Analyzer().simplify(substitute(extent, known)))
+    constants = {v: tirx.IntImm(v.dtype, sizes[name]) for name, v in variables.items()}
+    return int(tvm.arith.Analyzer().simplify(substitute(extent, constants)))

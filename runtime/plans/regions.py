@@ -1,4 +1,4 @@
-"""Parts of tensors, as plans name them, and the rows that a copy engine moves."""
+"""Regions of tensors in the steps of plans, and the rows that a copy engine moves."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .parameters import Parameter, Shape
 
 
 class RegionError(TileWeaveError, IndexError):
-    """An index outside of a tensor, or of a kind that a region cannot have."""
+    """An index is outside of a tensor, or is neither an integer nor a slice."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """Part of a tensor parameter, or all of it: what steps read and write.
+    """Box of elements of a tensor parameter that a step reads or writes.
 
-    Indexing by integers and slices gives a smaller region. The first axis of a symmetric tensor is
-    the rank.
+    Indexing with integers and slices returns a smaller region. The first axis of a symmetric
+    tensor is the rank.
 
     Attributes:
         whole: shape of the tensor as the plan sees it.
         start, extent: along every axis of the tensor, in elements.
-        axes: those that an integer has not removed.
+        axes: the axes that no integer index has removed.
         shape: extents along ``axes``.
     """
 
@@ -39,7 +39,7 @@ class Region:
 
     @staticmethod
     def of(parameter: Parameter, whole: Shape) -> Region:
-        """All of a tensor."""
+        """Return the region of a whole tensor."""
         return Region(parameter, whole, (0,) * len(whole), whole, tuple(range(len(whole))))
 
     @property
@@ -56,7 +56,7 @@ class Region:
 
     @property
     def key(self) -> tuple:
-        """The region as an index of the whole tensor."""
+        """Index of the whole tensor that selects the region."""
         return tuple(
             slice(s, s + e) if axis in self.axes else s
             for axis, (s, e) in enumerate(zip(self.start, self.extent, strict=True))
@@ -64,11 +64,11 @@ class Region:
 
     @property
     def rank(self) -> int | None:
-        """Whose memory it is in: one rank's, or the own (None)."""
+        """Rank whose memory holds the region; None for a tensor that is not symmetric."""
         return self.start[0] if self.parameter.symmetric else None
 
     def overlaps(self, other: Region) -> bool:
-        """Whether they have an element in common."""
+        """Return whether the regions have an element in common."""
         if self.parameter.name != other.parameter.name:
             return False
         sides = zip(self.start, self.extent, other.start, other.extent, strict=True)
@@ -125,8 +125,8 @@ def _integer(value: Any, region: Region, axis: int) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """What a copy engine moves: ``count`` rows of ``width`` elements, each side's rows ``pitch``
-    elements apart."""
+    """Rows that a copy engine moves: ``count`` rows of ``width`` elements. Rows begin ``dst_pitch``
+    elements apart in the destination, and ``src_pitch`` in the source."""
 
     count: int
     width: int
@@ -135,12 +135,12 @@ class Rows:
 
     @staticmethod
     def of(dst: Region, src: Region) -> Rows | None:
-        """The rows of a copy, or None if its regions are not rows."""
+        """Return the rows of a copy, or None if its regions are not rows."""
         total = math.prod(dst.extent)
-        found = [_rows(r) for r in (dst, src)]
-        width = min((w for f in found if f for w, _ in [f]), default=0)
+        sides = [_rows(r) for r in (dst, src)]
+        width = min((side[0] for side in sides if side), default=0)
         pitches = []
-        for rows in found:
+        for rows in sides:
             if rows is None or rows[0] not in (width, total):
                 return None
             pitches.append(rows[1] if rows[0] == width else width)
@@ -148,7 +148,8 @@ class Rows:
 
 
 def _rows(region: Region) -> tuple[int, int] | None:
-    """(elements without a gap, distance of one such run to the next), or None if those vary."""
+    """Return (length, distance) of the contiguous runs of a region, in elements; None if they have
+    several distances."""
     axes, stride = [(1, 1)], 1
     for extent, size in zip(reversed(region.extent), reversed(region.whole), strict=True):
         last, distance = axes[-1]
@@ -163,7 +164,7 @@ def _rows(region: Region) -> tuple[int, int] | None:
 
 
 def loc() -> str:
-    """``file:line`` of the plan that is being traced: the first frame outside of this folder."""
+    """Return ``file:line`` of the traced plan: the innermost frame outside of this folder."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
         frame = frame.f_back
@@ -171,7 +172,7 @@ def loc() -> str:
 
 
 def at_loc() -> str:
-    """`` --> file:line`` on a line of its own, for errors."""
+    """Return `` --> file:line`` on a new line, for errors."""
     return f"\n --> {loc()}"
 
 

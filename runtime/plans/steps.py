@@ -12,12 +12,12 @@ from .regions import Region, Rows
 
 @dataclass(frozen=True)
 class Step:
-    """One operation, after all that is before it in its stream.
+    """One operation of a stream, ordered after the earlier operations of the stream.
 
     Attributes:
-        stream: None is the caller's.
-        site: ``file:line`` of the plan that says it.
-        number: of the step in its plan, from 1; 0 for what every plan does: fork and join.
+        stream: name of a side stream; None is the caller's stream.
+        loc: ``file:line`` of the plan that appends it.
+        number: of the step in its plan, from 1; 0 for the fork and join that each plan has.
     """
 
     stream: str | None
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Copy(Step):
-    """``dst`` becomes ``src``, by the copy engine."""
+    """Copy ``src`` to ``dst`` with a copy engine."""
 
     op = "p.copy"
     dst: Region
@@ -42,7 +42,7 @@ class Copy(Step):
 
 @dataclass(frozen=True)
 class WriteValue(Step):
-    """The word ``dst`` becomes ``value``; who acquires it sees what the stream did before."""
+    """Write ``value`` to the word ``dst``, a release of the earlier operations of the stream."""
 
     op = "p.write_value"
     dst: Region
@@ -51,7 +51,7 @@ class WriteValue(Step):
 
 @dataclass(frozen=True)
 class CopyValue(Step):
-    """The words ``dst`` become the words ``src``, each with the order of ``WriteValue``."""
+    """Copy the words ``src`` to the words ``dst``, each a release as by ``WriteValue``."""
 
     op = "p.copy_value"
     dst: Region
@@ -60,7 +60,7 @@ class CopyValue(Step):
 
 @dataclass(frozen=True)
 class WaitValue(Step):
-    """What follows in the stream comes after the word ``flag`` has reached ``value``."""
+    """Let the stream wait until the word ``flag`` has reached ``value``."""
 
     op = "p.wait_value"
     flag: Region
@@ -69,21 +69,21 @@ class WaitValue(Step):
 
 @dataclass(frozen=True)
 class Launch(Step):
-    """A kernel.
+    """Launch a kernel.
 
     Attributes:
-        kernel: what the plan says: a ``T.prim_func``, or what ``tw.compile`` made of it.
-        program: what runs: the ``T.prim_func`` with the plan's options, for the sizes of this call
-            where its synchronisation depends on them, and with what orders it.
+        kernel: argument of ``p.launch``: a ``T.prim_func`` or a result of ``tw.compile``.
+        program: the ``T.prim_func`` that runs: with the plan's options, specialized for the sizes
+            of this call if its synchronization depends on them, and with the plan's copies.
     """
 
     op = "p.launch"
     kernel: Any
     program: tirx.PrimFunc
     arguments: dict[str, Any]
-    """Region or number by name of the kernel's parameter."""
+    """Name of a parameter of the kernel -> region or number."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """Of its dynamic extents, by name."""
+    """Name of a dynamic extent -> size."""
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class Launch(Step):
 
 @dataclass(frozen=True)
 class WaitStream(Step):
-    """What follows in the stream comes after all that the host has enqueued in ``other``."""
+    """Let the stream wait for all operations that the host has enqueued in ``other``."""
 
     op = "p.wait_stream"
     other: str | None

@@ -1,18 +1,47 @@
-"""Order a plan of which no line says so: its copies announce themselves to the kernel beside them.
+r"""Order the copies and the kernel of a plan that contains no explicit synchronization.
 
-A plan that copies into a symmetric tensor which a kernel of it reads gets three things. The kernel
-knows the copies of all ranks and waits for them, as for writes of its own (``passes/infer_sync``).
-Each copy is followed by another one, to its flags: the number of the call, from device memory, so
-that a CUDA graph finds the right one. And before the first copy a kernel of one block counts the
-call, tells the peers that it has begun here, and waits until it has begun there: then nobody reads
-any more what the copies overwrite, be it the call before or what its caller did since. The other
-kernel starts beside it, if that is sure to leave it an SM.
+This module handles plans that copy into a symmetric tensor which a kernel of the plan reads, or out
+of one which it writes. ``PlanSync.apply`` adds three things to such a plan:
 
-Before a copy of what the kernel brings, in another stream, that stream waits until it is there: the
-kernel beside it counts that up in a word, which is then set back to 0. What the host enqueues later
-in other streams may stand behind it, since streams share queues of the GPU. So it waits by itself
-(``WaitValue``) where all that it waits for is enqueued before. Elsewhere, and in CUDA graphs, where
-nothing orders the branches, a kernel of one block waits, which keeps nothing back.
+1. An entry barrier, before the first copy that overwrites memory: a kernel of one block that counts
+   the call, signals to the peers that the call has begun on this rank, and waits until it has begun
+   on them. After it no rank reads what the copies overwrite: neither the previous call nor work
+   that its caller enqueued since then. The plan's kernel runs concurrently with the barrier if it
+   is sure to leave an SM free; otherwise it starts after the barrier.
+2. Flags. After each copy another copy writes the number of the call to the flags of that copy. The
+   number is read from device memory, so that a CUDA graph uses the right one at each replay. The
+   kernel waits for these flags as for signals of other kernels (``passes/sync/infer``).
+3. Waits, before a copy that reads what the kernel writes, if another stream makes that copy. The
+   kernel counts its writes in a word; the wait ends when the word has its final value, and resets
+   the word to 0.
+
+Each rank copies into its peer (``S[r]`` and ``flag[r]`` are in the memory of rank r; ``n`` is the
+number of the call)::
+
+    time -->
+    rank 0  caller's stream  *-- kernel: tiles of own rows ---------- wait flag[0] == n - tiles -*
+            entry stream     *- signal rank 1 - wait -+
+            stream "copies"  *........................*- copy X to S[1] - flag[1] = n -----------*
+                                             \ /                              \ /
+                                              X                                X
+                                             / \                              / \
+    rank 1  caller's stream  *-- kernel: tiles of own rows ---------- wait flag[1] == n - tiles -*
+            entry stream     *- signal rank 0 - wait -+
+            stream "copies"  *........................*- copy X to S[0] - flag[0] = n -----------*
+
+Rank 0 copies what its kernel writes (``made`` counts the kernel's writes, here two)::
+
+    time -->
+    rank 0  caller's stream  * kernel: write Y, made += 1 - write Y, made += 1 --------------------*
+                                                                              |
+            stream "copies"  *...... wait made == 2 --------------------------+ made = 0 - copy Y -*
+
+``*`` is a fork or join of streams, dots are idle time.
+
+A stream waits with a driver operation (``WaitValue``) where the host enqueues all that the wait
+depends on earlier: streams share hardware queues, and an operation that is enqueued later in
+another stream may be queued after the wait. In all other cases, and in CUDA graphs, where no edge
+orders the branches, a kernel of one block waits, which blocks no queue.
 """
 
 import itertools
@@ -39,28 +68,28 @@ from .regions import Region
 from .steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 
 _STRIDE = 1 << 40
-GUARD = "guard"
-"""The stream of the kernel that runs before the copies, if others make them: beside what the
-launching stream does, and first where an SM becomes free."""
-BEGIN = -1
-"""The number of its step."""
-WAIT = BEGIN - 1
-"""The number of the steps that wait before a copy."""
+ENTRY_STREAM = "entry barrier"
+"""Stream of the entry barrier, if side streams make the copies. It runs concurrently with the
+caller's stream, and its priority gives the barrier the first SM that becomes free."""
+ENTRY_BARRIER = -1
+"""Number of the step that launches the entry barrier."""
+WAIT = ENTRY_BARRIER - 1
+"""Number of the steps that wait before a copy."""
 
 
 @dataclass(frozen=True)
 class PlanSync:
-    """What a plan's calls get for one world size and one set of shapes.
+    """Synchronization of a plan's calls for one world size and one set of shapes.
 
     Attributes:
         original: the kernel as the plan launches it.
-        kernel: the same, knowing the copies.
-        hidden: the memory that the kernel and the copies share.
-        copies: what it knows of them.
-        copied: names of the plan's tensors that they take.
-        leaves_room: whether the kernel is sure to leave the guard an SM.
-        flags: by rank and number of a copy, the flags it sets.
-        awaited: by the same, the flags it waits for, with their values.
+        kernel: the kernel with the copies as annotations.
+        implicit: the memory that the kernel and the copies share.
+        copies: the copies that the kernel knows.
+        copied: names of the plan's tensors that the copies access.
+        leaves_room: whether the kernel is sure to leave an SM to the entry barrier.
+        flags: (rank, number of a copy) -> the flags that the copy sets.
+        awaited: (rank, number of a copy) -> the words that the copy waits for, with their values.
     """
 
     original: tirx.PrimFunc
@@ -76,173 +105,227 @@ class PlanSync:
         self, rank: int, world_size: int, steps: Sequence[Step],
         with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc], recorded: bool,
     ) -> list[Step]:  # fmt: skip
-        """The steps of one call on one rank, with what orders them.
+        """Return the steps of one call on one rank, with those that order them.
 
         Args:
-            with_options: a program -> the same with the plan's options.
-            recorded: whether a CUDA graph records them.
+            with_options: a program -> the program with the plan's options.
+            recorded: whether a CUDA graph records the steps.
 
         Raises:
-            TileWeaveError: the copies are others than in the call that was looked at.
+            TileWeaveError: the copies differ from those of the call that was analyzed.
         """
-        regions = {h.name: region_of(self.kernel, h, world_size) for h in self.implicit}
-        found = _launches_of(self.original, self.copied, steps)
-        launch = _only(self.original, self.copied, rank, found, self.copies[0].line)
-        made = _copies(rank, launch, steps)
-        expected = [c for c in self.copies if c.rank == rank]
+        return _OrderedCall(self, rank, world_size, steps, with_options, recorded).ordered()
+
+
+class _OrderedCall:
+    """One call on one rank: its steps, and those that order them."""
+
+    def __init__(
+        self, sync: PlanSync, rank: int, world_size: int, steps: Sequence[Step],
+        with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc], recorded: bool,
+    ) -> None:  # fmt: skip
+        launches = _launches_of(sync.original, sync.copied, steps)
+        launch = _only_launch(sync.original, sync.copied, rank, launches, sync.copies[0].line)
+        copies = _copies(rank, launch, steps)
+        expected = [c for c in sync.copies if c.rank == rank]
         require_same_copies(
-            [_place(c) for c, _ in made], [_place(c) for c in expected], f"{launch.name}: "
+            [_place(c) for c, _ in copies], [_place(c) for c in expected], f"{launch.name}: "
         )
-        numbers = {id(step): c.number for c, step in made}
-        guarded = {
+        overwriting = {
             c.number for c in expected
-            if c.kind == "write" and (not c.before or (rank, c.number) in self.flags)
+            if c.kind == "write" and (not c.before or (rank, c.number) in sync.flags)
         }  # fmt: skip
-        sides = {s.stream for c, s in made if c.number in guarded} - {launch.stream}
-        guard = GUARD if sides else launch.stream
+        sides = {s.stream for c, s in copies if c.number in overwriting} - {launch.stream}
+        self._sync, self._rank, self._world_size = sync, rank, world_size
+        self._steps, self._launch = steps, launch
+        self._with_options, self._recorded = with_options, recorded
+        self._regions = {h.name: region_of(sync.kernel, h, world_size) for h in sync.implicit}
+        self._numbers = {id(step): c.number for c, step in copies}
+        """Number of each copy, by the ``id`` of its step."""
+        self._overwriting = overwriting
+        """Numbers of the copies that need the entry barrier."""
+        self._loc = (copies[0][1] if copies else launch).loc
+        self._entry_stream = ENTRY_STREAM if sides else launch.stream
+        self._after_entry: set[str | None] = set()
+        """Streams whose copies are ordered after the entry barrier."""
+        self._ready: set[int] = set()
+        """Numbers of the copies whose waits are enqueued."""
 
-        def after_guard(stream: str | None) -> list[Step]:
-            return [] if stream == guard else [WaitStream(stream, launch.loc, 0, other=guard)]
+    def ordered(self) -> list[Step]:
+        """Return the steps, with those that order them."""
+        ordered = self._entry_barrier() if self._sync.flags else []
+        for index, step in enumerate(self._steps):
+            ordered += [*self._waits_for_entry(step), *self._waits_for_kernel(index)]
+            is_kernel = step is self._launch
+            ordered.append(replace(step, program=self._sync.kernel) if is_kernel else step)
+            ordered += self._signals(step)
+        return ordered
 
-        out: list[Step] = []
-        if self.flags:
-            loc = (made[0][1] if made else launch).loc
-            begin = self._begin(loc, regions, world_size, guard)
-            begin = replace(begin, program=with_options(begin.program))
-            out += [*_fork(guard, launch), begin]
-        waited: set[str | None] = set()
-        begun: set[int] = set()
-        for place, step in enumerate(steps):
-            number = numbers.get(id(step), -1)
-            if step is launch:
-                if self.flags and not self.leaves_room:
-                    out += after_guard(launch.stream)
-                step = replace(launch, program=self.kernel)
-            elif number in guarded and step.stream not in waited:
-                waited.add(step.stream)
-                out += after_guard(step.stream)
-            together = [] if number in begun else self._together(rank, numbers, steps[place:])
-            begun.update(together)
-            awaited = [f for other in together for f in self.awaited.get((rank, other), ())]
-            by_itself = not recorded and self._by_itself(rank, numbers, launch, steps[place:])
-            for name, index, value in awaited:
-                out += _wait(step, regions[name], rank, index[1], value, by_itself, with_options)
-            out.append(step)
-            for name, to, run in self.flags.get((rank, number), ()):
-                flags = regions[name][to, run]
-                calls = regions[EPOCH][CALL : CALL + run.stop - run.start]
-                out.append(CopyValue(step.stream, step.loc, step.number, dst=flags, src=calls))
-        return out
+    def _number(self, step: Step) -> int:
+        return self._numbers.get(id(step), -1)
 
-    def _by_itself(
-        self, rank: int, numbers: Mapping[int, int], launch: Launch, steps: Sequence[Step]
-    ) -> bool:
-        """Whether the stream of the first of ``steps`` may wait by itself: the kernel, and copies
-        that others wait for, are enqueued before, or behind it in the same stream."""
-        streams = {s.stream for s in steps if (rank, numbers.get(id(s), -1)) in self.flags}
-        return streams <= {steps[0].stream} and all(s is not launch for s in steps)
+    def _entry_barrier(self) -> list[Step]:
+        """Return the launch of the entry barrier, and the fork of its stream before it."""
+        counts, has_peers = self._regions[EPOCH], "started" in self._regions
+        kernel = _entry_kernel(self._world_size if has_peers else 0, counts.whole[0] - CALL)
+        arguments = {"launches": counts}
+        if has_peers:
+            arguments = {"started": self._regions["started"], **arguments}
+        place = self._entry_stream, self._loc, ENTRY_BARRIER
+        barrier = Launch(*place, kernel, self._with_options(kernel), arguments)
+        if self._entry_stream is None:
+            return [barrier]
+        return [WaitStream(self._entry_stream, self._launch.loc, 0, other=None), barrier]
 
-    def _together(self, rank: int, numbers: Mapping[int, int], steps: Sequence[Step]) -> list[int]:
-        """The first of ``steps``, if it waits, with those directly behind it that begin when all of
-        them can: between a kernel that waits and a copy pass 10 us, or 6 where the stream waits by
-        itself, between copies 3.
+    def _waits_for_entry(self, step: Step) -> list[Step]:
+        """Return what orders the stream of ``step`` after the entry barrier, if it must be."""
+        if step is self._launch:
+            is_needed = bool(self._sync.flags) and not self._sync.leaves_room
+        else:
+            is_needed = (
+                self._number(step) in self._overwriting and step.stream not in self._after_entry
+            )
+            self._after_entry.update([step.stream] if is_needed else [])
+        if not is_needed or step.stream == self._entry_stream:
+            return []
+        return [WaitStream(step.stream, self._launch.loc, 0, other=self._entry_stream)]
 
-        One copy from each rank, in one stream, that no other rank waits for: what is behind them in
-        the stream comes no later than it would.
+    def _waits_for_kernel(self, index: int) -> list[Step]:
+        """Return the waits of the ``index``-th step and of those that may begin with it."""
+        steps = self._steps[index:]
+        if self._number(steps[0]) in self._ready:
+            return []
+        numbers = self._numbers_with_common_wait(steps)
+        self._ready.update(numbers)
+        by_stream = not self._recorded and self._is_enqueued_before(steps)
+        return [
+            wait
+            for number in numbers
+            for name, place, value in self._sync.awaited.get((self._rank, number), ())
+            for wait in self._wait(steps[0], self._regions[name], place[1], value, by_stream)
+        ]
+
+    def _wait(
+        self, step: Step, made: Region, index: int, value: int, by_stream: bool
+    ) -> list[Step]:
+        """Return the steps that wait before ``step`` until an own word has reached ``value``, and
+        reset it to 0.
+
+        Args:
+            made: the counters of all ranks.
+            index: of the word among this rank's counters.
+            by_stream: whether the stream waits with a driver operation, instead of a kernel.
         """
-        first, stream = numbers.get(id(steps[0]), -1), steps[0].stream
-        found: dict[int | None, int] = {}
-        """By the rank from which they copy."""
+        place = step.stream, step.loc, WAIT
+        if by_stream:
+            word = made[self._rank, index]
+            return [
+                WaitValue(*place, flag=word, value=value),
+                WriteValue(*place, dst=word, value=0),
+            ]
+        kernel = self._with_options(_wait_and_clear(made.whole[1]))
+        return [Launch(*place, kernel, kernel, {"made": made, "at": index, "value": value})]
+
+    def _is_enqueued_before(self, steps: Sequence[Step]) -> bool:
+        """Return whether the host enqueues all that the first of ``steps`` depends on earlier: the
+        kernel, and copies that set flags, except for later ones in the same stream."""
+        streams = {s.stream for s in steps if (self._rank, self._number(s)) in self._sync.flags}
+        return streams <= {steps[0].stream} and all(s is not self._launch for s in steps)
+
+    def _numbers_with_common_wait(self, steps: Sequence[Step]) -> list[int]:
+        """Return the numbers of the first of ``steps`` and of the copies that begin when all of
+        them can, if the first one waits.
+
+        These are the copies directly after it in its stream, one from each rank, for which no rank
+        waits: later operations of the stream are not delayed. Between a kernel that waits and a
+        copy 10 us pass, between a driver operation that waits and a copy 6 us, between copies 3 us.
+        """
+        first, stream = self._number(steps[0]), steps[0].stream
+        numbers: dict[int | None, int] = {}
+        """Number of a copy, by the rank that it reads from."""
         for step in steps:
-            copy = rank, numbers.get(id(step), -1)
-            fetches = isinstance(step, Copy) and self.awaited.get(copy) and copy not in self.flags
-            if not fetches or step.stream != stream or step.src.rank in found:
+            copy = self._rank, self._number(step)
+            waits = isinstance(step, Copy) and self._sync.awaited.get(copy)
+            if not waits or copy in self._sync.flags:
                 break
-            found[step.src.rank] = copy[1]
-        return list(found.values()) or [first]
+            if step.stream != stream or step.src.rank in numbers:
+                break
+            numbers[step.src.rank] = copy[1]
+        return list(numbers.values()) or [first]
 
-    def _begin(
-        self, loc: str, regions: Mapping[str, Region], world_size: int, stream: str | None
-    ) -> Launch:
-        waits = "started" in regions
-        kernel = _begin(world_size if waits else 0, regions[EPOCH].whole[0] - CALL)
-        given = {"launches": regions[EPOCH]}
-        if waits:
-            given = {"started": regions["started"], **given}
-        return Launch(stream, loc, BEGIN, kernel=kernel, program=kernel, arguments=given)
-
-
-def _wait(
-    step: Step, made: Region, rank: int, at: int, value: int, by_itself: bool,
-    with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc],
-) -> list[Step]:  # fmt: skip
-    """What waits before ``step`` until the word ``at`` of ``rank`` has reached ``value``, and sets
-    it back to 0: its stream by itself, or a kernel."""
-    place = step.stream, step.loc, WAIT
-    if by_itself:
-        word = made[rank, at]
-        return [WaitValue(*place, flag=word, value=value), WriteValue(*place, dst=word, value=0)]
-    kernel = with_options(_wait_and_clear(made.whole[1]))
-    return [Launch(*place, kernel, kernel, {"made": made, "at": at, "value": value})]
-
-
-def _fork(guard: str | None, launch: Launch) -> list[Step]:
-    return [] if guard is None else [WaitStream(guard, launch.loc, 0, other=None)]
+    def _signals(self, step: Step) -> list[Step]:
+        """Return the copies of the call's number to the flags of ``step``."""
+        signals: list[Step] = []
+        for name, rank, run in self._sync.flags.get((self._rank, self._number(step)), ()):
+            flags = self._regions[name][rank, run]
+            calls = self._regions[EPOCH][CALL : CALL + run.stop - run.start]
+            signals.append(CopyValue(step.stream, step.loc, step.number, dst=flags, src=calls))
+        return signals
 
 
 def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
-    """What the calls of a plan need, whose steps on each rank are ``traces``; None if they order
-    themselves, or have nothing to order.
+    """Return the synchronization of a plan whose steps on each rank are ``traces``; None if the
+    plan synchronizes explicitly, or needs no synchronization.
 
     Raises:
-        LanguageError: the kernel's reads of what is copied cannot be ordered.
+        LanguageError: the kernel's reads of copied memory cannot be ordered.
     """
     if any(isinstance(s, (WriteValue, CopyValue, WaitValue)) for s in itertools.chain(*traces)):
         return None
-    found: dict[int, tirx.PrimFunc] = {}
+    original, copied = _reader_of_copies(traces)
+    if original is None:
+        return None
+    launches_by_rank = [_launches_of(original, copied, steps) for steps in traces]
+    copies_and_steps = [
+        pair
+        for rank, (launches, steps) in enumerate(zip(launches_by_rank, traces, strict=True))
+        for launch in launches[:1]
+        for pair in _copies(rank, launch, steps)
+    ]
+    copies = tuple(c for c, _ in copies_and_steps)
+    reads_only = all(c.kind == "read" for c in copies)
+    if reads_only and _ordered(original, copies, copied, len(traces)) is None:
+        return None  # no kernel of this call writes what they read
+    launches = [
+        _only_launch(original, copied, rank, launches, copies[0].line)
+        for rank, launches in enumerate(launches_by_rank)
+    ]
+    sync = _ordered(original, copies, copied, len(traces))
+    if sync is not None:
+        _refuse_reverse_order(sync, launches, copies_and_steps)
+    return sync
+
+
+def _reader_of_copies(
+    traces: Sequence[Sequence[Step]],
+) -> tuple[tirx.PrimFunc | None, frozenset[str]]:
+    """Return the kernel whose tensors the plan copies, or None, and the names of these tensors.
+
+    Raises:
+        TileWeaveError: there are several such kernels.
+    """
+    kernels: dict[int, tirx.PrimFunc] = {}
     copied: set[str] = set()
     for rank, steps in enumerate(traces):
         for launch in (s for s in steps if isinstance(s, Launch)):
-            made = _copies(rank, launch, steps)
-            if made and not is_explicit(launch.program):
-                found[id(launch.program)] = launch.program
-                copied |= {launch.arguments[c.tensor].parameter.name for c, _ in made}
-    if not found:
-        return None
-    if len(found) > 1:
-        names = " and ".join(str(f.attrs["global_symbol"]) for f in found.values())
+            copies = _copies(rank, launch, steps)
+            if copies and not is_explicit(launch.program):
+                kernels[id(launch.program)] = launch.program
+                copied |= {launch.arguments[c.tensor].parameter.name for c, _ in copies}
+    if len(kernels) > 1:
+        names = " and ".join(str(f.attrs["global_symbol"]) for f in kernels.values())
         raise TileWeaveError(
-            f"{names} read what the plan copies; expected one kernel, or flags and waits written "
-            "by hand"
+            f"{names} read what the plan copies; expected one kernel, or explicit flags and waits"
         )
-    (original,) = found.values()
-    every = [_launches_of(original, copied, steps) for steps in traces]
-    made = [
-        of_copy
-        for rank, (launches, steps) in enumerate(zip(every, traces, strict=True))
-        for launch in launches[:1]
-        for of_copy in _copies(rank, launch, steps)
-    ]
-    copies = tuple(c for c, _ in made)
-    reads_only = all(c.kind == "read" for c in copies)
-    if reads_only and _ordered(original, copies, frozenset(copied), len(traces)) is None:
-        return None  # nothing in this call brings what they read
-    by_rank = [
-        _only(original, copied, rank, launches, copies[0].line)
-        for rank, launches in enumerate(every)
-    ]
-    sync = _ordered(original, copies, frozenset(copied), len(traces))
-    if sync is not None:
-        _refuse_behind(sync, by_rank, made)
-    return sync
+    return next(iter(kernels.values()), None), frozenset(copied)
 
 
 @lru_cache(maxsize=64)
 def _ordered(
     original: tirx.PrimFunc, copies: tuple[KnownCopy, ...], copied: frozenset[str], world_size: int
 ) -> PlanSync | None:
-    """What orders a kernel and copies; None if they need nothing. Calls that differ in scalars only
-    ask again."""
+    """Return the synchronization of a kernel and copies; None if they need none. Cached, because
+    calls that differ only in scalars need the same."""
     kernel = with_copies(original, copies)
     program, explanation = _inferred(kernel, world_size)
     flags, awaited = explanation.signals_of_copies, explanation.waits_of_copies
@@ -261,7 +344,7 @@ def _inferred(kernel: tirx.PrimFunc, world_size: int) -> tuple[tirx.PrimFunc, Ex
 
 
 def _launches_of(kernel: tirx.PrimFunc, copied: Set[str], steps: Sequence[Step]) -> list[Launch]:
-    """The launches of a kernel that take what the plan copies."""
+    """Return the launches of a kernel that have a tensor as argument which the plan copies."""
     return [
         s for s in steps
         if isinstance(s, Launch) and s.program is kernel
@@ -269,25 +352,32 @@ def _launches_of(kernel: tirx.PrimFunc, copied: Set[str], steps: Sequence[Step])
     ]  # fmt: skip
 
 
-def _only(
+def _only_launch(
     kernel: tirx.PrimFunc, copied: Set[str], rank: int, launches: Sequence[Launch], line: str
 ) -> Launch:
-    """The only one of the launches on a rank; refuses several, and none, at ``line`` of a copy."""
+    """Return the only launch on a rank.
+
+    Args:
+        line: of a copy, which the error shows if there is no launch.
+
+    Raises:
+        TileWeaveError: there are several launches, or none.
+    """
     if len(launches) != 1:
         at = "".join(f"\n p.launch --> {s.loc}" for s in launches) or f"\n p.copy --> {line}"
         raise TileWeaveError(
-            f"{named(kernel)} takes what the plan copies ({', '.join(sorted(copied))}), and rank "
-            f"{rank} launches it {len(launches)} times; expected once on every rank in every call, "
-            f"or flags and waits written by hand{at}"
+            f"{named(kernel)} accesses what the plan copies ({', '.join(sorted(copied))}), and "
+            f"rank {rank} launches it {len(launches)} times; expected once on every rank in every "
+            f"call, or explicit flags and waits{at}"
         )
     return launches[0]
 
 
-def _refuse_behind(
+def _refuse_reverse_order(
     sync: PlanSync, launches: Sequence[Launch], copies: Sequence[tuple[KnownCopy, Copy]]
 ) -> None:
-    """Refuse copies that a kernel waits for and that come after it in its stream, and such as wait
-    for it and come before it."""
+    """Refuse a copy that the kernel waits for and that comes after it in its stream, and a copy
+    that waits for the kernel and comes before it."""
     for c, step in copies:
         copy, launch, at = (c.rank, c.number), launches[c.rank], f"\n --> {c.line}"
         if step.stream != launch.stream:
@@ -299,38 +389,38 @@ def _refuse_behind(
             )
         if copy in sync.awaited and c.before:
             raise TileWeaveError(
-                f"p.copy waits for {launch.name} to bring {step.src}, which comes after it in "
+                f"p.copy waits for {launch.name} to write {step.src}, which comes after it in "
                 f"{step.where}; expected another stream, or the kernel first{at}"
             )
 
 
-def require_same_copies(found: list[tuple], expected: list[tuple], who: str = "") -> None:
-    """Refuse that a call copies something else than the one that was looked at."""
-    if found != expected:
+def require_same_copies(copies: list[tuple], expected: list[tuple], prefix: str = "") -> None:
+    """Refuse a call whose copies differ from those of the call that was analyzed."""
+    if copies != expected:
         raise TileWeaveError(
-            f"{who}the plan's copies are {found}, in an earlier call {expected}; expected the same "
-            "in every call, or flags and waits written by hand"
+            f"{prefix}the plan's copies are {copies}, in an earlier call {expected}; expected the "
+            "same in every call, or explicit flags and waits"
         )
 
 
-def behind(first: Step, trace: Sequence[Step]) -> set[int]:
-    """``id`` of each step that streams order behind ``first``."""
+def steps_after(first: Step, trace: Sequence[Step]) -> set[int]:
+    """Return the ``id`` of each step that streams order after ``first``."""
     streams: set[str | None] = set()
-    found: set[int] = set()
+    after: set[int] = set()
     for step in trace:
         if step is first or (isinstance(step, WaitStream) and step.other in streams):
             streams.add(step.stream)
         elif step.stream in streams:
-            found.add(id(step))
-    return found
+            after.add(id(step))
+    return after
 
 
 def refuse_beside_itself(traces: Sequence[Sequence[Step]]) -> None:
-    """Refuse launches of a kernel beside each other that share its counters."""
+    """Refuse concurrent launches of a kernel that has counters, because they share them."""
     for steps in traces:
         launches = [s for s in steps if isinstance(s, Launch)]
         for one, other in itertools.combinations(launches, 2):
-            if one.program is not other.program or id(other) in behind(one, steps):
+            if one.program is not other.program or id(other) in steps_after(one, steps):
                 continue
             if not is_explicit(one.program) and implicit_of(_inferred(one.program, len(traces))[0]):
                 at = f"\n p.launch --> {one.loc}\n p.launch --> {other.loc}"
@@ -341,26 +431,30 @@ def refuse_beside_itself(traces: Sequence[Sequence[Step]]) -> None:
 
 
 def refuse_pushes(traces: Sequence[Sequence[Step]]) -> None:
-    """Refuse copies to peers in a call that nothing orders, where other calls are ordered."""
+    """Refuse copies to peers in a call without synchronization, if other calls of the plan have
+    it."""
     for rank, steps in enumerate(traces):
         for step in (s for s in steps if isinstance(s, Copy) and s.dst.rank not in (None, rank)):
             at = f"\n --> {step.loc}"
             raise TileWeaveError(
                 f"p.copy writes {step.dst}, which nothing reads in this call, unlike in an "
-                "earlier one; expected the same copies and readers in every call, or flags and "
-                f"waits written by hand{at}"
+                "earlier one; expected the same copies and readers in every call, or explicit "
+                f"flags and waits{at}"
             )
 
 
 def implicit_name(kernel: tirx.PrimFunc, implicit: str) -> str:
-    """By what name steps of a plan mean a hidden parameter of a kernel. They mean those of a kernel
-    that the plan has given copies or memory; another may have the same name."""
-    is_meant = COPIES in (kernel.attrs or {}) or implicit_of(kernel)
-    return f"{'' if is_meant else 'another '}{named(kernel)}.{implicit}"
+    """Return the name of a kernel's implicit parameter in the steps of a plan.
+
+    The plain name belongs to the kernel that the plan synchronizes; another kernel may have the
+    same name.
+    """
+    is_synchronized = COPIES in (kernel.attrs or {}) or implicit_of(kernel)
+    return f"{'' if is_synchronized else 'another '}{named(kernel)}.{implicit}"
 
 
 def region_of(program: tirx.PrimFunc, implicit: Implicit, world_size: int) -> Region:
-    """A hidden parameter of a kernel, as steps of a plan mean it."""
+    """Return the region of an implicit parameter of a kernel, for steps of a plan."""
     parameter = Parameter(
         implicit_name(program, implicit.name), implicit.dtype, implicit.shape, implicit.symmetric
     )
@@ -368,32 +462,32 @@ def region_of(program: tirx.PrimFunc, implicit: Implicit, world_size: int) -> Re
 
 
 def _copies(rank: int, launch: Launch, steps: Sequence[Step]) -> list[tuple[KnownCopy, Copy]]:
-    """The copies into symmetric tensors that ``launch`` takes, and out of them such as its stream
-    does not order, under its names for them."""
+    """Return the copies that access symmetric arguments of ``launch``, by the names of the kernel's
+    parameters: all copies into them, and the copies out of them that its stream does not order."""
     names = {
         value.parameter.name: name
         for name, value in launch.arguments.items()
         if isinstance(value, Region) and value.parameter.symmetric
     }
     before = {id(s) for s in itertools.takewhile(lambda s: s is not launch, steps)}
-    made: list[tuple[KnownCopy, Copy]] = []
+    copies: list[tuple[KnownCopy, Copy]] = []
     for number, step in enumerate(s for s in steps if isinstance(s, Copy)):
-        beside = step.stream != launch.stream
+        is_concurrent = step.stream != launch.stream
         sides: list[tuple[Kind, Region]] = [("write", step.dst)]
         foreign = step.src.rank not in (None, rank)
-        sides.extend([("read", step.src)] if beside or foreign else [])
-        made += [
+        sides.extend([("read", step.src)] if is_concurrent or foreign else [])
+        copies += [
             (
                 KnownCopy(
                     rank, number, kind, names[side.parameter.name], side.start, side.extent,
-                    step.loc, step.stream, before=not beside and id(step) in before,
+                    step.loc, step.stream, before=not is_concurrent and id(step) in before,
                 ),
                 step,
             )
             for kind, side in sides
             if side.parameter.name in names
         ]  # fmt: skip
-    return made
+    return copies
 
 
 def _place(copy: KnownCopy) -> tuple:
@@ -401,12 +495,13 @@ def _place(copy: KnownCopy) -> tuple:
 
 
 @cache
-def _begin(ranks: int, words: int) -> tirx.PrimFunc:
-    """The kernel that runs before the copies of a call: meets ``ranks - 1`` peers, if any."""
+def _entry_kernel(ranks: int, words: int) -> tirx.PrimFunc:
+    """Return the kernel of the entry barrier; without ranks it only counts the call."""
     return entry_barrier(ranks, words) if ranks else _count(words)
 
 
 def _count(words: int) -> tirx.PrimFunc:
+    """Return the kernel that counts a call in each of ``words`` words."""
     one = tirx.const(1, "uint32")
 
     @T.prim_func
@@ -420,8 +515,11 @@ def _count(words: int) -> tirx.PrimFunc:
 
 
 def entry_barrier(ranks: int, words: int = 1) -> tirx.PrimFunc:
-    """The kernel that counts a call, in so many words, and returns when ``ranks - 1`` peers have
-    begun it, too. A thread for each peer: releases of one thread wait for each other."""
+    """Return the kernel that counts a call, in each of ``words`` words, and ends when ``ranks - 1``
+    peers have begun it, too.
+
+    Each peer has its own thread, because the releases of one thread wait for each other.
+    """
 
     @T.prim_func
     def begin(
@@ -444,7 +542,7 @@ def entry_barrier(ranks: int, words: int = 1) -> tirx.PrimFunc:
 
 @cache
 def _wait_and_clear(words: int) -> tirx.PrimFunc:
-    """The kernel that waits until an own word has a value, and sets it back to 0."""
+    """Return the kernel that waits until an own word has reached a value, and resets it to 0."""
 
     @T.prim_func
     def wait(made: W.Symmetric((words,), "uint32"), at: T.int32, value: T.uint32):

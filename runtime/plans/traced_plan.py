@@ -29,10 +29,10 @@ from .sync_pull import PullSync, pulls_of
 from .sync_push import PlanSync, refuse_beside_itself, refuse_pushes, sync_of
 
 _TRACES = 256
-"""Ranks' calls whose steps a plan remembers."""
+"""Largest number of traces that a plan caches; a trace is the steps of one call on one rank."""
 _tracing = threading.RLock()
-"""Held while steps are made and remembered: threads may call one plan, and all are to launch the
-very same programs. What a plan says may ask for the steps of another."""
+"""Lock for tracing and the caches of traces: several threads may call one plan, and all must launch
+the same program objects. It is reentrant, because a plan's function may trace another plan."""
 
 
 class TracedPlan:
@@ -40,9 +40,9 @@ class TracedPlan:
 
     Attributes:
         name: of the function.
-        parameters: what a call takes.
-        body: says the steps of one call.
-        pass_configs: with which its kernels are compiled.
+        parameters: of a call.
+        body: appends the steps of one call to a ``PlanBuilder``.
+        pass_configs: options for compiling its kernels.
     """
 
     def __init__(
@@ -53,14 +53,15 @@ class TracedPlan:
         own_options(pass_configs or {})
         self.body, self.pass_configs = body, dict(pass_configs or {})
         self._programs: dict[int, tuple[tirx.PrimFunc, tirx.PrimFunc]] = {}
+        """``id`` of a program -> the program, kept alive, and the program with the options."""
         self._syncs: dict[tuple, PlanSync | PullSync] = {}
         self._last: tuple[tuple, bool] = (), False
-        """The call looked at last, and whether it needs an order."""
+        """Key of the call that was analyzed last, and whether it needs synchronization."""
         self._traces: dict[tuple, list[Step]] = {}
 
     @classmethod
     def of_program(cls, func: tirx.PrimFunc | Kernel) -> TracedPlan:
-        """The plan that launches ``func``, and nothing else."""
+        """Return the plan that only launches ``func``."""
         program = func.program if isinstance(func, Kernel) else func
         name = str(program.attrs["global_symbol"])
 
@@ -71,10 +72,10 @@ class TracedPlan:
         return cls(name, list(parameters_of(program)), body, name)
 
     def with_configs(self, pass_configs: Mapping[str, Any]) -> TracedPlan:
-        """The same operator, whose kernels are compiled with these ``pass_configs``, too.
+        """Return a plan with the same steps, whose kernels are also compiled with ``pass_configs``.
 
         Raises:
-            TileWeaveError: an option that there is not, or a value that it cannot have.
+            TileWeaveError: an option is unknown, or its value is not legal.
         """
         own_options(pass_configs)
         configs = {**self.pass_configs, **pass_configs}
@@ -84,14 +85,15 @@ class TracedPlan:
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any],
         *, recorded: bool = False,
     ) -> list[Step]:  # fmt: skip
-        """The steps of one call on one rank, in the order in which the host enqueues them: side
-        streams forked first, joined last. What orders its copies and kernels is among them, where
-        the plan leaves that out.
+        """Return the steps of one call on one rank, in the order in which the host enqueues them.
+
+        Side streams are forked first and joined last. If the plan has no explicit synchronization,
+        the steps that order its copies and kernels are included.
 
         Args:
-            shapes: of every tensor, of one rank's part if symmetric.
-            scalars: the values of the others.
-            recorded: whether a CUDA graph records them.
+            shapes: name of a tensor -> shape, of one rank's part if symmetric.
+            scalars: name of a scalar -> value.
+            recorded: whether a CUDA graph records the steps.
         """
         key = rank, world_size, tuple(shapes.items()), _keys(scalars), recorded
         with _tracing:
@@ -109,24 +111,27 @@ class TracedPlan:
     def launches(
         self, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> list[Launch]:
-        """A launch of each program that one call launches on some rank, or that a CUDA graph
-        records for it, in the same order whichever rank asks: all compile them, so that hidden
-        memory is at one place on all.
+        """Return a launch of each program that one call launches on any rank, with or without a
+        CUDA graph.
+
+        The order is the same on all ranks. All ranks compile all these programs, so that implicit
+        memory has the same offset on all of them.
 
         Args:
             shapes, scalars: as for ``trace``.
         """
-        found: dict[int, Launch] = {}
+        launches: dict[int, Launch] = {}
         for rank, recorded in product(range(world_size), (False, True)):
             for step in self.trace(rank, world_size, shapes, scalars, recorded=recorded):
                 if isinstance(step, Launch):
-                    found.setdefault(id(step.program), step)
-        return list(found.values())
+                    launches.setdefault(id(step.program), step)
+        return list(launches.values())
 
     def _sync_of(
         self, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> PlanSync | PullSync | None:
-        """What orders a call: the same for the same shapes, in all calls that need it."""
+        """Return the synchronization of a call, if it needs any; calls with equal shapes share
+        it."""
         key = world_size, tuple(shapes.items())
         call = key, _keys(scalars)
         if self._last[0] != call:
@@ -134,20 +139,20 @@ class TracedPlan:
             try:
                 traces = [self._traced(r, world_size, shapes, scalars) for r in ranks]
             except RegionError:
-                return None  # the rank whose region it is says so
+                return None  # the trace of the rank with that region raises it
             refuse_beside_itself(traces)
-            found = pulls_of(traces) or sync_of(traces)
-            if found is not None:
-                self._syncs.setdefault(key, found)
+            sync = pulls_of(traces) or sync_of(traces)
+            if sync is not None:
+                self._syncs.setdefault(key, sync)
             elif key in self._syncs:
                 refuse_pushes(traces)
-            self._last = call, found is not None
+            self._last = call, sync is not None
         return self._syncs[key] if self._last[1] else None
 
     def _traced(
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> list[Step]:
-        """The steps as the plan says them."""
+        """Return the steps that the plan appends, with the fork and join of its streams."""
         p = PlanBuilder(rank, world_size)
         arguments = [
             scalars[a.name]
@@ -162,8 +167,8 @@ class TracedPlan:
         return [*fork, *map(self._prepared, p.steps), *join]
 
     def _prepared(self, step: Step) -> Step:
-        """``step`` with the plan's options and for the sizes of its arguments, if it launches a
-        program: the same for the same ones."""
+        """Return ``step`` with its program configured by the plan's options and specialized for the
+        sizes of its arguments; the same program object for the same options and sizes."""
         if not isinstance(step, Launch) or isinstance(step.kernel, Kernel):
             return step
         program = step.program
@@ -174,26 +179,27 @@ class TracedPlan:
         return replace(step, program=program)
 
     def _with_options(self, program: tirx.PrimFunc) -> tirx.PrimFunc:
-        known = self._programs.get(id(program))
-        if known is None:
+        entry = self._programs.get(id(program))
+        if entry is None:
             configured, _ = split_options(program, self.pass_configs)
-            known = self._programs[id(program)] = program, configured
-        return known[1]
+            entry = self._programs[id(program)] = program, configured
+        return entry[1]
 
     def kernels(self, world_size: int) -> list[tirx.PrimFunc]:
-        """The programs that a call launches on any rank, with what orders them, as it compiles
-        them.
+        """Return the programs that a call launches on any rank, including those that order it.
 
         Raises:
-            TileWeaveError: an extent is dynamic, or there are scalars: the call decides.
+            TileWeaveError: an extent is dynamic, or the plan has scalars: the programs depend on
+                the call.
         """
         return [step.program for step in self.launches_of_any_call(world_size)]
 
     def launches_of_any_call(self, world_size: int) -> list[Launch]:
-        """``launches`` of a plan whose calls launch all the same.
+        """Return ``launches`` of a plan whose calls all launch the same programs.
 
         Raises:
-            TileWeaveError: an extent is dynamic, or there are scalars: the call decides.
+            TileWeaveError: an extent is dynamic, or the plan has scalars: the programs depend on
+                the call.
         """
         shapes = shapes_of(self.parameters, {}, self.name)
         scalars = [p.name for p in self.parameters if p.shape is None]
@@ -204,8 +210,8 @@ class TracedPlan:
             )
         return self.launches(world_size, shapes, {})
 
-    def is_synchronised(self, world_size: int) -> bool:
-        """Whether some call for ``world_size`` ranks was given what orders it."""
+    def is_synchronized(self, world_size: int) -> bool:
+        """Return whether a call for ``world_size`` ranks has received inferred synchronization."""
         return any(s is not None for (ranks, _), s in self._syncs.items() if ranks == world_size)
 
     def __repr__(self) -> str:

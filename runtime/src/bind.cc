@@ -1,8 +1,7 @@
 /*!
- * What a program asks its host for at each launch, answered without Python.
+ * Bind the values of a session at each launch of a program, without Python.
  *
- * See passes/tile/bind_runtime.py for who asks, runtime/kernel/host_functions.py for who says the
- * values.
+ * passes/tile/bind_runtime.py inserts the calls; runtime/kernel/host_functions.py sets the values.
  */
 #include <tvm/ffi/tvm_ffi.h>
 
@@ -16,47 +15,46 @@ namespace tileweave {
 
 namespace ffi = tvm::ffi;
 
-/*! \brief The values of the session, none where there is none. */
-struct Answers {
+/*! \brief Values of the current session by name; empty without a session. */
+struct SessionValues {
   std::vector<std::pair<std::string, int64_t>> values;
-  /*! \brief Is asked what stands not among the values; says so by an error, too. */
-  ffi::Function otherwise;
+  /*! \brief Python function that binds names without a value here, or raises. */
+  ffi::Function fallback;
 
-  const int64_t *Of(std::string_view name) const {
-    for (const auto &[known, value] : values) {
-      if (known == name)
+  const int64_t *Find(std::string_view name) const {
+    for (const auto &[key, value] : values) {
+      if (key == name)
         return &value;
     }
     return nullptr;
   }
 };
 
-/*! \brief Never destroyed: Python, to which `otherwise` belongs, ends before static variables do.
- */
-Answers &TheAnswers() {
-  static auto *answers = new Answers;
-  return *answers;
+/*! \brief Never destroyed: Python owns `fallback` and ends before static variables do. */
+SessionValues &CurrentValues() {
+  static auto *current = new SessionValues;
+  return *current;
 }
 
-/*! \brief From now on these are the values by name, and `otherwise` is asked for others. */
-void Say(ffi::Function otherwise, ffi::Map<ffi::String, int64_t> values) {
-  Answers &answers = TheAnswers();
-  answers.otherwise = std::move(otherwise);
-  answers.values.clear();
+/*! \brief Bind these values at all later launches; `fallback` binds all other names. */
+void BindSession(ffi::Function fallback, ffi::Map<ffi::String, int64_t> values) {
+  SessionValues &current = CurrentValues();
+  current.fallback = std::move(fallback);
+  current.values.clear();
   for (const auto &[name, value] : values)
-    answers.values.emplace_back(name, value);
+    current.values.emplace_back(name, value);
 }
 
-/*! \brief Write the values of `names`, parted by commas, to slots on the host's stack. */
-void Bind(void *slots, ffi::String given) {
-  const Answers &answers = TheAnswers();
+/*! \brief Write the values of `names`, separated by commas, to slots on the host's stack. */
+void Bind(void *slots, ffi::String list) {
+  const SessionValues &current = CurrentValues();
   auto *slot = static_cast<TVMFFIAny *>(slots);
-  std::string_view names(given.data(), given.size());
+  std::string_view names(list.data(), list.size());
   while (true) {
     size_t end = names.find(',');
-    const int64_t *value = answers.Of(names.substr(0, end));
+    const int64_t *value = current.Find(names.substr(0, end));
     if (value == nullptr) {
-      answers.otherwise(slots, given);
+      current.fallback(slots, list);
       return;
     }
     (slot++)->v_int64 = *value;
@@ -68,5 +66,5 @@ void Bind(void *slots, ffi::String given) {
 
 } // namespace tileweave
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(say, tileweave::Say);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(bind_session, tileweave::BindSession);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(bind, tileweave::Bind);

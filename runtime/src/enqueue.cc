@@ -1,8 +1,8 @@
 /*!
- * A call of a plan as one native call: driver calls, and kernels as TileLang compiled them.
+ * Enqueue a call of a plan in one native call: driver calls, and kernels that TileLang compiled.
  *
- * Only headers of apache-tvm-ffi; the driver's functions are found when a plan is made ready. Built
- * and loaded by runtime/host/native.py.
+ * Needs only headers of apache-tvm-ffi; the driver's functions are looked up when a call is
+ * recorded. runtime/host/native.py builds and loads it.
  */
 #include <dlfcn.h>
 #include <tvm/ffi/extra/c_env_api.h>
@@ -19,20 +19,20 @@ namespace tileweave {
 
 namespace ffi = tvm::ffi;
 
-/*! \brief Where the tensors of a call lie. */
+/*! \brief Addresses of the tensors of a call. */
 using Addresses = std::vector<uint64_t>;
-/*! \brief Enqueues one thing; gives the driver's status, 0 if all is well. */
+/*! \brief Enqueues one operation; returns the driver's status, 0 on success. */
 using Operation = std::function<int(const Addresses &)>;
 using Arguments = ffi::Array<ffi::Any>;
 
-/*! \brief An address, or bytes behind the start of the index-th tensor of a call. */
+/*! \brief An address, or a byte offset into the index-th tensor of a call. */
 struct Place {
-  explicit Place(const ffi::Any &given) {
-    if (auto pair = given.as<ffi::Array<int64_t>>()) {
+  explicit Place(const ffi::Any &encoded) {
+    if (auto pair = encoded.as<ffi::Array<int64_t>>()) {
       index = (*pair)[0];
       offset = (*pair)[1];
     } else {
-      offset = given.cast<int64_t>();
+      offset = encoded.cast<int64_t>();
     }
   }
 
@@ -62,7 +62,7 @@ struct Rows {
 };
 constexpr int kMemoryTypeDevice = 2;
 
-/*! \brief CUstreamBatchMemOpParams of cuda.h, what waits for a word or writes one. */
+/*! \brief CUstreamBatchMemOpParams of cuda.h, for a wait for a word or a write of one. */
 struct WordOperation {
   int kind;
   uint64_t address;
@@ -104,9 +104,9 @@ private:
   void *library_;
 };
 
-void *Handle(const ffi::Any &given) { return reinterpret_cast<void *>(given.cast<int64_t>()); }
+void *Handle(const ffi::Any &number) { return reinterpret_cast<void *>(number.cast<int64_t>()); }
 
-/*! \brief A stream that kernels are launched on, for as long as this lives. */
+/*! \brief Set the stream of kernel launches for the lifetime of this object. */
 class CurrentStream {
 public:
   CurrentStream(int32_t device, void *stream) : device_(device) {
@@ -121,7 +121,7 @@ private:
   void *before_ = nullptr;
 };
 
-/*! \brief A tensor argument of a kernel, whose memory may be another in each call. */
+/*! \brief A tensor argument of a kernel, whose address may differ between calls. */
 class Tensor {
 public:
   Tensor(const DLTensor &like, int64_t index)
@@ -143,22 +143,23 @@ private:
   int64_t index_;
 };
 
-/*! \brief A kernel on numbers and tensors. */
+/*! \brief Launch of a kernel on numbers and tensors. */
 class Launch {
 public:
   /*!
-   * \param given kernel, stream, device, then its arguments: a number, or which of `tensors` it is
-   *  like and which tensor of a call it is, -1 for that one itself.
+   * \param encoded kernel, stream, device, then its arguments: a number, or a pair of indices: of
+   *  the tensor in `tensors` that has its type and shape, and of the call's tensor that has its
+   *  address, -1 for the address of the former.
    */
-  Launch(const Arguments &given, const std::vector<DLTensor> &tensors)
-      : kernel_(given[0].cast<ffi::Function>()), stream_(Handle(given[1])),
-        device_(given[2].cast<int32_t>()) {
-    for (size_t i = 3; i < given.size(); ++i) {
-      if (auto pair = given[i].as<ffi::Array<int64_t>>()) {
+  Launch(const Arguments &encoded, const std::vector<DLTensor> &tensors)
+      : kernel_(encoded[0].cast<ffi::Function>()), stream_(Handle(encoded[1])),
+        device_(encoded[2].cast<int32_t>()) {
+    for (size_t i = 3; i < encoded.size(); ++i) {
+      if (auto pair = encoded[i].as<ffi::Array<int64_t>>()) {
         tensors_.emplace_back(tensors.at((*pair)[0]), (*pair)[1]);
         arguments_.emplace_back(nullptr);
       } else {
-        arguments_.push_back(given[i]);
+        arguments_.push_back(encoded[i]);
       }
     }
   }
@@ -187,26 +188,26 @@ private:
   std::vector<ffi::Any> arguments_;
 };
 
-/*! \brief What `name` does with `given`: the driver's function, or the launch of a kernel. */
-Operation Made(const std::string &name, const Arguments &given,
-               const std::shared_ptr<Driver> &driver, const std::vector<DLTensor> &tensors) {
+/*! \brief Return the operation `name` with `arguments`: a driver call, or a kernel launch. */
+Operation Decode(const std::string &name, const Arguments &arguments,
+                 const std::shared_ptr<Driver> &driver, const std::vector<DLTensor> &tensors) {
   if (name == "launch")
-    return Launch(given, tensors);
+    return Launch(arguments, tensors);
   if (name == "cuMemcpyDtoDAsync") {
-    Place dst(given[0]), src(given[1]);
-    size_t bytes = given[2].cast<int64_t>();
-    void *stream = Handle(given[3]);
+    Place dst(arguments[0]), src(arguments[1]);
+    size_t bytes = arguments[2].cast<int64_t>();
+    void *stream = Handle(arguments[3]);
     return [=](const Addresses &at) { return driver->copy(dst(at), src(at), bytes, stream); };
   }
   if (name == "cuMemcpy2DAsync") {
-    Place dst(given[0]), src(given[1]);
+    Place dst(arguments[0]), src(arguments[1]);
     Rows rows{};
     rows.src_type = rows.dst_type = kMemoryTypeDevice;
-    rows.height = given[2].cast<int64_t>();
-    rows.width = given[3].cast<int64_t>();
-    rows.dst_pitch = given[4].cast<int64_t>();
-    rows.src_pitch = given[5].cast<int64_t>();
-    void *stream = Handle(given[6]);
+    rows.height = arguments[2].cast<int64_t>();
+    rows.width = arguments[3].cast<int64_t>();
+    rows.dst_pitch = arguments[4].cast<int64_t>();
+    rows.src_pitch = arguments[5].cast<int64_t>();
+    void *stream = Handle(arguments[6]);
     return [=](const Addresses &at) {
       Rows copied = rows;
       copied.dst = dst(at);
@@ -215,11 +216,11 @@ Operation Made(const std::string &name, const Arguments &given,
     };
   }
   if (name == "cuStreamBatchMemOp") {
-    void *stream = Handle(given[0]);
+    void *stream = Handle(arguments[0]);
     std::vector<WordOperation> words;
     std::vector<Place> places;
-    for (size_t i = 1; i < given.size(); ++i) {
-      auto word = given[i].cast<Arguments>();
+    for (size_t i = 1; i < arguments.size(); ++i) {
+      auto word = arguments[i].cast<Arguments>();
       WordOperation operation{};
       operation.kind = word[0].cast<int>();
       operation.value = word[2].cast<int64_t>();
@@ -232,13 +233,13 @@ Operation Made(const std::string &name, const Arguments &given,
       return driver->words(stream, static_cast<unsigned>(words.size()), words.data(), 0);
     };
   }
-  void *first = Handle(given[0]);
-  void *second = Handle(given[1]);
+  void *first = Handle(arguments[0]);
+  void *second = Handle(arguments[1]);
   if (name == "cuEventRecord") {
     return [=](const Addresses &) { return driver->record(first, second); };
   }
   if (name == "cuStreamWaitEvent") {
-    unsigned flags = given[2].cast<int64_t>();
+    unsigned flags = arguments[2].cast<int64_t>();
     return [=](const Addresses &) { return driver->wait(first, second, flags); };
   }
   TVM_FFI_THROW(ValueError) << "enqueue: operation " << name;
@@ -246,13 +247,13 @@ Operation Made(const std::string &name, const Arguments &given,
 }
 
 /*!
- * \brief Make operations ready.
+ * \brief Record operations.
  *
- * Arguments: the driver's library; the operations, each its name and arguments; tensors that
- * launches refer to, which outlive what is made, or are only looked at for their type.
+ * Arguments: the driver's library; the operations, each a name and its arguments; the tensors that
+ * launches refer to. A tensor outlives the result, or only its type and shape are used.
  *
- * Gives a function that takes the addresses of a call's tensors and enqueues all. It gives 0, or
- * (which operation failed + 1) << 32 | the driver's status.
+ * Returns a function that accepts the addresses of a call's tensors and enqueues all operations. It
+ * returns 0, or (index of the operation that failed + 1) << 32 | the driver's status.
  */
 void Ready(ffi::PackedArgs args, ffi::Any *result) {
   auto driver = std::make_shared<Driver>(args[0].cast<std::string>());
@@ -260,9 +261,9 @@ void Ready(ffi::PackedArgs args, ffi::Any *result) {
   for (int i = 2; i < args.size(); ++i)
     tensors.push_back(*args[i].cast<DLTensor *>());
   std::vector<Operation> operations;
-  for (const Arguments &given : args[1].cast<ffi::Array<Arguments>>()) {
-    Arguments rest(given.begin() + 1, given.end());
-    operations.push_back(Made(given[0].cast<std::string>(), rest, driver, tensors));
+  for (const Arguments &encoded : args[1].cast<ffi::Array<Arguments>>()) {
+    Arguments arguments(encoded.begin() + 1, encoded.end());
+    operations.push_back(Decode(encoded[0].cast<std::string>(), arguments, driver, tensors));
   }
   *result = ffi::Function::FromPacked([operations](ffi::PackedArgs args, ffi::Any *result) mutable {
     Addresses addresses;

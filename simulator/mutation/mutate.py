@@ -172,7 +172,7 @@ _OWN_KERNELS = Path(plan_steps.__file__).parent
 
 
 def _of_host(plan: TracedPlan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
-    known = PLAN_REASONS if plan.is_synchronised(world_size) else {}
+    known = PLAN_REASONS if plan.is_synchronized(world_size) else {}
     for op in host_operations(steps):
         for change, edit in host_changes(op, world_size):
             mutated = partial(Executable, ChangedPlan(plan, edit), world_size)

@@ -28,7 +28,7 @@ def begin(request, monkeypatch):
 
     def begin(up):
         monkeypatch.setattr(session, "_session", up)
-        host_functions.say(up)
+        host_functions.bind_session(up)
 
     yield begin
     begin(None)

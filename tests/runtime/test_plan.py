@@ -275,8 +275,14 @@ async def coroutine(p, A: FLAGS): ...
         (any_name, r"parameter \*\*A: buffer; expected .* and a name to call it by"),
         (steps_by_name, "parameter p comes first; expected one for the steps before it"),
         (of_torch, "parameter x: torch.int32; expected .* scalar type such as T.int32"),
-        (generator, "says its steps when somebody iterates or awaits; expected a plain function"),
-        (coroutine, "says its steps when somebody iterates or awaits; expected a plain function"),
+        (
+            generator,
+            "appends its steps only when it is iterated or awaited; expected a plain function",
+        ),
+        (
+            coroutine,
+            "appends its steps only when it is iterated or awaited; expected a plain function",
+        ),
         (functools.partial(by_position), "plan: functools.partial.*; expected a function"),
         (tw.plan(lambda p: None), "plan: tw.plan <lambda>.*; expected a function"),
         (3, "plan: 3; expected a function"),
@@ -589,7 +595,7 @@ def test_steps_that_the_compiler_adds_launch_their_own_kernels(every_rank, monke
         inbox = world.here.session.heap.allocate((2, 4, 8), torch.int32)
         calls = plan_streams.Calls(several)
         calls(inbox, ints(4, 8))
-        (ready,) = calls._thread.ready.values()
+        (ready,) = calls._thread.recorded.values()
         return len(ready.kernels)
 
     assert every_rank(rank, 1) == [2]
@@ -970,7 +976,7 @@ def test_a_freed_kernel_is_compiled_anew(every_rank, monkeypatch):
         assert len(here.compiled) == 2
         for _, k in call._kernels.values():
             k.free()
-        assert not any(ready.is_valid for ready in call._thread.ready.values())
+        assert not any(ready.is_valid for ready in call._thread.recorded.values())
 
     alone(monkeypatch, every_rank, calls)
 

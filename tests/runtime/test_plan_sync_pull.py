@@ -186,8 +186,8 @@ def with_a_kernel(p, x, given, out, peer):
     [
         (in_part, "given[1, 0:24] on rank 0, which is written only partly, or twice, in this call"),
         (twice, "given[1, 0:24] on rank 0, which is written only partly, or twice, in this call"),
-        (crosswise, "p.copy waits for itself, by way of other ranks; expected an order in which"),
-        (with_a_kernel, "double takes given, in a plan whose copies read from peers, or what"),
+        (crosswise, "p.copy waits for itself, through other ranks; expected an order in which"),
+        (with_a_kernel, "double accesses given, in a plan whose copies read from peers, or what"),
     ],
 )
 def test_refused(say, message):

@@ -135,7 +135,7 @@ def test_a_session_that_cannot_compile_is_not_up(monkeypatch):
     monkeypatch.setattr(lifecycle, "Context", lambda *_, **__: types.SimpleNamespace(record=None))
     monkeypatch.setattr(lifecycle, "Watchdog", lambda *_: watchdog)
     monkeypatch.setattr(Heap, "close", lambda heap: closed.append("heap"))
-    monkeypatch.setattr(host_functions, "say", lambda session: None)
+    monkeypatch.setattr(host_functions, "bind_session", lambda session: None)
 
     def prepare(session):
         raise tw.TileWeaveError("no nvcc")

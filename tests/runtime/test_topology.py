@@ -75,9 +75,9 @@ def bare_machine(monkeypatch, tmp_path):
         raise AssertionError("Torch not compiled with CUDA enabled")
 
     monkeypatch.setattr(torch.cuda, "init", init)
-    module._ask.cache_clear()
+    module._query.cache_clear()
     yield
-    module._ask.cache_clear()
+    module._query.cache_clear()
 
 
 class NVMLError(Exception):

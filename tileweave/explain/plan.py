@@ -16,7 +16,7 @@ from ..runtime.plans.parameters import dynamic_extents, shapes_of
 from ..runtime.plans.regions import Region
 from ..runtime.plans.steps import Copy, CopyValue, Launch, Step, WaitValue, WriteValue
 from ..runtime.plans.sync_pull import REUSE
-from ..runtime.plans.sync_push import BEGIN, WAIT
+from ..runtime.plans.sync_push import ENTRY_BARRIER, WAIT
 from .explanation import Explanation
 from .kernel import bytes_of, explain_kernel
 from .operation import EXPLICIT, Operation, sorted_in
@@ -26,7 +26,9 @@ def explain_plan(plan: Plan, world_size: int, arch: str, sizes: Mapping[str, int
     """Trace one call on each rank with 0 for every scalar, and explain its steps and kernels."""
     _require_sizes(plan, sizes)
     traces = _traces(plan, world_size, sizes)
-    launches = [s for s in itertools.chain(*traces) if isinstance(s, Launch) and s.number > BEGIN]
+    launches = [
+        s for s in itertools.chain(*traces) if isinstance(s, Launch) and s.number > ENTRY_BARRIER
+    ]
     kernels = list({id(launch.program): launch.program for launch in launches}.values())
     parts = [_explain_streams(plan, world_size, traces, sizes)]
     parts += [
@@ -56,7 +58,9 @@ def _explain_streams(
     """Explain the operations of the plan outside its kernels."""
     steps = list(itertools.chain(*traces))
     ops = _most_frequent(_stream_ops(trace) for trace in traces)
-    added = {s.name: s.program for s in steps if isinstance(s, Launch) and s.number <= BEGIN}
+    added = {
+        s.name: s.program for s in steps if isinstance(s, Launch) and s.number <= ENTRY_BARRIER
+    }
     counters = {h.name: bytes_of(h) for program in added.values() for h in implicit_of(program)}
     file, _, first = plan.loc.rpartition(":")
     lines = [int(s.loc.rpartition(":")[2]) for s in steps] + [op.line for op in ops]
@@ -87,7 +91,7 @@ def _stream_ops(trace: Sequence[Step]) -> Iterator[Operation]:
         elif isinstance(step, WaitValue):
             name = step.flag.parameter.name
             yield Operation("wait", name, *place, EXPLICIT, flag=name)
-        elif isinstance(step, Launch) and step.number == BEGIN:
+        elif isinstance(step, Launch) and step.number == ENTRY_BARRIER:
             reason = "before p.copy overwrites it: a peer may read it until its call begins"
             wait = Operation("wait", first, *place, reason, amount="1", flag="started")
             yield from [wait] * _peers_of_entry(step)
@@ -118,10 +122,10 @@ def _wait_before_copy(step: Launch | WaitValue, tensor: str, place: tuple[str, i
     return Operation("wait", tensor, *place, reason, amount="1", flag=flag)
 
 
-def _peers_of_entry(begin: Launch) -> int:
+def _peers_of_entry(barrier: Launch) -> int:
     """Return the number of peers that the first kernel of a call waits for."""
-    shapes = {n: v.shape for n, v in begin.arguments.items() if isinstance(v, Region)}
-    shapes |= {h.name: h.shape for h in implicit_of(begin.program)}
+    shapes = {n: v.shape for n, v in barrier.arguments.items() if isinstance(v, Region)}
+    shapes |= {h.name: h.shape for h in implicit_of(barrier.program)}
     return shapes["started"][-1] - 1 if "started" in shapes else 0
 
 

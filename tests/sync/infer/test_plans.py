@@ -178,41 +178,44 @@ def launched_twice(p, X: ROW, S: PART, Y: ROW, Z: ROW):
     [
         (
             only_at_root,
-            "collect_at_root takes what the plan copies (S), and rank 1 launches it 0 times; "
-            "expected once on every rank in every call, or flags and waits written by hand",
+            "collect_at_root accesses what the plan copies (S), and rank 1 launches it 0 times; "
+            "expected once on every rank in every call, or explicit flags and waits",
         ),
         (
             crossing,
-            "p.copy waits for itself, by way of other ranks; expected an order in which each",
+            "p.copy waits for itself, through other ranks; expected an order in which each",
         ),
         (
             one_for_two,
-            "launch of pass_on: A and B are both S; expected a tensor for each, since each",
+            "launch of pass_on: A and B are both S; expected a tensor for each, because each",
         ),
         (
             beside_the_kernel,
-            "read_all takes S, in a plan whose copies read from peers, or what peers bring; ",
+            "read_all accesses S, in a plan whose copies read from peers, or what peers write; ",
         ),
         (
             made_and_pushed,
-            "p.copy reads Q[2, 0:16], which copies bring, in a plan whose copies wait for what a "
-            "kernel writes (S); expected two plans, or flags and waits written by hand",
+            "p.copy reads Q[2, 0:16], which copies write, in a plan whose copies wait for what a "
+            "kernel writes (S); expected two plans, or explicit flags and waits",
         ),
         (
             one_half_twice,
             "p.copy reads S[1, 0:16] on rank 0, which is written only partly, or twice, in",
         ),
         (no_integer, "launch of fill: number=1.9; expected an integer (int32)"),
-        (launched_twice, "read_all takes what the plan copies (S), and rank 0 launches it 2 times"),
+        (
+            launched_twice,
+            "read_all accesses what the plan copies (S), and rank 0 launches it 2 times",
+        ),
         (
             fetch_first,
-            "p.copy waits for write_all to bring S[1, 0:16], which comes after it in the caller's "
+            "p.copy waits for write_all to write S[1, 0:16], which comes after it in the caller's "
             "stream; expected another stream, or the kernel first",
         ),
         (
             fetch_both,
-            "p.copy reads Q[0, 0:16], which copies bring, in a plan whose copies wait for what a "
-            "kernel writes (S); expected two plans, or flags and waits written by hand",
+            "p.copy reads Q[0, 0:16], which copies write, in a plan whose copies wait for what a "
+            "kernel writes (S); expected two plans, or explicit flags and waits",
         ),
     ],
 )
@@ -446,8 +449,8 @@ def other_kernel(p, X, S, Y, flag):
         (no_kernel, "p.copy writes S[1, 0, 0:16], which nothing reads in this call, unlike in an"),
         (
             other_kernel,
-            "collect takes what the plan copies (S), and rank 0 launches it 0 times; expected once "
-            "on every rank in every call, or flags and waits written by hand",
+            "collect accesses what the plan copies (S), and rank 0 launches it 0 times; expected "
+            "once on every rank in every call, or explicit flags and waits",
         ),
     ],
 )
