@@ -70,7 +70,9 @@ class Word:
         access = block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
         sync = self._publish(block.order, thread_groups)
         before = tensor.overtaken(words, access)
-        tensor.store_words(words, values, access, sync, told=block.order.tell(), before=before)
+        tensor.store_words(
+            words, values, access, sync, causes=block.order.causal_clock(), before=before
+        )
 
     def change(
         self,
@@ -91,13 +93,13 @@ class Word:
         self._see(block.order, thread_groups, entry)
         sync = merge(entry.sync, self._publish(block.order, thread_groups))
         tensor.store_word(
-            at, f(entry.value), access, sync, told=block.order.tell(), replaces=True,
+            at, f(entry.value), access, sync, causes=block.order.causal_clock(), replaces=True,
             adds=self.adds, before=before,
         )  # fmt: skip
         return entry.value
 
     def _see(self, order: Any, thread_groups: Classes, entry: Entry) -> None:
-        order.hear(entry.told)
+        order.observe(entry.causes)
         if self.acquires:
             order.acquire(thread_groups, entry.sync, self.level)
             return

@@ -47,7 +47,7 @@ def sync_threads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
                 f"T.sync_threads is reached by {mask.count} of {len(mask.on)} threads of "
                 f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
             )
-        frame.block.order.meet(mask.thread_groups)
+        frame.block.order.barrier(mask.thread_groups)
 
     return Step(run)
 
@@ -56,7 +56,7 @@ def sync_warp(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         warps = np.arange(len(frame.mask.on)) // WARP
         for warp in np.unique(warps[frame.mask.on]):
-            frame.block.order.meet(frame.mask.where(warps == warp).thread_groups)
+            frame.block.order.barrier(frame.mask.where(warps == warp).thread_groups)
 
     return Step(run)
 
@@ -65,9 +65,11 @@ def sync_grid(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         block, thread_groups = frame.block, frame.mask.thread_groups
         yield None
-        block.order.meet(thread_groups)
-        yield from block.machine.barrier("grid", None, block).meet(frame, "T.sync_grid", loc)
-        block.order.meet(thread_groups)
+        block.order.barrier(thread_groups)
+        yield from block.machine.barrier("grid", None, block).arrive_and_wait(
+            frame, "T.sync_grid", loc
+        )
+        block.order.barrier(thread_groups)
 
     return Step(run, True)
 
@@ -140,7 +142,7 @@ def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
         found.land()
         frame.block.order.complete_loads(frame.mask.thread_groups, found.number, found.loaded)
         if found.clock is not None:
-            frame.block.order.see(frame.mask.thread_groups, found.clock)
+            frame.block.order.join(frame.mask.thread_groups, found.clock)
 
     return Step(run, True)
 

@@ -258,7 +258,7 @@ def _barrier(spec: Builtin):
             words = block.machine.barrier_words.at(tensor, index, block, called)
             barrier = block.machine.barrier(spec.participants, words, block)
             words.arrive(frame, called)
-            yield from barrier.meet(frame, spec.text, loc)
+            yield from barrier.arrive_and_wait(frame, spec.text, loc)
             words.leave(frame, called)
 
         return Step(run, True)

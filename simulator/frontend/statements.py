@@ -197,7 +197,7 @@ class Statements(Expressions):
             index = self.in_whole(buffer, index, loc)
 
             def run(frame):
-                frame.block.meet_before(read)
+                frame.block.barrier_before(read)
                 at, found = index(frame), value(frame)
                 store_global(frame, ref, at, found, poison(frame))
         elif buffer.data in self.tiles:
@@ -325,7 +325,7 @@ class Statements(Expressions):
             """Whether there is anything to do."""
             if frame.space is not None:
                 raise unsupported("T.Parallel inside a T.Parallel with statements between", loc)
-            frame.block.meet_before(read)
+            frame.block.barrier_before(read)
             sizes = [int(extent(frame)[0]) for _, _, extent in loops]
             for axis, (slot, first, _) in enumerate(loops):
                 shape = [1] * len(sizes)

@@ -350,7 +350,7 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
     first = {"initial": _FIRST[kind]} if kind in _FIRST and is_float(dtype) else {}
 
     def run(frame):
-        frame.block.order.threads.meet_all()
+        frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, "T.reduce")
         wide = values.astype(np.float32) if _is_narrow(values) else values
         wide = np.abs(wide) if kind.startswith("abs") else wide
@@ -378,7 +378,7 @@ def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     accumulate = {"cumsum": np.add, "cummax": np.fmax}[name].accumulate
 
     def run(frame):
-        frame.block.order.threads.meet_all()
+        frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, f"T.{name}")
         wide = values.astype(np.float32) if _is_narrow(values) else values
         if reverse:

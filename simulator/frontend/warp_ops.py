@@ -130,7 +130,7 @@ def _block_vote(f: Callable[[np.ndarray], Any]):
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         def vote(frame, values, bad):
-            frame.block.order.meet(frame.mask.thread_groups)
+            frame.block.order.barrier(frame.mask.thread_groups)
             found = np.int32(f(values.astype(np.bool_)[frame.mask.on]))
             bad = (bad & frame.mask.on).any()
             return np.full(len(values), found), np.full(len(values), bad)

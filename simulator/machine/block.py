@@ -239,8 +239,8 @@ class Block:
         return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "") + beside
 
     def access(
-        self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int = 0, copies: bool = False,
-        accessed: Callable[[], Accessed] | None = None,
+        self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int = 0,
+        copies: bool = False, accessed: Callable[[], Accessed] | None = None,
     ) -> Access:  # fmt: skip
         agent, time, view = self.order.actor(thread_groups, copies)
         threads = self.order.threads
@@ -273,21 +273,21 @@ class Block:
         if tile.is_shared:
             threads = self.order.threads
             if tile.written == threads.barriers:
-                threads.meet_all()
+                threads.barrier_all()
             tile.read = threads.barriers
 
-    def meet_before(self, slots: list[int]) -> None:
+    def barrier_before(self, slots: list[int]) -> None:
         """A statement reads these tiles: TileLang puts a barrier before it if they are new."""
         threads = self.order.threads
         if any(self.tiles[slot].written == threads.barriers for slot in slots):
-            threads.meet_all()
+            threads.barrier_all()
 
     def overwrite(self, tile: Tile) -> None:
         """Threads write a tile; TileLang puts a barrier where shared memory needs one."""
         if tile.is_shared:
             threads = self.order.threads
             if threads.barriers in (tile.read, tile.written):
-                threads.meet_all()
+                threads.barrier_all()
             tile.written = threads.barriers
 
     def commit(self, thread_groups: tuple[int, ...]) -> None:

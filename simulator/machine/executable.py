@@ -173,10 +173,10 @@ class Executable:
     def enqueue(self, machine: Machine, rank: int, calls: Sequence[Call]) -> None:
         """Give ``machine`` the streams of a rank, with all that its host enqueues in them."""
         queues: dict[str | None, list[Any]] = {name: [] for name in machine.layout.first}
-        turn = 0
+        enqueue_index = 0
         for call in calls:
             for step, launches in call.steps:
-                turn += 1
+                enqueue_index += 1
                 if isinstance(step, WaitStream):
                     event = Event(name_of_stream(step.other))
                     queues[step.other].append(Record(event, call.epoch))
@@ -184,7 +184,7 @@ class Executable:
                     continue
                 of = f" of {step.name}" if isinstance(step, Launch) else ""
                 common: dict[str, Any] = {
-                    "epoch": call.epoch, "turn": turn, "loc": step.loc,
+                    "epoch": call.epoch, "enqueue_index": enqueue_index, "loc": step.loc,
                     "title": f"{step.op}{of} (step {step.number})",
                 }  # fmt: skip
                 if isinstance(step, Launch):

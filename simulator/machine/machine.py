@@ -14,7 +14,7 @@ from ..memory.memory import Memory, Tensor
 from ..memory.order import Layout
 from ..report.errors import SimulationError
 from .block import Block
-from .rendezvous import Rendezvous
+from .group_barrier import GroupBarrier
 from .steps import SPIN, Waiting
 from .streams import Coroutine, Record, Stream, WaitEvent, Work
 
@@ -41,7 +41,7 @@ class Machine:
         self.streams: list[Stream] = []
         self._enqueued: list[Work] = []
         self._start = Clock.start(layout.count)
-        self._barriers: dict[Any, Rendezvous] = {}
+        self._barriers: dict[Any, GroupBarrier] = {}
         self.barrier_words = WordsOfBarriers(world_size)
         self._ready: list[Coroutine] = []
         self._held: list[Coroutine] = []
@@ -72,11 +72,11 @@ class Machine:
         self.streams.append(Stream(rank, name, self._start, list(items)))
         self._enqueued += [item for item in items if isinstance(item, Work)]
 
-    def barrier(self, participants: str, words: Any, block: Block) -> Rendezvous:
+    def barrier(self, participants: str, words: Any, block: Block) -> GroupBarrier:
         """The barrier that ``block`` arrives at; one of a grid belongs to its launch."""
         key = (participants, words, block.launch if participants == "grid" else None)
         if key not in self._barriers:
-            self._barriers[key] = Rendezvous(self, participants)
+            self._barriers[key] = GroupBarrier(self, participants)
         return self._barriers[key]
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
@@ -156,7 +156,7 @@ class Machine:
                     item.begin()
                     active = self._active[stream.rank]
                     active.append(item)
-                    active.sort(key=lambda work: work.turn)
+                    active.sort(key=lambda work: work.enqueue_index)
         for rank in {s.rank for s in streams}:
             self._fill(rank)
 

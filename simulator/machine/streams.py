@@ -136,13 +136,13 @@ class Work:
     """What takes a stream some time, by one or more blocks.
 
     Attributes:
-        turn: where the host enqueued it.
+        enqueue_index: position in the order in which the host enqueued the steps of the rank.
         title, site: of the step it is, for reports.
         takes_room: whether it needs an SM.
     """
 
     epoch: int
-    turn: int
+    enqueue_index: int
     title: str
     loc: str
     takes_room: bool = True

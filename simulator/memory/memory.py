@@ -51,7 +51,7 @@ class Entry(NamedTuple):
     event: int
     sync: Sync
     poisoned: bool
-    told: Clock | None = None
+    causes: Clock | None = None
     """Clock of what led to it, whether or not memory orders it."""
     replaces: bool = False
     """Whether a read-modify-write made it from the value before it: nothing lands between them."""
@@ -310,7 +310,7 @@ class Tensor:
         return self.memory.rng.choice(events)
 
     def store_word(
-        self, index: tuple, value: Any, access: Access, sync: Sync, *, told: Clock | None = None,
+        self, index: tuple, value: Any, access: Access, sync: Sync, *, causes: Clock | None = None,
         replaces: bool = False, adds: bool = False, before: int | None = None,
     ) -> None:  # fmt: skip
         """Change a word atomically; otherwise as ``store_words``.
@@ -319,31 +319,31 @@ class Tensor:
             replaces: a read-modify-write makes the new value from the one before it.
             adds: it is an addition.
         """
-        self._store([index], [value], access, sync, told, replaces, adds, before)
+        self._store([index], [value], access, sync, causes, replaces, adds, before)
 
     def store_words(
         self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync, *,
-        told: Clock | None = None, before: int | None = None,
+        causes: Clock | None = None, before: int | None = None,
     ) -> None:  # fmt: skip
         """Store consecutive words by one atomic access.
 
         Args:
             sync: what acquiring the new value makes visible.
-            told: clock of what led to it.
+            causes: clock of what led to it.
             before: the change that it lands before, by event; None: it lands last.
         """
-        self._store(indices, values, access, sync, told, False, False, before)
+        self._store(indices, values, access, sync, causes, False, False, before)
 
     def _store(
         self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
-        told: Clock | None, replaces: bool, adds: bool, before: int | None,
+        causes: Clock | None, replaces: bool, adds: bool, before: int | None,
     ) -> None:  # fmt: skip
         words = [(index, int(np.ravel_multi_index(index, self.shape))) for index in indices]
         for index, flat in words:
             if not self.words.get(flat):
                 self.words[flat] = [self._without_history(index)]
-            if told is not None:
-                self._check_looked(index, flat, access, told)
+            if causes is not None:
+                self._check_looked(index, flat, access, causes)
         event = self._record_write(_region_of(indices), access)
         for (index, flat), value in zip(words, values, strict=True):
             entries = self.words[flat]
@@ -353,7 +353,7 @@ class Tensor:
             if at == len(entries):
                 self.data[index] = value
                 self.poison[index] = False
-            entry = Entry(self.dtype.type(value), event, sync, False, told, replaces)
+            entry = Entry(self.dtype.type(value), event, sync, False, causes, replaces)
             self.words[flat] = entries = [*entries[:at], entry, *entries[at:]]
             if len(entries) > _HISTORY:
                 self._observed.get(flat, {}).pop(entries.pop(0).event, None)
@@ -448,13 +448,13 @@ class Tensor:
             kind = "reuse" if access.epoch > epoch or served else "race"
             raise self.memory.conflict(kind, self, key, access, event, at)
 
-    def _check_looked(self, index: tuple, flat: int, access: Access, told: Clock) -> None:
+    def _check_looked(self, index: tuple, flat: int, access: Access, causes: Clock) -> None:
         """Refuse a change that came about through what followed a load of the same word, if
         nothing orders the two: the load may then see the change, which it led to itself."""
         events = self.memory.events
         for event in self._looked.pop(flat, ()):
             done = int(events.agent[event]), int(events.time[event])
-            if told.covers(*done) and not access.view.covers(*done):
+            if causes.covers(*done) and not access.view.covers(*done):
                 epoch = self.memory.epoch_of(event)
                 kind = "reuse" if access.epoch > epoch else "race"
                 raise self.memory.conflict(kind, self, index, access, event, index)

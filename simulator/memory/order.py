@@ -109,8 +109,8 @@ class BlockOrder:
     copy_time: list[int]
     """By agent that copies asynchronously: of its last access."""
     base: int
-    heard: Clock
-    """What others did before something this block knows of, whether or not memory orders it."""
+    observed: Clock
+    """What led to the values that the block has read, whether or not memory orders it."""
     fences: list[Sync] = field(default_factory=list)
     """By class: what a relaxed store after a release fence publishes."""
     seen: list[Sync] = field(default_factory=list)
@@ -213,7 +213,7 @@ class BlockOrder:
         if time:
             self._advance(thread_groups, advanced)
 
-    def meet(self, thread_groups: tuple[int, ...]) -> None:
+    def barrier(self, thread_groups: tuple[int, ...]) -> None:
         """All these classes have seen what any of them has: the block barrier."""
         joined = self._joined(thread_groups)
         for i in thread_groups:
@@ -221,13 +221,13 @@ class BlockOrder:
             self.time[i] += 1
         for number in self._sets_of(thread_groups):
             self.set_time[number] += 1
-        self.threads.meet(self.threads.members(thread_groups))
+        self.threads.barrier(self.threads.members(thread_groups))
 
     def release(self, i: int, level: int) -> Sync:
         """What class ``i`` publishes with a release of this scope."""
         published = self.clock[i].with_times({self.base + i: self.time[i]})
         self.time[i] += 1
-        self.threads.publish((i,))
+        self.threads.release((i,))
         return {(self.rank, self.block if level == CTA else None, level): published}
 
     def fence(self, i: int, level: int, fences_before: Sync | None = None) -> Sync:
@@ -249,35 +249,35 @@ class BlockOrder:
         """These classes see what was published, as far as both scopes include the other side."""
         for (rank, block, scope), clock in sync.items():
             if block is not None:
-                heard = (rank, block) == (self.rank, self.block)
+                includes = (rank, block) == (self.rank, self.block)
             elif rank == self.rank:
-                heard = min(scope, level) >= GPU
+                includes = min(scope, level) >= GPU
             else:
-                heard = min(scope, level) >= SYS
-            if heard:
-                self.see(thread_groups, clock)
+                includes = min(scope, level) >= SYS
+            if includes:
+                self.join(thread_groups, clock)
 
-    def see(self, thread_groups: tuple[int, ...], clock: Clock) -> None:
+    def join(self, thread_groups: tuple[int, ...], clock: Clock) -> None:
         """All that is before this clock is before these classes' next accesses."""
         self._advance(thread_groups, lambda own: own.joined(clock))
-        self.threads.learn(thread_groups)
+        self.threads.acquire(thread_groups)
 
     def note_seen(self, i: int, sync: Sync) -> None:
         """Class ``i`` read a value relaxed: a fence may make it an acquire."""
         if sync:
             self.seen[i] = merge(self.seen[i], sync)
 
-    def tell(self) -> Clock:
-        """What led to a change of a word: all the block did, and all it heard of, until now."""
-        told = self._joined(range(self.layout.thread_groups)).joined(self.heard)
+    def causal_clock(self) -> Clock:
+        """Return the clock of all that may have led to a change that the block makes now."""
+        causes = self._joined(range(self.layout.thread_groups)).joined(self.observed)
         self.set_time = [time + 1 for time in self.set_time]  # what follows did not lead to it
         self.time = [time + 1 for time in self.time]
-        return told
+        return causes
 
-    def hear(self, told: Clock | None) -> None:
-        """A word was seen that all this led to."""
-        if told is not None:
-            self.heard = self.heard.joined(told)
+    def observe(self, causes: Clock | None) -> None:
+        """Note that the block read a value to which all before ``causes`` led."""
+        if causes is not None:
+            self.observed = self.observed.joined(causes)
 
     def end(self) -> Clock:
         """All the block did."""

@@ -190,7 +190,7 @@ class ThreadOrder:
         """Whether an access of threads ``of`` at ``time`` is before the next of threads ``by``."""
         return False if self._known is None else self._known[by, of] >= time
 
-    def meet_all(self) -> None:
+    def barrier_all(self) -> None:
         """A barrier of all threads."""
         self.barriers += 1
         if self.later:
@@ -198,10 +198,10 @@ class ThreadOrder:
             self.later.clear()
             self._known = self._published = None
 
-    def meet(self, threads: np.ndarray) -> None:
+    def barrier(self, threads: np.ndarray) -> None:
         """A barrier of these threads."""
         if len(threads) == self._count:
-            self.meet_all()
+            self.barrier_all()
         elif self.later:
             known = self._matrix()
             joined = known[threads].max(axis=0)
@@ -209,7 +209,7 @@ class ThreadOrder:
             known[threads] = joined
             self.time += 1
 
-    def publish(self, thread_groups: tuple[int, ...]) -> None:
+    def release(self, thread_groups: tuple[int, ...]) -> None:
         """These classes release."""
         if self.later:
             threads = self.members(thread_groups)
@@ -220,7 +220,7 @@ class ThreadOrder:
             self._published = published
             self.time += 1
 
-    def learn(self, thread_groups: tuple[int, ...]) -> None:
+    def acquire(self, thread_groups: tuple[int, ...]) -> None:
         """These classes acquire. What any thread of the block has released counts as acquired."""
         if self._published is not None:
             threads, known = self.members(thread_groups), self._matrix()
