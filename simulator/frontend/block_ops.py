@@ -1,4 +1,4 @@
-"""What orders the threads of a block: barriers, mbarriers, waits for bulk stores, control flow."""
+"""Operations inside a block: barriers, mbarriers, waits for bulk stores, control flow."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .statements import Statements
 
 
 class BlockStatements(Statements):
-    """Statements, with mbarriers by reference."""
+    """Compiler of statements that also resolves mbarriers."""
 
     def mbarrier(self, load: Any, loc: str):
-        """The mbarrier a BufferLoad names, of a frame."""
+        """Return a function from a frame to the mbarrier that a BufferLoad names."""
         if not isinstance(load, tirx.BufferLoad) or load.buffer.data not in self.barriers:
             raise unsupported(f"mbarrier {load}", loc)
         slot = self.barriers[load.buffer.data]
@@ -79,12 +79,12 @@ def complete_bulk_stores(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def hold(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
-    """Do nothing: the operator only keeps statements in their place."""
+    """Do nothing: the operator only prevents reordering of statements."""
     return Step(lambda frame: None)
 
 
 def wait_loads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
-    """T.ptx_wait_group(n): all but the last n of T.async_copy have arrived."""
+    """T.ptx_wait_group(n): wait for all T.async_copy but the last n."""
     left = int(call.args[0])
 
     def run(frame):
@@ -132,7 +132,7 @@ def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
         def text() -> str:
             return (
-                f"{frame.block.name()} in launch {frame.block.epoch} stands at "
+                f"{frame.block.name()} in launch {frame.block.epoch} waits at "
                 f"T.mbarrier_wait_parity: phase {found.phase}, parity waited for {wanted}, "
                 f"{found.arrived} of {found.count} arrived --> {loc}"
             )
@@ -157,7 +157,7 @@ def loop_break(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def _elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
-    """One thread of each so many (of the block if 0) is chosen: its first."""
+    """Elect the first thread of each group of this many threads; 0: of the block."""
     every = c.compile(call.args[0], loc).value
 
     def value(frame):
@@ -170,7 +170,7 @@ def _elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
 
 
 def _group_index(threads: int, remainder: bool = False):
-    """The number of a thread's warp or warp group, or of the thread in it."""
+    """Return the number of a thread's warp or warp group, or of the thread in it."""
 
     def compile(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
         if not remainder:
@@ -197,11 +197,11 @@ _WITHOUT_EFFECT = (
     "tl.wait_wgmma", "tl.warpgroup_arrive", "tl.warpgroup_commit_batch", "tl.warpgroup_wait",
     "tl.conflict_hint", "tirx.ptx_commit_group",
 )  # fmt: skip
-"""What changes how fast a kernel runs, or what the model does not tell apart."""
+"""Operations that affect only performance, or that the model does not distinguish."""
 
 
 def register(c: BlockStatements) -> None:
-    """Teach the compiler the operations inside a block."""
+    """Register the operations inside a block."""
     for name in _WITHOUT_EFFECT:
         c.steps[name] = _nothing
     c.calls["tl.tl_shuffle_elect"] = _elect

@@ -121,7 +121,7 @@ class Expressions:
             wrong = undefined(found)
             if is_poisoned(wrong, frame):
                 one = np.asarray(found)[np.asarray(wrong)].flat[0]
-                raise unsupported(f"{what} {one}, of which CUDA defines no result,", loc)
+                raise unsupported(f"{what} {one}, for which CUDA defines no result,", loc)
             return found
 
         return checked
@@ -145,7 +145,7 @@ class Expressions:
         if var in self.pending:
             return self.compile(self.pending[var], loc)
         if var not in self.slots:
-            raise unsupported(f"variable {var}, bound nowhere before", loc)
+            raise unsupported(f"unbound variable {var}", loc)
         slot = self.slots[var]
 
         def value(frame):
@@ -277,7 +277,7 @@ class Expressions:
             if poison is not None and is_poisoned(poison(frame), frame):
                 raise SimulationError(
                     "poison",
-                    f"an index of {name} is computed from memory that nobody has written, by "
+                    f"an index of {name} is computed from uninitialized memory, by "
                     f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
                 )
             return found

@@ -53,7 +53,7 @@ def refuse_poison(frame: Any, expr: Expr, pointer: Pointer | Everywhere) -> None
     if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
         raise SimulationError(
             "poison",
-            f"the operand of {pointer.op} on {pointer.buffer.name} is computed from memory that "
-            f"nobody has written, by {frame.block.name()} in launch {frame.block.epoch}"
+            f"the operand of {pointer.op} on {pointer.buffer.name} is computed from "
+            f"uninitialized memory, by {frame.block.name()} in launch {frame.block.epoch}"
             f"\n --> {pointer.loc}",
         )

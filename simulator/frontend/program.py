@@ -57,7 +57,7 @@ class Kernel:
     body: Step
     signals: dict[str, dict[str, str]]
     """By parameter, the lines that change words of it atomically, and how."""
-    class_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    group_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     thread_groups: list[np.ndarray] = field(default_factory=list)
     """Threads of each class."""
 
@@ -129,12 +129,12 @@ class Program:
         self.slots = len(c.slots)
         self.divide(cut(c.thread_cuts))
 
-    def divide(self, class_of: np.ndarray) -> None:
+    def divide(self, group_of: np.ndarray) -> None:
         """Tell the threads of a block apart by their classes."""
         for kernel in self.kernels:
-            kernel.class_of = class_of[: kernel.threads_in_block]
-            most = int(kernel.class_of.max()) + 1
-            kernel.thread_groups = [np.flatnonzero(kernel.class_of == i) for i in range(most)]
+            kernel.group_of = group_of[: kernel.threads_in_block]
+            most = int(kernel.group_of.max()) + 1
+            kernel.thread_groups = [np.flatnonzero(kernel.group_of == i) for i in range(most)]
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -191,7 +191,7 @@ class Program:
             if len(stmt.block.alloc_buffers):
                 names = ", ".join(b.name for b in stmt.block.alloc_buffers)
                 loc = line_of(stmt.block.alloc_buffers[0].span) or self.name
-                raise unsupported(f"memory made outside a kernel: {names}", loc)
+                raise unsupported(f"memory allocated outside a kernel: {names}", loc)
             self._split(stmt.block.body)
         elif isinstance(stmt, (tirx.For, tirx.SBlockRealize)):
             self.host.append(self._kernel(stmt))

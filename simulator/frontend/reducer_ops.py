@@ -48,8 +48,8 @@ def update(c: Statements, call: tirx.Call, loc: str) -> Step:
         if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
             raise SimulationError(
                 "poison",
-                f"what T.reducer_update contributes to {buffer.name} is computed from memory that "
-                f"nobody has written, by {frame.block.name()} in launch {frame.block.epoch}"
+                f"what T.reducer_update contributes to {buffer.name} is computed from "
+                f"uninitialized memory, by {frame.block.name()} in launch {frame.block.epoch}"
                 f"\n --> {loc}",
             )
         on = np.ones(space, np.bool_) if frame.active is None else frame.active

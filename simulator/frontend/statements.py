@@ -18,8 +18,8 @@ from ..report.errors import SimulationError, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
 from .expressions import Expressions, narrowed
 
-_ROUNDS = 1_000_000
-"""A loop that nothing from outside can end is given up after so many rounds."""
+_MOST_ITERATIONS = 1_000_000
+"""Iterations after which a while loop is reported as a deadlock."""
 
 
 OfCall = Callable[[Any, tirx.Call, str], Step]
@@ -236,7 +236,8 @@ class Statements(Expressions):
                 continue
             if scope == "global":
                 raise unsupported(
-                    f"global memory {buffer.name}, made here", line_of(buffer.span) or loc
+                    f"global memory {buffer.name}, allocated in a kernel,",
+                    line_of(buffer.span) or loc,
                 )
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
@@ -356,7 +357,7 @@ class Statements(Expressions):
         def wait(frame):
             outer, before, polled = frame.mask, frame.broken, frame.polls
             frame.broken, frame.polls = None, True
-            for _ in range(_ROUNDS):
+            for _ in range(_MOST_ITERATIONS):
                 if polls:
                     yield SPIN
                 chosen = condition(frame)
@@ -376,8 +377,8 @@ class Statements(Expressions):
             else:
                 raise SimulationError(
                     "deadlock",
-                    f"a loop does not end after {_ROUNDS} rounds in {frame.block.name()}"
-                    f"\n --> {loc}",
+                    f"a loop does not end after {_MOST_ITERATIONS} iterations in "
+                    f"{frame.block.name()}\n --> {loc}",
                 )
             frame.mask, frame.broken, frame.polls = outer, before, polled
 
@@ -393,7 +394,7 @@ class Statements(Expressions):
             if found.poison is not None and is_poisoned(found.poison(frame), frame):
                 raise SimulationError(
                     "poison",
-                    "a condition is computed from memory that nobody has written, by "
+                    "a condition is computed from uninitialized memory, by "
                     f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
                 )
             return chosen

@@ -106,7 +106,7 @@ class Region(NamedTuple):
         if bad is not None and np.any(bad) and not tensor.symmetric:
             raise SimulationError(
                 "poison",
-                f"{op} to {self.name} of memory that nobody has written, by {frame.block.name()} "
+                f"{op} to {self.name} of uninitialized memory, by {frame.block.name()} "
                 f"in launch {frame.block.epoch}\n --> {self.loc}",
             )
         accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
@@ -166,7 +166,9 @@ def _one(start: Any, region: Region, frame: Frame) -> int:
     if isinstance(start, np.ndarray):
         own = start[frame.mask.on] if start.shape == frame.mask.on.shape else start
         if not (own == own.flat[0]).all():
-            raise unsupported(f"a region of {region.name} that differs by thread", region.loc)
+            raise unsupported(
+                f"a region of {region.name} that differs between threads,", region.loc
+            )
         start = own.flat[0]
     return int(start)
 
@@ -430,7 +432,7 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
         if poison is not None and np.any(poison):
             raise SimulationError(
                 "poison",
-                f"{op} to {dst.name} of memory that nobody has written, by {frame.block.name()} "
+                f"{op} to {dst.name} of uninitialized memory, by {frame.block.name()} "
                 f"in launch {frame.block.epoch}\n --> {loc}",
             )
         dst.update(frame, _ATOMICS[name], values, op, bulk, scope)

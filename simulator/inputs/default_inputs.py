@@ -1,4 +1,4 @@
-"""Inputs for a program of which only its text is known."""
+"""Generated inputs for a program that comes without inputs."""
 
 from __future__ import annotations
 

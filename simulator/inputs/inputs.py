@@ -54,7 +54,7 @@ def scalar_of(p: Parameter, values: Mapping[str, Any]) -> Any:
     """Return the value of a scalar.
 
     Raises:
-        TileWeaveError: there is none; says how to give one.
+        TileWeaveError: there is no value; says how to provide one.
     """
     if p.name not in values:
         raise TileWeaveError(
@@ -97,7 +97,7 @@ def _require_alias(p: Parameter, target: str, executable: Executable) -> None:
 def check_aliases(
     aliases: Mapping[str, str], multicasts: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Refuse the name of a tensor in place of the values of another one.
+    """Refuse illegal names of tensors that stand for multicast addresses.
 
     Raises:
         TileWeaveError: no multimem operation accesses the tensor, or the two differ in shape.

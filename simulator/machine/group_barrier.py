@@ -36,7 +36,7 @@ class GroupBarrier:
 
     @property
     def per_rank(self) -> bool:
-        """Whether one block of each rank arrives."""
+        """Whether one block of each rank participates."""
         return self.participants == "ranks"
 
     def arrive_and_wait(self, frame: Frame, op: str, loc: str) -> Iterator[Any]:
@@ -61,8 +61,8 @@ class GroupBarrier:
         def text() -> str:
             who = "; ".join(_who(m) for m in list(phase.missing)[:8])
             return (
-                f"{block.name()} in launch {block.epoch} stands at {op}, meeting {phase.number}: "
-                f"not there yet: {who} --> {loc}"
+                f"{block.name()} in launch {block.epoch} waits at {op}, phase {phase.number}: "
+                f"not arrived: {who} --> {loc}"
             )
 
         if phase.missing:

@@ -29,8 +29,8 @@ def test_demo(demo, right, tmp_path, monkeypatch, capsys):
     assert demo.main() == (0 if right else 1)
     out = capsys.readouterr().out
     if right:
-        assert "deadlock: nobody can go on\n" in out
-        assert "stands at W.wait_reached(arrived[" in out and "    3 missing\n" in out
+        assert "deadlock: no block or stream can continue\n" in out
+        assert "waits at W.wait_reached(arrived[" in out and "    3 missing\n" in out
         for name in ("a.html", "a_without_signal.html"):
             assert str(tmp_path / "new" / name) in out
             assert "<svg" in (tmp_path / "new" / name).read_text()
