@@ -1,4 +1,4 @@
-"""T.alloc_reducer: what the points of T.Parallel contribute to one result."""
+"""T.alloc_reducer: reductions over the points of a T.Parallel."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def finalize(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def register(c: Statements) -> None:
-    """Teach the compiler reducers."""
+    """Register the operations on reducers."""
     c.steps |= {
         "tl.tileop.reducer_init": init,
         "tl.reducer_update": update,

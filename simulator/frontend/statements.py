@@ -1,4 +1,4 @@
-"""Statements of the tile IR as steps over a frame."""
+"""Compiler of IR statements to steps over a frame."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MOST_ITERATIONS = 1_000_000
 """Iterations after which a while loop is reported as a deadlock."""
 
 
-OfCall = Callable[[Any, tirx.Call, str], Step]
-"""As ``ValueOf``."""
+StepOf = Callable[[Any, tirx.Call, str], Step]
+"""Compiles a call that is a statement; otherwise as ``ValueOf``."""
 
 
 class Statements(Expressions):
-    """Compiles statements of one program."""
+    """Compiler of the statements of one program."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ class Statements(Expressions):
         self.barriers: dict[tirx.Var, int] = {}
         self.mbarriers = 0
         self.reducers: dict[tirx.Var, str] = {}
-        """How the contributions to a reducer are combined."""
+        """Reduction of each reducer."""
         self.counted: set[str] = set()
-        """Names of the tensors in which barriers count."""
-        self.steps: dict[str, OfCall] = {}
-        """Calls that are statements, by operator."""
+        """Names of the tensors whose words barriers use."""
+        self.steps: dict[str, StepOf] = {}
+        """Compilers of calls that are statements, by operator."""
         self.thread_cuts: set[int] = {0, 1}
-        """Where a condition divides the threads of a block."""
+        """Thread numbers at which conditions divide the threads of a block."""
         self.thread_slots: set[tirx.Var] = set()
 
     def statement(self, stmt: tirx.Stmt, loc: str = "") -> Step:
@@ -55,7 +55,7 @@ class Statements(Expressions):
         return handler(stmt, loc)
 
     def is_shared_between_blocks(self, *nodes: Any) -> bool:
-        """Whether evaluating these accesses global memory."""
+        """Return whether these nodes access global memory."""
         found = False
 
         def visit(node):
@@ -70,7 +70,7 @@ class Statements(Expressions):
         return found
 
     def preempted(self, run: Callable[[Frame], Any], *nodes: Any) -> Step:
-        """A step before which others may go on, if it touches what they can see."""
+        """Return a step before which other blocks may run, if these nodes access global memory."""
         if not self.is_shared_between_blocks(*nodes):
             return Step(run)
 
@@ -81,7 +81,7 @@ class Statements(Expressions):
         return Step(step, True)
 
     def _on_SeqStmt(self, stmt, loc: str) -> Step:
-        steps = self._side_by_side(stmt.seq, loc)
+        steps = self._sequence(stmt.seq, loc)
         if not any(s.waits for s in steps):
 
             def run(frame):
@@ -103,9 +103,12 @@ class Statements(Expressions):
 
         return Step(wait, True)
 
-    def _side_by_side(self, stmts: Any, loc: str) -> list[Step]:
-        """Steps of statements that follow each other. What different threads do (``with T.ws``)
-        must not wait for each other only because one stands after the other in the text."""
+    def _sequence(self, stmts: Any, loc: str) -> list[Step]:
+        """Compile consecutive statements.
+
+        Statements of different threads (``with T.ws``) run interleaved, so that one does not wait
+        for another that only precedes it in the text.
+        """
         steps: list[Step] = []
         cases: list[tuple[Any, Step]] = []
         for stmt in stmts:
@@ -122,7 +125,7 @@ class Statements(Expressions):
         return steps + _cases(cases)
 
     def _is_of_threads(self, expr: tirx.PrimExpr) -> bool:
-        """Whether it says which threads, and nothing else."""
+        """Return whether a condition depends on the thread only."""
         found: list[bool] = []
 
         def visit(node):
@@ -212,7 +215,7 @@ class Statements(Expressions):
         return self.preempted(run, stmt)
 
     def _shared_tiles(self, node: Any) -> list[int]:
-        """The tiles in shared memory that it reads."""
+        """Return the tiles in shared memory that a node reads."""
         found: dict[int, None] = {}
 
         def visit(part):
@@ -274,7 +277,7 @@ class Statements(Expressions):
         body = self.statement(stmt.body, loc)
         self.pipelined = outside
 
-        def rounds(frame) -> Iterator[int]:
+        def iterations(frame) -> Iterator[int]:
             outer, before = frame.mask, frame.broken
             frame.broken = None
             start, count, by = (_plain(f(frame)[0], frame) for f in (first, extent, step))
@@ -299,13 +302,13 @@ class Statements(Expressions):
         if not body.waits:
 
             def run(frame):
-                for _ in rounds(frame):
+                for _ in iterations(frame):
                     body.run(frame)
 
             return Step(run)
 
         def wait(frame):
-            for _ in rounds(frame):
+            for _ in iterations(frame):
                 yield from body.run(frame)
 
         return Step(wait, True)
@@ -323,7 +326,7 @@ class Statements(Expressions):
         read = self._shared_tiles(inner)
 
         def enter(frame):
-            """Whether there is anything to do."""
+            """Enter the T.Parallel. Return whether it has points."""
             if frame.space is not None:
                 raise unsupported("T.Parallel inside a T.Parallel with statements between", loc)
             frame.block.barrier_before(read)
@@ -385,7 +388,7 @@ class Statements(Expressions):
         return Step(wait, True)
 
     def condition(self, expr: tirx.PrimExpr, loc: str) -> Callable[[Frame], Any]:
-        """The value of a condition, which must not be poison."""
+        """Compile a condition, which must not be poison."""
         self._note_cuts(expr)
         found = self.compile(expr, loc)
 
@@ -419,7 +422,7 @@ class Statements(Expressions):
         waits = looks or then.waits or (other is not None and other.waits)
 
         def sides(frame):
-            """The step to take if all take the same; else the threads of each side."""
+            """Return the step if all threads take the same branch, and else the threads of each."""
             chosen = condition(frame)
             if not isinstance(chosen, np.ndarray):
                 return (then if chosen else other), None
@@ -462,12 +465,12 @@ class Statements(Expressions):
 
 
 def line_of(span: Any) -> str:
-    """``file:line``, or nothing where it is not known."""
+    """Return ``file:line``, or an empty string if it is not known."""
     return f"{span.source_name.name}:{span.line}" if span is not None else ""
 
 
 def _uses_fragments(stmt: tirx.Stmt) -> bool:
-    """Whether the layout of registers decides which threads execute a T.Parallel."""
+    """Return whether the layout of fragments decides which threads execute a T.Parallel."""
     scopes: set[str] = set()
 
     def visit(node):
@@ -479,7 +482,7 @@ def _uses_fragments(stmt: tirx.Stmt) -> bool:
 
 
 def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
-    """Steps under conditions on the thread: side by side if the threads are different ones."""
+    """Return steps under conditions on the thread, interleaved if no thread is in two of them."""
     if len(cases) < 2 or not any(step.waits for _, step in cases):
         return [step for _, step in cases]
 
@@ -502,7 +505,7 @@ def _halves(frame: Frame, apart: Any) -> list:
 
 
 def _plain(value: Any, frame: Frame) -> Any:
-    """A Python integer where all threads on the way agree, else the value of each thread."""
+    """Return a Python integer if all active threads agree, else the value of each thread."""
     if not isinstance(value, np.ndarray):
         return int(value)
     own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value

@@ -97,7 +97,7 @@ def _require_alias(p: Parameter, target: str, executable: Executable) -> None:
 def check_aliases(
     aliases: Mapping[str, str], multicasts: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Refuse illegal names of tensors that stand for multicast addresses.
+    """Refuse illegal names of tensors that are given for multicast addresses.
 
     Raises:
         TileWeaveError: no multimem operation accesses the tensor, or the two differ in shape.

@@ -33,10 +33,11 @@ class GroupBarrier:
     participants: str
     phase: Phase = field(default_factory=lambda: Phase(0, {}))
     arrived_in: dict[Any, int] = field(default_factory=dict)
+    """Block of a rank that arrived, by launch, if one block of each rank participates."""
 
     @property
     def per_rank(self) -> bool:
-        """Whether one block of each rank participates."""
+        """True if one block of each rank participates."""
         return self.participants == "ranks"
 
     def arrive_and_wait(self, frame: Frame, op: str, loc: str) -> Iterator[Any]:
@@ -59,10 +60,10 @@ class GroupBarrier:
         self.machine.memory.version += 1
 
         def text() -> str:
-            who = "; ".join(_who(m) for m in list(phase.missing)[:8])
+            members = "; ".join(_member_name(m) for m in list(phase.missing)[:8])
             return (
                 f"{block.name()} in launch {block.epoch} waits at {op}, phase {phase.number}: "
-                f"not arrived: {who} --> {loc}"
+                f"not arrived: {members} --> {loc}"
             )
 
         if phase.missing:
@@ -79,5 +80,5 @@ class GroupBarrier:
         return [(r, b) for r in ranks for b in range(block.launch.blocks)]
 
 
-def _who(member: tuple) -> str:
+def _member_name(member: tuple) -> str:
     return f"rank {member[0]}" + (f", block {member[1]}" if len(member) > 1 else "")

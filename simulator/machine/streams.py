@@ -75,7 +75,7 @@ class Stream:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the stream waits for an event."""
+        """True if the stream waits for an event."""
         return self.work is None and bool(self.items)
 
     def finish(self, work: Work) -> None:

@@ -178,7 +178,7 @@ class BarrierWords:
             self._ahead[p, me] += 1
 
     def index(self, rank: int, word: int) -> tuple[int, ...]:
-        """Return the index in the tensor of a word of one rank."""
+        """Return the tensor index of one word in the part of a rank."""
         tensor = self.tensor
         assert tensor is not None
         own = tensor.shape[1:] if tensor.symmetric else tensor.shape

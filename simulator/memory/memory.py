@@ -362,7 +362,7 @@ class Tensor:
         self.memory.on_write(self)
 
     def count(self, index: tuple, value: Any) -> None:
-        """Change a word of a barrier. The barrier itself orders this change."""
+        """Change a word that a barrier uses. The barrier itself orders this change."""
         self.data[index] = value
         self.words.pop(int(np.ravel_multi_index(index, self.shape)), None)
         self.memory.version += 1
