@@ -198,13 +198,13 @@ class Case:
         programs stays poison, because they must not read it before a launch has written it."""
         world_size = self.executable.world_size
         shape, dtype = (world_size, *h.shape) if h.symmetric else h.shape, numpy_dtype(h.dtype)
-        made = 1 if h.symmetric else world_size
-        tensors = [Tensor(machine.memory, h.name, shape, dtype, written=True) for _ in range(made)]
+        count = 1 if h.symmetric else world_size
+        tensors = [Tensor(machine.memory, h.name, shape, dtype, written=True) for _ in range(count)]
         for tensor in tensors:
             tensor.symmetric = h.symmetric
             if not (h.scratch and inferred):
                 tensor.give((Ellipsis,), np.zeros(shape, dtype))
-        return tensors * (world_size // made)
+        return tensors * (world_size // count)
 
     def _tensors(self, p: Parameter, machine: Machine) -> list[Tensor]:
         """Return the tensor of each rank, with its input. A multicast address has all copies."""

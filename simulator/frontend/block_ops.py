@@ -124,25 +124,25 @@ def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     barrier, parity = c.mbarrier(call.args[0], loc), c.indices([call.args[1]], "mbarrier", loc)
 
     def run(frame):
-        found = barrier(frame)
+        mbarrier = barrier(frame)
         wanted = int(np.asarray(parity(frame)[0]).flat[0])
 
         def ready() -> bool:
-            return found.phase % 2 != wanted
+            return mbarrier.phase % 2 != wanted
 
         def text() -> str:
             return (
                 f"{frame.block.name()} in launch {frame.block.epoch} waits at "
-                f"T.mbarrier_wait_parity: phase {found.phase}, parity waited for {wanted}, "
-                f"{found.arrived} of {found.count} arrived --> {loc}"
+                f"T.mbarrier_wait_parity: phase {mbarrier.phase}, parity waited for {wanted}, "
+                f"{mbarrier.arrived} of {mbarrier.count} arrived --> {loc}"
             )
 
         while not ready():
             yield Waiting(ready, text)
-        found.land()
-        frame.block.order.complete_loads(frame.mask.thread_groups, found.number, found.loaded)
-        if found.clock is not None:
-            frame.block.order.join(frame.mask.thread_groups, found.clock)
+        mbarrier.land()
+        frame.block.order.complete_loads(frame.mask.thread_groups, mbarrier.number, mbarrier.loaded)
+        if mbarrier.clock is not None:
+            frame.block.order.join(frame.mask.thread_groups, mbarrier.clock)
 
     return Step(run, True)
 
@@ -178,8 +178,8 @@ def _group_index(threads: int, remainder: bool = False):
 
         def value(frame):
             own = np.arange(frame.block.kernel.threads_in_block, dtype=np.int32)
-            found = own % threads if remainder else own // threads
-            return found if frame.mask.single is None else found[frame.mask.single]
+            number = own % threads if remainder else own // threads
+            return number if frame.mask.single is None else number[frame.mask.single]
 
         return Expr(value)
 

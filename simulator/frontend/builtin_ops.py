@@ -63,10 +63,10 @@ def _load(c: Statements, pointer: Pointer, word: Word, lanes: int) -> Expr:
         tensor, results, bad = word.ref.tensor(frame), [], []
         for thread_groups, at, index, _ in places(frame, pointer.index(frame), each_thread=False):
             words = words_at(frame, word.ref, tensor, index, lanes)
-            found = word.load_all(frame, tensor, words, thread_groups)
-            values = [v for v, _ in found]
+            loaded = word.load_all(frame, tensor, words, thread_groups)
+            values = [v for v, _ in loaded]
             results.append((at, values[0] if lanes == 1 else np.array(values)))
-            bad.append((at, any(b for _, b in found)))
+            bad.append((at, any(b for _, b in loaded)))
         poison = gather(frame, bad, np.dtype(np.bool_), 1) if any(b for _, b in bad) else None
         frame.cache[node] = poison
         return gather(frame, results, tensor.dtype, lanes)
@@ -86,11 +86,11 @@ def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -
 
     def run(frame):
         tensor = word.ref.tensor(frame)
-        found = expr.value(frame)
+        stored = expr.value(frame)
         refuse_poison(frame, expr, pointer)
         at = pointer.index(frame)
         for thread_groups, _, index, (one,) in places(
-            frame, at, found, each_thread=True, lanes=lanes
+            frame, at, stored, each_thread=True, lanes=lanes
         ):
             words = words_at(frame, word.ref, tensor, index, lanes)
             values = [convert(v, tensor.dtype) for v in ([one] if lanes == 1 else one)]
@@ -108,12 +108,12 @@ def _change(
 
     def value(frame):
         tensor, results = word.ref.tensor(frame), []
-        found = [e.value(frame) for e in operands]
+        evaluated = [e.value(frame) for e in operands]
         for e in operands:
             refuse_poison(frame, e, pointer)
         at = pointer.index(frame)
         for thread_groups, place, index, values in places(
-            frame, at, *found, each_thread=True, lanes=lanes
+            frame, at, *evaluated, each_thread=True, lanes=lanes
         ):
             olds = []
             for lane, i in enumerate(words_at(frame, word.ref, tensor, index, lanes)):
@@ -323,14 +323,14 @@ def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, word:
 
     op, loc = pointer.op, pointer.loc
     tensor = pointer.ref.tensor(frame)
-    found = value.value(frame)
+    operand = value.value(frame)
     refuse_poison(frame, value, pointer)
     space = frame.space
     index = [np.broadcast_to(i, space) for i in pointer.index(frame)]
     key, covered, _ = select(
         frame, tensor.name, tensor.shape, index, loc, tensor.symmetric, clips=True
     )
-    values = np.broadcast_to(convert(found, tensor.dtype), space)
+    values = np.broadcast_to(convert(operand, tensor.dtype), space)
     access = frame.block.access(frame.mask.overlapping, op, loc, word.level)
     tensor.update(key, combine, values if covered is None else values[covered], access)
 
@@ -343,10 +343,10 @@ def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, loc: st
 
     def change(frame):
         tile, results = frame.tile(pointer.slot), []
-        found = value.value(frame)
+        operand = value.value(frame)
         refuse_poison(frame, value, pointer)
         at = pointer.index(frame)
-        for _, place, index, (one,) in places(frame, at, found, each_thread=True):
+        for _, place, index, (one,) in places(frame, at, operand, each_thread=True):
             old = tile.data[index]
             results.append((place, old))
             store_tile(frame, tile, list(index), combine(old, convert(one, tile.dtype)), None, loc)

@@ -51,10 +51,10 @@ def device_assert(c: Statements, call: tirx.Call, loc: str) -> Step:
     """TileLang's message ends with the location of the assertion."""
 
     def run(frame):
-        found, on = holds(frame), frame.lanes()
-        if isinstance(found, np.ndarray) and on is not None and found.shape == on.shape:
-            found = found | ~on
-        if not np.all(found):
+        holding, on = holds(frame), frame.lanes()
+        if isinstance(holding, np.ndarray) and on is not None and holding.shape == on.shape:
+            holding = holding | ~on
+        if not np.all(holding):
             raise SimulationError(
                 "assertion",
                 f"{text}, by {frame.block.name()} in launch {frame.block.epoch}\n{where}",

@@ -149,10 +149,10 @@ class Expressions:
         slot = self.slots[var]
 
         def value(frame):
-            found = frame.env[slot]
+            bound = frame.env[slot]
             if frame.block is not None and frame.block.by_thread[slot]:
-                return _of_threads(found, frame, var, loc)
-            return found
+                return _of_threads(bound, frame, var, loc)
+            return bound
 
         def poison(frame):
             return frame.block.poisoned[slot] if frame.block is not None else None
@@ -214,10 +214,10 @@ class Expressions:
                 first = a.value(frame)
             with narrowed(frame, ~chosen):
                 second = b.value(frame)
-            found = np.where(chosen, first, second)
+            merged = np.where(chosen, first, second)
             if isinstance(first, int) and isinstance(second, int):
-                return found.astype(numpy_dtype(then.dtype), copy=False)
-            return found
+                return merged.astype(numpy_dtype(then.dtype), copy=False)
+            return merged
 
         def poison(frame):
             unclear = c.poison(frame) if c.poison else None
@@ -272,17 +272,17 @@ class Expressions:
         poison = either(*(e.poison for e in exprs))
 
         def values(frame):
-            found = [e.value(frame) for e in exprs]
+            evaluated = [e.value(frame) for e in exprs]
             for n in some:
-                if single[n] and isinstance(found[n], np.ndarray):
-                    found[n] = found[n][..., None]
+                if single[n] and isinstance(evaluated[n], np.ndarray):
+                    evaluated[n] = evaluated[n][..., None]
             if poison is not None and is_poisoned(poison(frame), frame):
                 raise SimulationError(
                     "poison",
                     f"an index of {name} is computed from uninitialized memory, by "
                     f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
                 )
-            return found
+            return evaluated
 
         return values
 
@@ -306,10 +306,10 @@ class Expressions:
         if not self.is_reshaped(buffer):
             return values
         extents, name = self.indices(buffer.shape, buffer.name, loc), self.globals.get(buffer.data)
-        made = () if name is not None else self.made[self.tiles[buffer.data]][0]
+        tile_shape = () if name is not None else self.made[self.tiles[buffer.data]][0]
 
         def moved(frame):
-            shape = made if name is None else frame.block.tensors[name].shape
+            shape = tile_shape if name is None else frame.block.tensors[name].shape
             flat, inside = 0, True
             for index, extent in zip(values(frame), extents(frame), strict=True):
                 flat = flat * extent + index

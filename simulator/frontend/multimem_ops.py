@@ -62,8 +62,8 @@ def load_reduce(c: Statements, call: tirx.Call, loc: str) -> Expr:
                 for words in ref.copies(frame, index, lanes)
             ]
             parts = [np.array([v for v, _ in copy], dtype).astype(wide) for copy in copies]
-            found = convert(reduce(combine, parts), dtype)
-            results.append((at, found[0] if lanes == 1 else found))
+            reduced = convert(reduce(combine, parts), dtype)
+            results.append((at, reduced[0] if lanes == 1 else reduced))
             bad.append((at, any(b for copy in copies for _, b in copy)))
         poison = gather(frame, bad, np.dtype(np.bool_), 1) if any(b for _, b in bad) else None
         frame.cache[node] = poison
@@ -79,11 +79,11 @@ def _change(reduces: bool):
         combine = REDUCTIONS[builtin_of(call).word(call, "op")] if reduces else None
 
         def run(frame):
-            tensor, found = ref.word.ref.tensor(frame), expr.value(frame)
+            tensor, operand = ref.word.ref.tensor(frame), expr.value(frame)
             refuse_poison(frame, expr, ref)
             at = ref.index(frame)
             for thread_groups, _, index, (one,) in places(
-                frame, at, found, each_thread=True, lanes=lanes
+                frame, at, operand, each_thread=True, lanes=lanes
             ):
                 for words in ref.copies(frame, index, lanes):
                     for lane, i in enumerate(words):

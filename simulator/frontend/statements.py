@@ -126,16 +126,16 @@ class Statements(Expressions):
 
     def _is_of_threads(self, expr: tirx.PrimExpr) -> bool:
         """Return whether a condition depends on the thread only."""
-        found: list[bool] = []
+        is_thread: list[bool] = []
 
         def visit(node):
             if isinstance(node, tirx.Var):
-                found.append(node in self.thread_slots)
+                is_thread.append(node in self.thread_slots)
             elif isinstance(node, tirx.BufferLoad | tirx.Call):
-                found.append(False)
+                is_thread.append(False)
 
         post_order_visit(expr, visit)
-        return bool(found) and all(found)
+        return bool(is_thread) and all(is_thread)
 
     def _on_Evaluate(self, stmt, loc: str) -> Step:
         call = stmt.value
@@ -201,37 +201,37 @@ class Statements(Expressions):
 
             def run(frame):
                 frame.block.barrier_before(read)
-                at, found = index(frame), value(frame)
-                store_global(frame, ref, at, found, poison(frame))
+                at, stored = index(frame), value(frame)
+                store_global(frame, ref, at, stored, poison(frame))
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
             index = self.in_whole(buffer, index, loc)
 
             def run(frame):
-                at, found = index(frame), value(frame)
-                store_tile(frame, frame.tile(slot), at, found, poison(frame), loc)
+                at, stored = index(frame), value(frame)
+                store_tile(frame, frame.tile(slot), at, stored, poison(frame), loc)
         else:
             raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", loc)
         return self.preempted(run, stmt)
 
     def _shared_tiles(self, node: Any) -> list[int]:
         """Return the tiles in shared memory that a node reads."""
-        found: dict[int, None] = {}
+        slots: dict[int, None] = {}
 
         def visit(part):
             if isinstance(part, tirx.BufferLoad) and part.buffer.scope().startswith("shared"):
                 slot = self.tiles.get(part.buffer.data)
-                found.update({} if slot is None else {slot: None})
+                slots.update({} if slot is None else {slot: None})
 
         post_order_visit(node, visit)
-        return list(found)
+        return list(slots)
 
     def _on_AttrStmt(self, stmt, loc: str) -> Step:
         return self.statement(stmt.body, loc)
 
     def _on_SBlockRealize(self, stmt, loc: str) -> Step:
         block = stmt.block
-        made: list[tuple[int, tuple[str, tuple, np.dtype, str]]] = []
+        allocations: list[tuple[int, tuple[str, tuple, np.dtype, str]]] = []
         for buffer in block.alloc_buffers:
             scope = buffer.scope()
             if scope == "shared.barrier":
@@ -245,7 +245,7 @@ class Statements(Expressions):
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
             self.made[slot] = shape, numpy_dtype(buffer.dtype)
-            made.append((slot, (buffer.name, shape, numpy_dtype(buffer.dtype), scope)))
+            allocations.append((slot, (buffer.name, shape, numpy_dtype(buffer.dtype), scope)))
         for data, info in dict(block.annotations.items()).get("reducer_info_v2", {}).items():
             self.reducers[data] = str(info["op"])
         counts = []
@@ -256,7 +256,7 @@ class Statements(Expressions):
         body = self.statement(block.body, loc)
 
         def prepare(frame):
-            for slot, what in made:
+            for slot, what in allocations:
                 frame.block.tiles[slot] = Tile(*what)
             for slot, numbered in counts:
                 frame.block.barriers[slot] = [MBarrier(n, number) for number, n in numbered]
@@ -322,7 +322,7 @@ class Statements(Expressions):
             loops.append((slot, first, extent))
             inner = inner.body
         body = self.statement(inner, loc)
-        known = not stmt.annotations and not _uses_fragments(inner)
+        has_known_executors = not stmt.annotations and not _uses_fragments(inner)
         read = self._shared_tiles(inner)
 
         def enter(frame):
@@ -338,7 +338,7 @@ class Statements(Expressions):
                 frame.env[slot] = steps + int(first(frame)[0])
                 frame.block.by_thread[slot] = False
             frame.space = tuple(sizes)
-            frame.loop = frame.mask.loop(frame.space) if known else None
+            frame.loop = frame.mask.loop(frame.space) if has_known_executors else None
             return 0 not in sizes
 
         def run(frame):
@@ -390,11 +390,11 @@ class Statements(Expressions):
     def condition(self, expr: tirx.PrimExpr, loc: str) -> Callable[[Frame], Any]:
         """Compile a condition, which must not be poison."""
         self._note_cuts(expr)
-        found = self.compile(expr, loc)
+        compiled = self.compile(expr, loc)
 
         def value(frame):
-            chosen = found.value(frame)
-            if found.poison is not None and is_poisoned(found.poison(frame), frame):
+            chosen = compiled.value(frame)
+            if compiled.poison is not None and is_poisoned(compiled.poison(frame), frame):
                 raise SimulationError(
                     "poison",
                     "a condition is computed from uninitialized memory, by "

@@ -58,8 +58,8 @@ class Region(NamedTuple):
             tile = frame.tile(self.slot)
             frame.block.use(tile, frame.mask.overlapping)
             inside, part, shape = self.box(frame, tile.shape, False)
-            found = _read_all(tile, frame, inside)
-            require_one_value(frame, tile, found[1], self.loc)
+            contents = _read_all(tile, frame, inside)
+            require_one_value(frame, tile, contents[1], self.loc)
             dtype = tile.dtype
         else:
             tensor = self.ref.tensor(frame)
@@ -68,8 +68,8 @@ class Region(NamedTuple):
                 accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
                 thread_groups = frame.mask.overlapping
                 access = frame.block.access(thread_groups, op, self.loc, accessed=accessed)
-            found, dtype = tensor.read(inside, access), tensor.dtype
-        values, bad = found
+            contents, dtype = tensor.read(inside, access), tensor.dtype
+        values, bad = contents
         if bad is not None and not np.any(bad):
             bad = None
         if self.view is not None:
@@ -364,15 +364,15 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
         values, poison = src.read(frame, "T.reduce")
         wide = values.astype(np.float32) if _is_narrow(values) else values
         wide = np.abs(wide) if kind.startswith("abs") else wide
-        found = combine.reduce(wide, axis=axis, **first)
+        reduced = combine.reduce(wide, axis=axis, **first)
         bad = None if poison is None else poison.any(axis=axis)
         if not clear(frame):
             before, bad_before = dst.read(frame, "T.reduce")
-            found = combine(before.reshape(found.shape).astype(found.dtype), found)
+            reduced = combine(before.reshape(reduced.shape).astype(reduced.dtype), reduced)
             if bad_before is not None:
-                bad_before = bad_before.reshape(found.shape)
+                bad_before = bad_before.reshape(reduced.shape)
                 bad = bad_before if bad is None else bad | bad_before
-        dst.write(frame, found, bad, "T.reduce")
+        dst.write(frame, reduced, bad, "T.reduce")
 
     return c.preempted(run, call)
 
@@ -393,13 +393,13 @@ def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
         wide = values.astype(np.float32) if _is_narrow(values) else values
         if reverse:
             wide = np.flip(wide, axis)
-        found = accumulate(wide, axis=axis)
+        scanned = accumulate(wide, axis=axis)
         if reverse:
-            found = np.flip(found, axis)
+            scanned = np.flip(scanned, axis)
         bad = None if poison is None else np.broadcast_to(
-            poison.any(axis=axis, keepdims=True), found.shape
+            poison.any(axis=axis, keepdims=True), scanned.shape
         )  # fmt: skip
-        dst.write(frame, found, bad, f"T.{name}")
+        dst.write(frame, scanned, bad, f"T.{name}")
 
     return c.preempted(run, call)
 

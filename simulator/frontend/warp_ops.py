@@ -89,8 +89,8 @@ def _reduction(ufunc: np.ufunc):
                 values.astype(np.float32) if dtype.itemsize < 4 and dtype.kind in "fV" else values
             )
             first = _warps(wide, wide[-1])  # the padding is poison anyway
-            found = ufunc.reduce(first, axis=1)
-            return convert(_each(found, len(values)), dtype), _each(
+            reduced = ufunc.reduce(first, axis=1)
+            return convert(_each(reduced, len(values)), dtype), _each(
                 _warps(bad, True).any(axis=1), len(values)
             )
 
@@ -108,8 +108,8 @@ def _vote(f: Callable[[np.ndarray, np.ndarray], Any], dtype: Any, operand: int =
     def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         def vote(frame, values, bad):
             on = _warps(frame.mask.on, False)
-            found = f(_warps(values.astype(np.bool_), False), on).astype(dtype)
-            return _each(found, len(values)), _each(
+            result = f(_warps(values.astype(np.bool_), False), on).astype(dtype)
+            return _each(result, len(values)), _each(
                 (_warps(bad, False) & on).any(axis=1), len(values)
             )
 
@@ -126,8 +126,8 @@ def _match_any(c: Statements, call: tirx.Call, loc: str) -> Expr:
     def match(frame, values, bad):
         rows, on = _warps(values, values[-1]), _warps(frame.mask.on, False)
         same = (rows[:, :, None] == rows[:, None, :]) & on[:, None, :]
-        found = _bits(same.reshape(-1, WARP)).astype(np.uint32)[: len(values)]
-        return found, _each((_warps(bad, False) & on).any(axis=1), len(values))
+        result = _bits(same.reshape(-1, WARP)).astype(np.uint32)[: len(values)]
+        return result, _each((_warps(bad, False) & on).any(axis=1), len(values))
 
     return _exchange(c, call, loc, 1, match)
 
@@ -138,9 +138,9 @@ def _block_vote(f: Callable[[np.ndarray], Any]):
     def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         def vote(frame, values, bad):
             frame.block.order.barrier(frame.mask.thread_groups)
-            found = np.int32(f(values.astype(np.bool_)[frame.mask.on]))
+            result = np.int32(f(values.astype(np.bool_)[frame.mask.on]))
             bad = (bad & frame.mask.on).any()
-            return np.full(len(values), found), np.full(len(values), bad)
+            return np.full(len(values), result), np.full(len(values), bad)
 
         return _exchange(c, call, loc, 0, vote)
 

@@ -79,7 +79,7 @@ def scalars_at(epoch: int, values: Mapping[str, Any], parameters: Iterable[Param
         TileWeaveError: an illegal value, or a function that fails.
     """
     declared = {p.name: p for p in parameters}
-    found = {}
+    scalars = {}
     for name, value in values.items():
         text = f"{name}={value!r}"
         if callable(value):
@@ -92,10 +92,10 @@ def scalars_at(epoch: int, values: Mapping[str, Any], parameters: Iterable[Param
                 ) from error
             text = f"{name}={value!r} in launch {epoch}"
         try:
-            found[name] = declared[name].number(value)
+            scalars[name] = declared[name].number(value)
         except ValueError as error:
             raise TileWeaveError(f"simulate: {text}; expected {error}") from None
-    return found
+    return scalars
 
 
 def check_tensors(

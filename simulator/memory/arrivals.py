@@ -146,7 +146,7 @@ def story(tensor: Tensor, index: tuple, relation: str, want: Any, lines: Mapping
 def unconsumed(tensors: Mapping[str, list[Tensor]]) -> dict[tuple, str]:
     """Return the warnings for signals to words that are never waited for or read, by tensor and
     line."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    words_of: dict[tuple[str, str, str], list[str]] = {}
     for tensor in _each(tensors):
         signals = {
             flat: locs
@@ -160,10 +160,10 @@ def unconsumed(tensors: Mapping[str, list[Tensor]]) -> dict[tuple, str]:
         for flat, events in signals.items():
             if not read.flat[flat]:
                 for op, loc in {(what[e][0].split(" ")[0], what[e][1]) for e in events}:
-                    found.setdefault((tensor.name, op, loc), []).append(_name(tensor, flat))
+                    words_of.setdefault((tensor.name, op, loc), []).append(_name(tensor, flat))
     return {
         (name, loc): f"{_some(words)} signalled, but never waited for or read: {op} --> {loc}"
-        for (name, op, loc), words in found.items()
+        for (name, op, loc), words in words_of.items()
     }
 
 

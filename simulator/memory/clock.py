@@ -69,16 +69,16 @@ class Clock(NamedTuple):
         """Return whether these times happen before the point, for one agent or for an array."""
         if not np.ndim(agents):
             return times <= self.time(int(agents))
-        found = times <= self.base.times[agents]
-        if self.pages and not found.all():
-            late = np.flatnonzero(~found)
+        covered = times <= self.base.times[agents]
+        if self.pages and not covered.all():
+            late = np.flatnonzero(~covered)
             at, of = agents.flat[late] // _PAGE, agents.flat[late] % _PAGE
             for number in np.unique(at):
                 page = self.pages.get(int(number))
                 if page is not None:
                     here = late[at == number]
-                    found.flat[here] = times.flat[here] <= page[of[at == number]]
-        return found
+                    covered.flat[here] = times.flat[here] <= page[of[at == number]]
+        return covered
 
     def joined(self, other: Clock) -> Clock:
         """Return the join of both clocks."""
@@ -120,11 +120,11 @@ class View:
     @cached_property
     def _distinct(self) -> list[tuple[Clock, int]]:
         """Distinct clocks, each with its agent, or -1 if several thread groups share the clock."""
-        found: dict[tuple[int, int], tuple[Clock, int]] = {}
+        distinct: dict[tuple[int, int], tuple[Clock, int]] = {}
         for clock, agent in self.parts:
             key = (id(clock.base), id(clock.pages))
-            found[key] = (clock, -1 if key in found else agent)
-        return list(found.values())
+            distinct[key] = (clock, -1 if key in distinct else agent)
+        return list(distinct.values())
 
     def covers(self, agents: Any, times: Any) -> Any:
         """Return whether what these agents did at these times happens before the access, for one
@@ -134,9 +134,9 @@ class View:
             return agent in self.own or all(
                 agent == own or time <= clock.time(agent) for clock, own in self._distinct
             )
-        found: Any = True
+        covered: Any = True
         for clock, agent in self._distinct:
-            found = found & (clock.covers(agents, times) | (agents == agent))
+            covered = covered & (clock.covers(agents, times) | (agents == agent))
         for agent in self.own:
-            found = found | (agents == agent)
-        return found
+            covered = covered | (agents == agent)
+        return covered

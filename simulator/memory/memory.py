@@ -416,17 +416,17 @@ class Tensor:
         """Refuse an access that is not ordered after one by another thread of its block."""
         if access.accessed is None or access.threads is None:
             return
-        found = self.by_threads.add(access.threads, event, access.accessed, writes)
-        if found is not None:
-            before, element = found
+        conflict = self.by_threads.add(access.threads, event, access.accessed, writes)
+        if conflict is not None:
+            before, element = conflict
             at = tuple(int(i) for i in np.unravel_index(element, self.shape))
             raise self.memory.conflict("race", self, key, access, before, at, _AMONG_THREADS)
 
     def _check_read(self, key: Any, access: Access) -> None:
         """Refuse a read that is not ordered with a write by another agent."""
-        found = self.writes.unordered(key, access)
-        if found is not None:
-            event, at = found
+        conflict = self.writes.unordered(key, access)
+        if conflict is not None:
+            event, at = conflict
             kind = "reuse" if self.memory.epoch_of(event) > access.epoch else "race"
             raise self.memory.conflict(kind, self, key, access, event, at)
 
@@ -436,12 +436,12 @@ class Tensor:
         The fault is ``reuse`` if the reader used the value of an earlier write, in this launch or
         an earlier one. Else it is ``race``: the reader should have waited for this write.
         """
-        found = self.writes.unordered(key, access)
-        if found is not None:
-            raise self.memory.conflict("race", self, key, access, *found)
-        found = self.reads.unordered(key, access)
-        if found is not None:
-            event, at = found
+        conflict = self.writes.unordered(key, access)
+        if conflict is not None:
+            raise self.memory.conflict("race", self, key, access, *conflict)
+        conflict = self.reads.unordered(key, access)
+        if conflict is not None:
+            event, at = conflict
             epoch = self.memory.epoch_of(event)
             wrote = int(self.writes.last[at])
             served = wrote != 0 and self.memory.epoch_of(wrote) == epoch

@@ -71,9 +71,9 @@ class ShadowMemory:
                 return int(events[at]), self._index(int(elements[at]))
         for record in self._overlapping(key):
             if self._unordered(np.asarray(record.event), access) is not None:
-                found = record.elements[record.common(self._region(key))]
-                if found.size:
-                    return record.event, self._index(int(found[0]))
+                common = record.elements[record.common(self._region(key))]
+                if common.size:
+                    return record.event, self._index(int(common[0]))
         return None
 
     def note(self, key: Any, event: int, access: Access) -> None:

@@ -190,21 +190,21 @@ class Accesses:
     def _in(self, stmt: tirx.Stmt) -> list[tuple[tirx.Var, int]]:
         flags = [a for c in calls_in(stmt, synchronizes) for a in c.args]
         addressed: list[tirx.BufferLoad] = []
-        found: list[tuple[tirx.Var, int]] = []
+        accesses: list[tuple[tirx.Var, int]] = []
 
         def visit(node):
             if op_name(node) in ("tl.region", "tl.access_ptr"):
                 addressed.append(node.args[0])
                 mode = node.args[1] if op_name(node) == "tl.region" else node.args[-1]
                 if not any(node.same_as(f) for f in flags):
-                    found.append((node.args[0].buffer.data, int(mode)))
+                    accesses.append((node.args[0].buffer.data, int(mode)))
             elif isinstance(node, tirx.BufferStore):
-                found.append((node.buffer.data, 2))
+                accesses.append((node.buffer.data, 2))
 
         def loads(node):
             if isinstance(node, tirx.BufferLoad) and not any(node.same_as(a) for a in addressed):
-                found.append((node.buffer.data, 1))
+                accesses.append((node.buffer.data, 1))
 
         post_order_visit(stmt, visit)
         post_order_visit(stmt, loads)
-        return [(data, mode) for data, mode in found if data in self._tensors]
+        return [(data, mode) for data, mode in accesses if data in self._tensors]
