@@ -22,7 +22,7 @@ from .memory.arrivals import refuse_surplus, unconsumed
 from .memory.memory import Tensor
 from .memory.threads import Divided
 from .memory.values import numpy_dtype
-from .report.drawing import draw
+from .report.drawing import Drawing, draw
 from .report.errors import SimulationError, SimulationWarning
 from .report.progress import Progress
 from .report.render import writer
@@ -99,10 +99,7 @@ def simulate(
         except SimulationError as error:
             fault = error.in_schedule(number)
             if write is not None:
-                try:
-                    write(draw(machine.timeline(name, number, fault)))
-                except TileWeaveError as not_drawn:  # the fault is more important
-                    warnings.warn(str(not_drawn), SimulationWarning, stacklevel=2)
+                _draw_fault(write, machine, name, fault)
             raise fault from None
         signals = unconsumed(machine.every_tensor())
         unread = signals if number == seed else {k: v for k, v in unread.items() if k in signals}
@@ -111,6 +108,16 @@ def simulate(
     if write is not None:
         write(draw(machine.timeline(name, number)))
     return _outputs(machine)
+
+
+def _draw_fault(
+    write: Callable[[Drawing], None], machine: Recorder, name: str, fault: SimulationError
+) -> None:
+    """Draw the schedule of a fault. If that fails, warn: the fault is more important."""
+    try:
+        write(draw(machine.timeline(name, fault.seed, fault)))
+    except TileWeaveError as error:
+        warnings.warn(str(error), SimulationWarning, stacklevel=3)
 
 
 def _ends(machine: Machine, case: Case, bar: Progress) -> bool:
@@ -137,26 +144,26 @@ class Case:
     """
 
     def __init__(
-        self, executable: Executable, given: Sequence[Mapping[str, Any]], epochs: int
+        self, executable: Executable, inputs: Sequence[Mapping[str, Any]], epochs: int
     ) -> None:
         parameters = executable.parameters
         names = {p.name for p in parameters if p.shape is not None}
         dynamic = dynamic_extents(parameters)
         self.executable = executable
-        self.aliases = {n: v for n, v in given[0].items() if isinstance(v, str)}
+        self.aliases = {n: v for n, v in inputs[0].items() if isinstance(v, str)}
         """Multicast parameters, with the symmetric tensor at their address."""
-        self.given = given = [
-            {n: v for n, v in values.items() if n not in self.aliases} for values in given
+        self.inputs = inputs = [
+            {n: v for n, v in values.items() if n not in self.aliases} for values in inputs
         ]
         self.shapes = [
             shapes_of(
                 parameters, {n: np.shape(v) for n, v in values.items() if n in names}, "simulate",
                 {n: v for n, v in values.items() if n in dynamic},
             )
-            for values in given
+            for values in inputs
         ]  # fmt: skip
         check_tensors(parameters, self.shapes)
-        scalars = [{n: v for n, v in i.items() if n not in names | dynamic.keys()} for i in given]
+        scalars = [{n: v for n, v in i.items() if n not in names | dynamic.keys()} for i in inputs]
         self.calls = [
             [
                 executable.call(rank, e, shapes, scalars_at(e, values, parameters))
@@ -226,7 +233,7 @@ class Case:
             tensors[0].symmetric = True
         else:
             tensors = [tensor(rank) for rank in range(world_size)]
-        for rank, values in enumerate(self.given):
+        for rank, values in enumerate(self.inputs):
             if p.name not in values:
                 continue
             array, shape = values[p.name], self.shapes[rank][p.name]
