@@ -14,7 +14,7 @@ PICTURE = Path(__file__).resolve().with_name("sequence.svg")
 Shape: TypeAlias = "Polygon | Rect | Text"
 RANKS, LENGTH = 4, 1 << 16
 COLOURS = ("#56b4e9", "#e69f00", "#66c2a5", "#dd9ac2")
-"""Of ranks: tints of those that colour-blind people tell apart."""
+"""Of ranks: tints of those that color-blind people tell apart."""
 SIZE, LEFT, TOP, BETWEEN = 320.0, 96.0, 118.0, 150.0
 """Of a panel and around it, in pixels."""
 BAR, GRID, GREY = 24.0, "#ffffff", "#666666"
@@ -29,7 +29,7 @@ def drawing() -> Drawing:
     )
     shapes: list[Shape] = [
         Text(LEFT, 28, title, 17, bold=True),
-        Text(LEFT, 50, explained, 12, colour=GREY),
+        Text(LEFT, 50, explained, 12, color=GREY),
     ]
     width = LEFT + SIZE + BETWEEN
     for number, layout in enumerate(PARTS):
@@ -68,11 +68,11 @@ def _panel(sharding: Sharding, left: float, top: float) -> list[Shape]:
     return shapes + _bars(work, left, top + SIZE + 44)
 
 
-def _cell(x: float, y: float, size: float, colour: str, whole: bool) -> Shape:
+def _cell(x: float, y: float, size: float, color: str, whole: bool) -> Shape:
     """What is computed of a pair of chunks: all of it, or what lies below the diagonal."""
     if whole:
-        return Rect(x, y, size, size, colour, GRID)
-    return Polygon([(x, y), (x, y + size), (x + size, y + size)], colour)
+        return Rect(x, y, size, size, color, GRID)
+    return Polygon([(x, y), (x, y + size), (x + size, y + size)], color)
 
 
 def _bars(work: list[int], left: float, top: float) -> list[Shape]:

@@ -22,7 +22,7 @@ from .memory.arrivals import refuse_surplus, unconsumed
 from .memory.memory import Tensor
 from .memory.threads import Divided
 from .memory.values import numpy_dtype
-from .report.drawing import draw
+from .report.drawing import Drawing, draw
 from .report.errors import SimulationError, SimulationWarning
 from .report.progress import Progress
 from .report.render import writer
@@ -46,35 +46,35 @@ def simulate(
 ) -> list[dict[str, np.ndarray]]:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
-    Memory is weak, blocks interleave at random, launches follow each other without a barrier
-    between ranks. What nothing orders is a fault even where the values happen to be right.
+    Memory is weakly ordered, blocks interleave at random, and launches follow each other without a
+    barrier between ranks. Unordered conflicting accesses are a fault even if all values are right.
 
     Args:
         program: a ``@T.prim_func``, or a ``@tw.plan``.
-        inputs: one dict a rank, parameter name -> NumPy array (ml_dtypes for bfloat16 and fp8), of
-            the rank's own part for a symmetric tensor; a scalar is a number or a callable
-            epoch -> number. Tensors not given are poison until written. A tensor that multimem
-            operations access is a multicast address: its copy on each rank is an input and a
-            result like any tensor, or it is the name of the symmetric tensor it stands for.
-        schedules: how many interleavings to try.
-        seed: of the first; the others follow it.
-        epochs: calls of the program on each rank, back to back.
-        resident_blocks: blocks of a rank, of all its streams, that fit on its GPU at a time.
-            None: the least ``tileweave.resident_blocks`` of its kernels, as the compiler assumes.
-        progress: print an estimate to stderr when it takes more than a few seconds, and show a bar
-            if that is a terminal.
-        timeline: draw the schedule that fails, else the last one, to this file: ``.html``,
+        inputs: one dict per rank, parameter name -> NumPy array (ml_dtypes for bfloat16 and fp8).
+            For a symmetric tensor the array is the rank's own part. A scalar is a number or a
+            callable epoch -> number. Tensors that are not given are poison until written. A tensor
+            that multimem operations access is a multicast address: give the copy of each rank as an
+            array, or the name of the symmetric tensor at that address.
+        schedules: number of interleavings to run.
+        seed: seed of the first schedule; the next ones use the following numbers.
+        epochs: number of calls of the program on each rank, back to back.
+        resident_blocks: number of blocks of all streams of a rank that fit on its GPU at a time.
+            None: the smallest ``tileweave.resident_blocks`` of its kernels.
+        progress: print an estimate to stderr if the simulation takes more than a few seconds, and
+            show a progress bar if that is a terminal.
+        timeline: file for a drawing of the schedule that fails, else of the last one: ``.html``,
             ``.svg`` or, with matplotlib, ``.png``.
-        pass_configs: as for ``tw.compile``; of a plan, for each of its kernels.
+        pass_configs: as for ``tw.compile``; for a plan, they apply to each of its kernels.
         most_seconds: refuse a simulation that is estimated to take longer.
 
     Returns:
-        One dict a rank, parameter name -> array, after the last epoch of the last schedule.
+        One dict per rank, parameter name -> array, after the last epoch of the last schedule.
 
     Raises:
-        SimulationError: a fault; its report says who, where and with which seed.
-        SimulationWarning: (a warning) flags are signalled that nobody waits for or reads.
-        TileWeaveError: inputs that do not fit the program; a ``timeline`` that cannot be drawn.
+        SimulationError: a fault; its report names ranks, blocks, lines and the seed.
+        SimulationWarning: (a warning) flags are signalled but never waited for or read.
+        TileWeaveError: inputs do not match the program, or the timeline cannot be drawn.
     """
     check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
     if timeline is not None:
@@ -87,7 +87,7 @@ def simulate(
     case = Case(executable, checked_inputs(executable, inputs), epochs)
     if resident_blocks is None:
         resident_blocks = executable.resident_blocks
-    name, lost = executable.plan.name, {}
+    name, unread = executable.plan.name, {}
     bar = Progress(name, schedules, progress, most_seconds)
     for number in range(seed, seed + schedules):
         kind = Machine if write is None else Recorder
@@ -99,27 +99,34 @@ def simulate(
         except SimulationError as error:
             fault = error.in_schedule(number)
             if write is not None:
-                try:
-                    write(draw(machine.timeline(name, number, fault)))
-                except TileWeaveError as unwritten:  # the fault says more
-                    warnings.warn(str(unwritten), SimulationWarning, stacklevel=2)
+                _draw_fault(write, machine, name, fault)
             raise fault from None
-        found = unconsumed(machine.every_tensor())
-        lost = found if number == seed else {k: v for k, v in lost.items() if k in found}
-    for text in lost.values():
+        signals = unconsumed(machine.every_tensor())
+        unread = signals if number == seed else {k: v for k, v in unread.items() if k in signals}
+    for text in unread.values():
         warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=2)
     if write is not None:
         write(draw(machine.timeline(name, number)))
     return _outputs(machine)
 
 
+def _draw_fault(
+    write: Callable[[Drawing], None], machine: Recorder, name: str, fault: SimulationError
+) -> None:
+    """Draw the schedule of a fault. If that fails, warn: the fault is more important."""
+    try:
+        write(draw(machine.timeline(name, fault.seed, fault)))
+    except TileWeaveError as error:
+        warnings.warn(str(error), SimulationWarning, stacklevel=3)
+
+
 def _ends(machine: Machine, case: Case, bar: Progress) -> bool:
-    """Run one schedule; False if it must run again, with finer classes of threads."""
+    """Run one schedule. Return False if it must restart with finer thread groups."""
     try:
         with bar.schedule(machine):
             machine.run()
     except Divided as divided:
-        case.thread_names = case.executable.divide(divided.class_of)
+        case.thread_names = case.executable.divide(divided.group_of)
         machine.printed.clear()
         return False
     finally:
@@ -129,34 +136,34 @@ def _ends(machine: Machine, case: Case, bar: Progress) -> bool:
 
 
 class Case:
-    """Calls of a plan, one after another on every rank, with their inputs: what a schedule runs.
+    """Successive calls of a plan on all ranks, with their inputs, which each schedule runs.
 
     Attributes:
-        shapes: of every tensor, one dict a rank, of the rank's own part.
-        written: names of the tensors that some call writes.
+        shapes: shapes of all tensors, one dict per rank, of the rank's own part.
+        written: names of the tensors that the calls write.
     """
 
     def __init__(
-        self, executable: Executable, given: Sequence[Mapping[str, Any]], epochs: int
+        self, executable: Executable, inputs: Sequence[Mapping[str, Any]], epochs: int
     ) -> None:
         parameters = executable.parameters
         names = {p.name for p in parameters if p.shape is not None}
         dynamic = dynamic_extents(parameters)
         self.executable = executable
-        self.aliases = {n: v for n, v in given[0].items() if isinstance(v, str)}
-        """Multicast parameters that stand for a symmetric one."""
-        self.given = given = [
-            {n: v for n, v in values.items() if n not in self.aliases} for values in given
+        self.aliases = {n: v for n, v in inputs[0].items() if isinstance(v, str)}
+        """Multicast parameters, with the symmetric tensor at their address."""
+        self.inputs = inputs = [
+            {n: v for n, v in values.items() if n not in self.aliases} for values in inputs
         ]
         self.shapes = [
             shapes_of(
                 parameters, {n: np.shape(v) for n, v in values.items() if n in names}, "simulate",
                 {n: v for n, v in values.items() if n in dynamic},
             )
-            for values in given
+            for values in inputs
         ]  # fmt: skip
         check_tensors(parameters, self.shapes)
-        scalars = [{n: v for n, v in i.items() if n not in names | dynamic.keys()} for i in given]
+        scalars = [{n: v for n, v in i.items() if n not in names | dynamic.keys()} for i in inputs]
         self.calls = [
             [
                 executable.call(rank, e, shapes, scalars_at(e, values, parameters))
@@ -172,7 +179,7 @@ class Case:
         self.thread_names = executable.divide()
 
     def machine(self, seed: int, resident_blocks: int, kind: type[Machine] = Machine) -> Machine:
-        """One schedule, ready to run."""
+        """Return a machine for one schedule."""
         world_size = self.executable.world_size
         layout = self.executable.layout(self.calls)
         machine = kind(world_size, layout, seed, resident_blocks, self.thread_names)
@@ -184,28 +191,30 @@ class Case:
         machine.named |= machine.tensors
         for kernel, implicit in self.executable.implicit.items():
             inferred = any(not h.scratch for _, h in implicit)
-            made = [(name, h.name, self._hidden(h, machine, inferred)) for name, h in implicit]
+            made = [
+                (name, h.name, self._implicit_tensors(h, machine, inferred)) for name, h in implicit
+            ]
             machine.implicit[kernel] = {own: tensors for _, own, tensors in made}
             machine.named |= {name: tensors for name, _, tensors in made}
         for rank, calls in enumerate(self.calls):
             self.executable.enqueue(machine, rank, calls)
         return machine
 
-    def _hidden(self, h: Implicit, machine: Machine, inferred: bool) -> list[Tensor]:
-        """Return the tensors of all ranks, zeroed as on a GPU, except for scratch memory of
-        inferred programs: they must not read what no launch has written."""
+    def _implicit_tensors(self, h: Implicit, machine: Machine, inferred: bool) -> list[Tensor]:
+        """Return an implicit tensor of all ranks, zeroed as on a GPU. Scratch memory of inferred
+        programs stays poison, because they must not read it before a launch has written it."""
         world_size = self.executable.world_size
         shape, dtype = (world_size, *h.shape) if h.symmetric else h.shape, numpy_dtype(h.dtype)
-        made = 1 if h.symmetric else world_size
-        tensors = [Tensor(machine.memory, h.name, shape, dtype, written=True) for _ in range(made)]
+        count = 1 if h.symmetric else world_size
+        tensors = [Tensor(machine.memory, h.name, shape, dtype, written=True) for _ in range(count)]
         for tensor in tensors:
             tensor.symmetric = h.symmetric
             if not (h.scratch and inferred):
                 tensor.give((Ellipsis,), np.zeros(shape, dtype))
-        return tensors * (world_size // made)
+        return tensors * (world_size // count)
 
     def _tensors(self, p: Parameter, machine: Machine) -> list[Tensor]:
-        """The tensor of each rank, with its input; a multicast address reaches all copies."""
+        """Return the tensor of each rank, with its input. A multicast address has all copies."""
         p = replace(p, symmetric=p.symmetric or p.name in self.multicasts)
         world_size, dtype = self.executable.world_size, numpy_dtype(p.dtype)
 
@@ -224,7 +233,7 @@ class Case:
             tensors[0].symmetric = True
         else:
             tensors = [tensor(rank) for rank in range(world_size)]
-        for rank, values in enumerate(self.given):
+        for rank, values in enumerate(self.inputs):
             if p.name not in values:
                 continue
             array, shape = values[p.name], self.shapes[rank][p.name]
@@ -238,7 +247,7 @@ class Case:
 
 
 def _outputs(machine: Machine) -> list[dict[str, np.ndarray]]:
-    """Every rank's tensors."""
+    """Return the tensors of each rank."""
     return [
         {
             name: (tensors[rank].data[rank] if tensors[rank].symmetric else tensors[rank].data)

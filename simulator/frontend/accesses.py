@@ -1,7 +1,7 @@
-"""Loads and stores of single elements, for one thread, many threads, or a T.Parallel space.
+"""Loads and stores of single elements, by one thread, several threads, or a T.Parallel.
 
-What crosses the edge of a tensor in T.Parallel reads zero and writes nothing, as TileLang makes it;
-an access by a thread of its own must lie inside.
+As in TileLang, an access out of bounds in T.Parallel loads zero or stores nothing. Outside of
+T.Parallel, it is a fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _REGISTERS = ("local", "local.var")
-"""Scopes of what each thread has its own of, laid out by nobody."""
+"""Scopes of registers that each thread has for itself, without a layout."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def select(
     frame: Frame, name: str, shape: tuple, index: list, loc: str, symmetric: bool = False,
     clips: bool = False,
 ) -> tuple[tuple, np.ndarray | None, tuple | None]:  # fmt: skip
-    """A NumPy key for these indices, which elements of the vector it covers (None: all) and the
-    vector's shape (None: a scalar)."""
+    """Return a NumPy index for these indices, the mask of the elements of the vector that it covers
+    (None: all), and the shape of the vector (None: a scalar)."""
     if not any(isinstance(i, np.ndarray) for i in index):
         key = tuple(int(i) for i in index)
         if not all(0 <= i < n for i, n in zip(key, shape, strict=True)):
@@ -78,7 +78,7 @@ def select(
 
 
 def _active(frame: Frame, space: tuple) -> np.ndarray | None:
-    """Which elements of a vector of shape ``space`` are on the way."""
+    """Return the mask of active elements of a vector of shape ``space``; None: all."""
     lanes = frame.lanes()
     if frame.space is None and (frame.mask.single is not None or frame.mask.full):
         return None
@@ -97,7 +97,7 @@ def _active(frame: Frame, space: tuple) -> np.ndarray | None:
 
 
 def is_poisoned(poison: Any, frame: Frame) -> bool:
-    """Whether poison meets anything that is on the way."""
+    """Return whether an active element is poison."""
     if poison is None:
         return False
     lanes = frame.lanes() if frame.block is not None else None
@@ -111,7 +111,7 @@ def is_poisoned(poison: Any, frame: Frame) -> bool:
 
 
 def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
-    """Values and poison of ordinary loads."""
+    """Return values and poison of ordinary loads."""
     tensor = ref.tensor(frame)
     clips = frame.space is not None
     key, covered, space = select(
@@ -123,7 +123,7 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     if space == ():
         return tensor.dtype.type(0), None
     values, poison = np.zeros(space, tensor.dtype), np.zeros(space, np.bool_)
-    for thread_groups, mine in _shares(frame, covered, space):
+    for thread_groups, mine in _per_group(frame, covered, space):
         part = tuple(np.broadcast_to(i, space)[mine] for i in index)
         access = _access(frame, ref, thread_groups, tensor, index, mine)
         values[mine], bad = tensor.read(part, access)
@@ -133,12 +133,12 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
 
 
 def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison: Any) -> None:
-    """Ordinary stores."""
+    """Perform ordinary stores."""
     tensor = ref.tensor(frame)
     if not tensor.symmetric and is_poisoned(poison, frame):
         raise SimulationError(
             "poison",
-            f"what is stored to {ref.name} is computed from memory that nobody has written, by "
+            f"what is stored to {ref.name} is computed from uninitialized memory, by "
             f"{frame.block.name()} in launch {frame.block.epoch}\n --> {ref.loc}",
         )
     clips = frame.space is not None
@@ -162,7 +162,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         tensor.write(key, values, access, poison)
         return
     values = np.broadcast_to(values, space)
-    for thread_groups, mine in _shares(frame, covered, space):
+    for thread_groups, mine in _per_group(frame, covered, space):
         part = tuple(np.broadcast_to(i, space)[mine] for i in index)
         access = _access(frame, ref, thread_groups, tensor, index, mine)
         bad = np.broadcast_to(poison, space)[mine] if poison is not None else None
@@ -173,7 +173,7 @@ def _access(
     frame: Frame, ref: GlobalRef, thread_groups: tuple[int, ...], tensor: Tensor, index: list,
     on: np.ndarray | None,
 ) -> Access:  # fmt: skip
-    """An ordinary access by these classes; ``on`` says which elements of the vector it covers."""
+    """Return an ordinary access by these thread groups; ``on`` is the mask of its elements."""
     accessed = None
     has_lanes = frame.space is not None and any(np.ndim(i) > len(frame.space) for i in index)
     if frame.space is None or (frame.loop is not None and not has_lanes):
@@ -187,7 +187,7 @@ def _accessed(
     mask: Mask, space: tuple | None, loop: ParallelLoop | None, shape: tuple, index: list,
     on: np.ndarray | None,
 ) -> Accessed:  # fmt: skip
-    """The elements at ``index``, with the thread or point of T.Parallel that accesses each."""
+    """Return the elements at ``index`` and the thread or point of T.Parallel that accesses each."""
     flat: Any = 0
     for i, extent in zip(index, shape, strict=True):
         flat = flat * extent + i
@@ -212,13 +212,13 @@ def _accessed(
     return Accessed(by, flat[on], points[on])
 
 
-def _shares(frame: Frame, covered: np.ndarray | None, space: tuple):
-    """Classes of threads and the elements that are theirs; a T.Parallel space is the block's."""
+def _per_group(frame: Frame, covered: np.ndarray | None, space: tuple):
+    """Yield thread groups with masks of their elements. In T.Parallel all groups act together."""
     everything = np.ones(space, np.bool_) if covered is None else covered
     if frame.space is not None:
         yield frame.mask.overlapping, everything
         return
-    for thread_groups, threads in frame.mask.by_class:
+    for thread_groups, threads in frame.mask.by_group:
         if len(space) > 1:
             threads = threads.reshape(threads.shape + (1,) * (len(space) - 1))
         mine = everything & threads
@@ -227,7 +227,7 @@ def _shares(frame: Frame, covered: np.ndarray | None, space: tuple):
 
 
 def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
-    """Values and poison of loads from shared memory or registers."""
+    """Return values and poison of loads from shared memory or registers."""
     if tile in frame.points:
         values, bad = _of_points(frame, tile, index, loc)
         require_one_value(frame, frame.points[tile], bad, loc)
@@ -256,7 +256,7 @@ def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any
 
 
 def require_one_value(frame: Frame, tile: Tile, poison: Any, loc: str) -> None:
-    """Refuse a load of what threads, or points of a T.Parallel, do not agree about."""
+    """Refuse a load of a value that differs between threads or points of a T.Parallel."""
     if tile.parted and is_poisoned(poison, frame):
         raise unsupported(
             f"{tile.name}, which differs between threads or points of T.Parallel,", loc
@@ -264,7 +264,7 @@ def require_one_value(frame: Frame, tile: Tile, poison: Any, loc: str) -> None:
 
 
 def _of_points(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
-    """As ``load_tile``, of registers of which each point of the T.Parallel has its own."""
+    """Return values and poison of registers of which each point of T.Parallel has a copy."""
     select(frame, tile.name, tile.shape, index, loc)
     own = frame.points[tile]
     key = _key_of_points(frame, tile, index, loc)
@@ -279,7 +279,7 @@ def _key_of_points(frame: Frame, tile: Tile, index: list, loc: str) -> tuple:
         raise unsupported(f"a vector of {tile.name}, of which each point has its own,", loc)
     points = np.arange(int(np.prod(space))).reshape(space)
     at = [np.broadcast_to(i, space) for i in index]
-    if frame.active is not None:  # others may point outside
+    if frame.active is not None:  # indices of inactive points may be out of bounds
         at = [np.where(frame.active, i, 0) for i in at]
     return points, *at
 
@@ -293,13 +293,13 @@ def _load_by_thread(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[An
         index = [np.where(covered, i, 0) if isinstance(i, np.ndarray) else i for i in index]
     key = (row, *index)
     bad = None if tile.poison is None else tile.poison[key]
-    if bad is not None:  # other threads may never have written theirs
+    if bad is not None:  # inactive threads may not have written theirs
         bad = bad & (frame.mask.on[:, None] if bad.ndim > 1 else frame.mask.on)
     return tile.data[key], bad if np.any(bad) else None
 
 
 def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, loc: str) -> None:
-    """Stores to shared memory or registers."""
+    """Store to shared memory or registers."""
     values = convert(values, tile.dtype)
     own_copies = tile.scope in _REGISTERS and frame.space is None
     if own_copies and (tile.by_thread or not frame.mask.full or _differs(index, values)):

@@ -1,4 +1,4 @@
-"""Atomic accesses of words: what they do to values and to the order of memory."""
+"""Atomic accesses of words: their effect on values and on the happens-before order."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..memory.order import LEVEL, SYS, Sync, merge
 from ..report.errors import SimulationError
 from .accesses import GlobalRef, out_of_bounds
 
-Classes = tuple[int, ...]
+ThreadGroups = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Word:
-    """One atomic operation of a program: of what, with which semantics and scope."""
+    """One atomic operation of a program, with its semantics and scope."""
 
     ref: GlobalRef
     sem: str
@@ -39,72 +39,86 @@ class Word:
     def releases(self) -> bool:
         return self.sem in ("release", "acq_rel")
 
-    def load(self, frame: Frame, tensor: Tensor, at: tuple, thread_groups: Classes, newest=False):
-        """The value and whether it is poison."""
+    def load(
+        self, frame: Frame, tensor: Tensor, at: tuple, thread_groups: ThreadGroups, newest=False
+    ):
+        """Load a word; return the value and whether it is poison."""
         return self.load_all(frame, tensor, [at], thread_groups, newest)[0]
 
     def load_all(
-        self, frame: Frame, tensor: Tensor, words: list[tuple], thread_groups: Classes, newest=False
+        self,
+        frame: Frame,
+        tensor: Tensor,
+        words: list[tuple],
+        thread_groups: ThreadGroups,
+        newest=False,
     ) -> list[tuple[Any, bool]]:
-        """Load consecutive words by one access; each value and whether it is poison."""
+        """Load consecutive words by one access; return each value and whether it is poison."""
         block = frame.block
         access = block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
         polls = newest or frame.polls
         entries = tensor.load_words(words, access, newest or frame.newest, polls)
         for entry in entries:
-            self._see(block.order, thread_groups, entry)
+            self._observe(block.order, thread_groups, entry)
         if len(thread_groups) > 1:
             tensor.note_observed(words, entries, block.order.times(thread_groups))
         return [(entry.value, entry.poisoned) for entry in entries]
 
-    def look(self, frame: Frame, tensor: Tensor, at: tuple, thread_groups: Classes) -> None:
-        """A load that finds what it does not wait for: of many such, one is noted."""
+    def look(self, frame: Frame, tensor: Tensor, at: tuple, thread_groups: ThreadGroups) -> None:
+        """Record one load for all loads of a wait that do not end it."""
         access = frame.block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
         tensor.look(at, access)
 
     def store(
-        self, frame: Frame, tensor: Tensor, words: list[tuple], thread_groups: Classes, values: list
+        self,
+        frame: Frame,
+        tensor: Tensor,
+        words: list[tuple],
+        thread_groups: ThreadGroups,
+        values: list,
     ) -> None:
         """Store consecutive words by one access."""
         block = frame.block
         access = block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
         sync = self._publish(block.order, thread_groups)
         before = tensor.overtaken(words, access)
-        tensor.store_words(words, values, access, sync, told=block.order.tell(), before=before)
+        tensor.store_words(
+            words, values, access, sync, causes=block.order.causal_clock(), before=before
+        )
 
     def change(
         self,
         frame: Frame,
         tensor: Tensor,
         at: tuple,
-        thread_groups: Classes,
+        thread_groups: ThreadGroups,
         f: Callable[[Any], Any],
     ) -> Any:
-        """Replace a value by ``f`` of it, the newest unless the change lands late; the value
-        before."""
+        """Replace a value by ``f`` of it: the newest one, unless the change lands late. Return the
+        old value."""
         block = frame.block
         access = block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
         before = tensor.overtaken([at], access)
         entry = tensor.newest(at, before)
         if entry.poisoned:
             raise unwritten_word(frame, self.ref, at)
-        self._see(block.order, thread_groups, entry)
+        self._observe(block.order, thread_groups, entry)
         sync = merge(entry.sync, self._publish(block.order, thread_groups))
         tensor.store_word(
-            at, f(entry.value), access, sync, told=block.order.tell(), replaces=True,
+            at, f(entry.value), access, sync, causes=block.order.causal_clock(), replaces=True,
             adds=self.adds, before=before,
         )  # fmt: skip
         return entry.value
 
-    def _see(self, order: Any, thread_groups: Classes, entry: Entry) -> None:
-        order.hear(entry.told)
+    def _observe(self, order: Any, thread_groups: ThreadGroups, entry: Entry) -> None:
+        order.observe(entry.causes)
         if self.acquires:
             order.acquire(thread_groups, entry.sync, self.level)
             return
         for i in thread_groups:
             order.note_seen(i, entry.sync)
 
-    def _publish(self, order: Any, thread_groups: Classes) -> Sync:
+    def _publish(self, order: Any, thread_groups: ThreadGroups) -> Sync:
         sync: Sync = {}
         for i in thread_groups:
             sync = merge(sync, order.fences[i])
@@ -116,7 +130,7 @@ class Word:
 def unwritten_word(frame: Frame, ref: GlobalRef, at: tuple) -> SimulationError:
     return SimulationError(
         "poison",
-        f"{ref.op} of {ref.name}[{', '.join(map(str, at))}], which nobody has written, by "
+        f"{ref.op} of {ref.name}[{', '.join(map(str, at))}], which is uninitialized, by "
         f"{frame.block.name()} in launch {frame.block.epoch}; expected an input, such as zeros"
         f"\n --> {ref.loc}",
     )
@@ -125,9 +139,9 @@ def unwritten_word(frame: Frame, ref: GlobalRef, at: tuple) -> SimulationError:
 def places(
     frame: Frame, index: list, *values: Any, each_thread: bool, lanes: int = 1
 ) -> Iterator[tuple]:
-    """(classes, place in the vector or None, index, values) of each execution on the way.
+    """Yield each execution: thread groups, position in the vector or None, index, values.
 
-    Where nothing differs between threads, all of them together are one execution, unless
+    If nothing differs between threads, all of them together are one execution, unless
     ``each_thread``.
     """
     extra = 1 if lanes > 1 else 0
@@ -164,7 +178,7 @@ def places(
 
 
 def words_at(frame: Frame, ref: GlobalRef, tensor: Tensor, at: tuple, lanes: int) -> list[tuple]:
-    """The indices of ``lanes`` words that follow each other; inside the tensor."""
+    """Return the indices of ``lanes`` consecutive words, which must be inside the tensor."""
     shape = tensor.shape
     inside = all(0 <= i < n for i, n in zip(at, shape, strict=True))
     if not inside or at[-1] + lanes > shape[-1]:
@@ -175,7 +189,7 @@ def words_at(frame: Frame, ref: GlobalRef, tensor: Tensor, at: tuple, lanes: int
 
 
 def gather(frame: Frame, results: list[tuple[Any, Any]], dtype: np.dtype, lanes: int) -> Any:
-    """Results of executions, by place, as one value."""
+    """Combine the results of executions, by position, into one value."""
     if len(results) == 1 and (results[0][0] is None or frame.mask.single is not None):
         return results[0][1]
     shape = frame.space if frame.space is not None else frame.mask.on.shape

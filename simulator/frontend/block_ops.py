@@ -1,4 +1,4 @@
-"""What orders the threads of a block: barriers, mbarriers, waits for bulk stores, control flow."""
+"""Operations inside a block: barriers, mbarriers, waits for bulk stores, control flow."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .statements import Statements
 
 
 class BlockStatements(Statements):
-    """Statements, with mbarriers by reference."""
+    """Compiler of statements that also resolves mbarriers."""
 
     def mbarrier(self, load: Any, loc: str):
-        """The mbarrier a BufferLoad names, of a frame."""
+        """Return a function from a frame to the mbarrier that a BufferLoad names."""
         if not isinstance(load, tirx.BufferLoad) or load.buffer.data not in self.barriers:
             raise unsupported(f"mbarrier {load}", loc)
         slot = self.barriers[load.buffer.data]
@@ -47,7 +47,7 @@ def sync_threads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
                 f"T.sync_threads is reached by {mask.count} of {len(mask.on)} threads of "
                 f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
             )
-        frame.block.order.meet(mask.thread_groups)
+        frame.block.order.barrier(mask.thread_groups)
 
     return Step(run)
 
@@ -56,7 +56,7 @@ def sync_warp(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         warps = np.arange(len(frame.mask.on)) // WARP
         for warp in np.unique(warps[frame.mask.on]):
-            frame.block.order.meet(frame.mask.where(warps == warp).thread_groups)
+            frame.block.order.barrier(frame.mask.where(warps == warp).thread_groups)
 
     return Step(run)
 
@@ -65,9 +65,11 @@ def sync_grid(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         block, thread_groups = frame.block, frame.mask.thread_groups
         yield None
-        block.order.meet(thread_groups)
-        yield from block.machine.barrier("grid", None, block).meet(frame, "T.sync_grid", loc)
-        block.order.meet(thread_groups)
+        block.order.barrier(thread_groups)
+        yield from block.machine.barrier("grid", None, block).arrive_and_wait(
+            frame, "T.sync_grid", loc
+        )
+        block.order.barrier(thread_groups)
 
     return Step(run, True)
 
@@ -77,12 +79,12 @@ def complete_bulk_stores(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def hold(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
-    """Do nothing: the operator only keeps statements in their place."""
+    """Do nothing: the operator only prevents reordering of statements."""
     return Step(lambda frame: None)
 
 
 def wait_loads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
-    """T.ptx_wait_group(n): all but the last n of T.async_copy have arrived."""
+    """T.ptx_wait_group(n): wait for all T.async_copy but the last n."""
     left = int(call.args[0])
 
     def run(frame):
@@ -122,25 +124,25 @@ def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     barrier, parity = c.mbarrier(call.args[0], loc), c.indices([call.args[1]], "mbarrier", loc)
 
     def run(frame):
-        found = barrier(frame)
+        mbarrier = barrier(frame)
         wanted = int(np.asarray(parity(frame)[0]).flat[0])
 
         def ready() -> bool:
-            return found.phase % 2 != wanted
+            return mbarrier.phase % 2 != wanted
 
         def text() -> str:
             return (
-                f"{frame.block.name()} in launch {frame.block.epoch} stands at "
-                f"T.mbarrier_wait_parity: phase {found.phase}, parity waited for {wanted}, "
-                f"{found.arrived} of {found.count} arrived --> {loc}"
+                f"{frame.block.name()} in launch {frame.block.epoch} waits at "
+                f"T.mbarrier_wait_parity: phase {mbarrier.phase}, parity waited for {wanted}, "
+                f"{mbarrier.arrived} of {mbarrier.count} arrived --> {loc}"
             )
 
         while not ready():
             yield Waiting(ready, text)
-        found.land()
-        frame.block.order.complete_loads(frame.mask.thread_groups, found.number, found.loaded)
-        if found.clock is not None:
-            frame.block.order.see(frame.mask.thread_groups, found.clock)
+        mbarrier.land()
+        frame.block.order.complete_loads(frame.mask.thread_groups, mbarrier.number, mbarrier.loaded)
+        if mbarrier.clock is not None:
+            frame.block.order.join(frame.mask.thread_groups, mbarrier.clock)
 
     return Step(run, True)
 
@@ -155,7 +157,7 @@ def loop_break(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def _elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
-    """One thread of each so many (of the block if 0) is chosen: its first."""
+    """Elect the first thread of each group of this many threads; 0: of the block."""
     every = c.compile(call.args[0], loc).value
 
     def value(frame):
@@ -168,7 +170,7 @@ def _elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
 
 
 def _group_index(threads: int, remainder: bool = False):
-    """The number of a thread's warp or warp group, or of the thread in it."""
+    """Return the number of a thread's warp or warp group, or of the thread in it."""
 
     def compile(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
         if not remainder:
@@ -176,8 +178,8 @@ def _group_index(threads: int, remainder: bool = False):
 
         def value(frame):
             own = np.arange(frame.block.kernel.threads_in_block, dtype=np.int32)
-            found = own % threads if remainder else own // threads
-            return found if frame.mask.single is None else found[frame.mask.single]
+            number = own % threads if remainder else own // threads
+            return number if frame.mask.single is None else number[frame.mask.single]
 
         return Expr(value)
 
@@ -195,11 +197,11 @@ _WITHOUT_EFFECT = (
     "tl.wait_wgmma", "tl.warpgroup_arrive", "tl.warpgroup_commit_batch", "tl.warpgroup_wait",
     "tl.conflict_hint", "tirx.ptx_commit_group",
 )  # fmt: skip
-"""What changes how fast a kernel runs, or what the model does not tell apart."""
+"""Operations that affect only performance, or that the model does not distinguish."""
 
 
 def register(c: BlockStatements) -> None:
-    """Teach the compiler the operations inside a block."""
+    """Register the operations inside a block."""
     for name in _WITHOUT_EFFECT:
         c.steps[name] = _nothing
     c.calls["tl.tl_shuffle_elect"] = _elect

@@ -32,9 +32,17 @@ _HOLDS = {
     "le": lambda seen, value: seen <= value,
     "lt": lambda seen, value: seen < value,
 }
-_SIGN = {"eq": "==", "ne": "!=", "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "reached": "reached"}
+_RELATION_TEXT = {
+    "eq": "==",
+    "ne": "!=",
+    "ge": ">=",
+    "gt": ">",
+    "le": "<=",
+    "lt": "<",
+    "reached": "reached",
+}
 _ORDERS = ("relaxed", "acquire", "acquire", "release", "acq_rel", "acq_rel")
-"""TileLang's numbers of C++ memory orders."""
+"""C++ memory orders by TileLang's numbers."""
 
 
 def lanes_of(dtype: str) -> int:
@@ -55,10 +63,10 @@ def _load(c: Statements, pointer: Pointer, word: Word, lanes: int) -> Expr:
         tensor, results, bad = word.ref.tensor(frame), [], []
         for thread_groups, at, index, _ in places(frame, pointer.index(frame), each_thread=False):
             words = words_at(frame, word.ref, tensor, index, lanes)
-            found = word.load_all(frame, tensor, words, thread_groups)
-            values = [v for v, _ in found]
+            loaded = word.load_all(frame, tensor, words, thread_groups)
+            values = [v for v, _ in loaded]
             results.append((at, values[0] if lanes == 1 else np.array(values)))
-            bad.append((at, any(b for _, b in found)))
+            bad.append((at, any(b for _, b in loaded)))
         poison = gather(frame, bad, np.dtype(np.bool_), 1) if any(b for _, b in bad) else None
         frame.cache[node] = poison
         return gather(frame, results, tensor.dtype, lanes)
@@ -78,11 +86,11 @@ def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -
 
     def run(frame):
         tensor = word.ref.tensor(frame)
-        found = expr.value(frame)
+        stored = expr.value(frame)
         refuse_poison(frame, expr, pointer)
         at = pointer.index(frame)
         for thread_groups, _, index, (one,) in places(
-            frame, at, found, each_thread=True, lanes=lanes
+            frame, at, stored, each_thread=True, lanes=lanes
         ):
             words = words_at(frame, word.ref, tensor, index, lanes)
             values = [convert(v, tensor.dtype) for v in ([one] if lanes == 1 else one)]
@@ -94,18 +102,18 @@ def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -
 def _change(
     c: Statements, pointer: Pointer, operands: list[Expr], word: Word, lanes: int, combine: Any
 ) -> Expr:
-    """An atomic change of a word by each thread; the value before."""
+    """Compile an atomic change of a word by each thread. Its value is the old value."""
     c.signals.setdefault(word.ref.name, {})[word.ref.loc] = word.ref.op
     word = replace(word, adds=combine is np.add)
 
     def value(frame):
         tensor, results = word.ref.tensor(frame), []
-        found = [e.value(frame) for e in operands]
+        evaluated = [e.value(frame) for e in operands]
         for e in operands:
             refuse_poison(frame, e, pointer)
         at = pointer.index(frame)
         for thread_groups, place, index, values in places(
-            frame, at, *found, each_thread=True, lanes=lanes
+            frame, at, *evaluated, each_thread=True, lanes=lanes
         ):
             olds = []
             for lane, i in enumerate(words_at(frame, word.ref, tensor, index, lanes)):
@@ -121,7 +129,7 @@ def _change(
 
 
 def _atomic(spec: Builtin):
-    """``atom_add`` and its like, and ``red_add``."""
+    """Return the compiler of an atomic operation such as ``atom_add`` or ``red_add``."""
     combine = {**REDUCTIONS, **_REPLACE}.get(spec.combines or "set")
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
@@ -192,9 +200,9 @@ def _wait(spec: Builtin):
                     asked = int(np.asarray(peer(frame)).flat[0])
                     flag = f"{tensor.name}[{', '.join(map(str, index))}]"
                     return (
-                        f"{frame.block.name()} in launch {frame.block.epoch} stands at "
+                        f"{frame.block.name()} in launch {frame.block.epoch} waits at "
                         f"{spec.text}({flag}): value seen {tensor.newest(index).value}, "
-                        f"value wanted {_SIGN[relation]} {want}"
+                        f"value wanted {_RELATION_TEXT[relation]} {want}"
                         + (f", from rank {asked}" if asked >= 0 else "")
                         + f" --> {loc}\n"
                         + story(tensor, index, relation, want, frame.block.machine.signals(tensor))
@@ -258,7 +266,7 @@ def _barrier(spec: Builtin):
             words = block.machine.barrier_words.at(tensor, index, block, called)
             barrier = block.machine.barrier(spec.participants, words, block)
             words.arrive(frame, called)
-            yield from barrier.meet(frame, spec.text, loc)
+            yield from barrier.arrive_and_wait(frame, spec.text, loc)
             words.leave(frame, called)
 
         return Step(run, True)
@@ -267,7 +275,7 @@ def _barrier(spec: Builtin):
 
 
 def element_atomic(kind: str, returns: bool):
-    """T.atomic_add and its like on one element."""
+    """Return the compiler of T.atomic_add and similar operations on one element."""
     combine = {"load": None, "store": lambda old, new: new}.get(kind, REDUCTIONS.get(kind))
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Any:
@@ -295,7 +303,7 @@ def element_atomic(kind: str, returns: bool):
             if frame.space is None:
                 whole.value(frame)
                 return
-            # A whole space at once; the words' history is of no use to a sum.
+            # Update all points at once: a sum needs no history of its words.
             _space_atomic(frame, pointer, value, combine, word)
 
         return c.preempted(run, call)
@@ -304,8 +312,8 @@ def element_atomic(kind: str, returns: bool):
 
 
 def _drops_order(kind: str, returns: bool, dtype: np.dtype) -> bool:
-    """Tell whether TileLang's ``atomic.h`` drops ``memory_order``: ``atomicAdd`` and loops of
-    ``atomicCAS`` have none."""
+    """Return whether TileLang's ``atomic.h`` drops ``memory_order``, since ``atomicAdd`` and loops
+    of ``atomicCAS`` have none."""
     is_half = is_float(dtype) and dtype.itemsize == 2
     return is_half if kind in ("max", "min") else kind == "add" and not returns and not is_half
 
@@ -315,30 +323,30 @@ def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, word:
 
     op, loc = pointer.op, pointer.loc
     tensor = pointer.ref.tensor(frame)
-    found = value.value(frame)
+    operand = value.value(frame)
     refuse_poison(frame, value, pointer)
     space = frame.space
     index = [np.broadcast_to(i, space) for i in pointer.index(frame)]
     key, covered, _ = select(
         frame, tensor.name, tensor.shape, index, loc, tensor.symmetric, clips=True
     )
-    values = np.broadcast_to(convert(found, tensor.dtype), space)
+    values = np.broadcast_to(convert(operand, tensor.dtype), space)
     access = frame.block.access(frame.mask.overlapping, op, loc, word.level)
     tensor.update(key, combine, values if covered is None else values[covered], access)
 
 
 def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, loc: str) -> Any:
-    """The same in shared memory, where threads are in step and order needs no telling."""
+    """Compile an atomic operation in shared memory, whose accesses are not checked for order."""
     if combine is None:
         raise unsupported(f"{pointer.op} in {pointer.buffer.scope()} memory", loc)
     value = c.compile(call.args[1], loc)
 
     def change(frame):
         tile, results = frame.tile(pointer.slot), []
-        found = value.value(frame)
+        operand = value.value(frame)
         refuse_poison(frame, value, pointer)
         at = pointer.index(frame)
-        for _, place, index, (one,) in places(frame, at, found, each_thread=True):
+        for _, place, index, (one,) in places(frame, at, operand, each_thread=True):
             old = tile.data[index]
             results.append((place, old))
             store_tile(frame, tile, list(index), combine(old, convert(one, tile.dtype)), None, loc)
@@ -348,7 +356,7 @@ def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, loc: st
 
 
 def vector_atomic(lanes: int, returns: bool):
-    """T.atomic_addx2 and T.atomic_addx4: add each element of a vector by itself."""
+    """Return the compiler of T.atomic_addx2 or x4, which add each element separately."""
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Any:
         op = f"T.atomic_addx{lanes}"
@@ -393,7 +401,7 @@ def _nothing(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def register(c: Statements) -> None:
-    """Teach the compiler the builtins."""
+    """Register the builtins."""
     c.steps[declaration_of(st).op_name] = store
     c.steps[declaration_of(delay).op_name] = _nothing
     for spec in BUILTINS.values():

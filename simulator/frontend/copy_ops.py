@@ -1,4 +1,4 @@
-"""Copies of elements that follow each other in memory: put, get, and bulk copies."""
+"""Copies of consecutive elements: put, get, and bulk copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .statements import Statements
 
 
 def _transfer(c: Statements, call: tirx.Call, loc: str) -> Step:
-    """put_block, put_warp, get_block, get_warp: ordinary loads and stores of all threads."""
+    """Compile put and get of a block or warp: ordinary loads and stores of all threads."""
     op = builtin_of(call).text
     src, dst = Pointer(c, call.args[0], op, loc), Pointer(c, call.args[1], op, loc)
     size = c.indices([call.args[2]], op, loc)
@@ -57,13 +57,13 @@ def _transfer(c: Statements, call: tirx.Call, loc: str) -> Step:
 def _threads_of(
     threads: np.ndarray, start: int, apart: int, count: int, item: int, team: int | None
 ) -> np.ndarray:
-    """The thread that copies each element, as put_get.cuh shares them out; one row a team.
+    """Return the thread that copies each element, as in put_get.cuh, one row per team.
 
     Args:
         start: first element that is written.
-        apart: elements from there to the first that is read.
-        item: bytes of an element.
-        team: threads that copy together; None: all.
+        apart: distance in elements from there to the first element that is read.
+        item: size of an element in bytes.
+        team: number of threads that copy together; None: all.
     """
     width = 16
     while width > item and apart * item % width:
@@ -72,20 +72,20 @@ def _threads_of(
     head = min(count, -start % each)
     tail = head + (count - head) // each * each
     element = np.arange(count)
-    turn = np.where(element < head, element, (element - head) // each)
-    turn = np.where(element < tail, turn, element - tail)
+    slot = np.where(element < head, element, (element - head) // each)
+    slot = np.where(element < tail, slot, element - tail)
     rows = threads.reshape(-1, team or len(threads))
-    return rows[:, turn % rows.shape[1]]
+    return rows[:, slot % rows.shape[1]]
 
 
 def _start(tensor: Any, key: tuple) -> int:
-    """The first element of a run, among those of its rank."""
+    """Return the first element of a run, within the part of its rank."""
     first = [i.start if isinstance(i, slice) else int(np.asarray(i).flat[0]) for i in key]
     return int(np.ravel_multi_index(first, tensor.shape)) % _copy_size(tensor)
 
 
 def _copy_size(tensor: Any) -> int:
-    """Elements of one rank."""
+    """Return the number of elements of one rank."""
     shape = tensor.shape[1:] if getattr(tensor, "symmetric", False) else tensor.shape
     return int(np.prod(shape))
 
@@ -100,7 +100,7 @@ def _uniform(value: Any, frame: Any, op: str, loc: str) -> int:
 
 
 def _run_of(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
-    """The key of ``count`` elements that follow each other from the pointer."""
+    """Return the NumPy index of ``count`` consecutive elements from the pointer."""
     index = [_uniform(i, frame, pointer.op, pointer.loc) for i in pointer.index(frame)]
     shape = tensor.shape
     copy_size = _copy_size(tensor)
@@ -117,7 +117,7 @@ def _run_of(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
 
 
 def _bulk_run(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
-    """Return the key of a bulk copy whose size and address an instruction can have."""
+    """Return the NumPy index of a bulk copy, after a check of its size and alignment."""
     require_bulk_size(frame, tensor, count, pointer.op, pointer.loc)
     key = _run_of(frame, tensor, pointer, count)
     index = [_uniform(i, frame, pointer.op, pointer.loc) for i in pointer.index(frame)]
@@ -129,7 +129,7 @@ def _refuse_stored(frame: Any, tensor: Any, poison: Any, op: str, loc: str) -> N
     if poison is not None and not tensor.symmetric:
         raise SimulationError(
             "poison",
-            f"{op} to {tensor.name} of memory that nobody has written, by {frame.block.name()} in "
+            f"{op} to {tensor.name} of uninitialized memory, by {frame.block.name()} in "
             f"launch {frame.block.epoch}\n --> {loc}",
         )
 
@@ -201,7 +201,7 @@ def bulk_wait(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def register(c: Statements) -> None:
-    """Teach the compiler the builtins that copy."""
+    """Register the builtins that copy."""
     groups = {"commit": bulk_commit, "wait": bulk_wait}
     for spec in BUILTINS.values():
         if spec.is_async_load:

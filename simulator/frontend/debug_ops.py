@@ -1,4 +1,4 @@
-"""What a program says about itself: T.print and T.device_assert."""
+"""Debugging operations: T.print and T.device_assert."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .statements import Statements
 
 
 def call_extern(c: Statements, call: tirx.Call, loc: str) -> Step:
-    """T.print leaves as calls of these; other functions are not known here."""
+    """Compile T.print, which TileLang lowers to these external functions; refuse others."""
     name = str(call.args[0].value)
     if name not in ("debug_print_var", "debug_print_buffer_value", "debug_print_msg"):
         raise unsupported(f"T.call_extern of {name}", loc)
@@ -23,17 +23,17 @@ def call_extern(c: Statements, call: tirx.Call, loc: str) -> Step:
     values = [c.compile(a, loc) for a in call.args[1:] if not isinstance(a, tirx.StringImm)]
 
     def run(frame):
-        words = [text for text in texts if text]
-        words += [_text(e.value(frame), e.poison and e.poison(frame), frame) for e in values]
+        parts = [text for text in texts if text]
+        parts += [_text(e.value(frame), e.poison and e.poison(frame), frame) for e in values]
         place = f"{frame.block.name()} in launch {frame.block.epoch}"
-        frame.block.machine.printed.append(f"{', '.join(words)}: {place} --> {loc}")
+        frame.block.machine.printed.append(f"{', '.join(parts)}: {place} --> {loc}")
 
     return c.preempted(run, call)
 
 
 def _text(value: Any, poison: Any, frame: Any) -> str:
     if is_poisoned(poison, frame):
-        return "(memory that nobody has written)"
+        return "(uninitialized memory)"
     if isinstance(value, np.ndarray) and value.shape == frame.mask.on.shape:
         value = value[frame.mask.on]
         value = value[0] if (value == value[0]).all() else value
@@ -48,13 +48,13 @@ def device_assert(c: Statements, call: tirx.Call, loc: str) -> Step:
     holds = c.condition(call.args[0], loc)
     text, *where = call.args[1].value.splitlines() if len(call.args) > 1 else ("T.device_assert",)
     where = "\n".join([*where, f" --> {loc}"])
-    """TileLang says in the message where the assertion stands."""
+    """TileLang's message ends with the location of the assertion."""
 
     def run(frame):
-        found, on = holds(frame), frame.lanes()
-        if isinstance(found, np.ndarray) and on is not None and found.shape == on.shape:
-            found = found | ~on
-        if not np.all(found):
+        holding, on = holds(frame), frame.lanes()
+        if isinstance(holding, np.ndarray) and on is not None and holding.shape == on.shape:
+            holding = holding | ~on
+        if not np.all(holding):
             raise SimulationError(
                 "assertion",
                 f"{text}, by {frame.block.name()} in launch {frame.block.epoch}\n{where}",
@@ -64,7 +64,7 @@ def device_assert(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def register(c: Statements) -> None:
-    """Teach the compiler to speak."""
+    """Register the debugging operations."""
     c.steps["tirx.call_extern"] = c.steps["tirx.call_pure_extern"] = call_extern
     c.calls["tirx.call_extern"] = c.calls["tirx.call_pure_extern"] = _extern_value
     c.steps["tl.device_assert"] = c.steps["tl.device_assert_with_msg"] = device_assert

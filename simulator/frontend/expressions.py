@@ -1,8 +1,8 @@
-"""Expressions of the IR as Python closures over a frame.
+"""Compiler of IR expressions to Python closures over a frame.
 
-Each becomes a pair: its value, and which of it is poison (None where nothing can be). A value is a
-scalar, or an array over the threads of the block or the space of T.Parallel, with one more axis for
-the lanes of a vector. Plain Python integers stand for int32 and int64.
+Each expression becomes a pair: its value, and its poison mask (None if it cannot be poison). A
+value is a scalar, or an array over the threads of the block or the points of T.Parallel, with an
+additional axis for the lanes of a vector. Python integers represent int32 and int64.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Expr(NamedTuple):
 
 
 def either(*poisons: Value | None) -> Value | None:
-    """Poison where any of these is."""
+    """Return the union of these poison masks."""
     some = [p for p in poisons if p is not None]
     if len(some) < 2:
         return some[0] if some else None
 
     def poison(frame):
-        found = None
+        union = None
         for p in some:
-            one = p(frame)
-            if one is not None:
-                found = one if found is None else np.logical_or(found, one)
-        return found
+            mask = p(frame)
+            if mask is not None:
+                union = mask if union is None else np.logical_or(union, mask)
+        return union
 
     return poison
 
@@ -51,29 +51,29 @@ _DIVISIONS = {tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod}
 
 
 ValueOf = Callable[[Any, tirx.Call, str], Expr]
-"""Given the compiler of the program, which may know more than expressions."""
+"""Compiles a call, given the compiler of the program, the call and its location."""
 
 
 class Expressions:
-    """Compiles expressions of one program."""
+    """Compiler of the expressions of one program."""
 
     def __init__(self) -> None:
         self.slots: dict[tirx.Var, int] = {}
         self.pending: dict[tirx.Var, tirx.PrimExpr] = {}
-        """Bindings whose value mentions what is bound only later."""
+        """Bindings whose values use variables that are bound later."""
         self.globals: dict[tirx.Var, str] = {}
         """Tensor parameters, by their data pointer."""
         self.declared: dict[tirx.Var, tirx.Buffer] = {}
-        """The same, as the program declares them; a reshaped view has another shape."""
+        """Declared tensor parameters, by data pointer. A reshaped view has another shape."""
         self.multicasts: dict[tirx.Var, str] = {}
         """Parameters that are multicast addresses, by their data pointer."""
         self.tiles: dict[tirx.Var, int] = {}
         self.made: dict[int, tuple[tuple[int, ...], np.dtype]] = {}
-        """Shape and type each tile was made with; a reshaped view has another shape."""
+        """Shape and type of the allocation of each tile. A reshaped view has another shape."""
         self.calls: dict[str, ValueOf] = {}
-        """Calls that yield a value and are more than a function of their arguments."""
+        """Compilers of calls that yield a value and are not pure functions, by operator."""
         self.signals: dict[str, dict[str, str]] = {}
-        """By tensor, the lines that change words of it atomically, and how."""
+        """Operations that change words of a tensor atomically, by tensor and line."""
         self._nodes = 0
 
     def new_slot(self, var: tirx.Var) -> int:
@@ -93,11 +93,11 @@ class Expressions:
         return handler(expr, loc)
 
     def memory_of(self, buffer: tirx.Buffer) -> str:
-        """In which memory a tensor lies, in words."""
+        """Return the name of the memory in which a tensor is stored."""
         return "multicast" if buffer.data in self.multicasts else buffer.scope()
 
     def constant(self, expr: Any) -> Any:
-        """The Python value of a literal, or None."""
+        """Return the Python value of a literal, or None."""
         return expr.value if isinstance(expr, (tirx.IntImm, tirx.FloatImm)) else None
 
     def _binary(self, kind, expr, loc: str) -> Expr:
@@ -111,18 +111,18 @@ class Expressions:
         self, expr: tirx.PrimExpr, value: Value, undefined: Callable[[Any], Any], what: str,
         loc: str,
     ) -> Value:  # fmt: skip
-        """``value`` of ``expr``, refused where an operation with it has no result."""
+        """Return ``value`` of ``expr`` with a check that the operation on it is defined."""
         constant = self.constant(expr)
         if constant is not None and not undefined(constant):
             return value
 
         def checked(frame):
-            found = value(frame)
-            wrong = undefined(found)
+            operand = value(frame)
+            wrong = undefined(operand)
             if is_poisoned(wrong, frame):
-                one = np.asarray(found)[np.asarray(wrong)].flat[0]
-                raise unsupported(f"{what} {one}, of which CUDA defines no result,", loc)
-            return found
+                first = np.asarray(operand)[np.asarray(wrong)].flat[0]
+                raise unsupported(f"{what} {first}, for which CUDA defines no result,", loc)
+            return operand
 
         return checked
 
@@ -145,14 +145,14 @@ class Expressions:
         if var in self.pending:
             return self.compile(self.pending[var], loc)
         if var not in self.slots:
-            raise unsupported(f"variable {var}, bound nowhere before", loc)
+            raise unsupported(f"unbound variable {var}", loc)
         slot = self.slots[var]
 
         def value(frame):
-            found = frame.env[slot]
+            bound = frame.env[slot]
             if frame.block is not None and frame.block.by_thread[slot]:
-                return _of_threads(found, frame, var, loc)
-            return found
+                return _of_threads(bound, frame, var, loc)
+            return bound
 
         def poison(frame):
             return frame.block.poisoned[slot] if frame.block is not None else None
@@ -203,7 +203,7 @@ class Expressions:
         return self.select(expr.condition, expr.true_value, expr.false_value, loc)
 
     def select(self, condition, then, other, loc: str) -> Expr:
-        """``then if condition else other``, evaluating each only where it counts."""
+        """Compile ``then if condition else other``. Each side is evaluated only where chosen."""
         c, a, b = (self.compile(e, loc) for e in (condition, then, other))
 
         def value(frame):
@@ -214,10 +214,10 @@ class Expressions:
                 first = a.value(frame)
             with narrowed(frame, ~chosen):
                 second = b.value(frame)
-            found = np.where(chosen, first, second)
+            merged = np.where(chosen, first, second)
             if isinstance(first, int) and isinstance(second, int):
-                return found.astype(numpy_dtype(then.dtype), copy=False)
-            return found
+                return merged.astype(numpy_dtype(then.dtype), copy=False)
+            return merged
 
         def poison(frame):
             unclear = c.poison(frame) if c.poison else None
@@ -262,25 +262,27 @@ class Expressions:
         )
 
     def indices(self, indices, name: str, loc: str) -> Value:
-        """The values of several index expressions; none of them may be poison. Beside one of
-        several lanes the others have an axis for them, too."""
+        """Compile several index expressions, which must not be poison.
+
+        If one of them has lanes, all have an axis for the lanes.
+        """
         exprs = [self.compile(i, loc) for i in indices]
         single = [not isinstance(i, (tirx.Ramp, tirx.Broadcast)) for i in indices]
         some = range(len(exprs)) if not all(single) else ()
         poison = either(*(e.poison for e in exprs))
 
         def values(frame):
-            found = [e.value(frame) for e in exprs]
+            evaluated = [e.value(frame) for e in exprs]
             for n in some:
-                if single[n] and isinstance(found[n], np.ndarray):
-                    found[n] = found[n][..., None]
+                if single[n] and isinstance(evaluated[n], np.ndarray):
+                    evaluated[n] = evaluated[n][..., None]
             if poison is not None and is_poisoned(poison(frame), frame):
                 raise SimulationError(
                     "poison",
-                    f"an index of {name} is computed from memory that nobody has written, by "
+                    f"an index of {name} is computed from uninitialized memory, by "
                     f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
                 )
-            return found
+            return evaluated
 
         return values
 
@@ -292,28 +294,28 @@ class Expressions:
             raise unsupported(f"{buffer.name}, a view of another type,", loc)
 
     def is_reshaped(self, buffer: tirx.Buffer) -> bool:
-        """Whether it may be a view of a tile or tensor of another shape."""
+        """Return whether ``buffer`` may be a view of a tile or tensor of another shape."""
         whole = self.declared.get(buffer.data)
         if whole is not None:
             return not structural_equal(buffer.shape, whole.shape)
         return tuple(int(n) for n in buffer.shape) != self.made[self.tiles[buffer.data]][0]
 
     def in_whole(self, buffer: tirx.Buffer, values: Value, loc: str) -> Value:
-        """Indices of ``buffer`` as indices of the tile or tensor it is, or is a view of."""
+        """Convert indices of ``buffer``, which may be a view, to those of its tile or tensor."""
         self.require_type(buffer, loc)
         if not self.is_reshaped(buffer):
             return values
         extents, name = self.indices(buffer.shape, buffer.name, loc), self.globals.get(buffer.data)
-        made = () if name is not None else self.made[self.tiles[buffer.data]][0]
+        tile_shape = () if name is not None else self.made[self.tiles[buffer.data]][0]
 
         def moved(frame):
-            shape = made if name is None else frame.block.tensors[name].shape
+            shape = tile_shape if name is None else frame.block.tensors[name].shape
             flat, inside = 0, True
             for index, extent in zip(values(frame), extents(frame), strict=True):
                 flat = flat * extent + index
                 inside = inside & (index >= 0) & (index < extent)
-            behind = math.prod(shape)
-            flat = np.where(inside, flat, behind) if np.ndim(inside) else flat if inside else behind
+            end = math.prod(shape)
+            flat = np.where(inside, flat, end) if np.ndim(inside) else flat if inside else end
             out = []
             for extent in reversed(shape[1:]):
                 out.insert(0, flat % extent)
@@ -355,7 +357,7 @@ class Expressions:
         if full == "tl.infinity":
             value = np.float64(np.inf).astype(numpy_dtype(call.dtype))
             return Expr(lambda frame: value)
-        if full == "tirx.large_uint_imm":  # its lower half comes first
+        if full == "tirx.large_uint_imm":  # the lower half is first
             large = numpy_dtype(call.dtype).type(int(call.args[0]) + (int(call.args[1]) << 32))
             return Expr(lambda frame: large)
         if full == "tirx.reinterpret":
@@ -384,8 +386,7 @@ class Expressions:
 
 
 class narrowed:
-    """For the duration, only elements of the frame's space where ``condition`` holds are on the
-    way."""
+    """Context in which only the elements that satisfy ``condition`` are active."""
 
     def __init__(self, frame: Any, condition: np.ndarray) -> None:
         self.frame, self.condition = frame, condition
@@ -408,7 +409,7 @@ def _integer(value: Any, dtype: np.dtype) -> Any:
 
 
 def _of_threads(value: Any, frame: Any, var: Any, loc: str) -> Any:
-    """A value that differs between threads, as the frame needs it."""
+    """Convert a value that differs between threads for the active threads of the frame."""
     if frame.mask.single is not None:
         return value[frame.mask.single][()]
     if frame.space is not None:

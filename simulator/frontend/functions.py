@@ -1,4 +1,4 @@
-"""What operators and pure functions of the IR do to NumPy values."""
+"""NumPy implementations of the operators and pure functions of the IR."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvm import tirx
 
 
 def _truncdiv(a, b):
-    return a // b + ((a % b != 0) & ((a < 0) != (b < 0)))  # abs() of the least integer is itself
+    return a // b + ((a % b != 0) & ((a < 0) != (b < 0)))  # abs() of the lowest integer overflows
 
 
 def _div(a, b):
@@ -22,7 +22,7 @@ def _is_integer(value) -> bool:
 
 
 def _choose(of_ints, f):
-    """As CUDA: what is no number is left out. A Python integer stays one."""
+    """Return a minimum or maximum that ignores NaN, as in CUDA, and keeps Python integers."""
     return lambda a, b: of_ints(a, b) if isinstance(a, int) and isinstance(b, int) else f(a, b)
 
 
@@ -46,7 +46,7 @@ BINARY = {
 
 
 def _rounded(f):
-    """A float function computed in float32 at least and rounded to the type of its argument."""
+    """Compute a function in at least float32 and round to the type of its argument."""
 
     def call(x, *others):
         x = np.asarray(x)[()]
@@ -97,10 +97,10 @@ FUNCTIONS: dict[str, Callable] = {name: _rounded(f) for name, f in _float.items(
     "popcount": _popcount,
     "likely": lambda a: a,
 }
-"""Pure functions, by the last part of the operator's name."""
+"""Pure functions, by the last part of the operator name."""
 
 REDUCTIONS = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
     "or": np.bitwise_or, "xor": np.bitwise_xor,
 }  # fmt: skip
-"""How atomic operations and bulk reductions combine, by their word."""
+"""Ufuncs of atomic operations and bulk reductions, by their ``op`` qualifier."""

@@ -1,4 +1,4 @@
-"""Multicast memory: one address that stands for the same element of every rank's copy."""
+"""Multimem operations: one multicast address refers to an element of the copies of all ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .pointer import refuse_poison
 from .statements import Statements
 
 
-class Everywhere:
-    """The operand ``ref`` of a multimem operation: an element of all copies."""
+class MulticastRef:
+    """Operand ``ref`` of a multimem operation: an element of all copies."""
 
     def __init__(self, c: Statements, call: tirx.Call, loc: str) -> None:
         self.buffer, self.loc = call.args[0].args[0].buffer, loc
@@ -36,7 +36,7 @@ class Everywhere:
         self.word = Word(ref, spec.word(call, "sem"), spec.word(call, "scope"))
 
     def copies(self, frame: Any, index: tuple, lanes: int) -> Iterator[list[tuple]]:
-        """For each rank, the words of its copy that begin at ``index``."""
+        """Yield, for each rank, the words of its copy that begin at ``index``."""
         tensor = self.word.ref.tensor(frame)
         if len(tensor.shape) != len(index) + 1:
             raise SimulationError(
@@ -49,7 +49,7 @@ class Everywhere:
 
 
 def load_reduce(c: Statements, call: tirx.Call, loc: str) -> Expr:
-    ref, lanes, node = Everywhere(c, call, loc), int(call.args[1]), c.node()
+    ref, lanes, node = MulticastRef(c, call, loc), int(call.args[1]), c.node()
     combine = REDUCTIONS[builtin_of(call).word(call, "op")]
     dtype = numpy_dtype(ref.buffer.dtype)
     wide = np.dtype(np.float32) if is_float(dtype) and dtype.itemsize < 4 else dtype
@@ -62,8 +62,8 @@ def load_reduce(c: Statements, call: tirx.Call, loc: str) -> Expr:
                 for words in ref.copies(frame, index, lanes)
             ]
             parts = [np.array([v for v, _ in copy], dtype).astype(wide) for copy in copies]
-            found = convert(reduce(combine, parts), dtype)
-            results.append((at, found[0] if lanes == 1 else found))
+            reduced = convert(reduce(combine, parts), dtype)
+            results.append((at, reduced[0] if lanes == 1 else reduced))
             bad.append((at, any(b for copy in copies for _, b in copy)))
         poison = gather(frame, bad, np.dtype(np.bool_), 1) if any(b for _, b in bad) else None
         frame.cache[node] = poison
@@ -74,16 +74,16 @@ def load_reduce(c: Statements, call: tirx.Call, loc: str) -> Expr:
 
 def _change(reduces: bool):
     def compile(c: Statements, call: tirx.Call, loc: str) -> Step:
-        ref, expr = Everywhere(c, call, loc), c.compile(call.args[1], loc)
+        ref, expr = MulticastRef(c, call, loc), c.compile(call.args[1], loc)
         lanes, dtype = lanes_of(call.args[1].dtype), numpy_dtype(ref.buffer.dtype)
         combine = REDUCTIONS[builtin_of(call).word(call, "op")] if reduces else None
 
         def run(frame):
-            tensor, found = ref.word.ref.tensor(frame), expr.value(frame)
+            tensor, operand = ref.word.ref.tensor(frame), expr.value(frame)
             refuse_poison(frame, expr, ref)
             at = ref.index(frame)
             for thread_groups, _, index, (one,) in places(
-                frame, at, found, each_thread=True, lanes=lanes
+                frame, at, operand, each_thread=True, lanes=lanes
             ):
                 for words in ref.copies(frame, index, lanes):
                     for lane, i in enumerate(words):
@@ -102,7 +102,7 @@ def _change(reduces: bool):
 
 
 def register(c: Statements) -> None:
-    """Teach the compiler multimem operations."""
+    """Register the multimem operations."""
     for spec in BUILTINS.values():
         if spec.multicast and spec.writes:
             c.steps[spec.op_name] = _change(spec.has_word("op"))

@@ -1,4 +1,4 @@
-"""Operands that point at an element."""
+"""Operands that are pointers to an element."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .expressions import Expr
 from .statements import Statements
 
 if TYPE_CHECKING:
-    from .multimem_ops import Everywhere
+    from .multimem_ops import MulticastRef
 
 
 class Pointer:
@@ -36,10 +36,10 @@ class Pointer:
 
     @cached_property
     def ref(self) -> GlobalRef:
-        """What is in global memory.
+        """Reference to the tensor in global memory.
 
         Raises:
-            SimulationError: it is not.
+            SimulationError: the pointer is not to global memory.
         """
         if self._name is None:
             raise self._unsupported()
@@ -49,11 +49,11 @@ class Pointer:
         return unsupported(f"{self.op} of {self.buffer.name} in {self._memory} memory", self.loc)
 
 
-def refuse_poison(frame: Any, expr: Expr, pointer: Pointer | Everywhere) -> None:
+def refuse_poison(frame: Any, expr: Expr, pointer: Pointer | MulticastRef) -> None:
     if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
         raise SimulationError(
             "poison",
-            f"the operand of {pointer.op} on {pointer.buffer.name} is computed from memory that "
-            f"nobody has written, by {frame.block.name()} in launch {frame.block.epoch}"
+            f"the operand of {pointer.op} on {pointer.buffer.name} is computed from "
+            f"uninitialized memory, by {frame.block.name()} in launch {frame.block.epoch}"
             f"\n --> {pointer.loc}",
         )

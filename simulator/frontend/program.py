@@ -1,4 +1,4 @@
-"""A tile program made ready to run: what it takes, and its kernels as steps."""
+"""Compiler of a tile program: its parameters, and its kernels as steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _HEAP_STRIDE = 1 << 40
 OPERATIONS = (
     block_ops, tile_ops, builtin_ops, copy_ops, warp_ops, debug_ops, reducer_ops, multimem_ops
 )  # fmt: skip
-"""What teaches the compiler the operations of a program."""
+"""Modules whose ``register`` adds operations to the compiler."""
 
 
 @dataclass
@@ -52,14 +52,14 @@ class Kernel:
 
     name: str
     grid: list
-    """(slot of the block index, extent of a host frame), x first."""
+    """Slot of the block index and extent of each axis, x first."""
     threads: tuple[int, int, int]
     body: Step
     signals: dict[str, dict[str, str]]
-    """By parameter, the lines that change words of it atomically, and how."""
-    class_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    """Operations that change words of a parameter atomically, by parameter and line."""
+    group_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     thread_groups: list[np.ndarray] = field(default_factory=list)
-    """Threads of each class."""
+    """Threads of each thread group."""
 
     @property
     def threads_in_block(self) -> int:
@@ -75,10 +75,10 @@ class Kernel:
 
 
 def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
-    """``func`` for so many ranks, after the tile passes: what is simulated.
+    """Return ``func`` specialized for ``world_size`` ranks, after the tile passes.
 
     Raises:
-        TileWeaveError: not a ``T.prim_func``.
+        TileWeaveError: ``func`` is not a ``T.prim_func``.
     """
     if not isinstance(func, tirx.PrimFunc):
         raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
@@ -92,15 +92,15 @@ def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
 
 
 class Program:
-    """What ``func`` does on each of ``world_size`` ranks.
+    """``func`` compiled for ``world_size`` ranks.
 
     Args:
-        changed: what to run in place of ``lowered(func, world_size)``.
-        operations: objects whose ``register`` teaches the compiler operations.
+        changed: function to run in place of ``lowered(func, world_size)``.
+        operations: objects whose ``register`` adds operations to the compiler.
 
     Raises:
-        TileWeaveError: not a ``T.prim_func``.
-        SimulationError: it uses something the simulator does not know.
+        TileWeaveError: ``func`` is not a ``T.prim_func``.
+        SimulationError: it uses an operation that is not simulated.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Program:
         func = lowered(func, world_size) if changed is None else changed
         self.name, self.world_size = str(func.attrs["global_symbol"]), world_size
         self.implicit = implicit_of(func)
-        """Tensors behind its own parameters, which live as long as the program."""
+        """Implicit parameters, whose tensors live as long as the program."""
         self.compiler = c = BlockStatements()
         for ops in operations:
             ops.register(c)
@@ -118,23 +118,23 @@ class Program:
         c.calls[RANK] = lambda c, call, loc: Expr(lambda frame: frame.env[self.rank_slot])
         c.calls[CONTEXT] = lambda c, call, loc: Expr(lambda frame: 0)
         self.scalars: dict[str, tuple[int, np.dtype]] = {}
-        """Slot and type by name."""
+        """Slot and type of each scalar, by name."""
         self.sizes: dict[int, tuple[str, int]] = {}
-        """By slot of a dynamic extent: the tensor and its axis that show it."""
+        """Tensor and axis that define each dynamic extent, by slot."""
         self.written: set[str] = set()
-        """Names of the tensors that it writes."""
+        """Names of the tensors that the program writes."""
         self._declare(func)
         self.host: list[Step | Kernel] = []
         self._split(func.body)
         self.slots = len(c.slots)
         self.divide(cut(c.thread_cuts))
 
-    def divide(self, class_of: np.ndarray) -> None:
-        """Tell the threads of a block apart by their classes."""
+    def divide(self, group_of: np.ndarray) -> None:
+        """Set the thread groups of the blocks."""
         for kernel in self.kernels:
-            kernel.class_of = class_of[: kernel.threads_in_block]
-            most = int(kernel.class_of.max()) + 1
-            kernel.thread_groups = [np.flatnonzero(kernel.class_of == i) for i in range(most)]
+            kernel.group_of = group_of[: kernel.threads_in_block]
+            most = int(kernel.group_of.max()) + 1
+            kernel.thread_groups = [np.flatnonzero(kernel.group_of == i) for i in range(most)]
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -147,12 +147,12 @@ class Program:
 
     @property
     def counted(self) -> set[str]:
-        """Names of the tensors in which its barriers count."""
+        """Names of the tensors whose words the barriers use."""
         return self.compiler.counted
 
     @property
     def cuts(self) -> set[int]:
-        """Where its conditions divide the threads of a block."""
+        """Thread numbers at which conditions divide the threads of a block."""
         return self.compiler.thread_cuts
 
     @property
@@ -161,7 +161,7 @@ class Program:
 
     @property
     def mbarriers(self) -> int:
-        """The number of mbarriers of a block."""
+        """Number of mbarriers of a block."""
         return self.compiler.mbarriers
 
     def _declare(self, func: tirx.PrimFunc) -> None:
@@ -191,7 +191,7 @@ class Program:
             if len(stmt.block.alloc_buffers):
                 names = ", ".join(b.name for b in stmt.block.alloc_buffers)
                 loc = line_of(stmt.block.alloc_buffers[0].span) or self.name
-                raise unsupported(f"memory made outside a kernel: {names}", loc)
+                raise unsupported(f"memory allocated outside a kernel: {names}", loc)
             self._split(stmt.block.body)
         elif isinstance(stmt, (tirx.For, tirx.SBlockRealize)):
             self.host.append(self._kernel(stmt))
@@ -212,11 +212,11 @@ class Program:
     def launches(
         self, rank: int, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Any]
     ) -> Iterator[tuple[Kernel, list, tuple[int, ...]]]:
-        """(kernel, environment, extents of the grid) of each launch of one call of the program.
+        """Yield kernel, environment and grid extents of each launch of one call of the program.
 
         Args:
-            shapes: of its tensors, rank axis included.
-            scalars: values of the others.
+            shapes: shapes of the tensors, including the rank axis.
+            scalars: values of the other parameters.
         """
         env: list[Any] = [None] * self.slots
         env[self.rank_slot] = rank
@@ -242,16 +242,16 @@ class Program:
 
 
 def _first_line(stmt: tirx.Stmt) -> str:
-    """The first line of a statement that is known; loops around kernels have none themselves."""
-    found: list[tuple[str, int]] = []
+    """Return the first known line in a statement, because loops around kernels have none."""
+    lines: list[tuple[str, int]] = []
 
     def visit(node):
         span = get_stmt_span(node) if isinstance(node, tirx.Stmt) else None
         if span is not None:
-            found.append((span.source_name.name, span.line))
+            lines.append((span.source_name.name, span.line))
 
     post_order_visit(stmt, visit)
-    return ":".join(map(str, min(found))) if found else ""
+    return ":".join(map(str, min(lines))) if lines else ""
 
 
 def _is_kernel_body(stmt: tirx.SBlockRealize) -> bool:
@@ -259,26 +259,26 @@ def _is_kernel_body(stmt: tirx.SBlockRealize) -> bool:
 
 
 def _threads(stmt: tirx.Stmt) -> tuple[int, int, int]:
-    found: list[tuple] = []
+    threads: list[tuple] = []
 
     def visit(node):
         if isinstance(node, tirx.SBlock):
             extents = dict(node.annotations.items()).get("tl.launch_threads")
             if extents is not None:
-                found.append(tuple(int(e) for e in extents))
+                threads.append(tuple(int(e) for e in extents))
 
     post_order_visit(stmt, visit)
-    return found[0] if found else (128, 1, 1)
+    return threads[0] if threads else (128, 1, 1)
 
 
 def _multicast(body: tirx.Stmt) -> set:
-    """Data pointers of the tensors that multimem operations access."""
-    found = set()
+    """Return the data pointers of the tensors that multimem operations access."""
+    pointers = set()
 
     def visit(node):
         spec = builtin_of(node)
         if spec is not None and spec.multicast:
-            found.add(node.args[0].args[0].buffer.data)
+            pointers.add(node.args[0].args[0].buffer.data)
 
     post_order_visit(body, visit)
-    return found
+    return pointers

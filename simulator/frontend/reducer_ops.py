@@ -1,4 +1,4 @@
-"""T.alloc_reducer: what the points of T.Parallel contribute to one result."""
+"""T.alloc_reducer: reductions over the points of a T.Parallel."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def update(c: Statements, call: tirx.Call, loc: str) -> Step:
         if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
             raise SimulationError(
                 "poison",
-                f"what T.reducer_update contributes to {buffer.name} is computed from memory that "
-                f"nobody has written, by {frame.block.name()} in launch {frame.block.epoch}"
+                f"what T.reducer_update contributes to {buffer.name} is computed from "
+                f"uninitialized memory, by {frame.block.name()} in launch {frame.block.epoch}"
                 f"\n --> {loc}",
             )
         on = np.ones(space, np.bool_) if frame.active is None else frame.active
@@ -72,7 +72,7 @@ def finalize(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def register(c: Statements) -> None:
-    """Teach the compiler reducers."""
+    """Register the operations on reducers."""
     c.steps |= {
         "tl.tileop.reducer_init": init,
         "tl.reducer_update": update,

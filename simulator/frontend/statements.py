@@ -1,4 +1,4 @@
-"""Statements of the tile IR as steps over a frame."""
+"""Compiler of IR statements to steps over a frame."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ..report.errors import SimulationError, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
 from .expressions import Expressions, narrowed
 
-_ROUNDS = 1_000_000
-"""A loop that nothing from outside can end is given up after so many rounds."""
+_MOST_ITERATIONS = 1_000_000
+"""Iterations after which a while loop is reported as a deadlock."""
 
 
-OfCall = Callable[[Any, tirx.Call, str], Step]
-"""As ``ValueOf``."""
+StepOf = Callable[[Any, tirx.Call, str], Step]
+"""Compiles a call that is a statement; otherwise as ``ValueOf``."""
 
 
 class Statements(Expressions):
-    """Compiles statements of one program."""
+    """Compiler of the statements of one program."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ class Statements(Expressions):
         self.barriers: dict[tirx.Var, int] = {}
         self.mbarriers = 0
         self.reducers: dict[tirx.Var, str] = {}
-        """How the contributions to a reducer are combined."""
+        """Reduction of each reducer."""
         self.counted: set[str] = set()
-        """Names of the tensors in which barriers count."""
-        self.steps: dict[str, OfCall] = {}
-        """Calls that are statements, by operator."""
+        """Names of the tensors whose words barriers use."""
+        self.steps: dict[str, StepOf] = {}
+        """Compilers of calls that are statements, by operator."""
         self.thread_cuts: set[int] = {0, 1}
-        """Where a condition divides the threads of a block."""
+        """Thread numbers at which conditions divide the threads of a block."""
         self.thread_slots: set[tirx.Var] = set()
 
     def statement(self, stmt: tirx.Stmt, loc: str = "") -> Step:
@@ -55,7 +55,7 @@ class Statements(Expressions):
         return handler(stmt, loc)
 
     def is_shared_between_blocks(self, *nodes: Any) -> bool:
-        """Whether evaluating these accesses global memory."""
+        """Return whether these nodes access global memory."""
         found = False
 
         def visit(node):
@@ -70,7 +70,7 @@ class Statements(Expressions):
         return found
 
     def preempted(self, run: Callable[[Frame], Any], *nodes: Any) -> Step:
-        """A step before which others may go on, if it touches what they can see."""
+        """Return a step before which other blocks may run, if these nodes access global memory."""
         if not self.is_shared_between_blocks(*nodes):
             return Step(run)
 
@@ -81,7 +81,7 @@ class Statements(Expressions):
         return Step(step, True)
 
     def _on_SeqStmt(self, stmt, loc: str) -> Step:
-        steps = self._side_by_side(stmt.seq, loc)
+        steps = self._sequence(stmt.seq, loc)
         if not any(s.waits for s in steps):
 
             def run(frame):
@@ -103,9 +103,12 @@ class Statements(Expressions):
 
         return Step(wait, True)
 
-    def _side_by_side(self, stmts: Any, loc: str) -> list[Step]:
-        """Steps of statements that follow each other. What different threads do (``with T.ws``)
-        must not wait for each other only because one stands after the other in the text."""
+    def _sequence(self, stmts: Any, loc: str) -> list[Step]:
+        """Compile consecutive statements.
+
+        Statements of different threads (``with T.ws``) run interleaved, so that one does not wait
+        for another that only precedes it in the text.
+        """
         steps: list[Step] = []
         cases: list[tuple[Any, Step]] = []
         for stmt in stmts:
@@ -122,17 +125,17 @@ class Statements(Expressions):
         return steps + _cases(cases)
 
     def _is_of_threads(self, expr: tirx.PrimExpr) -> bool:
-        """Whether it says which threads, and nothing else."""
-        found: list[bool] = []
+        """Return whether a condition depends on the thread only."""
+        is_thread: list[bool] = []
 
         def visit(node):
             if isinstance(node, tirx.Var):
-                found.append(node in self.thread_slots)
+                is_thread.append(node in self.thread_slots)
             elif isinstance(node, tirx.BufferLoad | tirx.Call):
-                found.append(False)
+                is_thread.append(False)
 
         post_order_visit(expr, visit)
-        return bool(found) and all(found)
+        return bool(is_thread) and all(is_thread)
 
     def _on_Evaluate(self, stmt, loc: str) -> Step:
         call = stmt.value
@@ -197,38 +200,38 @@ class Statements(Expressions):
             index = self.in_whole(buffer, index, loc)
 
             def run(frame):
-                frame.block.meet_before(read)
-                at, found = index(frame), value(frame)
-                store_global(frame, ref, at, found, poison(frame))
+                frame.block.barrier_before(read)
+                at, stored = index(frame), value(frame)
+                store_global(frame, ref, at, stored, poison(frame))
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
             index = self.in_whole(buffer, index, loc)
 
             def run(frame):
-                at, found = index(frame), value(frame)
-                store_tile(frame, frame.tile(slot), at, found, poison(frame), loc)
+                at, stored = index(frame), value(frame)
+                store_tile(frame, frame.tile(slot), at, stored, poison(frame), loc)
         else:
             raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", loc)
         return self.preempted(run, stmt)
 
     def _shared_tiles(self, node: Any) -> list[int]:
-        """The tiles in shared memory that it reads."""
-        found: dict[int, None] = {}
+        """Return the tiles in shared memory that a node reads."""
+        slots: dict[int, None] = {}
 
         def visit(part):
             if isinstance(part, tirx.BufferLoad) and part.buffer.scope().startswith("shared"):
                 slot = self.tiles.get(part.buffer.data)
-                found.update({} if slot is None else {slot: None})
+                slots.update({} if slot is None else {slot: None})
 
         post_order_visit(node, visit)
-        return list(found)
+        return list(slots)
 
     def _on_AttrStmt(self, stmt, loc: str) -> Step:
         return self.statement(stmt.body, loc)
 
     def _on_SBlockRealize(self, stmt, loc: str) -> Step:
         block = stmt.block
-        made: list[tuple[int, tuple[str, tuple, np.dtype, str]]] = []
+        allocations: list[tuple[int, tuple[str, tuple, np.dtype, str]]] = []
         for buffer in block.alloc_buffers:
             scope = buffer.scope()
             if scope == "shared.barrier":
@@ -236,12 +239,13 @@ class Statements(Expressions):
                 continue
             if scope == "global":
                 raise unsupported(
-                    f"global memory {buffer.name}, made here", line_of(buffer.span) or loc
+                    f"global memory {buffer.name}, allocated in a kernel,",
+                    line_of(buffer.span) or loc,
                 )
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
             self.made[slot] = shape, numpy_dtype(buffer.dtype)
-            made.append((slot, (buffer.name, shape, numpy_dtype(buffer.dtype), scope)))
+            allocations.append((slot, (buffer.name, shape, numpy_dtype(buffer.dtype), scope)))
         for data, info in dict(block.annotations.items()).get("reducer_info_v2", {}).items():
             self.reducers[data] = str(info["op"])
         counts = []
@@ -252,7 +256,7 @@ class Statements(Expressions):
         body = self.statement(block.body, loc)
 
         def prepare(frame):
-            for slot, what in made:
+            for slot, what in allocations:
                 frame.block.tiles[slot] = Tile(*what)
             for slot, numbered in counts:
                 frame.block.barriers[slot] = [MBarrier(n, number) for number, n in numbered]
@@ -273,7 +277,7 @@ class Statements(Expressions):
         body = self.statement(stmt.body, loc)
         self.pipelined = outside
 
-        def rounds(frame) -> Iterator[int]:
+        def iterations(frame) -> Iterator[int]:
             outer, before = frame.mask, frame.broken
             frame.broken = None
             start, count, by = (_plain(f(frame)[0], frame) for f in (first, extent, step))
@@ -298,13 +302,13 @@ class Statements(Expressions):
         if not body.waits:
 
             def run(frame):
-                for _ in rounds(frame):
+                for _ in iterations(frame):
                     body.run(frame)
 
             return Step(run)
 
         def wait(frame):
-            for _ in rounds(frame):
+            for _ in iterations(frame):
                 yield from body.run(frame)
 
         return Step(wait, True)
@@ -318,14 +322,14 @@ class Statements(Expressions):
             loops.append((slot, first, extent))
             inner = inner.body
         body = self.statement(inner, loc)
-        known = not stmt.annotations and not _uses_fragments(inner)
+        has_known_executors = not stmt.annotations and not _uses_fragments(inner)
         read = self._shared_tiles(inner)
 
         def enter(frame):
-            """Whether there is anything to do."""
+            """Enter the T.Parallel. Return whether it has points."""
             if frame.space is not None:
                 raise unsupported("T.Parallel inside a T.Parallel with statements between", loc)
-            frame.block.meet_before(read)
+            frame.block.barrier_before(read)
             sizes = [int(extent(frame)[0]) for _, _, extent in loops]
             for axis, (slot, first, _) in enumerate(loops):
                 shape = [1] * len(sizes)
@@ -334,7 +338,7 @@ class Statements(Expressions):
                 frame.env[slot] = steps + int(first(frame)[0])
                 frame.block.by_thread[slot] = False
             frame.space = tuple(sizes)
-            frame.loop = frame.mask.loop(frame.space) if known else None
+            frame.loop = frame.mask.loop(frame.space) if has_known_executors else None
             return 0 not in sizes
 
         def run(frame):
@@ -356,7 +360,7 @@ class Statements(Expressions):
         def wait(frame):
             outer, before, polled = frame.mask, frame.broken, frame.polls
             frame.broken, frame.polls = None, True
-            for _ in range(_ROUNDS):
+            for _ in range(_MOST_ITERATIONS):
                 if polls:
                     yield SPIN
                 chosen = condition(frame)
@@ -376,24 +380,24 @@ class Statements(Expressions):
             else:
                 raise SimulationError(
                     "deadlock",
-                    f"a loop does not end after {_ROUNDS} rounds in {frame.block.name()}"
-                    f"\n --> {loc}",
+                    f"a loop does not end after {_MOST_ITERATIONS} iterations in "
+                    f"{frame.block.name()}\n --> {loc}",
                 )
             frame.mask, frame.broken, frame.polls = outer, before, polled
 
         return Step(wait, True)
 
     def condition(self, expr: tirx.PrimExpr, loc: str) -> Callable[[Frame], Any]:
-        """The value of a condition, which must not be poison."""
+        """Compile a condition, which must not be poison."""
         self._note_cuts(expr)
-        found = self.compile(expr, loc)
+        compiled = self.compile(expr, loc)
 
         def value(frame):
-            chosen = found.value(frame)
-            if found.poison is not None and is_poisoned(found.poison(frame), frame):
+            chosen = compiled.value(frame)
+            if compiled.poison is not None and is_poisoned(compiled.poison(frame), frame):
                 raise SimulationError(
                     "poison",
-                    "a condition is computed from memory that nobody has written, by "
+                    "a condition is computed from uninitialized memory, by "
                     f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
                 )
             return chosen
@@ -418,7 +422,7 @@ class Statements(Expressions):
         waits = looks or then.waits or (other is not None and other.waits)
 
         def sides(frame):
-            """The step to take if all take the same; else the threads of each side."""
+            """Return the step if all threads take the same branch, and else the threads of each."""
             chosen = condition(frame)
             if not isinstance(chosen, np.ndarray):
                 return (then if chosen else other), None
@@ -461,12 +465,12 @@ class Statements(Expressions):
 
 
 def line_of(span: Any) -> str:
-    """``file:line``, or nothing where it is not known."""
+    """Return ``file:line``, or an empty string if it is not known."""
     return f"{span.source_name.name}:{span.line}" if span is not None else ""
 
 
 def _uses_fragments(stmt: tirx.Stmt) -> bool:
-    """Whether the layout of registers decides which threads execute a T.Parallel."""
+    """Return whether the layout of fragments decides which threads execute a T.Parallel."""
     scopes: set[str] = set()
 
     def visit(node):
@@ -478,7 +482,7 @@ def _uses_fragments(stmt: tirx.Stmt) -> bool:
 
 
 def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
-    """Steps under conditions on the thread: side by side if the threads are different ones."""
+    """Return steps under conditions on the thread, interleaved if no thread is in two of them."""
     if len(cases) < 2 or not any(step.waits for _, step in cases):
         return [step for _, step in cases]
 
@@ -501,7 +505,7 @@ def _halves(frame: Frame, apart: Any) -> list:
 
 
 def _plain(value: Any, frame: Frame) -> Any:
-    """A Python integer where all threads on the way agree, else the value of each thread."""
+    """Return a Python integer if all active threads agree, else the value of each thread."""
     if not isinstance(value, np.ndarray):
         return int(value)
     own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value

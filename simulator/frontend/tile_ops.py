@@ -20,7 +20,7 @@ from .statements import Statements
 
 
 class Region(NamedTuple):
-    """A box of a tensor or tile: where it starts, and its extents."""
+    """Box of a tensor or tile, by starts and extents."""
 
     starts: Callable[[Frame], list]
     extents: Callable[[Frame], list]
@@ -30,11 +30,11 @@ class Region(NamedTuple):
     scope: str
     loc: str
     view: tuple[int, ...] | None = None
-    """The shape of a reshaped view, which is taken whole."""
+    """Shape of a reshaped view, which the box covers entirely."""
 
     def box(self, frame: Frame, shape: tuple, symmetric: bool) -> tuple[tuple, tuple, tuple]:
-        """The part inside the tensor, the same part of the box, and the box's shape."""
-        starts = [_one(s, self, frame) for s in self.starts(frame)]
+        """Return the part inside the tensor, the same part of the box, and the shape of the box."""
+        starts = [_uniform_start(s, self, frame) for s in self.starts(frame)]
         extents = [int(n) for n in self.extents(frame)]
         if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
             raise out_of_bounds(frame, self.name, shape, starts, self.loc)
@@ -48,14 +48,18 @@ class Region(NamedTuple):
     def read(
         self, frame: Frame, op: str, access: Access | None = None, divided: bool = False
     ) -> tuple[np.ndarray, Any]:
-        """Values and poison; zeros outside the tensor. ``access`` is that of all threads unless it
-        is given; ``divided`` says that they share out the box as in T.Parallel."""
+        """Return values, which are zero outside of the tensor, and poison.
+
+        Args:
+            access: the access to record; None: one by all active threads.
+            divided: whether the threads divide the box as in T.Parallel.
+        """
         if self.ref is None:
             tile = frame.tile(self.slot)
             frame.block.use(tile, frame.mask.overlapping)
             inside, part, shape = self.box(frame, tile.shape, False)
-            found = _for_all(tile, frame, inside)
-            require_one_value(frame, tile, found[1], self.loc)
+            contents = _read_all(tile, frame, inside)
+            require_one_value(frame, tile, contents[1], self.loc)
             dtype = tile.dtype
         else:
             tensor = self.ref.tensor(frame)
@@ -64,8 +68,8 @@ class Region(NamedTuple):
                 accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
                 thread_groups = frame.mask.overlapping
                 access = frame.block.access(thread_groups, op, self.loc, accessed=accessed)
-            found, dtype = tensor.read(inside, access), tensor.dtype
-        values, bad = found
+            contents, dtype = tensor.read(inside, access), tensor.dtype
+        values, bad = contents
         if bad is not None and not np.any(bad):
             bad = None
         if self.view is not None:
@@ -83,8 +87,12 @@ class Region(NamedTuple):
         self, frame: Frame, values: Any, poison: Any, op: str, bulk_source: Any = None,
         bulk: bool = False, divided: bool = False,
     ) -> None:  # fmt: skip
-        """Store what lies inside the tensor; ``bulk`` is a copy that completes later. ``divided``
-        is as for ``read``."""
+        """Store the part inside the tensor.
+
+        Args:
+            bulk: whether the copy completes asynchronously.
+            divided: as for ``read``.
+        """
         if self.ref is None:
             tile = frame.tile(self.slot)
             frame.block.overwrite(tile)
@@ -106,7 +114,7 @@ class Region(NamedTuple):
         if bad is not None and np.any(bad) and not tensor.symmetric:
             raise SimulationError(
                 "poison",
-                f"{op} to {self.name} of memory that nobody has written, by {frame.block.name()} "
+                f"{op} to {self.name} of uninitialized memory, by {frame.block.name()} "
                 f"in launch {frame.block.epoch}\n --> {self.loc}",
             )
         accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
@@ -116,7 +124,7 @@ class Region(NamedTuple):
     def update(
         self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool, scope: int
     ) -> None:
-        """Combine atomically with what is there."""
+        """Combine values with the elements atomically."""
         tensor = self.ref.tensor(frame)
         inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
         values = convert(_fit(values, shape, self), tensor.dtype)
@@ -139,7 +147,7 @@ class Region(NamedTuple):
     def _accessed(
         frame: Frame, tensor: Tensor, inside: tuple, part: tuple, shape: tuple
     ) -> Callable[[], Accessed] | None:
-        """The elements inside the tensor, and the point of the box that accesses each."""
+        """Return the elements inside the tensor, and the point of the box that accesses each."""
         loop = frame.mask.loop(tuple(n for n in shape if n != 1))
         if loop is None or frame.space is not None:
             return None
@@ -151,7 +159,7 @@ class Region(NamedTuple):
         return accessed
 
 
-def _for_all(tile: Any, frame: Frame, part: tuple) -> tuple[Any, Any]:
+def _read_all(tile: Any, frame: Frame, part: tuple) -> tuple[Any, Any]:
     if not tile.by_thread:
         return tile.data[part], None if tile.poison is None else tile.poison[part]
     data, poison = tile.agreed(frame.mask.threads)
@@ -162,17 +170,19 @@ def _rows(tile: Any, inside: tuple) -> tuple:
     return (slice(None), *inside) if tile.by_thread else inside
 
 
-def _one(start: Any, region: Region, frame: Frame) -> int:
+def _uniform_start(start: Any, region: Region, frame: Frame) -> int:
     if isinstance(start, np.ndarray):
         own = start[frame.mask.on] if start.shape == frame.mask.on.shape else start
         if not (own == own.flat[0]).all():
-            raise unsupported(f"a region of {region.name} that differs by thread", region.loc)
+            raise unsupported(
+                f"a region of {region.name} that differs between threads,", region.loc
+            )
         start = own.flat[0]
     return int(start)
 
 
 def _fit(values: Any, shape: tuple, region: Region) -> Any:
-    """``values`` in the shape of the box: axes of extent 1 do not count."""
+    """Reshape ``values`` to the shape of the box. Axes of extent 1 may differ."""
     if values is None or np.shape(values) == shape or not np.ndim(values):
         return values
     if region.view is not None and np.size(values) == np.prod(shape):
@@ -185,7 +195,7 @@ def _fit(values: Any, shape: tuple, region: Region) -> Any:
 
 
 def region(c: Statements, node: Any, loc: str) -> Region:
-    """``T.region(tensor[starts], mode, extents)``, or a plain BufferLoad of one element."""
+    """Compile ``T.region(tensor[starts], mode, extents)``, or a BufferLoad of one element."""
     load, extents = (
         (node, []) if isinstance(node, tirx.BufferLoad) else (node.args[0], node.args[2:])
     )
@@ -227,11 +237,11 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
     barrier = dict(call.annotations.items()).get("barrier") if call.annotations else None
     if barrier is not None and src.ref is not None:
         at = c.mbarrier(barrier, loc)
-        return _arrives_later(c, call, src, dst, op, at)
+        return _async_load(c, call, src, dst, op, at)
     if op == "T.async_copy" and src.ref is not None:
-        return _arrives_later(c, call, src, dst, op, None)
+        return _async_load(c, call, src, dst, op, None)
     if c.pipelined and src.ref is not None and dst.scope.startswith("shared"):
-        return _ends_with_use(c, call, src, dst, op)
+        return _pipelined_load(c, call, src, dst, op)
     divided = "local.fragment" not in (src.scope, dst.scope)
 
     def run(frame):
@@ -245,8 +255,8 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
     return c.preempted(run, call)
 
 
-def _ends_with_use(c: Statements, call: Any, src: Region, dst: Region, op: str) -> Step:
-    """A load that TileLang makes asynchronous and waits for before the first use of the tile."""
+def _pipelined_load(c: Statements, call: Any, src: Region, dst: Region, op: str) -> Step:
+    """Compile a load that TileLang makes asynchronous, with a wait before the tile's first use."""
 
     def run(frame):
         access = frame.block.load_access(frame.mask.overlapping, op, src.loc, None)
@@ -256,12 +266,12 @@ def _ends_with_use(c: Statements, call: Any, src: Region, dst: Region, op: str) 
     return c.preempted(run, call)
 
 
-def _arrives_later(
+def _async_load(
     c: Statements, call: Any, src: Region, dst: Region, op: str,
     barrier: Callable[[Frame], MBarrier] | None,
 ) -> Step:  # fmt: skip
-    """A load to shared memory that the program waits for, at the mbarrier or, if None, by
-    T.ptx_wait_group; until then it is poison."""
+    """Compile a load to shared memory for which the program waits: at the mbarrier or, if that is
+    None, by T.ptx_wait_group. Until then the tile is poison."""
 
     def run(frame):
         block, full = frame.block, barrier(frame) if barrier is not None else None
@@ -332,10 +342,10 @@ COMBINE = {
     "sum": np.add, "abssum": np.add, "max": np.fmax, "absmax": np.fmax, "min": np.fmin,
     "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
 }  # fmt: skip
-"""What makes one of two, by the names of TileLang's reductions."""
+"""Ufuncs by the names of TileLang's reductions."""
 _PROPAGATES = {np.fmax: np.maximum, np.fmin: np.minimum}
 _FIRST = {"max": -np.inf, "absmax": 0, "min": np.inf}
-"""What is left of a row without a number."""
+"""Initial values: the result for a row that contains only NaN."""
 
 
 def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
@@ -350,19 +360,19 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
     first = {"initial": _FIRST[kind]} if kind in _FIRST and is_float(dtype) else {}
 
     def run(frame):
-        frame.block.order.threads.meet_all()
+        frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, "T.reduce")
         wide = values.astype(np.float32) if _is_narrow(values) else values
         wide = np.abs(wide) if kind.startswith("abs") else wide
-        found = combine.reduce(wide, axis=axis, **first)
+        reduced = combine.reduce(wide, axis=axis, **first)
         bad = None if poison is None else poison.any(axis=axis)
         if not clear(frame):
             before, bad_before = dst.read(frame, "T.reduce")
-            found = combine(before.reshape(found.shape).astype(found.dtype), found)
+            reduced = combine(before.reshape(reduced.shape).astype(reduced.dtype), reduced)
             if bad_before is not None:
-                bad_before = bad_before.reshape(found.shape)
+                bad_before = bad_before.reshape(reduced.shape)
                 bad = bad_before if bad is None else bad | bad_before
-        dst.write(frame, found, bad, "T.reduce")
+        dst.write(frame, reduced, bad, "T.reduce")
 
     return c.preempted(run, call)
 
@@ -378,18 +388,18 @@ def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     accumulate = {"cumsum": np.add, "cummax": np.fmax}[name].accumulate
 
     def run(frame):
-        frame.block.order.threads.meet_all()
+        frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, f"T.{name}")
         wide = values.astype(np.float32) if _is_narrow(values) else values
         if reverse:
             wide = np.flip(wide, axis)
-        found = accumulate(wide, axis=axis)
+        scanned = accumulate(wide, axis=axis)
         if reverse:
-            found = np.flip(found, axis)
+            scanned = np.flip(scanned, axis)
         bad = None if poison is None else np.broadcast_to(
-            poison.any(axis=axis, keepdims=True), found.shape
+            poison.any(axis=axis, keepdims=True), scanned.shape
         )  # fmt: skip
-        dst.write(frame, found, bad, f"T.{name}")
+        dst.write(frame, scanned, bad, f"T.{name}")
 
     return c.preempted(run, call)
 
@@ -409,7 +419,7 @@ _ATOMICS = {"atomicadd": np.add, "atomicmax": np.maximum, "atomicmin": np.minimu
 
 
 def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
-    """The tile forms of T.atomic_add, T.atomic_max and T.atomic_min."""
+    """Compile the tile forms of T.atomic_add, T.atomic_max and T.atomic_min."""
     name = call.op.name.rsplit(".", 1)[-1]
     dst = region(c, call.args[1], loc)
     from_tile = getattr(getattr(call.args[0], "op", None), "name", "") == "tl.region"
@@ -419,7 +429,7 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
         bool(int(dict(call.annotations.items()).get("use_tma", 0))) if call.annotations else False
     )
     op = f"T.atomic_{name.removeprefix('atomic')}"
-    # PTX promises the atomicity of TMA reductions within one GPU; NVLink keeps it between GPUs.
+    # PTX guarantees atomic TMA reductions within one GPU. NVLink preserves it between GPUs.
     scope = SYS if bulk or call.args[1].args[0].buffer.data in c.symmetric else GPU
 
     def run(frame):
@@ -430,7 +440,7 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
         if poison is not None and np.any(poison):
             raise SimulationError(
                 "poison",
-                f"{op} to {dst.name} of memory that nobody has written, by {frame.block.name()} "
+                f"{op} to {dst.name} of uninitialized memory, by {frame.block.name()} "
                 f"in launch {frame.block.epoch}\n --> {loc}",
             )
         dst.update(frame, _ATOMICS[name], values, op, bulk, scope)
@@ -439,7 +449,7 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def register(c: Statements) -> None:
-    """Teach the compiler TileLang's tile operations."""
+    """Register TileLang's tile operations."""
     prefix = "tl.tileop."
     for name in ("copy", "async_copy", "tma_copy"):
         c.steps[prefix + name] = copy

@@ -1,5 +1,7 @@
-"""What the threads of a warp, or of a block, tell each other by registers: shuffles, reductions,
-votes. A lane that is not on the way gives poison."""
+"""Exchanges by registers in a warp or block: shuffles, reductions, votes.
+
+The value of an inactive lane is poison.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ WARP = 32
 
 
 def _of_threads(value: Any, frame: Any, op: str, loc: str) -> np.ndarray:
-    """``value`` with one element a thread of the block."""
+    """Broadcast ``value`` to one element per thread of the block."""
     if frame.space is not None or frame.mask.single is not None:
         where = "in T.Parallel" if frame.space is not None else "by one thread"
         raise unsupported(f"{op} {where}", loc)
@@ -29,7 +31,7 @@ def _exchange(
     c: Statements, call: tirx.Call, loc: str, operand: int,
     f: Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> Expr:  # fmt: skip
-    """``f(frame, values, bad)`` of one operand: results of all threads, and which are poison."""
+    """Compile ``f(frame, values, bad)`` of one operand: results of all threads, and poison mask."""
     op = f"T.{call.op.name.rsplit('.', 1)[-1]}"
     expr, node = c.compile(call.args[operand], loc), c.node()
 
@@ -45,8 +47,11 @@ def _exchange(
 
 
 def _shuffle(source: Callable[[np.ndarray, Any, int], np.ndarray]):
-    """A value of another lane; ``source(lane in its group, operand, width)`` says which, and lanes
-    that name none in the group keep their own."""
+    """Return the compiler of a shuffle.
+
+    ``source(lane, operand, width)`` returns the source lane in a group of ``width`` lanes. If that
+    is outside of the group, the lane keeps its own value.
+    """
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         other = c.compile(call.args[2], loc).value
@@ -65,13 +70,13 @@ def _shuffle(source: Callable[[np.ndarray, Any, int], np.ndarray]):
 
 
 def _warps(values: np.ndarray, fill: Any) -> np.ndarray:
-    """One row a warp; the last is filled up."""
+    """Reshape to one row per warp and pad the last one."""
     short = -len(values) % WARP
     return np.concatenate([values, np.full(short, fill, values.dtype)]).reshape(-1, WARP)
 
 
 def _each(rows: Any, threads: int) -> np.ndarray:
-    """A value of each warp for each of its threads."""
+    """Broadcast one value per warp to its threads."""
     return np.repeat(rows, WARP)[:threads]
 
 
@@ -83,9 +88,9 @@ def _reduction(ufunc: np.ufunc):
             wide = (
                 values.astype(np.float32) if dtype.itemsize < 4 and dtype.kind in "fV" else values
             )
-            first = _warps(wide, wide[-1])  # what fills up is poison, but for its type
-            found = ufunc.reduce(first, axis=1)
-            return convert(_each(found, len(values)), dtype), _each(
+            first = _warps(wide, wide[-1])  # the padding is poison anyway
+            reduced = ufunc.reduce(first, axis=1)
+            return convert(_each(reduced, len(values)), dtype), _each(
                 _warps(bad, True).any(axis=1), len(values)
             )
 
@@ -95,14 +100,16 @@ def _reduction(ufunc: np.ufunc):
 
 
 def _vote(f: Callable[[np.ndarray, np.ndarray], Any], dtype: Any, operand: int = 1):
-    """Of the lanes that are on the way; ``f`` takes one row of truth values a warp, and the same
-    of who votes."""
+    """Return the compiler of a vote of the active lanes.
+
+    ``f(values, active)`` gets two boolean arrays with one row per warp.
+    """
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         def vote(frame, values, bad):
             on = _warps(frame.mask.on, False)
-            found = f(_warps(values.astype(np.bool_), False), on).astype(dtype)
-            return _each(found, len(values)), _each(
+            result = f(_warps(values.astype(np.bool_), False), on).astype(dtype)
+            return _each(result, len(values)), _each(
                 (_warps(bad, False) & on).any(axis=1), len(values)
             )
 
@@ -119,21 +126,21 @@ def _match_any(c: Statements, call: tirx.Call, loc: str) -> Expr:
     def match(frame, values, bad):
         rows, on = _warps(values, values[-1]), _warps(frame.mask.on, False)
         same = (rows[:, :, None] == rows[:, None, :]) & on[:, None, :]
-        found = _bits(same.reshape(-1, WARP)).astype(np.uint32)[: len(values)]
-        return found, _each((_warps(bad, False) & on).any(axis=1), len(values))
+        result = _bits(same.reshape(-1, WARP)).astype(np.uint32)[: len(values)]
+        return result, _each((_warps(bad, False) & on).any(axis=1), len(values))
 
     return _exchange(c, call, loc, 1, match)
 
 
 def _block_vote(f: Callable[[np.ndarray], Any]):
-    """Of all threads of the block, which meet."""
+    """Return the compiler of a block barrier with a vote of all threads."""
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         def vote(frame, values, bad):
-            frame.block.order.meet(frame.mask.thread_groups)
-            found = np.int32(f(values.astype(np.bool_)[frame.mask.on]))
+            frame.block.order.barrier(frame.mask.thread_groups)
+            result = np.int32(f(values.astype(np.bool_)[frame.mask.on]))
             bad = (bad & frame.mask.on).any()
-            return np.full(len(values), found), np.full(len(values), bad)
+            return np.full(len(values), result), np.full(len(values), bad)
 
         return _exchange(c, call, loc, 0, vote)
 
@@ -149,7 +156,7 @@ def _active(c: Statements, call: tirx.Call, loc: str) -> Expr:
 
 
 def register(c: Statements) -> None:
-    """Teach the compiler what threads exchange without memory."""
+    """Register the exchanges by registers."""
     c.calls |= {
         "tl.shfl_sync": _shuffle(lambda lane, other, width: other % width + 0 * lane),
         "tl.shfl_xor_sync": _shuffle(lambda lane, other, width: lane ^ other),

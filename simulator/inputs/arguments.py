@@ -1,4 +1,4 @@
-"""Checks of what ``tw.simulate`` is called with, before anything is run or allocated."""
+"""Checks of the arguments of ``tw.simulate``, before anything runs or is allocated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...runtime.plans.parameters import Parameter, Shape
 from ..memory.values import numpy_dtype
 
 _MOST_CALLS = 1 << 20
-"""Calls of a plan, of all ranks together, that are traced before the first one runs."""
+"""Largest number of calls of a plan on all ranks. All are traced before the first one runs."""
 _SHADOW = 25
 """Bytes that the simulator keeps for each element besides its value."""
 _BLOCK = 1 << 7
@@ -26,8 +26,7 @@ _BLOCK = 1 << 7
 def check_numbers(
     op: str, world_size: Any, schedules: Any, seed: Any, epochs: Any, resident_blocks: Any
 ) -> None:
-    """Refuse what is no integer, or out of its range. Without ``resident_blocks`` the program's
-    number is used.
+    """Refuse arguments that are not integers or out of range. ``resident_blocks`` may be None.
 
     Raises:
         TileWeaveError: names the argument, its value and what is legal.
@@ -51,7 +50,7 @@ def check_numbers(
 
 
 def check_file(timeline: Any) -> None:
-    """Refuse what is no file name.
+    """Refuse a value that is not a file name.
 
     Raises:
         TileWeaveError: names the value.
@@ -64,7 +63,7 @@ def check_extent(name: str, value: Any) -> int:
     """Return ``value`` as a dynamic extent.
 
     Raises:
-        TileWeaveError: no integer, or out of its range.
+        TileWeaveError: not an integer, or out of range.
     """
     if not _is_integer(value) or not 0 <= value <= LARGEST:
         raise TileWeaveError(
@@ -74,13 +73,13 @@ def check_extent(name: str, value: Any) -> int:
 
 
 def scalars_at(epoch: int, values: Mapping[str, Any], parameters: Iterable[Parameter]) -> dict:
-    """Return the scalars of one call: functions of the launch are called.
+    """Return the scalars of one call. Functions of the launch are evaluated.
 
     Raises:
-        TileWeaveError: a value that the parameter cannot have, or a function that fails.
+        TileWeaveError: an illegal value, or a function that fails.
     """
     declared = {p.name: p for p in parameters}
-    found = {}
+    scalars = {}
     for name, value in values.items():
         text = f"{name}={value!r}"
         if callable(value):
@@ -93,10 +92,10 @@ def scalars_at(epoch: int, values: Mapping[str, Any], parameters: Iterable[Param
                 ) from error
             text = f"{name}={value!r} in launch {epoch}"
         try:
-            found[name] = declared[name].number(value)
+            scalars[name] = declared[name].number(value)
         except ValueError as error:
             raise TileWeaveError(f"simulate: {text}; expected {error}") from None
-    return found
+    return scalars
 
 
 def check_tensors(
@@ -105,11 +104,11 @@ def check_tensors(
     """Refuse tensors that do not fit into memory, before they are allocated.
 
     Args:
-        shapes: of every tensor, one dict a rank, of the rank's own part.
-        free: bytes of memory that are free; None to ask the system.
+        shapes: shapes of all tensors, one dict per rank, of the rank's own part.
+        free: free memory in bytes; None: that of the system.
 
     Raises:
-        TileWeaveError: names the largest tensor, what all need and what there is.
+        TileWeaveError: names the largest tensor, the memory needed and the free memory.
     """
     need = {
         p.name: sum(math.prod(s[p.name]) for s in shapes)
@@ -131,12 +130,12 @@ def check_blocks(
     """Refuse grids whose vector clocks do not fit into memory, before these are allocated.
 
     Args:
-        blocks: of one rank.
-        groups: of threads in a block, each with an entry in a vector clock.
-        launches: of one rank.
+        blocks: number of blocks of one rank.
+        groups: number of thread groups of a block, each with an entry in a vector clock.
+        launches: number of launches of one rank.
 
     Raises:
-        TileWeaveError: names the number of blocks, what they need and what there is.
+        TileWeaveError: names the number of blocks, the memory needed and the free memory.
     """
     clocks = 4 * world_size * blocks * (groups + 3) * (launches + 1)
     _require_memory(blocks * _BLOCK + clocks, f"{blocks} blocks", world_size, free)

@@ -1,4 +1,4 @@
-"""Inputs for a program of which only its text is known."""
+"""Generated inputs for a program that comes without inputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def described_inputs(
     for name in dynamic_extents(parameters).keys() & scalars.keys():
         values[name] = check_extent(name, scalars[name])
     case = Case(executable, [values] * executable.world_size, 1)
-    ranges, made = _ranges(case), {}
+    ranges, origins = _ranges(case), {}
     inputs: list[dict[str, Any]] = []
     for shapes in case.shapes:
         tensors: dict[str, np.ndarray] = {}
@@ -57,23 +57,23 @@ def described_inputs(
             if is_read and p.name in ranges:
                 low, high = ranges[p.name]
                 tensors[p.name] = rng.integers(low, high, shape, endpoint=True).astype(dtype)
-                made[p.name] = f"random integers {low} to {high}"
+                origins[p.name] = f"random integers {low} to {high}"
             elif is_read and dtype.itemsize == 1 and not is_float(dtype):
                 tensors[p.name] = rng.integers(0, 128, shape).astype(dtype)
-                made[p.name] = "random integers 0 to 127"
+                origins[p.name] = "random integers 0 to 127"
             elif not is_float(dtype):
                 tensors[p.name] = np.zeros(shape, dtype)
-                made[p.name] = "zeros"
+                origins[p.name] = "zeros"
             elif is_read:
                 tensors[p.name] = rng.standard_normal(shape).astype(dtype)
-                made[p.name] = "random numbers"
+                origins[p.name] = "random numbers"
         inputs.append(values | tensors)
-    return inputs, made
+    return inputs, origins
 
 
 def _ranges(case: Case) -> dict[str, Range]:
     """Return the ranges of the integers that every kernel shows which reads them, by parameter."""
-    found: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
     for rank, calls in enumerate(case.calls):
         for step, _ in calls[0].steps:
             if not isinstance(step, Launch):
@@ -86,8 +86,8 @@ def _ranges(case: Case) -> dict[str, Range]:
                 if name not in regions:
                     continue
                 parameter = regions[name].parameter.name
-                known = found.get(parameter, (low, high))
-                found[parameter] = max(low, known[0]), min(high, known[1])
-        if rank == 0 and not found:
+                previous = ranges.get(parameter, (low, high))
+                ranges[parameter] = max(low, previous[0]), min(high, previous[1])
+        if rank == 0 and not ranges:
             break
-    return {name: (low, high) for name, (low, high) in found.items() if low <= high}
+    return {name: (low, high) for name, (low, high) in ranges.items() if low <= high}

@@ -101,8 +101,8 @@ class _Finder:
         }
 
     def _value(self, load: tirx.BufferLoad) -> tirx.PrimExpr | None:
-        found = self._values.get(load.buffer.data)
-        return found[1] if found else None
+        value = self._values.get(load.buffer.data)
+        return value[1] if value else None
 
     def _loop(self, loop: tirx.For) -> None:
         extent = self._inlined(loop.extent)
@@ -136,8 +136,8 @@ class _Finder:
         for name, value in self._values.values():
             least, most = self._solved(expr, value, low, high)
             if most < _INFINITE:
-                known = self.ranges.get(name, (max(0, least), most))
-                self.ranges[name] = max(known[0], least), min(known[1], most)
+                previous = self.ranges.get(name, (max(0, least), most))
+                self.ranges[name] = max(previous[0], least), min(previous[1], most)
 
     def _solved(self, expr: tirx.PrimExpr, value: tirx.Var, low: int, high: int) -> Range:
         """Return for which values ``expr``, linear in ``value``, is surely in a range."""
@@ -161,16 +161,16 @@ class _Finder:
     def _inlined(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return ``expr`` with the values of named variables, casts left out."""
         for _ in range(8):
-            found: dict[tirx.Var, tirx.PrimExpr] = {}
+            bindings: dict[tirx.Var, tirx.PrimExpr] = {}
 
-            def visit(node, found=found) -> None:
+            def visit(node, bindings=bindings) -> None:
                 if isinstance(node, tirx.Var) and node in self._bound:
-                    found[node] = self._bound[node]
+                    bindings[node] = self._bound[node]
 
             post_order_visit(expr, visit)
-            if not found:
+            if not bindings:
                 break
-            expr = substitute(expr, found)
+            expr = substitute(expr, bindings)
         return self._analyzer.simplify(expr)
 
     def _input_in(self, expr: tirx.PrimExpr) -> bool:

@@ -23,11 +23,11 @@ def checked_inputs(executable: Executable, inputs: Inputs | None) -> list[dict[s
         TileWeaveError: names the parameter, the rank and what is expected.
     """
     world_size, parameters = executable.world_size, executable.parameters
-    given = [{} for _ in range(world_size)] if inputs is None else _dicts(inputs)
-    if len(given) != world_size:
-        raise TileWeaveError(f"simulate: {len(given)} inputs; expected one for each rank")
+    by_rank = [{} for _ in range(world_size)] if inputs is None else _dicts(inputs)
+    if len(by_rank) != world_size:
+        raise TileWeaveError(f"simulate: {len(by_rank)} inputs; expected one for each rank")
     names = {p.name for p in parameters} | set(dynamic_extents(parameters))
-    for rank, values in enumerate(given):
+    for rank, values in enumerate(by_rank):
         for name in values:
             if name not in names:
                 raise TileWeaveError(
@@ -40,21 +40,21 @@ def checked_inputs(executable: Executable, inputs: Inputs | None) -> list[dict[s
                 _check_scalar(p, values)
             elif isinstance(values.get(p.name), str):
                 _require_alias(p, values[p.name], executable)
-                if given[0].get(p.name) is not values[p.name] != given[0].get(p.name):
+                if by_rank[0].get(p.name) is not values[p.name] != by_rank[0].get(p.name):
                     raise TileWeaveError(
                         f"simulate: {p.name}={values[p.name]!r} on rank {rank}; expected what "
                         "rank 0 has"
                     )
             elif p.name in values:
                 values[p.name] = _array(p, values[p.name], rank)
-    return given
+    return by_rank
 
 
 def scalar_of(p: Parameter, values: Mapping[str, Any]) -> Any:
     """Return the value of a scalar.
 
     Raises:
-        TileWeaveError: there is none; says how to give one.
+        TileWeaveError: there is no value; says how to provide one.
     """
     if p.name not in values:
         raise TileWeaveError(
@@ -66,12 +66,12 @@ def scalar_of(p: Parameter, values: Mapping[str, Any]) -> Any:
 
 def _dicts(inputs: Any) -> list[dict[str, Any]]:
     try:
-        given = None if isinstance(inputs, (Mapping, str, bytes)) else list(inputs)
+        by_rank = None if isinstance(inputs, (Mapping, str, bytes)) else list(inputs)
     except TypeError:
-        given = None
-    if given is None or not all(isinstance(values, Mapping) for values in given):
+        by_rank = None
+    if by_rank is None or not all(isinstance(values, Mapping) for values in by_rank):
         raise TileWeaveError(f"simulate: inputs={inputs!r}; expected a list with one dict a rank")
-    return [dict(values) for values in given]
+    return [dict(values) for values in by_rank]
 
 
 def _check_scalar(p: Parameter, values: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ def _require_alias(p: Parameter, target: str, executable: Executable) -> None:
 def check_aliases(
     aliases: Mapping[str, str], multicasts: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Refuse the name of a tensor in place of the values of another one.
+    """Refuse illegal names of tensors that are given for multicast addresses.
 
     Raises:
         TileWeaveError: no multimem operation accesses the tensor, or the two differ in shape.

@@ -1,4 +1,4 @@
-"""The state of one block of one launch: its threads, its own memory, its copies under way."""
+"""State of one block of one launch: threads, tiles, mbarriers, asynchronous copies."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Mask:
-    """The threads of a block that are on the way."""
+    """Active threads of a block."""
 
-    def __init__(self, on: np.ndarray, class_of: np.ndarray) -> None:
-        self.on, self.class_of = on, class_of
+    def __init__(self, on: np.ndarray, group_of: np.ndarray) -> None:
+        self.on, self.group_of = on, group_of
         self.count = int(np.count_nonzero(on))
 
     @cached_property
@@ -37,73 +37,72 @@ class Mask:
 
     @cached_property
     def overlapping(self) -> tuple[int, ...]:
-        """Classes of these threads; others may belong to them, too."""
-        return tuple(np.flatnonzero(np.bincount(self.class_of[self.threads])).tolist())
+        """Thread groups that contain some of these threads, and perhaps others."""
+        return tuple(np.flatnonzero(np.bincount(self.group_of[self.threads])).tolist())
 
     @cached_property
     def thread_groups(self) -> tuple[int, ...]:
-        """Classes that are these threads, and no others.
+        """Thread groups whose union is these threads.
 
         Raises:
-            Divided: there are none.
+            Divided: there are no such groups.
         """
-        sizes = np.bincount(self.class_of)
+        sizes = np.bincount(self.group_of)
         if not self.full and sum(sizes[i] for i in self.overlapping) > self.count:
-            divide(self.class_of, self.on.astype(int))
+            divide(self.group_of, self.on.astype(int))
         return self.overlapping
 
     @cached_property
     def each(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Each thread: its class, in which there is no other, and its number.
+        """Group and number of each thread, in a group of its own.
 
         Raises:
-            Divided: there is another.
+            Divided: a thread shares its group.
         """
-        own = self.class_of[self.threads]
-        if (np.bincount(self.class_of)[own] > 1).any():
-            divide(self.class_of, np.where(self.on, np.arange(1, 1 + len(self.on)), 0))
-        return [((int(self.class_of[t]),), (int(t),)) for t in self.threads]
+        own = self.group_of[self.threads]
+        if (np.bincount(self.group_of)[own] > 1).any():
+            divide(self.group_of, np.where(self.on, np.arange(1, 1 + len(self.on)), 0))
+        return [((int(self.group_of[t]),), (int(t),)) for t in self.threads]
 
     @cached_property
-    def by_class(self) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """Each class by itself, with its threads as a mask."""
-        return [((c,), self.on & (self.class_of == c)) for c in self.overlapping]
+    def by_group(self) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """Each thread group on its own, with its threads as a mask."""
+        return [((g,), self.on & (self.group_of == g)) for g in self.overlapping]
 
     @property
     def full(self) -> bool:
         return self.count == len(self.on)
 
     def loop(self, extents: tuple[int, ...]) -> ParallelLoop | None:
-        """A loop that these threads share, if TileLang can divide it among them."""
+        """Return the T.Parallel that TileLang divides among these threads, or None if it cannot."""
         first, last = int(self.threads[0]), int(self.threads[-1])
         if last - first + 1 != self.count:
             return None
         return ParallelLoop(extents, first, self.count)
 
     def where(self, condition: np.ndarray) -> Mask:
-        return Mask(self.on & condition, self.class_of)
+        return Mask(self.on & condition, self.group_of)
 
 
 class Tile:
-    """Shared memory or registers: one array, with what of it is poison (None: nothing)."""
+    """Shared memory or registers: an array and its poison mask (None: no poison)."""
 
     def __init__(self, name: str, shape: tuple, dtype: np.dtype, scope: str) -> None:
         self.name, self.shape, self.dtype, self.scope = name, shape, dtype, scope
         self.data = unwritten(shape, dtype)
         self.poison: np.ndarray | None = np.ones(shape, np.bool_)
         self.by_thread = False
-        """Registers whose value differs between threads: the first axis is the thread."""
+        """Whether each thread has its own value of these registers, along the first axis."""
         self.parted = False
-        """Whether poison is also what threads, or points of a T.Parallel, do not agree about."""
+        """Whether poison includes values that differ between threads or points of a T.Parallel."""
         self.is_shared = scope.startswith("shared")
         self.read = self.written = -1
-        """The number of barriers before the last read, and before the last write, of shared
-        memory."""
+        """Number of barriers before the last read and the last write of shared memory."""
         self.loaded = 0
-        """Time of the last T.copy to it in T.Pipelined, which its first use waits for."""
+        """Time of the last T.copy to the tile in T.Pipelined, for which its first use waits."""
 
     def set_poison(self, key: Any, poison: Any) -> None:
-        """Note what was just written at ``key``: ``poison`` says which of it, or None."""
+        """Note a write at ``key``; ``poison`` is the mask of poison values, or None."""
         if poison is None:
             if self.poison is not None:
                 self.poison[key] = False
@@ -115,7 +114,7 @@ class Tile:
         self.poison[key] = poison
 
     def spread(self, threads: int) -> None:
-        """Give every thread its own copy."""
+        """Give each thread its own copy."""
         if not self.by_thread:
             self.by_thread = True
             self.data = np.repeat(self.data[None], threads, axis=0)
@@ -123,7 +122,7 @@ class Tile:
                 self.poison = np.repeat(self.poison[None], threads, axis=0)
 
     def agreed(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Values and poison of registers of these threads; what differs is poison."""
+        """Return values and poison of registers of these threads. Values that differ are poison."""
         rows = self.data[threads]
         bits = rows.view(f"u{self.dtype.itemsize}")
         differs = np.any(bits != bits[0], axis=0)
@@ -134,16 +133,16 @@ class Tile:
         return rows[0], differs if poison is None else np.logical_or(poison, differs)
 
     def for_points(self, space: tuple[int, ...], threads: np.ndarray) -> Tile:
-        """Registers of ``threads`` in a T.Parallel, for each of its points, one after another."""
+        """Return a copy of the registers of ``threads`` for each point of a T.Parallel."""
         data, poison = self.agreed(threads) if self.by_thread else (self.data, self.poison)
-        found, points = Tile(self.name, self.shape, self.dtype, self.scope), int(np.prod(space))
-        found.by_thread, found.parted = True, self.parted
-        found.data = np.repeat(data[None], points, axis=0)
-        found.poison = None if poison is None else np.repeat(poison[None], points, axis=0)
-        return found
+        copies, points = Tile(self.name, self.shape, self.dtype, self.scope), int(np.prod(space))
+        copies.by_thread, copies.parted = True, self.parted
+        copies.data = np.repeat(data[None], points, axis=0)
+        copies.poison = None if poison is None else np.repeat(poison[None], points, axis=0)
+        return copies
 
     def leave_points(self, points: Tile, mask: Mask) -> None:
-        """What the threads of ``mask`` hold behind the T.Parallel."""
+        """Store the values that the threads of ``mask`` hold after the T.Parallel."""
         data, poison = points.agreed(np.arange(len(points.data)))
         if self.by_thread or not mask.full:
             self.spread(len(mask.on))
@@ -159,21 +158,21 @@ class MBarrier:
 
     count: int
     number: int
-    """Among those of the block, from 1."""
+    """Number in the block, from 1."""
     arrived: int = 0
     phase: int = 0
     clock: Clock | None = None
     deliveries: list = field(default_factory=list)
-    """Loads under way: callables that put the data there."""
+    """Loads in flight in the current phase: callables that store the data."""
     landed: list = field(default_factory=list)
-    """Those of the phases that ended: who has not waited cannot count on them."""
+    """Loads of completed phases, which a wait stores."""
     issued: int = 0
     """Time of the last load."""
     loaded: int = 0
-    """Time of the last load of the phases that ended."""
+    """Time of the last load of completed phases."""
 
     def issue(self, time: int, deliver: Callable[[], Any]) -> None:
-        """A load is under way that completes in the current phase."""
+        """Note a load in flight that completes in the current phase."""
         self.deliveries.append(deliver)
         self.issued = time
 
@@ -182,12 +181,12 @@ class MBarrier:
         if self.arrived > self.count:
             raise SimulationError(
                 "arrival",
-                f"{self.arrived} arrivals at an mbarrier made for {self.count}\n --> {loc}",
+                f"{self.arrived} arrivals at an mbarrier initialized for {self.count}\n --> {loc}",
             )
         self.settle()
 
     def settle(self) -> None:
-        """The phase ends when all have arrived; the loads announced in it then land."""
+        """Complete the phase, and the loads issued in it, if all have arrived."""
         if self.arrived < self.count:
             return
         self.landed += self.deliveries
@@ -196,7 +195,7 @@ class MBarrier:
         self.phase, self.arrived = self.phase + 1, 0
 
     def land(self) -> None:
-        """Somebody waited for the phase: what it loaded is there."""
+        """Store the data of completed phases, because a thread waited for them."""
         for deliver in self.landed:
             deliver()
         self.landed.clear()
@@ -204,7 +203,7 @@ class MBarrier:
 
 @dataclass
 class BulkStore:
-    """A bulk store under way, in a group by number, or in none yet."""
+    """A bulk store in flight, with the number of its group, or None before the commit."""
 
     thread_groups: tuple[int, ...]
     time: int
@@ -214,7 +213,7 @@ class BulkStore:
 
 
 class Block:
-    """One block: what its coroutine works on."""
+    """State of one block, on which its coroutine works."""
 
     def __init__(
         self, machine: Any, launch: Launch, number: int, order: BlockOrder, env: list
@@ -228,9 +227,9 @@ class Block:
         self.barriers: dict[int, list[MBarrier]] = {}
         self.stores: list[BulkStore] = []
         self.loads: list[tuple[int, Callable[[], Any]]] = []
-        """Of T.async_copy, under way: the time, and what puts the data there."""
+        """T.async_copy in flight: time, and a callable that stores the data."""
         self.loaded = 0
-        """Time of the last T.async_copy that has arrived."""
+        """Time of the last T.async_copy that has completed."""
         self.groups = 0
 
     def name(self) -> str:
@@ -239,8 +238,8 @@ class Block:
         return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "") + beside
 
     def access(
-        self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int = 0, copies: bool = False,
-        accessed: Callable[[], Accessed] | None = None,
+        self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int = 0,
+        copies: bool = False, accessed: Callable[[], Accessed] | None = None,
     ) -> Access:  # fmt: skip
         agent, time, view = self.order.actor(thread_groups, copies)
         threads = self.order.threads
@@ -249,10 +248,7 @@ class Block:
     def bulk_access(
         self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int, source: Any
     ) -> Access:
-        """The access of a bulk store these threads issue, which is under way from now on.
-
-        One of them issues it.
-        """
+        """Start a bulk store that one of these threads issues; return its access."""
         issuer = thread_groups[-1:]
         agent, time, view = self.order.bulk_actor(thread_groups)
         self.stores.append(BulkStore(issuer, time, source, loc))
@@ -261,45 +257,49 @@ class Block:
     def load_access(
         self, thread_groups: tuple[int, ...], op: str, loc: str, barrier: MBarrier | None
     ) -> Access:
-        """The access of a load to shared memory that these threads issue: it reads until they have
-        waited for the mbarrier, or, if None, for T.async_copy."""
+        """Return the access of an asynchronous load to shared memory that these threads issue.
+
+        It reads until they have waited for the mbarrier or, if that is None, for T.async_copy.
+        """
         number = 0 if barrier is None else barrier.number
         agent, time, view = self.order.load_actor(thread_groups, number)
         return Access(agent, time, view, 0, op, loc, self.epoch)
 
     def use(self, tile: Tile, thread_groups: tuple[int, ...]) -> None:
-        """These threads read a tile: they have waited for what loads it."""
+        """Note that these threads read a tile, after a wait for its loads."""
         self.order.complete_loads(thread_groups, 0, tile.loaded)
         if tile.is_shared:
             threads = self.order.threads
             if tile.written == threads.barriers:
-                threads.meet_all()
+                threads.barrier_all()
             tile.read = threads.barriers
 
-    def meet_before(self, slots: list[int]) -> None:
-        """A statement reads these tiles: TileLang puts a barrier before it if they are new."""
+    def barrier_before(self, slots: list[int]) -> None:
+        """Perform the barrier that TileLang inserts before a statement that reads new tiles."""
         threads = self.order.threads
         if any(self.tiles[slot].written == threads.barriers for slot in slots):
-            threads.meet_all()
+            threads.barrier_all()
 
     def overwrite(self, tile: Tile) -> None:
-        """Threads write a tile; TileLang puts a barrier where shared memory needs one."""
+        """Note a write of a tile, after the barrier that TileLang inserts if one is needed."""
         if tile.is_shared:
             threads = self.order.threads
             if threads.barriers in (tile.read, tile.written):
-                threads.meet_all()
+                threads.barrier_all()
             tile.written = threads.barriers
 
     def commit(self, thread_groups: tuple[int, ...]) -> None:
-        """What these threads issued since the last group is one group."""
+        """Commit the bulk stores that these threads have issued since the last group as a group."""
         for store in self.stores:
             if store.group is None and store.thread_groups[0] in thread_groups:
                 store.group = self.groups
         self.groups += 1
 
     def wait_groups(self, thread_groups: tuple[int, ...], left: int, read: bool) -> None:
-        """At most ``left`` groups of these threads are under way; the others are complete, or, if
-        ``read``, have read their source."""
+        """Wait until at most ``left`` groups of these threads are in flight.
+
+        The others are complete or, if ``read``, have read their source.
+        """
         mine = [
             s for s in self.stores if s.group is not None and s.thread_groups[0] in thread_groups
         ]
@@ -313,12 +313,12 @@ class Block:
                     self.stores.remove(store)
 
     def complete_stores(self, thread_groups: tuple[int, ...]) -> None:
-        """The placeholder of ``order_releases``: commit all, wait for all."""
+        """Execute the placeholder of ``order_releases``: commit all, wait for all."""
         self.commit(thread_groups)
         self.wait_groups(thread_groups, 0, read=False)
 
     def require_end(self) -> None:
-        """Refuse to end while a bulk store may still read the block's shared memory."""
+        """Refuse the end of the block while a bulk store may still read its shared memory."""
         for store in self.stores:
             if store.source is not None:
                 raise SimulationError(
@@ -349,7 +349,7 @@ def _overlap(shape: tuple, one: Any, other: Any) -> bool:
 
 
 class Frame:
-    """Where execution of a block stands: its threads on the way and, in T.Parallel, its space."""
+    """Execution state of a block: active threads and, in T.Parallel, the iteration space."""
 
     __slots__ = (
         "active", "block", "broken", "cache", "env", "loop", "mask", "newest", "points", "polls",
@@ -359,32 +359,32 @@ class Frame:
     def __init__(self, block: Block, mask: Mask) -> None:
         self.block, self.mask, self.env = block, mask, block.env
         self.space: tuple[int, ...] | None = None
-        """Extents of the T.Parallel loops around, outermost first."""
+        """Extents of the enclosing T.Parallel loops, outermost first."""
         self.active: np.ndarray | None = None
-        """Elements of the space on the way; None is all."""
+        """Mask of the active points of the space; None: all."""
         self.loop: ParallelLoop | None = None
-        """Which threads the points of the space may have; None if that is not known."""
+        """Executors of the points of the space; None if they are not known."""
         self.points: dict[Tile, Tile] = {}
-        """Registers written in the T.Parallel, of which each point has its own: by point."""
+        """Registers written in the T.Parallel, with a copy for each point."""
         self.broken: Mask | None = None
         self.cache: dict[int, Any] = {}
         self.newest = False
         self.polls = False
-        """Whether a loop repeats what is loaded here until it is as wanted."""
+        """Whether the code runs in a loop that may poll what it loads."""
 
     def fork(self, mask: Mask) -> Frame:
-        """A frame for another set of threads of the same block."""
+        """Return a frame for another set of threads of the same block."""
         frame = Frame(self.block, mask)
         frame.polls = self.polls
         frame.space, frame.active, frame.loop = self.space, self.active, self.loop
         return frame
 
     def lanes(self) -> np.ndarray | None:
-        """Which elements of a vector are on the way: of the T.Parallel space, else threads."""
+        """Return the mask of active points of the T.Parallel, or of active threads."""
         return self.active if self.space is not None else self.mask.on
 
     def leave_space(self) -> None:
-        """Behind a T.Parallel."""
+        """Leave a T.Parallel."""
         self.space, self.active, self.loop = None, None, None
         for tile, points in self.points.items():
             tile.leave_points(points, self.mask)

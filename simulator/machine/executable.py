@@ -1,4 +1,4 @@
-"""A plan and its programs, made ready to run on simulated ranks."""
+"""A plan and its programs, compiled for simulated ranks."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from .streams import Launch as KernelLaunch
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the plan on one rank: its steps, and the launches of each that is one."""
+    """A call of the plan on one rank: its steps, each with its kernel launches."""
 
     epoch: int
     steps: list[tuple[Step, list[tuple]]]
 
 
 class Executable:
-    """What a plan does on each of ``world_size`` ranks; a ``T.prim_func`` is a plan of one launch.
+    """A plan compiled for ``world_size`` ranks. A ``T.prim_func`` is a plan of one launch.
 
     Args:
-        make: makes a kernel ready to run on so many ranks.
+        make: compiles a kernel for this number of ranks.
 
     Raises:
-        TileWeaveError: neither a plan nor a ``T.prim_func``.
+        TileWeaveError: neither a plan nor a ``T.prim_func`` is given.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Executable:
             raise TileWeaveError(f"simulate: {what!r}; expected a T.prim_func or a tw.plan")
         self.plan, self.world_size, self._make = what, world_size, make
         self._programs: dict[int, tuple[tirx.PrimFunc, Program]] = {}
-        self._class_of: np.ndarray | None = None
-        """The class of each thread of a block."""
+        self._group_of: np.ndarray | None = None
+        """Thread group of each thread of a block."""
         self.launched: set[int] = set()
-        """``id`` of each ``T.prim_func`` that the plan says to launch."""
+        """``id`` of each ``T.prim_func`` that the plan launches."""
         self.counted: set[str] = set()
-        """Names of the tensors in which barriers of the calls so far count."""
+        """Names of the tensors whose words the barriers of the calls so far use."""
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -81,15 +81,15 @@ class Executable:
 
     @property
     def resident_blocks(self) -> int:
-        """The number of blocks that the compiler assumes to be resident on a GPU at a time: the
-        least of the kernels of the calls so far."""
+        """Number of blocks that the compiler assumes to be resident on a GPU: the smallest number
+        among the kernels of the calls so far."""
         options = [options_of(func) for func, _ in self._programs.values()] or [Options()]
         return min(o.resident_blocks for o in options)
 
     @property
     def implicit(self) -> dict[int, list[tuple[str, Implicit]]]:
-        """The hidden parameters of each kernel, each with the name by which steps mean it, by the
-        identity of its ``T.prim_func``."""
+        """Implicit parameters of each kernel, with their names in steps, by ``id`` of the
+        ``T.prim_func``."""
         return {
             key: [(implicit_name(func, h.name), h) for h in program.implicit]
             for key, (func, program) in self._programs.items()
@@ -98,10 +98,10 @@ class Executable:
     def call(
         self, rank: int, epoch: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> Call:
-        """One call of the plan.
+        """Trace one call of the plan.
 
         Raises:
-            SimulationError: a region out of bounds, or a kernel uses what is not simulated.
+            SimulationError: a region is out of bounds, or an operation is not simulated.
         """
         try:
             steps = self.plan.trace(rank, self.world_size, shapes, scalars)
@@ -113,52 +113,52 @@ class Executable:
         return Call(epoch, [(step, self._launches(step, rank)) for step in steps])
 
     def written(self, calls: Sequence[Call]) -> set[str]:
-        """Names of the tensors that these calls write."""
-        found = set()
+        """Return the names of the tensors that these calls write."""
+        names = set()
         for step, _ in (s for call in calls for s in call.steps):
             if isinstance(step, Launch):
                 for name in self.program(step.program).written & step.arguments.keys():
-                    found.add(step.arguments[name].parameter.name)
+                    names.add(step.arguments[name].parameter.name)
             elif isinstance(step, (Copy, WriteValue, CopyValue)):
-                found.add(step.dst.parameter.name)
-        return found
+                names.add(step.dst.parameter.name)
+        return names
 
     def multicasts(self, calls: Sequence[Call]) -> set[str]:
-        """Names of the tensors that these calls take as multicast addresses."""
-        found = set()
+        """Return the names of the tensors that these calls use as multicast addresses."""
+        names = set()
         for step, _ in (s for call in calls for s in call.steps):
             if isinstance(step, Launch):
                 for name in self.program(step.program).multicasts & step.arguments.keys():
-                    found.add(step.arguments[name].parameter.name)
-        return found
+                    names.add(step.arguments[name].parameter.name)
+        return names
 
     def program(self, func: tirx.PrimFunc) -> Program:
-        """``func`` ready to run."""
+        """Return the compiled ``func``."""
         if id(func) not in self._programs:
             self._programs[id(func)] = func, self._make(func, self.world_size)
         return self._programs[id(func)][1]
 
     def divide(self, parts: np.ndarray | None = None) -> tuple[str, ...]:
-        """Tell the threads of all blocks apart in the same way; the names of their classes.
+        """Divide the threads of all blocks into the same thread groups; return their names.
 
         Args:
-            parts: numbers of sets of threads that act without each other.
+            parts: numbers of sets of threads that act separately.
         """
-        if self._class_of is None:
-            self._class_of = cut({0, 1}.union(*(p.cuts for p in self.programs)))
+        if self._group_of is None:
+            self._group_of = cut({0, 1}.union(*(p.cuts for p in self.programs)))
         if parts is not None:
-            wide = np.full(len(self._class_of), -1)
+            wide = np.full(len(self._group_of), -1)
             wide[: len(parts)] = parts
-            self._class_of = finer(self._class_of, wide)
+            self._group_of = finer(self._group_of, wide)
         for program in self.programs:
-            program.divide(self._class_of)
-        return names_of(self._class_of)
+            program.divide(self._group_of)
+        return names_of(self._group_of)
 
     def layout(self, calls: Sequence[Sequence[Call]]) -> Layout:
-        """The agents of these calls of all ranks.
+        """Return the numbering of the agents of these calls.
 
         Raises:
-            TileWeaveError: what is known about them would not fit into memory.
+            TileWeaveError: their clocks would not fit into memory.
         """
         blocks: dict[str | None, int] = {None: 0}
         for step, launches in (s for rank in calls for call in rank for s in call.steps):
@@ -171,12 +171,12 @@ class Executable:
         return Layout(self.world_size, list(blocks.items()), thread_groups, mbarriers)
 
     def enqueue(self, machine: Machine, rank: int, calls: Sequence[Call]) -> None:
-        """Give ``machine`` the streams of a rank, with all that its host enqueues in them."""
+        """Add the streams of a rank to ``machine``, with all that its host enqueues in them."""
         queues: dict[str | None, list[Any]] = {name: [] for name in machine.layout.first}
-        turn = 0
+        enqueue_index = 0
         for call in calls:
             for step, launches in call.steps:
-                turn += 1
+                enqueue_index += 1
                 if isinstance(step, WaitStream):
                     event = Event(name_of_stream(step.other))
                     queues[step.other].append(Record(event, call.epoch))
@@ -184,7 +184,7 @@ class Executable:
                     continue
                 of = f" of {step.name}" if isinstance(step, Launch) else ""
                 common: dict[str, Any] = {
-                    "epoch": call.epoch, "turn": turn, "loc": step.loc,
+                    "epoch": call.epoch, "enqueue_index": enqueue_index, "loc": step.loc,
                     "title": f"{step.op}{of} (step {step.number})",
                 }  # fmt: skip
                 if isinstance(step, Launch):

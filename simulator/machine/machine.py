@@ -1,4 +1,4 @@
-"""W ranks with their memories and streams: which block goes on, and when nobody can."""
+"""Scheduler of the blocks and streams of all ranks, and detection of deadlocks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..memory.memory import Memory, Tensor
 from ..memory.order import Layout
 from ..report.errors import SimulationError
 from .block import Block
-from .rendezvous import Rendezvous
+from .group_barrier import GroupBarrier
 from .steps import SPIN, Waiting
 from .streams import Coroutine, Record, Stream, WaitEvent, Work
 
 _SPINS = 5000
-"""Rounds of a polling loop, with nothing changed anywhere, after which nothing will change."""
+"""Iterations of all polling loops without a change of memory that count as a deadlock."""
 
 
 class Machine:
@@ -35,19 +35,19 @@ class Machine:
         self.memory.thread_names = thread_names
         self.tensors: dict[str, list[Tensor]] = {}
         self.named: dict[str, list[Tensor]] = {}
-        """All by the name by which steps mean them."""
+        """All tensors by their names in steps."""
         self.implicit: dict[int, dict[str, list[Tensor]]] = {}
-        """Hidden tensors by kernel and name, of each rank."""
+        """Implicit tensors of each rank, by kernel and name."""
         self.streams: list[Stream] = []
         self._enqueued: list[Work] = []
         self._start = Clock.start(layout.count)
-        self._barriers: dict[Any, Rendezvous] = {}
+        self._barriers: dict[Any, GroupBarrier] = {}
         self.barrier_words = WordsOfBarriers(world_size)
         self._ready: list[Coroutine] = []
         self._held: list[Coroutine] = []
         self._checked = -1
         self._active: list[list[Work]] = [[] for _ in range(world_size)]
-        """Of each rank, what its streams are at, as the host enqueued it."""
+        """Running work of the streams of each rank, in the order in which it was enqueued."""
         self._resident = [0] * world_size
         self._uneven = self.rng.random() < 0.5
         """Whether some blocks are much slower than others in this schedule."""
@@ -57,43 +57,43 @@ class Machine:
         """Called after each step."""
 
     def block_counts(self) -> tuple[int, int, int]:
-        """Return the numbers of blocks, of all launches, that have ended, that run, and in all."""
+        """Return the numbers of blocks that have ended, that run, and of all blocks."""
         running = sum(work.running for work in self._enqueued)
         begun = sum(work.next for work in self._enqueued)
         return begun - running, running, sum(work.blocks for work in self._enqueued)
 
     def every_tensor(self) -> dict[Any, list[Tensor]]:
-        """Those of the plan and the hidden ones, by a name that is theirs alone."""
+        """Return the tensors of the plan and the implicit ones, by unique names."""
         implicit = {(k, name): t for k, ts in self.implicit.items() for name, t in ts.items()}
         return {**self.tensors, **implicit}
 
     def add_stream(self, rank: int, name: str | None, items: Sequence[Any]) -> None:
-        """A stream and what the host enqueues in it."""
+        """Add a stream and what the host enqueues in it."""
         self.streams.append(Stream(rank, name, self._start, list(items)))
         self._enqueued += [item for item in items if isinstance(item, Work)]
 
-    def barrier(self, participants: str, words: Any, block: Block) -> Rendezvous:
-        """The barrier that ``block`` arrives at; one of a grid belongs to its launch."""
+    def barrier(self, participants: str, words: Any, block: Block) -> GroupBarrier:
+        """Return the barrier at which ``block`` arrives. A grid barrier belongs to one launch."""
         key = (participants, words, block.launch if participants == "grid" else None)
         if key not in self._barriers:
-            self._barriers[key] = Rendezvous(self, participants)
+            self._barriers[key] = GroupBarrier(self, participants)
         return self._barriers[key]
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
-        """Lines that change words of ``tensor`` atomically, in any stream, and how."""
-        found: dict[str, str] = {}
+        """Return the operations that change words of ``tensor`` atomically, by line."""
+        lines: dict[str, str] = {}
         for work in self._enqueued:
-            found |= work.signals(tensor)
-        return found
+            lines |= work.signals(tensor)
+        return lines
 
     def run(self) -> None:
-        """Until all streams are through.
+        """Run until all streams have finished.
 
         Raises:
-            SimulationError: a fault, with what led to it.
+            SimulationError: a fault, with the events that led to it.
         """
         with np.errstate(all="ignore"):
-            self._go_on(self.streams)
+            self._advance_streams(self.streams)
             while (coroutine := self._pick()) is not None:
                 self._advance(coroutine)
                 self.watch()
@@ -134,11 +134,11 @@ class Machine:
         if self._uneven and len(able) > 1 and self.rng.random() < 0.9:
             other = able[int(self.rng.random() * len(able))]
             chosen = max(chosen, other, key=lambda c: c.pace)
-        chosen.frame.newest = polls  # what nobody changes any more is seen at last
+        chosen.frame.newest = polls  # all poll: they must observe the newest values
         return chosen
 
-    def _go_on(self, streams: Sequence[Stream]) -> None:
-        """These streams have nothing under way: take what comes next, as far as they can."""
+    def _advance_streams(self, streams: Sequence[Stream]) -> None:
+        """Start the next items of these streams, which are idle, as far as their events allow."""
         pending = list(streams)
         while pending:
             stream = pending.pop()
@@ -151,17 +151,17 @@ class Machine:
                 stream.items.pop(0)
                 if isinstance(item, Record):
                     item.event.clock = stream.clock
-                    pending += [s for s in self.streams if s.rank == stream.rank and s.stands]
+                    pending += [s for s in self.streams if s.rank == stream.rank and s.is_blocked]
                 elif not isinstance(item, WaitEvent) and item.blocks:
                     item.begin()
                     active = self._active[stream.rank]
                     active.append(item)
-                    active.sort(key=lambda work: work.turn)
+                    active.sort(key=lambda work: work.enqueue_index)
         for rank in {s.rank for s in streams}:
             self._fill(rank)
 
     def _fill(self, rank: int) -> None:
-        """Start blocks in the order of the launches, as long as they fit."""
+        """Start blocks in the order of the launches while they fit."""
         for work in self._active[rank]:
             while work.next < work.blocks and (
                 not work.takes_room or self._resident[rank] < self.resident_blocks
@@ -181,7 +181,7 @@ class Machine:
         if not work.running and work.next == work.blocks:
             self._active[rank].remove(work)
             stream.finish(work)
-            self._go_on([stream])
+            self._advance_streams([stream])
 
     def _deadlock(self) -> SimulationError:
         lines = [f"  {c.waiting.text()}" for c in self._held if c.waiting is not None]
@@ -192,10 +192,10 @@ class Machine:
                 launched = max((s.launched for s in streams), default=0)
                 lines.append(f"  rank {rank} has finished its {launched} launches")
             for stream in streams:
-                lines += [f"  rank {rank}, {text}" for text in stream.standing(self)]
+                lines += [f"  rank {rank}, {text}" for text in stream.blocked_by(self)]
         passed = any(c.waiting is not None and c.waiting.passed() for c in self._held)
-        why = "a counter is above the only value waited for, and nobody can go on"
+        why = "a counter is above the only value waited for, and no block or stream can continue"
         return SimulationError(
             "arrival" if passed else "deadlock",
-            "\n".join([why if passed else "nobody can go on", *lines]),
+            "\n".join([why if passed else "no block or stream can continue", *lines]),
         )

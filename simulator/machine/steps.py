@@ -1,7 +1,7 @@
-"""Steps: statements ready to run, of one thread set or several side by side.
+"""Steps: compiled statements, of one set of threads or of several sets that interleave.
 
-A step that may have to wait is a generator: it yields None where another block may go on first,
-a ``Waiting`` where it cannot go on yet, and ``SPIN`` after a round of a loop that polls.
+A step that may wait is a generator. It yields None where another block may run first, a ``Waiting``
+where it must wait, and ``SPIN`` before each iteration of a loop that polls.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Step(NamedTuple):
 
 @dataclass
 class Waiting:
-    """What a block or a stream cannot go on without."""
+    """Condition for which a block or a stream waits."""
 
     ready: Callable[[], bool]
     text: Callable[[], str]
     passed: Callable[[], bool] = lambda: False
-    """Whether what it waits for was there and will not come back."""
+    """Whether the condition was true and will not become true again."""
 
 
 def go(step: Step, frame: Frame) -> Iterator[Any]:
@@ -41,43 +41,43 @@ def go(step: Step, frame: Frame) -> Iterator[Any]:
 
 
 def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
-    """Run steps of different threads of a block side by side until all are through."""
+    """Interleave steps of different threads of a block until all have finished."""
     running = [(go(step, frame), frame) for step, frame in parts]
-    standing: dict[int, Waiting] = {}
+    blocked: dict[int, Waiting] = {}
     while running:
         for number, (generator, frame) in enumerate(running):
-            if number in standing:
-                if not standing[number].ready():
+            if number in blocked:
+                if not blocked[number].ready():
                     continue
-                del standing[number]
+                del blocked[number]
             frame.newest = outer.newest
             event = next(generator, running)
             if event is running:
                 if frame.broken is not None:
                     outer.broken = _union(outer.broken, frame.broken)
                 running.pop(number)
-                standing = {}
+                blocked = {}
                 break
             if isinstance(event, Waiting):
-                standing[number] = event
+                blocked[number] = event
             else:
                 yield event
         else:
-            if len(standing) == len(running):
-                held = list(standing.values())
+            if len(blocked) == len(running):
+                waits = list(blocked.values())
                 yield Waiting(
-                    lambda held=held: any(w.ready() for w in held),
-                    lambda held=held: "\n".join(w.text() for w in held),
-                    lambda held=held: any(w.passed() for w in held),
+                    lambda waits=waits: any(w.ready() for w in waits),
+                    lambda waits=waits: "\n".join(w.text() for w in waits),
+                    lambda waits=waits: any(w.passed() for w in waits),
                 )
 
 
 def _union(one: Any, other: Any) -> Any:
-    return other if one is None else type(one)(one.on | other.on, one.class_of)
+    return other if one is None else type(one)(one.on | other.on, one.group_of)
 
 
 def leave(frame: Frame) -> bool:
-    """Take the threads that broke out of the loop off the way; whether any are left."""
+    """Deactivate the threads that left the loop. Return whether any are left."""
     frame.mask = frame.mask.where(~frame.broken.on)
     return frame.mask.count > 0
 

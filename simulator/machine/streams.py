@@ -1,4 +1,4 @@
-"""What streams do one after another: kernels, copies, words, events."""
+"""Streams and their items: kernels, copies, writes of words, waits and events."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 _IDLE = 3
-"""Rounds of a polling loop, with nothing changed anywhere, after which it makes room for others."""
+"""Iterations of a polling loop without a change of memory after which other blocks run first."""
 _CHUNKS = 3
-"""Parts in which a copy is made, so that others see it half done."""
+"""Number of parts of a copy, so that other agents may observe it half done."""
 
 
 @dataclass(eq=False)
 class Coroutine:
-    """What the scheduler lets go on: a resident block, or a stream that copies."""
+    """Unit of scheduling: a resident block, or a stream that copies."""
 
     name: str
     work: Work
@@ -43,7 +43,7 @@ class Coroutine:
     pace: float
     waiting: Waiting | None = None
     spins: int = 0
-    """Rounds of a polling loop since anything changed anywhere."""
+    """Iterations of a polling loop since the last change of memory."""
     spun_at: int = -1
 
     def spin(self, version: int) -> None:
@@ -61,7 +61,7 @@ class Stream:
     rank: int
     name: str | None
     clock: Clock
-    """What is before its next item."""
+    """Clock of all that happens before the next item."""
     items: list[Work | Record | WaitEvent]
     work: Work | None = None
     launched: int = 0
@@ -74,8 +74,8 @@ class Stream:
         return name_of_stream(self.name)
 
     @property
-    def stands(self) -> bool:
-        """Whether an event may let it go on."""
+    def is_blocked(self) -> bool:
+        """True if the stream waits for an event."""
         return self.work is None and bool(self.items)
 
     def finish(self, work: Work) -> None:
@@ -83,12 +83,12 @@ class Stream:
 
     @property
     def epoch(self) -> int | None:
-        """The launch it is in; None after the last."""
+        """Number of the current launch; None after the last."""
         now = self.work or next(iter(self.items), None)
         return None if now is None else now.epoch
 
-    def standing(self, machine: Machine) -> Iterator[str]:
-        """What it is held up by, in words; nothing while its rank is in an earlier launch."""
+    def blocked_by(self, machine: Machine) -> Iterator[str]:
+        """Yield texts that say why the stream is blocked, if its rank is in no earlier launch."""
         epochs = [s.epoch for s in machine.streams if s.rank == self.rank]
         if self.epoch is None or any(e is not None and e < self.epoch for e in epochs):
             return
@@ -98,15 +98,15 @@ class Stream:
         elif work is None and self.items:
             item = self.items[0]
             yield f"{self} waits for {item.event.stream} in launch {item.epoch} --> {item.loc}"
-        behind = [i for i in self.items if isinstance(i, Work) and i.epoch == self.epoch]
-        if behind:
-            more = f", and {len(behind) - 1} more behind it" if len(behind) > 1 else ""
-            yield f"{self}: {behind[0].title} has not started{more} --> {behind[0].loc}"
+        pending = [i for i in self.items if isinstance(i, Work) and i.epoch == self.epoch]
+        if pending:
+            more = f", and {len(pending) - 1} more after it" if len(pending) > 1 else ""
+            yield f"{self}: {pending[0].title} has not started{more} --> {pending[0].loc}"
 
 
 @dataclass(eq=False)
 class Event:
-    """A point of a stream; it has a clock once it is reached."""
+    """A point of a stream. It has a clock after the stream has reached it."""
 
     stream: str
     clock: Clock | None = None
@@ -114,7 +114,7 @@ class Event:
 
 @dataclass(eq=False)
 class Record:
-    """Reaching it reaches ``event``."""
+    """Item that records ``event``."""
 
     event: Event
     epoch: int
@@ -123,7 +123,7 @@ class Record:
 
 @dataclass(eq=False)
 class WaitEvent:
-    """The stream goes on when ``event`` has been reached, and after what was before it."""
+    """Item that makes the stream wait for ``event`` and joins its clock."""
 
     event: Event
     epoch: int
@@ -133,16 +133,16 @@ class WaitEvent:
 
 @dataclass(eq=False, kw_only=True)
 class Work:
-    """What takes a stream some time, by one or more blocks.
+    """Item of a stream that consists of one or more blocks.
 
     Attributes:
-        turn: where the host enqueued it.
-        title, site: of the step it is, for reports.
-        takes_room: whether it needs an SM.
+        enqueue_index: position in the order in which the host enqueued the steps of the rank.
+        title, loc: of the step, for reports.
+        takes_room: whether each block needs an SM.
     """
 
     epoch: int
-    turn: int
+    enqueue_index: int
     title: str
     loc: str
     takes_room: bool = True
@@ -151,23 +151,23 @@ class Work:
     running: int = 0
     stream: Stream = field(init=False)
     ends: list[Clock] = field(default_factory=list)
-    """Of each block that has ended."""
+    """Final clock of each block that has ended."""
 
     def begin(self) -> None:
         self.stream.work = self
 
     def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
-        """Block ``number``, ready to go."""
+        """Return the coroutine of block ``number``."""
         raise NotImplementedError
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
-        """Its lines that change words of ``tensor`` atomically, and how."""
+        """Return the operations that change words of ``tensor`` atomically, by line."""
         return {}
 
     def has_no_room(self, resident_blocks: int) -> str:
         return (
             f"{self.title} in {self.stream} in launch {self.epoch} needs an SM, and all "
-            f"{resident_blocks} are taken by blocks of which none ends (resident_blocks)"
+            f"{resident_blocks} are occupied by blocks that do not end (resident_blocks)"
             f" --> {self.loc}"
         )
 
@@ -179,13 +179,13 @@ class Work:
 
 @dataclass(eq=False, kw_only=True)
 class Launch(Work):
-    """A kernel."""
+    """Launch of a kernel."""
 
     kernel: Kernel
     env: list
     extents: tuple[int, ...]
     tensors: dict[str, Tensor]
-    """By name of the program's parameter."""
+    """Tensors by parameter of the program."""
 
     def __post_init__(self) -> None:
         self.blocks = int(np.prod(self.extents)) if self.extents else 1
@@ -204,9 +204,9 @@ class Launch(Work):
         for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
             env[slot] = i
         block = Block(machine, self, number, order, env)
-        mask = Mask(np.ones(kernel.threads_in_block, np.bool_), kernel.class_of)
+        mask = Mask(np.ones(kernel.threads_in_block, np.bool_), kernel.group_of)
         frame = Frame(block, mask)
-        return Coroutine(block.name(), self, order, frame, _to_the_end(kernel, frame), pace)
+        return Coroutine(block.name(), self, order, frame, _run_block(kernel, frame), pace)
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
         lines = self.kernel.signals
@@ -221,14 +221,14 @@ class Launch(Work):
         )
 
 
-def _to_the_end(kernel: Kernel, frame: Frame) -> Iterator[Any]:
+def _run_block(kernel: Kernel, frame: Frame) -> Iterator[Any]:
     yield from go(kernel.body, frame)
     frame.block.require_end()
 
 
 @dataclass(eq=False, kw_only=True)
 class ByStream(Work):
-    """What the stream does itself."""
+    """Work that the stream does itself."""
 
     def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
         order = self._order(machine, 0)
@@ -248,7 +248,7 @@ class ByStream(Work):
 
 @dataclass(eq=False, kw_only=True)
 class Await(ByStream):
-    """A word that must reach a value: an acquire for what follows in the stream."""
+    """Wait for a word to reach a value: an acquire for what follows in the stream."""
 
     step: WaitValue
     flag: Tensor
@@ -266,7 +266,7 @@ class Await(ByStream):
 
         def text() -> str:
             return (
-                f"{self.doer} in launch {self.epoch} stands at {self.step.op}({self.step.flag}): "
+                f"{self.doer} in launch {self.epoch} waits at {self.step.op}({self.step.flag}): "
                 f"value seen {flag.newest(index).value}, value wanted >= {want} --> {self.loc}\n"
                 + story(flag, index, "reached", want, machine.signals(flag))
             )
@@ -282,13 +282,13 @@ class Await(ByStream):
         return SimulationError(
             "poison",
             f"{self.title} in {self.doer} in launch {self.epoch} waits for {self.step.flag}, "
-            f"which nobody has written; expected an input, such as zeros --> {self.loc}",
+            f"which is uninitialized; expected an input, such as zeros --> {self.loc}",
         )
 
 
 @dataclass(eq=False, kw_only=True)
 class Transfer(ByStream):
-    """A copy, or a word written."""
+    """Copy, or write of words."""
 
     step: Copy | WriteValue | CopyValue
     dst: Tensor
@@ -338,24 +338,24 @@ class Transfer(ByStream):
         return SimulationError(
             "poison",
             f"{self.title} in {self.doer} in launch {self.epoch} "
-            f"reads {self.step.src}, of which nobody has written all --> {self.loc}",
+            f"reads {self.step.src}, which is partly uninitialized --> {self.loc}",
         )
 
 
 class _Nothing:
-    """The frame of what has no threads."""
+    """Frame of work that has no threads."""
 
     newest = False
 
 
 def _words(region: Region) -> Iterator[tuple[int, ...]]:
-    """The places of a region's elements."""
+    """Return the indices of the elements of a region."""
     sides = zip(region.start, region.extent, strict=True)
     return itertools.product(*(range(start, start + extent) for start, extent in sides))
 
 
 def _parts(dst: tuple, src: tuple) -> Iterator[tuple[tuple, tuple]]:
-    """The same parts of two regions of the same shape."""
+    """Divide two regions of the same shape into the same parts."""
     axes = [
         [axis for axis, part in enumerate(key) if isinstance(part, slice)] for key in (dst, src)
     ]
@@ -366,11 +366,11 @@ def _parts(dst: tuple, src: tuple) -> Iterator[tuple[tuple, tuple]]:
         step = -(-size // _CHUNKS)
         for low in range(0, size, step):
             length = min(step, size - low)
-            yield _cut(dst, one, low, length), _cut(src, other, low, length)
+            yield _part_of(dst, one, low, length), _part_of(src, other, low, length)
         return
     yield dst, src
 
 
-def _cut(key: tuple, axis: int, low: int, length: int) -> tuple:
+def _part_of(key: tuple, axis: int, low: int, length: int) -> tuple:
     start = key[axis].start + low
     return (*key[:axis], slice(start, start + length), *key[axis + 1 :])

@@ -1,6 +1,6 @@
-"""Whether signals and waits agree: arrivals too many or too few, signals that nobody waits for.
+"""Checks that signals and waits agree: excess and missing arrivals, signals without a wait.
 
-All of it is read off the history of the words: what changed them, and what was waited for.
+They use the history of each word: its changes, and the waits for it that have ended.
 """
 
 from __future__ import annotations
@@ -17,35 +17,38 @@ from ..report.errors import SimulationError
 from .memory import Awaited, Change, Memory, Tensor
 
 _COUNTS = ("eq", "ge", "gt", "reached")
-"""Relations that wait for a number of arrivals."""
+"""Relations of waits for a number of arrivals."""
 _SIGNALS = (declaration_of(signal).text, "p.write_value", "p.copy_value")
-"""Operations that have no use but to be waited for."""
+"""Operations whose only purpose is to end a wait."""
 
 
 def refuse_surplus(tensors: Mapping[str, list[Tensor]]) -> None:
-    """Refuse counters whose excess over what is waited for grows from launch to launch.
+    """Refuse counters with more arrivals than are waited for, if the excess grows with each launch.
 
-    A constant excess is a credit, which a later launch uses up. Only words that nothing but
-    additions change are counters; a wait that the initial value satisfies waits for no arrival.
-    Ranks take the tickets of a lock or semaphore in any order, so that its targets do not follow
-    the launches. Such a counter is left out: an early launch waits for what later ones add, or
-    each arrival has a target of its own.
+    A constant excess is a credit, which a later launch consumes. A counter is a word that only
+    additions change. A wait that the initial value satisfies waits for no arrival. Ranks draw the
+    tickets of a lock or semaphore in any order, so its targets do not follow the launches. Such a
+    counter is not checked: an early launch waits for arrivals of later ones, or each arrival has
+    its own target.
 
     Raises:
         SimulationError: ``arrival``, with the numbers by launch.
     """
     for tensor in _each(tensors):
         for flat, waits in tensor.waits.items():
-            found = _growing(tensor, tensor.changes.get(flat, []), waits)
-            if found:
-                raise _surplus(tensor, flat, found)
+            counts = _growing(tensor, tensor.changes.get(flat, []), waits)
+            if counts:
+                raise _surplus(tensor, flat, counts)
 
 
 def _growing(
     tensor: Tensor, changes: list[Change], waits: list[Awaited]
 ) -> dict[int, tuple[int, int]]:
-    """By launch that waited: arrivals up to it and the largest number waited for up to it; empty if
-    the difference does not grow all the time, or if the counter serves tickets."""
+    """Return, for each launch that waited, the arrivals and the largest target so far.
+
+    The result is empty if the difference does not grow in each launch, or if the counter counts
+    tickets.
+    """
     if not changes or not _only_grows(tensor, changes):
         return {}
     memory, start = tensor.memory, changes[0].before
@@ -54,34 +57,35 @@ def _growing(
         if wait.relation in _COUNTS:
             target = _difference(tensor, wait.want, start) + (wait.relation == "gt")
             targets.setdefault(memory.epoch_of(wait.event), set()).add(target)
-    found, unclaimed, before = {}, [], set()
+    counts, unclaimed, before = {}, [], set()
     for epoch in sorted(targets):
         before |= targets[epoch]
         if max(targets[epoch]) > 0:
             earlier = [c for c in changes if memory.epoch_of(c.event) <= epoch]
             arrived = sum(_difference(tensor, c.after, c.before) for c in earlier)
-            found[epoch] = arrived, max(before)
+            counts[epoch] = arrived, max(before)
             unclaimed.append(arrived - len(before))
-    excess = [arrived - target for arrived, target in found.values()]
+    excess = [arrived - target for arrived, target in counts.values()]
     grows = len(excess) > 1 and excess[0] > 0
     grows = grows and all(a < b for e in (excess, unclaimed) for a, b in pairwise(e))
-    return found if grows else {}
+    return counts if grows else {}
 
 
-def _surplus(tensor: Tensor, flat: int, found: dict[int, tuple[int, int]]) -> SimulationError:
-    counts = [
+def _surplus(tensor: Tensor, flat: int, counts: dict[int, tuple[int, int]]) -> SimulationError:
+    lines = [
         f"  up to launch {epoch}: {arrived} arrivals, {target} waited for, {arrived - target} over"
-        for epoch, (arrived, target) in found.items()
+        for epoch, (arrived, target) in counts.items()
     ]
     memory = tensor.memory
-    signalled = _last_by_site(memory, [c.event for c in tensor.changes[flat]])
-    waited = _last_by_site(memory, [w.event for w in tensor.waits[flat]])
+    signalled = _last_by_loc(memory, [c.event for c in tensor.changes[flat]])
+    waited = _last_by_loc(memory, [w.event for w in tensor.waits[flat]])
     return SimulationError(
         "arrival",
         event=tensor.changes[flat][-1].event,
         report="\n".join([
-            f"{_name(tensor, flat)} gets more arrivals than are waited for, more in each launch",
-            *counts,
+            f"{_name(tensor, flat)} receives more arrivals than are waited for, "
+            "and the excess grows",
+            *lines,
             "signalled by:", *(f"  {text}" for text in signalled),
             "waited for by:", *(f"  {text}" for text in waited),
         ]),
@@ -89,12 +93,12 @@ def _surplus(tensor: Tensor, flat: int, found: dict[int, tuple[int, int]]) -> Si
 
 
 def has_reached(tensor: Tensor, seen: Any, want: Any) -> bool:
-    """Whether a word is at ``want`` or above it, across wrap-around."""
+    """Return whether a word has reached ``want``, modulo wrap-around."""
     return _difference(tensor, seen, want) >= 0
 
 
 def is_passed(tensor: Tensor, index: tuple, relation: str, want: Any) -> bool:
-    """Whether a counter went beyond the one value that is waited for."""
+    """Return whether a counter has passed the only value that a wait accepts."""
     changes = tensor.changes.get(_flat(tensor, index), [])
     if relation != "eq" or not changes or not _only_grows(tensor, changes):
         return False
@@ -102,8 +106,11 @@ def is_passed(tensor: Tensor, index: tuple, relation: str, want: Any) -> bool:
 
 
 def story(tensor: Tensor, index: tuple, relation: str, want: Any, lines: Mapping[str, str]) -> str:
-    """For the report of who stands at a flag: how far it is from ``want``, who signalled it and who
-    could have. ``lines`` are those of the program that signal this tensor: line -> operation."""
+    """Explain a wait that does not end: distance to ``want``, past signals, possible signals.
+
+    Args:
+        lines: operations of the program that signal this tensor, by line.
+    """
     memory, flat = tensor.memory, _flat(tensor, index)
     seen = tensor.newest(index).value
     apart = _difference(tensor, want, seen) + (relation == "gt") if relation in _COUNTS else 0
@@ -111,7 +118,7 @@ def story(tensor: Tensor, index: tuple, relation: str, want: Any, lines: Mapping
     if apart:
         amount = abs(apart)
         parts.append(f"{amount} missing" if apart > 0 else f"passed by {amount}: it has {amount} "
-                     "too many and never comes back")  # fmt: skip
+                     "too many and never returns to this value")  # fmt: skip
     for late, earlier in tensor.overtakings(index):
         parts.append(f"lost: {memory.describe(late)}")
         parts.append(f"  landed before {memory.describe(earlier)}: nothing orders the two")
@@ -137,8 +144,9 @@ def story(tensor: Tensor, index: tuple, relation: str, want: Any, lines: Mapping
 
 
 def unconsumed(tensors: Mapping[str, list[Tensor]]) -> dict[tuple, str]:
-    """(tensor, line) of signals to words that nobody waits for or reads -> what to say of them."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    """Return the warnings for signals to words that are never waited for or read, by tensor and
+    line."""
+    words_of: dict[tuple[str, str, str], list[str]] = {}
     for tensor in _each(tensors):
         signals = {
             flat: locs
@@ -152,15 +160,16 @@ def unconsumed(tensors: Mapping[str, list[Tensor]]) -> dict[tuple, str]:
         for flat, events in signals.items():
             if not read.flat[flat]:
                 for op, loc in {(what[e][0].split(" ")[0], what[e][1]) for e in events}:
-                    found.setdefault((tensor.name, op, loc), []).append(_name(tensor, flat))
+                    words_of.setdefault((tensor.name, op, loc), []).append(_name(tensor, flat))
     return {
-        (name, loc): f"{_some(words)} signalled, but nobody waits for or reads it: {op} --> {loc}"
-        for (name, op, loc), words in found.items()
+        (name, loc): f"{_some(words)} signalled, but never waited for or read: {op} --> {loc}"
+        for (name, op, loc), words in words_of.items()
     }
 
 
 def _read(tensor: Tensor) -> np.ndarray:
-    """Which elements somebody read; an atomic operation that returns the value reads it."""
+    """Return a mask of the elements that were read. An atomic operation that returns the old value
+    reads it."""
     read = np.zeros(tensor.shape, np.bool_)
     for op, _, accessed, key, _, writes in tensor.memory.events.what:
         if accessed is tensor and (not writes or op.startswith("W.atom_")):
@@ -169,7 +178,7 @@ def _read(tensor: Tensor) -> np.ndarray:
 
 
 def _each(tensors: Mapping[str, list[Tensor]]) -> Iterator[Tensor]:
-    """Every tensor of every rank once."""
+    """Iterate over the distinct tensors of all ranks."""
     for of_ranks in tensors.values():
         yield from dict.fromkeys(of_ranks)
 
@@ -179,7 +188,7 @@ def _only_grows(tensor: Tensor, changes: list[Change]) -> bool:
 
 
 def _difference(tensor: Tensor, a: Any, b: Any) -> int:
-    """``a - b`` of two words, signed, across wrap-around."""
+    """Return ``a - b`` of two words, signed, modulo wrap-around."""
     half = 1 << (tensor.dtype.itemsize * 8 - 1)
     return (int(a) - int(b) + half) % (2 * half) - half
 
@@ -187,7 +196,7 @@ def _difference(tensor: Tensor, a: Any, b: Any) -> int:
 def _events_at(
     memory: Memory, changes: list[Change], loc: str = "", ops: tuple[str, ...] = ()
 ) -> list[int]:
-    """Events of these changes by one line, or by one of some operations."""
+    """Return the events of these changes, filtered by line and by operation."""
     what = memory.events.what
     return [
         c.event
@@ -196,14 +205,14 @@ def _events_at(
     ]
 
 
-def _last_by_site(memory: Memory, events: list[int]) -> list[str]:
-    """One line of text for each line of the program: how often, and the last time."""
-    by_site: dict[str, list[int]] = {}
+def _last_by_loc(memory: Memory, events: list[int]) -> list[str]:
+    """Return a text for each line of the program: the number of events, and the last one."""
+    by_loc: dict[str, list[int]] = {}
     for event in events:
-        by_site.setdefault(memory.events.what[event][1], []).append(event)
+        by_loc.setdefault(memory.events.what[event][1], []).append(event)
     return [
         f"{memory.events.what[of[0]][0]} --> {loc}, {_times(of)}, last by {_doer(memory, of[-1])}"
-        for loc, of in by_site.items()
+        for loc, of in by_loc.items()
     ]
 
 

@@ -1,8 +1,8 @@
-"""Words of global memory in which barriers count, held to what the barriers expect of them.
+"""Checks of the words of global memory in which barriers count.
 
-A barrier leaves its words ready for the next one. Its accesses are those of
-``codegen/include/tileweave/barriers.cuh``: [0] counts the blocks of a grid that have arrived, in 31
-bits, [1] the calls of a rank, [2 + r] the arrivals of rank r.
+A barrier leaves its words ready for the next one. The accesses are those of
+``codegen/include/tileweave/barriers.cuh``: word 0 counts the blocks of a grid that have arrived, in
+31 bits, word 1 the calls of a rank, word 2 + r the arrivals of rank r.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .clock import View
 
 _FLIP = 1 << 31
-"""The bit of the word for blocks that the last of them changes."""
+"""Bit of word 0 that the last block of a grid flips."""
 _BITS = 1 << 32
 
 
@@ -48,52 +48,52 @@ class Barrier:
 
 @dataclass
 class _AnyOf:
-    """What is before any of several accesses."""
+    """View of several accesses: what happens before any of them."""
 
     views: list[View]
 
     def covers(self, agents: Any, times: Any) -> Any:
-        before: Any = False
+        covered: Any = False
         for view in self.views:
-            before = before | view.covers(agents, times)
-        return before
+            covered = covered | view.covers(agents, times)
+        return covered
 
 
 @dataclass
 class _Users:
-    """The last launch of one stream of a rank that used the words."""
+    """Last launch of one stream of a rank that used the words."""
 
     launch: Launch
     loc: str
     left: dict[int, Access | None] = field(default_factory=dict)
-    """By block: its access when it left the barrier, or None before."""
+    """Access with which each block left the barrier; None until it leaves."""
 
 
 class BarrierWords:
-    """Words of one or more barriers that begin at the same place.
+    """Words of one or more barriers that begin at the same element.
 
     Args:
-        tensor: what they are in; None for the words of the process.
-        first: flat index of the first, in the part of a rank if ``tensor`` is symmetric.
+        tensor: the tensor that contains the words; None for the words of the process.
+        first: flat index of the first word, in the part of a rank if ``tensor`` is symmetric.
     """
 
     def __init__(self, tensor: Tensor | None, first: int, world_size: int) -> None:
         self.tensor, self.first, self.world_size = tensor, first, world_size
         self.count = 0
-        """The number of words that the barriers so far count in."""
+        """Number of words that the barriers so far use."""
         self.loc = ""
         self._arrived: dict[int, list[View]] = defaultdict(list)
-        """By rank: what is before the arrivals of its blocks since the last meeting."""
+        """Views of the arrivals of the blocks of each rank in the current phase."""
         self._ahead = np.zeros((world_size, world_size), np.int64)
-        """Arrivals of a rank (second axis) at another beyond the calls of that one."""
+        """``[r, p]``: arrivals of rank p at rank r minus the calls of rank r."""
         self._users: dict[int, dict[Stream, _Users]] = defaultdict(dict)
 
     def arrive(self, frame: Frame, barrier: Barrier) -> None:
-        """A block arrives: check the words, and count.
+        """Check the words and count the arrival of a block.
 
         Raises:
-            SimulationError: the words do not hold what the last barrier left, nothing orders what
-                else writes them, or another launch may be using them.
+            SimulationError: the words do not have the values that the last barrier left, another
+                write is not ordered with the barrier, or another launch may be using them.
         """
         block, access = frame.block, self._access(frame, barrier)
         self._require_alone(block, access, barrier)
@@ -110,7 +110,7 @@ class BarrierWords:
             self._count_rank(block, replace(access, view=_AnyOf(arrived)))
 
     def leave(self, frame: Frame, barrier: Barrier) -> None:
-        """The block has met the others: the words are free for what comes after it."""
+        """Note that the block leaves the barrier: what follows may use the words."""
         block, access = frame.block, self._access(frame, barrier)
         self._users_of(block, barrier).left[block.number] = access
         if self.tensor is None:
@@ -132,7 +132,7 @@ class BarrierWords:
         return of_rank[stream]
 
     def _require_alone(self, block: Block, access: Access, barrier: Barrier) -> None:
-        """Refuse words that a launch in another stream may be using."""
+        """Refuse words that a launch of another stream may be using."""
         for stream, users in self._users[block.rank].items():
             if stream is block.launch.stream:
                 continue
@@ -149,7 +149,7 @@ class BarrierWords:
                     )
 
     def _count_block(self, block: Block, access: Access, arrived: int, is_last: bool) -> None:
-        """Count one block after ``arrived`` others; the last flips a bit and clears the others."""
+        """Count a block after ``arrived`` others. The last one flips a bit and resets the count."""
         if self.tensor is None:
             return
         (seen,) = self._read(block, block.rank, [0], access)
@@ -159,7 +159,7 @@ class BarrierWords:
         self._write(block.rank, 0, (seen & _FLIP) ^ _FLIP if is_last else seen + 1)
 
     def _count_rank(self, block: Block, access: Access) -> None:
-        """Count one call of a rank, and its arrival at the others."""
+        """Count one call of a rank, and its arrival at the other ranks."""
         if self.tensor is None:
             return
         me = block.rank
@@ -178,7 +178,7 @@ class BarrierWords:
             self._ahead[p, me] += 1
 
     def index(self, rank: int, word: int) -> tuple[int, ...]:
-        """Return where a word of a rank is in the tensor."""
+        """Return the tensor index of one word in the part of a rank."""
         tensor = self.tensor
         assert tensor is not None
         own = tensor.shape[1:] if tensor.symmetric else tensor.shape
@@ -186,7 +186,7 @@ class BarrierWords:
         return (rank, *at) if tensor.symmetric else at
 
     def _read(self, block: Block, rank: int, words: Sequence[int], access: Access) -> list[int]:
-        """Return the words of a rank, by an access that everything else must be ordered with."""
+        """Return words of a rank, by an access with which all others must be ordered."""
         tensor = self.tensor
         assert tensor is not None
         key = tuple(
@@ -198,7 +198,7 @@ class BarrierWords:
             raise SimulationError(
                 "poison",
                 f"{access.op.split(' ')[0]} counts in {tensor.name}{text_of_region(at)}, which "
-                f"nobody has written, by {block.name()} in launch {block.epoch}; expected an input "
+                f"is uninitialized, by {block.name()} in launch {block.epoch}; expected an input "
                 f"of zeros\n --> {access.loc}",
             )
         return [int(v) for v in values]
@@ -225,7 +225,7 @@ class BarrierWords:
 
 
 class WordsOfBarriers:
-    """The words of all barriers of one schedule, by tensor and place."""
+    """The words of all barriers of one schedule, by tensor and first element."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -237,7 +237,7 @@ class WordsOfBarriers:
         """Return the words of a barrier that begin at ``index``.
 
         Raises:
-            SimulationError: they go beyond the tensor, or overlap those of another barrier.
+            SimulationError: they exceed the tensor, or overlap those of another barrier.
         """
         first, size = 0, _BITS
         if tensor is not None:

@@ -1,7 +1,7 @@
-"""Vector clocks of many agents that cost what differs between them, not what there is.
+"""Vector clocks of many agents, whose size depends on how much the clocks differ.
 
-A clock is never changed, so blocks that know the same share it. What is before a whole launch is
-common to all its blocks and stands in one base; what a block learns beyond that stands in pages.
+Clocks are immutable, so blocks with equal clocks share one. The times before a launch are common to
+all its blocks and are stored in one base. Pages store what a block has observed since then.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _PAGE = 512
-"""Agents of a page."""
+"""Number of agents of a page."""
 
 
 class Base:
-    """Times of all agents; there are about as many bases as launches."""
+    """Times of all agents. There is about one base for each launch."""
 
     def __init__(self, times: np.ndarray) -> None:
         self.times = times
@@ -34,11 +34,11 @@ class Base:
 
 
 class Clock(NamedTuple):
-    """Up to which of its times each agent is before a point."""
+    """Vector clock: the last time of each agent that happens before a point."""
 
     base: Base
     pages: dict[int, np.ndarray]
-    """By number of the page; what is less than the base's does not count."""
+    """Pages by number. A time below that of the base is ignored."""
 
     @staticmethod
     def start(agents: int) -> Clock:
@@ -46,7 +46,7 @@ class Clock(NamedTuple):
 
     @staticmethod
     def end(clocks: Iterable[Clock]) -> Clock:
-        """What is before any of these points, as a base."""
+        """Join these clocks into one that has only a base."""
         clocks = list(clocks)
         base = clocks[0].base
         for clock in clocks:
@@ -66,22 +66,22 @@ class Clock(NamedTuple):
         return int(at if page is None else max(at, page[agent % _PAGE]))
 
     def covers(self, agents: Any, times: Any) -> Any:
-        """Whether these agents' times are before; of one agent, or of each of an array."""
+        """Return whether these times happen before the point, for one agent or for an array."""
         if not np.ndim(agents):
             return times <= self.time(int(agents))
-        found = times <= self.base.times[agents]
-        if self.pages and not found.all():
-            late = np.flatnonzero(~found)
+        covered = times <= self.base.times[agents]
+        if self.pages and not covered.all():
+            late = np.flatnonzero(~covered)
             at, of = agents.flat[late] // _PAGE, agents.flat[late] % _PAGE
             for number in np.unique(at):
                 page = self.pages.get(int(number))
                 if page is not None:
                     here = late[at == number]
-                    found.flat[here] = times.flat[here] <= page[of[at == number]]
-        return found
+                    covered.flat[here] = times.flat[here] <= page[of[at == number]]
+        return covered
 
     def joined(self, other: Clock) -> Clock:
-        """What is before either."""
+        """Return the join of both clocks."""
         if self.base is other.base and (self.pages is other.pages or not other.pages):
             return self
         pages = dict(self.pages)
@@ -94,7 +94,7 @@ class Clock(NamedTuple):
         return Clock(self.base.joined(other.base), pages)
 
     def with_times(self, times: Mapping[int, int]) -> Clock:
-        """The same with these agents at least that far."""
+        """Return a copy in which these agents have at least these times."""
         pages, fresh = dict(self.pages), set()
         for agent, time in times.items():
             number = agent // _PAGE
@@ -107,11 +107,11 @@ class Clock(NamedTuple):
 
 
 class View:
-    """What is before an access that several classes of threads make together: what is before each.
+    """Accesses that happen before an access of several thread groups: before that of each group.
 
     Args:
-        parts: the clock of each class, and the agent that class is.
-        own: agents all of whose accesses so far are before this one.
+        parts: clock and agent of each thread group.
+        own: agents whose accesses so far all happen before this one.
     """
 
     def __init__(self, parts: list[tuple[Clock, int]], own: tuple[int, ...]) -> None:
@@ -119,24 +119,24 @@ class View:
 
     @cached_property
     def _distinct(self) -> list[tuple[Clock, int]]:
-        """Each different clock once; where several classes have it, it speaks for none of them."""
-        found: dict[tuple[int, int], tuple[Clock, int]] = {}
+        """Distinct clocks, each with its agent, or -1 if several thread groups share the clock."""
+        distinct: dict[tuple[int, int], tuple[Clock, int]] = {}
         for clock, agent in self.parts:
             key = (id(clock.base), id(clock.pages))
-            found[key] = (clock, -1 if key in found else agent)
-        return list(found.values())
+            distinct[key] = (clock, -1 if key in distinct else agent)
+        return list(distinct.values())
 
     def covers(self, agents: Any, times: Any) -> Any:
-        """Whether what these agents did at these times is before the access; of one agent, or of
-        each of an array."""
+        """Return whether what these agents did at these times happens before the access, for one
+        agent or for an array."""
         if not np.ndim(agents):
             agent, time = int(agents), int(times)
             return agent in self.own or all(
                 agent == own or time <= clock.time(agent) for clock, own in self._distinct
             )
-        found: Any = True
+        covered: Any = True
         for clock, agent in self._distinct:
-            found = found & (clock.covers(agents, times) | (agents == agent))
+            covered = covered & (clock.covers(agents, times) | (agents == agent))
         for agent in self.own:
-            found = found | (agents == agent)
-        return found
+            covered = covered | (agents == agent)
+        return covered

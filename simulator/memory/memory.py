@@ -1,9 +1,9 @@
-"""Global memory that shows a fault instead of hiding it by luck.
+"""Global memory with weak ordering, which reports races in any interleaving.
 
-Values are stored at once, but an access that nothing orders after the write (or read) of another
-agent is a fault whatever the interleaving was. What may be accessed unordered, single words by
-atomic operations, keeps its modification order: a relaxed load may still find a former value, and a
-change may land before changes that nothing orders before it.
+Values are stored immediately. An access that is not ordered after a conflicting access of another
+agent is a fault in any interleaving. Words that atomic operations access may be accessed unordered
+and keep their modification order: a relaxed load may return an older value, and a change may land
+before earlier changes that are not ordered before it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from .threads import Accessed, ThreadOrder, ThreadRecord
 from .values import unwritten
 
 _HISTORY = 8
+"""Number of values of a word that are kept."""
 _AMONG_THREADS = "\ndifferent threads of the block access it; T.sync_threads() orders them"
 
 
 @dataclass
 class Access:
-    """Who accesses, and what is before it."""
+    """One access: its agent, its time, and a view of what happens before it."""
 
     agent: int
     time: int
@@ -40,21 +41,21 @@ class Access:
     epoch: int = 0
     threads: ThreadOrder | None = None
     accessed: Callable[[], Accessed] | None = None
-    """Which thread accesses which element, where that is known. ``ThreadRecord`` then orders the
-    access after those of its block."""
+    """The thread that accesses each element, if known. ``ThreadRecord`` then checks the order with
+    other accesses of the block."""
 
 
 class Entry(NamedTuple):
-    """One value a word had."""
+    """One value in the history of a word."""
 
     value: Any
     event: int
     sync: Sync
     poisoned: bool
-    told: Clock | None = None
-    """Clock of what led to it, whether or not memory orders it."""
+    causes: Clock | None = None
+    """Clock of all that led to the value, whether or not memory orders it."""
     replaces: bool = False
-    """Whether a read-modify-write made it from the value before it: nothing lands between them."""
+    """Whether a read-modify-write made it from the previous value: no change lands between them."""
 
 
 class Change(NamedTuple):
@@ -68,7 +69,7 @@ class Change(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """One wait for a word that has ended."""
+    """One wait for a word, which has ended."""
 
     event: int
     relation: str
@@ -76,18 +77,18 @@ class Awaited(NamedTuple):
 
 
 class Memory:
-    """All tensors of all ranks, and the log of what happened to them."""
+    """State that all tensors of all ranks share: the log of accesses, and the clocks."""
 
     def __init__(self, layout: Layout, rng: random.Random) -> None:
         self.layout, self.rng = layout, rng
         self.events = Events()
         self.sc_fences: Sync = {}
-        """What the ``sc`` fences so far publish to later ones: they have one total order."""
+        """What the ``sc`` fences so far publish to later ones. They have one total order."""
         self.version = 0
         self.on_write: Callable[[Tensor], None] = lambda tensor: None
 
     def place(self, agent: int) -> str:
-        """``rank 1, block 3, thread 0`` of an agent."""
+        """Format an agent: ``rank 1, block 3, thread 0``."""
         if agent == 0:
             return "the host"
         rank, block, kind = (int(v) for v in self.layout.place(agent))
@@ -114,19 +115,19 @@ class Memory:
         return f"{op}{region} by {place} in launch {epoch}{where}"
 
     def last_events(self, agents: set[int], count: int = 10) -> str:
-        """The last events of the blocks these agents belong to."""
+        """Format the last events of the blocks of these agents."""
         blocks = {tuple(int(v) for v in self.layout.place(a)[:2]) for a in agents if a}
-        found: list[str] = []
+        lines: list[str] = []
         for event in range(len(self.events.what) - 1, max(0, len(self.events.what) - 5000), -1):
             agent = int(self.events.agent[event])
             if tuple(int(v) for v in self.layout.place(agent)[:2]) in blocks:
-                found.append(f"  {self.describe(event)}")
-                if len(found) == count:
+                lines.append(f"  {self.describe(event)}")
+                if len(lines) == count:
                     break
-        return "\n".join(["last events of these blocks:", *reversed(found)])
+        return "\n".join(["last events of these blocks:", *reversed(lines)])
 
     def compatible(self, event: np.ndarray, access: Access) -> np.ndarray:
-        """Whether events and the access are atomic at scopes that include each other."""
+        """Return whether events and the access are atomic at scopes that include each other."""
         other = self.events.agent[event]
         rank, block, _ = self.layout.place(other)
         own_rank, own_block, _ = self.layout.place(access.agent)
@@ -141,7 +142,7 @@ class Memory:
         self, kind: str, tensor: Tensor, key: Any, access: Access, event: int, at: tuple,
         more: str = "",
     ) -> SimulationError:  # fmt: skip
-        """The error for an access that conflicts with an earlier event."""
+        """Return the error for an access that conflicts with an earlier event."""
         why = "is not ordered after"
         if kind == "reuse":
             why = "one overwrites what the other, of earlier use, may still read; not ordered after"
@@ -156,19 +157,19 @@ class Memory:
         )
 
     def _scopes(self, event: int, access: Access) -> str:
-        """Say why two atomic accesses conflict."""
+        """Explain why two atomic accesses conflict."""
         if not (self.events.scope[event] and access.scope):
             return ""
         if not self.compatible(np.asarray(event), access):
             return "\nboth are atomic, but not at scopes that include each other"
         return (
             "\nboth are atomic, but what followed the load led to the store, and no release and "
-            "acquire orders the two: the load may be late and see that store"
+            "acquire orders the two: the load may be late and return the stored value"
         )
 
 
 class Tensor:
-    """A parameter in global memory: of one rank, or symmetric, with the rank as first axis."""
+    """Tensor in global memory: of one rank, or symmetric with the rank as first axis."""
 
     def __init__(self, memory: Memory, name: str, shape: tuple, dtype: np.dtype, *, written: bool):
         self.memory, self.name, self.shape, self.dtype = memory, name, shape, dtype
@@ -176,34 +177,34 @@ class Tensor:
         self.poison = np.ones(shape, np.bool_)
         self.may_be_poison = True
         self.written = written
-        """Whether the program writes it; else nothing about it must be ordered."""
+        """Whether the program writes the tensor. If not, its reads need no order."""
         self.writes, self.reads = ShadowMemory(memory, shape), ShadowMemory(memory, shape)
         self.by_threads = ThreadRecord(int(np.prod(shape)), dtype.itemsize)
         self.words: dict[int, list[Entry]] = {}
-        """Modification order of the words that atomic accesses change."""
+        """Modification order of each word that atomic accesses change."""
         self.changes: dict[int, list[Change]] = {}
-        """All changes of the words that atomic accesses change."""
+        """All changes of each word that atomic accesses change."""
         self.waits: dict[int, list[Awaited]] = {}
         self._looked: dict[int, list[int]] = {}
-        """Atomic loads of a word since it was changed, but for those of waits and polling loops:
-        what follows these depends on them."""
+        """Atomic loads of each word since its last change, except those of waits and polling
+        loops, because what follows these depends on the value."""
         self._observed: dict[int, dict[int, dict[int, int]]] = {}
-        """By word, and the event that stored a value: the time at which each agent first saw it."""
+        """Time at which each agent first observed a value, by word and event of the store."""
         self.symmetric = False
 
     @property
     def flat(self) -> np.ndarray:
-        """The number of each element."""
+        """Flat index of each element."""
         return self.writes.flat
 
     def give(self, key: Any, values: np.ndarray) -> None:
-        """Input from the host."""
+        """Store input of the host."""
         self.data[key] = values
         self.poison[key] = False
         self.may_be_poison = bool(self.poison.any())
 
     def read(self, key: Any, access: Access) -> tuple[Any, Any]:
-        """Values and which of them are poison, or None."""
+        """Return the values and a mask of those that are poison, or None."""
         if self.written:
             self._check_read(key, access)
             event = self.memory.note(self, key, access)
@@ -212,7 +213,7 @@ class Tensor:
         return self.data[key], self._poison(key)
 
     def write(self, key: Any, values: Any, access: Access, poison: Any = None) -> None:
-        """Store values; ``key`` must name no element twice."""
+        """Store values. ``key`` must not contain an element twice."""
         self._record_write(key, access)
         self.data[key] = values
         if poison is not None or self.may_be_poison:
@@ -221,7 +222,7 @@ class Tensor:
         self._changed(key)
 
     def update(self, key: Any, combine: Callable, values: Any, access: Access) -> None:
-        """Change many elements atomically: ``combine`` is a ufunc; indices may repeat."""
+        """Change many elements atomically by the ufunc ``combine``. Indices may repeat."""
         poison = self._poison(key)
         if poison is not None:
             raise self._poisoned(key, access)
@@ -233,22 +234,21 @@ class Tensor:
         self._changed(key)
 
     def look(self, index: tuple, access: Access) -> int:
-        """A word by an atomic load whose value orders nothing; the event."""
+        """Load a word atomically without using its value. Return the event."""
         self._check_read(index, access)
         event = self.memory.note(self, index, access)
         self.reads.note(index, event, access)
         return event
 
     def load_word(self, index: tuple, access: Access, newest: bool, polls: bool = False) -> Entry:
-        """A word by an atomic load: a value it has or, unless ``newest``, may still seem to have;
-        whether it is poison; what acquiring it makes visible."""
+        """Load a word atomically: its newest value or, unless ``newest``, an older visible one."""
         return self.load_words([index], access, newest, polls)[0]
 
     def load_words(
         self, indices: list[tuple], access: Access, newest: bool, polls: bool = False
     ) -> list[Entry]:
-        """Load consecutive words by one atomic access, which sees a store of several of them
-        completely or not at all."""
+        """Load consecutive words by one atomic access. It observes all words of a vector store, or
+        none."""
         event = self.look(_region_of(indices), access)
         flats = [int(np.ravel_multi_index(index, self.shape)) for index in indices]
         if not polls:
@@ -264,15 +264,15 @@ class Tensor:
         ]
         if len(at) > 1:
             _make_whole(histories, at)
-        found = [entries[i] for entries, i in zip(histories, at, strict=True)]
-        for flat, entry in zip(flats, found, strict=True):
+        chosen = [entries[i] for entries, i in zip(histories, at, strict=True)]
+        for flat, entry in zip(flats, chosen, strict=True):
             self._note_observed(flat, entry, {access.agent: access.time})
-        return found
+        return chosen
 
     def note_observed(
         self, indices: list[tuple], entries: list[Entry], times: Mapping[int, int]
     ) -> None:
-        """Agents saw these values of the words at these times."""
+        """Note that agents observed these values of the words at these times."""
         for index, entry in zip(indices, entries, strict=True):
             self._note_observed(int(np.ravel_multi_index(index, self.shape)), entry, times)
 
@@ -283,18 +283,18 @@ class Tensor:
                 first.setdefault(agent, time)
 
     def _chosen(self, entries: list[Entry], flat: int, access: Access, newest: bool) -> int:
-        """Choose one of the values that a load may see; return its place in the history."""
+        """Choose a value that a load may return, as its index in the history."""
         at = len(entries) - 1
         if not newest and at and self.memory.rng.random() < 0.5:
             at = self.memory.rng.randint(self._oldest_visible(entries, flat, access), at)
         return at
 
     def overtaken(self, indices: list[tuple], access: Access) -> int | None:
-        """Choose an earlier change of these words that a store by this access lands before, or
-        None: it lands last.
+        """Choose an earlier change of these words before which a store by this access lands.
 
-        Coherence allows each change that does not happen before the access and that nothing before
-        the access has observed. A read-modify-write stays next to the value that it replaced.
+        None means that the store lands last. Coherence allows each change that neither happens
+        before the access nor was observed before it. A read-modify-write stays next to the value
+        that it replaced.
         """
         events: list[int] = []
         for number, index in enumerate(indices):
@@ -310,40 +310,41 @@ class Tensor:
         return self.memory.rng.choice(events)
 
     def store_word(
-        self, index: tuple, value: Any, access: Access, sync: Sync, *, told: Clock | None = None,
+        self, index: tuple, value: Any, access: Access, sync: Sync, *, causes: Clock | None = None,
         replaces: bool = False, adds: bool = False, before: int | None = None,
     ) -> None:  # fmt: skip
-        """Change a word atomically; otherwise as ``store_words``.
+        """Change a word atomically.
 
         Args:
-            replaces: a read-modify-write makes the new value from the one before it.
-            adds: it is an addition.
+            replaces: whether a read-modify-write makes the new value from the previous one.
+            adds: whether it is an addition.
+            others: as for ``store_words``.
         """
-        self._store([index], [value], access, sync, told, replaces, adds, before)
+        self._store([index], [value], access, sync, causes, replaces, adds, before)
 
     def store_words(
         self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync, *,
-        told: Clock | None = None, before: int | None = None,
+        causes: Clock | None = None, before: int | None = None,
     ) -> None:  # fmt: skip
         """Store consecutive words by one atomic access.
 
         Args:
-            sync: what acquiring the new value makes visible.
-            told: clock of what led to it.
-            before: the change that it lands before, by event; None: it lands last.
+            sync: what acquiring the new value joins.
+            causes: clock of all that led to the store.
+            before: event of the change before which the store lands; None: it lands last.
         """
-        self._store(indices, values, access, sync, told, False, False, before)
+        self._store(indices, values, access, sync, causes, False, False, before)
 
     def _store(
         self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
-        told: Clock | None, replaces: bool, adds: bool, before: int | None,
+        causes: Clock | None, replaces: bool, adds: bool, before: int | None,
     ) -> None:  # fmt: skip
         words = [(index, int(np.ravel_multi_index(index, self.shape))) for index in indices]
         for index, flat in words:
             if not self.words.get(flat):
                 self.words[flat] = [self._without_history(index)]
-            if told is not None:
-                self._check_looked(index, flat, access, told)
+            if causes is not None:
+                self._check_looked(index, flat, access, causes)
         event = self._record_write(_region_of(indices), access)
         for (index, flat), value in zip(words, values, strict=True):
             entries = self.words[flat]
@@ -353,7 +354,7 @@ class Tensor:
             if at == len(entries):
                 self.data[index] = value
                 self.poison[index] = False
-            entry = Entry(self.dtype.type(value), event, sync, False, told, replaces)
+            entry = Entry(self.dtype.type(value), event, sync, False, causes, replaces)
             self.words[flat] = entries = [*entries[:at], entry, *entries[at:]]
             if len(entries) > _HISTORY:
                 self._observed.get(flat, {}).pop(entries.pop(0).event, None)
@@ -361,26 +362,26 @@ class Tensor:
         self.memory.on_write(self)
 
     def count(self, index: tuple, value: Any) -> None:
-        """Change a word in which a barrier counts, which itself orders that."""
+        """Change a word that a barrier uses. The barrier itself orders this change."""
         self.data[index] = value
         self.words.pop(int(np.ravel_multi_index(index, self.shape)), None)
         self.memory.version += 1
         self.memory.on_write(self)
 
     def note_wait(self, index: tuple, relation: str, want: Any) -> None:
-        """The last load of this word ended a wait for a value in ``relation`` to ``want``."""
+        """Note that the last load of this word ended a wait for ``want`` by ``relation``."""
         awaited = Awaited(int(self.reads.last[index]), relation, want)
         self.waits.setdefault(int(np.ravel_multi_index(index, self.shape)), []).append(awaited)
 
     def newest(self, index: tuple, before: int | None = None) -> Entry:
-        """The newest value of a word, or the one just before a change, without accessing it."""
+        """Return the newest value of a word, or the one just before a change, without an access."""
         entries = self.words.get(int(np.ravel_multi_index(index, self.shape)))
         if entries:
             return entries[_place(entries, before) - 1]
         return self._without_history(index)
 
     def overtakings(self, index: tuple) -> Iterator[tuple[int, int]]:
-        """(change, earlier change that it landed before) of each change that came too late."""
+        """Yield each change that landed late, with an earlier change before which it landed."""
         entries = self.words.get(int(np.ravel_multi_index(index, self.shape)), ())
         for at, entry in enumerate(entries):
             earlier = [e.event for e in entries[at + 1 :] if e.event < entry.event]
@@ -392,8 +393,8 @@ class Tensor:
         return Entry(self.data[index], event, {}, bool(self.poison[index]))
 
     def _oldest_visible(self, entries: Sequence[Entry], flat: int, access: Access) -> int:
-        """Return the place of the newest value whose store, or a load of which, is before this
-        access: coherence hides older ones."""
+        """Return the index of the newest value whose store, or a load of it, happens before this
+        access. Coherence hides older values."""
         events, observed = self.memory.events, self._observed.get(flat, {})
         for at in range(len(entries) - 1, 0, -1):
             event = entries[at].event
@@ -412,35 +413,35 @@ class Tensor:
         return event
 
     def _note_threads(self, key: Any, event: int, access: Access, writes: bool) -> None:
-        """Refuse an access that nothing orders after one by another thread of its block."""
+        """Refuse an access that is not ordered after one by another thread of its block."""
         if access.accessed is None or access.threads is None:
             return
-        found = self.by_threads.add(access.threads, event, access.accessed, writes)
-        if found is not None:
-            before, element = found
+        conflict = self.by_threads.add(access.threads, event, access.accessed, writes)
+        if conflict is not None:
+            before, element = conflict
             at = tuple(int(i) for i in np.unravel_index(element, self.shape))
             raise self.memory.conflict("race", self, key, access, before, at, _AMONG_THREADS)
 
     def _check_read(self, key: Any, access: Access) -> None:
-        """Refuse a read of what another may be writing, or may have overwritten already."""
-        found = self.writes.unordered(key, access)
-        if found is not None:
-            event, at = found
+        """Refuse a read that is not ordered with a write by another agent."""
+        conflict = self.writes.unordered(key, access)
+        if conflict is not None:
+            event, at = conflict
             kind = "reuse" if self.memory.epoch_of(event) > access.epoch else "race"
             raise self.memory.conflict(kind, self, key, access, event, at)
 
     def _check_write(self, key: Any, access: Access) -> None:
-        """Refuse a write over what another may be writing or reading.
+        """Refuse a write that is not ordered with an access by another agent.
 
-        It is reuse if the reader used what an earlier write had left for it: in an earlier launch,
-        or in this one. Else the reader should have waited for this write, or polled for it.
+        The fault is ``reuse`` if the reader used the value of an earlier write, in this launch or
+        an earlier one. Else it is ``race``: the reader should have waited for this write.
         """
-        found = self.writes.unordered(key, access)
-        if found is not None:
-            raise self.memory.conflict("race", self, key, access, *found)
-        found = self.reads.unordered(key, access)
-        if found is not None:
-            event, at = found
+        conflict = self.writes.unordered(key, access)
+        if conflict is not None:
+            raise self.memory.conflict("race", self, key, access, *conflict)
+        conflict = self.reads.unordered(key, access)
+        if conflict is not None:
+            event, at = conflict
             epoch = self.memory.epoch_of(event)
             wrote = int(self.writes.last[at])
             served = wrote != 0 and self.memory.epoch_of(wrote) == epoch
@@ -448,13 +449,15 @@ class Tensor:
             kind = "reuse" if access.epoch > epoch or served else "race"
             raise self.memory.conflict(kind, self, key, access, event, at)
 
-    def _check_looked(self, index: tuple, flat: int, access: Access, told: Clock) -> None:
-        """Refuse a change that came about through what followed a load of the same word, if
-        nothing orders the two: the load may then see the change, which it led to itself."""
+    def _check_looked(self, index: tuple, flat: int, access: Access, causes: Clock) -> None:
+        """Refuse a change to which an unordered earlier load of the same word led.
+
+        The load might then return the value of the change that it led to itself.
+        """
         events = self.memory.events
         for event in self._looked.pop(flat, ()):
             done = int(events.agent[event]), int(events.time[event])
-            if told.covers(*done) and not access.view.covers(*done):
+            if causes.covers(*done) and not access.view.covers(*done):
                 epoch = self.memory.epoch_of(event)
                 kind = "reuse" if access.epoch > epoch else "race"
                 raise self.memory.conflict(kind, self, index, access, event, index)
@@ -468,7 +471,7 @@ class Tensor:
     def _poisoned(self, key: Any, access: Access) -> SimulationError:
         return SimulationError(
             "poison",
-            f"{access.op} of {self.name}{text_of_region(key)}, which nobody has written, by "
+            f"{access.op} of {self.name}{text_of_region(key)}, which is uninitialized, by "
             f"{self.memory.place(access.agent)} in launch {access.epoch} --> {access.loc}",
         )
 
@@ -484,7 +487,7 @@ class Tensor:
 
 
 def _region_of(indices: list[tuple]) -> tuple:
-    """Return the NumPy key of consecutive words."""
+    """Return the NumPy index of consecutive words."""
     if len(indices) == 1:
         return indices[0]
     *first, last = indices[0]
@@ -492,8 +495,8 @@ def _region_of(indices: list[tuple]) -> tuple:
 
 
 def _make_whole(histories: list[list[Entry]], at: list[int]) -> None:
-    """Advance the chosen values of several words until no store of more than one of them is seen
-    in some words and missed in others."""
+    """Advance the chosen values of several words until each vector store is observed in all of its
+    words or in none."""
     places: dict[int, list[tuple[int, int]]] = {}
     for word, entries in enumerate(histories):
         for i, entry in enumerate(entries[1:], 1):
@@ -511,7 +514,7 @@ def _make_whole(histories: list[list[Entry]], at: list[int]) -> None:
 
 
 def _place(entries: Sequence[Entry], before: int | None) -> int:
-    """Return the place at which a change lands before another one, or last."""
+    """Return the index at which a change lands: before another one, or last."""
     if before is None:
         return len(entries)
     return next(at for at, entry in enumerate(entries) if entry.event == before)

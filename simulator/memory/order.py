@@ -1,10 +1,13 @@
-"""Who did what before whom: agents, their vector clocks, and the events they leave.
+"""Happens-before order: agents, their vector clocks, and events.
 
-An agent is what can act by itself: in each block every class of threads, every set of classes that
-acts together, each such set copying (put and get share out elements among threads as no other
-operation does), its bulk stores by the class that issues them, and its loads to shared memory by
-the mbarrier they complete on; and each stream. Components of a clock are counted in releases of
-that agent.
+An agent acts on its own. The agents are each stream and, in each block,
+
+- each thread group, and each set of thread groups that acts together;
+- each such set while it copies, because put and get divide elements among threads in their own way;
+- the bulk stores of each thread group;
+- the asynchronous loads to shared memory of each mbarrier.
+
+The component of an agent in a clock counts the releases of that agent.
 """
 
 from __future__ import annotations
@@ -21,24 +24,24 @@ from .threads import ThreadOrder
 
 CTA, GPU, SYS = 1, 2, 3
 SETS = 8
-"""Agents of a block for sets of classes: the first two are all classes, and all that copy. Further
-sets act as all do."""
+"""Agents of a block for sets of thread groups. The first two are all groups, and all groups while
+they copy. Sets beyond this number share these two."""
 LEVEL = {"cta": CTA, "gpu": GPU, "sys": SYS}
 
 Sync = dict[tuple, Clock]
-"""What acquiring a value makes visible: clock by (rank, block or None, scope) of the releasers."""
+"""Clocks that acquiring a value joins, by (rank, block or None, scope) of the release."""
 
 
 class Layout:
-    """Numbers the agents of all blocks of all ranks; 0 is the host.
+    """Numbers of the agents of all blocks of all ranks; 0 is the host.
 
-    The blocks of a rank are those of all its streams, one stream after another, so that kernels
-    side by side have different ones. A stream itself acts as one block more, its first.
+    The blocks of a rank are those of all its streams, one stream after another, so concurrent
+    kernels have different blocks. The first block of a stream is the stream itself.
 
     Args:
-        streams: (name, most blocks of one kernel) of each.
-        classes: of threads of a block.
-        mbarriers: of a block.
+        streams: name and largest number of blocks of a kernel of each stream.
+        thread_groups: number of thread groups of a block.
+        mbarriers: number of mbarriers of a block.
     """
 
     def __init__(
@@ -47,8 +50,8 @@ class Layout:
     ) -> None:  # fmt: skip
         self.thread_groups = thread_groups
         self.copies = thread_groups + 1 + mbarriers
-        """Agents of a block that copy asynchronously: the bulk stores of each class, T.async_copy,
-        and the loads of each mbarrier."""
+        """Number of agents of a block that copy asynchronously: the bulk stores of each thread
+        group, T.async_copy, and the loads of each mbarrier."""
         self.stride = thread_groups + SETS + self.copies
         self.first: dict[str | None, int] = {}
         self.names: list[str] = []
@@ -67,14 +70,14 @@ class Layout:
         return block in self.first.values()
 
     def place(self, agent: Any) -> tuple[Any, Any, Any]:
-        """(rank, block, which agent of the block); the host is rank -1."""
+        """Return rank, block and number within the block of an agent. The host is rank -1."""
         block, kind = np.divmod(np.asarray(agent) - 1, self.stride)
         rank, block = np.divmod(block, self.blocks)
         return rank, block, kind
 
 
 class Events:
-    """Every access to global memory, by number; event 0 is the host's, before all others."""
+    """All accesses to global memory, by number. Event 0 is the host's and precedes all others."""
 
     def __init__(self) -> None:
         self.agent = np.zeros(1024, np.int32)
@@ -101,28 +104,28 @@ class BlockOrder:
     rank: int
     block: int
     clock: list[Clock]
-    """By class of threads: what is before its next access, but for its own."""
+    """Per thread group: the clock of its next access, without its own accesses."""
     time: list[int]
-    """By class: of its next access."""
+    """Per thread group: time of its next access."""
     set_time: list[int]
-    """By set of classes: of its next access."""
+    """Per set of thread groups: time of its next access."""
     copy_time: list[int]
-    """By agent that copies asynchronously: of its last access."""
+    """Per agent that copies asynchronously: time of its last access."""
     base: int
-    heard: Clock
-    """What others did before something this block knows of, whether or not memory orders it."""
+    observed: Clock
+    """What led to the values that the block has read, whether or not memory orders it."""
     fences: list[Sync] = field(default_factory=list)
-    """By class: what a relaxed store after a release fence publishes."""
+    """Per thread group: what its relaxed stores after a release fence publish."""
     seen: list[Sync] = field(default_factory=list)
-    """By class: what an acquire fence would make visible."""
+    """Per thread group: what an acquire fence would join."""
     threads: ThreadOrder = field(kw_only=True)
 
     @staticmethod
     def start(
         layout: Layout, rank: int, block: int, launch: Clock, threads: ThreadOrder | None = None
     ) -> BlockOrder:
-        """The block's clocks at its start: all that is before the launch is before it. It has one
-        thread of each class unless ``threads`` is given."""
+        """Return the clocks of a block at its start, which follows all before the launch. Each
+        thread group has one thread unless ``threads`` is given."""
         base, n = layout.base(rank, block), layout.thread_groups
         return BlockOrder(
             layout, rank, block, [launch] * n, [launch.time(base + i) + 1 for i in range(n)],
@@ -135,17 +138,17 @@ class BlockOrder:
     def __post_init__(self) -> None:
         every = self.threads.thread_groups
         self._sets = {(every, False): 0, (every, True): 1}
-        """Each set of classes that acted together, and whether it copied, by number."""
+        """Number of each set of thread groups that acted together, and whether it copied."""
         self._is_mixed = False
-        """Whether other sets acted as all classes do."""
+        """Whether further sets share the numbers of all thread groups."""
 
     @property
     def _copying(self) -> int:
-        """The first agent that copies asynchronously."""
+        """First agent that copies asynchronously."""
         return self.base + self.layout.thread_groups + SETS
 
     def _set(self, thread_groups: tuple[int, ...], copies: bool) -> int:
-        """The number of a set of classes."""
+        """Return the number of a set of thread groups."""
         number = self._sets.get((thread_groups, copies))
         if number is None:
             if len(self._sets) == SETS:
@@ -155,16 +158,18 @@ class BlockOrder:
         return number
 
     def bulk(self, thread_groups: tuple[int, ...]) -> int:
-        """Agent of the bulk stores that these classes issue. One thread issues them; where several
-        could, a program must not count on the first."""
+        """Return the agent of the bulk stores that these thread groups issue.
+
+        One thread issues them. If several could, a program must not depend on which one it is.
+        """
         return self._copying + thread_groups[-1]
 
     def loads(self, mbarrier: int) -> int:
-        """Agent of the loads that complete on an mbarrier, counted from 1; 0 is T.async_copy."""
+        """Return the agent of the loads that complete on an mbarrier, from 1; 0 is T.async_copy."""
         return self._copying + self.layout.thread_groups + mbarrier
 
     def actor(self, thread_groups: tuple[int, ...], copies: bool = False) -> tuple[int, int, View]:
-        """Agent, its time, and what is before an access by these classes."""
+        """Return agent, time and view of an access by these thread groups."""
         parts = [(self.clock[i], self.base + i) for i in thread_groups]
         if len(thread_groups) == 1:
             (i,) = thread_groups
@@ -174,8 +179,11 @@ class BlockOrder:
         return agent, self.set_time[number], View(parts, (agent,))
 
     def bulk_actor(self, thread_groups: tuple[int, ...]) -> tuple[int, int, View]:
-        """The same for a bulk store these classes issue: it is after what they did, and after those
-        stores of its thread that the thread knows to be complete."""
+        """Return agent, time and view of a bulk store that these thread groups issue.
+
+        The store happens after their accesses, and after the bulk stores of the issuing thread
+        that this thread has waited for.
+        """
         agent, bulk = self.actor(thread_groups)[0], self.bulk(thread_groups)
         complete = self.clock[thread_groups[-1]].time(bulk)
         parts = [
@@ -185,21 +193,21 @@ class BlockOrder:
         return bulk, self._next_time(bulk), View(parts, (agent,))
 
     def load_actor(self, thread_groups: tuple[int, ...], mbarrier: int) -> tuple[int, int, View]:
-        """Agent, its time, and what is before a load to shared memory that these classes issue."""
+        """Return agent, time and view of a load to shared memory that these groups issue."""
         agent, _, view = self.actor(thread_groups)
         loads = self.loads(mbarrier)
         return loads, self._next_time(loads), View(view.parts, (agent,))
 
     def times(self, thread_groups: tuple[int, ...]) -> dict[int, int]:
-        """Time of the next access of each of these classes, by agent."""
+        """Return the time of the next access of each of these thread groups, by agent."""
         return {self.base + i: self.time[i] for i in thread_groups}
 
     def complete_bulk(self, thread_groups: tuple[int, ...], time: int) -> None:
-        """What the bulk stores of these classes wrote up to ``time`` is visible to them."""
+        """Order the bulk stores of these groups up to ``time`` before their next accesses."""
         self._complete(thread_groups, self.bulk(thread_groups), time)
 
     def complete_loads(self, thread_groups: tuple[int, ...], mbarrier: int, time: int) -> None:
-        """These classes know that the loads up to ``time`` have read global memory."""
+        """Order the loads up to ``time`` before the next accesses of these thread groups."""
         self._complete(thread_groups, self.loads(mbarrier), time)
 
     def _next_time(self, copying: int) -> int:
@@ -213,31 +221,31 @@ class BlockOrder:
         if time:
             self._advance(thread_groups, advanced)
 
-    def meet(self, thread_groups: tuple[int, ...]) -> None:
-        """All these classes have seen what any of them has: the block barrier."""
+    def barrier(self, thread_groups: tuple[int, ...]) -> None:
+        """Join the clocks of these thread groups, as a block barrier does."""
         joined = self._joined(thread_groups)
         for i in thread_groups:
             self.clock[i] = joined
             self.time[i] += 1
         for number in self._sets_of(thread_groups):
             self.set_time[number] += 1
-        self.threads.meet(self.threads.members(thread_groups))
+        self.threads.barrier(self.threads.members(thread_groups))
 
     def release(self, i: int, level: int) -> Sync:
-        """What class ``i`` publishes with a release of this scope."""
+        """Return what a release of this scope by thread group ``i`` publishes."""
         published = self.clock[i].with_times({self.base + i: self.time[i]})
         self.time[i] += 1
-        self.threads.publish((i,))
+        self.threads.release((i,))
         return {(self.rank, self.block if level == CTA else None, level): published}
 
     def fence(self, i: int, level: int, fences_before: Sync | None = None) -> Sync:
-        """Order class ``i``: later relaxed stores release, earlier relaxed loads acquire.
+        """Fence of thread group ``i``: later relaxed stores release, earlier relaxed loads acquire.
 
         Args:
-            fences_before: what earlier fences publish directly to this one, if it is ``sc``.
+            fences_before: what earlier ``sc`` fences publish to this one, if it is ``sc``.
 
         Returns:
-            What it publishes.
+            What the fence publishes.
         """
         self.acquire((i,), self.seen[i], level)
         self.acquire((i,), fences_before or {}, level)
@@ -246,46 +254,47 @@ class BlockOrder:
         return published
 
     def acquire(self, thread_groups: tuple[int, ...], sync: Sync, level: int) -> None:
-        """These classes see what was published, as far as both scopes include the other side."""
+        """Join the published clocks whose scope and ``level`` both include the other side."""
         for (rank, block, scope), clock in sync.items():
             if block is not None:
-                heard = (rank, block) == (self.rank, self.block)
+                includes = (rank, block) == (self.rank, self.block)
             elif rank == self.rank:
-                heard = min(scope, level) >= GPU
+                includes = min(scope, level) >= GPU
             else:
-                heard = min(scope, level) >= SYS
-            if heard:
-                self.see(thread_groups, clock)
+                includes = min(scope, level) >= SYS
+            if includes:
+                self.join(thread_groups, clock)
 
-    def see(self, thread_groups: tuple[int, ...], clock: Clock) -> None:
-        """All that is before this clock is before these classes' next accesses."""
+    def join(self, thread_groups: tuple[int, ...], clock: Clock) -> None:
+        """Join ``clock`` into the clocks of these thread groups: what it covers happens before
+        their next accesses."""
         self._advance(thread_groups, lambda own: own.joined(clock))
-        self.threads.learn(thread_groups)
+        self.threads.acquire(thread_groups)
 
     def note_seen(self, i: int, sync: Sync) -> None:
-        """Class ``i`` read a value relaxed: a fence may make it an acquire."""
+        """Note a relaxed read of thread group ``i``, which a later fence may make an acquire."""
         if sync:
             self.seen[i] = merge(self.seen[i], sync)
 
-    def tell(self) -> Clock:
-        """What led to a change of a word: all the block did, and all it heard of, until now."""
-        told = self._joined(range(self.layout.thread_groups)).joined(self.heard)
-        self.set_time = [time + 1 for time in self.set_time]  # what follows did not lead to it
+    def causal_clock(self) -> Clock:
+        """Return the clock of all that may have led to a change that the block makes now."""
+        causes = self._joined(range(self.layout.thread_groups)).joined(self.observed)
+        self.set_time = [time + 1 for time in self.set_time]  # later accesses are not causes
         self.time = [time + 1 for time in self.time]
-        return told
+        return causes
 
-    def hear(self, told: Clock | None) -> None:
-        """A word was seen that all this led to."""
-        if told is not None:
-            self.heard = self.heard.joined(told)
+    def observe(self, causes: Clock | None) -> None:
+        """Note that the block read a value to which all before ``causes`` led."""
+        if causes is not None:
+            self.observed = self.observed.joined(causes)
 
     def end(self) -> Clock:
-        """All the block did."""
+        """Return the clock of all accesses of the block."""
         times = {self._copying + i: time for i, time in enumerate(self.copy_time)}
         return self._joined(range(self.layout.thread_groups)).with_times(times)
 
     def _joined(self, thread_groups: Iterable[int]) -> Clock:
-        """All these classes have seen and done, together, too."""
+        """Return the join of the clocks of these thread groups, with their own accesses."""
         first = self.base + self.layout.thread_groups
         times = {first + number: self.set_time[number] for number in self._sets_of(thread_groups)}
         joined = self.clock[next(iter(thread_groups))]
@@ -295,7 +304,7 @@ class BlockOrder:
         return joined.with_times(times)
 
     def _sets_of(self, thread_groups: Iterable[int]) -> list[int]:
-        """Sets that acted, of no other classes than these."""
+        """Return the numbers of the sets that contain only these thread groups."""
         among = set(thread_groups)
         return [
             number
@@ -304,7 +313,7 @@ class BlockOrder:
         ]
 
     def _advance(self, thread_groups: tuple[int, ...], f: Callable[[Clock], Clock]) -> None:
-        """Change the clocks of these classes; those who share one go on sharing."""
+        """Apply ``f`` to the clocks of these thread groups, once for each shared clock."""
         done: dict[int, Clock] = {}
         before = [self.clock[i] for i in thread_groups]
         for i, clock in zip(thread_groups, before, strict=True):
@@ -314,7 +323,7 @@ class BlockOrder:
 
 
 def merge(one: Sync, other: Sync) -> Sync:
-    """Both; neither is changed."""
+    """Return the union of both, with joined clocks. The arguments are not changed."""
     if not one or not other:
         return one or other
     out = dict(one)

@@ -1,4 +1,4 @@
-"""The last access to each element, and those before it that it was not ordered after."""
+"""Shadow memory: the last access to each element, and earlier accesses unordered with it."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ if TYPE_CHECKING:
 
 
 _FEW = 32
-"""Elements up to which a part of a tensor is remembered element by element."""
+"""Largest number of elements of a region that is recorded element by element."""
 
 
 class RangeRecord(NamedTuple):
-    """Elements of which an event is not the last one, but not before it either."""
+    """Elements that an event accessed before their last event, without an order between the two."""
 
     event: int
     elements: np.ndarray
-    """Flat, ascending."""
+    """Flat indices, ascending."""
 
-    def meets(self, region: np.ndarray) -> bool:
-        """Whether it can have an element of this region in common with it."""
+    def may_overlap(self, region: np.ndarray) -> bool:
+        """Return whether the elements may overlap this region."""
         return self.elements[0] <= region[-1] and region[0] <= self.elements[-1]
 
     def common(self, region: np.ndarray) -> np.ndarray:
-        """Which of its elements are in the region."""
+        """Return a mask of the elements that are in the region."""
         if self.elements.shape == region.shape and (self.elements == region).all():
             return np.ones(region.shape, np.bool_)
         return _inside(self.elements, region)
 
 
 class ShadowMemory:
-    """Events by element of one tensor: all those that a later access must still be ordered after.
+    """Events by element of one tensor that a later access must be ordered after.
 
-    Most elements have one; others (several readers, several atomic additions) go to a list.
+    Most elements have one event. Further ones (several readers, several atomic additions) are
+    stored in lists.
     """
 
     def __init__(self, memory: Memory, shape: tuple) -> None:
         self.memory, self.shape = memory, shape
         self._others = np.zeros((2, 0), np.int64)
-        """Flat element, event."""
-        self._rests: list[RangeRecord] = []
-        """The same where one event has many elements."""
+        """Two rows: flat index of the element, and event."""
+        self._records: list[RangeRecord] = []
+        """Further events that have many elements."""
 
     @cached_property
     def last(self) -> np.ndarray:
@@ -55,7 +56,7 @@ class ShadowMemory:
         return np.arange(int(np.prod(self.shape)), dtype=np.int64).reshape(self.shape)
 
     def unordered(self, key: Any, access: Access) -> tuple[int, tuple] | None:
-        """An event in the region that nothing orders before ``access``, and where."""
+        """Return an event in the region that is not ordered before ``access``, and its element."""
         events = np.asarray(self.last[key])
         bad = self._unordered(events, access)
         if bad is not None:
@@ -68,23 +69,24 @@ class ShadowMemory:
             if bad is not None:
                 at = int(np.flatnonzero(bad)[0])
                 return int(events[at]), self._index(int(elements[at]))
-        for rest in self._meeting(key):
-            if self._unordered(np.asarray(rest.event), access) is not None:
-                found = rest.elements[rest.common(self._region(key))]
-                if found.size:
-                    return rest.event, self._index(int(found[0]))
+        for record in self._overlapping(key):
+            if self._unordered(np.asarray(record.event), access) is not None:
+                common = record.elements[record.common(self._region(key))]
+                if common.size:
+                    return record.event, self._index(int(common[0]))
         return None
 
     def note(self, key: Any, event: int, access: Access) -> None:
-        """The access is the last one of its region."""
-        # What is ordered before this access need not be remembered beside it.
+        """Record the access as the last one of its region."""
+        # Events ordered before this access are dropped: order is transitive.
         if self._others.shape[1]:
             elements, others = self._others
             before = self._before(others, access)
             if before.any():
                 self._others = self._others[:, ~(before & _inside(elements, self._region(key)))]
-        self._forget(key, [
-            rest for rest in self._meeting(key) if self._before(np.asarray(rest.event), access)
+        self._remove(key, [
+            record for record in self._overlapping(key)
+            if self._before(np.asarray(record.event), access)
         ])  # fmt: skip
         previous = np.asarray(self.last[key])
         if previous.size > 1 and (previous == previous.flat[0]).all():
@@ -93,7 +95,7 @@ class ShadowMemory:
         if np.any(apart):
             elements = np.asarray(self.flat[key])
             if apart.ndim == 0 and elements.size > _FEW:
-                self._rests.append(RangeRecord(int(previous), self._region(key)))
+                self._records.append(RangeRecord(int(previous), self._region(key)))
             else:
                 apart = np.broadcast_to(apart, elements.shape)
                 events = np.broadcast_to(previous, elements.shape)[apart]
@@ -102,8 +104,8 @@ class ShadowMemory:
         self.last[key] = event
 
     def clear(self, key: Any, access: Access) -> None:
-        """A write ended what the reads of its region meant; an atomic one only of those before it:
-        a later plain one may still race with the others."""
+        """Drop the reads of a region that is written. An atomic write drops only reads ordered
+        before it, because a later plain write may still race with the others."""
         if "last" in self.__dict__:
             events = np.asarray(self.last[key])
             if not access.scope or not events.any():
@@ -115,35 +117,39 @@ class ShadowMemory:
             if access.scope:
                 inside &= self._before(self._others[1], access)
             self._others = self._others[:, ~inside]
-        self._forget(key, [
-            rest for rest in self._meeting(key)
-            if not access.scope or self._before(np.asarray(rest.event), access)
+        self._remove(key, [
+            record for record in self._overlapping(key)
+            if not access.scope or self._before(np.asarray(record.event), access)
         ])  # fmt: skip
 
     def _region(self, key: Any) -> np.ndarray:
-        """The flat elements of a region, ascending."""
+        """Return the flat indices of a region, ascending."""
         elements = np.asarray(self.flat[key]).ravel()
         basic = not any(isinstance(part, np.ndarray) for part in key)
         return elements if basic else np.unique(elements)
 
-    def _meeting(self, key: Any) -> list[RangeRecord]:
-        """The rests that may have elements in the region."""
-        if not self._rests:
+    def _overlapping(self, key: Any) -> list[RangeRecord]:
+        """Return the records that may have elements in the region."""
+        if not self._records:
             return []
         region = self._region(key)
-        return [rest for rest in self._rests if rest.meets(region)] if region.size else []
+        return (
+            [record for record in self._records if record.may_overlap(region)]
+            if region.size
+            else []
+        )
 
-    def _forget(self, key: Any, rests: list[RangeRecord]) -> None:
-        """Take the region out of these rests."""
-        if not rests:
+    def _remove(self, key: Any, records: list[RangeRecord]) -> None:
+        """Remove the region from these records."""
+        if not records:
             return
         region, left = self._region(key), []
-        for rest in rests:
-            elements = rest.elements[~rest.common(region)]
+        for record in records:
+            elements = record.elements[~record.common(region)]
             if elements.size:
-                left.append(RangeRecord(rest.event, elements))
-        gone = {id(rest) for rest in rests}
-        self._rests = [rest for rest in self._rests if id(rest) not in gone] + left
+                left.append(RangeRecord(record.event, elements))
+        gone = {id(record) for record in records}
+        self._records = [record for record in self._records if id(record) not in gone] + left
 
     def _before(self, events: np.ndarray, access: Access) -> Any:
         log = self.memory.events
@@ -166,12 +172,12 @@ class ShadowMemory:
 
 
 def _inside(elements: np.ndarray, region: np.ndarray) -> np.ndarray:
-    """Which of these elements are in a region, which is ascending."""
+    """Return a mask of the elements that are in a region of ascending indices."""
     return np.searchsorted(region, elements) < np.searchsorted(region, elements, "right")
 
 
 def text_of_region(key: Any) -> str:
-    """``[1, 0:64]`` of a NumPy index."""
+    """Format a NumPy index: ``[1, 0:64]``."""
 
     def one(part: Any) -> str:
         if isinstance(part, slice):

@@ -1,7 +1,7 @@
-"""The threads of one block: which of them makes an access, and what orders them.
+"""Order between the threads of one block.
 
-Clocks tell the threads of a block apart by class. Within a class, and where several classes act
-together, this finer record tells which accesses to global memory each thread knows to be done.
+Clocks distinguish thread groups. Within a group, and where several groups act together, this finer
+record stores which accesses to global memory happen before the next access of each thread.
 """
 
 from __future__ import annotations
@@ -15,60 +15,60 @@ import numpy as np
 
 WARP = 32
 _MOST_LATER = 64
-"""Accesses that wait to be put into the record of their tensor."""
+"""Largest number of accesses that are not yet in the record of their tensor."""
 _MOST_THREADS = 1024
-"""Threads of a block."""
+"""Largest number of threads of a block."""
 _WIDEST = 32
-"""Bytes of the widest vector that a thread accesses at a time."""
-_MOST_CLASSES = 40
-"""Classes that clocks tell apart: each costs time in every access of the block."""
+"""Bytes of the widest vector access of a thread."""
+_MOST_GROUPS = 40
+"""Largest number of thread groups. Each adds time to every access of the block."""
 
 Threads = Callable[[np.ndarray], np.ndarray]
-"""Numbers of the threads that execute these points."""
+"""Maps points to the numbers of the threads that execute them."""
 
 
 class Divided(Exception):
-    """A set of threads acts that is no union of classes: the schedule must run again.
+    """Raised when a set of threads acts that is no union of thread groups: the schedule restarts.
 
     Attributes:
-        class_of: a finer class of each thread of the block.
+        group_of: a finer thread group of each thread of the block.
     """
 
-    def __init__(self, class_of: np.ndarray) -> None:
+    def __init__(self, group_of: np.ndarray) -> None:
         super().__init__()
-        self.class_of = class_of
+        self.group_of = group_of
 
 
 def cut(cuts: Iterable[int]) -> np.ndarray:
-    """The class of each thread of a block, where a class ends at each of ``cuts``."""
+    """Return the thread group of each thread, where a new group starts at each of ``cuts``."""
     return np.searchsorted(sorted(cuts), np.arange(_MOST_THREADS), side="right") - 1
 
 
-def finer(class_of: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Classes none of which has threads of several ``parts``, in the order of their threads."""
-    _, first, found = np.unique(
-        np.stack([class_of, parts]), axis=1, return_index=True, return_inverse=True
+def finer(group_of: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Split the thread groups by ``parts``; number them in the order of their first threads."""
+    _, first, number = np.unique(
+        np.stack([group_of, parts]), axis=1, return_index=True, return_inverse=True
     )
-    return np.argsort(np.argsort(first))[found.reshape(-1)]
+    return np.argsort(np.argsort(first))[number.reshape(-1)]
 
 
-def divide(class_of: np.ndarray, parts: np.ndarray) -> None:
-    """Ask for classes none of which has threads of several ``parts``, unless they are too many.
+def divide(group_of: np.ndarray, parts: np.ndarray) -> None:
+    """Request thread groups split by ``parts``, unless there are too many.
 
     Raises:
-        Divided: with these classes.
+        Divided: with these thread groups.
     """
-    found = finer(class_of, parts)
-    if found.max() < _MOST_CLASSES:
-        raise Divided(found)
+    split = finer(group_of, parts)
+    if split.max() < _MOST_GROUPS:
+        raise Divided(split)
 
 
-def names_of(class_of: np.ndarray) -> tuple[str, ...]:
-    """Names of the classes: ``thread 0``, ``threads 32, 64 to 127``, ``other threads``."""
-    last = class_of[-1]
+def names_of(group_of: np.ndarray) -> tuple[str, ...]:
+    """Return the names of the thread groups: ``thread 0``, ``threads 32, 64 to 127``."""
+    last = group_of[-1]
     return tuple(
-        "other threads" if i == last else _name(np.flatnonzero(class_of == i))
-        for i in range(class_of.max() + 1)
+        "other threads" if i == last else _name(np.flatnonzero(group_of == i))
+        for i in range(group_of.max() + 1)
     )
 
 
@@ -84,7 +84,7 @@ def _name(threads: np.ndarray) -> str:
 
 
 class EachThread(NamedTuple):
-    """Points are thread numbers."""
+    """Executors of points that are thread numbers."""
 
     def assignments(self, itemsize: int) -> list[Threads]:
         return [lambda points: points]
@@ -94,8 +94,11 @@ EACH_THREAD = EachThread()
 
 
 class ParallelLoop(NamedTuple):
-    """Points of T.Parallel. TileLang gives each thread of the loop vectors of points in turn; how
-    wide they are depends on all that the loop accesses, so that several widths are possible."""
+    """Executors of the points of a T.Parallel.
+
+    TileLang assigns vectors of points to the threads of the loop in turn. The vector width depends
+    on all accesses of the loop, so several widths are possible.
+    """
 
     extents: tuple[int, ...]
     first: int
@@ -107,22 +110,22 @@ class ParallelLoop(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _by_vectors(loop: ParallelLoop, itemsize: int) -> list[Threads]:
-    """Assignments for the widths that TileLang's SelectMinPaddingVectorSize can choose."""
-    points, least, found = int(np.prod(loop.extents)), None, []
+    """Return the assignments for the widths that TileLang's SelectMinPaddingVectorSize chooses."""
+    points, least, assigned = int(np.prod(loop.extents)), None, []
     for width in (1 << n for n in range(_WIDEST.bit_length())):
         padding = -points % (loop.threads * width)
         fits = points % width == 0 and width * itemsize <= _WIDEST
         if width == 1 or (fits and padding <= least):
-            found.append(lambda p, width=width: loop.first + p // width % loop.threads)
+            assigned.append(lambda p, width=width: loop.first + p // width % loop.threads)
         least = padding if least is None else min(least, padding)
-    return found
+    return assigned
 
 
 Executors = EachThread | ParallelLoop
 
 
 class Accessed(NamedTuple):
-    """Elements of a tensor, flat, and the point that accesses each; an element may repeat."""
+    """Flat elements of a tensor, and the point that accesses each. Elements may repeat."""
 
     by: Executors
     elements: np.ndarray
@@ -132,8 +135,10 @@ class Accessed(NamedTuple):
 def assignments(
     one: Executors, other: Executors, itemsize: int
 ) -> Iterator[tuple[Threads, Threads]]:
-    """All assignments of points to threads that are possible at the same time; the same point of
-    two loops of the same shape is always executed by the same thread."""
+    """Yield the assignments of points to threads that may occur together.
+
+    Two loops of the same shape execute the same point by the same thread.
+    """
     if one == other:
         yield from ((f, f) for f in one.assignments(itemsize))
         return
@@ -160,48 +165,50 @@ class Later(NamedTuple):
 
 
 class ThreadOrder:
-    """What the threads of a block know of each other's accesses since the last barrier of all.
+    """Happens-before order of the accesses of a block's threads since its last block barrier.
 
     Args:
-        classes: the threads of each class.
+        thread_groups: the threads of each group.
     """
 
     def __init__(self, thread_groups: Sequence[np.ndarray]) -> None:
-        self._classes, self._count = thread_groups, sum(map(len, thread_groups))
+        self._members, self._count = thread_groups, sum(map(len, thread_groups))
         self.thread_groups = tuple(i for i, threads in enumerate(thread_groups) if len(threads))
         self.accesses: dict[int, Noted] = {}
-        """Those that are in the records of their tensors, by event."""
+        """Accesses that are in the records of their tensors, by event."""
         self.later: dict[int, list[Later]] = {}
-        """Those that are not, by ``id`` of the record; an empty list where all are."""
+        """Accesses that are not in their record yet, by ``id`` of the record. An empty list means
+        that all are."""
         self.barriers = 0
-        """The number of barriers of all threads so far."""
+        """Number of barriers of all threads so far."""
         self.time = 1
-        """Of the next access."""
+        """Time of the next access."""
         self._known: np.ndarray | None = None
-        """``[t, u]``: the last time of thread u that is before the next access of thread t."""
+        """``[t, u]``: last time of thread u that happens before the next access of thread t."""
         self._published: np.ndarray | None = None
-        """What acquiring may make known: the last time of each thread."""
+        """Last time of each thread that an acquire joins."""
 
     def events(self) -> list[int]:
-        """The accesses since the last barrier of all threads."""
+        """Return the accesses since the last barrier of all threads."""
         return [*self.accesses, *(access.event for some in self.later.values() for access in some)]
 
     def is_known(self, by: np.ndarray, of: np.ndarray, time: int) -> Any:
-        """Whether an access of threads ``of`` at ``time`` is before the next of threads ``by``."""
+        """Return whether an access of threads ``of`` at ``time`` happens before the next access of
+        threads ``by``."""
         return False if self._known is None else self._known[by, of] >= time
 
-    def meet_all(self) -> None:
-        """A barrier of all threads."""
+    def barrier_all(self) -> None:
+        """Order all accesses of all threads before their next ones."""
         self.barriers += 1
         if self.later:
             self.accesses.clear()
             self.later.clear()
             self._known = self._published = None
 
-    def meet(self, threads: np.ndarray) -> None:
-        """A barrier of these threads."""
+    def barrier(self, threads: np.ndarray) -> None:
+        """Order the accesses of these threads before their next ones."""
         if len(threads) == self._count:
-            self.meet_all()
+            self.barrier_all()
         elif self.later:
             known = self._matrix()
             joined = known[threads].max(axis=0)
@@ -209,8 +216,8 @@ class ThreadOrder:
             known[threads] = joined
             self.time += 1
 
-    def publish(self, thread_groups: tuple[int, ...]) -> None:
-        """These classes release."""
+    def release(self, thread_groups: tuple[int, ...]) -> None:
+        """Note a release by these thread groups."""
         if self.later:
             threads = self.members(thread_groups)
             published = self._matrix()[threads].max(axis=0)
@@ -220,15 +227,15 @@ class ThreadOrder:
             self._published = published
             self.time += 1
 
-    def learn(self, thread_groups: tuple[int, ...]) -> None:
-        """These classes acquire. What any thread of the block has released counts as acquired."""
+    def acquire(self, thread_groups: tuple[int, ...]) -> None:
+        """Join all that any thread of the block has released into these thread groups."""
         if self._published is not None:
             threads, known = self.members(thread_groups), self._matrix()
             known[threads] = np.maximum(known[threads], self._published)
 
     def members(self, thread_groups: Sequence[int]) -> np.ndarray:
-        """The threads of these classes."""
-        return np.concatenate([self._classes[i] for i in thread_groups])
+        """Return the threads of these thread groups."""
+        return np.concatenate([self._members[i] for i in thread_groups])
 
     def _matrix(self) -> np.ndarray:
         if self._known is None:
@@ -237,7 +244,7 @@ class ThreadOrder:
 
 
 class _Last:
-    """The last access to each element: its event, and the point that made it."""
+    """Last access to each element: its event, and the point that made it."""
 
     def __init__(self, size: int) -> None:
         self.event, self.point = np.zeros(size, np.int32), np.zeros(size, np.int32)
@@ -247,8 +254,8 @@ class _Last:
 
 
 class ThreadRecord:
-    """The accesses to one tensor by threads of blocks: the last write to each element, and two
-    reads of it by different threads."""
+    """Accesses to one tensor by threads: the last write to each element, and two reads of it by
+    different threads."""
 
     def __init__(self, size: int, itemsize: int) -> None:
         self._size, self._itemsize = size, itemsize
@@ -258,10 +265,10 @@ class ThreadRecord:
     def add(
         self, order: ThreadOrder, event: int, accessed: Callable[[], Accessed], writes: bool
     ) -> tuple[int, int] | None:
-        """Add an access. Return the event of another thread of the block that nothing orders before
-        it, whichever threads TileLang chooses, and the element."""
+        """Add an access. Return an event of another thread of the block that is unordered with it
+        in every assignment of threads, and the element; None if there is no such event."""
         later = order.later.get(id(self))
-        found = None
+        conflict = None
         if later is None:
             later = order.later[id(self)] = []
         elif writes or len(later) == _MOST_LATER or self._is_written(order, later):
@@ -269,14 +276,14 @@ class ThreadRecord:
                 self._note(order, access.event, access.accessed(), access.writes, access.time)
             later.clear()
             now = accessed()
-            found = self._conflict(order, now, writes)
+            conflict = self._conflict(order, now, writes)
             self._note(order, event, now, writes, order.time)
-            return found
+            return conflict
         later.append(Later(event, accessed, writes, order.time))
-        return found
+        return conflict
 
     def _is_written(self, order: ThreadOrder, later: list[Later]) -> bool:
-        """Whether the block has written the tensor since its last barrier."""
+        """Return whether the block has written the tensor since its last barrier."""
         return not later or any(access.writes for access in later)
 
     def _conflict(
@@ -298,22 +305,23 @@ class ThreadRecord:
     def _apart(
         self, order: ThreadOrder, noted: Noted, last: _Last, accessed: Accessed, at: np.ndarray
     ) -> int | None:
-        """An element that different threads access, unordered; None if some assignment has none."""
+        """Return an element that different threads access unordered, or None if in some assignment
+        there is no such element."""
         elements, points = accessed.elements[at], accessed.points[at]
-        others, found = last.point[elements], None
+        others, element = last.point[elements], None
         for f, g in assignments(noted.by, accessed.by, self._itemsize):
             of, by = f(others), g(points)
             apart = (of != by) & ~np.asarray(order.is_known(by, of, noted.time))
             if not apart.any():
                 return None
-            if found is None:
-                found = int(elements[np.flatnonzero(apart)[0]])
-        return found
+            if element is None:
+                element = int(elements[np.flatnonzero(apart)[0]])
+        return element
 
     def _note(
         self, order: ThreadOrder, event: int, accessed: Accessed, writes: bool, time: int
     ) -> None:
-        """Remember an access; a write that several threads make is each one's own."""
+        """Record an access. A write of one element by several threads is not recorded for it."""
         by, elements, points = accessed
         if writes:
             if self._writes is None:

@@ -1,4 +1,4 @@
-"""Element types, and what memory holds before anybody wrote it."""
+"""Element types, conversions, and the contents of uninitialized memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ _CANARY = 0xCD
 
 
 def numpy_dtype(dtype: Any) -> np.dtype:
-    """NumPy's type of one element of a TileLang type; raises TypeError where there is none."""
+    """Return the NumPy type of an element of a TileLang type.
+
+    Raises:
+        TypeError: NumPy has no such type.
+    """
     name = str(dtype).split("x")[0] if not str(dtype).startswith("x") else str(dtype)
     return np.dtype(_NAMED.get(name, name))
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether values of ``dtype`` have a fraction; NumPy calls ml_dtypes' types void."""
+    """Return whether ``dtype`` is a floating-point type. NumPy gives those of ml_dtypes kind V."""
     return dtype.kind == "f" or (dtype.kind == "V" and dtype.itemsize <= 2)
 
 
 def unwritten(shape: Any, dtype: np.dtype) -> np.ndarray:
-    """Memory as it is before the first write: NaN, or a pattern no program counts on."""
+    """Return uninitialized memory: NaN, or a byte pattern."""
     if is_float(dtype):
         return np.full(shape, np.nan, np.float32).astype(dtype)
     return (
@@ -45,8 +49,8 @@ def unwritten(shape: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def convert(value: Any, dtype: np.dtype) -> Any:
-    """``value`` as ``dtype``: rounded to nearest even, integers cut to width, fp8 and numbers too
-    large for 32 or 64 bits saturating."""
+    """Convert ``value`` to ``dtype``. Floats round to nearest even, integers wrap to the width,
+    fp8 and floats converted to 32-bit or 64-bit integers saturate."""
     if not hasattr(value, "dtype"):
         if isinstance(value, int) and dtype.kind in "iu":
             bits = dtype.itemsize * 8
@@ -61,22 +65,23 @@ def convert(value: Any, dtype: np.dtype) -> Any:
         most = float(ml_dtypes.finfo(dtype).max)
         value = np.clip(np.asarray(value, np.float32), -most, most)
     if dtype.kind in "iu" and is_float(value.dtype):
-        return _saturated(value, dtype) if dtype.itemsize >= 4 else _cut(value, dtype)
+        return _saturated(value, dtype) if dtype.itemsize >= 4 else _truncated(value, dtype)
     return value.astype(dtype)
 
 
-def _cut(value: Any, dtype: np.dtype) -> Any:
+def _truncated(value: Any, dtype: np.dtype) -> Any:
     return value.astype(np.float64).astype(dtype)
 
 
 def _saturated(value: Any, dtype: np.dtype) -> Any:
-    """Cut to a whole number, as PTX's cvt: what is none becomes 0, of or to 64 bits the lowest."""
+    """Truncate to an integer as PTX's ``cvt`` does. NaN becomes 0 or, if a type has 64 bits, the
+    value of the highest bit."""
     info, wide = np.iinfo(dtype), value.astype(np.float64)
     of_nan = 0
     if max(dtype.itemsize, value.dtype.itemsize) == 8:
         of_nan = info.min if dtype.kind == "i" else 1 << info.bits - 1
     special = [wide >= float(info.max), wide <= float(info.min), np.isnan(wide)]
-    found = _cut(value, dtype)
-    for where, least in zip(special, (info.max, info.min, of_nan), strict=True):
-        found = np.where(where, dtype.type(least), found)
-    return found[()]
+    result = _truncated(value, dtype)
+    for where, limit in zip(special, (info.max, info.min, of_nan), strict=True):
+        result = np.where(where, dtype.type(limit), result)
+    return result[()]

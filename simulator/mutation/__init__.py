@@ -1,4 +1,5 @@
-"""Mutation testing: break each synchronisation operation of a program, and see who notices."""
+"""Mutation testing: change each synchronization operation of a program, and check that the
+simulator reports it."""
 
 from .mutate import Mutant, changed, mutate
 

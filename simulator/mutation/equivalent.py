@@ -1,16 +1,16 @@
-"""Reasons why mutants change nothing, from a JSON file apart from the program.
+"""Reasons why mutants are equivalent, from a JSON file.
 
 ``x.equivalent.json`` beside ``x.py`` holds them by function, statement and mutant::
 
     {
       "make_ring.ring": {
         "W.signal(flags[peer, 0], turn, op='set')": {
-          "signal sem=relaxed": "the flag carries all there is"
+          "signal sem=relaxed": "the flag carries all the data"
         }
       }
     }
 
-The keys contain no line numbers, so an edit of other lines keeps them valid.
+The keys contain no line numbers, so they stay valid if other lines change.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ...builtins.errors import TileWeaveError
 _FORM = '{"function": {"statement": {"mutant": "reason"}}}'
 _INFERRED = json.loads(Path(__file__).with_name("inferred.json").read_text())
 PLAN_REASONS: dict[str, str] = _INFERRED["plan"]
-"""Reasons for the stream order of a plan that the compiler synchronizes."""
+"""Reasons for changes of the stream order of a plan that the compiler synchronizes."""
 
 
 def flag_reasons(flag: str) -> dict[str, str]:
-    """Reasons for the operations that the compiler inserts, by the flag's name or its ending.
+    """Return reasons for operations that the compiler inserts, by the flag's name or its suffix.
 
     Not every program needs all of an inserted operation, so these mutants may also be killed.
     """
@@ -42,7 +42,7 @@ def flag_reasons(flag: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One reason of a sidecar file."""
+    """One reason in a sidecar file."""
 
     function: str
     statement: str
@@ -57,7 +57,7 @@ class Explanation:
 
 
 class Source:
-    """Functions and statements of one source file; none, if there is no such file."""
+    """Functions and statements of one source file. A missing file has none."""
 
     def __init__(self, file: str) -> None:
         self.functions: list[tuple[range, str]] = []
@@ -88,13 +88,13 @@ class Source:
 
 
 class Explanations:
-    """Explanations for the program at these places: files and lines.
+    """Explanations for the program at these files and lines.
 
     Args:
-        equivalent: sidecar file; without it, those beside the source files.
+        equivalent: sidecar file; None: the sidecar files next to the source files.
 
     Raises:
-        TileWeaveError: a sidecar file that is not as it should be.
+        TileWeaveError: a sidecar file is malformed.
     """
 
     def __init__(
@@ -121,8 +121,10 @@ class Explanations:
         return about[0].reason if about else ""
 
     def stale(self) -> list[Explanation]:
-        """List the explanations that no call of ``reason`` used, but for those of functions which
-        only other programs of the same file contain."""
+        """List the explanations that no call of ``reason`` used.
+
+        Those of functions that only other programs of the same file contain are left out.
+        """
         defined = {name for source in self._sources.values() for _, name in source.functions}
         unused = [e for e in self._all if e not in self._used]
         return [e for e in unused if e.function in self._functions or e.function not in defined]
@@ -178,7 +180,7 @@ def _text(node: ast.stmt) -> str:
 
 
 def _head(node: ast.stmt) -> range:
-    """Lines of a statement; of a compound one, those before its body."""
+    """Return the lines of a statement, or those before the body of a compound one."""
     body = getattr(node, "body", None)
     end = body[0].lineno - 1 if body else _end(node)
     return range(_first_line(node), max(end, node.lineno) + 1)

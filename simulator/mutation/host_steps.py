@@ -1,6 +1,8 @@
-"""What can be wrong about the synchronisation that a plan's host enqueues: words that streams write
-or wait for, and streams that wait for others. One change applies to every step of one line of the
-plan."""
+"""Mutations of the synchronization in the host steps of a plan.
+
+The steps are writes of words, waits for words, and waits of streams for other streams. One change
+applies to all steps of one line of the plan.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from ...runtime.plans.steps import Copy, CopyValue, Step, WaitStream, WaitValue,
 from ...runtime.plans.traced_plan import TracedPlan
 
 StepEdit = Callable[[list[Step]], list[Step]]
-"""Of the steps of one call on one rank."""
+"""Edits the steps of one call on one rank."""
 
 
 @dataclass(frozen=True)
 class HostOperation:
-    """The steps that one line of a plan says."""
+    """Steps of one kind from one line of a plan."""
 
     kind: type[Step]
     loc: str
@@ -36,7 +38,7 @@ class HostOperation:
 
 
 def host_operations(steps: Iterable[Step]) -> list[HostOperation]:
-    """Those of a plan that synchronise, given all steps of all its calls."""
+    """Return the operations that synchronize, given all steps of all calls of a plan."""
     kinds = (WriteValue, CopyValue, WaitValue, WaitStream)
     return list(
         dict.fromkeys(
@@ -46,14 +48,14 @@ def host_operations(steps: Iterable[Step]) -> list[HostOperation]:
 
 
 def _name(step: Step) -> str:
-    """As the plan writes it; what every plan does by itself is a fork or a join of streams."""
+    """Return the name of a step in the plan. Implicit steps fork or join streams."""
     if step.number == 0:
         return "fork" if step.stream is not None else "join"
     return step.op.removeprefix("p.")
 
 
 def host_changes(op: HostOperation, world_size: int) -> Iterator[tuple[str, StepEdit]]:
-    """(what it changes, the edit) of each mutant of one operation."""
+    """Yield the name and the edit of each mutant of one operation."""
     yield "drop", lambda steps: [s for s in steps if not op.has(s)]
     writes = op.kind in (WriteValue, CopyValue)
     if writes:
@@ -70,7 +72,7 @@ def _each(op: HostOperation, change: Callable[[Any], Step]) -> StepEdit:
 
 
 def _next_rank(region: Any) -> Any:
-    """The same region of the next rank's part, if it has one."""
+    """Return the same region in the part of the next rank, if the tensor is symmetric."""
     if not region.parameter.symmetric:
         return region
     rank, *rest = region.start
@@ -78,7 +80,7 @@ def _next_rank(region: Any) -> Any:
 
 
 def _before_copies(op: HostOperation, steps: list[Step]) -> list[Step]:
-    """Each of its steps stands before the copy that it follows in its stream."""
+    """Move each step of an operation before the copy that precedes it in its stream."""
     out: list[Step] = []
     for step in steps:
         at = len(out)
@@ -92,7 +94,7 @@ def _before_copies(op: HostOperation, steps: list[Step]) -> list[Step]:
 
 
 class ChangedPlan(TracedPlan):
-    """``plan`` whose steps go through ``edit``."""
+    """Plan whose steps are transformed by ``edit``."""
 
     def __init__(self, plan: TracedPlan, edit: StepEdit) -> None:
         self.__dict__.update(plan.__dict__)

@@ -1,4 +1,4 @@
-"""``tw.mutate``: which faults of a program's synchronisation the simulator notices."""
+"""``tw.mutate``: mutation testing of the synchronization of a program."""
 
 from __future__ import annotations
 
@@ -46,19 +46,20 @@ Verdict = Literal["killed", "explained", "survived", "wrong explanation"]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one synchronisation operation, and what became of it.
+    """One change of one synchronization operation, and its verdict.
 
     Attributes:
-        op: the operation, as the program writes it.
+        op: name of the operation in the program.
         change: ``drop``, ``sem=relaxed``, ``target+1`` and so on (``mutators.py``).
-        file, line: of the operation, or of what the compiler put it in for.
-        verdict: ``killed`` (a fault, or other outputs), ``explained`` (it survived, and the
-            sidecar file says why, or the tool can), ``survived`` (it did, without a reason) or
-            ``wrong explanation`` (of a mutant that is killed, or that does not exist).
+        file, line: location of the operation, or of the statement for which the compiler inserted
+            it.
+        verdict: ``killed`` (a fault, or different outputs), ``explained`` (it survived for a reason
+            that a sidecar file or the tool gives), ``survived`` (without a reason) or ``wrong
+            explanation`` (of a mutant that is killed, or that does not exist).
         why: the fault, the reason, or the difference.
-        seed: of the schedule that killed it.
-        flag: the tensor whose word it works on, or the operation that it stands before.
-        function, statement: at that line, the keys of an explanation (``equivalent.py``).
+        seed: seed of the schedule that killed it.
+        flag: name of the tensor of its flag, or of the flag of the next operation that has one.
+        function, statement: keys of an explanation for that line (``equivalent.py``).
     """
 
     op: str
@@ -92,26 +93,27 @@ def mutate(
     progress: bool = False,
     equivalent: str | os.PathLike[str] | None = None,
 ) -> list[Mutant]:
-    """Change the synchronisation of ``program`` in one place at a time and run each such mutant.
+    """Change the synchronization of ``program`` in one place at a time and run each such mutant.
 
-    The operations are those of the program after TileWeave's own passes, so what the compiler put
-    in is tested like what the program says. A mutant runs in one schedule after another until one
-    reports a fault or ends with other outputs than the program itself. What survives all of them is
-    either equivalent, which a sidecar file must then explain (``equivalent.py``), or a fault that
-    the simulator cannot see.
+    The operations are those of the program after TileWeave's own passes, so operations that the
+    compiler inserted are tested, too. A mutant runs in one schedule after another until one reports
+    a fault or ends with outputs that differ from those of the program. A mutant that survives all
+    schedules is either equivalent, which a sidecar file must then explain (``equivalent.py``), or a
+    fault that the simulator does not detect.
 
     Args:
-        progress: show a bar on stderr, if that is a terminal.
-        equivalent: sidecar file that explains survivors; without it, ``x.equivalent.json`` beside
-            each source file ``x.py`` of the program, if there is one.
+        progress: show a progress bar on stderr, if that is a terminal.
+        equivalent: sidecar file that explains survivors; None: ``x.equivalent.json`` next to each
+            source file ``x.py`` of the program, if there is one.
         others: as for ``simulate``.
 
     Returns:
         All mutants in the order of the program.
 
     Raises:
-        SimulationError: the program itself has a fault, or a mutant uses what is not simulated.
-        TileWeaveError: wrong arguments.
+        SimulationError: the program itself has a fault, or a mutant uses an operation that is not
+            simulated.
+        TileWeaveError: illegal arguments.
     """
     check_numbers("mutate", world_size, schedules, seed, epochs, resident_blocks)
     run = _Runs(world_size, inputs, range(seed, seed + schedules), epochs, resident_blocks)
@@ -134,22 +136,28 @@ def mutate(
         todo, "mutants", disable=None if progress else True, leave=False
     ):
         mutant = Mutant(op.name, change, op.file, op.line, "survived", "", flag=flag)
-        if proof:
-            mutants.append(replace(mutant, verdict="explained", why=f"proven: {proof}"))
-            continue
-        try:
-            judged = run.judge(mutant, mutated())
-            if known and judged.verdict == "survived":
-                judged = replace(judged, verdict="explained", why=f"inferred: {known}")
-            mutants.append(judged)
-        except SimulationError as error:
-            report = f"{error.report}\nin the mutant {mutant.name} of line {op.line}"
-            raise SimulationError(error.kind, report, seed=error.seed) from None
+        mutants.append(_judged(run, mutant, proof, known, mutated))
     return _explained(mutants, explanations)
 
 
+def _judged(
+    run: _Runs, mutant: Mutant, proof: str, known: str, mutated: Callable[[], Executable]
+) -> Mutant:
+    """Return the mutant with its verdict."""
+    if proof:
+        return replace(mutant, verdict="explained", why=f"proven: {proof}")
+    try:
+        judged = run.judge(mutant, mutated())
+    except SimulationError as error:
+        report = f"{error.report}\nin the mutant {mutant.name} of line {mutant.line}"
+        raise SimulationError(error.kind, report, seed=error.seed) from None
+    if known and judged.verdict == "survived":
+        return replace(judged, verdict="explained", why=f"inferred: {known}")
+    return judged
+
+
 def changed(program: tirx.PrimFunc, world_size: int, name: str) -> Executable:
-    """``program`` with the first change of this name, such as ``signal drop``, for ``simulate``.
+    """Return ``program`` with the first change of this name, such as ``signal drop``.
 
     Raises:
         TileWeaveError: there is no such change.
@@ -164,11 +172,11 @@ def changed(program: tirx.PrimFunc, world_size: int, name: str) -> Executable:
 
 
 Change = tuple[Any, str, str, str, str, Callable[[], Executable]]
-"""An operation, its flag, what changes, a proof that it cannot matter, why it may not matter as the
-compiler knows that put it in, and the mutant."""
+"""An operation, its flag, the name of the change, a proof of equivalence, the known reason for
+equivalence of an inserted operation, and a function that returns the mutant. Texts may be empty."""
 
 _OWN_KERNELS = Path(plan_steps.__file__).parent
-"""The folder of the kernels that a plan launches on its own."""
+"""Folder of the kernels that plans launch implicitly."""
 
 
 def _of_host(plan: TracedPlan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
@@ -180,7 +188,7 @@ def _of_host(plan: TracedPlan, steps: list[HostStep], world_size: int) -> Iterat
 
 
 class _Kernel:
-    """A kernel of the program, with the operations to change."""
+    """Kernel of the program, with the operations to change."""
 
     def __init__(self, func: tirx.PrimFunc, world_size: int) -> None:
         self.func, self.world_size = func, world_size
@@ -189,12 +197,12 @@ class _Kernel:
         self.probes = _Probes()
 
     def probed(self) -> Program:
-        """The kernel itself, with a look at what it reaches."""
+        """Return the kernel with probes that record which operations it reaches."""
         func = self.probes.edited(self.lowered, self.operations)
         return Program(self.func, self.world_size, func, (*OPERATIONS, self.probes))
 
     def changes(self, plan: TracedPlan) -> Iterator[Change]:
-        """The mutants of ``plan`` in which this kernel is another."""
+        """Yield the mutants of ``plan`` in which this kernel is changed."""
         symmetric = {b.name for b in self.func.buffer_map.values() if is_symmetric(b)}
         implicit = {h.name for h in implicit_of(self.lowered)}
         symmetric |= {h.name for h in implicit_of(self.lowered) if h.symmetric}
@@ -211,9 +219,9 @@ class _Kernel:
                 yield op, flag, change, proof, reason, mutated
 
     def _flag(self, number: int) -> str:
-        """The tensor whose word an operation works on, or else the next one."""
-        words = (op.pointer() for op in self.operations[number:])
-        return next((w.buffer.name for w in words if w is not None), "")
+        """Return the name of the flag of an operation, or of the next operation that has one."""
+        flags = (op.pointer() for op in self.operations[number:])
+        return next((flag.buffer.name for flag in flags if flag is not None), "")
 
     def _mutated(self, plan: TracedPlan, edit: Edit) -> Executable:
         func = self.lowered.with_body(edit(self.lowered.body))
@@ -225,7 +233,7 @@ class _Kernel:
 
 
 class _Runs:
-    """The schedules that every mutant goes through, and how they end without a mutant."""
+    """Schedules that each mutant runs in, with the outputs of the program itself."""
 
     def __init__(
         self, world_size, inputs, seeds: range, epochs: int, resident_blocks: int | None
@@ -237,7 +245,7 @@ class _Runs:
         self._counted: set[str] = set()
 
     def reference(self, program: Executable) -> None:
-        """Run the program itself; note what it leaves, and what of that every schedule leaves."""
+        """Run the program itself. Record its outputs, and those that are equal in all schedules."""
         self._outputs = {seed: self._one(program, seed) for seed in self.seeds}
         first, self._counted = self._outputs[self.seeds[0]], program.counted
         self._fixed = {
@@ -249,7 +257,7 @@ class _Runs:
 
     def _one(self, program: Executable, seed: int) -> Outputs:
         world_size, inputs, schedules, epochs, resident_blocks = self._arguments
-        with warnings.catch_warnings():  # that a mutant's signal is lost is no fault of the program
+        with warnings.catch_warnings():  # unread signals of mutants are expected
             warnings.simplefilter("ignore", SimulationWarning)
             return simulate(program, world_size, inputs, schedules, seed, epochs, resident_blocks)
 
@@ -269,7 +277,7 @@ class _Runs:
     def _difference(self, seed: int, outputs: Outputs) -> str:
         for rank, tensors in enumerate(outputs):
             for name, values in tensors.items():
-                if name in self._counted:  # how often a barrier was met is no output
+                if name in self._counted:  # words of barriers are no outputs
                     continue
                 expected = self._outputs[seed][rank][name]
                 if (rank, name) in self._fixed:
@@ -277,7 +285,7 @@ class _Runs:
                 else:
                     right = not is_float(values.dtype) or _close(values, expected)
                 if not right:
-                    return f"output: {name} of rank {rank} is not what the program leaves"
+                    return f"output: {name} of rank {rank} differs from that of the program"
         return ""
 
 
@@ -286,30 +294,31 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _close(one: np.ndarray, other: np.ndarray) -> bool:
-    """Within what another order of additions may change."""
+    """Return whether arrays agree within the error of reordered additions."""
     digits = np.finfo(one.dtype).eps if one.dtype.kind == "f" else 2.0**-8
     one, other = (a.astype(np.float64) for a in (one, other))
     return np.allclose(one, other, rtol=64 * float(digits), atol=float(digits), equal_nan=True)
 
 
 def _summary(error: SimulationError) -> str:
-    """``race: copy.py:12, copy.py:15``: the kind and the lines its report names first."""
-    told = error.report.split("\nlast events")[0]
+    """Return the kind and the first lines of a report: ``race: copy.py:12, copy.py:15``."""
+    accesses = error.report.split("\nlast events")[0]
     lines = dict.fromkeys(
-        f"{file.rpartition('/')[2]}:{line}" for file, line in re.findall(r"--> (\S+):(\d+)", told)
+        f"{file.rpartition('/')[2]}:{line}"
+        for file, line in re.findall(r"--> (\S+):(\d+)", accesses)
     )
     return f"{error.kind}: {', '.join(list(lines)[:2])}"
 
 
 class _Probes:
-    """Which operations are reached in any schedule, and find something to do."""
+    """Records which operations are reached in any schedule, and with bulk stores in flight."""
 
     def __init__(self) -> None:
         self.reached: set[int] = set()
         self.busy: set[int] = set()
 
     def edited(self, func: tirx.PrimFunc, found: list[Operation]) -> tirx.PrimFunc:
-        """The program with a probe before each statement of an operation."""
+        """Return the program with a probe before each statement that contains an operation."""
 
         def edit(stmt: tirx.Stmt) -> tirx.Stmt:
             here = [n for n, op in enumerate(found) if op.stmt.same_as(stmt)]
@@ -333,11 +342,11 @@ class _Probes:
         return Step(run)
 
     def proof(self, number: int, op: Operation) -> str:
-        """Why no change of the operation can matter in these schedules, if so."""
+        """Return why no change of the operation can matter in these schedules, or nothing."""
         if number not in self.reached:
             return "no block of any rank reaches it"
         if _ends_bulk_stores(op) and number not in self.busy:
-            return "no bulk store is under way where it stands"
+            return "no bulk store is in flight when it runs"
         return ""
 
 
@@ -347,7 +356,7 @@ def _ends_bulk_stores(op: Operation) -> bool:
 
 
 def _explained(mutants: list[Mutant], explanations: Explanations) -> list[Mutant]:
-    """The verdicts with the explanations of sidecar files, and those that are wrong."""
+    """Add the explanations of sidecar files to the mutants, and report wrong explanations."""
     out = []
     for mutant in mutants:
         function, statement = explanations.keys(mutant.file, mutant.line)
@@ -363,7 +372,7 @@ def _explained(mutants: list[Mutant], explanations: Explanations) -> list[Mutant
 
 
 def _without_mutant(mutants: list[Mutant], e: Explanation) -> Mutant:
-    """The row of an explanation that matches no mutant."""
+    """Return the entry for an explanation that matches no mutant."""
     op, _, change = e.name.partition(" ")
     inside = [m for m in mutants if m.function == e.function]
     names = dict.fromkeys(m.name for m in inside if m.statement == e.statement)

@@ -1,7 +1,7 @@
-"""What can be wrong about a synchronisation operation: one function for one kind of change.
+"""Mutations of a synchronization operation: one function for each kind of change.
 
-Each takes an operation and its program and yields (what it changes, the edit) for each way to do
-it; nothing where the kind does not apply.
+Each function receives an operation and its program, and yields the name and the edit of each
+mutant. It yields nothing if the kind does not apply.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
 from ...builtins.spec import ConstantBool, ConstantInt, ElementOf
 from ...passes.ir.memory_order import acquires, releases
 from ...passes.ir.walk import flatten, op_name
-from .operations import Accesses, Edit, Operation, instead, replaced, sequences_around, synchronises
+from .operations import Accesses, Edit, Operation, instead, replaced, sequences_around, synchronizes
 
 Changes = Iterator[tuple[str, Edit]]
 
 
 @dataclass(frozen=True)
 class Context:
-    """The program that an operation stands in."""
+    """Program that contains an operation."""
 
     func: tirx.PrimFunc
     world_size: int
@@ -37,22 +37,22 @@ _NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",)}
 
 
 def drop(op: Operation, context: Context) -> Changes:
-    """It is not there."""
-    if op.stands_alone and synchronises(op.call):
+    """Drop the operation."""
+    if op.is_statement and synchronizes(op.call):
         yield "drop", instead(op.stmt)
 
 
 def weaken(op: Operation, context: Context) -> Changes:
-    """It orders less than it should."""
-    return _other_words(op, "sem", _WEAKER)
+    """Weaken the memory order."""
+    return _other_qualifiers(op, "sem", _WEAKER)
 
 
 def narrow(op: Operation, context: Context) -> Changes:
-    """It speaks to fewer than it should."""
-    return _other_words(op, "scope", _NARROWER)
+    """Narrow the scope."""
+    return _other_qualifiers(op, "scope", _NARROWER)
 
 
-def _other_words(op: Operation, name: str, others: dict[str, tuple[str, ...]]) -> Changes:
+def _other_qualifiers(op: Operation, name: str, others: dict[str, tuple[str, ...]]) -> Changes:
     words = op.spec.words if op.spec is not None else ()
     for place, (word, legal) in enumerate(words, len(op.call.args) - len(words)):
         if word == name:
@@ -62,7 +62,7 @@ def _other_words(op: Operation, name: str, others: dict[str, tuple[str, ...]]) -
 
 
 def shift_target(op: Operation, context: Context) -> Changes:
-    """A wait counts one too many or one too few."""
+    """Add or subtract 1 from the target of a wait."""
     place = op.operand(ElementOf)
     if place is not None and op.spec.waits:
         target = op.call.args[place]
@@ -72,15 +72,15 @@ def shift_target(op: Operation, context: Context) -> Changes:
 
 
 def shift_value(op: Operation, context: Context) -> Changes:
-    """A signal adds or sets one more."""
+    """Add 1 to the value of a signal."""
     place = op.operand(ElementOf)
-    if place is not None and synchronises(op.call) and not op.spec.waits:
+    if place is not None and synchronizes(op.call) and not op.spec.waits:
         value = op.call.args[place]
         yield "value+1", _with_operand(op, place, value + tirx.const(1, value.dtype))
 
 
 def lag_epoch(op: Operation, context: Context) -> Changes:
-    """A wait computes its target from what an earlier launch left: its epoch lags by one."""
+    """Compute the target of a wait from the previous epoch."""
     place = op.operand(ElementOf)
     if place is None or not op.spec.waits:
         return
@@ -101,7 +101,7 @@ def lag_epoch(op: Operation, context: Context) -> Changes:
 
 
 def flip_parity(op: Operation, context: Context) -> Changes:
-    """It uses the other one of two: phase, or half of a double buffer of flags."""
+    """Flip the parity of a wait, or the half of a double buffer of flags."""
     if op_name(op.call) == "tl.mbarrier_wait_parity":
         yield "parity flipped", _with_operand(op, 1, 1 - op.call.args[1])
     at = op.pointer()
@@ -112,14 +112,14 @@ def flip_parity(op: Operation, context: Context) -> Changes:
 
 
 def other_rank(op: Operation, context: Context) -> Changes:
-    """It goes to the copy of the next rank."""
+    """Access the copy of the next rank."""
     at = op.pointer()
     if at is not None and at.buffer.name in context.symmetric and context.world_size > 1:
         yield "rank+1", _with_index(op, 0, (at.indices[0] + 1) % context.world_size)
 
 
 def free_source_only(op: Operation, context: Context) -> Changes:
-    """It waits until bulk stores have read their source, not until they are complete."""
+    """Wait until bulk stores have read their source, not until they are complete."""
     if op.name == "complete_bulk_stores":
         read = tirx.call_intrin("handle", tvm.ir.Op.get("tl.tma_store_wait"), 0, True)
         yield "read=True", replaced(op.call, read)
@@ -131,18 +131,18 @@ def free_source_only(op: Operation, context: Context) -> Changes:
 
 
 def leave_a_group(op: Operation, context: Context) -> Changes:
-    """It leaves one group more of bulk stores under way."""
+    """Leave one more group of bulk stores in flight."""
     place = op.operand(ConstantInt)
     if op_name(op.call) == "tl.tma_store_wait" and len(op.call.args):
         place = 0
-    if place is not None and synchronises(op.call):
+    if place is not None and synchronizes(op.call):
         n = int(op.call.args[place])
         yield f"n={n + 1}", _with_operand(op, place, tirx.IntImm("int32", n + 1))
 
 
 def write_after(op: Operation, context: Context) -> Changes:
-    """What it publishes is written after it."""
-    if releases(op.call) or (synchronises(op.call) and _is_flag_change(op)):
+    """Move the preceding write, which the operation publishes, after it."""
+    if releases(op.call) or (synchronizes(op.call) and _is_flag_change(op)):
         for sequence, at in sequences_around(context.func.body, op.stmt):
             for place in range(at - 1, -1, -1):
                 moved = sequence.seq[place]
@@ -152,13 +152,13 @@ def write_after(op: Operation, context: Context) -> Changes:
 
 
 def read_before(op: Operation, context: Context) -> Changes:
-    """What it guards is read before it."""
+    """Move the following read, which the operation guards, before it."""
     if not acquires(op.call) and not (op.spec is not None and op.spec.waits):
         return
     for sequence, at in sequences_around(context.func.body, op.stmt):
-        it, accesses = sequence.seq[at], context.accesses
-        if isinstance(it, tirx.Bind) or accesses.reads(it) or accesses.writes(it):
-            return  # what follows uses its result, or what it guards would move along
+        own, accesses = sequence.seq[at], context.accesses
+        if isinstance(own, tirx.Bind) or accesses.reads(own) or accesses.writes(own):
+            return  # its result is used, or the guarded access would move along
         for place in range(at + 1, len(sequence.seq)):
             if context.accesses.reads(sequence.seq[place]):
                 yield "read before", _moved(sequence, at, place)
@@ -169,11 +169,11 @@ MUTATORS: tuple[Callable[[Operation, Context], Changes], ...] = (
     drop, weaken, narrow, shift_target, shift_value, lag_epoch, flip_parity, other_rank,
     free_source_only, leave_a_group, write_after, read_before,
 )  # fmt: skip
-"""All kinds of change."""
+"""All kinds of changes."""
 
 
 def changes(op: Operation, context: Context) -> Changes:
-    """Every one-change mutant of an operation."""
+    """Yield all mutants of an operation."""
     for mutator in MUTATORS:
         yield from mutator(op, context)
 
@@ -183,7 +183,7 @@ def _is_flag_change(op: Operation) -> bool:
 
 
 def _moved(sequence: tirx.SeqStmt, what: int, after: int) -> Edit:
-    """Element ``what`` stands just behind element ``after``."""
+    """Move element ``what`` just after element ``after``."""
     elements = list(sequence.seq)
     elements.insert(after, elements.pop(what))
     return instead(sequence, flatten(elements))
@@ -214,7 +214,7 @@ def _is(extent: tirx.PrimExpr, value: int) -> bool:
 
 
 def _definition(expr: tirx.PrimExpr, body: tirx.Stmt) -> tirx.PrimExpr:
-    """``expr`` with bound variables replaced by what they are bound to."""
+    """Replace bound variables in ``expr`` by their values."""
     bound: dict[tirx.Var, tirx.PrimExpr] = {}
 
     def visit(node):
@@ -232,16 +232,15 @@ def _definition(expr: tirx.PrimExpr, body: tirx.Stmt) -> tirx.PrimExpr:
 
 
 def _of_launch(expr: tirx.PrimExpr, func: tirx.PrimFunc) -> list[tuple[str, tirx.PrimExpr]]:
-    """The values in ``expr`` that a launch begins with: its scalars, and what it keeps in variables
-    of its own, such as an epoch read from memory."""
+    """Return the values in ``expr`` that may be an epoch: scalar parameters and ``local.var``."""
     scalars = [p for p in func.params if p not in func.buffer_map]
-    found: dict[str, tirx.PrimExpr] = {}
+    values: dict[str, tirx.PrimExpr] = {}
 
     def visit(node):
         if isinstance(node, tirx.Var) and any(node.same_as(p) for p in scalars):
-            found[node.name] = node
+            values[node.name] = node
         elif isinstance(node, tirx.BufferLoad) and node.buffer.scope() == "local.var":
-            found[node.buffer.name] = node
+            values[node.buffer.name] = node
 
     post_order_visit(expr, visit)
-    return list(found.items())
+    return list(values.items())

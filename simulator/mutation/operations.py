@@ -1,4 +1,4 @@
-"""The synchronisation operations of a program after the tile passes, and edits of one of them."""
+"""Synchronization operations of a program after the tile passes, and edits of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...passes.ir.walk import calls_in, flatten, op_name, rewrite_children
 from ...passes.tile.order_releases import COMPLETE
 
 Edit = Callable[[tirx.Stmt], tirx.Stmt]
-"""Of the body of a program."""
+"""Edits the body of a program."""
 
 TILELANG = {
     "tirx.tvm_storage_sync": "sync_threads",
@@ -27,16 +27,16 @@ TILELANG = {
     "tl.tma_store_arrive": "tma_store_arrive",
     COMPLETE: "complete_bulk_stores",
 }
-"""Operations that synchronise and are none of our builtins: as the program writes them."""
+"""Operations of TileLang that synchronize, with their names in programs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One call that synchronises, or that has a word about it."""
+    """One call that synchronizes, or that has a ``scope`` qualifier."""
 
     call: tirx.Call
     stmt: tirx.Stmt
-    """The innermost statement around it."""
+    """Innermost statement around the call."""
     name: str
     file: str
     line: int
@@ -46,31 +46,31 @@ class Operation:
         return builtin_of(self.call)
 
     @property
-    def stands_alone(self) -> bool:
-        """Whether nothing uses its result."""
+    def is_statement(self) -> bool:
+        """True if the call is a statement, so that its result is unused."""
         return isinstance(self.stmt, tirx.Evaluate) and self.call.same_as(self.stmt.value)
 
     def operand(self, kind: type) -> int | None:
-        """Place of the first operand of this kind."""
+        """Return the position of the first operand of this kind."""
         for place, (_, found) in enumerate(self.spec.operands if self.spec else ()):
             if isinstance(found, kind):
                 return place
         return None
 
     def pointer(self) -> tirx.BufferLoad | None:
-        """The element it works on, if it names one in global memory."""
+        """Return the element on which the call operates, or None."""
         place = self.operand(Pointer)
         node = self.call.args[place] if place is not None else None
         return node.args[0] if op_name(node) == "tl.access_ptr" else None
 
 
-def synchronises(call: tirx.Call) -> bool:
-    """Whether dropping ``call`` drops an order between threads, blocks or ranks."""
+def synchronizes(call: tirx.Call) -> bool:
+    """Return whether ``call`` orders threads, blocks or ranks."""
     spec = builtin_of(call)
     if spec is None:
         return op_name(call) in TILELANG
     if spec.proxy_fence:
-        return False  # the simulator does not tell ordinary accesses from those of the async proxy
+        return False  # the simulator does not model the async proxy
     only_orders = spec.result is None and not any(
         isinstance(k, Pointer) and not k.optional for _, k in spec.operands
     )
@@ -79,23 +79,23 @@ def synchronises(call: tirx.Call) -> bool:
 
 def _is_of_interest(call: tirx.Call) -> bool:
     spec = builtin_of(call)
-    return synchronises(call) or (spec is not None and spec.has_word("scope"))
+    return synchronizes(call) or (spec is not None and spec.has_word("scope"))
 
 
 def operations(body: tirx.Stmt) -> list[Operation]:
-    """All of them, in the order of the program."""
-    found: list[Operation] = []
+    """Return all operations in the order of the program."""
+    collected: list[Operation] = []
 
     def note(stmt: tirx.Stmt, node: tirx.PrimExpr, place: tuple[str, int]) -> None:
         for call in calls_in(node, _is_of_interest):
             spec = builtin_of(call)
             name = spec.name if spec is not None else TILELANG[op_name(call)]
-            found.append(Operation(call, stmt, name, *place))
+            collected.append(Operation(call, stmt, name, *place))
 
     def walk(stmt: tirx.Stmt, place: tuple[str, int]) -> tirx.Stmt:
         place = _place(stmt) or place
         if isinstance(stmt, tirx.SeqStmt):
-            # What the compiler put in stands before what it serves and has that line.
+            # An inserted operation precedes the statement that it serves and has its line.
             places = [next(places_in(s), None) for s in stmt.seq]
             for i, inner in enumerate(stmt.seq):
                 walk(inner, next((p for p in places[i:] if p is not None), place))
@@ -108,11 +108,11 @@ def operations(body: tirx.Stmt) -> list[Operation]:
         return stmt
 
     walk(body, ("", 0))
-    return found
+    return collected
 
 
 def places_in(stmt: tirx.Stmt) -> Iterator[tuple[str, int]]:
-    """File and line of each statement in ``stmt`` that has them, outer ones first."""
+    """Yield file and line of each statement in ``stmt`` that has them, outer ones first."""
     place = _place(stmt)
     if place is not None:
         yield place
@@ -128,7 +128,7 @@ def _place(stmt: tirx.Stmt) -> tuple[str, int] | None:
 
 
 def replaced(call: tirx.Call, new: tirx.PrimExpr) -> Edit:
-    """Another call in its place."""
+    """Return an edit that replaces a call."""
 
     def post(node):
         return new if node.same_as(call) else None
@@ -137,7 +137,7 @@ def replaced(call: tirx.Call, new: tirx.PrimExpr) -> Edit:
 
 
 def instead(stmt: tirx.Stmt, *new: tirx.Stmt) -> Edit:
-    """Other statements in its place, or nothing."""
+    """Return an edit that replaces a statement by others, or removes it."""
 
     def edit(at: tirx.Stmt) -> tirx.Stmt:
         if at.same_as(stmt):
@@ -148,7 +148,7 @@ def instead(stmt: tirx.Stmt, *new: tirx.Stmt) -> Edit:
 
 
 def sequences_around(body: tirx.Stmt, stmt: tirx.Stmt) -> list[tuple[tirx.SeqStmt, int]]:
-    """The sequences that contain ``stmt``, innermost first, each with the element it is in."""
+    """Return the sequences that contain ``stmt``, innermost first, each with its element there."""
     out: list[tuple[tirx.SeqStmt, int]] = []
 
     def contains(at: tirx.Stmt) -> bool:
@@ -173,10 +173,10 @@ def sequences_around(body: tirx.Stmt, stmt: tirx.Stmt) -> list[tuple[tirx.SeqStm
 
 
 class Accesses:
-    """Which statements access data in global memory: all but flags of synchronisation."""
+    """Accesses of statements to data in global memory, without flags."""
 
     def __init__(self, func: tirx.PrimFunc, written: set[tirx.Var]) -> None:
-        counts = {h.name for h in implicit_of(func) if not h.symmetric}  # nobody else looks at them
+        counts = {h.name for h in implicit_of(func) if not h.symmetric}
         self._tensors = {b.data for b in func.buffer_map.values() if b.name not in counts}
         self._written = written
 
@@ -184,27 +184,27 @@ class Accesses:
         return any(mode & 2 for _, mode in self._in(stmt))
 
     def reads(self, stmt: tirx.Stmt) -> bool:
-        """Of a tensor that the program writes: others need no order."""
+        """Return whether ``stmt`` reads a tensor that the program writes; others need no order."""
         return any(mode & 1 and data in self._written for data, mode in self._in(stmt))
 
     def _in(self, stmt: tirx.Stmt) -> list[tuple[tirx.Var, int]]:
-        flags = [a for c in calls_in(stmt, synchronises) for a in c.args]
+        flags = [a for c in calls_in(stmt, synchronizes) for a in c.args]
         addressed: list[tirx.BufferLoad] = []
-        found: list[tuple[tirx.Var, int]] = []
+        accesses: list[tuple[tirx.Var, int]] = []
 
         def visit(node):
             if op_name(node) in ("tl.region", "tl.access_ptr"):
                 addressed.append(node.args[0])
                 mode = node.args[1] if op_name(node) == "tl.region" else node.args[-1]
                 if not any(node.same_as(f) for f in flags):
-                    found.append((node.args[0].buffer.data, int(mode)))
+                    accesses.append((node.args[0].buffer.data, int(mode)))
             elif isinstance(node, tirx.BufferStore):
-                found.append((node.buffer.data, 2))
+                accesses.append((node.buffer.data, 2))
 
         def loads(node):
             if isinstance(node, tirx.BufferLoad) and not any(node.same_as(a) for a in addressed):
-                found.append((node.buffer.data, 1))
+                accesses.append((node.buffer.data, 1))
 
         post_order_visit(stmt, visit)
         post_order_visit(stmt, loads)
-        return [(data, mode) for data, mode in found if data in self._tensors]
+        return [(data, mode) for data, mode in accesses if data in self._tensors]

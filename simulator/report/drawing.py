@@ -1,6 +1,6 @@
-"""A timeline as a picture: rectangles, lines, polygons and texts, in pixels from the top left.
+"""Drawing of a timeline: rectangles, lines, polygons and texts, in pixels from the top left.
 
-Colours are those of Okabe and Ito, which colour-blind people tell apart; shapes differ as well.
+The palette is that of Okabe and Ito, which is safe for color-blind readers. Shapes differ as well.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from .timeline import Bar, Timeline
 
 RUNS = ("#cfd8e3", "#e9dfc7")
-"""Of blocks, by launch in turn."""
+"""Colors of blocks, alternating by launch."""
 WAITS, SIGNALS, WRITES, READS, FAULTS = "#e69f00", "#009e73", "#0072b2", "#cc79a7", "#d55e00"
 INK, FAINT = "#222222", "#b8b8b8"
 
 _LEFT, _RIGHT, _WIDTH = 124, 24, 1480
 _LANE, _GAP, _MEMORY, _TOP = 30, 14, 16, 96
 _MOST = 20_000
-"""Bars, marks and arrows that a picture holds; of more, the last ones are drawn."""
+"""Largest number of bars, marks and arrows in a drawing. Earlier ones are left out."""
 _REPORT_LINES, _REPORT_COLUMNS = 16, 190
 
 
@@ -41,7 +41,7 @@ class Line:
     y1: float
     x2: float
     y2: float
-    colour: str
+    color: str
     width: float = 1.0
     opacity: float = 1.0
     dashed: bool = False
@@ -62,14 +62,14 @@ class Text:
     text: str
     size: float = 12
     anchor: str = "start"
-    colour: str = INK
+    color: str = INK
     bold: bool = False
     mono: bool = False
 
 
 @dataclass
 class Drawing:
-    """What to draw, in this order."""
+    """Shapes in drawing order, with title, size and report."""
 
     title: str
     width: float = _WIDTH
@@ -79,7 +79,7 @@ class Drawing:
 
 
 def draw(timeline: Timeline) -> Drawing:
-    """The picture of a timeline."""
+    """Return the drawing of a timeline."""
     return _Artist(timeline).drawing
 
 
@@ -100,7 +100,7 @@ class _Artist:
         self.lane_of: dict[Bar, float] = {}
         self.top_of: dict[int, float] = {}
         self.groups: list[tuple[str, float]] = []
-        """Names of what has lanes, with their tops."""
+        """Names of the groups of lanes, with their top edges."""
         y = float(_TOP)
         for rank in range(timeline.world_size):
             self.top_of[rank] = y
@@ -121,14 +121,14 @@ class _Artist:
         return _LEFT + (max(time, self.start) - self.start) * self.scale
 
     def middle(self, bar: Bar) -> float:
-        """Where its marks stand: below its name."""
+        """Return the vertical position of the marks of a bar, below its name."""
         return self.lane_of[bar] + 20
 
     def head(self) -> None:
         self.add(Text(_LEFT, 26, self.drawing.title, 17, bold=True))
         left_out = f"; the first {self.start} are left out" if self.start else ""
         time = "time: accesses to global memory and changes of state, as this schedule ordered them"
-        self.add(Text(_LEFT, 46, time + left_out, 12, colour="#555555"))
+        self.add(Text(_LEFT, 46, time + left_out, 12, color="#555555"))
 
     def legend(self) -> None:
         x, y = float(_LEFT), 68.0
@@ -185,7 +185,7 @@ class _Artist:
                                   wait.text))  # fmt: skip
 
     def labels(self) -> None:
-        """The longest name of each block that it has room for."""
+        """Draw the longest name of each block that fits."""
         for bar in self.t.bars:
             left = self.x(bar.start)
             width = self.x(self.t.end if bar.end is None else bar.end) - left
@@ -200,10 +200,10 @@ class _Artist:
         for t in self.t.transfers:
             if t.time < self.start or t.bar not in self.lane_of:
                 continue
-            colour, x = WRITES if t.writes else READS, self.x(t.time)
+            color, x = WRITES if t.writes else READS, self.x(t.time)
             y = self.top_of[t.peer] + _MEMORY / 2
-            self.add(Line(x, self.middle(t.bar), x, y, colour, 1.2, 0.55, not t.writes, t.text))
-            self.add(Polygon(_diamond(x, y), colour, t.text))
+            self.add(Line(x, self.middle(t.bar), x, y, color, 1.2, 0.55, not t.writes, t.text))
+            self.add(Polygon(_diamond(x, y), color, t.text))
 
     def arrows(self) -> None:
         for a in self.t.arrows:
@@ -213,14 +213,14 @@ class _Artist:
                     self.middle(a.bar), SIGNALS, 1.1, a.signal.text,
                 )  # fmt: skip
 
-    def arrow(self, x1, y1, x2, y2, colour: str, width: float, tip: str) -> None:
-        self.add(Line(x1, y1, x2, y2, colour, width, 0.75, tip=tip))
+    def arrow(self, x1, y1, x2, y2, color: str, width: float, tip: str) -> None:
+        self.add(Line(x1, y1, x2, y2, color, width, 0.75, tip=tip))
         dx, dy = x2 - x1, y2 - y1
         length = max(1e-6, (dx * dx + dy * dy) ** 0.5)
         dx, dy = dx / length * 7, dy / length * 7
         head = [(x2, y2), (x2 - dx + dy * 0.4, y2 - dy - dx * 0.4),
                 (x2 - dx - dy * 0.4, y2 - dy + dx * 0.4)]  # fmt: skip
-        self.add(Polygon(head, colour, tip))
+        self.add(Polygon(head, color, tip))
 
     def marks(self) -> None:
         for mark in self.t.signals:
@@ -248,10 +248,10 @@ class _Artist:
             self.cross(x, y, fault.report)
 
     def cross(self, x: float, y: float, tip: str) -> None:
-        for way in (-1, 1):
-            self.add(Line(x - 7, y - 7 * way, x + 7, y + 7 * way, "#ffffff", 6))
-        for way in (-1, 1):
-            self.add(Line(x - 6, y - 6 * way, x + 6, y + 6 * way, FAULTS, 3.2, tip=tip))
+        for side in (-1, 1):
+            self.add(Line(x - 7, y - 7 * side, x + 7, y + 7 * side, "#ffffff", 6))
+        for side in (-1, 1):
+            self.add(Line(x - 6, y - 6 * side, x + 6, y + 6 * side, FAULTS, 3.2, tip=tip))
 
     def axis(self) -> None:
         y = self.bottom
@@ -263,7 +263,7 @@ class _Artist:
         self.drawing.height = y + 22
 
     def foot(self) -> None:
-        """The report, as much of it as fits; HTML shows it whole."""
+        """Draw the first lines of the report. HTML shows all of it."""
         lines = [
             part
             for line in self.drawing.report.splitlines()
@@ -280,7 +280,7 @@ class _Artist:
 
 
 def _lanes(bars: list[Bar]) -> dict[Bar, int]:
-    """The lane of each: the first that is free, from the top."""
+    """Return the lane of each bar: the topmost one that is free."""
     lanes: dict[Bar, int] = {}
     ends: list[float] = []
     for bar in bars:
@@ -292,7 +292,7 @@ def _lanes(bars: list[Bar]) -> dict[Bar, int]:
 
 
 def _start(timeline: Timeline) -> int:
-    """The time from which on not too much happens to be drawn."""
+    """Return the time from which at most ``_MOST`` elements are drawn."""
     times = sorted([
         *(b.start for b in timeline.bars), *(w.start for b in timeline.bars for w in b.waits),
         *(m.time for m in timeline.signals), *(a.time for a in timeline.arrows),
@@ -302,7 +302,7 @@ def _start(timeline: Timeline) -> int:
 
 
 def _step(span: int) -> int:
-    """A round number of which about ten are in the span."""
+    """Return a round number that divides the span into about ten parts."""
     step = 1
     while span // step > 12:
         step = step * 5 // 2 if str(step)[0] == "2" else step * 2

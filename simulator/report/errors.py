@@ -1,4 +1,4 @@
-"""What the simulator finds."""
+"""Errors and warnings of the simulator."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ class SimulationError(TileWeaveError):
     """A fault of the simulated program.
 
     Attributes:
-        kind: ``race`` (two accesses, one a write, that nothing orders), ``reuse`` (a write over
-            what an earlier reader may still read), ``deadlock``, ``arrival`` (more arrivals than
-            anybody waits for, or than a barrier can count; words of a barrier that hold something
-            else, or that another barrier counts in), ``bounds``, ``alignment`` (an address
-            or a size that an instruction cannot have), ``poison`` (memory that nobody wrote is
-            used), ``assertion`` (of the program itself, ``T.device_assert``) or ``unsupported`` (an
-            operation the simulator does not know).
-        report: the whole story: rank, block, tensor, region, source lines, last events, seed.
-        seed: of the schedule that met it; None if the program itself was refused.
-        event: number of the earlier one of two accesses that conflict; 0 if there is none.
+        kind: one of
+
+            - ``race``: two unordered accesses, at least one of them a write;
+            - ``reuse``: a write to memory that an earlier reader may still read;
+            - ``deadlock``: no block or stream can continue;
+            - ``arrival``: more arrivals than are waited for, or than a barrier can count; words of
+              a barrier with other values, or that another barrier uses;
+            - ``bounds``: an index out of range;
+            - ``alignment``: an address or a size that is illegal for an instruction;
+            - ``poison``: a use of uninitialized memory;
+            - ``assertion``: a failed ``T.device_assert``;
+            - ``unsupported``: an operation that is not simulated.
+        report: rank, block, tensor, region, source lines, last events, seed.
+        seed: seed of the schedule with the fault; None if the program itself was refused.
+        event: number of the earlier one of two conflicting accesses; 0 if there is none.
     """
 
     def __init__(self, kind: str, report: str, *, seed: int | None = None, event: int = 0) -> None:
@@ -34,15 +39,15 @@ class SimulationError(TileWeaveError):
         self.kind, self.report, self.seed, self.event = kind, report, seed, event
 
     def in_schedule(self, seed: int) -> SimulationError:
-        """The same fault; its report says how to meet it again."""
+        """Return the fault with a note on how to replay it."""
         note = f"schedule of seed {seed}: replay it with schedules=1, seed={seed}"
         return SimulationError(self.kind, f"{self.report}\n{note}", seed=seed, event=self.event)
 
 
 class SimulationWarning(UserWarning):
-    """Of a program without a fault: signals that nobody waits for or reads."""
+    """Warning for a program without a fault: signals that are never waited for or read."""
 
 
 def unsupported(what: Any, loc: str) -> SimulationError:
-    """The error for an operation that the simulator does not know."""
+    """Return the error for an operation that is not simulated."""
     return SimulationError("unsupported", f"{what} is not simulated\n --> {loc}")

@@ -1,4 +1,4 @@
-"""Progress of long simulations: an estimate, a bar, and a limit."""
+"""Progress of long simulations: an estimate, a progress bar, and a time limit."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from ...builtins.errors import TileWeaveError
 from ..machine.machine import Machine
 
 _SILENT = 5.0
-"""Seconds after which a simulation says how long it will take."""
+"""Seconds after which a simulation prints an estimate."""
 _PERIOD = 0.5
-"""Seconds between two looks at the machine."""
+"""Seconds between two updates."""
 
 
 class Progress:
-    """Counts the blocks that have ended, in all schedules, and estimates the time of the rest.
+    """Count of the blocks that have ended in all schedules, and an estimate of the total time.
 
     Args:
-        schedules: how many will run.
-        shown: print an estimate to stderr after a few seconds, and a bar if that is a terminal.
+        schedules: number of schedules.
+        shown: whether to print an estimate to stderr after a few seconds, and a progress bar if
+            that is a terminal.
         most_seconds: refuse a simulation that is estimated to take longer; None for no limit.
-        clock: the current time in seconds.
+        clock: returns the current time in seconds.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Progress:
         self._name, self._schedules, self._shown = name, schedules, shown
         self._most, self._clock = most_seconds, clock
         self._start = self._last = clock()
-        self._done, self._left, self._said = 0, schedules, False
+        self._done, self._left, self._has_printed = 0, schedules, False
         self._bar: tqdm | None = None
 
     @contextmanager
@@ -62,11 +63,11 @@ class Progress:
             self._done += machine.block_counts()[2]
             self._left -= 1
         finally:
-            if self._bar is not None and self._left in (0, left):  # the last one, or a fault
+            if self._bar is not None and self._left in (0, left):  # last schedule, or a fault
                 self._bar.close()
 
     def _estimate(self, now: float, begun: int, blocks: int) -> float:
-        """Return the seconds of all schedules, at least: blocks that run count as done."""
+        """Return a lower bound of the seconds of all schedules: running blocks count as done."""
         return (now - self._start) * blocks * self._schedules / max(1, self._done + begun)
 
     def _refuse(self, seconds: float, blocks: int) -> None:
@@ -86,8 +87,8 @@ class Progress:
                 total=total, desc=self._name, leave=False, unit="block", disable=None,
                 mininterval=_PERIOD,
             )  # fmt: skip
-        if not self._said:
-            self._said = True
+        if not self._has_printed:
+            self._has_printed = True
             text = f"simulate: {self._name}: estimated {_time(seconds)} or more"
             tqdm.write(f"{text} for {self._schedules} schedules", file=sys.stderr)
         self._bar.update(self._done + ended - self._bar.n)

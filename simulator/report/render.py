@@ -1,4 +1,4 @@
-"""Drawings as files: SVG, an HTML page around it, PNG."""
+"""Rendering of drawings as SVG, HTML or PNG files."""
 
 from __future__ import annotations
 
@@ -55,10 +55,11 @@ svg.onpointermove = e => {{
 
 
 def writer(path: str | Path) -> Callable[[Drawing], None]:
-    """What writes a drawing to ``path``, by its suffix.
+    """Return a function that writes a drawing to ``path`` in the format of its suffix.
 
     Raises:
-        TileWeaveError: another suffix, no such folder, or PNG without matplotlib.
+        TileWeaveError: the suffix is unknown, the folder does not exist, or matplotlib, which PNG
+            needs, is not installed.
     """
     asks = "timeline:"
     path = out_file(asks, path)
@@ -81,13 +82,13 @@ def _require_matplotlib() -> None:
 
 
 def html(drawing: Drawing) -> str:
-    """One page that needs no other file: the drawing, its report, hover texts and zoom."""
+    """Return a self-contained page: the drawing with hover texts and zoom, and its report."""
     report = f"<pre>{escape(drawing.report)}</pre>\n" if drawing.report else ""
     return _PAGE.format(title=escape(drawing.title), svg=svg(drawing, "data-tip"), report=report)
 
 
 def svg(drawing: Drawing, tips: str = "") -> str:
-    """The drawing; hover texts as the attribute ``tips``, or left out."""
+    """Return the drawing as SVG. Hover texts become the attribute ``tips``, if that is given."""
     body = "\n".join(_svg(shape, _tip(shape, tips)) for shape in drawing.shapes)
     size = f'width="{drawing.width:.0f}" height="{drawing.height:.0f}"'
     return (
@@ -127,7 +128,7 @@ def _(s: Line, tip: str) -> str:
     dashed = ' stroke-dasharray="4 3"' if s.dashed else ""
     return (
         f'<line x1="{_n(s.x1)}" y1="{_n(s.y1)}" x2="{_n(s.x2)}" y2="{_n(s.y2)}" '
-        f'stroke="{s.colour}" stroke-width="{s.width}" stroke-opacity="{s.opacity}"{dashed}{tip}/>'
+        f'stroke="{s.color}" stroke-width="{s.width}" stroke-opacity="{s.opacity}"{dashed}{tip}/>'
     )
 
 
@@ -146,13 +147,13 @@ def _(t: Text, tip: str) -> str:
         "" if t.mono else ' pointer-events="none"',
     ])  # fmt: skip
     return (
-        f'<text x="{_n(t.x)}" y="{_n(t.y)}" font-size="{t.size}" fill="{t.colour}"{more}>'
+        f'<text x="{_n(t.x)}" y="{_n(t.y)}" font-size="{t.size}" fill="{t.color}"{more}>'
         f"{escape(t.text)}</text>"
     )
 
 
 def png(drawing: Drawing) -> bytes:
-    """Draw it with matplotlib, whatever its back end; one unit is one pixel."""
+    """Return the drawing as PNG, by matplotlib's Agg back end. One unit is one pixel."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -192,7 +193,7 @@ def _(r: Rect, axes: Any, order: int) -> None:
 @_paint.register
 def _(s: Line, axes: Any, order: int) -> None:
     axes.plot(
-        [s.x1, s.x2], [s.y1, s.y2], color=s.colour, linewidth=s.width * 72 / _DPI, alpha=s.opacity,
+        [s.x1, s.x2], [s.y1, s.y2], color=s.color, linewidth=s.width * 72 / _DPI, alpha=s.opacity,
         linestyle=(0, (4, 3)) if s.dashed else "solid", zorder=order,
     )  # fmt: skip
 
@@ -205,7 +206,7 @@ def _(p: Polygon, axes: Any, order: int) -> None:
 @_paint.register
 def _(t: Text, axes: Any, order: int) -> None:
     axes.text(
-        t.x, t.y, t.text.replace("$", r"\$"), fontsize=t.size * 72 / _DPI, color=t.colour,
+        t.x, t.y, t.text.replace("$", r"\$"), fontsize=t.size * 72 / _DPI, color=t.color,
         ha={"start": "left", "middle": "center", "end": "right"}[t.anchor], va="baseline",
         family="monospace" if t.mono else "sans-serif", weight="bold" if t.bold else "normal",
         zorder=order,

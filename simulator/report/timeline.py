@@ -1,7 +1,7 @@
-"""What happened in one schedule: who ran and waited when, who signalled whom, what went where.
+"""Timeline of one schedule: runs and waits of blocks, signals, and transfers between ranks.
 
-Time is logical: it counts accesses to global memory and changes of state, in the order in which
-this schedule made them.
+Time is logical: it counts accesses to global memory and changes of state, in the order of this
+schedule.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIGNAL = declaration_of(signal).text
 
 @dataclass
 class Wait:
-    """A block stands, until ``end``; for ever if that is None."""
+    """A wait of a block until ``end``; None if it does not end."""
 
     start: int
     text: str
@@ -34,13 +34,13 @@ class Wait:
 
 @dataclass(eq=False)
 class Bar:
-    """A block of a launch, or what a stream does by itself, from its first step to its last."""
+    """A block of a launch, or work of a stream, from its first step to its last."""
 
     rank: int
     label: str
     short: str
     group: str
-    """``blocks``, or the stream that does it."""
+    """``blocks``, or the name of the stream."""
     epoch: int
     start: int
     end: int | None = None
@@ -50,7 +50,7 @@ class Bar:
 
 @dataclass
 class Mark:
-    """A change of a flag, by a bar at a time."""
+    """A change of a flag by a bar, at a time."""
 
     bar: Bar
     time: int
@@ -82,8 +82,8 @@ class Timeline:
     """One schedule.
 
     Attributes:
-        fault: what ended it, if it did not end well.
-        other: the earlier one of the two accesses of the fault, if it is about two.
+        fault: the fault that ended the schedule, or None.
+        other: the earlier one of two conflicting accesses, or None.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Timeline:
 
 
 class Recorder(Machine):
-    """A machine that notes when its blocks run and wait; the rest is in the log of its memory."""
+    """Machine that records when its blocks run and wait. Its memory logs the accesses."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -147,7 +147,7 @@ class Recorder(Machine):
         return bar
 
     def timeline(self, name: str, seed: int, fault: SimulationError | None = None) -> Timeline:
-        """What was noted; ``fault`` is what ended it."""
+        """Return the recorded timeline, which ``fault`` ended if it is given."""
         marks: dict[int, Mark] = {}
         arrows = list(self._arrows(marks))
         signals = sorted(marks.values(), key=lambda m: m.time)
@@ -158,7 +158,7 @@ class Recorder(Machine):
         )  # fmt: skip
 
     def _arrows(self, marks: dict[int, Mark]) -> Iterator[Arrow]:
-        """From each signal to the first wait that it served; collects the ``marks`` of signals."""
+        """Yield an arrow from each signal to the first wait that it ends; fill ``marks``."""
         what = self.memory.events.what
         for tensor in dict.fromkeys(t for of_ranks in self.tensors.values() for t in of_ranks):
             for flat, changes in tensor.changes.items():
@@ -172,7 +172,8 @@ class Recorder(Machine):
     def _served(
         self, changes: list[int], waits: list[int], marks: dict[int, Mark]
     ) -> Iterator[Arrow]:
-        """A wait is served by the changes since the last one, or by the one that served that."""
+        """Yield the arrows to waits: from the changes since the previous wait, else from the last
+        change before it."""
         begin = 0
         for wait in sorted(waits):
             end = bisect_right(changes, wait)
@@ -200,7 +201,7 @@ class Recorder(Machine):
         return Mark(self._bar(event), self._time(event), text)
 
     def _bar(self, event: int) -> Bar:
-        """Who made an event."""
+        """Return the bar that made an event."""
         agent, layout = int(self.memory.events.agent[event]), self.memory.layout
         bars, time = self._by_agent[agent - (agent - 1) % layout.stride], self._time(event)
         return bars[max(0, bisect_right([b.start for b in bars], time) - 1)]
@@ -210,7 +211,7 @@ class Recorder(Machine):
 
 
 def _is_word(tensor: Tensor, key: Any) -> bool:
-    """Whether the key names one word that was accessed atomically."""
+    """Return whether the key is one word that was accessed atomically."""
     if not all(np.ndim(k) == 0 and not isinstance(k, slice) for k in key):
         return False
     return int(np.ravel_multi_index(tuple(int(k) for k in key), tensor.shape)) in tensor.changes

@@ -128,7 +128,7 @@ def test_simulate_prints_a_verdict_for_each_program(file, capsys):
     assert status.value.code == 1
     out = capsys.readouterr().out
     assert "clean: 2 schedules of 2 ranks, no fault\n" in out
-    assert "stuck: deadlock: nobody can go on\n" in out and "replay it with" in out
+    assert "stuck: deadlock: no block or stream can continue\n" in out and "replay it with" in out
     assert "unheard: 2 schedules of 2 ranks, no fault\nwarning: unheard: " in out
 
 
@@ -146,9 +146,9 @@ def test_simulate_as_json(file, capsys):
     }  # fmt: skip
     fault = found["stuck"]["fault"]
     assert (found["stuck"]["verdict"], fault["kind"], fault["seed"]) == ("fault", "deadlock", 7)
-    assert "stands at W.wait_reached(F[0, 1]): value seen 0" in fault["report"]
+    assert "waits at W.wait_reached(F[0, 1]): value seen 0" in fault["report"]
     texts = found["unheard"]["warnings"]
-    assert len(texts) == 2 and any("F[1, 1] is signalled, but nobody" in t for t in texts)
+    assert len(texts) == 2 and any("F[1, 1] is signalled, but never waited for" in t for t in texts)
 
 
 def test_simulate_draws_a_timeline(file, capsys, tmp_path):

@@ -35,8 +35,8 @@ def test_demo(demo, right, tmp_path, monkeypatch, capsys):
     assert demo.main() == (0 if right else 1)
     out = capsys.readouterr().out
     if right:
-        assert "deadlock: nobody can go on\n" in out
-        assert "stands at W.wait_reached(arrived[" in out and "    3 missing\n" in out
+        assert "deadlock: no block or stream can continue\n" in out
+        assert "waits at W.wait_reached(arrived[" in out and "    3 missing\n" in out
         shown = re.search(r"^the same without its signal:\n(.*?)^  \.\.\.$", README, re.M | re.S)[1]
         printed = _without_numbers(out.replace(f"{EXAMPLES.parent}/", "")).splitlines()
         assert [x for x in _without_numbers(shown).splitlines() if x not in printed] == []

@@ -585,7 +585,7 @@ def global_memory_in_a_kernel():
     return program
 
 
-@refused("memory made outside a kernel: scratch")
+@refused("memory allocated outside a kernel: scratch")
 def global_memory_outside_a_kernel():
     @T.prim_func
     def program(A: T.Tensor((32,), "int32")):

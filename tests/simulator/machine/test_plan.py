@@ -273,7 +273,7 @@ def behind_inputs():
     ("what", "text"),
     [
         ("kernel", "blocks 0 to 0 of stream 'side' have not started: 4 fit at a time"),
-        ("copy", "p.copy (step 2) in stream 'side' in launch 0 needs an SM, and all 4 are taken"),
+        ("copy", "p.copy (step 2) in stream 'side' in launch 0 needs an SM, and all 4 are"),
     ],
 )
 def test_work_behind_a_kernel_that_waits_for_it(what, text):
@@ -468,7 +468,7 @@ def test_a_value_that_a_word_does_not_reach():
     line = line_of(halves, "p.wait_value")
     for rank in range(2):
         assert (
-            f"stream 'copies' of rank {rank} in launch 0 stands at p.wait_value(done[0]): value "
+            f"stream 'copies' of rank {rank} in launch 0 waits at p.wait_value(done[0]): value "
             f"seen 2, value wanted >= 3 --> {line}\n    1 missing\n"
         ) in error.report
         assert f"rank {rank}, stream 'copies': p.write_value (step 3) has not" in error.report
@@ -479,7 +479,7 @@ def test_a_stream_that_waits_for_a_kernel_behind_it():
     error = fault_of(halves("stream"), 2, halves_inputs())
     assert error.kind == "deadlock"
     assert (
-        "the caller's stream of rank 0 in launch 0 stands at p.wait_value(done[0]): value seen "
+        "the caller's stream of rank 0 in launch 0 waits at p.wait_value(done[0]): value seen "
         in (error.report)
     )
     assert "rank 0, the caller's stream: p.write_value (step 2) has not started" in error.report
@@ -564,7 +564,7 @@ def test_flags_that_nobody_waits_for():
         p.write_value(flag[p.rank, 1], 7)
 
     line = line_of(test_flags_that_nobody_waits_for, "p.write_value")
-    with pytest.warns(tw.SimulationWarning, match="nobody waits for or reads it") as warned:
+    with pytest.warns(tw.SimulationWarning, match="but never waited for or read") as warned:
         tw.simulate(plan, 1, [{"flag": np.zeros(2, np.uint32)}])
     assert "flag[0, 1] is signalled" in str(warned[0].message)
     assert f"p.write_value --> {line}" in str(warned[0].message)

@@ -84,7 +84,7 @@ def test_a_rank_missing_from_a_barrier():
     inputs = [{"count": 0, "who": 2}] * 3
     error = fault(meets_but_one, 3, inputs)
     assert error.kind == "deadlock"
-    assert "not there yet: rank 2" in error.report
+    assert "not arrived: rank 2" in error.report
     assert "rank 2 has finished its 3 launches" in error.report
     tw.simulate(meets_but_one, 3, [{"count": 0, "who": -1}] * 3, schedules=5)
 

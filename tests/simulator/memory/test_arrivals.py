@@ -165,7 +165,7 @@ def test_a_duplicate_arrival_is_told_by_launch():
     error = fault(between_neighbours(twice), epochs=3)
     assert error.kind == "arrival" and error.seed == 0
     lines = error.report.splitlines()
-    assert lines[0].startswith("flags[1, 1] gets more arrivals than are waited for")
+    assert lines[0].startswith("flags[1, 1] receives more arrivals than are waited for")
     assert lines[1:4] == [
         f"  up to launch {e}: {2 * e + 2} arrivals, {e + 1} waited for, {e + 1} over"
         for e in range(3)
@@ -199,7 +199,7 @@ def test_a_passed_value_is_no_deadlock():
     error = fault(between_neighbours(equal))
     assert error.kind == "arrival"
     assert "value seen 2, value wanted == 1" in error.report
-    assert "passed by 1: it has 1 too many and never comes back" in error.report
+    assert "passed by 1: it has 1 too many and never returns to this value" in error.report
 
 
 @T.macro
@@ -226,7 +226,7 @@ def one_short(flags, me, peer, epoch):
 def test_a_lost_arrival_is_told_with_who_could_have():
     error = fault(between_neighbours(one_short), ranks=3, epochs=1)
     assert error.kind == "deadlock"
-    assert "stands at W.wait_reached(flags[0, 0]): value seen 2, value wanted reached 3" in (
+    assert "waits at W.wait_reached(flags[0, 0]): value seen 2, value wanted reached 3" in (
         error.report
     )
     assert "    1 missing\n" in error.report
@@ -263,8 +263,8 @@ def test_signals_that_nobody_waits_for():
     assert len(texts) == 2
     for text, word in zip(texts, (2, 3), strict=True):
         assert text.startswith(
-            f"program: each of 2 words (flags[0, {word}], ..) is signalled, but nobody waits for "
-            "or reads it: W.signal --> "
+            f"program: each of 2 words (flags[0, {word}], ..) is signalled, but never waited for "
+            "or read: W.signal --> "
         )
         assert re.search(r"test_arrivals\.py:\d+$", text)
 

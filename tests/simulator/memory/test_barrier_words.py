@@ -171,7 +171,7 @@ def test_never_written(make):
     fault = fault_of(make(), started(None))
     assert fault.kind == "poison"
     assert re.match(
-        rf"W\.{make.__name__} counts in words\[.*0\], which nobody has written, by rank \d, block ",
+        rf"W\.{make.__name__} counts in words\[.*0\], which is uninitialized, by rank \d, block ",
         fault.report,
     ), fault.report
     assert "expected an input of zeros" in fault.report

@@ -74,7 +74,7 @@ def kind_of(action):
 def test_scopes_must_include_each_other(reader, released, acquired, fault):
     world = World()
     world.store((0, 0))
-    world.blocks[0, 0].meet((0, 1))
+    world.blocks[0, 0].barrier((0, 1))
     kind = kind_of(lambda: (world.release((0, 0), released), world.acquire(reader, acquired),
                             world.load(reader)))  # fmt: skip
     assert kind == fault
@@ -96,12 +96,12 @@ def test_a_release_without_a_block_barrier_publishes_its_own_thread_only():
 def test_an_acquire_by_one_thread_orders_that_thread_until_the_block_meets():
     world = World()
     world.store((0, 0))
-    world.blocks[0, 0].meet((0, 1))
+    world.blocks[0, 0].barrier((0, 1))
     world.release((0, 0))
     world.acquire((1, 0), thread_groups=(0,))
     assert kind_of(lambda: world.load((1, 0), thread_groups=(0,))) is None
     assert kind_of(lambda: world.load((1, 0))) == "race"
-    world.blocks[1, 0].meet((0, 1))
+    world.blocks[1, 0].barrier((0, 1))
     assert kind_of(lambda: world.load((1, 0))) is None
 
 
@@ -125,7 +125,7 @@ def test_overwriting_what_was_read_in_the_same_launch_is_reuse():
     world = World()
     world.store((1, 0))
     world.load((1, 0))
-    world.blocks[1, 0].meet((0, 1))
+    world.blocks[1, 0].barrier((0, 1))
     world.release((1, 0))
     world.acquire((0, 0))
     world.load((1, 0))
@@ -136,7 +136,7 @@ def test_every_reader_counts_not_only_the_last():
     world = World()
     world.load((1, 0))
     world.load((0, 1))
-    world.blocks[0, 1].meet((0, 1))
+    world.blocks[0, 1].barrier((0, 1))
     world.release((0, 1))
     world.acquire((0, 0))
     assert kind_of(lambda: world.store((0, 0), epoch=1)) == "reuse"
@@ -353,7 +353,7 @@ def test_bulk_stores_are_complete_after_a_full_wait_only():
         world.data.write((slice(0, 8),), 1, Access(agent, time, view, 0, "bulk", "here:1"))
         if complete:
             order.complete_bulk((0, 1), time)
-        order.meet((0, 1))
+        order.barrier((0, 1))
         world.release((0, 0))
         world.acquire((1, 0))
         assert kind_of(lambda w=world: w.load((1, 0))) == fault

@@ -196,7 +196,7 @@ def test_equivalent_survives(make, variant, name):
 def test_operations_that_do_nothing_are_proven():
     idle = [m for m in mutants(exchange, False) if m.op == "complete_bulk_stores"]
     assert [m.verdict for m in idle] == ["explained", "explained"]
-    assert {m.why for m in idle} == {"proven: no bulk store is under way where it stands"}
+    assert {m.why for m in idle} == {"proven: no bulk store is in flight when it runs"}
     alone = tw.mutate(exchange(False), 1, inputs_of(exchange(False), 1), schedules=2, epochs=1)
     assert {m.name for m in alone if "rank" in m.change} == set()
 

@@ -71,7 +71,7 @@ def test_bars_signals_waits_and_transfers():
     assert all(0 < b.start < b.end <= timeline.end for b in timeline.bars)
     waits = [(b, w) for b in timeline.bars for w in b.waits]
     assert waits and all(b.start < w.start < w.end < b.end for b, w in waits)
-    assert any("stands at W.wait_reached(flags[" in w.text for _, w in waits)
+    assert any("waits at W.wait_reached(flags[" in w.text for _, w in waits)
 
     assert len(timeline.signals) == ranks * epochs * 2
     assert all("W.signal of flags" in m.text and " -> " in m.text for m in timeline.signals)
@@ -150,7 +150,7 @@ def test_recording_changes_nothing(tmp_path, monkeypatch):
 
 def crosses(timeline):
     """Two thick lines each."""
-    lines = [s for s in draw(timeline).shapes if isinstance(s, Line) and s.colour == FAULTS]
+    lines = [s for s in draw(timeline).shapes if isinstance(s, Line) and s.color == FAULTS]
     legend = 2
     return sum(s.width == 3.2 for s in lines) // 2 - legend // 2
 
@@ -195,7 +195,7 @@ def test_a_page_is_one_file(tmp_path):
     svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", page, re.DOTALL)[0])
     tips = [e.get("data-tip") for e in svg.iter() if e.get("data-tip")]
     assert any(t == "rank 1, block 0, launch 0" for t in tips)
-    assert any("stands at W.wait_reached(flags[1, 0]): value seen 0" in t for t in tips)
+    assert any("waits at W.wait_reached(flags[1, 0]): value seen 0" in t for t in tips)
 
 
 def test_svg_and_png_show_the_same(tmp_path):
@@ -208,9 +208,9 @@ def test_svg_and_png_show_the_same(tmp_path):
     assert pixels.shape[:2] == (int(svg.get("height")), int(svg.get("width")))
     texts = [e.text for e in svg.iter() if e.tag.endswith("text")]
     assert {"rank 0", "rank 1", "waits", "signal ends wait"} <= set(texts)
-    for colour in (drawing.SIGNALS, drawing.WRITES, drawing.WAITS, *drawing.RUNS):
-        rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-        assert (np.abs(pixels - rgb).max(axis=2) < 0.02).sum() > 20, colour
+    for color in (drawing.SIGNALS, drawing.WRITES, drawing.WAITS, *drawing.RUNS):
+        rgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        assert (np.abs(pixels - rgb).max(axis=2) < 0.02).sum() > 20, color
 
 
 def test_of_too_much_the_last_is_drawn(monkeypatch):

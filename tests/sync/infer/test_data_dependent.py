@@ -11,7 +11,7 @@ from tileweave import language as W
 from tileweave import passes
 from tileweave.emit import EMIT_HEAP_STRIDE
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*nobody waits for:tileweave.SimulationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*never waited for:tileweave.SimulationWarning")
 
 RANKS, PLACES, ROWS, N, F32 = 2, 3, 8, 4, "float32"
 INDICES = T.Tensor((16,), "int32")

@@ -138,7 +138,7 @@ def test_a_wait_stays_in_a_loop_whose_first_round_reads_nothing():
     assert all((o["Y"][1:] == inputs[0]["X"]).all() for o in out[1:])
 
 
-@pytest.mark.filterwarnings("ignore:.*nobody waits for:tileweave.SimulationWarning")
+@pytest.mark.filterwarnings("ignore:.*never waited for:tileweave.SimulationWarning")
 def test_nobody_waits_for_a_rank_that_does_not_read_what_it_gets():
     """It gives no credit."""
 

@@ -1,4 +1,4 @@
-"""Barriers wider than a block."""
+"""Barriers of several blocks: of a grid, of all ranks, or of one block per rank."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Turn:
-    """One meeting: who is still to come, and what those who came have done."""
+class Phase:
+    """One use of a barrier: the members that have not arrived, and the clock of the others."""
 
     number: int
     missing: dict[tuple, None]
@@ -26,20 +26,21 @@ class Turn:
 
 
 @dataclass
-class Rendezvous:
-    """A barrier wider than a block: who arrives waits until all have; then it serves again."""
+class GroupBarrier:
+    """A barrier of several blocks, which may be used again after all members have arrived."""
 
     machine: Machine
     participants: str
-    turn: Turn = field(default_factory=lambda: Turn(0, {}))
+    phase: Phase = field(default_factory=lambda: Phase(0, {}))
     arrived_in: dict[Any, int] = field(default_factory=dict)
+    """Block of a rank that arrived, by launch, if one block of each rank participates."""
 
     @property
     def per_rank(self) -> bool:
-        """Whether one block of each rank arrives."""
+        """True if one block of each rank participates."""
         return self.participants == "ranks"
 
-    def meet(self, frame: Frame, op: str, loc: str) -> Iterator[Any]:
+    def arrive_and_wait(self, frame: Frame, op: str, loc: str) -> Iterator[Any]:
         block = frame.block
         me = (block.rank,) if self.per_rank else (block.rank, block.number)
         launch = block.launch
@@ -49,26 +50,26 @@ class Rendezvous:
                 f"{op} is reached by blocks {self.arrived_in[launch]} and {block.number} of rank "
                 f"{block.rank} in launch {block.epoch}; expected one block a launch\n --> {loc}",
             )
-        if not self.turn.missing:
-            self.turn = Turn(self.turn.number + 1, dict.fromkeys(self._members(block)))
-        turn = self.turn
-        turn.missing.pop(me, None)
+        if not self.phase.missing:
+            self.phase = Phase(self.phase.number + 1, dict.fromkeys(self._members(block)))
+        phase = self.phase
+        phase.missing.pop(me, None)
         for i in frame.mask.thread_groups:
             (clock,) = block.order.release(i, SYS).values()
-            turn.clock = clock if turn.clock is None else turn.clock.joined(clock)
+            phase.clock = clock if phase.clock is None else phase.clock.joined(clock)
         self.machine.memory.version += 1
 
         def text() -> str:
-            who = "; ".join(_who(m) for m in list(turn.missing)[:8])
+            members = "; ".join(_member_name(m) for m in list(phase.missing)[:8])
             return (
-                f"{block.name()} in launch {block.epoch} stands at {op}, meeting {turn.number}: "
-                f"not there yet: {who} --> {loc}"
+                f"{block.name()} in launch {block.epoch} waits at {op}, phase {phase.number}: "
+                f"not arrived: {members} --> {loc}"
             )
 
-        if turn.missing:
-            yield Waiting(lambda: not turn.missing, text)
-        assert turn.clock is not None
-        block.order.see(frame.mask.thread_groups, turn.clock)
+        if phase.missing:
+            yield Waiting(lambda: not phase.missing, text)
+        assert phase.clock is not None
+        block.order.join(frame.mask.thread_groups, phase.clock)
 
     def _members(self, block: Block) -> list[tuple]:
         ranks = range(self.machine.world_size)
@@ -79,5 +80,5 @@ class Rendezvous:
         return [(r, b) for r in ranks for b in range(block.launch.blocks)]
 
 
-def _who(member: tuple) -> str:
+def _member_name(member: tuple) -> str:
     return f"rank {member[0]}" + (f", block {member[1]}" if len(member) > 1 else "")
