@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..ops.collectives.collective import EXCHANGES, SyncContext, checked
+from ..ops.collectives.collective import EXCHANGES, Collective, checked
 from ..ops.collectives.transport import OWN, Transport, obstacle
 from ..ops.core import nccl
 from ..ops.core.cache import prepared
@@ -113,7 +113,7 @@ class Buffers:
     group: Group
     gathered: SymmetricTensor | None
     out: Tensor = field(init=False)
-    made: list[SyncContext] = field(init=False, default_factory=list)
+    made: list[Collective] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.out = torch.empty(
