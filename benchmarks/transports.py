@@ -24,7 +24,7 @@ from tileweave.bench import exchanges
 from tileweave.bench.command import INPUTS
 from tileweave.bench.contenders import Checker, Implementation, Missing
 from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program
-from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_phase_program
+from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_shot_program
 from tileweave.ops.collectives.all_to_all import Parts, all_to_all_plan, all_to_all_program
 from tileweave.ops.collectives.collective import Moved, checked
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
@@ -97,7 +97,7 @@ def by_tiles(transport: str, tile: int, problem: Collective) -> Any:
     if problem.op == "all_to_all":
         return all_to_all_program(Parts.of(problem, tile), transport)
     program = {"all_gather": all_gather_program, "reduce_scatter": reduce_scatter_program,
-               "all_reduce": two_phase_program}[problem.op]  # fmt: skip
+               "all_reduce": two_shot_program}[problem.op]  # fmt: skip
     lines = lines_of(problem, tile, shared_out=problem.op == "reduce_scatter")
     return program(lines, problem.ranks, transport)
 

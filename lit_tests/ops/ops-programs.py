@@ -15,7 +15,7 @@ from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program, collect_shares
 from tileweave.ops.collectives.all_reduce import add_and_share, all_reduce_plan
 from tileweave.ops.collectives.all_reduce import one_shot_program as all_reduce_one_shot
-from tileweave.ops.collectives.all_reduce import two_phase_program as all_reduce_two_phase
+from tileweave.ops.collectives.all_reduce import two_shot_program as all_reduce_two_phase
 from tileweave.ops.collectives.all_to_all import all_to_all_plan, all_to_all_program, collect_parts
 from tileweave.ops.collectives.reduce_scatter import (
     add_parts,
@@ -33,7 +33,7 @@ from tileweave.ops.gemm.all_gather_matmul import (
 from tileweave.ops.gemm.matmul_all_reduce import (
     matmul_all_reduce_plan,
     one_shot_program,
-    two_phase_program,
+    two_shot_program,
 )
 from tileweave.ops.gemm.matmul_reduce_scatter import (
     gemm_rs_persistent,
@@ -61,7 +61,7 @@ for make in (
     communicated_matmul,
     ag_gemm_push,
     one_shot_program,
-    two_phase_program,
+    two_shot_program,
     matmul_all_reduce_plan,
     all_gather_program,
     collect_shares,
@@ -91,7 +91,7 @@ for make in (
 # CHECK-NEXT: communicated_matmul []
 # CHECK-NEXT: ag_gemm_push []
 # CHECK-NEXT: one_shot_program []
-# CHECK-NEXT: two_phase_program []
+# CHECK-NEXT: two_shot_program []
 # CHECK-NEXT: matmul_all_reduce_plan []
 # CHECK-NEXT: all_gather_program []
 # CHECK-NEXT: collect_shares []
@@ -100,7 +100,7 @@ for make in (
 # CHECK-NEXT: add_parts []
 # CHECK-NEXT: reduce_scatter_plan []
 # CHECK-NEXT: one_shot_program []
-# CHECK-NEXT: two_phase_program []
+# CHECK-NEXT: two_shot_program []
 # CHECK-NEXT: add_and_share []
 # CHECK-NEXT: all_reduce_plan []
 # CHECK-NEXT: all_to_all_program []
@@ -185,7 +185,7 @@ show(launched(matmul_reduce_scatter_plan(256, 8192, 7168, 4, "bfloat16", True, w
 # CHECK-SAME: step) >> {{.*}}4
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(gathered_arrived[
 # CHECK: tl::tma_load(gathered_desc
-pieces = replace(WALKED[1], cut=4)
+pieces = replace(WALKED[1], num_chunks=4)
 show(launched(all_gather_matmul_plan(256, 7168, 8192, 4, "bfloat16", True, pieces)))
 
 # A bias is no parameter where there is none; else it is loaded behind the last product.
@@ -300,7 +300,7 @@ show(one_shot_program(72, 8200, 1800, 4, "bfloat16", True, SMALL))
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_arrived[
 # CHECK: *(uint4*)(sums
 # CHECK: tl::tma_store(C_desc
-show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
+show(two_shot_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 
 # Both exchanges by copy engines: the stream is told of products and, behind both places where they are
 # stored, of sums; the last of them are fetched, 16 bytes at a time, by blocks that have no tile left.
@@ -324,7 +324,7 @@ show(two_phase_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
 # CHECK: *(uint4*)(held {{.*}} = *(uint4*)(rest
 # CHECK: *(uint4*)(C {{.*}} = *(uint4*)(held
 # CHECK-NOT: tma_
-cut = replace(WALKED[0], cut=2)
+cut = replace(WALKED[0], num_chunks=2)
 show(launched(matmul_all_reduce_plan(4096, 8192, 7168, 4, "bfloat16", True, cut)))
 
 # Tiles go to the peers as boxes of the TMA, which are complete before they are announced.

@@ -15,7 +15,7 @@ from math import ceil
 import numpy as np
 
 from ...builtins.tile_order import swizzle_ranks
-from ..core.tiles import SMS, Tiles, Walk, late, stored
+from ..core.tiles import DEVICE, PersistentSchedule, Tiles, stored, stores_last_peer
 from ..gemm.comm_blocks import CommBlocks
 
 _RATE = 6.05e6
@@ -77,7 +77,7 @@ _SHORT, _LONG = (7.0, 10e-6), (26.0, 3e-6)
 """What NCCL takes, and how much longer for each byte that a rank gets: the lesser of two."""
 
 
-def tile_us(tiles: Tiles, K: int, itemsize: int) -> float:
+def estimate_tile_us(tiles: Tiles, K: int, itemsize: int) -> float:
     """One SM, one tile."""
     of_size = tiles.M * tiles.N / (128 * 256)
     relative = _RELATIVE.get((tiles.M, tiles.N, tiles.stages), of_size)
@@ -85,55 +85,57 @@ def tile_us(tiles: Tiles, K: int, itemsize: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def gathered_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
+def estimate_ag_gemm_copy_engine_us(
+    rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
+) -> float:
     """``ag_gemm_copy_engine`` between copy engines that bring what it multiplies.
 
     Args:
-        share, N, K, ranks, tiles: as for the program.
+        rows_per_rank, N, K, ranks, tiles: as for the program.
         itemsize: bytes of an operand's element.
     """
-    each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
-    of_rank = ceil(share / tiles.M) * ceil(N / tiles.N)
-    walk = Walk.over(ranks * of_rank, SMS)
+    each = estimate_tile_us(tiles, K, itemsize) * _filled(rows_per_rank, tiles)
+    of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
+    walk = PersistentSchedule.for_tiles(ranks * of_rank, DEVICE.sm_count)
     # When tiles of a peer's rows are done that nothing else holds up.
     comes = np.zeros(ranks)
-    sent, column = _MEETING - _PEER, share * itemsize
+    sent, column = _MEETING - _PEER, rows_per_rank * itemsize
     for peer in range(1, ranks):
         pieces, rate = [slice(0, K)], _PUSHED
-        if peer == 1 and tiles.cut > 1:
+        if peer == 1 and tiles.num_chunks > 1:
             pieces, rate = tiles.widening(K), _PUSHED_ROWS
         sent += _PEER - _FURTHER
         for k in pieces:
             sent += _FURTHER + column * (k.stop - k.start) / rate + _FLAG
             comes[peer] = max(comes[peer], sent + _SEEN + each * (1 - k.start / K))
     # Where no SM stays free for it, the kernel begins behind the meeting.
-    ends = np.full(walk.blocks, _MEETING if walk.blocks == SMS else _BEGIN)
-    for numbers in _turns(walk):
+    ends = np.full(walk.blocks, _MEETING if walk.blocks == DEVICE.sm_count else _BEGIN)
+    for numbers in _waves(walk):
         of_turn = ends[: len(numbers)]
         of_turn[:] = np.maximum(of_turn + each, comes[numbers // of_rank])
     return float(ends.max()) + _END
 
 
 @lru_cache(maxsize=256)
-def communicated_us(
-    share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
+def estimate_ag_gemm_comm_blocks_us(
+    rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
 ) -> float:
     """``communicated_matmul``, whose first blocks send own rows.
 
     Args:
-        share, N, K, ranks, tiles: as for the program.
+        rows_per_rank, N, K, ranks, tiles: as for the program.
         itemsize: bytes of an operand's element.
     """
-    each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
-    of_rank = ceil(share / tiles.M) * ceil(N / tiles.N)
-    sent = CommBlocks.apart(share, N, K, ranks, tiles, itemsize)
+    each = estimate_tile_us(tiles, K, itemsize) * _filled(rows_per_rank, tiles)
+    of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
+    sent = CommBlocks.apart(rows_per_rank, N, K, ranks, tiles, itemsize)
     strip = sent.height * sent.width * itemsize
     strip_us = max(strip / _PUSHED_BY_ONE, sent.blocks * strip / _FETCHED)
     # When a piece of all ranks is there, tile after tile of those that are not own ones.
-    done = np.arange(1, sent.pieces + 1) * sent.of_piece * (ranks - 1)
+    done = np.arange(1, sent.pieces + 1) * sent.strips_per_piece * (ranks - 1)
     comes = _BEGIN + np.ceil(done / max(sent.blocks, 1)) * strip_us + _SEEN
     ends = np.full(sent.walk.blocks, _BEGIN)
-    for numbers in _turns(sent.walk):
+    for numbers in _waves(sent.walk):
         of_turn = ends[: len(numbers)]
         others = numbers >= of_rank
         for piece in comes:
@@ -143,38 +145,43 @@ def communicated_us(
 
 
 @lru_cache(maxsize=256)
-def summed_us(
-    share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2, out_itemsize: int = 2,
-    shared: bool = False,
+def estimate_gemm_rs_persistent_us(
+    rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2,
+    out_itemsize: int = 2, shared: bool = False,
 ) -> float:  # fmt: skip
     """``gemm_rs_persistent`` between copy engines that bring products, and, if its sums are ``shared``,
     these, too, but for the last piece, which its blocks fetch.
 
     Args:
-        share, N, K, ranks, tiles: as for the program.
+        rows_per_rank, N, K, ranks, tiles: as for the program.
         itemsize, out_itemsize: bytes of an element of the operands, and of the result.
     """
-    each = tile_us(tiles, K, itemsize) * _filled(share, tiles)
-    if tiles.band < _LOW:
+    each = estimate_tile_us(tiles, K, itemsize) * _filled(rows_per_rank, tiles)
+    if tiles.group_m < _LOW:
         each *= _OF_LOW
     adding = ceil(tiles.N / tiles.K) / ceil(K / tiles.K) * each
-    of_rank, of_piece = ceil(share / tiles.M) * ceil(N / tiles.N), tiles.of_piece(N)
-    walk = Walk.over(ranks * of_rank)
+    of_rank, tiles_per_chunk = (
+        ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N),
+        tiles.tiles_per_chunk(N),
+    )
+    walk = PersistentSchedule.for_tiles(ranks * of_rank)
     extents = [
         (rows.stop - rows.start, columns.stop - columns.start)
-        for rows, columns in tiles.pieces(share, N)
+        for rows, columns in tiles.pieces(rows_per_rank, N)
     ]
     nbytes = [height * width * out_itemsize for height, width in extents]
     copies = Copies(
         nbytes,
         [ceil(height / tiles.M) * ceil(width / tiles.N) for height, width in extents],
-        ranks, shared, late(share, N, ranks, tiles),
+        ranks, shared, stores_last_peer(rows_per_rank, N, ranks, tiles),
     )  # fmt: skip
     ends = np.full(walk.blocks, _BEGIN)
-    for numbers in _turns(walk):
+    for numbers in _waves(walk):
         of_turn = ends[: len(numbers)]
-        owners, places = swizzle_ranks(numbers, of_rank, 0, ranks, of_piece if shared else None)
-        pieces = places // of_piece
+        owners, places = swizzle_ranks(
+            numbers, of_rank, 0, ranks, tiles_per_chunk if shared else None
+        )
+        pieces = places // tiles_per_chunk
         of_turn += each
         others = owners > 0
         copies.made(owners[others], pieces[others], of_turn[others])
@@ -185,36 +192,45 @@ def summed_us(
             copies.made(owners[own], pieces[own], of_turn[own])
     end = float(ends.max()) + _END
     if shared and ranks > 1:
-        end += _PIECE * (len(extents) - 1) + _SHORT_OF_A_TURN * (of_piece < walk.blocks)
+        end += _PIECE * (len(extents) - 1) + _SHORT_OF_A_TURN * (tiles_per_chunk < walk.blocks)
         end += _TOLD + (ranks - 1) * nbytes[-1] / _FETCHED_BY_SMS
     return max(end, copies.end + _JOINED * (len(extents) > 1) * shared)
 
 
-def stored_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
+def estimate_gemm_rs_store_us(
+    rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
+) -> float:
     """``matmul_reduce_scatter_program``, whose tiles are stored over NVLink."""
     last = max(_STORED * tiles.M * tiles.N / (128 * 256), _AT_LEAST)
-    rows = ranks * ceil(share / tiles.M) * tiles.M
-    return product_us(rows, N, K, tiles, itemsize) * _filled(share, tiles) * _STORING + last
+    rows = ranks * ceil(rows_per_rank / tiles.M) * tiles.M
+    return (
+        estimate_product_us(rows, N, K, tiles, itemsize) * _filled(rows_per_rank, tiles) * _STORING
+        + last
+    )
 
 
-def spread_us(
+def estimate_two_shot_us(
     M: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2, out_itemsize: int = 2
 ) -> float:
-    """``two_phase_program``: the same, and sums are stored, too."""
+    """``two_shot_program``: the same, and sums are stored, too."""
     sums = M * N * out_itemsize * (ranks - 1) / ranks
-    return stored_us(M, N, K, 1, tiles, itemsize) + _SPREAD + sums / _SPREADING
+    return estimate_gemm_rs_store_us(M, N, K, 1, tiles, itemsize) + _SPREAD + sums / _SPREADING
 
 
-def one_shot_us(M: int, N: int, K: int, tiles: Tiles, fetched: float, itemsize: int = 2) -> float:
+def estimate_one_shot_us(
+    M: int, N: int, K: int, tiles: Tiles, fetched: float, itemsize: int = 2
+) -> float:
     """A program whose ranks fetch so many bytes of what the others have computed."""
-    product = product_us(M, N, K, tiles, itemsize) * _filled(M, tiles)
+    product = estimate_product_us(M, N, K, tiles, itemsize) * _filled(M, tiles)
     return _BEGIN + product + (_PUBLISHED + fetched / _FETCHED if fetched else 0.0)
 
 
-def pushed_us(share: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2) -> float:
+def estimate_ag_gemm_push_us(
+    rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
+) -> float:
     """``ag_gemm_push``."""
-    sent, M = (ranks - 1) * share * K * itemsize, ranks * share
-    product = product_us(M, N, K, tiles, itemsize) * _filled(M, tiles)
+    sent, M = (ranks - 1) * rows_per_rank * K * itemsize, ranks * rows_per_rank
+    product = estimate_product_us(M, N, K, tiles, itemsize) * _filled(M, tiles)
     rate, blocks = _PUSHED_BY_SMS
     rate *= min(1, ceil(M / tiles.M) * ceil(N / tiles.N) / blocks)
     return _BEGIN + (_PUBLISHED + sent / rate if sent else 0.0) + product
@@ -225,27 +241,29 @@ def _filled(M: int, tiles: Tiles) -> float:
     return 1 + _EMPTY * (1 - M / (ceil(M / tiles.M) * tiles.M))
 
 
-def product_us(M: int, N: int, K: int, tiles: Tiles, itemsize: int = 2) -> float:
+def estimate_product_us(M: int, N: int, K: int, tiles: Tiles, itemsize: int = 2) -> float:
     """A kernel with a block for each tile, alone."""
-    turns = ceil(ceil(M / tiles.M) * ceil(N / tiles.N) / SMS)
-    return max(turns * tile_us(tiles, K, itemsize), N * K * itemsize / _READ)
+    waves = ceil(ceil(M / tiles.M) * ceil(N / tiles.N) / DEVICE.sm_count)
+    return max(waves * estimate_tile_us(tiles, K, itemsize), N * K * itemsize / _READ)
 
 
-def unfused_us(M: int, N: int, K: int, moved: float, itemsize: int = 2) -> float:
+def estimate_unfused_us(M: int, N: int, K: int, moved: float, itemsize: int = 2) -> float:
     """cuBLAS and NCCL, one after the other.
 
     Args:
         M, N, K: of what one rank multiplies.
         moved: bytes that each rank gets; 0 if there is one rank.
     """
-    product = _CUBLAS + min(product_us(M, N, K, tiles, itemsize) for tiles in stored(itemsize))
+    product = _CUBLAS + min(
+        estimate_product_us(M, N, K, tiles, itemsize) for tiles in stored(itemsize)
+    )
     exchange = min(begin + each * moved for begin, each in (_SHORT, _LONG))
     return product + (exchange if moved else 0.0)
 
 
-def _turns(walk: Walk) -> Iterator[np.ndarray]:
+def _waves(walk: PersistentSchedule) -> Iterator[np.ndarray]:
     """The numbers of the tiles of each turn."""
-    for turn in range(walk.turns):
+    for turn in range(walk.waves):
         yield np.arange(turn * walk.blocks, min((turn + 1) * walk.blocks, walk.tiles))
 
 
@@ -257,14 +275,19 @@ class Copies:
         tiles: how many each of them has.
         shared: whether sums are brought, too, but for the last piece: an own piece then goes to all
             peers, from which this rank gets theirs meanwhile.
-        late: whether the kernel stores what is for the last peer.
+        stores_last_peer: whether the kernel stores what is for the last peer.
     """
 
     def __init__(
-        self, nbytes: list[float], tiles: list[int], ranks: int, shared: bool, late: bool
+        self,
+        nbytes: list[float],
+        tiles: list[int],
+        ranks: int,
+        shared: bool,
+        stores_last_peer: bool,
     ) -> None:
-        self._nbytes, self._ranks, self._late = nbytes, ranks, late
-        pieces, peers = range(len(nbytes)), range(1, ranks - late)
+        self._nbytes, self._ranks, self._stores_last_peer = nbytes, ranks, stores_last_peer
+        pieces, peers = range(len(nbytes)), range(1, ranks - stores_last_peer)
         self._left = {(owner, piece): tiles[piece] for owner in range(ranks) for piece in pieces}
         self._ready = dict.fromkeys(self._left, 0.0)
         self._arrived: dict[int, list[float]] = {piece: [] for piece in pieces}
@@ -286,7 +309,7 @@ class Copies:
             these = ends[(owners == owner) & (pieces == piece)]
             self._left[owner, piece] -= len(these)
             self._ready[owner, piece] = max(self._ready[owner, piece], float(these.max()))
-            if self._late and owner == self._ranks - 1 and not self._left[owner, piece]:
+            if self._stores_last_peer and owner == self._ranks - 1 and not self._left[owner, piece]:
                 stored = self._ready[owner, piece] + self._nbytes[piece] / _PUSHED
                 self._arrived[piece].append(stored + _SEEN)
         while self._next and not self._left[self._next[0]]:

@@ -92,7 +92,7 @@ def measured_as(problem: Problem) -> Problem:
 
 def table_for(group: Group) -> dict[Problem, Measured | None]:
     """What the ranks of a group have agreed on; None is that nothing was measured. Who changes it
-    does so on every rank, and forgets what was decided by it (``remembered.forget``)."""
+    does so on every rank, and forgets what was decided by it (``remembered.invalidate``)."""
     return _known.setdefault(group, {})
 
 

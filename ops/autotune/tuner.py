@@ -30,7 +30,7 @@ from ..core.cache import OpCache, prepared
 from ..core.groups import group_of, name_of
 from ..core.operator import OPERATORS, Choice, Operator
 from ..core.problem import Problem, operator_name
-from ..core.session_cache import forget
+from ..core.session_cache import invalidate
 from ..core.strategy import obstacle, preferred
 from ..core.tiles import SHARED_BYTES
 from .store import Measured, agreed, measured_as, save, table_for
@@ -158,7 +158,7 @@ def tune_problem(problem: Problem, group: Group) -> Tuned:
     tuned = Autotuner(problem, of_session, kept).run()
     for each in (group, of_session):
         table_for(each)[problem] = tuned.measured
-    forget()
+    invalidate()
     if of_session.rank == 0:
         _keep(tuned, of_session)
     return tuned

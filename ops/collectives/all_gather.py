@@ -14,7 +14,7 @@ from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..core import nccl
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
-from ..core.tiles import Walk
+from ..core.tiles import PersistentSchedule
 from .across_nodes import AcrossNodes, Move
 from .collective import Collective, define_exchange, exchange
 from .transport import SUMMED
@@ -59,7 +59,7 @@ def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
     Args:
         blocks: that walk over the tiles; None for one for each.
     """
-    dtype, walk = lines.dtype, Walk.by(ranks * lines.tiles, blocks)
+    dtype, walk = lines.dtype, PersistentSchedule.with_blocks(ranks * lines.tiles, blocks)
 
     @T.prim_func
     def collect_shares(
@@ -70,7 +70,7 @@ def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
         with T.Kernel(walk.blocks, threads=256) as block:
             held = T.alloc_fragment(lines.tile, dtype)
             me = W.rank()
-            for turn in T.serial(walk.turns):
+            for turn in T.serial(walk.waves):
                 number = turn * walk.blocks + block
                 if number < walk.tiles:
                     before, source, tile = collected(number, me, lines.tiles, ranks)

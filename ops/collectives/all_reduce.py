@@ -49,7 +49,7 @@ def one_shot_program(lines: Lines, ranks: int, transport: str):
     return all_reduce_one_shot
 
 
-def two_phase_program(lines: Lines, ranks: int, transport: str):
+def two_shot_program(lines: Lines, ranks: int, transport: str):
     """SMs: each tile is added up by the rank that owns it, which stores the sum for the others.
 
     Each rank owns as many tiles; the last ones may lie behind the end.
@@ -86,7 +86,7 @@ def two_phase_program(lines: Lines, ranks: int, transport: str):
 
 def add_and_share(lines: Lines, ranks: int):
     """The kernel that adds up the parts which copy engines bring, stores the sums for the others,
-    and collects theirs: the second half of ``two_phase_program``."""
+    and collects theirs: the second half of ``two_shot_program``."""
     dtype = lines.dtype
 
     @T.prim_func
@@ -148,7 +148,7 @@ class AllReduce(Collective, op=NAME):
     def steps(problem: CollectiveProblem, transport: str):
         ranks, dtype = problem.ranks, problem.tile_dtype
         if transport != "copy_engine":
-            program = one_shot_program if is_one_shot(problem) else two_phase_program
+            program = one_shot_program if is_one_shot(problem) else two_shot_program
             tile = tile_bytes(problem.nbytes // ranks)  # which the blocks of a rank share
             return program(Lines.of(problem.elements, dtype, tile=tile), ranks, transport)
         lines = Lines.of(problem.elements // ranks, dtype)

@@ -16,7 +16,7 @@ from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.collective_problem import CollectiveProblem, axis_of, require_exchangeable, shared
-from ..core.tiles import Walk
+from ..core.tiles import PersistentSchedule
 from .collective import Collective, define_exchange, exchange
 from .vectors import (
     COLUMNS,
@@ -152,7 +152,7 @@ def collect_parts(parts: Parts, blocks: int | None = None):
     )  # fmt: skip
     given_behind, got_behind = parts.given_behind, parts.got_behind
     of_rank = outer * prod(parts.tiles)
-    walk = Walk.by(ranks * of_rank, blocks)
+    walk = PersistentSchedule.with_blocks(ranks * of_rank, blocks)
 
     @T.prim_func
     def collect_parts(
@@ -163,7 +163,7 @@ def collect_parts(parts: Parts, blocks: int | None = None):
         with T.Kernel(walk.blocks, threads=256) as block:
             held = T.alloc_fragment((height, 1, columns), dtype)
             me = W.rank()
-            for turn in T.serial(walk.turns):
+            for turn in T.serial(walk.waves):
                 number = turn * walk.blocks + block
                 if number < walk.tiles:
                     before, source, tile = collected(number, me, of_rank, ranks)

@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...runtime.plans.parameters import Parameter
 from ..core.problem import packed
-from ..core.tiles import SMS
+from ..core.tiles import DEVICE
 
 TILE, _BLOCKS = 1 << 15, 256
 """Bytes that a block moves at a time, 128 for each of 256 threads, where so many blocks have as
@@ -22,7 +22,7 @@ much, about two for each SM; else half of that. Measured with 8 times as much an
 COLUMNS, _HEIGHT = 256, 256
 """What the TMA moves at once is no more than this, along each axis. Powers of two: TileLang wants
 threads to share a tile evenly, and only of these moves 16 bytes at a time."""
-WALKERS = 2 * (SMS - 1)
+WALKERS = 2 * (DEVICE.sm_count - 1)
 """Blocks that put to its place what copy engines bring: all that wait read one word, and a thousand
 at a time hold up what arrives, as fewer blocks hold up the copying (benchmarks/LOG.md)."""
 _PACE = 10

@@ -14,7 +14,7 @@ from tvm import tirx
 from ...runtime import Plan
 from ...runtime.host.group import Group
 from ...runtime.kernel.kernel import capturing
-from ..autotune.cost_model import unfused_us
+from ..autotune.cost_model import estimate_unfused_us
 from .compiled import CompiledOp
 from .epilogue import Epilogue
 from .problem import Problem
@@ -49,16 +49,16 @@ class Operator(CompiledOp, ABC):
 
     Attributes:
         programs: the tile programs, or plans, by the names of ``Choice.program``.
-        alone: by the name of a program whose kernel and copies wait for each other, so that they
+        graph_fallback: by the name of a program whose kernel and copies wait for each other, so that they
             must run side by side: the one that is taken where that is not sure.
-        constants: by the name of a program, what it takes that no caller gives, for a problem.
+        extra_inputs: by the name of a program, what it takes that no caller gives, for a problem.
         problem, choice: what it computes, and how.
         in_graphs: what CUDA graphs record instead, if that is something else.
     """
 
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
-    alone: ClassVar[Mapping[str, str]] = {}
-    constants: ClassVar[Mapping[str, Callable[[Problem, Choice], tuple[torch.Tensor, ...]]]] = {}
+    graph_fallback: ClassVar[Mapping[str, str]] = {}
+    extra_inputs: ClassVar[Mapping[str, Callable[[Problem, Choice], tuple[torch.Tensor, ...]]]] = {}
     in_graphs: Operator | None = None
 
     def __init_subclass__(cls, op: str, **options: Any) -> None:
@@ -82,8 +82,8 @@ class Operator(CompiledOp, ABC):
         """
         super().__init__(self.program(problem, choice))
         self.problem, self.choice = problem, choice
-        constants = self.constants.get(choice.program)
-        self.given = constants(problem, choice) if constants else ()
+        extra_inputs = self.extra_inputs.get(choice.program)
+        self.given = extra_inputs(problem, choice) if extra_inputs else ()
         with ExitStack() as failed:
             failed.callback(self.free)
             if (recorded := self.recorded(problem, choice)) != choice:
@@ -120,9 +120,11 @@ class Operator(CompiledOp, ABC):
     def recorded(cls, problem: Problem, choice: Choice) -> Choice:
         """What CUDA graphs record where calls run ``choice``: programs that run ``alone``. No edge
         of a graph lets a kernel begin before copies that wait for it, and those may hold it up."""
-        if choice.program not in cls.alone:
+        if choice.program not in cls.graph_fallback:
             return choice
-        return Choice(cls.alone[choice.program], tiles_for(*problem.shards, problem.itemsize))
+        return Choice(
+            cls.graph_fallback[choice.program], tiles_for(*problem.shards, problem.itemsize)
+        )
 
     @classmethod
     def launched(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
@@ -138,7 +140,7 @@ class Operator(CompiledOp, ABC):
     @classmethod
     def suits(cls, problem: Problem, program: str) -> bool:
         """Whether one of ``programs`` is for a problem, and the GPU is large enough for it."""
-        return program not in cls.alone or has_room_for_walks()
+        return program not in cls.graph_fallback or has_room_for_walks()
 
     @classmethod
     def options(cls, problem: Problem) -> dict[Choice, float]:
@@ -147,10 +149,10 @@ class Operator(CompiledOp, ABC):
         return {choice: us for choice, us in every if cls.suits(problem, choice.program)}
 
     @classmethod
-    def foretold(cls, problem: Problem) -> tuple[float, float]:
+    def predicted(cls, problem: Problem) -> tuple[float, float]:
         """How long ``table`` takes, and ``unfused``, in us."""
         sizes = problem.M, problem.N, problem.K, problem.moved_bytes
-        return min(cls.options(problem).values()), unfused_us(*sizes, problem.itemsize)
+        return min(cls.options(problem).values()), estimate_unfused_us(*sizes, problem.itemsize)
 
     @classmethod
     def table(cls, problem: Problem) -> Choice:

@@ -77,7 +77,7 @@ class Problem:
         return self.rows * self.ranks if self.gathers else self.rows
 
     @property
-    def share(self) -> int:
+    def rows_per_rank(self) -> int:
         """Rows that each rank owns of what is gathered or scattered."""
         return self.M // self.ranks
 
@@ -90,13 +90,13 @@ class Problem:
     def shards(self) -> tuple[int, int, int]:
         """Rows and columns of a part of the product whose rows no tile crosses, and how many."""
         if self.gathers or self.scatters:
-            return self.share, self.N, self.ranks
+            return self.rows_per_rank, self.N, self.ranks
         return self.M, self.N, 1
 
     @property
     def shape(self) -> tuple[int, int]:
         """Of the result."""
-        return (self.share if self.scatters else self.M), self.N
+        return (self.rows_per_rank if self.scatters else self.M), self.N
 
     @property
     def tile_dtype(self) -> str:
@@ -118,7 +118,7 @@ class Problem:
         """What each rank must get from the others."""
         others = self.ranks - 1
         if self.gathers:
-            return others * self.share * self.K * self.itemsize
+            return others * self.rows_per_rank * self.K * self.itemsize
         each = others * self.M * self.N * self.out_dtype.itemsize // self.ranks
         return each if self.scatters else 2 * each
 

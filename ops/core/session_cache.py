@@ -14,7 +14,7 @@ from .problem import ALIGNMENT
 Found = TypeVar("Found")
 _MOST = 256
 """Calls that are remembered."""
-_forgotten = 0
+_generation = 0
 """How often ``forget`` was called."""
 
 
@@ -33,7 +33,7 @@ class SessionCache(Generic[Found]):
     def __init__(self) -> None:
         self._found: dict[Hashable, Found] = {}
         self._session: Session | None = None
-        self._forgotten = 0
+        self._generation = 0
 
     def get(self, key: Hashable) -> Found | None:
         """What was found for ``key``; None if nothing is remembered."""
@@ -43,17 +43,17 @@ class SessionCache(Generic[Found]):
         """Remember it, if there is a session."""
         if not self._lasts():
             self._found.clear()
-            self._session, self._forgotten = session.joined(), _forgotten
+            self._session, self._generation = session.joined(), _generation
         if self._session is not None:
             if len(self._found) >= _MOST:
                 del self._found[next(iter(self._found))]
             self._found[key] = found
 
     def _lasts(self) -> bool:
-        return self._session is session.joined() and self._forgotten == _forgotten
+        return self._session is session.joined() and self._generation == _generation
 
 
-def forget() -> None:
+def invalidate() -> None:
     """Whoever calls it may have changed what calls rest on."""
-    global _forgotten
-    _forgotten += 1
+    global _generation
+    _generation += 1

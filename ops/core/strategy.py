@@ -103,7 +103,7 @@ def preferred(asked: str, problem: Problem, measured: Measured | None) -> Strate
         TileWeaveError: ``fused`` was never right.
     """
     if asked == "auto":
-        return foretold(problem) if measured is None else measured.strategy
+        return predicted(problem) if measured is None else measured.strategy
     if measured is not None and measured.choice is None:
         raise TileWeaveError(
             f"{problem.op}: strategy='fused', but {measured.strategy.reason}; expected 'auto' or "
@@ -112,11 +112,11 @@ def preferred(asked: str, problem: Problem, measured: Measured | None) -> Strate
     return Strategy("fused", "asked for")
 
 
-def foretold(problem: Problem) -> Strategy:
+def predicted(problem: Problem) -> Strategy:
     """The one that should be faster."""
-    fused, nccl = OPERATORS[problem.op].foretold(problem)
+    fused, nccl = OPERATORS[problem.op].predicted(problem)
     name = "fused" if fused <= nccl else "nccl"
-    return Strategy(name, f"foretold: fused {fused / 1e3:.3f} ms, nccl {nccl / 1e3:.3f} ms")
+    return Strategy(name, f"predicted: fused {fused / 1e3:.3f} ms, nccl {nccl / 1e3:.3f} ms")
 
 
 def require_own_device(op: str, device: torch.device, group: Group) -> None:

@@ -9,8 +9,20 @@ from math import ceil, gcd
 
 import torch
 
-SMS = 132
-"""Streaming multiprocessors of an H100 SXM or H200, each of which computes one tile at a time."""
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """GPU for which the kernels choose their grids.
+
+    Attributes:
+        sm_count: streaming multiprocessors; each computes one tile at a time.
+    """
+
+    sm_count: int
+
+
+DEVICE = DeviceSpec(sm_count=132)
+"""H100 SXM and H200."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +43,8 @@ class Tiles:
     K: int
     stages: int
     threads: int = 256
-    band: int = 8
-    cut: int = 1
+    group_m: int = 8
+    num_chunks: int = 1
 
     def shared_bytes(self, itemsize: int) -> int:
         """What a block takes of shared memory at least: the result lies where the operands lay."""
@@ -47,7 +59,7 @@ class Tiles:
 
     @property
     def width(self) -> int:
-        """Columns of the result that a ``Walk`` stores at a time: half of them at most, and a power
+        """Columns of the result that a ``PersistentSchedule`` stores at a time: half of them at most, and a power
         of two, which the TMA swizzles best. All warp groups have rows of them, so that TileLang
         keeps its barriers before and behind each store."""
         return min(self.N & -self.N, self.N // 2)
@@ -55,17 +67,20 @@ class Tiles:
     def cuts(self, rows: int, columns: int) -> bool:
         """Whether so many elements fall into whole pieces of equally many tiles, whose parts are
         added in whole steps, see ``identity``."""
-        whole = ceil(rows / self.M) % self.band == 0 and ceil(columns / self.N) % self.cut == 0
-        return self.cut == 1 or (whole and self.N % self.K == 0)
+        whole = (
+            ceil(rows / self.M) % self.group_m == 0
+            and ceil(columns / self.N) % self.num_chunks == 0
+        )
+        return self.num_chunks == 1 or (whole and self.N % self.K == 0)
 
-    def of_piece(self, columns: int) -> int:
+    def tiles_per_chunk(self, columns: int) -> int:
         """Tiles of a piece of a whole band with so many elements in a row."""
-        return self.band * ceil(columns / self.N) // self.cut
+        return self.group_m * ceil(columns / self.N) // self.num_chunks
 
     def pieces(self, rows: int, columns: int) -> list[tuple[slice, slice]]:
         """Parts that are complete at a time, of so many elements that are walked over and that
         ``cuts`` is true of."""
-        height, width = self.band * self.M, ceil(columns / self.N) // self.cut * self.N
+        height, width = self.group_m * self.M, ceil(columns / self.N) // self.num_chunks * self.N
         return [
             (slice(low, min(low + height, rows)), slice(left, min(left + width, columns)))
             for low in range(0, rows, height)
@@ -76,18 +91,18 @@ class Tiles:
         """``cut`` pieces of rows that are multiplied as they come: a short one, so that it comes
         soon, and then each as long as all before it together."""
         steps = ceil(columns / self.K)
-        bounds = [steps >> left for left in range(self.cut - 1, 0, -1)]
+        bounds = [steps >> left for left in range(self.num_chunks - 1, 0, -1)]
         return [slice(*pair) for pair in pairwise([0, *(b * self.K for b in bounds), columns])]
 
     def __str__(self) -> str:
         return (
             f"tiles of {self.M} x {self.N} x {self.K}, {self.stages} stages, {self.threads} "
-            f"threads, bands of {self.band}{f', {self.cut} pieces' if self.cut > 1 else ''}"
+            f"threads, bands of {self.group_m}{f', {self.num_chunks} pieces' if self.num_chunks > 1 else ''}"
         )
 
 
 @dataclass(frozen=True)
-class Walk:
+class PersistentSchedule:
     """How blocks walk over tiles: tile ``turn * blocks + block`` in each turn.
 
     All walk over as many tiles, by as few blocks as can be. The operands of the next tile are
@@ -100,26 +115,26 @@ class Walk:
     """
 
     tiles: int
-    turns: int
+    waves: int
     blocks: int
 
     @staticmethod
-    def over(tiles: int, sms: int | None = None) -> Walk:
+    def for_tiles(tiles: int, sms: int | None = None) -> PersistentSchedule:
         """
         Args:
             sms: that walk at most; by default one stays free, for what waits beside them.
         """
-        turns = ceil(tiles / (sms or SMS - 1))
-        return Walk(tiles, turns, ceil(tiles / turns))
+        waves = ceil(tiles / (sms or DEVICE.sm_count - 1))
+        return PersistentSchedule(tiles, waves, ceil(tiles / waves))
 
     @staticmethod
-    def by(tiles: int, blocks: int | None) -> Walk:
+    def with_blocks(tiles: int, blocks: int | None) -> PersistentSchedule:
         """So many blocks at most, or one for each tile."""
         blocks = min(blocks or tiles, tiles)
-        return Walk(tiles, ceil(tiles / blocks), blocks)
+        return PersistentSchedule(tiles, ceil(tiles / blocks), blocks)
 
 
-def late(share: int, N: int, ranks: int, tiles: Tiles) -> bool:
+def stores_last_peer(rows_per_rank: int, N: int, ranks: int, tiles: Tiles) -> bool:
     """Whether a kernel that walks between copy engines stores the products for the peer that it
     serves last: some are made beside own tiles, which wait for such of a peer's, and a copy would
     only begin then.
@@ -127,8 +142,8 @@ def late(share: int, N: int, ranks: int, tiles: Tiles) -> bool:
     Args:
         share, N: rows and columns of what it computes for each of the ranks.
     """
-    each = ceil(share / tiles.M) * ceil(N / tiles.N)
-    return ranks > 1 and each < Walk.over(ranks * each).blocks
+    each = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
+    return ranks > 1 and each < PersistentSchedule.for_tiles(ranks * each).blocks
 
 
 LARGE = Tiles(128, 256, 64, stages=3)
@@ -147,9 +162,9 @@ CANDIDATES = (
     LARGE,
     SMALL,
     Tiles(128, 256, 64, stages=4),
-    Tiles(128, 256, 64, stages=4, band=4),
-    Tiles(128, 256, 64, stages=3, band=4),
-    Tiles(128, 256, 64, stages=3, band=16),
+    Tiles(128, 256, 64, stages=4, group_m=4),
+    Tiles(128, 256, 64, stages=3, group_m=4),
+    Tiles(128, 256, 64, stages=3, group_m=16),
     Tiles(256, 128, 64, stages=3),
     Tiles(256, 128, 64, stages=4),
     Tiles(128, 192, 64, stages=4),
@@ -161,31 +176,31 @@ CANDIDATES = (
 FP8_CANDIDATES = (
     FP8,
     Tiles(128, 128, 128, stages=6),
-    Tiles(128, 128, 128, stages=4, band=4),
-    Tiles(128, 128, 128, stages=4, band=16),
+    Tiles(128, 128, 128, stages=4, group_m=4),
+    Tiles(128, 128, 128, stages=4, group_m=16),
     Tiles(128, 192, 128, stages=4),
     Tiles(64, 128, 128, stages=6, threads=128),
 )
 """The same for fp8."""
 WALKED = tuple(Tiles(128, columns, 64, stages=4) for columns in (256, 224, 192, 128))
-"""With half a tile of shared memory at most for the result, see ``Walk``."""
+"""With half a tile of shared memory at most for the result, see ``PersistentSchedule``."""
 SHARED_BYTES = 227 << 10
 """What a block may take of shared memory on sm_90."""
 
 
 @cache
 def has_room_for_walks() -> bool:
-    """Whether all blocks of a ``Walk`` run at a time on this rank's GPU, beside what waits for
+    """Whether all blocks of a ``PersistentSchedule`` run at a time on this rank's GPU, beside what waits for
     them: on an H100 PCIe they do not."""
     if not torch.cuda.is_available():
         return True
-    return torch.cuda.get_device_properties().multi_processor_count >= SMS
+    return torch.cuda.get_device_properties().multi_processor_count >= DEVICE.sm_count
 
 
 def blocks_that_push() -> int:
     """How many blocks of a kernel may store for other ranks before any of them goes on: all must
     run at a time, on GPUs of sm_90 with fewer SMs, too, and beside a kernel of NCCL."""
-    return SMS - 32 if has_room_for_walks() else 64
+    return DEVICE.sm_count - 32 if has_room_for_walks() else 64
 
 
 def tiles_for(rows: int, columns: int, shards: int, itemsize: int = 2) -> Tiles:
@@ -199,11 +214,11 @@ def tiles_for(rows: int, columns: int, shards: int, itemsize: int = 2) -> Tiles:
     if itemsize == 1:
         return FP8
     large = shards * ceil(rows / LARGE.M) * ceil(columns / LARGE.N)
-    return LARGE if large >= SMS else SMALL
+    return LARGE if large >= DEVICE.sm_count else SMALL
 
 
 def walked(itemsize: int) -> tuple[Tiles, ...]:
-    """Tiles over which a ``Walk`` goes, for operands with elements of so many bytes."""
+    """Tiles over which a ``PersistentSchedule`` goes, for operands with elements of so many bytes."""
     return (FP8,) if itemsize == 1 else WALKED
 
 

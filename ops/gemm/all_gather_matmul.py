@@ -17,7 +17,11 @@ from ...builtins import language as W
 from ...passes import split_options
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
-from ..autotune.cost_model import communicated_us, gathered_us, pushed_us
+from ..autotune.cost_model import (
+    estimate_ag_gemm_comm_blocks_us,
+    estimate_ag_gemm_copy_engine_us,
+    estimate_ag_gemm_push_us,
+)
 from ..core import nccl
 from ..core.call import call, refuse_gradients
 from ..core.epilogue import NOTHING, SCHEMA, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
@@ -25,7 +29,7 @@ from ..core.groups import group_of, name_of
 from ..core.library import define
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, checked, require_operands
-from ..core.tiles import SMS, Tiles, Walk, blocks_that_push, stored, walked
+from ..core.tiles import DEVICE, PersistentSchedule, Tiles, blocks_that_push, stored, walked
 from .comm_blocks import CommBlocks, send
 from .product import define_product
 
@@ -45,7 +49,7 @@ def ag_gemm_copy_engine(
     """The kernel: C (ranks, share, N) is the A (share, K) of every rank times B.
 
     Its own rows are read in A, those of the others in gathered (ranks, share, K). Blocks walk over
-    the tiles, see ``Walk``.
+    the tiles, see ``PersistentSchedule``.
 
     Args:
         transposed: whether B is given as (N, K), else (K, N).
@@ -54,7 +58,9 @@ def ag_gemm_copy_engine(
     """
     out_dtype = out_dtype or dtype
     # No block needs another one; where none of the SMs stays free, one begins behind the meeting.
-    walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS)
+    walk = PersistentSchedule.for_tiles(
+        ranks * ceil(share / tiles.M) * ceil(N / tiles.N), DEVICE.sm_count
+    )
 
     @T.prim_func
     def ag_gemm_copy_engine(
@@ -89,12 +95,12 @@ def ag_gemm_tiles(
     total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
     me = W.rank()
-    for turn in T.serial(walk.turns):
+    for turn in T.serial(walk.waves):
         earlier = turn * walk.blocks
         number = earlier + place
         if number >= earlier and number < walk.tiles:
             source = (me + ranks - number // (rows * columns)) % ranks
-            row, column = W.swizzle_2d(number % (rows * columns), rows, columns, tiles.band)
+            row, column = W.swizzle_2d(number % (rows * columns), rows, columns, tiles.group_m)
             m, n = row * tiles.M, column * tiles.N
 
             T.clear(total)
@@ -258,7 +264,7 @@ class AllGatherMatmul(Operator, op=NAME):
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         if self.choice.program != "stores":  # no tile crosses the rows of a rank
-            c = c.view(self.problem.ranks, self.problem.share, self.problem.N)
+            c = c.view(self.problem.ranks, self.problem.rows_per_rank, self.problem.N)
         return super().declared(a, b, c, *epilogue)
 
     def rows(self, a: torch.Tensor, group: Group) -> torch.Tensor:
@@ -284,19 +290,21 @@ class AllGatherMatmul(Operator, op=NAME):
         share, N, ranks = problem.shards
         row = problem.K * problem.itemsize
         return {
-            Choice("copy_engines", tiles): gathered_us(
+            Choice("copy_engines", tiles): estimate_ag_gemm_copy_engine_us(
                 share, N, problem.K, ranks, tiles, problem.itemsize
             )
             for each in walked(problem.itemsize)
-            for tiles in (replace(each, cut=cut) for cut in CUTS)
-            if tiles.cut == 1 or row >> tiles.cut - 1 >= PIECE_BYTES
+            for tiles in (replace(each, num_chunks=cut) for cut in CUTS)
+            if tiles.num_chunks == 1 or row >> tiles.num_chunks - 1 >= PIECE_BYTES
         } | {
-            Choice("communicating_blocks", tiles): communicated_us(
+            Choice("communicating_blocks", tiles): estimate_ag_gemm_comm_blocks_us(
                 share, N, problem.K, ranks, tiles, problem.itemsize
             )
             for tiles in walked(problem.itemsize)
         } | {
-            Choice("stores", tiles): pushed_us(share, N, problem.K, ranks, tiles, problem.itemsize)
+            Choice("stores", tiles): estimate_ag_gemm_push_us(
+                share, N, problem.K, ranks, tiles, problem.itemsize
+            )
             for tiles in stored(problem.itemsize)
         }  # fmt: skip
 
@@ -376,7 +384,7 @@ def _keeping_rows(problem: Problem) -> Choice | None:
     if NCCL, which would gather them, too, is foretold to be faster."""
     options = AllGatherMatmul.options(problem).items()
     found = {choice: us for choice, us in options if choice.program == "copy_engines"}
-    _, unfused = AllGatherMatmul.foretold(problem)
+    _, unfused = AllGatherMatmul.predicted(problem)
     best = min(found, key=lambda choice: found[choice])
     return best if found[best] <= unfused else None
 

@@ -9,7 +9,7 @@ import tilelang.language as T
 from tvm import tirx
 
 from ...builtins import language as W
-from ..core.tiles import SMS, Tiles, Walk
+from ..core.tiles import DEVICE, PersistentSchedule, Tiles
 
 _LEAST, _MOST = 16, 32
 """Blocks that communicate: fewer hold those up who wait for the rows of all; more than fill the
@@ -32,17 +32,17 @@ class CommBlocks:
         peers: ranks that get the rows, the right neighbour first.
         pieces, width: of rows, and their elements.
         height: rows of a strip, see ``Tiles.rows_at_once``.
-        of_piece: strips of a piece, for one rank.
+        strips_per_piece: strips of a piece, for one rank.
         strips: that a rank sends.
     """
 
-    walk: Walk
+    walk: PersistentSchedule
     blocks: int
     peers: int
     pieces: int
     width: int
     height: int
-    of_piece: int
+    strips_per_piece: int
     strips: int
 
     @staticmethod
@@ -54,16 +54,18 @@ class CommBlocks:
             N: columns of the product.
             itemsize: bytes of an element.
         """
-        kept = min(_LEAST, SMS // 2) if ranks > 1 else 0
-        walk = Walk.over(ranks * ceil(share / tiles.M) * ceil(N / tiles.N), SMS - kept)
+        kept = min(_LEAST, DEVICE.sm_count // 2) if ranks > 1 else 0
+        walk = PersistentSchedule.for_tiles(
+            ranks * ceil(share / tiles.M) * ceil(N / tiles.N), DEVICE.sm_count - kept
+        )
         line = _LINE // itemsize
         width = ceil(K / _PIECES / line) * line
         least = tiles.rows_at_once(width * itemsize)
         height = least * max(1, _STRIP_BYTES // (width * itemsize) // least)
-        pieces, of_piece = ceil(K / width), ceil(share / height)
-        strips = pieces * of_piece * (ranks - 1)
-        blocks = min(_MOST, SMS - walk.blocks, strips)
-        return CommBlocks(walk, blocks, ranks - 1, pieces, width, height, of_piece, strips)
+        pieces, strips_per_piece = ceil(K / width), ceil(share / height)
+        strips = pieces * strips_per_piece * (ranks - 1)
+        blocks = min(_MOST, DEVICE.sm_count - walk.blocks, strips)
+        return CommBlocks(walk, blocks, ranks - 1, pieces, width, height, strips_per_piece, strips)
 
     def behind(self, block: tirx.PrimExpr) -> tirx.PrimExpr:
         """The place of a block among those that walk, where communicating ones do not: theirs is
@@ -81,9 +83,9 @@ def send(A, gathered, sent, block, ranks):
         for turn in T.serial(T.ceildiv(sent.strips, sent.blocks)):
             number = turn * sent.blocks + block
             if number < sent.strips:
-                at = number // sent.of_piece
+                at = number // sent.strips_per_piece
                 peer = (W.rank() + 1 + at % sent.peers) % ranks
-                m = number % sent.of_piece * sent.height
+                m = number % sent.strips_per_piece * sent.height
                 k = at // sent.peers * sent.width
                 for i, j in T.Parallel(*held.shape):
                     inside = tirx.And(m + i < share, k + j < K)

@@ -16,12 +16,16 @@ from ...builtins import language as W
 from ...passes.ir.sizes import LARGEST
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
-from ..autotune.cost_model import one_shot_us, spread_us, summed_us
+from ..autotune.cost_model import (
+    estimate_gemm_rs_persistent_us,
+    estimate_one_shot_us,
+    estimate_two_shot_us,
+)
 from ..core import nccl
 from ..core.epilogue import Epilogue, add_bias, add_tile, is_fp8, multiply, scale, scale_of
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem
-from ..core.tiles import Tiles, late, stored, walked
+from ..core.tiles import Tiles, stored, stores_last_peer, walked
 from .identity import identities, identity_of
 from .matmul_reduce_scatter import gemm_rs_persistent
 from .product import define_product
@@ -69,7 +73,7 @@ def one_shot_program(
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
             me = W.rank()
-            row, column = W.swizzle_2d(block, rows, columns, tiles.band)
+            row, column = W.swizzle_2d(block, rows, columns, tiles.group_m)
             m, n = row * tiles.M, column * tiles.N
 
             multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
@@ -90,7 +94,7 @@ def one_shot_program(
     return matmul_all_reduce_one_shot
 
 
-def two_phase_program(
+def two_shot_program(
     M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
     biased: bool = False, out_dtype: str | None = None,
 ):  # fmt: skip
@@ -130,7 +134,7 @@ def two_phase_program(
 
             me = W.rank()
             owner, tile = W.swizzle_ranks(block, share, me, ranks)
-            row, column = W.swizzle_2d(owner * share + tile, rows, columns, tiles.band)
+            row, column = W.swizzle_2d(owner * share + tile, rows, columns, tiles.group_m)
             m, n = row * tiles.M, column * tiles.N
 
             multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
@@ -153,7 +157,7 @@ def two_phase_program(
                 for step in T.serial(ranks - 1):
                     source = (me + 1 + step) % ranks
                     row_there, column_there = W.swizzle_2d(
-                        source * share + tile, rows, columns, tiles.band
+                        source * share + tile, rows, columns, tiles.group_m
                     )
                     T.copy(sums[source, tile * tiles.M, 0], C_tile)
                     T.copy(C_tile, C[row_there * tiles.M, column_there * tiles.N])
@@ -170,7 +174,7 @@ def matmul_all_reduce_plan(
     out_dtype = out_dtype or dtype
     share = rows_of_owner(M, ranks, tiles)
     kernel = gemm_rs_persistent(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype, M)
-    stores, pieces = late(share, N, ranks, tiles), tiles.pieces(share, N)
+    stores, pieces = stores_last_peer(share, N, ranks, tiles), tiles.pieces(share, N)
     copied = ranks > 1 and len(pieces) > 1
 
     @plan
@@ -221,12 +225,12 @@ class MatmulAllReduce(Operator, op=NAME):
 
     programs: ClassVar = {
         "one_shot": one_shot_program,
-        "two_shot": two_phase_program,
+        "two_shot": two_shot_program,
         "copy_engines": matmul_all_reduce_plan,
     }
 
-    alone: ClassVar = {"copy_engines": "two_shot"}
-    constants: ClassVar = {"copy_engines": identities}
+    graph_fallback: ClassVar = {"copy_engines": "two_shot"}
+    extra_inputs: ClassVar = {"copy_engines": identities}
 
     @staticmethod
     def unfused(
@@ -242,18 +246,18 @@ class MatmulAllReduce(Operator, op=NAME):
         bytes_of = problem.itemsize, problem.out_dtype.itemsize
         fetched = fetched_bytes(problem)
         return {
-            Choice("copy_engines", tiles): summed_us(
+            Choice("copy_engines", tiles): estimate_gemm_rs_persistent_us(
                 rows_of_owner(problem.M, problem.ranks, tiles), *sizes, tiles, *bytes_of,
                 shared=True,
             )
             for each in walked(problem.itemsize)
-            for tiles in (replace(each, band=band, cut=cut) for band, cut in BANDS)
+            for tiles in (replace(each, group_m=band, num_chunks=cut) for band, cut in BANDS)
             if tiles.cuts(rows_of_owner(problem.M, problem.ranks, tiles), problem.N)
         } | {
-            Choice("two_shot", tiles): spread_us(problem.M, *sizes, tiles, *bytes_of)
+            Choice("two_shot", tiles): estimate_two_shot_us(problem.M, *sizes, tiles, *bytes_of)
             for tiles in stored(problem.itemsize)
         } | {
-            Choice("one_shot", tiles): one_shot_us(
+            Choice("one_shot", tiles): estimate_one_shot_us(
                 problem.M, problem.N, problem.K, tiles, fetched, problem.itemsize
             )
             for tiles in stored(problem.itemsize)

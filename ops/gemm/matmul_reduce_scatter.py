@@ -15,7 +15,11 @@ from ...builtins import language as W
 from ...passes import split_options
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
-from ..autotune.cost_model import one_shot_us, stored_us, summed_us
+from ..autotune.cost_model import (
+    estimate_gemm_rs_persistent_us,
+    estimate_gemm_rs_store_us,
+    estimate_one_shot_us,
+)
 from ..core import nccl
 from ..core.epilogue import (
     NOTHING,
@@ -30,7 +34,7 @@ from ..core.epilogue import (
 )
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem
-from ..core.tiles import Tiles, Walk, late, stored, walked
+from ..core.tiles import PersistentSchedule, Tiles, stored, stores_last_peer, walked
 from .identity import identities, identity_of, steps_of
 from .product import define_product
 from .pull_tail import PullTail, fetch
@@ -77,7 +81,7 @@ def matmul_reduce_scatter_program(
 
             me = W.rank()
             owner, tile = W.swizzle_ranks(block, rows * columns, me, ranks)
-            row, column = W.swizzle_2d(tile, rows, columns, tiles.band)
+            row, column = W.swizzle_2d(tile, rows, columns, tiles.group_m)
             m, n = row * tiles.M, column * tiles.N
 
             multiply(A, owner * share + m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
@@ -158,10 +162,10 @@ def gemm_rs_persistent(
 ):  # fmt: skip
     """The kernel between copy engines: as ``matmul_reduce_scatter_program``, but that products for
     other ranks stay here, in ``products`` (ranks, share, N), and theirs are found in ``parts``,
-    which the tensor cores add, see ``identity``. Only what is ``late`` it stores itself, in
-    ``latest`` (share, N) of the owner.
+    which the tensor cores add, see ``identity``. If ``stores_last_peer``, it stores the
+    products for the last peer itself, in ``latest`` (share, N) of the owner.
 
-    Blocks walk over the tiles, see ``Walk``.
+    Blocks walk over the tiles, see ``PersistentSchedule``.
 
     Args:
         shared: rows of A and C of an all-reduce, ``ranks * share`` at most; 0 for none. C then has
@@ -170,11 +174,11 @@ def gemm_rs_persistent(
     """
     out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = ceil(share / tiles.M), ceil(N / tiles.N)
-    walk, width = Walk.over(ranks * rows * columns), tiles.width
+    walk, width = PersistentSchedule.for_tiles(ranks * rows * columns), tiles.width
     steps, each = ceil(K / tiles.K), steps_of(tiles, dtype)
     adding = (ranks - 1) * each
-    stores = late(share, N, ranks, tiles)
-    chunk = tiles.of_piece(N) if shared else None  # copies fetch sums piece by piece
+    stores = stores_last_peer(share, N, ranks, tiles)
+    chunk = tiles.tiles_per_chunk(N) if shared else None  # copies fetch sums piece by piece
     fetched, fetches = PullTail.of(share, N, tiles), bool(shared and ranks > 1)
     copied = fetches and fetched.first > 0
 
@@ -202,11 +206,11 @@ def gemm_rs_persistent(
 
             me = W.rank()
             served_last, serves_last = (me + ranks - 1) % ranks, (me + 1) % ranks
-            for turn in T.serial(walk.turns):
+            for turn in T.serial(walk.waves):
                 number = turn * walk.blocks + block
                 if number < walk.tiles:
                     owner, tile = W.swizzle_ranks(number, rows * columns, me, ranks, chunk)
-                    row, column = W.swizzle_2d(tile, rows, columns, tiles.band)
+                    row, column = W.swizzle_2d(tile, rows, columns, tiles.group_m)
                     m, n = row * tiles.M, column * tiles.N
 
                     T.clear(total)
@@ -279,14 +283,14 @@ def matmul_reduce_scatter_plan(
     biased: bool = False, out_dtype: str | None = None,
 ) -> Plan:  # fmt: skip
     """The plan: copy engines carry the products for other ranks while the kernel goes on, if they
-    are not ``late``.
+    are not ``stores_last_peer``.
 
     Stores of SMs over NVLink hold up their loads: pushed by the kernel, the same bytes took 9 % of
     the time of the GEMM (benchmarks/LOG.md).
     """
     out_dtype = out_dtype or dtype
     kernel = gemm_rs_persistent(share, N, K, ranks, dtype, transposed, tiles, biased, out_dtype)
-    stores = late(share, N, ranks, tiles)
+    stores = stores_last_peer(share, N, ranks, tiles)
 
     @plan
     def matmul_reduce_scatter(
@@ -320,8 +324,8 @@ class MatmulReduceScatter(Operator, op=NAME):
         "one_shot": scattered_one_shot,
     }
 
-    alone: ClassVar = {"copy_engines": "stores"}
-    constants: ClassVar = {"copy_engines": identities}
+    graph_fallback: ClassVar = {"copy_engines": "stores"}
+    extra_inputs: ClassVar = {"copy_engines": identities}
 
     @staticmethod
     def unfused(
@@ -336,13 +340,13 @@ class MatmulReduceScatter(Operator, op=NAME):
         sizes = share, N, problem.K, ranks
         bytes_of = problem.itemsize, problem.out_dtype.itemsize
         return {
-            Choice("copy_engines", tiles): summed_us(*sizes, tiles, *bytes_of)
+            Choice("copy_engines", tiles): estimate_gemm_rs_persistent_us(*sizes, tiles, *bytes_of)
             for tiles in walked(problem.itemsize)
         } | {
-            Choice("stores", tiles): stored_us(*sizes, tiles, problem.itemsize)
+            Choice("stores", tiles): estimate_gemm_rs_store_us(*sizes, tiles, problem.itemsize)
             for tiles in stored(problem.itemsize)
         } | {
-            Choice("one_shot", tiles): one_shot_us(
+            Choice("one_shot", tiles): estimate_one_shot_us(
                 problem.M, N, problem.K, tiles, problem.moved_bytes, problem.itemsize
             )
             for tiles in stored(problem.itemsize)

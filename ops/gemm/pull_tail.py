@@ -41,7 +41,9 @@ class PullTail:
         """
         *before, (rows, columns) = tiles.pieces(share, N)
         extents = rows.stop - rows.start, columns.stop - columns.start
-        return PullTail(tiles, len(before) * tiles.of_piece(N), rows.start, columns.start, *extents)
+        return PullTail(
+            tiles, len(before) * tiles.tiles_per_chunk(N), rows.start, columns.start, *extents
+        )
 
     @property
     def granule(self) -> tuple[int, int]:
@@ -74,7 +76,7 @@ class PullTail:
         """Row of the tile of a strip, first row of the strip there, and column; in the order in
         which tiles are computed."""
         rows, columns = self._counts
-        row, column = W.swizzle_2d(strip // self.of_tile, rows, columns, self.tiles.band)
+        row, column = W.swizzle_2d(strip // self.of_tile, rows, columns, self.tiles.group_m)
         return row * self.tiles.M, strip % self.of_tile * self.height, column * self.tiles.N
 
 

@@ -24,7 +24,7 @@ from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import OPERATORS as OPERATOR_OF
 from tileweave.ops.core.problem import Problem, checked
-from tileweave.ops.core.session_cache import forget
+from tileweave.ops.core.session_cache import invalidate
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -149,11 +149,11 @@ def share_out_programs() -> None:
         problem = problem_of(product)
         kind = OPERATOR_OF[problem.op]
         every = reversed(kind.candidates(problem))
-        ways = {(c.program, c.tiles.cut): c for c in every}
+        ways = {(c.program, c.tiles.num_chunks): c for c in every}
         place = number // len(OPERATORS)
         choice = list(ways.values())[(place + place // len(SIZES)) % len(ways)]
         known[measured_as(problem)] = Measured(choice, 0.0, 1.0)
-    forget()
+    invalidate()
 
 
 def of_most() -> list[Product]:
@@ -327,7 +327,7 @@ def check_heap() -> str:
             product.call()
             if fault := product.fault():
                 return fault
-    shares = [p.share for p, _ in prepared(group_of("")).operators]
+    shares = [p.rows_per_rank for p, _ in prepared(group_of("")).operators]
     if all(product.sizes[0] in shares for product in given):
         return "three times two fifths of the heap are allocated"
     try:

@@ -390,7 +390,7 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, M, kernels
 
     def rank(group):
         session = types.SimpleNamespace(group=group, heap=heap)
-        programs = subjects.ProductSubject.programs(problem, group)
+        programs = subjects.ProductCase.programs(problem, group)
         return len(compile_ahead._kernels(programs, session))
 
     assert every_rank(rank) == [1, 1]
@@ -518,7 +518,7 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     monkeypatch.setitem(exchanges.MAKERS, "ours", ours)
     group, wanted = group_of(""), bench.Wanted((), (), (), warmups=1, runs=1)
     for size in sizes:
-        case = subjects.ExchangeSubject("all_gather", size)
+        case = subjects.CollectiveCase("all_gather", size)
         problem = case.problem(1, torch.bfloat16)
         result, missing = bench.measured(case, problem, group, None, wanted)
         assert list(missing) == ["exchange/copies"]

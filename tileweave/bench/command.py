@@ -33,7 +33,7 @@ from .contenders import OPERATORS, OURS, Checker, contenders_of
 from .exchanges import COLLECTIVES, size_of
 from .figure import DRAWN, draw, require_matplotlib
 from .results import Result, Shape, load, save, summary, table, wrong_others
-from .subjects import AttentionSubject, Case, ExchangeSubject, ProductSubject
+from .subjects import AttentionCase, Case, CollectiveCase, ProductCase
 
 MODELS = {
     "llama8b": (4096, 14336),
@@ -110,14 +110,13 @@ class Wanted:
     def _subjects(self, name: str) -> list[Case]:
         ranks = _world_size()
         if name == ATTENTION:
-            return [AttentionSubject(name, shape) for shape in self.attention.shapes(ranks)]
+            return [AttentionCase(name, shape) for shape in self.attention.shapes(ranks)]
         if name in COLLECTIVES:
             return [
-                ExchangeSubject(name, size_of(mebibytes, ranks))
-                for mebibytes in self.sizes or SIZES
+                CollectiveCase(name, size_of(mebibytes, ranks)) for mebibytes in self.sizes or SIZES
             ]
         shapes = shapes_of(name, self.shapes, self.rows, self.command)
-        return [ProductSubject(name, shape) for shape in shapes]
+        return [ProductCase(name, shape) for shape in shapes]
 
 
 def _world_size() -> int:

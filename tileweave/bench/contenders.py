@@ -173,7 +173,7 @@ def _copies(arena: Buffers) -> Implementation:
     if not problem.gathers:
         raise Missing("copy engines do not add")
     return by_copies(
-        arena.gathered, arena.group, all_gather_plan, problem.share * problem.K,
+        arena.gathered, arena.group, all_gather_plan, problem.rows_per_rank * problem.K,
         given=lambda inputs: inputs.a.view(-1), right=lambda inputs: inputs.rows.view(-1),
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ def matmul_program(M: int, N: int, K: int, dtype: str, transposed: bool, tiles: 
             C_tile = T.alloc_shared((tiles.M, tiles.N), dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
 
-            row, column = W.swizzle_2d(block, rows, columns, tiles.band)
+            row, column = W.swizzle_2d(block, rows, columns, tiles.group_m)
             m, n = row * tiles.M, column * tiles.N
 
             multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)

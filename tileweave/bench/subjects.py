@@ -84,7 +84,7 @@ class Case(ABC):
 
 
 @dataclass(frozen=True)
-class ProductSubject(Case):
+class ProductCase(Case):
     makers = products.MAKERS
     example = "--shapes 256x512x512"
     shape: Shape
@@ -131,7 +131,7 @@ class ProductSubject(Case):
 
 
 @dataclass(frozen=True)
-class ExchangeSubject(Case):
+class CollectiveCase(Case):
     makers = exchanges.MAKERS
     example = "--sizes 1"
     shape: Size
@@ -168,7 +168,7 @@ class ExchangeSubject(Case):
 
 
 @dataclass(frozen=True)
-class AttentionSubject(Case):
+class AttentionCase(Case):
     makers = attention.MAKERS
     example = "--lengths 256"
     shape: Length

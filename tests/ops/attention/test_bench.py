@@ -33,7 +33,7 @@ from tileweave.bench.sdpa import (
     ring_block,
     row_error,
 )
-from tileweave.bench.subjects import AttentionSubject
+from tileweave.bench.subjects import AttentionCase
 from tileweave.cli.main import main
 from tileweave.ops import shard_sequence
 from tileweave.ops.attention.flash import FlashTiles, tiles_for
@@ -266,7 +266,7 @@ def test_what_will_run_is_compiled_ahead(every_rank):
     problem = problem_of(Length(1, 1024, 4, 1, 64, True, "zigzag", 2), 2, torch.bfloat16)
     heap = SimpleNamespace(stride=1 << 30)
     alone = sp_attention_plan(problem, tiles_for(problem))
-    programs = [alone], AttentionSubject.programs(problem, None)
+    programs = [alone], AttentionCase.programs(problem, None)
 
     def rank(group):
         session = SimpleNamespace(group=group, heap=heap)

@@ -273,7 +273,7 @@ def test_calls_take_what_was_measured(contest):
 
 def test_what_was_decided_before_is_decided_anew(contest, monkeypatch):
     forgot = []
-    monkeypatch.setattr(tuner, "forget", lambda: forgot.append(True))
+    monkeypatch.setattr(tuner, "invalidate", lambda: forgot.append(True))
     alike(contest("quick"))
     assert len(forgot) == 2
 
@@ -400,7 +400,7 @@ def test_strategy_of_says_what_was_measured(disk, monkeypatch):
     a, b = torch.ones(24, 8).bfloat16(), torch.ones(16, 8).bfloat16().t()
     asked = replace(ASKED, ranks=1)
     said = lambda: ops.strategy_of(ops.matmul_all_reduce, a, b)  # noqa: E731
-    assert said() == ("nccl", "foretold: fused 0.005 ms, nccl 0.004 ms")
+    assert said() == ("nccl", "predicted: fused 0.005 ms, nccl 0.004 ms")
     save(asked, ALONE, FAST)
     assert said() == ("fused", "measured: fused 0.500 ms, nccl 0.750 ms")
     monkeypatch.setitem(table_for(ALONE), asked, replace(FAST, nccl=0.25))

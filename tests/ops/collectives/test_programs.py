@@ -17,7 +17,7 @@ from tileweave.ops.collectives.all_reduce import (
     all_reduce_plan,
     is_one_shot,
     one_shot_program,
-    two_phase_program,
+    two_shot_program,
 )
 from tileweave.ops.collectives.all_to_all import (
     AllToAll,
@@ -99,7 +99,7 @@ def test_reduce_scatter(ranks, dtype, count, transport):
 
 
 @pytest.mark.parametrize("transport", ["tma", "ldst"])
-@pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
+@pytest.mark.parametrize("make", [one_shot_program, two_shot_program])
 @pytest.mark.parametrize(("ranks", "dtype", "count"), CASES)
 def test_all_reduce(make, ranks, dtype, count, transport):
     lines = lines_of(count, dtype)
@@ -117,7 +117,7 @@ def test_all_reduce_by_copy_engines(ranks, dtype, count):
         assert np.array_equal(found, total)
 
 
-@pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
+@pytest.mark.parametrize("make", [one_shot_program, two_shot_program])
 def test_all_ranks_get_the_same_bits(make):
     """Of numbers whose sum depends on the order."""
     rng, ranks, lines = np.random.default_rng(0), 4, lines_of(320, "bfloat16")

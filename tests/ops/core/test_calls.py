@@ -402,9 +402,9 @@ def heap(monkeypatch):
 
     def take(nbytes, captured=False):
         monkeypatch.setattr(prepared, "capturing", lambda: captured)
-        return kept.operator(sized(nbytes), WAY, lambda p, _: Memory(free, p.share))
+        return kept.operator(sized(nbytes), WAY, lambda p, _: Memory(free, p.rows_per_rank))
 
-    take.kept = lambda: [p.share for p, _ in kept.operators]
+    take.kept = lambda: [p.rows_per_rank for p, _ in kept.operators]
     take.free = kept.free
     return take
 

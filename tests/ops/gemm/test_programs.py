@@ -16,15 +16,15 @@ from tileweave.ops.core import tiles as tiles_module
 from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.tiles import (
     CANDIDATES,
+    DEVICE,
     FEW_ROWS,
     FP8_CANDIDATES,
     LARGE,
     SMALL,
-    SMS,
     WALKED,
+    PersistentSchedule,
     Tiles,
-    Walk,
-    late,
+    stores_last_peer,
     tiles_for,
 )
 from tileweave.ops.core.tiles import FP8 as FP8_TILES
@@ -40,7 +40,7 @@ from tileweave.ops.gemm.matmul_all_reduce import (
     MatmulAllReduce,
     matmul_all_reduce_plan,
     one_shot_program,
-    two_phase_program,
+    two_shot_program,
 )
 from tileweave.ops.gemm.matmul_reduce_scatter import (
     MatmulReduceScatter,
@@ -51,7 +51,7 @@ from tileweave.ops.gemm.matmul_reduce_scatter import (
 from tileweave.passes.ir.sizes import named
 from tileweave.runtime.plans.steps import Copy, CopyValue, Launch, WaitValue
 
-TILES = Tiles(16, 16, 16, stages=2, threads=32, band=1)
+TILES = Tiles(16, 16, 16, stages=2, threads=32, group_m=1)
 EVEN, TAILS = (16, 32, 32), (24, 40, 24)
 """share, N, K: whole tiles, and tails along every axis."""
 FP8 = "float8_e4m3fn"
@@ -77,7 +77,7 @@ TILE_COPIES = {
     gemm_rs_persistent: (5, 3),
     scattered_one_shot: (2, 2),
     one_shot_program: (2, 2),
-    two_phase_program: (2, 4),
+    two_shot_program: (2, 4),
 }
 """The kernels, and how often the text of each loads and stores a tile of so few rows."""
 FP8_COPIES = {**TILE_COPIES, gemm_rs_persistent: (2, 3)}
@@ -163,7 +163,7 @@ def test_all_gather_matmul(way, ranks, sizes, transposed, dtype, biased):
 
 @pytest.mark.parametrize(("ranks", "K", "cut"), [(2, 64, 3), (2, 136, 4), (3, 56, 2), (4, 128, 4)])
 def test_rows_come_in_pieces(ranks, K, cut):
-    share, N, tiles = 24, 40, replace(TILES, cut=cut)
+    share, N, tiles = 24, 40, replace(TILES, num_chunks=cut)
     whole, first = range(K), tiles.widening(K)
     assert len(first) == cut and [k for piece in first for k in whole[piece]] == [*whole]
     program = AllGatherMatmul.programs["copy_engines"](share, N, K, ranks, "float16", True, tiles)
@@ -205,9 +205,9 @@ def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
 @pytest.mark.parametrize("operator", [MatmulReduceScatter, MatmulAllReduce])
 def test_walks_of_many_turns(operator, ranks, share, band, cut, dtype, monkeypatch):
     """Few SMs, all of whose tiles copy engines bring in time, piece by piece."""
-    monkeypatch.setattr(tiles_module, "SMS", 6)
-    tiles, N, K = replace(TILES, band=band, cut=cut), 88, 24
-    assert tiles.cuts(share, N) and not late(share, N, ranks, tiles)
+    monkeypatch.setattr(tiles_module, "DEVICE", tiles_module.DeviceSpec(6))
+    tiles, N, K = replace(TILES, group_m=band, num_chunks=cut), 88, 24
+    assert tiles.cuts(share, N) and not stores_last_peer(share, N, ranks, tiles)
     scatters = operator is MatmulReduceScatter
     M = ranks * share - (0 if scatters else 8)
     make = operator.programs["copy_engines"]
@@ -228,7 +228,7 @@ def test_walks_of_many_turns(operator, ranks, share, band, cut, dtype, monkeypat
 def test_steps_that_add_cross_tiles(ranks, N):
     """As in tiles of 224 columns: what is late must be there of both tiles."""
     share, K, tiles = 32, 24, Tiles(16, 24, 16, stages=2, threads=32)
-    assert late(share, N, ranks, tiles)
+    assert stores_last_peer(share, N, ranks, tiles)
     make = MatmulReduceScatter.programs["copy_engines"]
     program = make(share, N, K, ranks, "bfloat16", True, tiles)
     a, b, _, c = simulated(program, ranks, (ranks * share, K), (K, N), True, "bfloat16", False)
@@ -241,7 +241,7 @@ def test_steps_that_add_cross_tiles(ranks, N):
 def test_pieces_are_of_whole_steps(tiles):
     """A step that adds a part would else read two: there are no such, or they are inferred."""
     share, N, fp8 = 1024, 20 * tiles.N - 8, tiles == FP8_TILES
-    tiles = replace(tiles, cut=2)
+    tiles = replace(tiles, num_chunks=2)
     assert tiles.cuts(share, N) == (tiles.N != 224)
     if tiles.cuts(share, N):
         dtype, out = (FP8, "bfloat16") if fp8 else ("bfloat16", None)
@@ -313,7 +313,7 @@ def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles, biased
 
 def test_what_is_not_late_stays():
     """Of many rows copy engines bring all: only parts are loaded, only products and sums stored."""
-    assert not late(1000, 8200, 4, LARGE)
+    assert not stores_last_peer(1000, 8200, 4, LARGE)
     cuda = tw.emit(gemm_rs_persistent(1000, 8200, 136, 4, "float16", False, LARGE, True))
     assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == (4, 2)
     assert "latest" not in cuda and "cp_async" not in cuda
@@ -366,14 +366,14 @@ def test_strips_are_sent_16_bytes_at_a_time(ranks, share, N, K, tiles):
 def test_strips_that_blocks_send(share, N, K, ranks, tiles, itemsize):
     """All of the rows, once to each other rank, a piece to all before the next one."""
     sent = CommBlocks.apart(share, N, K, ranks, tiles, itemsize)
-    assert sent.strips == sent.pieces * sent.of_piece * sent.peers
+    assert sent.strips == sent.pieces * sent.strips_per_piece * sent.peers
     assert (sent.pieces - 1) * sent.width < K <= sent.pieces * sent.width
-    assert (sent.of_piece - 1) * sent.height < share <= sent.of_piece * sent.height
+    assert (sent.strips_per_piece - 1) * sent.height < share <= sent.strips_per_piece * sent.height
     assert sent.width * itemsize % 256 == 0
     assert sent.height * sent.width * itemsize % ((tiles.threads + 128) * 16) == 0
     assert sent.height * sent.width * itemsize <= 48 << 10
     assert sent.peers == ranks - 1
-    assert 0 < sent.blocks <= SMS - sent.walk.blocks
+    assert 0 < sent.blocks <= DEVICE.sm_count - sent.walk.blocks
     assert CommBlocks.apart(share, N, K, 1, tiles, itemsize).blocks == 0
 
 
@@ -433,7 +433,7 @@ def test_each_warp_group_multiplies_rows_of_its_own(tiles, capfd):
 
 def test_signals_that_leave_a_loop_do_not_name_it():
     """Of tails and chunks, for which places of tiles are too long to be simplified."""
-    tiles = replace(WALKED[0], band=4)
+    tiles = replace(WALKED[0], group_m=4)
     plan = matmul_all_reduce_plan(3999, 2056, 1800, 4, "bfloat16", True, tiles)
     shapes = {p.name: tuple(p.extents) for p in plan.parameters}
     (kernel,) = (
@@ -480,15 +480,15 @@ def test_tiles(rows, columns, shards, tiles):
 @pytest.mark.parametrize(
     ("tiles", "walk"),
     [
-        (1, Walk(1, 1, 1)),
-        (131, Walk(131, 1, 131)),
-        (132, Walk(132, 2, 66)),
-        (133, Walk(133, 2, 67)),
-        (1024, Walk(1024, 8, 128)),
+        (1, PersistentSchedule(1, 1, 1)),
+        (131, PersistentSchedule(131, 1, 131)),
+        (132, PersistentSchedule(132, 2, 66)),
+        (133, PersistentSchedule(133, 2, 67)),
+        (1024, PersistentSchedule(1024, 8, 128)),
     ],
 )
 def test_blocks_walk_over_as_many_tiles(tiles, walk):
-    assert Walk.over(tiles) == walk
+    assert PersistentSchedule.for_tiles(tiles) == walk
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,7 @@ def test_tiles_of_rows_that_are_gathered(rows, columns, shards, N):
     asked = Problem("all_gather_matmul", rows, columns, 8192, shards, torch.bfloat16, True)
     assert AllGatherMatmul.table(asked).tiles.N == N
     asked = replace(asked, dtype=torch.float8_e4m3fn, result=torch.bfloat16)
-    assert replace(AllGatherMatmul.table(asked).tiles, cut=1) == FP8_TILES
+    assert replace(AllGatherMatmul.table(asked).tiles, num_chunks=1) == FP8_TILES
 
 
 def test_parts_of_an_all_reduce_too_large_for_its_indices_are_not_copied():
@@ -511,7 +511,7 @@ def test_parts_of_an_all_reduce_too_large_for_its_indices_are_not_copied():
 
 
 def test_all_sms_walk_where_nothing_waits_beside_them():
-    assert Walk.over(264, SMS) == Walk(264, 2, 132)
+    assert PersistentSchedule.for_tiles(264, DEVICE.sm_count) == PersistentSchedule(264, 2, 132)
 
 
 @pytest.mark.parametrize("operator", [MatmulReduceScatter, MatmulAllReduce])

@@ -15,8 +15,8 @@ TINY = Tiles(16, 16, 16, stages=2, threads=128)
     ("share", "N", "tiles"),
     [
         (512, 8192, WALKED[0]), (512, 8200, WALKED[1]), (40, 8, WALKED[2]), (1024, 2048, FP8),
-        (2048, 8192, replace(WALKED[0], cut=4)), (1100, 1000, replace(WALKED[3], band=4)),
-        (100, 50, replace(TINY, band=2)),
+        (2048, 8192, replace(WALKED[0], num_chunks=4)), (1100, 1000, replace(WALKED[3], group_m=4)),
+        (100, 50, replace(TINY, group_m=2)),
     ],
 )  # fmt: skip
 def test_strips_cover_the_last_piece_once(share, N, tiles):
@@ -41,7 +41,7 @@ def test_each_thread_has_as_many_bytes_of_a_strip(tiles):
 
 
 def test_its_first_tile_is_the_first_of_the_last_piece():
-    tiles = replace(WALKED[0], cut=2)
+    tiles = replace(WALKED[0], num_chunks=2)
     fetched = PullTail.of(2048, 8192, tiles)
     pieces = tiles.pieces(2048, 8192)
     assert len(pieces) == 4 and fetched.first == 3 * 8 * 16
