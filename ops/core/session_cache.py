@@ -49,7 +49,7 @@ class SessionCache(Generic[Value]):
                 del self._values[next(iter(self._values))]
             self._values[key] = value
 
-    def _lasts(self) -> bool:
+    def _is_current(self) -> bool:
         return self._session is session.joined() and self._generation == _generation
 
 
