@@ -1,4 +1,4 @@
-"""What ``tileweave bench`` measures: operators, what they are made of, and what else there is."""
+"""Implementations of GEMM operators in ``tileweave bench``: ours, its parts, and alternatives."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ OPERATORS = {
 }
 OURS, NCCL, ASYNC_TP = "ours", "nccl", "async_tp"
 PRODUCT, EXCHANGE, TRANSPORT = "product/", "exchange/", "transport/"
-"""How the names of those begin that do one half alone, or are ours by one transport."""
+"""Prefixes of names: one half of the operator, or our collective by one transport."""
 LOCAL = "local"
 SDPA, GATHER, RING = "sdpa/", "gather/", "ring/"
-"""Of attention: ours alone on a rank, and how the names of PyTorch's begin, alone on a rank, behind
-an all-gather, and with keys and values that go round."""
+"""Names of attention: ours on one rank without communication, and prefixes of PyTorch's: on one
+rank, after an all-gather, and as ring attention."""
 
 
 class Missing(Exception):
-    """Why a contender does not take part."""
+    """Reason why an implementation is missing."""
 
 
 def relative_error(found: Tensor, right: Tensor) -> Tensor:
-    """In the Frobenius norm."""
+    """Return the relative error in the Frobenius norm."""
     return (found.float() - right).norm() / right.norm()
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One rank's operands of one problem, and what is right.
+    """Operands of one rank, and the expected results.
 
     Attributes:
         a, b: the operator's operands.
-        rows: what is multiplied by b, (M, K): the rows of all ranks, or a.
-        product: rows times b, (M, N), in fp32.
-        part: the same in the operands' type.
-        result: of the operator, in fp32.
+        rows: first operand of the product, (M, K): the rows of all ranks, or a.
+        product: ``rows @ b``, (M, N), in fp32.
+        part: ``product`` in the operands' type.
+        result: expected result of the operator, in fp32.
     """
 
     a: Tensor
@@ -64,7 +64,7 @@ class Inputs:
 
     @staticmethod
     def random(trial: Trial) -> Inputs:
-        """Fresh ones. Collective."""
+        """Create new inputs. Collective."""
         a, b = trial.inputs()
         rows = trial.rows_of(a)
         product = rows.float() @ b.float()
@@ -75,14 +75,14 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to do it, or half of it.
+    """Implementation of a case or of a part of it.
 
     Attributes:
-        call: what is timed; on a GPU it enqueues on torch's current stream.
-        right: what should come out, of the inputs.
-        found: what came out, of what ``call`` returned.
-        prepare: comes before each call, untimed.
-        error: how far from right what was found is.
+        call: function that is timed; on a GPU it enqueues on torch's current stream.
+        right: returns the expected result from the inputs.
+        found: returns the actual result from what ``call`` returned.
+        prepare: runs before each call, untimed.
+        error: returns the error of a result against the expected one.
     """
 
     call: Callable[[Any], Any]
@@ -94,12 +94,12 @@ class Implementation:
 
 @dataclass
 class Buffers:
-    """One problem, and the memory in which contenders compute it.
+    """Problem with the memory in which the implementations compute it.
 
     Attributes:
-        gathered: room for the rows of all ranks, on each; None if there is none.
-        result: of an operator.
-        product: of one rank.
+        gathered: symmetric memory for the rows of all ranks; None if it does not fit.
+        result: memory of an operator's result.
+        product: memory of one rank's product.
     """
 
     problem: Problem
@@ -113,10 +113,11 @@ class Buffers:
         self.product = self.result if self.problem.gathers else self.result.new_empty(shape)
 
     def close(self) -> None:
-        """Nothing was made for this problem alone."""
+        """Free nothing: the case allocates no symmetric memory of its own."""
 
     def into(self, memory: Tensor, call: Callable[[Inputs], Any]) -> Implementation:
-        """What writes its result there, which holds no number before."""
+        """Return the implementation of a call that writes its result to ``memory``, which is filled
+        with NaN before."""
         right = "product" if memory is self.product else "result"
         return Implementation(
             call,
@@ -126,41 +127,44 @@ class Buffers:
         )
 
 
-def _operator(arena: Buffers, strategy: str) -> Implementation:
-    operator = OPERATORS[arena.problem.op]
-    return arena.into(
-        arena.result, lambda given: operator(given.a, given.b, out=arena.result, strategy=strategy)
+def _operator(buffers: Buffers, strategy: str) -> Implementation:
+    operator = OPERATORS[buffers.problem.op]
+    return buffers.into(
+        buffers.result,
+        lambda given: operator(given.a, given.b, out=buffers.result, strategy=strategy),
     )
 
 
-def _cublas(arena: Buffers) -> Implementation:
-    return arena.into(arena.product, lambda given: torch.mm(given.rows, given.b, out=arena.product))
+def _cublas(buffers: Buffers) -> Implementation:
+    return buffers.into(
+        buffers.product, lambda given: torch.mm(given.rows, given.b, out=buffers.product)
+    )
 
 
-def _tilelang(arena: Buffers) -> Implementation:
-    if arena.group.device.type != "cuda":
+def _tilelang(buffers: Buffers) -> Implementation:
+    if buffers.group.device.type != "cuda":
         raise Missing("there is no GPU")
-    kernel = compile(product_program(arena.problem))
-    stored = arena.problem.stored
-    return arena.into(
-        arena.product, lambda given: kernel(given.rows, stored(given.b), arena.product)
+    kernel = compile(product_program(buffers.problem))
+    stored = buffers.problem.stored
+    return buffers.into(
+        buffers.product, lambda given: kernel(given.rows, stored(given.b), buffers.product)
     )
 
 
 def product_program(problem: Problem) -> Any:
-    """Of what one rank multiplies."""
+    """Return the program of one rank's product."""
     M, N, K = problem.M, problem.N, problem.K
     return matmul_program(M, N, K, problem.tile_dtype, problem.transposed, tiles_for(M, N, 1))
 
 
-def _nccl_exchange(arena: Buffers) -> Implementation:
-    problem, group, result = arena.problem, arena.group, arena.result
+def _nccl_exchange(buffers: Buffers) -> Implementation:
+    problem, group, result = buffers.problem, buffers.group, buffers.result
     if problem.gathers:
         return Implementation(
             lambda given: nccl.all_gather(given.a, group), lambda given: given.rows
         )
     if problem.scatters:
-        return arena.into(result, lambda given: nccl.reduce_scatter(given.part, result, group))
+        return buffers.into(result, lambda given: nccl.reduce_scatter(given.part, result, group))
     return Implementation(
         lambda given: nccl.all_reduce(result, group),
         found=lambda _: result,
@@ -168,12 +172,12 @@ def _nccl_exchange(arena: Buffers) -> Implementation:
     )
 
 
-def _copies(arena: Buffers) -> Implementation:
-    problem = arena.problem
+def _copies(buffers: Buffers) -> Implementation:
+    problem = buffers.problem
     if not problem.gathers:
         raise Missing("copy engines do not add")
     return by_copies(
-        arena.gathered, arena.group, all_gather_plan, problem.rows_per_rank * problem.K,
+        buffers.gathered, buffers.group, all_gather_plan, problem.rows_per_rank * problem.K,
         given=lambda inputs: inputs.a.view(-1), right=lambda inputs: inputs.rows.view(-1),
     )  # fmt: skip
 
@@ -186,12 +190,13 @@ def by_copies(
     given: Callable[[Any], Tensor],
     right: Callable[[Any], Tensor],
 ) -> Implementation:
-    """Copies alone, to where the first elements of ``room`` are.
+    """Return an implementation that only copies, to the first elements of ``room``.
 
     Args:
-        plan_of: of so many elements of each rank for each, ranks, and TileLang's name of the type.
-        given: what is sent, of the inputs.
-        right: what should come out, flat.
+        plan_of: creates the plan from the elements that a rank sends to a rank, the number of
+            ranks, and TileLang's name of the type.
+        given: returns what is sent, from the inputs.
+        right: returns the expected result from the inputs, flat.
     """
     ranks = group.world_size
     if ranks == 1:
@@ -203,7 +208,7 @@ def by_copies(
     plan = plan_of(elements, ranks, str(own.dtype).removeprefix("torch."))
 
     def found(_: Any) -> Tensor:
-        barrier()  # a rank's call is over when it has sent, not when it has got
+        barrier()  # a rank's call ends when it has sent, not when it has received
         return own.view(-1)
 
     return Implementation(
@@ -211,9 +216,9 @@ def by_copies(
     )
 
 
-def _async_tp(arena: Buffers) -> Implementation:
-    """PyTorch's own overlap of copies and cuBLAS."""
-    problem, group = arena.problem, arena.group
+def _async_tp(buffers: Buffers) -> Implementation:
+    """Return PyTorch's async-TP, which overlaps copies and cuBLAS."""
+    problem, group = buffers.problem, buffers.group
     if group.device.type != "cuda":
         raise Missing("there is no GPU")
     if group.process_group is None or group.world_size == 1:
@@ -229,7 +234,7 @@ def _async_tp(arena: Buffers) -> Implementation:
     except AttributeError as error:
         raise Missing(str(error)) from None
     if problem.gathers:
-        # Asked for the rows, too, torch never gathers by NVLink multicast, which we leave alone.
+        # With return_A torch never gathers by NVLink multicast, which our operators do not use.
         return Implementation(
             lambda given: gather(given.a, [given.b], 0, name, return_A=True),
             found=lambda returned: returned[1][0],
@@ -247,43 +252,43 @@ MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
     ASYNC_TP: _async_tp,
 }
 NEEDED = {OURS, f"{PRODUCT}cublas", f"{EXCHANGE}nccl", NCCL}
-"""Those that raise what they raise; the others need not take part."""
+"""Implementations whose errors are raised; the others may be missing."""
 
 
 def contenders_of(
-    arena: Any,
+    buffers: Any,
     inputs: Any,
     tries: int,
     makers: Mapping[str, Callable[[Any], Implementation]] = MAKERS,
 ) -> tuple[dict[str, Implementation], dict[str, str]]:
-    """Those that take part, each called ``tries`` times, and why the others do not, by name.
-    Collective; all ranks agree."""
-    found: dict[str, Implementation] = {}
-    why: dict[str, str] = {}
+    """Return the implementations by name, each called ``tries`` times, and why the others are
+    missing, by name. Collective; all ranks agree."""
+    implementations: dict[str, Implementation] = {}
+    missing: dict[str, str] = {}
     for name, make in makers.items():
         reason = ""
         try:
-            contender = make(arena)
+            contender = make(buffers)
             for _ in range(tries):
                 contender.prepare(inputs)
                 contender.found(contender.call(inputs))
-            arena.group.synchronize()
-            found[name] = contender
+            buffers.group.synchronize()
+            implementations[name] = contender
         except Missing as error:
             reason = str(error)
         except Exception as error:
             if name in NEEDED:
                 raise
             reason = shorten(f"{type(error).__name__}: {error}", 300)
-        said = arena.group.exchange("bench", reason)
-        if any(said):
-            found.pop(name, None)
-            why[name] = next(reason for reason in said if reason)
-    return found, why
+        reasons = buffers.group.exchange("bench", reason)
+        if any(reasons):
+            implementations.pop(name, None)
+            missing[name] = next(filter(None, reasons))
+    return implementations, missing
 
 
 class Checker:
-    """Compares what contenders return with what is right."""
+    """Compares the results of implementations with the expected results."""
 
     def __init__(self, contenders: Mapping[str, Implementation]) -> None:
         self.contenders = contenders
@@ -297,5 +302,5 @@ class Checker:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Of each contender the largest; infinite where some element was no number."""
+        """Largest error by name; infinite if a result contains NaN."""
         return {name: error.item() for name, error in self._errors.items()}
