@@ -59,7 +59,7 @@ class Measured:
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, said: Any, problem: Problem) -> Measured:
+    def of(cls, data: Any, problem: Problem) -> Measured:
         """Create it from parsed JSON.
 
         Raises:
@@ -67,7 +67,7 @@ class Measured:
         """
         operator = OPERATORS[problem.op]
         try:
-            choice, fused, nccl = said["choice"], said["fused"], said["nccl"]
+            choice, fused, nccl = data["choice"], data["fused"], data["nccl"]
             numbers = [nccl]
             if choice is not None:
                 choice = Choice(choice["program"], Tiles(**choice["tiles"]))
@@ -79,9 +79,9 @@ class Measured:
                 and (fused is None if choice is None else operator.may_take(problem, choice))
             )
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
-            raise ValueError(f"{error!r} in {said!r}") from None
+            raise ValueError(f"{error!r} in {data!r}") from None
         if not is_legal:
-            raise ValueError(f"{said!r}")
+            raise ValueError(f"{data!r}")
         return cls(choice, fused, nccl)
 
 
@@ -108,10 +108,10 @@ def agreed(
         TileWeaveError: ``tune`` is given on some ranks only.
     """
     mine = saved(problem, group) if group.rank == 0 else None
-    said = group.exchange("tuned", json.dumps([tune is not None, str(mine or "")]))
-    may, (found, *_) = zip(*map(json.loads, said), strict=True)
-    if found:
-        return Measured.of(json.loads(found), problem)
+    data = group.exchange("tuned", json.dumps([tune is not None, str(mine or "")]))
+    may, (stored, *_) = zip(*map(json.loads, data), strict=True)
+    if stored:
+        return Measured.of(json.loads(stored), problem)
     if len(set(may)) > 1:
         those = ", ".join(str(rank) for rank, tunes in enumerate(may) if tunes)
         raise TileWeaveError(
@@ -123,8 +123,8 @@ def agreed(
 def lookup(problem: Problem, group: Group) -> Measured | None:
     """Return the agreed result; before the first call, the one on this machine's disk. Not
     collective."""
-    problem, known = measured_as(problem), table_for(group)
-    return known[problem] if problem in known else saved(problem, group)
+    problem, results = measured_as(problem), table_for(group)
+    return results[problem] if problem in results else saved(problem, group)
 
 
 def saved(problem: Problem, group: Group) -> Measured | None:
@@ -132,8 +132,8 @@ def saved(problem: Problem, group: Group) -> Measured | None:
     the file cannot be read."""
     file = file_of(group)
     try:
-        said = _read(file).get(str(problem))
-        return None if said is None else Measured.of(said, problem)
+        data = _read(file).get(str(problem))
+        return None if data is None else Measured.of(data, problem)
     except ValueError as error:
         _warn(f"{file} is not what tw.tune writes ({error}); {problem} is computed as if untuned")
         return None
@@ -190,12 +190,12 @@ def _gpu() -> str:
 def _read(file: Path) -> dict[str, Any]:
     """Return the results by problem."""
     try:
-        said = json.loads(file.read_text())
+        data = json.loads(file.read_text())
     except FileNotFoundError:
         return {}
     except (OSError, RecursionError) as error:
         raise ValueError(str(error)) from None
-    results = said.get("results") if isinstance(said, dict) else None
+    results = data.get("results") if isinstance(data, dict) else None
     if not isinstance(results, dict):
         raise ValueError("it holds no results")
     return results

@@ -98,7 +98,7 @@ class Trial:
         return relative_error(c, self.right_of(a, b))
 
 
-def relative_error(found: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the relative error in the Frobenius norm; infinite if ``found`` contains NaN."""
-    error = ((found.float() - right).norm() / right.norm()).item()
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the relative error in the Frobenius norm; infinite if ``result`` contains NaN."""
+    error = ((result.float() - expected).norm() / expected.norm()).item()
     return error if error == error else float("inf")

@@ -201,7 +201,7 @@ class Autotuner:
         self.choices = list(dict.fromkeys(every))
         self.trial = Trial(problem, group)
         self.inputs = [self.trial.inputs() for _ in range(_INPUTS)]
-        self.rights = [self.trial.right_of(*given) for given in self.inputs]
+        self.rights = [self.trial.right_of(*inputs) for inputs in self.inputs]
         self.attempts: list[TrialResult] = []
 
     def run(self) -> Tuned:
@@ -271,14 +271,14 @@ class Autotuner:
 
     def _made(self, choice: Choice) -> Candidate | str:
         """Compile a candidate and call it. Return it, or why it is left out; equal on all ranks."""
-        taken = self._shared_bytes(choice)
-        if taken > SHARED_BYTES:
-            return f"{taken} bytes of shared memory; expected at most {SHARED_BYTES}"
-        made: list[Operator] = []
+        nbytes = self._shared_bytes(choice)
+        if nbytes > SHARED_BYTES:
+            return f"{nbytes} bytes of shared memory; expected at most {SHARED_BYTES}"
+        operators: list[Operator] = []
         make = partial(self.kept.made, self.problem, choice, self.operator)
-        if reason := self._failure(lambda: made.append(make())):
+        if reason := self._failure(lambda: operators.append(make())):
             return reason
-        (operator,) = made
+        (operator,) = operators
         errors: list[float] = []
         reason = self._failure(lambda: errors.extend(self._called(operator)))
         if not reason:

@@ -239,10 +239,10 @@ class AllToAll(Collective, op=NAME):
     @staticmethod
     def unfused(x, out, group, scatter, gather):
         ranks = group.world_size
-        given = x.unflatten(scatter, (ranks, -1)).movedim(scatter, 0).contiguous()
-        got = torch.empty_like(given)
-        nccl.all_to_all(given, got, group)
-        out.unflatten(gather, (ranks, -1)).movedim(gather, 0).copy_(got)
+        sent = x.unflatten(scatter, (ranks, -1)).movedim(scatter, 0).contiguous()
+        received = torch.empty_like(sent)
+        nccl.all_to_all(sent, received, group)
+        out.unflatten(gather, (ranks, -1)).movedim(gather, 0).copy_(received)
 
     @staticmethod
     def gradient(grad, group, transport, scatter, gather):

@@ -213,13 +213,13 @@ def define_exchange(name: str) -> None:
     which has no gradient."""
     collective = EXCHANGES[name]
 
-    def into(x: torch.Tensor, out: torch.Tensor | None, *given: Any) -> torch.Tensor:
+    def into(x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
         if out is not None and not collective.in_place:
             require_apart(name, out, **{ARGUMENT: x})
-        key = name, given, signature(x), signature(out)
+        key = name, arguments, signature(x), signature(out)
         if (result := repeat(key, (x,), out)) is not None:
             return result
-        *options, group, asked = given
+        *options, group, asked = arguments
         ranks = _ranks(name, group)
         problem = checked(name, x, out, ranks.world_size, options)
         if out is not None:
@@ -238,19 +238,19 @@ def define_exchange(name: str) -> None:
                 record_fast_path(key, (given_x,), prepared(near), move, *move.declared(x, out), out)
         return out
 
-    def eager(x, *given):
-        return into(x, None, *given)
+    def eager(x, *arguments):
+        return into(x, None, *arguments)
 
-    def eager_out(x, out, *given):
-        into(x, out, *given)
+    def eager_out(x, out, *arguments):
+        into(x, out, *arguments)
 
-    def fake(x, *given):
-        *options, group, _ = given
+    def fake(x, *arguments):
+        *options, group, _ = arguments
         ranks = _ranks(name, group).world_size
         return x.new_empty(checked(name, x, None, ranks, options).result)
 
-    def fake_out(x, out, *given):
-        *options, group, _ = given
+    def fake_out(x, out, *arguments):
+        *options, group, _ = arguments
         checked(name, x, out, _ranks(name, group).world_size, options)
 
     def save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:

@@ -81,19 +81,19 @@ def compute(
     if out is not None:
         require_apart_from_operands(op, out, a, b, epilogue)
     key = _key(op, a, b, out, group, asked, epilogue)
-    given = a, b, *epilogue.tensors
-    if (c := repeat(key, given, out)) is not None:
+    inputs = a, b, *epilogue.tensors
+    if (c := repeat(key, inputs, out)) is not None:
         return c
-    made = _call(key, op, a, b, out, group, asked, epilogue)
-    if made.choice is None:
-        OPERATORS[op].unfused(made.a, made.b, made.c, made.group, made.epilogue)
-        return made.c
-    operator = made.operator(made.choice)
-    a, b, *rest = made.operands
-    operator(a, b, made.c, *rest)
-    declared = operator.declared(a, b, made.c, *rest)
-    record_fast_path(key, given, prepared(made.group), operator, *declared, made.c)
-    return made.c
+    request = _call(key, op, a, b, out, group, asked, epilogue)
+    if request.choice is None:
+        OPERATORS[op].unfused(request.a, request.b, request.c, request.group, request.epilogue)
+        return request.c
+    operator = request.operator(request.choice)
+    a, b, *rest = request.operands
+    operator(a, b, request.c, *rest)
+    declared = operator.declared(a, b, request.c, *rest)
+    record_fast_path(key, inputs, prepared(request.group), operator, *declared, request.c)
+    return request.c
 
 
 def call(

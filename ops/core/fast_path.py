@@ -22,17 +22,17 @@ class FastPath:
     strides."""
 
     def __init__(
-        self, kept: OpCache, made: CompiledOp, inputs: Sequence[torch.Tensor], out: torch.Tensor,
+        self, kept: OpCache, op: CompiledOp, inputs: Sequence[torch.Tensor], out: torch.Tensor,
         result: torch.Tensor,
     ) -> None:  # fmt: skip
         """
         Args:
-            kept: cache that holds ``made``.
-            inputs, out: tensors in the shapes and types that ``made`` declares.
+            kept: cache that holds ``op``.
+            inputs, out: tensors in the shapes and types that ``op`` declares.
             result: ``out`` in the shape and type that the caller receives.
         """
-        self._kept, self._made = kept, made
-        self._ready, addresses = made.ready(inputs, out)
+        self._kept, self._op = kept, op
+        self._ready, addresses = op.ready(inputs, out)
         self._between = addresses[len(inputs) : -1]
         self._empty = partial(
             torch.empty_strided, tuple(result.shape), result.stride(),
@@ -41,14 +41,14 @@ class FastPath:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the native call still applies: it needs nothing but addresses, and ``made`` still
+        """True if the native call still applies: it needs nothing but addresses, and ``op`` still
         owns its memory."""
         return self._ready.native and self._ready.is_valid
 
     def __call__(self, inputs: Sequence[torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
         """Return the result, in ``out`` if given."""
         out = self._empty() if out is None else out
-        self._kept.use(self._made)
+        self._kept.use(self._op)
         addresses = [x.data_ptr() for x in inputs]
         self._ready((), [*addresses, *self._between, out.data_ptr()])
         return out
@@ -84,18 +84,18 @@ def repeat(
 
 
 def record_fast_path(
-    key: Hashable, given: Sequence[torch.Tensor], kept: OpCache, made: CompiledOp,
+    key: Hashable, originals: Sequence[torch.Tensor], kept: OpCache, op: CompiledOp,
     inputs: Sequence[torch.Tensor], out: torch.Tensor, result: torch.Tensor,
 ) -> None:  # fmt: skip
     """Record the call that was just made for ``repeat``, unless it had to copy an input.
 
     Args:
-        given: the caller's inputs.
-        kept, made, inputs, out, result: arguments of ``FastPath``.
+        originals: the caller's inputs.
+        kept, op, inputs, out, result: arguments of ``FastPath``.
     """
     device = result.device
     if not plan_streams.has_driver(device) or library() is None or capturing():
         return
-    if all(x.data_ptr() == y.data_ptr() for x, y in zip(given, inputs, strict=True)):
-        repeat = FastPath(kept, made, inputs, out, result)
+    if all(x.data_ptr() == y.data_ptr() for x, y in zip(originals, inputs, strict=True)):
+        repeat = FastPath(kept, op, inputs, out, result)
         _here.repeats.put((key, plan_streams.current_stream(device)), repeat)

@@ -56,32 +56,32 @@ def all_reduce(whole: torch.Tensor, group: Group) -> None:
         _complete(dist.all_reduce, [whole], group)
 
 
-def all_to_all(given: torch.Tensor, got: torch.Tensor, group: Group) -> None:
-    """Send row ``r`` of ``given`` to rank ``r``. Row ``r`` of ``got`` receives from rank ``r``."""
+def all_to_all(sent: torch.Tensor, received: torch.Tensor, group: Group) -> None:
+    """Send row ``r`` of ``sent`` to rank ``r``, which stores it as this rank's row of ``received``."""
     if group.process_group is None:
-        got.copy_(given)
+        received.copy_(sent)
     else:
-        got, given = _bytes(got), _bytes(given)
-        _complete(dist.all_to_all_single, [got, given], group)
+        received, sent = _bytes(received), _bytes(sent)
+        _complete(dist.all_to_all_single, [received, sent], group)
 
 
 def start_exchange(
-    given: torch.Tensor, to: int, got: torch.Tensor, source: int, group: Group
+    sent: torch.Tensor, to: int, received: torch.Tensor, source: int, group: Group
 ) -> list[dist.Work]:
-    """Begin to send ``given`` to rank ``to`` and to receive ``got`` from rank ``source``. The
+    """Begin to send ``sent`` to rank ``to`` and to receive ``received`` from rank ``source``. The
     current stream waits for neither until ``wait`` of the returned works."""
-    return start_exchanges([given], to, [got], source, group)
+    return start_exchanges([sent], to, [received], source, group)
 
 
 def start_exchanges(
-    given: Sequence[torch.Tensor],
+    sent: Sequence[torch.Tensor],
     to: int,
-    got: Sequence[torch.Tensor],
+    received: Sequence[torch.Tensor],
     source: int,
     group: Group,
 ) -> list[dist.Work]:
     """Begin ``start_exchange`` for several tensors at once."""
-    pairs = [(dist.isend, x, to) for x in given] + [(dist.irecv, x, source) for x in got]
+    pairs = [(dist.isend, x, to) for x in sent] + [(dist.irecv, x, source) for x in received]
     return dist.batch_isend_irecv([
         dist.P2POp(op, _bytes(tensor), group=group.process_group, group_peer=peer)
         for op, tensor, peer in pairs

@@ -63,12 +63,12 @@ class Problem:
 
     @property
     def gathers(self) -> bool:
-        """Whether the operator multiplies the rows of all ranks."""
+        """True if the operator multiplies the rows of all ranks."""
         return self.op == "all_gather_matmul"
 
     @property
     def scatters(self) -> bool:
-        """Whether each rank receives some rows of the result."""
+        """True if each rank receives some rows of the result."""
         return self.op == "matmul_reduce_scatter"
 
     @property
@@ -106,7 +106,7 @@ class Problem:
 
     @property
     def scaled(self) -> bool:
-        """Whether operands are fp8, which have scales."""
+        """True if operands are fp8, which have scales."""
         return self.dtype == FP8
 
     @property
@@ -140,18 +140,18 @@ class Problem:
         )
 
 
-def operator_name(asks: str, op: Any, known: Iterable[str]) -> str:
+def operator_name(caller: str, op: Any, names: Iterable[str]) -> str:
     """Return the name of an operator, which may be passed instead of the operator.
 
     Args:
-        asks: function that needs the name, for the error.
+        caller: function that needs the name, for the error.
 
     Raises:
-        TileWeaveError: the operator is not in ``known``.
+        TileWeaveError: the operator is not in ``names``.
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
-    if name not in known:
-        raise TileWeaveError(f"{asks}: op={name}; expected {' or '.join(known)}")
+    if name not in names:
+        raise TileWeaveError(f"{caller}: op={name}; expected {' or '.join(names)}")
     return name
 
 
@@ -263,21 +263,21 @@ def require_like(
         raise refused(op, f"{name} is on {tensor.device}", f"{a.device} as {first}")
 
 
-def is_dense(given: Any) -> bool:
+def is_dense(value: Any) -> bool:
     """Return whether the value is a dense tensor."""
-    return isinstance(given, torch.Tensor) and given.layout is torch.strided
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
-def require_dense(op: str, **given: Any) -> None:
+def require_dense(op: str, **tensors: Any) -> None:
     """Refuse arguments that are not ``is_dense``; keywords are their names."""
-    for name, tensor in given.items():
+    for name, tensor in tensors.items():
         if not is_dense(tensor):
             raise refused(op, f"{name}={tensor!r}", "a dense torch.Tensor")
 
 
-def require_dense_or_none(op: str, **given: Any) -> None:
+def require_dense_or_none(op: str, **tensors: Any) -> None:
     """Apply ``require_dense`` to the arguments that are not None."""
-    for name, tensor in given.items():
+    for name, tensor in tensors.items():
         if tensor is not None:
             require_dense(op, **{name: tensor})
 
@@ -301,11 +301,11 @@ def check_layout(op: str, out: torch.Tensor) -> None:
         )  # fmt: skip
 
 
-def require_apart(op: str, out: torch.Tensor, **given: torch.Tensor | None) -> None:
+def require_apart(op: str, out: torch.Tensor, **tensors: torch.Tensor | None) -> None:
     """Refuse an ``out`` that overlaps an argument in memory: it is written while the argument is
     read."""
     begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
-    for name, x in given.items():
+    for name, x in tensors.items():
         if x is not None and x.data_ptr() < end and begin < x.data_ptr() + x.nbytes:
             raise refused(op, f"out shares memory with {name}", "memory of its own")
 

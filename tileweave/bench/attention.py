@@ -178,7 +178,9 @@ def _ours(buffers: Buffers) -> Implementation:
         "layout": buffers.problem.layout,
         "strategy": how(buffers.group.device).name,
     }
-    return buffers.contender(lambda given: ops.sp_attention(given.q, given.k, given.v, **options))
+    return buffers.contender(
+        lambda inputs: ops.sp_attention(inputs.q, inputs.k, inputs.v, **options)
+    )
 
 
 def _local(buffers: Buffers) -> Implementation:
@@ -194,14 +196,14 @@ def _local(buffers: Buffers) -> Implementation:
     room = buffers.gathered.all[:, : 2 * prod(shape)].unflatten(1, (2, *shape))
     k_all, v_all = room[:, 0], room[:, 1]
 
-    def prepare(given: Inputs) -> None:
-        for memory, rows in ((k_all, given.k_by_rank), (v_all, given.v_by_rank)):
+    def prepare(inputs: Inputs) -> None:
+        for memory, rows in ((k_all, inputs.k_by_rank), (v_all, inputs.v_by_rank)):
             memory[group.rank].copy_(rows.flatten(3))
 
-    def call(given: Inputs) -> Tensor:
-        out = torch.empty_like(given.q)
+    def call(inputs: Inputs) -> Tensor:
+        out = torch.empty_like(inputs.q)
         lse = out.new_empty(problem.lse_shape, dtype=torch.float32)
-        q, o = (x.unflatten(1, (parts, -1)) for x in (given.q, out))
+        q, o = (x.unflatten(1, (parts, -1)) for x in (inputs.q, out))
         run(q, k_all, v_all, o, lse.unflatten(2, (parts, -1)))
         return out
 
@@ -211,23 +213,25 @@ def _local(buffers: Buffers) -> Implementation:
 def _sdpa(buffers: Buffers, name: str) -> Implementation:
     backend, problem, rank = buffers.backend(name), buffers.problem, buffers.group.rank
     return buffers.contender(
-        lambda given: of_rank(backend, problem, rank, given.q, given.k_all, given.v_all)
+        lambda inputs: of_rank(backend, problem, rank, inputs.q, inputs.k_all, inputs.v_all)
     )
 
 
 def _gather(buffers: Buffers, name: str) -> Implementation:
     backend, problem, group = buffers.backend(name), buffers.problem, buffers.group
 
-    def call(given: Inputs) -> Tensor:
-        k, v = (in_order(problem, by_rank(x, group)) for x in (given.k, given.v))
-        return of_rank(backend, problem, group.rank, given.q, k, v)
+    def call(inputs: Inputs) -> Tensor:
+        k, v = (in_order(problem, by_rank(x, group)) for x in (inputs.k, inputs.v))
+        return of_rank(backend, problem, group.rank, inputs.q, k, v)
 
     return buffers.contender(call)
 
 
 def _ring(buffers: Buffers, name: str) -> Implementation:
     backend, problem, group = buffers.backend(name), buffers.problem, buffers.group
-    return buffers.contender(lambda given: ring(backend, problem, group, given.q, given.k, given.v))
+    return buffers.contender(
+        lambda inputs: ring(backend, problem, group, inputs.q, inputs.k, inputs.v)
+    )
 
 
 MAKERS: dict[str, Callable[[Buffers], Implementation]] = {

@@ -38,9 +38,9 @@ class Missing(Exception):
     """Reason why an implementation is missing."""
 
 
-def relative_error(found: Tensor, right: Tensor) -> Tensor:
+def relative_error(result: Tensor, expected: Tensor) -> Tensor:
     """Return the relative error in the Frobenius norm."""
-    return (found.float() - right).norm() / right.norm()
+    return (result.float() - expected).norm() / expected.norm()
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class Implementation:
     """
 
     call: Callable[[Any], Any]
-    right: Callable[[Any], Tensor] = lambda given: given.result
+    right: Callable[[Any], Tensor] = lambda inputs: inputs.result
     found: Callable[[Any], Tensor] = lambda returned: returned
-    prepare: Callable[[Any], Any] = lambda given: None
+    prepare: Callable[[Any], Any] = lambda inputs: None
     error: Callable[[Tensor, Tensor], Tensor] = relative_error
 
 
@@ -121,7 +121,7 @@ class Buffers:
         right = "product" if memory is self.product else "result"
         return Implementation(
             call,
-            right=lambda given: getattr(given, right),
+            right=lambda inputs: getattr(inputs, right),
             found=lambda _: memory,
             prepare=lambda _: memory.fill_(torch.nan),
         )
@@ -131,13 +131,13 @@ def _operator(buffers: Buffers, strategy: str) -> Implementation:
     operator = OPERATORS[buffers.problem.op]
     return buffers.into(
         buffers.result,
-        lambda given: operator(given.a, given.b, out=buffers.result, strategy=strategy),
+        lambda inputs: operator(inputs.a, inputs.b, out=buffers.result, strategy=strategy),
     )
 
 
 def _cublas(buffers: Buffers) -> Implementation:
     return buffers.into(
-        buffers.product, lambda given: torch.mm(given.rows, given.b, out=buffers.product)
+        buffers.product, lambda inputs: torch.mm(inputs.rows, inputs.b, out=buffers.product)
     )
 
 
@@ -147,7 +147,7 @@ def _tilelang(buffers: Buffers) -> Implementation:
     kernel = compile(product_program(buffers.problem))
     stored = buffers.problem.stored
     return buffers.into(
-        buffers.product, lambda given: kernel(given.rows, stored(given.b), buffers.product)
+        buffers.product, lambda inputs: kernel(inputs.rows, stored(inputs.b), buffers.product)
     )
 
 
@@ -161,14 +161,14 @@ def _nccl_exchange(buffers: Buffers) -> Implementation:
     problem, group, result = buffers.problem, buffers.group, buffers.result
     if problem.gathers:
         return Implementation(
-            lambda given: nccl.all_gather(given.a, group), lambda given: given.rows
+            lambda inputs: nccl.all_gather(inputs.a, group), lambda inputs: inputs.rows
         )
     if problem.scatters:
-        return buffers.into(result, lambda given: nccl.reduce_scatter(given.part, result, group))
+        return buffers.into(result, lambda inputs: nccl.reduce_scatter(inputs.part, result, group))
     return Implementation(
-        lambda given: nccl.all_reduce(result, group),
+        lambda inputs: nccl.all_reduce(result, group),
         found=lambda _: result,
-        prepare=lambda given: result.copy_(given.part),
+        prepare=lambda inputs: result.copy_(inputs.part),
     )
 
 
@@ -178,7 +178,7 @@ def _copies(buffers: Buffers) -> Implementation:
         raise Missing("copy engines do not add")
     return by_copies(
         buffers.gathered, buffers.group, all_gather_plan, problem.rows_per_rank * problem.K,
-        given=lambda inputs: inputs.a.view(-1), right=lambda inputs: inputs.rows.view(-1),
+        sent=lambda inputs: inputs.a.view(-1), right=lambda inputs: inputs.rows.view(-1),
     )  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def by_copies(
     group: Group,
     plan_of: Callable[[int, int, str], Plan],
     elements: int,
-    given: Callable[[Any], Tensor],
+    sent: Callable[[Any], Tensor],
     right: Callable[[Any], Tensor],
 ) -> Implementation:
     """Return an implementation that only copies, to the first elements of ``room``.
@@ -195,7 +195,7 @@ def by_copies(
     Args:
         plan_of: creates the plan from the elements that a rank sends to a rank, the number of
             ranks, and TileLang's name of the type.
-        given: returns what is sent, from the inputs.
+        sent: returns what is sent, from the inputs.
         right: returns the expected result from the inputs, flat.
     """
     ranks = group.world_size
@@ -212,7 +212,7 @@ def by_copies(
         return own.view(-1)
 
     return Implementation(
-        lambda inputs: plan(given(inputs), everyones), right, found, lambda _: own.fill_(torch.nan)
+        lambda inputs: plan(sent(inputs), everyones), right, found, lambda _: own.fill_(torch.nan)
     )
 
 
@@ -236,10 +236,10 @@ def _async_tp(buffers: Buffers) -> Implementation:
     if problem.gathers:
         # With return_A torch never gathers by NVLink multicast, which our operators do not use.
         return Implementation(
-            lambda given: gather(given.a, [given.b], 0, name, return_A=True),
+            lambda inputs: gather(inputs.a, [inputs.b], 0, name, return_A=True),
             found=lambda returned: returned[1][0],
         )
-    return Implementation(lambda given: scatter(given.a, given.b, "sum", 0, name))
+    return Implementation(lambda inputs: scatter(inputs.a, inputs.b, "sum", 0, name))
 
 
 MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
@@ -294,9 +294,9 @@ class Checker:
         self.contenders = contenders
         self._errors: dict[str, Tensor] = {}
 
-    def __call__(self, name: str, given: Inputs, returned: Any) -> None:
+    def __call__(self, name: str, inputs: Inputs, returned: Any) -> None:
         contender = self.contenders[name]
-        error = contender.error(contender.found(returned), contender.right(given))
+        error = contender.error(contender.found(returned), contender.right(inputs))
         error = error.nan_to_num(nan=torch.inf, posinf=torch.inf)
         self._errors[name] = torch.maximum(self._errors.get(name, error), error)
 

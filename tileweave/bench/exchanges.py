@@ -124,7 +124,7 @@ class Buffers:
         """Return the implementation of a call that writes its result to ``out``, which is filled
         with NaN before."""
         return Implementation(
-            lambda given: call(given.x, self.out),
+            lambda inputs: call(inputs.x, self.out),
             found=lambda _: self.out,
             prepare=lambda _: self.out.fill_(torch.nan),
         )
@@ -143,11 +143,11 @@ def _ours(buffers: Buffers) -> Implementation:
 
 def _by_transport(buffers: Buffers, name: str) -> Implementation:
     problem, group = buffers.problem, buffers.group
-    made = EXCHANGES[problem.op]
-    if reason := obstacle(name, problem, group.device, group, made):
+    collective = EXCHANGES[problem.op]
+    if reason := obstacle(name, problem, group.device, group, collective):
         raise Missing(reason)
     # The cache does not hold it, so ``close`` frees it.
-    buffers.made.append(prepared(group).made(problem, name, made))
+    buffers.made.append(prepared(group).made(problem, name, collective))
     return buffers.into_out(buffers.made[-1])
 
 
@@ -156,9 +156,9 @@ def _nccl(buffers: Buffers) -> Implementation:
     if buffers.problem.op != "all_reduce":
         return buffers.into_out(lambda x, out: call(x, out, group))
     return Implementation(
-        lambda given: call(given.x, out, group),
+        lambda inputs: call(inputs.x, out, group),
         found=lambda _: out,
-        prepare=lambda given: out.copy_(given.x),  # it adds in place
+        prepare=lambda inputs: out.copy_(inputs.x),  # it adds in place
     )
 
 
@@ -170,7 +170,7 @@ def _copies(buffers: Buffers) -> Implementation:
     shape = (elements,) if problem.op == "all_gather" else (problem.ranks, elements)
     return by_copies(
         buffers.gathered, buffers.group, _COPIES[problem.op], elements,
-        given=lambda inputs: inputs.x.view(shape), right=lambda inputs: inputs.result,
+        sent=lambda inputs: inputs.x.view(shape), right=lambda inputs: inputs.result,
     )  # fmt: skip
 
 
@@ -184,9 +184,9 @@ MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
 
 def programs(problem: CollectiveProblem, group: Group) -> list[Any]:
     """Return the programs and plans that our implementations launch."""
-    made = EXCHANGES[problem.op]
-    can = [name for name in OWN if not obstacle(name, problem, group.device, group, made)]
-    return [made.steps(problem, name) for name in can]
+    collective = EXCHANGES[problem.op]
+    can = [name for name in OWN if not obstacle(name, problem, group.device, group, collective)]
+    return [collective.steps(problem, name) for name in can]
 
 
 def transport_of(problem: CollectiveProblem, x: Tensor) -> Transport:

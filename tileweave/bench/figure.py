@@ -116,15 +116,15 @@ def draw(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> No
 def _panel(ax: Any, title: str, results: list[Result]) -> None:
     drawn = DRAWN[type(results[0].shape)]
     attribute, below = drawn.x
-    found = sorted(((getattr(r.shape, attribute), r) for r in results), key=lambda pair: pair[0])
+    ordered = sorted(((getattr(r.shape, attribute), r) for r in results), key=lambda pair: pair[0])
     ax.axhline(1, color="black", linewidth=1, label=drawn.ideal)
     for contender, (label, color, marker) in drawn.styles.items():
-        points = [(x, ratio(r.best(contender), r.ideal)) for x, r in found]
+        points = [(x, ratio(r.best(contender), r.ideal)) for x, r in ordered]
         points = [(x, value) for x, value in points if value is not None]
         ax.plot(*zip(*points, strict=True) if points else ([], []),
                 label=label, color=color, marker=marker, markersize=4)  # fmt: skip
     ax.set_xscale("log", base=2)
-    ticks = [x for x, _ in found]
+    ticks = [x for x, _ in ordered]
     ax.set_xticks(ticks, map(str, ticks), fontsize=8)
     ax.minorticks_off()
     ax.set_title(title, fontsize=9)

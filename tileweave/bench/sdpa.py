@@ -111,11 +111,11 @@ def of_rank(
     """
     if not problem.causal:
         return backend(q, k, v, False).out.transpose(1, 2)
-    found = []
+    outputs = []
     for part, chunk in enumerate(q.chunk(problem.sharding.parts, 1)):
         seen = (problem.sharding.chunk_of(part, rank) + 1) * chunk.shape[1]
-        found.append(backend(chunk, k[:, :seen], v[:, :seen], True).out.transpose(1, 2))
-    return found[0] if len(found) == 1 else torch.cat(found, 1)
+        outputs.append(backend(chunk, k[:, :seen], v[:, :seen], True).out.transpose(1, 2))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
 class Block(NamedTuple):
@@ -160,12 +160,14 @@ def ring(
                 (k, v), (rank + 1) % ranks, coming, (rank - 1) % ranks, group
             )
         if block := ring_block(problem, rank, owner):
-            found = backend(q[:, block.queries], k[:, block.keys], v[:, block.keys], block.causal)
+            attended = backend(
+                q[:, block.queries], k[:, block.keys], v[:, block.keys], block.causal
+            )
             if total is None:
                 # Merge in fp32 and round at the end, unless there is at most one merge.
-                total = found if ranks < 3 else Attended(found.out.float(), found.lse)
+                total = attended if ranks < 3 else Attended(attended.out.float(), attended.lse)
             else:
-                total.add(found, block.queries)
+                total.add(attended, block.queries)
         if step + 1 < ranks:
             for work in works:
                 work.wait()
@@ -180,19 +182,19 @@ def exact(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         seen: number of keys to which each row of q attends.
     """
     hidden = torch.arange(k.shape[1], device=k.device) >= seen[:, None]
-    found = []
+    outputs = []
     for head, queries in enumerate(q.chunk(k.shape[2], 2)):
         keys, values = k[:, :, head].float(), v[:, :, head].float()
         scores = torch.einsum("bqhd,bkd->bhqk", queries.float(), keys) * q.shape[-1] ** -0.5
         weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
-        found.append(torch.einsum("bhqk,bkd->bqhd", weights, values))
-    return torch.cat(found, 2)
+        outputs.append(torch.einsum("bhqk,bkd->bqhd", weights, values))
+    return torch.cat(outputs, 2)
 
 
-def row_error(found: Tensor, right: Tensor) -> Tensor:
+def row_error(result: Tensor, expected: Tensor) -> Tensor:
     """Return the relative error of the worst row and head, so that a tile that one row missed
     shows."""
-    return ((found.float() - right).norm(dim=-1) / right.norm(dim=-1)).max()
+    return ((result.float() - expected).norm(dim=-1) / expected.norm(dim=-1)).max()
 
 
 def by_rank(x: Tensor, group: Group) -> Tensor:
