@@ -57,7 +57,8 @@ def all_reduce(whole: torch.Tensor, group: Group) -> None:
 
 
 def all_to_all(sent: torch.Tensor, received: torch.Tensor, group: Group) -> None:
-    """Send row ``r`` of ``sent`` to rank ``r``, which stores it as this rank's row of ``received``."""
+    """Send row ``r`` of ``sent`` to rank ``r``, and write what rank ``r`` sends to row ``r`` of
+    ``received``."""
     if group.process_group is None:
         received.copy_(sent)
     else:

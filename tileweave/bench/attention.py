@@ -21,7 +21,7 @@ from ..ops.attention.sp_attention import sp_attention_plan
 from ..ops.core.strategy import Strategy
 from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
-from .contenders import GATHER, LOCAL, OURS, RING, SDPA, Implementation, Missing
+from .implementations import GATHER, LOCAL, OURS, RING, SDPA, Implementation, Missing
 from .programs import local_attention_plan
 from .results import Length
 from .sdpa import BACKENDS, Backend, by_rank, exact, in_order, of_rank, ring, row_error
@@ -154,7 +154,7 @@ class Buffers:
     def close(self) -> None:
         """Free nothing: the case allocates no symmetric memory of its own."""
 
-    def contender(self, call: Callable[[Inputs], Tensor]) -> Implementation:
+    def implementation(self, call: Callable[[Inputs], Tensor]) -> Implementation:
         """Return the implementation of a call that returns the rank's rows in a new tensor."""
         return Implementation(call, error=row_error)
 
@@ -178,7 +178,7 @@ def _ours(buffers: Buffers) -> Implementation:
         "layout": buffers.problem.layout,
         "strategy": how(buffers.group.device).name,
     }
-    return buffers.contender(
+    return buffers.implementation(
         lambda inputs: ops.sp_attention(inputs.q, inputs.k, inputs.v, **options)
     )
 
@@ -212,7 +212,7 @@ def _local(buffers: Buffers) -> Implementation:
 
 def _sdpa(buffers: Buffers, name: str) -> Implementation:
     backend, problem, rank = buffers.backend(name), buffers.problem, buffers.group.rank
-    return buffers.contender(
+    return buffers.implementation(
         lambda inputs: of_rank(backend, problem, rank, inputs.q, inputs.k_all, inputs.v_all)
     )
 
@@ -224,12 +224,12 @@ def _gather(buffers: Buffers, name: str) -> Implementation:
         k, v = (in_order(problem, by_rank(x, group)) for x in (inputs.k, inputs.v))
         return of_rank(backend, problem, group.rank, inputs.q, k, v)
 
-    return buffers.contender(call)
+    return buffers.implementation(call)
 
 
 def _ring(buffers: Buffers, name: str) -> Implementation:
     backend, problem, group = buffers.backend(name), buffers.problem, buffers.group
-    return buffers.contender(
+    return buffers.implementation(
         lambda inputs: ring(backend, problem, group, inputs.q, inputs.k, inputs.v)
     )
 

@@ -30,11 +30,11 @@ from ..runtime.host.heap import HeapExhausted
 from ..runtime.host.measure import interleaved, largest
 from ..runtime.host.out_file import out_file
 from .attention import ATTENTION, Lengths
-from .contenders import OPERATORS, OURS, Checker, contenders_of
-from .exchanges import COLLECTIVES, size_of
+from .cases import AttentionCase, Case, CollectiveCase, ProductCase
+from .collectives import COLLECTIVES, size_of
 from .figure import DRAWN, draw, require_matplotlib
+from .implementations import OPERATORS, OURS, Checker, implementations_of
 from .results import Result, Shape, load, save, summary, table, wrong_others
-from .subjects import AttentionCase, Case, CollectiveCase, ProductCase
 
 MODELS = {
     "llama8b": (4096, 14336),
@@ -106,7 +106,7 @@ class Wanted:
                 )
             implied += theirs if values else ()
         names = self.operators or implied or OPERATORS
-        return [subject for name in names for subject in self._subjects(name)]
+        return [case for name in names for case in self._subjects(name)]
 
     def _subjects(self, name: str) -> list[Case]:
         ranks = _world_size()
@@ -201,15 +201,15 @@ def measured(
     begin = time.perf_counter()
     buffers, random = case.stage(problem, group, gathered)
     inputs = list(islice(random, INPUTS))
-    contenders, missing = contenders_of(buffers, inputs[0], wanted.warmups, case.makers)
-    checker = Checker(contenders)
+    implementations, missing = implementations_of(buffers, inputs[0], wanted.warmups, case.makers)
+    checker = Checker(implementations)
     ms = interleaved(
-        {name: contender.call for name, contender in contenders.items()},
+        {name: implementation.call for name, implementation in implementations.items()},
         inputs,
         group,
         warmups=wanted.warmups,
         runs=wanted.runs,
-        before=lambda name, given: contenders[name].prepare(given),
+        before=lambda name, given: implementations[name].prepare(given),
         after=checker,
         title=f"{case.op} {case.shape}",
     )

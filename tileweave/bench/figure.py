@@ -9,7 +9,7 @@ from typing import Any
 
 from ..builtins.errors import TileWeaveError
 from ..runtime.host.out_file import write_out
-from .contenders import ASYNC_TP, GATHER, NCCL, OURS, RING, SDPA
+from .implementations import ASYNC_TP, GATHER, NCCL, OURS, RING, SDPA
 from .results import Length, Result, Shape, ratio
 
 _OURS = "ours", "#0b6e4f", "o"
@@ -118,8 +118,8 @@ def _panel(ax: Any, title: str, results: list[Result]) -> None:
     attribute, below = drawn.x
     ordered = sorted(((getattr(r.shape, attribute), r) for r in results), key=lambda pair: pair[0])
     ax.axhline(1, color="black", linewidth=1, label=drawn.ideal)
-    for contender, (label, color, marker) in drawn.styles.items():
-        points = [(x, ratio(r.best(contender), r.ideal)) for x, r in ordered]
+    for implementation, (label, color, marker) in drawn.styles.items():
+        points = [(x, ratio(r.best(implementation), r.ideal)) for x, r in ordered]
         points = [(x, value) for x, value in points if value is not None]
         ax.plot(*zip(*points, strict=True) if points else ([], []),
                 label=label, color=color, marker=marker, markersize=4)  # fmt: skip

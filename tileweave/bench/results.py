@@ -14,7 +14,7 @@ from ..builtins.errors import TileWeaveError
 from ..ops.autotune.trial import TOLERANCE
 from ..ops.core.collective_problem import sent_bytes
 from ..runtime.host.out_file import write_out
-from .contenders import (
+from .implementations import (
     ASYNC_TP,
     EXCHANGE,
     GATHER,

@@ -209,7 +209,9 @@ def test_what_is_left_out_on_all_ranks(contest, program, reason):
         tuned = alike(contest(program, "slow"))
     # What a larger heap may change is told, by rank 0, and not kept.
     homeless = program == "no room"
-    told = f"1 of 3 candidates of {ASKED} were not measured, so the result is not stored on disk: Heap"
+    told = (
+        f"1 of 3 candidates of {ASKED} were not measured, so the result is not stored on disk: Heap"
+    )
     assert [told in str(w.message) for w in caught] == [True] * homeless
     assert (saved(ASKED, Group(0, 2, 0, ALONE.device, None, None)) is None) == homeless
     left_out = [a for a in tuned.attempts if a.reason]

@@ -20,9 +20,9 @@ from ..ops.core.problem import Problem
 from ..ops.core.strategy import Strategy, not_fused
 from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
-from . import attention, exchanges
-from . import contenders as products
-from .contenders import Implementation
+from . import attention, collectives
+from . import implementations as products
+from .implementations import Implementation
 from .results import Length, Shape, Size
 
 
@@ -133,39 +133,39 @@ class ProductCase(Case):
 
 @dataclass(frozen=True)
 class CollectiveCase(Case):
-    makers = exchanges.MAKERS
+    makers = collectives.MAKERS
     example = "--sizes 1"
     shape: Size
 
     @property
     def symmetric_bytes(self):
-        return exchanges.symmetric_bytes(self.op, self.shape)
+        return collectives.symmetric_bytes(self.op, self.shape)
 
     @property
     def gathered_bytes(self):
-        return exchanges.gathered_bytes(self.op, self.shape)
+        return collectives.gathered_bytes(self.op, self.shape)
 
     @property
     def operations(self):
         return self.shape.bytes
 
     def problem(self, ranks, dtype):
-        return exchanges.problem_of(self.op, self.shape, dtype)
+        return collectives.problem_of(self.op, self.shape, dtype)
 
     @staticmethod
     def programs(problem: CollectiveProblem, group):
-        return exchanges.programs(problem, group)
+        return collectives.programs(problem, group)
 
     @staticmethod
     def stage(problem: CollectiveProblem, group, gathered):
         return (
-            exchanges.Buffers(problem, group, gathered),
-            exchanges.Inputs.random(problem, group),
+            collectives.Buffers(problem, group, gathered),
+            collectives.Inputs.random(problem, group),
         )
 
     @staticmethod
     def how(problem: CollectiveProblem, inputs):
-        return exchanges.transport_of(problem, inputs.x)
+        return collectives.transport_of(problem, inputs.x)
 
 
 @dataclass(frozen=True)

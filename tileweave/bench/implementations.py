@@ -255,7 +255,7 @@ NEEDED = {OURS, f"{PRODUCT}cublas", f"{EXCHANGE}nccl", NCCL}
 """Implementations whose errors are raised; the others may be missing."""
 
 
-def contenders_of(
+def implementations_of(
     buffers: Any,
     inputs: Any,
     tries: int,
@@ -268,12 +268,12 @@ def contenders_of(
     for name, make in makers.items():
         reason = ""
         try:
-            contender = make(buffers)
+            implementation = make(buffers)
             for _ in range(tries):
-                contender.prepare(inputs)
-                contender.found(contender.call(inputs))
+                implementation.prepare(inputs)
+                implementation.found(implementation.call(inputs))
             buffers.group.synchronize()
-            implementations[name] = contender
+            implementations[name] = implementation
         except Missing as error:
             reason = str(error)
         except Exception as error:
@@ -290,13 +290,13 @@ def contenders_of(
 class Checker:
     """Compares the results of implementations with the expected results."""
 
-    def __init__(self, contenders: Mapping[str, Implementation]) -> None:
-        self.contenders = contenders
+    def __init__(self, implementations: Mapping[str, Implementation]) -> None:
+        self.implementations = implementations
         self._errors: dict[str, Tensor] = {}
 
     def __call__(self, name: str, inputs: Inputs, returned: Any) -> None:
-        contender = self.contenders[name]
-        error = contender.error(contender.found(returned), contender.right(inputs))
+        implementation = self.implementations[name]
+        error = implementation.error(implementation.found(returned), implementation.right(inputs))
         error = error.nan_to_num(nan=torch.inf, posinf=torch.inf)
         self._errors[name] = torch.maximum(self._errors.get(name, error), error)
 

@@ -19,7 +19,7 @@ from ..ops.core.cache import prepared
 from ..ops.core.collective_problem import CollectiveProblem
 from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
-from .contenders import EXCHANGE, NCCL, OURS, TRANSPORT, Implementation, Missing, by_copies
+from .implementations import EXCHANGE, NCCL, OURS, TRANSPORT, Implementation, Missing, by_copies
 from .programs import all_gather_plan, all_to_all_plan
 from .results import Size
 
