@@ -68,10 +68,10 @@ Other tiles are proportional to their size, but take at least ``_AT_LEAST``."""
 _PUBLISHED = 4.0
 """Time until all ranks may read what each rank has stored."""
 _SPREAD, _SPREADING = 5.0, 385e3
-"""Time until the sums of the owners have arrived, and bytes per us by which it grows."""
+"""Time until the first sums of the owners have arrived, and bytes per us of sums that arrive."""
 _PUSHED_BY_SMS = 150e3, 100
-"""Bytes per us that this number of blocks stores before they multiply; fewer blocks store
-proportionally less."""
+"""Bytes per us that SMs store before they multiply, and the number of blocks that it takes; fewer
+blocks store proportionally less."""
 _PUSHED_BY_ONE = 15e3
 """Bytes per us that a block stores if it does nothing else."""
 _CUBLAS = 2.0
@@ -98,9 +98,9 @@ def estimate_ag_gemm_copy_engine_us(
         rows_per_rank, N, K, ranks, tiles: arguments of the program.
         itemsize: bytes of an operand's element.
     """
-    each = estimate_tile_us(tiles, K, itemsize) * _filled(rows_per_rank, tiles)
+    tile_us = estimate_tile_us(tiles, K, itemsize) * _padding_factor(rows_per_rank, tiles)
     of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
-    walk = PersistentSchedule.for_tiles(ranks * of_rank, DEVICE.sm_count)
+    schedule = PersistentSchedule.for_tiles(ranks * of_rank, DEVICE.sm_count)
     # Earliest end of the tiles of a peer's rows, given their arrival.
     arrival = np.zeros(ranks)
     sent, column = _ENTRY - _PEER, rows_per_rank * itemsize
@@ -111,12 +111,12 @@ def estimate_ag_gemm_copy_engine_us(
         sent += _PEER - _FURTHER
         for k in pieces:
             sent += _FURTHER + column * (k.stop - k.start) / rate + _FLAG
-            arrival[peer] = max(arrival[peer], sent + _SEEN + each * (1 - k.start / K))
+            arrival[peer] = max(arrival[peer], sent + _SEEN + tile_us * (1 - k.start / K))
     # If no SM stays free for the entry barrier, the kernel begins after it.
-    ends = np.full(walk.blocks, _ENTRY if walk.blocks == DEVICE.sm_count else _BEGIN)
-    for numbers in _waves(walk):
+    ends = np.full(schedule.blocks, _ENTRY if schedule.blocks == DEVICE.sm_count else _BEGIN)
+    for numbers in _waves(schedule):
         of_wave = ends[: len(numbers)]
-        of_wave[:] = np.maximum(of_wave + each, arrival[numbers // of_rank])
+        of_wave[:] = np.maximum(of_wave + tile_us, arrival[numbers // of_rank])
     return float(ends.max()) + _END
 
 
@@ -130,7 +130,7 @@ def estimate_ag_gemm_comm_blocks_us(
         rows_per_rank, N, K, ranks, tiles: arguments of the program.
         itemsize: bytes of an operand's element.
     """
-    each = estimate_tile_us(tiles, K, itemsize) * _filled(rows_per_rank, tiles)
+    tile_us = estimate_tile_us(tiles, K, itemsize) * _padding_factor(rows_per_rank, tiles)
     of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
     sent = CommBlocks.apart(rows_per_rank, N, K, ranks, tiles, itemsize)
     strip = sent.height * sent.width * itemsize
@@ -143,8 +143,8 @@ def estimate_ag_gemm_comm_blocks_us(
         of_wave = ends[: len(numbers)]
         others = numbers >= of_rank
         for piece in arrival:
-            of_wave[others] = np.maximum(of_wave[others], piece) + each / sent.pieces
-        of_wave[~others] += each
+            of_wave[others] = np.maximum(of_wave[others], piece) + tile_us / sent.pieces
+        of_wave[~others] += tile_us
     return float(ends.max()) + _END
 
 
@@ -162,15 +162,13 @@ def estimate_gemm_rs_persistent_us(
         rows_per_rank, N, K, ranks, tiles: arguments of the program.
         itemsize, out_itemsize: bytes of an element of the operands and of the result.
     """
-    each = estimate_tile_us(tiles, K, itemsize) * _filled(rows_per_rank, tiles)
+    tile_us = estimate_tile_us(tiles, K, itemsize) * _padding_factor(rows_per_rank, tiles)
     if tiles.group_m < _LOW:
-        each *= _OF_LOW
-    adding = ceil(tiles.N / tiles.K) / ceil(K / tiles.K) * each
-    of_rank, tiles_per_chunk = (
-        ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N),
-        tiles.tiles_per_chunk(N),
-    )
-    walk = PersistentSchedule.for_tiles(ranks * of_rank)
+        tile_us *= _OF_LOW
+    adding = ceil(tiles.N / tiles.K) / ceil(K / tiles.K) * tile_us
+    of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
+    tiles_per_chunk = tiles.tiles_per_chunk(N)
+    schedule = PersistentSchedule.for_tiles(ranks * of_rank)
     extents = [
         (rows.stop - rows.start, columns.stop - columns.start)
         for rows, columns in tiles.pieces(rows_per_rank, N)
@@ -181,14 +179,14 @@ def estimate_gemm_rs_persistent_us(
         [ceil(height / tiles.M) * ceil(width / tiles.N) for height, width in extents],
         ranks, shared, stores_last_peer(rows_per_rank, N, ranks, tiles),
     )  # fmt: skip
-    ends = np.full(walk.blocks, _BEGIN)
-    for numbers in _waves(walk):
+    ends = np.full(schedule.blocks, _BEGIN)
+    for numbers in _waves(schedule):
         of_wave = ends[: len(numbers)]
         owners, places = swizzle_ranks(
             numbers, of_rank, 0, ranks, tiles_per_chunk if shared else None
         )
         pieces = places // tiles_per_chunk
-        of_wave += each
+        of_wave += tile_us
         others = owners > 0
         copies.finish(owners[others], pieces[others], of_wave[others])
         for piece in np.unique(pieces[~others]):
@@ -198,7 +196,7 @@ def estimate_gemm_rs_persistent_us(
             copies.finish(owners[own], pieces[own], of_wave[own])
     end = float(ends.max()) + _END
     if shared and ranks > 1:
-        end += _PIECE * (len(extents) - 1) + _SHORT_OF_A_WAVE * (tiles_per_chunk < walk.blocks)
+        end += _PIECE * (len(extents) - 1) + _SHORT_OF_A_WAVE * (tiles_per_chunk < schedule.blocks)
         end += _SIGNALLED + (ranks - 1) * nbytes[-1] / _PULLED_BY_SMS
     return max(end, copies.end + _JOINED * (len(extents) > 1) * shared)
 
@@ -210,7 +208,9 @@ def estimate_gemm_rs_store_us(
     last = max(_STORED * tiles.M * tiles.N / (128 * 256), _AT_LEAST)
     rows = ranks * ceil(rows_per_rank / tiles.M) * tiles.M
     return (
-        estimate_product_us(rows, N, K, tiles, itemsize) * _filled(rows_per_rank, tiles) * _STORING
+        estimate_product_us(rows, N, K, tiles, itemsize)
+        * _padding_factor(rows_per_rank, tiles)
+        * _STORING
         + last
     )
 
@@ -228,7 +228,7 @@ def estimate_one_shot_us(
 ) -> float:
     """Estimate a one-shot program whose ranks read ``fetched`` bytes of products from the
     others."""
-    product = estimate_product_us(M, N, K, tiles, itemsize) * _filled(M, tiles)
+    product = estimate_product_us(M, N, K, tiles, itemsize) * _padding_factor(M, tiles)
     return _BEGIN + product + (_PUBLISHED + fetched / _PULLED if fetched else 0.0)
 
 
@@ -237,14 +237,14 @@ def estimate_ag_gemm_push_us(
 ) -> float:
     """Estimate ``ag_gemm_push``."""
     sent, M = (ranks - 1) * rows_per_rank * K * itemsize, ranks * rows_per_rank
-    product = estimate_product_us(M, N, K, tiles, itemsize) * _filled(M, tiles)
+    product = estimate_product_us(M, N, K, tiles, itemsize) * _padding_factor(M, tiles)
     rate, blocks = _PUSHED_BY_SMS
     rate *= min(1, ceil(M / tiles.M) * ceil(N / tiles.N) / blocks)
     return _BEGIN + (_PUBLISHED + sent / rate if sent else 0.0) + product
 
 
-def _filled(M: int, tiles: Tiles) -> float:
-    """Return the factor on the time of tiles, of which not all rows are valid."""
+def _padding_factor(M: int, tiles: Tiles) -> float:
+    """Return the factor on the time of tiles because some of their rows are padding."""
     return 1 + _EMPTY * (1 - M / (ceil(M / tiles.M) * tiles.M))
 
 
@@ -264,14 +264,14 @@ def estimate_unfused_us(M: int, N: int, K: int, moved: float, itemsize: int = 2)
     product = _CUBLAS + min(
         estimate_product_us(M, N, K, tiles, itemsize) for tiles in stored(itemsize)
     )
-    exchange = min(begin + each * moved for begin, each in (_SHORT, _LONG))
+    exchange = min(latency + per_byte * moved for latency, per_byte in (_SHORT, _LONG))
     return product + (exchange if moved else 0.0)
 
 
-def _waves(walk: PersistentSchedule) -> Iterator[np.ndarray]:
+def _waves(schedule: PersistentSchedule) -> Iterator[np.ndarray]:
     """Yield the tile indices of each wave."""
-    for wave in range(walk.waves):
-        yield np.arange(wave * walk.blocks, min((wave + 1) * walk.blocks, walk.tiles))
+    for wave in range(schedule.waves):
+        yield np.arange(wave * schedule.blocks, min((wave + 1) * schedule.blocks, schedule.tiles))
 
 
 class Copies:

@@ -59,7 +59,7 @@ def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
     Args:
         blocks: number of blocks that share the tiles; None for one block per tile.
     """
-    dtype, walk = lines.dtype, PersistentSchedule.with_blocks(ranks * lines.tiles, blocks)
+    dtype, schedule = lines.dtype, PersistentSchedule.with_blocks(ranks * lines.tiles, blocks)
 
     @T.prim_func
     def collect_shares(
@@ -67,12 +67,12 @@ def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
         arrived: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
-        with T.Kernel(walk.blocks, threads=256) as block:
+        with T.Kernel(schedule.blocks, threads=256) as block:
             held = T.alloc_fragment(lines.tile, dtype)
             me = W.rank()
-            for turn in T.serial(walk.waves):
-                number = turn * walk.blocks + block
-                if number < walk.tiles:
+            for turn in T.serial(schedule.waves):
+                number = turn * schedule.blocks + block
+                if number < schedule.tiles:
                     before, source, tile = collected(number, me, lines.tiles, ranks)
                     first = tile * lines.height
                     if before == 0:

@@ -158,7 +158,7 @@ def collect_parts(parts: Parts, blocks: int | None = None):
     )  # fmt: skip
     given_behind, got_behind = parts.given_behind, parts.got_behind
     of_rank = outer * prod(parts.tiles)
-    walk = PersistentSchedule.with_blocks(ranks * of_rank, blocks)
+    schedule = PersistentSchedule.with_blocks(ranks * of_rank, blocks)
 
     @T.prim_func
     def collect_parts(
@@ -166,12 +166,12 @@ def collect_parts(parts: Parts, blocks: int | None = None):
         arrived: W.Symmetric((ranks, outer, rows, 1, width), dtype),
         out: T.Tensor(parts.shape(got_behind), dtype),
     ):
-        with T.Kernel(walk.blocks, threads=256) as block:
+        with T.Kernel(schedule.blocks, threads=256) as block:
             held = T.alloc_fragment((height, 1, columns), dtype)
             me = W.rank()
-            for turn in T.serial(walk.waves):
-                number = turn * walk.blocks + block
-                if number < walk.tiles:
+            for turn in T.serial(schedule.waves):
+                number = turn * schedule.blocks + block
+                if number < schedule.tiles:
                     before, source, tile = collected(number, me, of_rank, ranks)
                     o, m, n = parts.place_of(tile)[1:]
                     if before == 0:
