@@ -42,7 +42,7 @@ from tileweave.ops.core import compiled as made
 from tileweave.ops.core.cache import prepared
 from tileweave.ops.core.operator import OPERATORS as OPERATORS_BY_NAME
 from tileweave.ops.core.operator import Choice
-from tileweave.ops.core.session_cache import forget
+from tileweave.ops.core.session_cache import invalidate
 from tileweave.ops.core.tiles import LARGE, SMALL
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
 from tileweave.passes.ir.implicit import implicit_of
@@ -179,7 +179,7 @@ def calls(only: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         for program in (p for p in OPERATORS_BY_NAME[op.__name__].programs if only in p):
             way = Choice(program, LARGE if program == "copy_engines" else SMALL)
             call.choice_of = lambda *_, way=way: way
-            forget()
+            invalidate()
             yield f"{op.__name__} by {program}", partial(op, x, b, strategy="fused")
     for by in ("ldst", "copy_engine"):
         yield f"all_gather by {by}", partial(ops.all_gather, shard, transport=by)

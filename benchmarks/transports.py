@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 import tileweave as tw
-from tileweave.bench import exchanges
+from tileweave.bench import collectives
 from tileweave.bench.command import INPUTS
-from tileweave.bench.contenders import Checker, Implementation, Missing
+from tileweave.bench.implementations import Checker, Implementation, Missing
 from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program
-from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_phase_program
+from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_shot_program
 from tileweave.ops.collectives.all_to_all import Parts, all_to_all_plan, all_to_all_program
 from tileweave.ops.collectives.collective import Moved, checked
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
@@ -97,7 +97,7 @@ def by_tiles(transport: str, tile: int, problem: Collective) -> Any:
     if problem.op == "all_to_all":
         return all_to_all_program(Parts.of(problem, tile), transport)
     program = {"all_gather": all_gather_program, "reduce_scatter": reduce_scatter_program,
-               "all_reduce": two_phase_program}[problem.op]  # fmt: skip
+               "all_reduce": two_shot_program}[problem.op]  # fmt: skip
     lines = lines_of(problem, tile, shared_out=problem.op == "reduce_scatter")
     return program(lines, problem.ranks, transport)
 
@@ -120,9 +120,9 @@ def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
     ]
 
 
-def contender_of(arena: exchanges.Buffers, steps: Any) -> Implementation:
-    arena.made.append(Moved(steps))
-    return arena.into_out(arena.made[-1])
+def implementation_of(buffers: collectives.Buffers, steps: Any) -> Implementation:
+    buffers.made.append(Moved(steps))
+    return buffers.into_out(buffers.made[-1])
 
 
 def compare(
@@ -130,27 +130,27 @@ def compare(
 ) -> bool:
     """Time and check all variants; prints a row of each, the fastest first."""
     begin, group = time.perf_counter(), group_of("")
-    arena = exchanges.Buffers(problem, group, gathered)
-    contenders = {"auto": exchanges.MAKERS["ours"](arena)}
+    buffers = collectives.Buffers(problem, group, gathered)
+    implementations = {"auto": collectives.MAKERS["ours"](buffers)}
     with suppress(Missing):
-        contenders["copies alone"] = exchanges.MAKERS["exchange/copies"](arena)
+        implementations["copies alone"] = collectives.MAKERS["exchange/copies"](buffers)
     for variant, steps in programs.items():
-        contenders[variant.name] = contender_of(arena, steps)
-    inputs, judge = (
-        list(islice(exchanges.Inputs.random(problem, group), INPUTS)),
-        Checker(contenders),
+        implementations[variant.name] = implementation_of(buffers, steps)
+    inputs, checker = (
+        list(islice(collectives.Inputs.random(problem, group), INPUTS)),
+        Checker(implementations),
     )
     ms = interleaved(
-        {name: contender.call for name, contender in contenders.items()},
+        {name: implementation.call for name, implementation in implementations.items()},
         inputs,
         group,
         warmups=3,
         runs=runs,
-        before=lambda name, given: contenders[name].prepare(given),
-        after=judge,
+        before=lambda name, given: implementations[name].prepare(given),
+        after=checker,
     )
-    errors = largest(judge.errors, group)
-    arena.close()
+    errors = largest(checker.errors, group)
+    buffers.close()
     if group.rank == 0:
         print(f"{problem.op}, {problem.nbytes >> 20} MiB, {time.perf_counter() - begin:.0f} s")
         for name in sorted(ms, key=ms.get):
@@ -165,7 +165,7 @@ def simulated(op: str, variants: Sequence[Variant], ranks: int = 3) -> None:
     """Variants of a small one in the simulator; a fault raises, and so does a wrong result."""
     count = ranks << 14
     x = torch.empty(count, dtype=torch.float32, device="meta")
-    problem = checked(op, x, None, ranks, exchanges.COLLECTIVES[op])
+    problem = checked(op, x, None, ranks, collectives.COLLECTIVES[op])
     rng = np.random.default_rng(0)
     given = [rng.integers(-8, 9, count).astype(np.float32) for _ in range(ranks)]
     parts = np.stack([g.reshape(ranks, -1) for g in given])
@@ -188,7 +188,7 @@ def simulated(op: str, variants: Sequence[Variant], ranks: int = 3) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("ops", nargs="*", default=[*exchanges.COLLECTIVES], metavar="OP")
+    parser.add_argument("ops", nargs="*", default=[*collectives.COLLECTIVES], metavar="OP")
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 256], help="MiB of a rank")
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
     parser.add_argument("--runs", type=int, default=10)
@@ -201,7 +201,7 @@ def main() -> int:
     tw.init(heap_bytes=HEAP_BYTES)
     group, begin = group_of(""), time.perf_counter()
     problems = [
-        exchanges.problem_of(op, exchanges.size_of(size, group.world_size), torch.bfloat16)
+        collectives.problem_of(op, collectives.size_of(size, group.world_size), torch.bfloat16)
         for op in options.ops
         for size in options.sizes
     ]
@@ -210,7 +210,7 @@ def main() -> int:
         {v: v.make(problem) for v in variants_of(options.transports, problem.op)}
         for problem in problems
     ]
-    auto = [steps for problem in problems for steps in exchanges.programs(problem, group)]
+    auto = [steps for problem in problems for steps in collectives.programs(problem, group)]
     compile_ahead([*auto, *(steps for each in programs for steps in each.values())])
     if group.rank == 0:
         print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)

@@ -1,6 +1,6 @@
-"""Operators that multiply while they communicate, and collectives.
+"""GEMMs and attention fused with communication, and collectives.
 
-Each is a tile kernel without a word of synchronisation, its plan, and an operator of
+Each operator is a tile kernel without explicit synchronization, its plan, and a function of
 ``torch.ops.tileweave`` with a gradient.
 """
 

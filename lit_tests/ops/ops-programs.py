@@ -15,7 +15,7 @@ from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program, collect_shares
 from tileweave.ops.collectives.all_reduce import add_and_share, all_reduce_plan
 from tileweave.ops.collectives.all_reduce import one_shot_program as all_reduce_one_shot
-from tileweave.ops.collectives.all_reduce import two_phase_program as all_reduce_two_phase
+from tileweave.ops.collectives.all_reduce import two_shot_program as all_reduce_two_phase
 from tileweave.ops.collectives.all_to_all import all_to_all_plan, all_to_all_program, collect_parts
 from tileweave.ops.collectives.reduce_scatter import (
     add_parts,
@@ -100,7 +100,7 @@ for make in (
 # CHECK-NEXT: add_parts []
 # CHECK-NEXT: reduce_scatter_plan []
 # CHECK-NEXT: one_shot_program []
-# CHECK-NEXT: two_phase_program []
+# CHECK-NEXT: two_shot_program []
 # CHECK-NEXT: add_and_share []
 # CHECK-NEXT: all_reduce_plan []
 # CHECK-NEXT: all_to_all_program []

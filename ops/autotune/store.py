@@ -1,4 +1,4 @@
-"""What tuning found out: kept on disk for the machine, and the same on all ranks."""
+"""Results of tuning: stored on disk for the machine, and equal on all ranks."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _known: WeakKeyDictionary[Group, dict[Problem, Measured | None]] = WeakKeyDictio
 
 @dataclass(frozen=True)
 class Measured:
-    """How long a problem takes; of each rank the median, of these the largest, in ms.
+    """Measured times of a problem in ms: the largest of the ranks' medians.
 
     Attributes:
-        choice: the fastest that gave right results while communicating; None if none did.
-        fused: its time; None if there is none.
+        choice: the fastest fused choice with right results; None if no choice had them.
+        fused: time of ``choice``; None without a choice.
         nccl: the time of NCCL and cuBLAS.
     """
 
@@ -48,26 +48,26 @@ class Measured:
 
     @property
     def strategy(self) -> Strategy:
-        """The faster one."""
+        """Faster strategy."""
         if self.fused is None:
             return Strategy("nccl", f"measured: nccl {self.nccl:.3f} ms, fused never right")
         name = "fused" if self.fused <= self.nccl else "nccl"
         return Strategy(name, f"measured: fused {self.fused:.3f} ms, nccl {self.nccl:.3f} ms")
 
     def __str__(self) -> str:
-        """As ``json``."""
+        """Return the JSON text."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, said: Any, problem: Problem) -> Measured:
-        """From what ``json`` made of it.
+    def of(cls, data: Any, problem: Problem) -> Measured:
+        """Create it from parsed JSON.
 
         Raises:
-            ValueError: it is none, or is of a choice that there is not.
+            ValueError: the data is no measurement, or its choice does not exist.
         """
         operator = OPERATORS[problem.op]
         try:
-            choice, fused, nccl = said["choice"], said["fused"], said["nccl"]
+            choice, fused, nccl = data["choice"], data["fused"], data["nccl"]
             numbers = [nccl]
             if choice is not None:
                 choice = Choice(choice["program"], Tiles(**choice["tiles"]))
@@ -79,36 +79,39 @@ class Measured:
                 and (fused is None if choice is None else operator.may_take(problem, choice))
             )
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
-            raise ValueError(f"{error!r} in {said!r}") from None
+            raise ValueError(f"{error!r} in {data!r}") from None
         if not is_legal:
-            raise ValueError(f"{said!r}")
+            raise ValueError(f"{data!r}")
         return cls(choice, fused, nccl)
 
 
 def measured_as(problem: Problem) -> Problem:
-    """The one whose measurement serves: a bias makes no difference worth measuring."""
+    """Return the problem whose measurement applies: a bias makes no difference worth measuring."""
     return replace(problem, biased=False) if problem.biased else problem
 
 
 def table_for(group: Group) -> dict[Problem, Measured | None]:
-    """What the ranks of a group have agreed on; None is that nothing was measured. Who changes it
-    does so on every rank, and forgets what was decided by it (``remembered.forget``)."""
+    """Return the results that the ranks of a group agreed on; None means that nothing was measured.
+
+    A caller that changes the table does so on every rank, and calls ``session_cache.invalidate``.
+    """
     return _known.setdefault(group, {})
 
 
 def agreed(
     problem: Problem, group: Group, tune: Callable[[], Measured] | None = None
 ) -> Measured | None:
-    """What rank 0 has on disk; if it has nothing and ``tune``, what that measures. Collective.
+    """Return what rank 0 has on disk. If it has nothing, call ``tune`` if given, else return None.
+    Collective.
 
     Raises:
-        TileWeaveError: some ranks may tune, and others may not.
+        TileWeaveError: ``tune`` is given on some ranks only.
     """
     mine = saved(problem, group) if group.rank == 0 else None
-    said = group.exchange("tuned", json.dumps([tune is not None, str(mine or "")]))
-    may, (found, *_) = zip(*map(json.loads, said), strict=True)
-    if found:
-        return Measured.of(json.loads(found), problem)
+    data = group.exchange("tuned", json.dumps([tune is not None, str(mine or "")]))
+    may, (stored, *_) = zip(*map(json.loads, data), strict=True)
+    if stored:
+        return Measured.of(json.loads(stored), problem)
     if len(set(may)) > 1:
         those = ", ".join(str(rank) for rank, tunes in enumerate(may) if tunes)
         raise TileWeaveError(
@@ -118,44 +121,46 @@ def agreed(
 
 
 def lookup(problem: Problem, group: Group) -> Measured | None:
-    """What is agreed on, before the first call what this machine has on disk. Not collective."""
-    problem, known = measured_as(problem), table_for(group)
-    return known[problem] if problem in known else saved(problem, group)
+    """Return the agreed result; before the first call, the one on this machine's disk. Not
+    collective."""
+    problem, results = measured_as(problem), table_for(group)
+    return results[problem] if problem in results else saved(problem, group)
 
 
 def saved(problem: Problem, group: Group) -> Measured | None:
-    """What was measured on such a machine; None, with a warning if that cannot be read, if nothing
-    was."""
+    """Return the stored result for such a machine. None if there is none, or, with a warning, if
+    the file cannot be read."""
     file = file_of(group)
     try:
-        said = _read(file).get(str(problem))
-        return None if said is None else Measured.of(said, problem)
+        data = _read(file).get(str(problem))
+        return None if data is None else Measured.of(data, problem)
     except ValueError as error:
         _warn(f"{file} is not what tw.tune writes ({error}); {problem} is computed as if untuned")
         return None
 
 
 def save(problem: Problem, group: Group, measured: Measured) -> None:
-    """Put it on disk, for one rank, beside what others put there; a warning if that cannot be."""
+    """Store a result on disk, beside the results of other processes; warn if that fails. One rank
+    calls it."""
     file = file_of(group)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(file.parent), tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        with _locked(file.parent), tempfile.TemporaryDirectory(dir=file.parent) as folder:
             try:
                 results = _read(file)
             except ValueError:
                 results = {}
             results[str(problem)] = asdict(measured)
-            made = Path(folder) / file.name
-            made.write_text(json.dumps(machine(group) | {"results": results}, indent=1))
-            made.replace(file)
+            written = Path(folder) / file.name
+            written.write_text(json.dumps(machine(group) | {"results": results}, indent=1))
+            written.replace(file)
     except OSError as error:
-        _warn(f"what was tuned is forgotten when the process ends: {error}")
+        _warn(f"the results of tuning are lost when the process ends: {error}")
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """While no other process is, nor another thread."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock ``folder`` against other processes and threads."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -165,13 +170,13 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def file_of(group: Group) -> Path:
-    """Where results of such machines are kept, beside TileLang's kernels."""
+    """Return the file of results for such machines, beside TileLang's kernels."""
     stamp = hashlib.sha256(json.dumps(machine(group)).encode()).hexdigest()[:16]
     return Path(str(env.TILELANG_CACHE_DIR)) / "tileweave" / f"tuned-{stamp}.json"
 
 
 def machine(group: Group) -> dict[str, Any]:
-    """All that a result depends on beside its problem."""
+    """Return everything except the problem on which a result depends."""
     return {"gpu": _gpu(), "ranks": group.world_size} | {
         "tileweave": __version__, "tilelang": tilelang.__version__, "torch": torch.__version__
     }  # fmt: skip
@@ -183,14 +188,14 @@ def _gpu() -> str:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Results by problem."""
+    """Return the results by problem."""
     try:
-        said = json.loads(file.read_text())
+        data = json.loads(file.read_text())
     except FileNotFoundError:
         return {}
     except (OSError, RecursionError) as error:
         raise ValueError(str(error)) from None
-    results = said.get("results") if isinstance(said, dict) else None
+    results = data.get("results") if isinstance(data, dict) else None
     if not isinstance(results, dict):
         raise ValueError("it holds no results")
     return results

@@ -1,4 +1,4 @@
-"""Problems to measure: of which shapes, with which inputs, and whether a result is right."""
+"""Problems to measure: shapes, inputs, and a reference for the results."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..core.epilogue import Epilogue
 from ..core.problem import Problem, result_of
 
 TOLERANCE = 1e-2
-"""Largest relative error, in the Frobenius norm, of bf16 and fp16."""
+"""Largest relative error, in the Frobenius norm, of a right bf16 or fp16 result."""
 
 
 def problem_of(
     op: str, M: int, N: int, K: int, ranks: int, dtype: torch.dtype, transposed: bool = True
 ) -> Problem:
-    """What each rank does of a product of the whole group.
+    """Return the problem of each rank for a GEMM of the whole group.
 
     Args:
-        M, N, K: of the whole group. For ``all_gather_matmul`` N, else K is shared out among the
-            ranks; so is M, but for ``matmul_all_reduce``.
+        M, N, K: extents of the whole group's GEMM. The ranks share N for ``all_gather_matmul``,
+            else K, and also M, except for ``matmul_all_reduce``.
 
     Raises:
-        TileWeaveError: ranks cannot share them out.
+        TileWeaveError: the number of ranks does not divide these extents.
     """
     gathers, scatters = op == "all_gather_matmul", op == "matmul_reduce_scatter"
     for name, extent, is_shared in (
@@ -40,11 +40,11 @@ def problem_of(
 
 
 class Trial:
-    """Inputs for one problem, and the memory of its result.
+    """Inputs of one problem, and memory for its result.
 
     Attributes:
-        c: memory for this rank's result.
-        epilogue: what fp8 operands are scaled by.
+        c: memory of this rank's result.
+        epilogue: scales of fp8 operands.
     """
 
     def __init__(self, problem: Problem, group: Group) -> None:
@@ -54,15 +54,15 @@ class Trial:
         if problem.scaled:
             scales = torch.tensor([[0.5], [2.0 + group.rank]], device=group.device)
             self.epilogue = self.epilogue._replace(scale_a=scales[0], scale_b=scales[1])
-        # Not torch's own, which belongs to the user; and every rank has other numbers.
+        # torch's default generator belongs to the user; each rank has its own seed.
         self._random = torch.Generator(group.device).manual_seed(group.rank)
 
     def new(self, *extents: int) -> torch.Tensor:
-        """Memory of the result's type, unwritten."""
+        """Allocate uninitialized memory of the result's type."""
         return torch.empty(extents, device=self.group.device, dtype=self.problem.out_dtype)
 
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Fresh random ones; b lies in memory as the problem says."""
+        """Return new random inputs; b is stored in the order of the problem."""
         p = self.problem
         stored = (p.N, p.K) if p.transposed else (p.K, p.N)
         a, b = (
@@ -71,11 +71,12 @@ class Trial:
         return a.to(p.dtype), p.stored(b.to(p.dtype))
 
     def rows_of(self, a: torch.Tensor) -> torch.Tensor:
-        """What is multiplied by b: the rows of all ranks, or ``a``. Collective."""
+        """Return the rows that are multiplied by b: the rows of all ranks, or ``a``. Collective."""
         return nccl.all_gather(a, self.group) if self.problem.gathers else a
 
     def sum_of(self, product: torch.Tensor) -> torch.Tensor:
-        """The result, of each rank's product, in whose place it may be. Collective."""
+        """Return the operator's result from each rank's product, which may be overwritten.
+        Collective."""
         if self.problem.scatters:
             total = product.new_empty(self.problem.shape)
             nccl.reduce_scatter(product, total, self.group)
@@ -85,7 +86,7 @@ class Trial:
         return product
 
     def right_of(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """The right result, in fp32. Collective."""
+        """Return the expected result in fp32. Collective."""
         a, b = a.float(), b.float()
         if self.epilogue.scales is not None:
             scale_a, scale_b = self.epilogue.scales
@@ -93,11 +94,11 @@ class Trial:
         return self.sum_of(self.rows_of(a) @ b)
 
     def error_of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
-        """Relative error of the result ``c`` for these inputs. Collective."""
+        """Return the relative error of the result ``c`` for these inputs. Collective."""
         return relative_error(c, self.right_of(a, b))
 
 
-def relative_error(found: torch.Tensor, right: torch.Tensor) -> float:
-    """In the Frobenius norm; infinite where ``found`` holds what is no number."""
-    error = ((found.float() - right).norm() / right.norm()).item()
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the relative error in the Frobenius norm; infinite if ``result`` contains NaN."""
+    error = ((result.float() - expected).norm() / expected.norm()).item()
     return error if error == error else float("inf")

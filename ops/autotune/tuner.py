@@ -1,7 +1,8 @@
-"""Measure the ways to compute a problem, on all ranks in lockstep, and keep the fastest right one.
+"""Autotuner: measures the candidates of a problem on all ranks in lockstep and keeps the fastest
+right one.
 
-The best so far meets each candidate in rounds of its own, so that no more than two of them hold
-symmetric memory at a time, and what they meet is the machine of the same seconds.
+Each candidate is measured interleaved with the best so far. So at most two operators hold symmetric
+memory at a time, and both see the same state of the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ..core.cache import OpCache, prepared
 from ..core.groups import group_of, name_of
 from ..core.operator import OPERATORS, Choice, Operator
 from ..core.problem import Problem, operator_name
-from ..core.session_cache import forget
+from ..core.session_cache import invalidate
 from ..core.strategy import obstacle, preferred
 from ..core.tiles import SHARED_BYTES
 from .store import Measured, agreed, measured_as, save, table_for
@@ -38,16 +39,17 @@ from .trial import TOLERANCE, Trial, problem_of, relative_error
 
 _VARIABLE = "TILEWEAVE_TUNE"
 _INPUTS = 3
-"""Sets of inputs, in turn, so that memory which is reused between calls held other numbers."""
+"""Number of input sets used in turn, so that memory that is reused between calls held other
+values."""
 _WARMUPS, _RUNS = 3, 15
-"""Rounds of each meeting that do not count, and that do."""
+"""Uncounted and counted runs of each comparison."""
 
 
 class TrialResult(NamedTuple):
-    """What became of one candidate.
+    """Result of one candidate.
 
     Attributes:
-        ms: its time beside the best until then; None if it was left out.
+        ms: its time, interleaved with the best so far; None if it was left out.
         reason: why it was left out, else "".
     """
 
@@ -58,11 +60,11 @@ class TrialResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuned:
-    """What ``tw.tune`` found out about one problem.
+    """Result of ``tw.tune`` for one problem.
 
     Attributes:
-        measured: the times, and the fastest fused way.
-        attempts: all that was tried, in its order.
+        measured: the times and the fastest fused choice.
+        attempts: all candidates, in order.
     """
 
     problem: Problem
@@ -83,21 +85,21 @@ def tune(
     *,
     transposed: bool = True,
 ) -> list[Tuned]:
-    """Find the fastest right way to compute products, and let ``strategy="auto"`` take it.
+    """Measure the implementations of GEMMs, and use the fastest right one for ``strategy="auto"``.
 
-    Every rank calls it with the same arguments. What is found out is used by the calls that follow,
-    and kept on disk for processes to come, also where something else is kept already.
+    Every rank calls it with the same arguments. Later calls use the results. They are also stored
+    on disk for later processes, and replace older results.
 
     Args:
         op: the operator, such as ``ops.matmul_reduce_scatter``, or its name.
-        shapes: (M, N, K) of the whole group, as ``tileweave bench`` takes them.
-        dtype: of the operands.
-        group: as the operator takes it.
+        shapes: (M, N, K) of the whole group, as in ``tileweave bench``.
+        dtype: type of the operands.
+        group: as for the operator.
         transposed: whether b is the transpose of a row-major (N, K), as weights are.
 
     Raises:
-        TileWeaveError: there is no such operator, or no other way than NCCL and cuBLAS; or the
-            ranks differ in what they ask for.
+        TileWeaveError: there is no such operator, or the problem cannot be fused, or the ranks
+            pass different arguments.
     """
     name = operator_name("tune", op, OPERATORS)
     if not isinstance(dtype, torch.dtype):
@@ -115,99 +117,103 @@ def tune(
         problems.append(problem_of(name, M, N, K, ranks.world_size, dtype, transposed))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for problem in problems:
-        if found := obstacle(problem, device, ranks):
-            raise TileWeaveError(f"tune: {problem}: {found}")
+        if reason := obstacle(problem, device, ranks):
+            raise TileWeaveError(f"tune: {problem}: {reason}")
     return [tune_problem(problem, ranks) for problem in problems]
 
 
 def choice_of(asked: str, problem: Problem, group: Group) -> Choice | None:
-    """How a problem that can be fused is computed; None for NCCL and cuBLAS. Collective for each
-    new problem, which is tuned then if ``TILEWEAVE_TUNE`` is 1.
+    """Return how a problem that can be fused is computed; None for NCCL and cuBLAS.
+
+    Collective for each new problem, which is tuned first if ``TILEWEAVE_TUNE`` is 1.
 
     Args:
         asked: ``fused`` or ``auto``.
     """
-    problem, known = measured_as(problem), table_for(group)
-    if problem not in known and not capturing():  # then nothing is compiled, either
+    problem, results = measured_as(problem), table_for(group)
+    if problem not in results and not capturing():  # a capture compiles nothing
         tune = partial(tune_problem, problem, group)
-        known[problem] = agreed(problem, group, (lambda: tune().measured) if _wanted() else None)
-    return _decided(asked, problem, known.get(problem), OPERATORS[problem.op])
+        results[problem] = agreed(problem, group, (lambda: tune().measured) if _wanted() else None)
+    return _decided(asked, problem, results.get(problem), OPERATORS[problem.op])
 
 
 @lru_cache(maxsize=1024)
 def _decided(
     asked: str, problem: Problem, measured: Measured | None, operator: type[Operator]
 ) -> Choice | None:
-    """What ``choice_of`` answers, which every call asks for."""
+    """Return the result of ``choice_of``, which every call needs."""
     if preferred(asked, problem, measured).name == "nccl":
         return None
     return operator.table(problem) if measured is None else measured.choice
 
 
 def tune_problem(problem: Problem, group: Group) -> Tuned:
-    """Measure one problem, and let all ranks know; rank 0 puts it on disk. Collective.
+    """Measure one problem and publish the result to all ranks; rank 0 stores it on disk.
+    Collective.
 
     Args:
-        group: that of ``tw.init``, which opens the session if there is none.
+        group: the group of ``tw.init``; opens the session if there is none.
     """
     kept = prepared(group)
     of_session = session.current().group
-    said = of_session.exchange("tune", str(problem))
-    if len(set(said)) > 1:
-        raise TileWeaveError(f"tune: the ranks disagree, {said}; expected the same on every rank")
+    problems = of_session.exchange("tune", str(problem))
+    if len(set(problems)) > 1:
+        raise TileWeaveError(
+            f"tune: the ranks disagree, {problems}; expected the same on every rank"
+        )
     tuned = Autotuner(problem, of_session, kept).run()
     for each in (group, of_session):
         table_for(each)[problem] = tuned.measured
-    forget()
+    invalidate()
     if of_session.rank == 0:
         _keep(tuned, of_session)
     return tuned
 
 
 def _keep(tuned: Tuned, group: Group) -> None:
-    """On disk, unless a larger heap might have had another outcome."""
-    homeless = [a for a in tuned.attempts if a.reason.startswith(HeapExhausted.__name__)]
-    if not homeless:
+    """Store a result on disk, unless a larger heap might change it."""
+    out_of_memory = [a for a in tuned.attempts if a.reason.startswith(HeapExhausted.__name__)]
+    if not out_of_memory:
         save(tuned.problem, group, tuned.measured)
         return
     warnings.warn(
-        f"tileweave: {len(homeless)} of {len(tuned.attempts)} ways to compute {tuned.problem} were "
-        f"not measured, so nothing is kept on disk: {homeless[0].reason}",
+        f"tileweave: {len(out_of_memory)} of {len(tuned.attempts)} candidates of {tuned.problem} "
+        f"were not measured, so the result is not stored on disk: {out_of_memory[0].reason}",
         stacklevel=2,
     )
 
 
 class Candidate(NamedTuple):
-    """A candidate that was made, and was right so far."""
+    """Compiled candidate whose results were right so far."""
 
     choice: Choice
     operator: Operator
 
 
 class Autotuner:
-    """The candidates of one problem, one after the other, against the best so far."""
+    """Candidates of one problem, measured one after the other against the best so far."""
 
     def __init__(self, problem: Problem, group: Group, kept: OpCache) -> None:
         self.problem, self.group, self.kept = problem, group, kept
         self.operator = OPERATORS[problem.op]
-        # The table's first: what is as fast does not replace it.
+        # The table's choice is first, so that an equally fast candidate does not replace it.
         every = [self.operator.table(problem), *self.operator.candidates(problem)]
         self.choices = list(dict.fromkeys(every))
         self.trial = Trial(problem, group)
         self.inputs = [self.trial.inputs() for _ in range(_INPUTS)]
-        self.rights = [self.trial.right_of(*given) for given in self.inputs]
+        self.rights = [self.trial.right_of(*inputs) for inputs in self.inputs]
         self.attempts: list[TrialResult] = []
 
     def run(self) -> Tuned:
-        """Everything; the winner is kept for the calls to come, the others are freed."""
+        """Measure all candidates. Keep the winner for later calls, and free the others."""
         best: Candidate | None = None
         self._compile_ahead()
         for choice in self._progress(self.choices):
-            entrant = self._made(choice)
-            if isinstance(entrant, str):
-                self.attempts.append(TrialResult(choice, None, entrant))
+            candidate = self._made(choice)
+            if isinstance(candidate, str):
+                self.attempts.append(TrialResult(choice, None, candidate))
             else:
-                best = self._fastest([entrant] if best is None else [best, entrant])
+                best = self._fastest([candidate] if best is None else [best, candidate])
         times, errors = self._times(
             ({} if best is None else {"fused": best.operator}) | {"nccl": self._nccl}
         )
@@ -223,7 +229,8 @@ class Autotuner:
         return Tuned(self.problem, measured, tuple(self.attempts))
 
     def _compile_ahead(self) -> None:
-        """Many at a time. Those that do not compile are told of when their turn comes."""
+        """Compile many programs at a time. The errors of those that fail are reported when they are
+        measured."""
         programs = []
         for choice in self.choices:
             if self._shared_bytes(choice) > SHARED_BYTES:
@@ -233,23 +240,24 @@ class Autotuner:
         compile_ahead(programs)
 
     def _progress(self, choices: Iterable[Choice]) -> Iterable[Choice]:
-        """The same, with a bar on rank 0."""
+        """Return ``choices`` with a progress bar on rank 0."""
         return tqdm(
             choices, f"tuning {self.problem}", leave=False,
             disable=None if self.group.rank == 0 else True,  # None: in a terminal only
         )  # fmt: skip
 
-    def _fastest(self, entrants: list[Candidate]) -> Candidate | None:
-        """Of those that stay right while they are measured; the last one has not been before."""
-        times, errors = self._times({str(e.choice): e.operator for e in entrants})
+    def _fastest(self, candidates: list[Candidate]) -> Candidate | None:
+        """Measure ``candidates`` and return the fastest whose results stay right. Free the others.
+        The last one is new."""
+        times, errors = self._times({str(e.choice): e.operator for e in candidates})
         right = []
-        for entrant in entrants:
-            if reason := _wrong(errors[str(entrant.choice)]):
-                self._leave_out(entrant, reason)
+        for candidate in candidates:
+            if reason := _wrong(errors[str(candidate.choice)]):
+                self._leave_out(candidate, reason)
             else:
-                right.append(entrant)
-        if entrants[-1] in right:
-            choice = entrants[-1].choice
+                right.append(candidate)
+        if candidates[-1] in right:
+            choice = candidates[-1].choice
             self.attempts.append(TrialResult(choice, times[str(choice)], ""))
         best = min(right, key=lambda e: times[str(e.choice)], default=None)
         for loser in right:
@@ -257,20 +265,20 @@ class Autotuner:
                 loser.operator.free()
         return best
 
-    def _leave_out(self, entrant: Candidate, reason: str) -> None:
-        self.attempts.append(TrialResult(entrant.choice, None, reason))
-        entrant.operator.free()
+    def _leave_out(self, candidate: Candidate, reason: str) -> None:
+        self.attempts.append(TrialResult(candidate.choice, None, reason))
+        candidate.operator.free()
 
     def _made(self, choice: Choice) -> Candidate | str:
-        """One that was called and was right, or why there is none; the same on all ranks."""
-        taken = self._shared_bytes(choice)
-        if taken > SHARED_BYTES:
-            return f"{taken} bytes of shared memory; expected at most {SHARED_BYTES}"
-        made: list[Operator] = []
+        """Compile a candidate and call it. Return it, or why it is left out; equal on all ranks."""
+        nbytes = self._shared_bytes(choice)
+        if nbytes > SHARED_BYTES:
+            return f"{nbytes} bytes of shared memory; expected at most {SHARED_BYTES}"
+        operators: list[Operator] = []
         make = partial(self.kept.made, self.problem, choice, self.operator)
-        if reason := self._failure(lambda: made.append(make())):
+        if reason := self._failure(lambda: operators.append(make())):
             return reason
-        (operator,) = made
+        (operator,) = operators
         errors: list[float] = []
         reason = self._failure(lambda: errors.extend(self._called(operator)))
         if not reason:
@@ -283,18 +291,18 @@ class Autotuner:
         return choice.tiles.shared_bytes(self.problem.dtype.itemsize)
 
     def _failure(self, attempt: Callable[[], Any]) -> str:
-        """What goes wrong in ``attempt`` on any rank, or "". Collective."""
-        said = ""
+        """Return the error of ``attempt`` on any rank, or "". Collective."""
+        reason = ""
         try:
             attempt()
         except DeadlockError:
             raise
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        return next((each for each in self.group.exchange("tune: tried", said) if each), "")
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        return next(filter(None, self.group.exchange("tune: tried", reason)), "")
 
     def _called(self, operator: Operator) -> list[float]:
-        """The error of a call with each of the inputs."""
+        """Return the error of a call for each set of inputs."""
         errors = []
         for number in range(_INPUTS):
             self.trial.c.fill_(float("nan"))
@@ -306,28 +314,28 @@ class Autotuner:
         self.operator.unfused(a, b, c, self.group, self.trial.epilogue)
 
     def _times(
-        self, contenders: Mapping[str, Callable[..., Any]]
+        self, calls: Mapping[str, Callable[..., Any]]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """In ms, and the worst errors; the same on all ranks."""
-        c, found = self.trial.c, dict.fromkeys(contenders, 0.0)
+        """Return the times in ms and the worst errors, equal on all ranks."""
+        c, errors = self.trial.c, dict.fromkeys(calls, 0.0)
 
         def call(operator: Callable[..., Any], number: int) -> None:
             operator(*self.inputs[number], c, *self.trial.epilogue.tensors)
 
         def after(name: str, number: int, _: None) -> None:
-            found[name] = max(found[name], relative_error(c, self.rights[number]))
+            errors[name] = max(errors[name], relative_error(c, self.rights[number]))
 
         times = interleaved(
-            {name: partial(call, operator) for name, operator in contenders.items()},
+            {name: partial(call, operator) for name, operator in calls.items()},
             range(_INPUTS), self.group, warmups=_WARMUPS, runs=_RUNS,
             before=lambda name, number: c.fill_(float("nan")), after=after,
         )  # fmt: skip
-        said = json.dumps([times, largest(found, self.group)])
-        return tuple(json.loads(self.group.exchange("tune: times", said)[0]))  # as rank 0 has them
+        measured = json.dumps([times, largest(errors, self.group)])
+        return tuple(json.loads(self.group.exchange("tune: times", measured)[0]))  # rank 0's
 
 
 def _wrong(error: float) -> str:
-    """What is wrong with results of that error, or ""."""
+    """Return why results with this error are wrong, or ""."""
     if error <= TOLERANCE:
         return ""
     return f"relative error {error:.1e}; expected at most {TOLERANCE:g}"

@@ -1,5 +1,5 @@
-"""Collectives on several nodes: what is moved within a node by the node's own transport goes
-between nodes by ``torch.distributed``, both at a time."""
+"""Collectives on several nodes: the node's transport moves data within a node while
+``torch.distributed`` moves data between nodes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ...runtime.host.group import Group
 from ..core.problem import is_laid_out
 
 Move = Callable[[torch.Tensor, torch.Tensor], None]
-"""Computes its second argument from the first; all ranks of a node call it."""
+"""Collective of one node: computes its second argument from the first; all ranks of a node call
+it."""
 
 
 class AcrossNodes(ABC):
-    """What a collective knows that also takes a mesh of nodes and ranks of a node."""
+    """Interface of collectives that also accept a mesh of nodes and ranks of a node."""
 
     @staticmethod
     @abstractmethod
     def part(x: torch.Tensor, nodes: int) -> torch.Tensor:
-        """What a rank gives the others of its node at a time, of all that it gives."""
+        """Return the part of a rank's input that one collective within the node moves."""
 
     @staticmethod
     @abstractmethod
@@ -29,18 +30,19 @@ class AcrossNodes(ABC):
         """Compute ``out`` on the ranks of all nodes.
 
         Args:
-            move: the collective of such a part within the node.
-            nodes: the ranks that have this one's place in their nodes.
+            move: the collective within the node, for one ``part``.
+            nodes: the ranks with this rank's index in their nodes.
         """
 
 
 def at_any_place(move: Move) -> Move:
-    """``move``, also for tensors that begin where kernels cannot read or write: by copies."""
+    """Return ``move`` for tensors of any alignment: it copies those that kernels cannot read or
+    write."""
 
     def moved(x: torch.Tensor, out: torch.Tensor) -> None:
-        got = out if is_laid_out(out) else torch.empty_like(out)
-        move(x if is_laid_out(x) else x.clone(), got)
-        if got is not out:
-            out.copy_(got)
+        aligned = out if is_laid_out(out) else torch.empty_like(out)
+        move(x if is_laid_out(x) else x.clone(), aligned)
+        if aligned is not out:
+            out.copy_(aligned)
 
     return moved

@@ -1,7 +1,7 @@
-"""All-gather: every rank gets what all ranks give.
+"""All-gather: every rank receives the inputs of all ranks.
 
-The tile program for SMs, the plan for copy engines with its kernel, and the torch operator with its
-gradient.
+Contains the tile program for SMs, the plan for copy engines with its kernel, and the torch operator
+with its gradient.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ NAME = "all_gather"
 
 @T.macro
 def collect(held, arrived, out, me, first, ranks):
-    """Copy a tile of what each of the others gives to its place in ``out``, as they arrive."""
+    """Copy a tile of each other rank's input to its position in ``out``, in order of arrival."""
     for step in T.serial(ranks - 1):
         source = (me + ranks - 1 - step) % ranks
         T.copy(arrived[me, source, first, 0], held)
@@ -33,8 +33,8 @@ def collect(held, arrived, out, me, first, ranks):
 
 
 def all_gather_program(lines: Lines, ranks: int, transport: str):
-    """SMs: each rank stores x (rows, columns) for all others, which copy it to out (ranks, rows,
-    columns)."""
+    """Return the program for SMs: each rank stores x (rows, columns) to all others, which copy it
+    to out (ranks, rows, columns)."""
     alloc, dtype = alloc_of(transport), lines.dtype
 
     @T.prim_func
@@ -53,13 +53,13 @@ def all_gather_program(lines: Lines, ranks: int, transport: str):
 
 
 def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
-    """The kernel that copies what a rank gives, and what copy engines bring, to its place, tile by
-    tile, in the order in which the ranks' shares arrive.
+    """Return the kernel that copies the own input and the tiles that copy engines write to their
+    positions in ``out``, tile by tile, in the order in which the ranks' inputs arrive.
 
     Args:
-        blocks: that walk over the tiles; None for one for each.
+        blocks: number of blocks that share the tiles; None for one block per tile.
     """
-    dtype, walk = lines.dtype, PersistentSchedule.by(ranks * lines.tiles, blocks)
+    dtype, schedule = lines.dtype, PersistentSchedule.with_blocks(ranks * lines.tiles, blocks)
 
     @T.prim_func
     def collect_shares(
@@ -67,12 +67,12 @@ def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
         arrived: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
-        with T.Kernel(walk.blocks, threads=256) as block:
+        with T.Kernel(schedule.blocks, threads=256) as block:
             held = T.alloc_fragment(lines.tile, dtype)
             me = W.rank()
-            for turn in T.serial(walk.waves):
-                number = turn * walk.blocks + block
-                if number < walk.tiles:
+            for turn in T.serial(schedule.waves):
+                number = turn * schedule.blocks + block
+                if number < schedule.tiles:
                     before, source, tile = collected(number, me, lines.tiles, ranks)
                     first = tile * lines.height
                     if before == 0:
@@ -87,9 +87,9 @@ def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
 def all_gather_plan(
     lines: Lines, ranks: int, pieces: list[slice], blocks: int | None = None
 ) -> Plan:
-    """Copy engines: x (rows, columns) goes to all others, to the last one in pieces; a kernel of
-    ``blocks`` copies what has arrived to out (ranks, rows, columns) while the rest is on its
-    way."""
+    """Return the plan for copy engines: they copy x (rows, columns) to all others, to the last peer
+    in pieces. A kernel of ``blocks`` blocks copies what has arrived to out (ranks, rows, columns)
+    while the rest is in flight."""
     kernel, dtype = collect_shares(lines, ranks, blocks), lines.dtype
 
     @plan
@@ -130,8 +130,8 @@ class AllGather(AcrossNodes, Collective, op=NAME):
 
     @staticmethod
     def across(move: Move, x: torch.Tensor, out: torch.Tensor, nodes: Group) -> None:
-        """Ranks that have the same place in their nodes swap what they give; what has come is
-        gathered within the node while the rest is on its way."""
+        """Exchange inputs between ranks of equal index in their nodes; gather within the node what
+        has arrived while the rest is in flight."""
         me, count = nodes.rank, nodes.world_size
         parts = out.unflatten(0, (count, -1))
         got = [torch.empty_like(x) for _ in range(count - 1)]
@@ -154,7 +154,7 @@ class AllGather(AcrossNodes, Collective, op=NAME):
 def all_gather(
     x: torch.Tensor, group: Any = None, *, out: torch.Tensor | None = None, transport: str = "auto"
 ) -> torch.Tensor:
-    """What all ranks give, along the first axis, in the order of the ranks.
+    """Concatenate the inputs of all ranks along the first axis, in rank order.
 
     Every rank calls it with the same shape; the first call with a new one compiles, collectively.
 
@@ -162,7 +162,7 @@ def all_gather(
         x: (N, ...), of any type.
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
-        out: (ranks * N, ...), contiguous; gets the result. Not differentiable.
+        out: (ranks * N, ...), contiguous; receives the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.
 
@@ -170,7 +170,7 @@ def all_gather(
         (ranks * N, ...), in the type of ``x``.
 
     Raises:
-        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
     return exchange(NAME, x, group, out, transport)

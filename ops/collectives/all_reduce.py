@@ -1,7 +1,7 @@
-"""All-reduce: every rank gets the sum of what all ranks give.
+"""All-reduce: every rank receives the sum of the inputs of all ranks.
 
-The tile programs, one for small tensors and one for large ones, the plan for copy engines with its
-kernel, and the torch operator with its gradient.
+Contains the tile programs, one for small tensors and one for large ones, the plan for copy engines
+with its kernel, and the torch operator with its gradient.
 """
 
 from typing import Any
@@ -20,12 +20,15 @@ from .vectors import Lines, alloc_of, copies_to, tile_bytes
 
 NAME = "all_reduce"
 ONE_SHOT_BYTES = 1 << 19
-"""What each rank sends at most in the one-shot program. A guess until it is measured."""
+"""Most bytes that each rank sends in the one-shot program. A guess; not measured."""
 
 
 def one_shot_program(lines: Lines, ranks: int, transport: str):
-    """SMs: each rank stores x (rows, columns) for all, and all add them in fp32, in the same order:
-    that of the ranks, from another one on for each tile."""
+    """Return the one-shot program for SMs: each rank stores x (rows, columns) to all, and every
+    rank adds all of them in fp32.
+
+    All ranks add in the same order: that of the ranks, beginning at another rank for each tile.
+    """
     alloc, dtype = alloc_of(transport), lines.dtype
 
     @T.prim_func
@@ -49,44 +52,45 @@ def one_shot_program(lines: Lines, ranks: int, transport: str):
     return all_reduce_one_shot
 
 
-def two_phase_program(lines: Lines, ranks: int, transport: str):
-    """SMs: each tile is added up by the rank that owns it, which stores the sum for the others.
+def two_shot_program(lines: Lines, ranks: int, transport: str):
+    """Return the two-shot program for SMs: the owner of a tile adds it up and stores the sum to the
+    others.
 
-    Each rank owns as many tiles; the last ones may lie behind the end.
+    All ranks own equally many tiles; the last tiles may lie past the end of the tensor.
     """
     alloc, dtype = alloc_of(transport), lines.dtype
     share = T.ceildiv(lines.tiles, ranks) * lines.height
-    apart = share.astype("int64")  # TileLang multiplies it by the columns in its type
+    stride = share.astype("int64")  # TileLang multiplies it by the columns in its type
 
     @T.prim_func
     def all_reduce(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
         with T.Kernel(share // lines.height, threads=256) as block:
-            # What the others have of our tiles, and the sums of theirs.
+            # Contributions of the others to own tiles, and the sums of their tiles.
             parts = W.alloc_symmetric((ranks, share, lines.columns), dtype)
             sums = W.alloc_symmetric((ranks, share, lines.columns), dtype)
             held = alloc(lines.tile, dtype)
             total = T.alloc_fragment(lines.tile, "float32")
             me, first = W.rank(), block * lines.height
             for step in T.serial(ranks - 1):
-                owner = (me + ranks - 1 - step) % ranks  # in the order in which they add
-                T.copy(x[owner * apart + first, 0], held)
+                owner = (me + ranks - 1 - step) % ranks  # in the order in which the owners add
+                T.copy(x[owner * stride + first, 0], held)
                 T.copy(held, parts[owner, me, first, 0])
-            T.copy(x[me * apart + first, 0], held)
+            T.copy(x[me * stride + first, 0], held)
             add_up(total, held, parts, me, first, ranks)
             for step in T.serial(ranks - 1):
                 T.copy(held, sums[(me + 1 + step) % ranks, me, first, 0])
-            T.copy(held, out[me * apart + first, 0])
+            T.copy(held, out[me * stride + first, 0])
             for step in T.serial(ranks - 1):
-                source = (me + ranks - 1 - step) % ranks  # as they arrive
+                source = (me + ranks - 1 - step) % ranks  # in order of arrival
                 T.copy(sums[me, source, first, 0], held)
-                T.copy(held, out[source * apart + first, 0])
+                T.copy(held, out[source * stride + first, 0])
 
     return all_reduce
 
 
 def add_and_share(lines: Lines, ranks: int):
-    """The kernel that adds up the parts which copy engines bring, stores the sums for the others,
-    and collects theirs: the second half of ``two_phase_program``."""
+    """Return the kernel that adds the parts which copy engines write, stores the sums to the
+    others, and collects theirs: the second half of ``two_shot_program``."""
     dtype = lines.dtype
 
     @T.prim_func
@@ -111,9 +115,9 @@ def add_and_share(lines: Lines, ranks: int):
 
 
 def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
-    """Copy engines: the parts of x (ranks, rows, columns) go to their owners, the last one in
-    pieces; a kernel adds up those that have arrived, and shares the sums, while others are on their
-    way."""
+    """Return the plan for copy engines: they copy the parts of x (ranks, rows, columns) to their
+    owners, those of the last peer in pieces. A kernel adds the parts that have arrived, and stores
+    the sums to the others, while the rest is in flight."""
     kernel, dtype = add_and_share(lines, ranks), lines.dtype
 
     @plan
@@ -124,7 +128,7 @@ def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
         sums: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
-        for peer, piece in copies_to(reversed([*p.peers()]), pieces):  # as they are added
+        for peer, piece in copies_to(reversed([*p.peers()]), pieces):  # in the order of addition
             p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
         p.launch(kernel, x, parts, sums, out)
 
@@ -132,7 +136,7 @@ def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
 
 
 def is_one_shot(problem: CollectiveProblem) -> bool:
-    """Whether the program for small tensors is the faster one: it exchanges once, but more."""
+    """Return whether the one-shot program is faster. It communicates once, but more bytes."""
     return (problem.ranks - 1) * problem.nbytes <= ONE_SHOT_BYTES
 
 
@@ -148,8 +152,8 @@ class AllReduce(Collective, op=NAME):
     def steps(problem: CollectiveProblem, transport: str):
         ranks, dtype = problem.ranks, problem.tile_dtype
         if transport != "copy_engine":
-            program = one_shot_program if is_one_shot(problem) else two_phase_program
-            tile = tile_bytes(problem.nbytes // ranks)  # which the blocks of a rank share
+            program = one_shot_program if is_one_shot(problem) else two_shot_program
+            tile = tile_bytes(problem.nbytes // ranks)  # the blocks of a rank share these bytes
             return program(Lines.of(problem.elements, dtype, tile=tile), ranks, transport)
         lines = Lines.of(problem.elements // ranks, dtype)
         return all_reduce_plan(lines, ranks, lines.pieces(moved=ranks + 1))
@@ -172,29 +176,29 @@ class AllReduce(Collective, op=NAME):
 def all_reduce(
     x: torch.Tensor, group: Any = None, *, out: torch.Tensor | None = None, transport: str = "auto"
 ) -> torch.Tensor:
-    """The sum over ranks of what they give, on every rank.
+    """Sum the inputs of all ranks, on every rank.
 
-    Every rank gets the same bits, and equal inputs give equal bits: numbers are added in fp32, in
-    an order that docs/ops.md says, and rounded once. ``nccl`` rounds and adds as NCCL does.
+    All ranks receive the same bits, and equal inputs give equal bits: values are added in fp32, in
+    an order that docs/ops.md defines, and rounded once. ``nccl`` rounds and adds as NCCL does.
 
-    The gradient is that of a tensor-parallel layer: what follows is computed alike on all ranks, so
-    the gradient of the result is taken to be the same on all, and nothing is communicated.
+    The gradient is that of a tensor-parallel layer: all ranks compute the same function of the
+    result, so its gradient is assumed equal on all ranks, and nothing is communicated.
 
     Every rank calls it with the same shape; the first call with a new one compiles, collectively.
 
     Args:
-        x: of any shape, bf16, fp16 or fp32; with ``nccl`` what that adds.
+        x: of any shape, bf16, fp16 or fp32; with ``nccl`` any type that it adds.
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
-        out: of the same shape, contiguous; gets the result. Not differentiable.
+        out: of the same shape, contiguous; receives the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.
 
     Returns:
-        As ``x``.
+        The sum, in the shape and type of ``x``.
 
     Raises:
-        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
     return exchange(NAME, x, group, out, transport)

@@ -1,7 +1,7 @@
-"""All-to-all: every rank gets its part of what each rank gives; axes may change their places.
+"""All-to-all: every rank receives its part of each rank's input; axes may be exchanged.
 
-The tile program for SMs, the plan for copy engines with its kernel, and the torch operator with its
-gradient.
+Contains the tile program for SMs, the plan for copy engines with its kernel, and the torch operator
+with its gradient.
 """
 
 from dataclasses import dataclass
@@ -36,13 +36,16 @@ NAME = "all_to_all"
 
 @dataclass(frozen=True)
 class Parts:
-    """How the parts of an all-to-all lie in memory: each is (outer, rows, width), and the ranks'
-    axis stands before or behind the rows, in what a rank gives and in what it gets.
+    """Memory layout of the parts of an all-to-all.
+
+    A part is (outer, rows, width). The ranks' axis comes before or after the rows, in the input and
+    in the result.
 
     Attributes:
-        height, columns: rows, and elements of a row, that a block moves at a time.
-        dtype: of the words of which ``width`` counts.
-        given_behind, got_behind: whether the ranks' axis stands behind the rows.
+        height, columns: rows, and elements of a row, of a tile.
+        dtype: type in which ``width`` counts elements.
+        given_behind, got_behind: whether the ranks' axis comes after the rows, in the input and in
+            the result.
     """
 
     ranks: int
@@ -57,9 +60,10 @@ class Parts:
 
     @staticmethod
     def of(problem: CollectiveProblem, tile: int | None = None) -> "Parts":
-        """
+        """Return the layout of a problem.
+
         Args:
-            tile: bytes that a block moves at a time, a power of two; by default ``tile_bytes``.
+            tile: bytes of a tile, a power of two; by default ``tile_bytes``.
         """
         shape, ranks = problem.shape, problem.ranks
         scatter, gather = problem.options
@@ -74,20 +78,20 @@ class Parts:
             rows //= ranks
         dtype, width = words_of(problem.nbytes // (ranks * outer * rows))
         columns = gcd(width, COLUMNS)
-        if behind == (False, False):  # a part has no gap in either: short rows are near each other
+        if behind == (False, False):  # no gaps on either side: use short, adjacent rows
             rows, width = width // columns, columns
         height = height_of(columns, dtype, tile or tile_bytes(problem.nbytes // ranks))
-        height = min(height, 1 << (rows - 1).bit_length())  # what is not there takes memory
+        height = min(height, 1 << (rows - 1).bit_length())  # padding would cost memory
         return Parts(ranks, outer, rows, width, height, columns, dtype, *behind)
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many there are along the rows, the last of which may be less, and along a row."""
+        """Number of tiles along the rows, where the last may be partial, and along a row."""
         return ceil(self.rows / self.height), self.width // self.columns
 
     def place_of(self, block: tirx.PrimExpr) -> tuple[tirx.PrimExpr, ...]:
-        """Where the tile of a block begins: its row among those of all ``outer``, each in whole
-        tiles; of these the number, its row there, and its column."""
+        """Return where the tile of a block begins: its row among the rows of all ``outer``, padded
+        to whole tiles each; the index along ``outer``; the row within it; and its column."""
         tiles, wide = self.tiles
         tile = block // wide
         height, columns = self.height, self.columns
@@ -95,21 +99,23 @@ class Parts:
 
     @property
     def pieces(self) -> list[slice]:
-        """Rows of a part that copy engines bring the last peer together. Those of several ``outer``
-        are no rows at one distance, which copy engines want."""
+        """Row slices of a part, each one copy to the last peer. With several ``outer``, the rows
+        are not equally spaced, as copy engines require, so there is one slice."""
         if self.outer > 1:
             return [slice(0, self.rows)]
         return pieces_of(self.rows, self.height, self.width * itemsize_of(self.dtype))
 
     def shape(self, behind: bool) -> tuple[int, ...]:
-        """Of a tensor that a rank gives or gets, with an axis of one where the ranks' could be."""
+        """Return the shape of the input or the result, with an axis of extent 1 where the ranks'
+        axis could be."""
         if behind:
             return self.outer, self.rows, self.ranks, self.width
         return self.outer, self.ranks, self.rows, 1, self.width
 
 
 def all_to_all_program(parts: Parts, transport: str):
-    """SMs: each rank stores its parts for the others, which copy them to their places."""
+    """Return the program for SMs: each rank stores its parts to the others, which copy them to
+    their positions."""
     ranks, outer, width, height, columns, dtype = (
         parts.ranks, parts.outer, parts.width, parts.height, parts.columns, parts.dtype,
     )  # fmt: skip
@@ -121,7 +127,7 @@ def all_to_all_program(parts: Parts, transport: str):
         x: T.Tensor(parts.shape(given_behind), dtype), out: T.Tensor(parts.shape(got_behind), dtype)
     ):
         with T.Kernel(outer * tiles * wide, threads=256) as block:
-            # In whole tiles, those of one rank after those of another: the TMA counts to 5 axes.
+            # Whole tiles, ordered by rank, in one axis: the TMA has at most 5 axes.
             arrived = W.alloc_symmetric((ranks * outer * tiles * height, 1, width), dtype)
             held = alloc((height, 1, columns), dtype)
             me, of_rank = W.rank(), outer * tiles * height
@@ -133,7 +139,7 @@ def all_to_all_program(parts: Parts, transport: str):
             T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
             T.copy(held, out[o, m, me, n] if got_behind else out[o, me, m, 0, n])
             for step in T.serial(ranks - 1):
-                source = (me + ranks - 1 - step) % ranks  # as they arrive
+                source = (me + ranks - 1 - step) % ranks  # in order of arrival
                 T.copy(arrived[me, source * of_rank + at, 0, n], held)
                 T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
 
@@ -141,18 +147,18 @@ def all_to_all_program(parts: Parts, transport: str):
 
 
 def collect_parts(parts: Parts, blocks: int | None = None):
-    """The kernel that copies what a rank keeps, and what copy engines bring, to its place, tile by
-    tile, in the order in which the ranks' parts arrive.
+    """Return the kernel that copies the own part and the parts that copy engines write to their
+    positions, tile by tile, in the order in which the ranks' parts arrive.
 
     Args:
-        blocks: that walk over the tiles; None for one for each.
+        blocks: number of blocks that share the tiles; None for one block per tile.
     """
     ranks, outer, rows, width, height, columns, dtype = (
         parts.ranks, parts.outer, parts.rows, parts.width, parts.height, parts.columns, parts.dtype,
     )  # fmt: skip
     given_behind, got_behind = parts.given_behind, parts.got_behind
     of_rank = outer * prod(parts.tiles)
-    walk = PersistentSchedule.by(ranks * of_rank, blocks)
+    schedule = PersistentSchedule.with_blocks(ranks * of_rank, blocks)
 
     @T.prim_func
     def collect_parts(
@@ -160,12 +166,12 @@ def collect_parts(parts: Parts, blocks: int | None = None):
         arrived: W.Symmetric((ranks, outer, rows, 1, width), dtype),
         out: T.Tensor(parts.shape(got_behind), dtype),
     ):
-        with T.Kernel(walk.blocks, threads=256) as block:
+        with T.Kernel(schedule.blocks, threads=256) as block:
             held = T.alloc_fragment((height, 1, columns), dtype)
             me = W.rank()
-            for turn in T.serial(walk.waves):
-                number = turn * walk.blocks + block
-                if number < walk.tiles:
+            for turn in T.serial(schedule.waves):
+                number = turn * schedule.blocks + block
+                if number < schedule.tiles:
                     before, source, tile = collected(number, me, of_rank, ranks)
                     o, m, n = parts.place_of(tile)[1:]
                     if before == 0:
@@ -178,12 +184,12 @@ def collect_parts(parts: Parts, blocks: int | None = None):
 
 
 def all_to_all_plan(parts: Parts, pieces: list[slice], blocks: int | None = None) -> Plan:
-    """Copy engines: parts go to the others, the last one in pieces; a kernel copies what has
-    arrived to its place while the rest is on its way.
+    """Return the plan for copy engines: they copy parts to the others, that of the last peer in
+    pieces. A kernel copies what has arrived to its position while the rest is in flight.
 
     Args:
-        pieces: rows of the last part.
-        blocks: of the kernel, as for ``collect_parts``.
+        pieces: row slices of the part for the last peer.
+        blocks: number of the kernel's blocks, as in ``collect_parts``.
     """
     kernel = collect_parts(parts, blocks)
 
@@ -233,10 +239,10 @@ class AllToAll(Collective, op=NAME):
     @staticmethod
     def unfused(x, out, group, scatter, gather):
         ranks = group.world_size
-        given = x.unflatten(scatter, (ranks, -1)).movedim(scatter, 0).contiguous()
-        got = torch.empty_like(given)
-        nccl.all_to_all(given, got, group)
-        out.unflatten(gather, (ranks, -1)).movedim(gather, 0).copy_(got)
+        sent = x.unflatten(scatter, (ranks, -1)).movedim(scatter, 0).contiguous()
+        received = torch.empty_like(sent)
+        nccl.all_to_all(sent, received, group)
+        out.unflatten(gather, (ranks, -1)).movedim(gather, 0).copy_(received)
 
     @staticmethod
     def gradient(grad, group, transport, scatter, gather):
@@ -252,22 +258,23 @@ def all_to_all(
     out: torch.Tensor | None = None,
     transport: str = "auto",
 ) -> torch.Tensor:
-    """Share one axis out among the ranks, and put what they give together along another one.
+    """Scatter one axis over the ranks, and concatenate the received parts along another axis.
 
-    As an attention layer over a sharded sequence needs it (Ulysses): ``all_to_all(q, 1, 0)`` makes
-    (S / ranks, heads, d) of each rank, all heads of a part of the sequence, to (S, heads / ranks,
-    d), some heads of all of it; ``all_to_all(o, 0, 1)`` goes back.
+    An attention layer over a sharded sequence needs it (Ulysses): ``all_to_all(q, 1, 0)`` turns (S
+    / ranks, heads, d) on each rank, all heads of a part of the sequence, into (S, heads / ranks,
+    d), some heads of the whole sequence; ``all_to_all(o, 0, 1)`` is the inverse.
 
     Every rank calls it with the same shape; the first call with a new one compiles, collectively.
 
     Args:
         x: of any type.
-        scatter_dim: the axis of which each rank gets a part: its extent is divided by the ranks.
-        gather_dim: the axis along which the parts from all ranks lie in their order: its extent is
-            multiplied by the ranks.
+        scatter_dim: the axis of which each rank receives a part; its extent is divided by the
+            number of ranks.
+        gather_dim: the axis along which the parts are concatenated in rank order; its extent is
+            multiplied by the number of ranks.
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
-        out: contiguous, apart from ``x``; gets the result. Not differentiable.
+        out: contiguous, does not overlap ``x``; receives the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.
 
@@ -275,7 +282,7 @@ def all_to_all(
         The result, in the type of ``x``.
 
     Raises:
-        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
     return exchange(NAME, x, group, out, transport, scatter_dim, gather_dim)

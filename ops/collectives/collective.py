@@ -1,4 +1,4 @@
-"""What collectives have in common: each rank gives one tensor and gets one."""
+"""Base class and calls of collectives: each rank passes one tensor and receives one."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from .vectors import as_declared
 
 
 class Moved(CompiledOp):
-    """A tile program or a plan made ready that takes what a rank gives, symmetric tensors to work
-    in, and what a rank gets."""
+    """Compiled tile program or plan whose parameters are the input, symmetric tensors to work in,
+    and the result."""
 
     def __init__(self, steps: Any) -> None:
-        """Compile, and take symmetric memory. Collective."""
+        """Compile, and allocate symmetric memory. Collective."""
         super().__init__(steps)
-        taken = steps.parameters if isinstance(steps, Plan) else parameters_of(steps)
-        self._x, *_, self._out = taken
+        parameters = steps.parameters if isinstance(steps, Plan) else parameters_of(steps)
+        self._x, *_, self._out = parameters
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Compute ``out``. Every rank calls it."""
@@ -52,19 +52,19 @@ class Moved(CompiledOp):
     def declared(
         self, x: torch.Tensor, out: torch.Tensor
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """What ``enqueue`` takes, at the same places."""
+        """Return the arguments of ``enqueue``."""
         return [as_declared(x, self._x)], as_declared(out, self._out)
 
 
 class Collective(Moved, ABC):
-    """A collective made ready for one problem, by one transport. A subclass is made known by the
-    operator's name: ``class AllGather(Collective, op="all_gather")``.
+    """Collective compiled for one problem and one transport. The class argument registers a
+    subclass: ``class AllGather(Collective, op="all_gather")``.
 
     Attributes:
-        options: names of the integers that a caller gives beside the tensor.
-        reduces: whether numbers are added.
-        in_place: whether what a rank gets may lie where what it gives does, as a block reads there
-            before it writes.
+        options: names of the integer arguments besides the tensor.
+        reduces: whether the collective adds values.
+        in_place: whether the result may overlap the input, because a block reads there before it
+            writes.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
@@ -76,32 +76,33 @@ class Collective(Moved, ABC):
         EXCHANGES[op] = cls
 
     def __init__(self, problem: CollectiveProblem, transport: str) -> None:
-        """Compile, and take symmetric memory. Collective."""
+        """Compile, and allocate symmetric memory. Collective."""
         super().__init__(self.steps(problem, transport))
         self.problem = problem
 
     @staticmethod
     @abstractmethod
     def result(x: torch.Tensor, ranks: int, *options: int) -> tuple[Shape, Shape]:
-        """The shape of what a rank gets, and ``options`` in one form for all that mean the same.
+        """Return the shape of the result, and ``options`` in canonical form.
 
         Raises:
-            TileWeaveError: x or options that do not fit.
+            TileWeaveError: x or options do not fit.
         """
 
     @staticmethod
     @abstractmethod
     def steps(problem: CollectiveProblem, transport: str) -> Any:
-        """The plan or the tile program, as ``Moved`` takes it."""
+        """Return the plan or the tile program of a transport, as ``Moved`` expects it."""
 
     @staticmethod
     def run_bytes(problem: CollectiveProblem) -> int:
-        """Bytes without a gap, of which all tensors are made."""
+        """Return the bytes of a contiguous run; all tensors consist of such runs."""
         return problem.nbytes
 
     @classmethod
     def obstacle(cls, problem: CollectiveProblem, transport: str) -> str | None:
-        """What keeps a transport from a problem on any GPU, and what it needs."""
+        """Return why a transport cannot serve a problem on any GPU, with what is expected; else
+        None."""
         if cls.reduces and problem.dtype not in SUMMED:
             return f"x is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
         if transport == "tma" and (run := cls.run_bytes(problem)) % ROW_BYTES:
@@ -116,20 +117,23 @@ class Collective(Moved, ABC):
     @staticmethod
     @abstractmethod
     def gradient(grad: torch.Tensor, group: str, transport: str, *options: int) -> torch.Tensor:
-        """Of what a rank gave, by that of what it got."""
+        """Return the gradient of the input, given that of the result."""
 
 
 EXCHANGES: dict[str, type[Collective]] = {}
-"""By the operators' names."""
+"""Collective classes by name."""
 _DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
-"""What calls them: for a new result, and for one in ``out``."""
+"""Registered functions by name: one that returns a new result, and one that writes to ``out``."""
 
 
 def exchange(
     name: str, x: torch.Tensor, group: Any, out: torch.Tensor | None, transport: str, *options: int
 ) -> torch.Tensor:
-    """Call a collective that ``define_exchange`` defined; its result, in ``out`` if given."""
-    if not is_dense(x) or not (out is None or is_dense(out)):  # names take longer
+    """Call a collective that ``define_exchange`` registered. Return its result, in ``out`` if
+    given."""
+    if not is_dense(x) or not (
+        out is None or is_dense(out)
+    ):  # naming the arguments costs more than the check
         require_dense(name, **{ARGUMENT: x})
         require_dense_or_none(name, out=out)
     (into_new, into_out), group = _DEFINED[name], _name(name, group)
@@ -143,21 +147,21 @@ def exchange(
 def transport_of(
     op: Any, x: torch.Tensor, *options: int, group: Any = None, transport: str = "auto"
 ) -> Transport:
-    """How a collective would move its data, and why; nothing is moved.
+    """Return the transport that a call would use, and the reason. Nothing is moved.
 
     Args:
         op: the operator, such as ``ops.all_gather``, or its name.
-        x, options, group, transport: as it would get them.
+        x, options, group, transport: arguments of the operator.
 
     Returns:
-        On several nodes, what moves it within a node.
+        The transport; on several nodes, the one within a node.
     """
     name = operator_name("transport_of", op, EXCHANGES)
     require_dense(name, **{ARGUMENT: x})
-    wanted = EXCHANGES[name].options
-    options = options or (0,) * len(wanted)
-    if len(options) != len(wanted):
-        raise refused(name, f"options={options}", f"({', '.join(wanted)})" if wanted else "none")
+    names = EXCHANGES[name].options
+    options = options or (0,) * len(names)
+    if len(options) != len(names):
+        raise refused(name, f"options={options}", f"({', '.join(names)})" if names else "none")
     ranks = _ranks(name, _name(name, group))
     problem, ranks = in_reach(checked(name, x, None, ranks.world_size, options), x, ranks)
     return chosen(transport, problem, x.device, ranks, EXCHANGES[name])
@@ -174,7 +178,8 @@ def _ranks(op: str, group: str) -> Group | TwoLevels:
 def in_reach(
     problem: CollectiveProblem, x: torch.Tensor, ranks: Group | TwoLevels
 ) -> tuple[CollectiveProblem, Group]:
-    """What ranks that reach each other's memory exchange at a time, and these ranks."""
+    """Return the problem that ranks with access to each other's memory solve at once, and these
+    ranks."""
     if isinstance(ranks, Group):
         return problem, ranks
     part = EXCHANGES[problem.op].part(x, ranks.nodes.world_size)
@@ -182,20 +187,20 @@ def in_reach(
 
 
 def _move(problem: CollectiveProblem, transport: str, group: Group) -> Move:
-    """How the ranks of a group exchange."""
-    made = EXCHANGES[problem.op]
+    """Return the function by which the ranks of a group communicate."""
+    collective = EXCHANGES[problem.op]
     if transport == "nccl":
-        return lambda x, out: made.unfused(x, out, group, *problem.options)
-    return prepared(group).operator(problem, transport, made)
+        return lambda x, out: collective.unfused(x, out, group, *problem.options)
+    return prepared(group).operator(problem, transport, collective)
 
 
 def checked(
     op: str, x: torch.Tensor, out: torch.Tensor | None, ranks: int, options: Sequence[int]
 ) -> CollectiveProblem:
-    """The problem of a call.
+    """Return the problem of a call.
 
     Raises:
-        TileWeaveError: shapes, types or devices that do not fit.
+        TileWeaveError: shapes, types or devices do not fit.
     """
     result, options = EXCHANGES[op].result(x, ranks, *options)
     if out is not None:
@@ -204,58 +209,60 @@ def checked(
 
 
 def define_exchange(name: str) -> None:
-    """``torch.ops.tileweave.name``, and ``name_out``, which has no gradient, of a subclass of
-    ``Collective``."""
-    made = EXCHANGES[name]
+    """Register a subclass of ``Collective`` as ``torch.ops.tileweave.name`` and as ``name_out``,
+    which has no gradient."""
+    collective = EXCHANGES[name]
 
-    def into(x: torch.Tensor, out: torch.Tensor | None, *given: Any) -> torch.Tensor:
-        if out is not None and not made.in_place:
+    def into(x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
+        if out is not None and not collective.in_place:
             require_apart(name, out, **{ARGUMENT: x})
-        key = name, given, signature(x), signature(out)
-        if (done := repeat(key, (x,), out)) is not None:
-            return done
-        *options, group, asked = given
+        key = name, arguments, signature(x), signature(out)
+        if (result := repeat(key, (x,), out)) is not None:
+            return result
+        *options, group, asked = arguments
         ranks = _ranks(name, group)
         problem = checked(name, x, out, ranks.world_size, options)
         if out is not None:
             check_layout(name, out)
         part, near = in_reach(problem, x, ranks)
-        transport = chosen(asked, part, x.device, near, made).name
+        transport = chosen(asked, part, x.device, near, collective).name
         agree(ranks, problem, transport)
         given_x, x = x, dense(name, ARGUMENT, x)
         out = x.new_empty(problem.result) if out is None else out
         move = _move(part, transport, near)
         if isinstance(ranks, TwoLevels):
-            made.across(at_any_place(move), x, out, ranks.nodes)
+            collective.across(at_any_place(move), x, out, ranks.nodes)
         else:
             move(x, out)
             if isinstance(move, Collective):
                 record_fast_path(key, (given_x,), prepared(near), move, *move.declared(x, out), out)
         return out
 
-    def eager(x, *given):
-        return into(x, None, *given)
+    def eager(x, *arguments):
+        return into(x, None, *arguments)
 
-    def eager_out(x, out, *given):
-        into(x, out, *given)
+    def eager_out(x, out, *arguments):
+        into(x, out, *arguments)
 
-    def fake(x, *given):
-        *options, group, _ = given
+    def fake(x, *arguments):
+        *options, group, _ = arguments
         ranks = _ranks(name, group).world_size
         return x.new_empty(checked(name, x, None, ranks, options).result)
 
-    def fake_out(x, out, *given):
-        *options, group, _ = given
+    def fake_out(x, out, *arguments):
+        *options, group, _ = arguments
         checked(name, x, out, _ranks(name, group).world_size, options)
 
     def save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
         _, *ctx.options, ctx.group, ctx.transport = inputs
 
     def gradients(ctx: Any, grad: torch.Tensor) -> tuple:
-        found = made.gradient(grad.contiguous(), ctx.group, ctx.transport, *ctx.options)
-        return found, *(None for _ in ctx.options), None, None
+        grad_x = collective.gradient(grad.contiguous(), ctx.group, ctx.transport, *ctx.options)
+        return grad_x, *(None for _ in ctx.options), None, None
 
-    options = "".join(f"int {option}, " for option in made.options) + "str group, str transport"
+    options = (
+        "".join(f"int {option}, " for option in collective.options) + "str group, str transport"
+    )
     schema_out = f"{name}_out(Tensor x, Tensor(a!) out, {options}) -> ()"
     _DEFINED[name] = (
         define(f"{name}(Tensor x, {options}) -> Tensor", eager, fake, (save, gradients)),

@@ -1,7 +1,7 @@
-"""Reduce-scatter: every rank gets its part of the sum of what all ranks give.
+"""Reduce-scatter: every rank receives its part of the sum of all inputs.
 
-The plan for copy engines with its kernel, the tile program for SMs, and the torch operator with its
-gradient.
+Contains the plan for copy engines with its kernel, the tile program for SMs, and the torch operator
+with its gradient.
 """
 
 from typing import Any
@@ -24,8 +24,8 @@ NAME = "reduce_scatter"
 
 @T.macro
 def add_up(total, held, parts, me, first, ranks):
-    """Make ``held``, this rank's tile, the sum of it and what the others have for it, in fp32: the
-    right neighbour's first, and so on."""
+    """Add the contributions of the other ranks to ``held``, this rank's tile, in fp32: the right
+    neighbor's first, then its right neighbor's, and so on."""
     rows, columns = total.shape
     for i, j in T.Parallel(rows, columns):
         total[i, j] = held[i, j]
@@ -37,8 +37,8 @@ def add_up(total, held, parts, me, first, ranks):
 
 
 def reduce_scatter_program(lines: Lines, ranks: int, transport: str):
-    """SMs: each rank stores the parts of x (ranks, rows, columns) for their owners, who add them
-    up."""
+    """Return the program for SMs: each rank stores the parts of x (ranks, rows, columns) to their
+    owners, which add them."""
     alloc, dtype = alloc_of(transport), lines.dtype
 
     @T.prim_func
@@ -46,12 +46,12 @@ def reduce_scatter_program(lines: Lines, ranks: int, transport: str):
         x: T.Tensor((ranks, *lines.shape), dtype), out: T.Tensor(lines.shape, dtype)
     ):
         with T.Kernel(lines.tiles, threads=256) as block:
-            parts = W.alloc_symmetric((ranks, *lines.shape), dtype)  # what the others have for us
+            parts = W.alloc_symmetric((ranks, *lines.shape), dtype)  # contributions of the others
             held = alloc(lines.tile, dtype)
             total = T.alloc_fragment(lines.tile, "float32")
             me, first = W.rank(), block * lines.height
             for step in T.serial(ranks - 1):
-                owner = (me + ranks - 1 - step) % ranks  # in the order in which they add
+                owner = (me + ranks - 1 - step) % ranks  # in the order in which the owners add
                 T.copy(x[owner, first, 0], held)
                 T.copy(held, parts[owner, me, first, 0])
             T.copy(x[me, first, 0], held)
@@ -62,7 +62,7 @@ def reduce_scatter_program(lines: Lines, ranks: int, transport: str):
 
 
 def add_parts(lines: Lines, ranks: int):
-    """The kernel that adds up what copy engines bring."""
+    """Return the kernel that adds the parts which copy engines write."""
     dtype = lines.dtype
 
     @T.prim_func
@@ -83,8 +83,9 @@ def add_parts(lines: Lines, ranks: int):
 
 
 def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
-    """Copy engines: the parts of x (ranks, rows, columns) go to their owners, the last one in
-    pieces; a kernel adds up those that have arrived while others are on their way."""
+    """Return the plan for copy engines: they copy the parts of x (ranks, rows, columns) to their
+    owners, those of the last peer in pieces. A kernel adds the parts that have arrived while others
+    are in flight."""
     kernel, dtype = add_parts(lines, ranks), lines.dtype
 
     @plan
@@ -94,7 +95,7 @@ def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
         parts: W.Symmetric((ranks, *lines.shape), dtype),
         out: T.Tensor(lines.shape, dtype),
     ):
-        for peer, piece in copies_to(reversed([*p.peers()]), pieces):  # as they are added
+        for peer, piece in copies_to(reversed([*p.peers()]), pieces):  # in the order of addition
             p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
         p.launch(kernel, x, parts, out)
 
@@ -131,9 +132,12 @@ class ReduceScatter(AcrossNodes, Collective, op=NAME):
 
     @staticmethod
     def across(move: Move, x: torch.Tensor, out: torch.Tensor, nodes: Group) -> None:
-        """Each node adds up what another one shall have, and sends it while it adds the next; its
-        own comes last. Then the owner adds the sums of the nodes, in fp32: its own first, then its
-        right neighbour's, and so on."""
+        """Add the part of another node within this node and send it while the next part is added;
+        the own part comes last.
+
+        Then the owner adds the sums of the nodes in fp32: its own first, then its right neighbor's,
+        and so on.
+        """
         me, count = nodes.rank, nodes.world_size
         parts = x.unflatten(0, (count, -1))
         arriving = []
@@ -160,19 +164,19 @@ class ReduceScatter(AcrossNodes, Collective, op=NAME):
 def reduce_scatter(
     x: torch.Tensor, group: Any = None, *, out: torch.Tensor | None = None, transport: str = "auto"
 ) -> torch.Tensor:
-    """This rank's part, along the first axis, of the sum over ranks of what they give.
+    """Return this rank's part, along the first axis, of the sum of all inputs.
 
-    Numbers are added in fp32 and rounded once, on each rank its own first, then the right
-    neighbour's, and so on: equal inputs give equal bits. ``nccl`` rounds and adds as NCCL does. On
-    several nodes the sum of each is rounded, and these are added in the same way.
+    Values are added in fp32 and rounded once. Each rank adds its own first, then its right
+    neighbor's, and so on, so equal inputs give equal bits. ``nccl`` rounds and adds as NCCL does.
+    On several nodes the sum of each node is rounded, and these sums are added in the same order.
 
     Every rank calls it with the same shape; the first call with a new one compiles, collectively.
 
     Args:
-        x: (ranks * N, ...), bf16, fp16 or fp32; with ``nccl`` what that adds.
+        x: (ranks * N, ...), bf16, fp16 or fp32; with ``nccl`` any type that it adds.
         group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
-        out: (N, ...), contiguous; gets the result. Not differentiable.
+        out: (N, ...), contiguous; receives the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.
 
@@ -180,7 +184,7 @@ def reduce_scatter(
         (N, ...), in the type of ``x``.
 
     Raises:
-        TileWeaveError: arguments that do not fit, or differ between ranks. Nothing is launched.
+        TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
     return exchange(NAME, x, group, out, transport)

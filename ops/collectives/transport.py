@@ -1,4 +1,4 @@
-"""Who moves the data of a collective: copy engines, the TMA, threads, or NCCL."""
+"""Transport of a collective: copy engines, the TMA, threads, or NCCL."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ if TYPE_CHECKING:
 OWN = ("copy_engine", "tma", "ldst")
 TRANSPORTS = ("auto", *OWN, "nccl")
 ENGINES_FROM = 256 << 20
-"""Bytes of a rank from which copy engines are the fastest of some collectives; of 64 MiB they are
-not."""
+"""Least bytes per rank from which copy engines are the fastest transport of ``ENGINES``; at 64 MiB
+they are not."""
 ENGINES = {"all_gather": 3, "reduce_scatter": 3, "all_reduce": 2}
-"""These collectives, each with the least number of ranks."""
+"""Collectives that copy engines serve best for large tensors, with the least number of ranks."""
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
-"""Types that are added in fp32."""
+"""Types of values that collectives add, in fp32."""
 ROW_BYTES = 16
-"""A multiple of it is what the TMA moves."""
+"""The TMA moves multiples of this number of bytes."""
 
 
 class Transport(Reasoned):
-    """How a collective moves data.
+    """Transport of a call.
 
     Attributes:
-        name: ``copy_engine``: no SM moves between GPUs; ``tma``: tiles by way of shared memory;
-            ``ldst``: loads and stores of threads; ``nccl``: ``torch.distributed``.
-        reason: why this one.
+        name: ``copy_engine``: copy engines move data between GPUs, not SMs; ``tma``: tiles pass
+            through shared memory; ``ldst``: loads and stores of threads; ``nccl``:
+            ``torch.distributed``.
+        reason: why this transport was chosen.
     """
 
 
 def fastest(problem: CollectiveProblem) -> tuple[str, ...]:
-    """Those of ``OWN`` that ``auto`` takes, the fastest first: measured on 2 and 4 H200
-    (benchmarks/LOG.md). The last takes all that any of them takes."""
+    """Return the transports of ``OWN`` that ``auto`` tries, fastest first, as measured on 2 and 4
+    H200 (benchmarks/LOG.md). The last one serves every problem that any of them serves."""
     least = ENGINES.get(problem.op)
     engines = least and problem.ranks >= least and problem.nbytes >= ENGINES_FROM
     return ("copy_engine", "ldst") if engines else ("ldst",)
@@ -51,15 +52,16 @@ def chosen(
     problem: CollectiveProblem,
     device: torch.device,
     group: Group,
-    made: type[Collective],
+    collective: type[Collective],
 ) -> Transport:
-    """The transport for a problem; it depends on nothing in which ranks could differ.
+    """Return the transport for a problem. It depends only on values that are equal on all ranks.
 
     Args:
-        made: the collective.
+        collective: class of the collective.
 
     Raises:
-        TileWeaveError: ``asked`` is none, or cannot be; or the tensors are on another rank's GPU.
+        TileWeaveError: ``asked`` is no transport, or cannot serve the problem; or the tensors are
+            on another rank's GPU.
     """
     if asked not in TRANSPORTS:
         raise TileWeaveError(
@@ -69,12 +71,12 @@ def chosen(
     if asked == "nccl":
         return Transport("nccl", "asked for")
     for name in fastest(problem) if asked == "auto" else (asked,):
-        found = obstacle(name, problem, device, group, made)
-        if found is None:
+        reason = obstacle(name, problem, device, group, collective)
+        if reason is None:
             return Transport(name, "asked for" if asked == name else "the fastest")
     if asked != "auto":
-        raise TileWeaveError(f"{problem.op}: transport={asked!r}, but {found}")
-    return Transport("nccl", found)
+        raise TileWeaveError(f"{problem.op}: transport={asked!r}, but {reason}")
+    return Transport("nccl", reason)
 
 
 def obstacle(
@@ -82,16 +84,16 @@ def obstacle(
     problem: CollectiveProblem,
     device: torch.device,
     group: Group,
-    made: type[Collective],
+    collective: type[Collective],
 ) -> str | None:
-    """What keeps one of ``OWN`` from a problem, and what it needs."""
-    found = obstacle_of_ranks(device, group)
-    if found is not None:
-        return found
+    """Return why one of ``OWN`` cannot serve a problem, with what is expected; else None."""
+    reason = obstacle_of_ranks(device, group)
+    if reason is not None:
+        return reason
     joined = session.joined()
     if name == "copy_engine" and joined is not None and joined.group.shares_gpus:
         return (
             "ranks share a GPU, where a copy needs the SMs of the kernel that waits for it; "
             "expected a GPU for each rank"
         )
-    return made.obstacle(problem, name)
+    return collective.obstacle(problem, name)

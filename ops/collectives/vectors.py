@@ -1,4 +1,4 @@
-"""In which words data is moved that is not added, in which pieces, and to whom first."""
+"""Layout of collectives that only move data: vector types, tiles, and the order of copies."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from tvm import tirx
 
 from ...runtime.plans.parameters import Parameter
 from ..core.problem import packed
-from ..core.tiles import SMS
+from ..core.tiles import DEVICE
 
 TILE, _BLOCKS = 1 << 15, 256
-"""Bytes that a block moves at a time, 128 for each of 256 threads, where so many blocks have as
-much, about two for each SM; else half of that. Measured with 8 times as much and more."""
+"""Bytes of a tile: 128 for each of 256 threads, if ``_BLOCKS`` blocks have one each, about two per
+SM; else half of that. Measured at 8 times this size and more."""
 COLUMNS, _HEIGHT = 256, 256
-"""What the TMA moves at once is no more than this, along each axis. Powers of two: TileLang wants
-threads to share a tile evenly, and only of these moves 16 bytes at a time."""
-WALKERS = 2 * (SMS - 1)
-"""Blocks that put to its place what copy engines bring: all that wait read one word, and a thousand
-at a time hold up what arrives, as fewer blocks hold up the copying (benchmarks/LOG.md)."""
+"""Most columns and rows of a TMA box. Powers of two, because TileLang shares a tile evenly among
+threads, and moves 16 bytes at a time, only then."""
+WALKERS = 2 * (DEVICE.sm_count - 1)
+"""Blocks of the kernel that copies what copy engines write. All waiting blocks poll one flag, and a
+thousand of them slow down what arrives; fewer blocks slow down the copying (benchmarks/LOG.md)."""
 _PACE = 10
-"""Bytes that a kernel reads or writes in own memory while copy engines bring one: of 4 TB/s and
-0.38."""
+"""Bytes that a kernel reads or writes in local memory while copy engines transfer one byte: 4 TB/s
+against 0.38 TB/s."""
 _PIECE, _PIECES = 24 << 20, 4
 """Bytes that a kernel reads or writes in the time that one more piece and its flag cost copy
-engines, 5 to 6 us; and how many pieces there are at most."""
+engines, 5 to 6 us; and the most pieces."""
 
 
 def words_of(nbytes: int) -> tuple[str, int]:
-    """The widest type that kernels move without knowing what it means, and how many there are."""
+    """Return the widest type in which kernels can move ``nbytes`` bytes of opaque data, and the
+    number of elements."""
     return ("int32", nbytes // 4) if nbytes % 4 == 0 else ("uint8", nbytes)
 
 
 def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
-    """A contiguous tensor, in the words and the shape of a parameter."""
+    """Return a contiguous tensor in the type and shape of a parameter."""
     flat = packed(tensor).view(-1)
     dtype = getattr(torch, parameter.dtype)
     if flat.dtype != dtype:
@@ -48,18 +49,18 @@ def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
 
 
 def itemsize_of(dtype: str) -> int:
-    """Bytes of an element, by TileLang's name of the type."""
+    """Return the bytes of an element of a TileLang type."""
     return getattr(torch, dtype).itemsize
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Elements in memory as lines of one length, so that what is right for one is for all: threads
-    move it in words of 16 bytes, and the TMA as boxes.
+    """Contiguous elements viewed as lines of one length, a shape that suits all transports: threads
+    move 16-byte vectors, and the TMA moves boxes.
 
     Attributes:
-        rows, columns: lines, and elements of one.
-        height: lines that a block moves at a time.
+        rows, columns: number of lines, and elements of a line.
+        height: lines of a tile.
         dtype: TileLang's name of the type.
     """
 
@@ -70,18 +71,18 @@ class Lines:
 
     @staticmethod
     def of(count: int, dtype: str, columns: int = COLUMNS, tile: int | None = None) -> Lines:
-        """``count`` elements.
+        """Return the lines of ``count`` elements.
 
         Args:
-            columns: elements of a line at most, a power of two.
-            tile: bytes that a block moves at a time, a power of two; by default ``tile_bytes``.
+            columns: most elements of a line, a power of two.
+            tile: bytes of a tile, a power of two; by default ``tile_bytes``.
         """
         columns, tile = gcd(count, columns), tile or tile_bytes(count * itemsize_of(dtype))
         return Lines(count // columns, columns, height_of(columns, dtype, tile), dtype)
 
     @property
     def tiles(self) -> int:
-        """How many tiles there are; the last one may be less."""
+        """Number of tiles; the last may be partial."""
         return ceil(self.rows / self.height)
 
     @property
@@ -90,42 +91,45 @@ class Lines:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """The shape of one."""
+        """Shape of a tile."""
         return self.height, self.columns
 
     def pieces(self, moved: int = 2) -> list[slice]:
-        """The lines that copy engines bring the last peer together; see ``pieces_of``."""
+        """Return the slices of lines that copy engines write to the last peer; see
+        ``pieces_of``."""
         return pieces_of(self.rows, self.height, self.columns * itemsize_of(self.dtype), moved)
 
 
 def tile_bytes(nbytes: int) -> int:
-    """What a block moves at a time of so many bytes, which blocks share."""
+    """Return the bytes of a tile if blocks share ``nbytes`` bytes."""
     return TILE if nbytes >= _BLOCKS * TILE else TILE // 2
 
 
 def height_of(columns: int, dtype: str, tile: int) -> int:
-    """Rows of so many elements that a block moves at a time, of ``tile`` bytes at most if a row has
-    no more."""
+    """Return the number of rows in a tile of at most ``tile`` bytes, at least 1, for rows of
+    ``columns`` elements."""
     return max(1, min(tile // (columns * itemsize_of(dtype)), _HEIGHT))
 
 
 def alloc_of(transport: str) -> Any:
-    """Where a tile is on its way: in shared memory for the TMA, in registers for threads."""
+    """Return the allocator of a tile in flight: shared memory for the TMA, registers for
+    threads."""
     return {"tma": T.alloc_shared, "ldst": T.alloc_fragment}[transport]
 
 
 def pieces_of(rows: int, height: int, nbytes: int, moved: int = 2) -> list[slice]:
-    """The rows that copy engines bring the last peer together: few, and smaller towards the end.
+    """Return the slices of rows that copy engines write to the last peer: few, and shorter towards
+    the end.
 
-    The kernel is to be done with a piece when what is behind it has come. So each is as many times
-    longer than that as the kernel is faster than copy engines; and what is behind it is cut again
-    while the kernel takes longer for it than a piece costs. All begin at multiples of the last
-    one's length, so that flags for as many rows each serve all.
+    The kernel should finish a piece when the rest has arrived. So each piece is longer than the
+    rest by the factor by which the kernel is faster than copy engines. The rest is split again
+    while the kernel needs longer for it than a piece costs. All pieces begin at multiples of the
+    last one's length, so that flags of equal row counts serve all pieces.
 
     Args:
         height: rows of a tile.
-        nbytes: of a row.
-        moved: bytes that the kernel reads and writes for each that arrives; a copy does so once.
+        nbytes: bytes of a row.
+        moved: bytes that the kernel reads and writes for each byte that arrives; 2 for a copy.
     """
     times = max(2, round(_PACE / moved) + 1)
     cuts = 0
@@ -139,11 +143,11 @@ def pieces_of(rows: int, height: int, nbytes: int, moved: int = 2) -> list[slice
 
 
 def copies_to(peers: Iterable[int], pieces: Sequence[slice]) -> Iterator[tuple[int, slice]]:
-    """(peer, rows) of what copy engines bring, in this order: all rows at once to each peer, but in
-    pieces to the last.
+    """Yield (peer, rows) of each copy, in order: all rows at once to each peer, but in pieces to
+    the last.
 
-    On 4 H200 a further copy costs 3 us, its flag 2, and another peer than before 6. And the kernel
-    is done with what others brought while the pieces from the last one are on their way.
+    On 4 H200 a further copy costs 3 us, its flag 2, and a change of the peer 6. The kernel finishes
+    what other ranks wrote while the pieces from the last one are in flight.
     """
     peers, whole = list(peers), slice(pieces[0].start, pieces[-1].stop)
     for peer in peers:
@@ -154,7 +158,10 @@ def copies_to(peers: Iterable[int], pieces: Sequence[slice]) -> Iterator[tuple[i
 def collected(
     number: tirx.PrimExpr, me: tirx.PrimExpr, tiles: int, ranks: int
 ) -> tuple[tirx.PrimExpr, ...]:
-    """What is copied to its place as the ``number``-th, of as many tiles from each rank: how many
-    ranks come before, the rank, and the tile. Own ones come first, then those that arrive first."""
+    """Return the ``number``-th tile that is copied to its position: how many ranks come before, its
+    rank, and its index.
+
+    Each rank has ``tiles`` tiles. Own tiles come first, then those that arrive first.
+    """
     before = number // tiles
     return before, (me + ranks - before) % ranks, number % tiles

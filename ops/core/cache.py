@@ -15,47 +15,49 @@ from ...runtime.lifecycle import init
 
 
 class Compiled(Protocol):
-    """An ``Operator`` or an ``Collective``.
+    """An ``Operator`` or a ``Collective``.
 
     Attributes:
-        last_used: grows with each use.
+        last_used: number of the latest use; larger is more recent.
     """
 
     last_used: int
 
     def free(self) -> None:
-        """Give its symmetric memory back. Collective."""
+        """Free its symmetric memory. Collective."""
 
 
 Problem = TypeVar("Problem", bound=Hashable)
 Choice = TypeVar("Choice", bound=Hashable)
-"""What is asked, and how it is done: for an ``Collective`` a ``CollectiveProblem`` and a transport."""
-CompiledOp = TypeVar("Made", bound=Compiled)
+"""Key of an operator: the problem and how it is computed. For a ``Collective`` these are a
+``CollectiveProblem`` and a transport."""
+Op = TypeVar("Op", bound=Compiled)
 
 
 class OpCache:
-    """The operators and collectives of one session.
+    """Operators and collectives of one session.
 
-    Every rank makes the same calls in the same order, so the same ones are made and freed on all.
+    All ranks make the same calls in the same order, so they create and free the same operators.
     """
 
     def __init__(self) -> None:
         self.operators: dict[tuple[Any, Any], Any] = {}
-        """By problem and choice."""
+        """Operators by problem and choice."""
         self._captured: set[tuple[Any, Any]] = set()
-        """Those that a CUDA graph may replay at any time."""
+        """Keys of operators that a CUDA graph may replay at any time."""
         self._uses = count(1)
 
     def operator(
-        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], CompiledOp]
-    ) -> CompiledOp:
-        """The operator for ``problem`` as ``choice`` says, made if it is new. Collective then.
+        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Op]
+    ) -> Op:
+        """Return the operator for ``problem`` and ``choice``; create it if it is new.
 
-        Where the symmetric heap is full, those that were not used for longest are freed.
+        Collective if it is new. If the symmetric heap is full, the least recently used operators
+        are freed.
 
         Raises:
-            HeapExhausted: the heap is too small even so.
-            TileWeaveError: it is new, and a CUDA graph is being captured.
+            HeapExhausted: the heap is too small even after all evictions.
+            TileWeaveError: the operator is new while a CUDA graph is being captured.
         """
         key = problem, choice
         operator = self.operators.get(key)
@@ -72,13 +74,12 @@ class OpCache:
         return operator
 
     def use(self, operator: Compiled) -> None:
-        """Others make room before it does."""
+        """Mark ``operator`` as the most recently used, so that it is evicted last."""
         operator.last_used = next(self._uses)
 
-    def made(
-        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], CompiledOp]
-    ) -> CompiledOp:
-        """A new operator, which the caller frees or gives to ``keep``; others make room for it."""
+    def made(self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Op]) -> Op:
+        """Create an operator; evict others if the heap is full. The caller frees it or passes it to
+        ``keep``."""
         while True:
             try:
                 return make(problem, choice)
@@ -90,19 +91,19 @@ class OpCache:
             self.operators.pop(old).free()
 
     def keep(self, problem: Hashable, choice: Hashable, operator: Compiled) -> None:
-        """``operator`` serves ``problem`` from now on; of others that did, those remain which a
-        CUDA graph may replay. Collective."""
+        """Use ``operator`` for ``problem`` from now on. Free the others of this problem, except
+        those that a CUDA graph may replay. Collective."""
         for old in [key for key in self.operators if key[0] == problem]:
             if old not in self._captured:
                 self.operators.pop(old).free()
-        if (problem, choice) in self.operators:  # the graph's is as good
+        if (problem, choice) in self.operators:  # one that a graph holds: equivalent
             operator.free()
         else:
             self.operators[problem, choice] = operator
             self.use(operator)
 
     def free(self) -> None:
-        """Free all but those which a CUDA graph may replay. Collective."""
+        """Free all operators, except those that a CUDA graph may replay. Collective."""
         for key in [key for key in self.operators if key not in self._captured]:
             self.operators.pop(key).free()
 
@@ -112,7 +113,7 @@ _prepared = OpCache()
 
 
 def prepared(group: Group) -> OpCache:
-    """What is prepared in the current session, which is opened for ``group`` if there is none."""
+    """Return the cache of the current session. Open the session for ``group`` if there is none."""
     global _session, _prepared
     session = init(group.process_group)
     if session is not _session:
@@ -121,5 +122,5 @@ def prepared(group: Group) -> OpCache:
 
 
 def free_prepared() -> None:
-    """Free what is prepared in the current session, but for CUDA graphs. Collective."""
+    """Free the operators of the current session, except those in CUDA graphs. Collective."""
     _prepared.free()

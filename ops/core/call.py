@@ -1,4 +1,4 @@
-"""What every operator that multiplies does around it."""
+"""Calls of GEMM operators: check, decide, compile, run."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from .strategy import Strategy, chosen, not_fused
 
 
 class Decision(NamedTuple):
-    """What a call computes, with whom and how.
+    """Decision about a call: what it computes, on which ranks and how.
 
     Attributes:
-        choice: how it is fused; None for NCCL and cuBLAS.
+        choice: program and tiles of the fused kernel; None for NCCL and cuBLAS.
     """
 
     problem: Problem
@@ -48,7 +48,7 @@ _decisions: SessionCache[Decision] = SessionCache()
 
 
 class Call(NamedTuple):
-    """A checked call, ready to be computed: operands as kernels can read them, and memory for c."""
+    """Checked call that is ready to run: operands that kernels can read, and memory for c."""
 
     problem: Problem
     group: Group
@@ -59,13 +59,13 @@ class Call(NamedTuple):
     epilogue: Epilogue
 
     def operator(self, choice: Choice) -> Operator:
-        """What computes it as ``choice`` says. Collective if it is new."""
+        """Return the operator for ``choice``. Collective if it is new."""
         make = OPERATORS[self.problem.op]
         return prepared(self.group).operator(self.problem, choice, make)
 
     @property
     def operands(self) -> tuple[torch.Tensor, ...]:
-        """What an ``Operator`` takes beside c."""
+        """Inputs of the ``Operator`` except c."""
         return self.a, self.b, *self.epilogue.tensors
 
 
@@ -73,39 +73,39 @@ def compute(
     op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
     epilogue: Epilogue = NOTHING,
 ) -> torch.Tensor:  # fmt: skip
-    """The result of a call, in ``out`` if given. Collective for each new problem.
+    """Return the result of a call, in ``out`` if given. Collective for each new problem.
 
     Args:
-        out, group, asked: as for ``call``.
+        out, group, asked: as in ``call``.
     """
     if out is not None:
         require_apart_from_operands(op, out, a, b, epilogue)
     key = _key(op, a, b, out, group, asked, epilogue)
-    given = a, b, *epilogue.tensors
-    if (c := repeat(key, given, out)) is not None:
+    inputs = a, b, *epilogue.tensors
+    if (c := repeat(key, inputs, out)) is not None:
         return c
-    made = _call(key, op, a, b, out, group, asked, epilogue)
-    if made.choice is None:
-        OPERATORS[op].unfused(made.a, made.b, made.c, made.group, made.epilogue)
-        return made.c
-    operator = made.operator(made.choice)
-    a, b, *rest = made.operands
-    operator(a, b, made.c, *rest)
-    declared = operator.declared(a, b, made.c, *rest)
-    record_fast_path(key, given, prepared(made.group), operator, *declared, made.c)
-    return made.c
+    request = _call(key, op, a, b, out, group, asked, epilogue)
+    if request.choice is None:
+        OPERATORS[op].unfused(request.a, request.b, request.c, request.group, request.epilogue)
+        return request.c
+    operator = request.operator(request.choice)
+    a, b, *rest = request.operands
+    operator(a, b, request.c, *rest)
+    declared = operator.declared(a, b, request.c, *rest)
+    record_fast_path(key, inputs, prepared(request.group), operator, *declared, request.c)
+    return request.c
 
 
 def call(
     op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
     epilogue: Epilogue = NOTHING,
 ) -> Call:  # fmt: skip
-    """Check everything. Collective for each new problem.
+    """Check a call and decide how to compute it. Collective for each new problem.
 
     Args:
-        out: where the result shall be, if not in new memory.
-        group: its name.
-        asked: the strategy.
+        out: tensor for the result; None for a new one.
+        group: name of the group.
+        asked: the strategy that the caller asks for.
     """
     if out is not None:
         require_apart_from_operands(op, out, a, b, epilogue)
@@ -130,8 +130,8 @@ def _call(
         check_layout(op, out)
     decision = _decisions.get(key)
     if decision is None:
-        decision, lasts = _decided(op, a, b, out, group, asked, epilogue)
-        if lasts and not capturing():
+        decision, cacheable = _decided(op, a, b, out, group, asked, epilogue)
+        if cacheable and not capturing():
             _decisions.put(key, decision)
     problem = decision.problem
     a, b, epilogue = laid_out(problem, a, b, epilogue)
@@ -143,8 +143,9 @@ def _decided(
     op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
     epilogue: Epilogue,
 ) -> tuple[Decision, bool]:  # fmt: skip
-    """With whether it holds until somebody tunes, or begins a session: what keeps a problem from
-    being fused may change."""
+    """Decide a call. The second value says whether the decision may be cached: the obstacles that
+    keep a problem from being fused may change, other decisions hold until the next tuning or
+    session."""
     ranks = group_of(group)
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
     other = not_fused(asked, problem, a.device, ranks)
@@ -154,7 +155,7 @@ def _decided(
 
 
 def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:
-    """``out`` is not differentiable, as in torch; nor are products of fp8."""
+    """Refuse gradients through ``out``, as torch does, and through fp8 products."""
     if out is not None and out.requires_grad and torch.is_grad_enabled():
         raise refused(op, "out requires a gradient", "one that does not, or torch.no_grad()")
     if out is not None:
@@ -174,11 +175,11 @@ def strategy_of(
     *, bias: torch.Tensor | None = None, scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
 ) -> Strategy:  # fmt: skip
-    """How an operator would compute a call, and why; nothing is computed.
+    """Return the strategy that a call would use, and the reason. Nothing is computed.
 
     Args:
         op: the operator, such as ``ops.matmul_reduce_scatter``, or its name.
-        a, b, group, strategy, bias, scale_a, scale_b, out_dtype: as it would get them.
+        a, b, group, strategy, bias, scale_a, scale_b, out_dtype: arguments of the operator.
     """
     name, ranks = operator_name("strategy_of", op, OPERATORS), group_of(name_of(group))
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)

@@ -1,4 +1,4 @@
-"""What a collective is asked to move, checked."""
+"""Problem of a collective, checked."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from .problem import refused, require_like
 
 Shape = tuple[int, ...]
 ARGUMENT = "x"
-"""How each collective calls what a rank gives."""
+"""Name of the input in all collectives."""
 
 
 @dataclass(frozen=True)
 class CollectiveProblem:
-    """One exchange between ``ranks`` ranks; for each its steps and memory are kept.
+    """Collective operation among ``ranks`` ranks. Its program and memory are cached per problem.
 
     Attributes:
         op: the operator.
-        shape, result: of what a rank gives, and gets.
-        options: axes along which it is scattered and gathered, where the caller says so.
+        shape, result: shapes of a rank's input and result.
+        options: axes along which the input is scattered and gathered; empty if the collective has
+            no such arguments.
     """
 
     op: str
@@ -34,22 +35,22 @@ class CollectiveProblem:
 
     @property
     def elements(self) -> int:
-        """Of what a rank gives."""
+        """Number of elements of a rank's input."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Of what a rank gives."""
+        """Bytes of a rank's input."""
         return self.elements * self.dtype.itemsize
 
     @property
     def sent(self) -> int:
-        """Bytes that leave each rank."""
+        """Bytes that each rank sends."""
         return sent_bytes(self.op, self.nbytes, self.ranks)
 
     @property
     def tile_dtype(self) -> str:
-        """TileLang's name of the type."""
+        """Type in TileLang's spelling."""
         return str(self.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
@@ -58,18 +59,18 @@ class CollectiveProblem:
 
 
 def sent_bytes(op: str, nbytes: int, ranks: int) -> int:
-    """Bytes that leave each rank, as NCCL counts them for its bus bandwidth: as much as any
-    algorithm sends that does not add in the network.
+    """Return the bytes that each rank sends, as NCCL counts them for its bus bandwidth: the amount
+    of an algorithm without in-network reduction.
 
     Args:
-        nbytes: of what a rank gives.
+        nbytes: size of a rank's input.
     """
     times = {"all_gather": ranks, "all_reduce": 2}
     return times.get(op, 1) * nbytes * (ranks - 1) // ranks
 
 
 def axis_of(op: str, name: str, axis: int, x: torch.Tensor) -> int:
-    """``axis`` counted from the front.
+    """Return ``axis`` counted from the front.
 
     Raises:
         TileWeaveError: there is no such axis.
@@ -80,10 +81,10 @@ def axis_of(op: str, name: str, axis: int, x: torch.Tensor) -> int:
 
 
 def shared(op: str, x: torch.Tensor, axis: int, ranks: int) -> int:
-    """The extent of each rank's part of an axis.
+    """Return the extent of each rank's part of an axis.
 
     Raises:
-        TileWeaveError: they are not all the same.
+        TileWeaveError: ``ranks`` does not divide the axis.
     """
     if x.shape[axis] % ranks:
         raise refused(
@@ -94,10 +95,10 @@ def shared(op: str, x: torch.Tensor, axis: int, ranks: int) -> int:
 
 
 def require_exchangeable(op: str, x: torch.Tensor, axes: int) -> None:
-    """Refuse what has nothing to exchange.
+    """Refuse a tensor with too few axes or without elements.
 
     Args:
-        axes: how many x has at least.
+        axes: least number of axes.
     """
     if x.ndim < axes or 0 in x.shape:
         least = f"at least {axes} positive extents" if axes else "positive extents"
@@ -105,7 +106,7 @@ def require_exchangeable(op: str, x: torch.Tensor, axes: int) -> None:
 
 
 def check_out(op: str, out: torch.Tensor, result: Sequence[int], x: torch.Tensor) -> None:
-    """Refuse an ``out`` that cannot be the result."""
+    """Refuse an ``out`` of another shape, type or device than the result."""
     if tuple(out.shape) != tuple(result):
         raise refused(op, f"out has shape {tuple(out.shape)}", f"{tuple(result)}")
     require_like(op, "out", out, ARGUMENT, x)

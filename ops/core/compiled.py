@@ -1,4 +1,4 @@
-"""A kernel or a plan made ready, with the symmetric memory that a plan works in."""
+"""Compiled kernel or plan with its symmetric memory."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ...runtime.executor.recorded_call import RecordedCall
 
 
 class CompiledOp:
-    """What an operator runs.
+    """Compiled kernel or plan with the symmetric memory that it works in.
 
     Attributes:
-        memory: the symmetric tensors that a plan takes, in the order of its parameters; a kernel
-            has its own.
-        given: what it takes behind them, the same in each call.
+        memory: symmetric tensors of a plan, in the order of its parameters; a kernel owns its
+            symmetric memory.
+        given: tensors passed after ``memory``, the same in each call.
         run: the kernel, or the plan.
-        last_used: grows with each use, see ``OpCache``.
+        last_used: number of the latest use, see ``OpCache``.
     """
 
     given: tuple[torch.Tensor, ...] = ()
     last_used = 0
 
     def __init__(self, steps: tirx.PrimFunc | Plan) -> None:
-        """Compile, and take symmetric memory, that of kernels included. Collective.
+        """Compile, and allocate symmetric memory, that of kernels included. Collective.
 
         Raises:
-            HeapExhausted: there is not enough of it; nothing is taken then.
+            HeapExhausted: the heap is too small; nothing stays allocated.
         """
         self.memory: list[SymmetricTensor] = []
         if not isinstance(steps, Plan):
@@ -48,13 +48,14 @@ class CompiledOp:
             failed.pop_all()
 
     def enqueue(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Run it on what a call brings, in the shapes and types that it declares."""
+        """Run the kernel or plan on inputs of the shapes and types that it declares."""
         self.run(*inputs, *self.memory, *self.given, out)
 
     def ready(
         self, inputs: Sequence[torch.Tensor], out: torch.Tensor
     ) -> tuple[RecordedCall, list[int]]:
-        """What ``enqueue`` does with such tensors, see ``Plan.ready``."""
+        """Return the recorded call that ``enqueue`` makes for such tensors, and the addresses of
+        its tensors; see ``Plan.ready``."""
         return self._plan.ready(*inputs, *self.memory, *self.given, out)
 
     @cached_property
@@ -62,7 +63,7 @@ class CompiledOp:
         return self.run if isinstance(self.run, Plan) else Plan.of_program(self.run)
 
     def free(self) -> None:
-        """Give its symmetric memory back. Collective."""
+        """Free its symmetric memory. Collective."""
         self.run.free()
         for memory in self.memory:
             memory.free()

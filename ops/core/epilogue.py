@@ -1,6 +1,6 @@
-"""Sums of products in fp32, and what is done to them before they are rounded and stored.
+"""GEMM accumulation in fp32, and the epilogue before the result is rounded and stored.
 
-As arguments of an operator, as steps of a tile program, and by torch.
+Three forms: arguments of an operator, steps of a tile program, and torch operations.
 """
 
 from typing import Any, NamedTuple
@@ -10,19 +10,20 @@ import torch
 
 FP8 = torch.float8_e4m3fn
 ROWS = T.GemmWarpPolicy.FullRow
-"""How the warp groups of a block share a product, see ``accumulate``."""
+"""Partition of a product among the warp groups of a block, see ``accumulate``."""
 SCHEMA = "Tensor? bias, Tensor? scale_a, Tensor? scale_b, ScalarType? out_dtype"
-"""The arguments as ``torch.ops.tileweave.*`` declare them, behind all others. None has a
-default: torch does not show arguments with defaults to gradients."""
+"""Arguments as ``torch.ops.tileweave.*`` declare them, after all others. None has a default,
+because torch does not pass arguments with defaults to gradients."""
 
 
 class Epilogue(NamedTuple):
-    """What a call asks for, in the order of the kernels' parameters; None is left out of them.
+    """Epilogue of a call, in the order of the kernels' parameters. A kernel has no parameter for a
+    field that is None.
 
     Attributes:
-        bias: (N,), in the type of the result; is added to every row.
-        scale_a, scale_b: one float32 each, by which fp8 operands are multiplied.
-        out_dtype: of the result.
+        bias: (N,), in the type of the result; added to every row.
+        scale_a, scale_b: one float32 each; factors of fp8 operands.
+        out_dtype: type of the result.
     """
 
     bias: torch.Tensor | None = None
@@ -32,25 +33,25 @@ class Epilogue(NamedTuple):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What a kernel gets."""
+        """Tensors that a kernel receives."""
         return tuple([t for t in self[:3] if t is not None])
 
     @property
     def scales(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Of both operands, if they are fp8."""
+        """Scales of both operands if they are fp8, else None."""
         if self.scale_a is None or self.scale_b is None:
             return None
         return self.scale_a, self.scale_b
 
     @property
     def without_bias(self) -> "Epilogue":
-        """What becomes of the products of one rank that are still to be summed over ranks."""
+        """Epilogue for one rank's partial products, which are still to be summed over ranks."""
         return self._replace(bias=None)
 
     def multiply(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``a @ b`` and what is asked for, by torch; in ``out`` if given."""
+        """Return ``a @ b`` with this epilogue, by torch, in ``out`` if given."""
         if self.scales is not None:
             return torch._scaled_mm(
                 a, b, *self.scales, self.bias, out_dtype=self.out_dtype, out=out
@@ -60,7 +61,7 @@ class Epilogue(NamedTuple):
         return torch.addmm(self.bias, a, b, out=out)
 
     def add_to(self, c: torch.Tensor) -> None:
-        """The bias, to what was summed over ranks, by torch."""
+        """Add the bias, by torch, to a result that was summed over ranks."""
         if self.bias is not None:
             c += self.bias
 
@@ -69,24 +70,25 @@ NOTHING = Epilogue()
 
 
 def is_fp8(dtype: str) -> bool:
-    """Whether operands of a type, in TileLang's words, are multiplied by scales."""
+    """Return whether operands of a TileLang type are fp8, which is multiplied by scales."""
     return dtype == "float8_e4m3fn"
 
 
 def scale_of(dtype: str) -> Any:
-    """The parameter for the scale of an operand; None, which is none, where it has no scale."""
+    """Return the annotation of an operand's scale parameter; None, so no parameter, for other types
+    than fp8."""
     return T.Tensor((1,), "float32") if is_fp8(dtype) else None
 
 
 @T.macro
 def accumulate(A_tile, B_tile, total, transposed):
-    """``total += A_tile @ B_tile`` in fp32; ``transposed`` is whether B is (N, K).
+    """Compute ``total += A_tile @ B_tile`` in fp32; ``transposed`` says whether B is (N, K).
 
-    Each warp group multiplies rows of its own: their instructions, twice as wide, read less shared
-    memory than those of TileLang's choice, which is a square for each.
+    Each warp group multiplies rows of its own. Its instructions are twice as wide as with
+    TileLang's default, a square per warp group, and read less shared memory.
 
-    Tensor cores of sm_90 keep sums of fp8 products in fewer bits than fp32. So each tile's are
-    added by the other cores, as CUTLASS does without fast accumulation.
+    Tensor cores of sm_90 accumulate fp8 products in fewer bits than fp32. So CUDA cores add the
+    products of each tile, as CUTLASS does without fast accumulation.
     """
     if is_fp8(str(A_tile.dtype)):
         part = T.alloc_fragment(total.shape, "float32")
@@ -99,8 +101,8 @@ def accumulate(A_tile, B_tile, total, transposed):
 
 @T.macro
 def multiply(A, m, B, n, A_tile, B_tile, total, transposed, stages):
-    """``total`` is the rows of A from ``m`` on times the columns of B from ``n`` on, in fp32, by so
-    many tiles of both in flight; ``transposed`` is whether B is (N, K)."""
+    """Compute ``total``, the rows of A from ``m`` times the columns of B from ``n``, in fp32, with
+    ``stages`` tiles of both operands in flight; ``transposed`` says whether B is (N, K)."""
     T.clear(total)
     for step in T.Pipelined(T.ceildiv(A.shape[1], A_tile.shape[1]), num_stages=stages):
         k = step * A_tile.shape[1]
@@ -111,14 +113,14 @@ def multiply(A, m, B, n, A_tile, B_tile, total, transposed, stages):
 
 @T.macro
 def add_tile(total, tile):
-    """``total += tile``, which is of another type."""
+    """Compute ``total += tile``, where ``tile`` has another type."""
     for i, j in T.Parallel(*total.shape):
         total[i, j] += tile[i, j]
 
 
 @T.macro
 def scale(total, scale_a, scale_b):
-    """``total *= scale_a[0] * scale_b[0]``."""
+    """Compute ``total *= scale_a[0] * scale_b[0]``."""
     factor = scale_a[0] * scale_b[0]
     for i, j in T.Parallel(*total.shape):
         total[i, j] *= factor
@@ -126,7 +128,7 @@ def scale(total, scale_a, scale_b):
 
 @T.macro
 def add_bias(total, bias, n):
-    """``total[i, j] += bias[n + j]``; columns behind the end of ``bias`` stay as they are."""
+    """Compute ``total[i, j] += bias[n + j]``; columns past the end of ``bias`` do not change."""
     row = T.alloc_fragment((total.shape[1],), bias.dtype)
     T.copy(bias[n], row)
     for i, j in T.Parallel(*total.shape):

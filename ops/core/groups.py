@@ -1,4 +1,4 @@
-"""Which ranks an operator works with: what users pass as ``group``."""
+"""Groups of ranks: the ``group`` argument of operators."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
 
 _groups: dict[dist.ProcessGroup, Group] = {}
-"""Groups in which tileweave was not initialised: of CPU tensors, or parts of the world."""
+"""Groups that ``tw.init`` did not join: of CPU tensors, or subsets of the world."""
 _pairs: dict[tuple[Group, Group], TwoLevels] = {}
 _ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
 _met: Counter[str] = Counter()
-"""How many groups of a name have exchanged something: torch gives the names of those that are gone
-to others, and what was left in the store is not read again."""
+"""Number of groups of a name that have exchanged something. torch reuses the names of destroyed
+groups, and the new group must not read what the old one left in the store."""
 _BY = " by "
-"""Between the names of the groups of two levels."""
+"""Separator between the names of the two groups of a mesh."""
 
 
 @dataclass(frozen=True)
 class TwoLevels:
-    """Ranks of several nodes, the same number on each: node 0's come first.
+    """Ranks of several nodes, with the same number on each, ordered by node.
 
     Attributes:
-        nodes: the ranks that have this one's place in their nodes, in the order of the nodes.
-        node: the ranks of this one's node.
+        nodes: the ranks with this rank's index in their nodes, ordered by node.
+        node: the ranks of this node.
     """
 
     nodes: Group
@@ -51,11 +51,11 @@ class TwoLevels:
         return self.nodes.rank * self.node.world_size + self.node.rank
 
     def exchange(self, topic: str, value: str) -> list[str]:
-        """As ``Group.exchange``.
+        """Exchange a value like ``Group.exchange``.
 
         Raises:
-            TileWeaveError: ranks of the same place have different places: torch sorts the ranks of
-                a group, whatever their order in a mesh.
+            TileWeaveError: ranks along one axis have different indices along the other: torch sorts
+                the ranks of a group and ignores their order in the mesh.
         """
         for ranks, other in ((self.nodes, self.node), (self.node, self.nodes)):
             if len(places := set(ranks.exchange("place", str(other.rank)))) > 1:
@@ -65,16 +65,16 @@ class TwoLevels:
                     f"{', '.join(sorted(places))} along the other; expected the same order of "
                     "ranks in each row and each column, such as [[0, 1], [2, 3]]"
                 )
-        said = self.nodes.exchange(topic, json.dumps(self.node.exchange(topic, value)))
-        return [value for node in said for value in json.loads(node)]
+        values = self.nodes.exchange(topic, json.dumps(self.node.exchange(topic, value)))
+        return [value for node in values for value in json.loads(node)]
 
 
 def name_of(group: Any, axes: int = 1) -> str:
-    """The name by which ``torch.ops.tileweave.*`` know a group; "" is the default one.
+    """Return the name of a group for ``torch.ops.tileweave.*``; "" is the default group.
 
     Args:
         group: None, a ``ProcessGroup``, its name, or a ``DeviceMesh``.
-        axes: how many the mesh may have, 1 or 2; of two, the first are nodes.
+        axes: most axes of the mesh, 1 or 2; the first of two is that of nodes.
 
     Raises:
         TileWeaveError: anything else.
@@ -98,10 +98,10 @@ def name_of(group: Any, axes: int = 1) -> str:
 
 
 def ranks_of(name: str) -> Group | TwoLevels:
-    """``group_of``, or both groups of a mesh with two axes.
+    """Return the group of a name, or both groups of a mesh with two axes.
 
     Raises:
-        TileWeaveError: as ``group_of``.
+        TileWeaveError: as in ``group_of``.
     """
     nodes, _, node = name.partition(_BY)
     if not node:
@@ -113,14 +113,14 @@ def ranks_of(name: str) -> Group | TwoLevels:
 
 
 def group_of(name: str) -> Group:
-    """The ranks behind a name, this process among them.
+    """Return the group of a name; this process must be a member.
 
-    The default group is the one that ``tw.init`` joined, else torch's default group, else this
-    process alone.
+    The default is the group that ``tw.init`` joined, else torch's default group, else a group of
+    this process only.
 
     Raises:
         TileWeaveError: no such group, this process is not in it, or torchrun started several
-            processes that have not met yet.
+            processes that have no process group yet.
     """
     joined = session.joined()
     if joined is not None and name in ("", _name(joined.group.process_group)):
@@ -168,8 +168,11 @@ def _group(group: dist.ProcessGroup) -> Group:
 
 
 class _StoreOf:
-    """The part of torch's store for a group of that name; for which of them, if there were others,
-    is counted in the first exchange: it is the first that all ranks take part in."""
+    """Part of torch's store for one group.
+
+    A destroyed group may have had the same name, so the key contains a count. It is taken in the
+    first exchange, the first call in which all ranks take part.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -185,10 +188,10 @@ class _StoreOf:
 
 
 def _forget_destroyed() -> None:
-    """So that their sockets are closed."""
+    """Drop destroyed groups, so that their sockets are closed."""
     for group in [group for group in _groups if not _is_alive(group)]:
-        gone = _groups.pop(group)
-        for pair in [pair for pair in _pairs if gone in pair]:
+        destroyed = _groups.pop(group)
+        for pair in [pair for pair in _pairs if destroyed in pair]:
             del _pairs[pair]
 
 

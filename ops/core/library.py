@@ -1,4 +1,4 @@
-"""``torch.ops.tileweave``: how operators are made known to torch."""
+"""Registration of operators in ``torch.ops.tileweave``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import _C
 
 _LIBRARY = torch.library.Library("tileweave", "DEF")
 _VALUES = frozenset((type(None), str, bool, int, float, torch.dtype))
-"""Of arguments that are no tensors."""
+"""Types of arguments that are not tensors."""
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-"""Whose methods are torch's own."""
+"""Tensor types whose methods are torch's own."""
 
 
 def define(
@@ -21,20 +21,20 @@ def define(
     fake: Callable[..., Any],
     gradient: tuple[Callable[..., None], Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
-    """An operator of this schema.
+    """Register an operator with torch.
 
     Args:
-        eager: what it does, on tensors of any device.
-        fake: empty tensors as it would return them, for ``torch.compile``.
-        gradient: saves what the gradients need, and makes them, as ``torch.library`` wants it.
+        eager: implementation for tensors of any device.
+        fake: returns empty tensors of the result's shape and type, for ``torch.compile``.
+        gradient: ``setup_context`` and ``backward`` of ``torch.library.register_autograd``.
 
     Returns:
-        It, for calls from Python: ``eager`` alone where torch's dispatcher, which takes as long as
-        all the rest of a call, would do nothing but find it.
+        The operator for calls from Python. It skips torch's dispatcher, which costs as much time
+        as the rest of a call, where the dispatcher would only find ``eager``.
     """
     name = schema.partition("(")[0]
     computed = _in_given_types(eager, _written(schema))
-    # b stays transposed under torch.compile if it is: no copy, and the kernel for it.
+    # torch.compile keeps a transposed b transposed: no copy, and the kernel made for it.
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
     _LIBRARY.impl(name, computed, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tileweave::{name}", fake, lib=_LIBRARY)
@@ -54,14 +54,14 @@ def define(
 
 
 def _written(schema: str) -> list[int]:
-    """Which arguments an operator writes."""
+    """Return the positions of the arguments that an operator writes."""
     arguments = _C.parse_schema(f"tileweave::{schema}").arguments
     return [n for n, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
 
 
 def _in_given_types(eager: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
-    """``eager``, by operations of torch that ``torch.autocast`` leaves alone; torch is told what it
-    wrote, as it does not see what kernels do."""
+    """Wrap ``eager``: disable ``torch.autocast``, and mark the written arguments as changed,
+    because torch does not see the writes of kernels."""
 
     without_autocast = _without_autocast(eager)
 
@@ -88,8 +88,12 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def concerns_torch(args: Iterable[Any]) -> bool:
-    """Whether torch's dispatcher would do more with a call than find ``eager``: somebody listens, a
-    mode, a transform, a tracer or a profiler; or a tensor is more, or less, than its memory."""
+    """Return whether a call needs torch's dispatcher, which otherwise only finds ``eager``.
+
+    It does if a dispatch or function mode, a transform, a tracer or a profiler is active, or if a
+    tensor is a subclass, requires a gradient, is a meta tensor, or is a lazy negation or
+    conjugate.
+    """
     if (
         _C._len_torch_dispatch_stack()
         or _C._len_torch_function_stack()
@@ -113,7 +117,8 @@ def concerns_torch(args: Iterable[Any]) -> bool:
 
 
 def define_composite(schema: str, function: Callable[..., Any]) -> None:
-    """An operator made of others, whose gradients it has, in given types, too."""
+    """Register an operator that calls others. It inherits their gradients, and ``torch.autocast``
+    does not change its types."""
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
     composite = _without_autocast(function)
     _LIBRARY.impl(schema.partition("(")[0], composite, "CompositeImplicitAutograd")

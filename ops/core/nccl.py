@@ -1,4 +1,4 @@
-"""Rows of all ranks by ``torch.distributed``, alike for a process that is alone."""
+"""Collectives by ``torch.distributed``, which also work in a group of one process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tenso
 _reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 _RELEASE_S = 1.0
-"""Limit of the wait for gloo's thread: another thread may keep a reference of its own."""
+"""Limit in seconds of the wait for gloo's thread: another thread may hold a reference of its
+own."""
 _RELEASE_POLL_S = 2e-5
 
 
 def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
-    """The rows of all ranks, in their order."""
+    """Return the rows of all ranks, in rank order."""
     if group.process_group is None:
         return share
     rows = share.new_empty(group.world_size * share.shape[0], *share.shape[1:])
@@ -33,7 +34,7 @@ def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def all_gather_into(share: torch.Tensor, rows: torch.Tensor, group: Group) -> None:
-    """The rows of all ranks, in their order, into ``rows``."""
+    """Write the rows of all ranks, in rank order, into ``rows``."""
     if group.process_group is None:
         rows.copy_(share)
     else:
@@ -42,7 +43,7 @@ def all_gather_into(share: torch.Tensor, rows: torch.Tensor, group: Group) -> No
 
 
 def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
-    """This rank's rows of the sum over ranks, into ``out``."""
+    """Write this rank's rows of the sum over ranks into ``out``."""
     if group.process_group is None:
         out.copy_(rows)
     else:
@@ -50,38 +51,38 @@ def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
 
 
 def all_reduce(whole: torch.Tensor, group: Group) -> None:
-    """The sum over ranks, in place."""
+    """Sum over ranks, in place."""
     if group.process_group is not None:
         _complete(dist.all_reduce, [whole], group)
 
 
-def all_to_all(given: torch.Tensor, got: torch.Tensor, group: Group) -> None:
-    """Row ``r`` of ``given`` goes to rank ``r``; what this rank gets lies in ``got`` by rank."""
+def all_to_all(sent: torch.Tensor, received: torch.Tensor, group: Group) -> None:
+    """Send row ``r`` of ``sent`` to rank ``r``, and write what rank ``r`` sends to row ``r`` of
+    ``received``."""
     if group.process_group is None:
-        got.copy_(given)
+        received.copy_(sent)
     else:
-        got, given = _bytes(got), _bytes(given)
-        _complete(dist.all_to_all_single, [got, given], group)
+        received, sent = _bytes(received), _bytes(sent)
+        _complete(dist.all_to_all_single, [received, sent], group)
 
 
 def start_exchange(
-    given: torch.Tensor, to: int, got: torch.Tensor, source: int, group: Group
+    sent: torch.Tensor, to: int, received: torch.Tensor, source: int, group: Group
 ) -> list[dist.Work]:
-    """Begin to send ``given`` to rank ``to`` and to fill ``got`` by rank ``source``. What comes
-    next in the current stream does not wait for it, but for each of the works that it is told to.
-    """
-    return start_exchanges([given], to, [got], source, group)
+    """Begin to send ``sent`` to rank ``to`` and to receive ``received`` from rank ``source``. The
+    current stream waits for neither until ``wait`` of the returned works."""
+    return start_exchanges([sent], to, [received], source, group)
 
 
 def start_exchanges(
-    given: Sequence[torch.Tensor],
+    sent: Sequence[torch.Tensor],
     to: int,
-    got: Sequence[torch.Tensor],
+    received: Sequence[torch.Tensor],
     source: int,
     group: Group,
 ) -> list[dist.Work]:
-    """``start_exchange`` of several tensors at a time."""
-    pairs = [(dist.isend, x, to) for x in given] + [(dist.irecv, x, source) for x in got]
+    """Begin ``start_exchange`` for several tensors at once."""
+    pairs = [(dist.isend, x, to) for x in sent] + [(dist.irecv, x, source) for x in received]
     return dist.batch_isend_irecv([
         dist.P2POp(op, _bytes(tensor), group=group.process_group, group_peer=peer)
         for op, tensor, peer in pairs
@@ -94,12 +95,12 @@ def _complete(
     """Run a collective to its end.
 
     gloo's thread needs Python's lock to release the tensors, and does so after it has reported that
-    the collective is complete. In an interpreter that ends at that moment it gets the lock no more:
-    it is unwound inside a destructor, and C++ aborts the process ("terminate called without an
-    active exception"). So this waits until gloo has released them.
+    the collective is complete. In an interpreter that ends at that moment the thread cannot get the
+    lock: it is unwound inside a destructor, and C++ aborts the process ("terminate called without
+    an active exception"). So this waits until gloo has released them.
 
     Raises:
-        TileWeaveError: the ranks make different calls, which gloo would wait out.
+        TileWeaveError: the ranks make different calls; gloo would wait until its timeout.
     """
     ranks = cast("dist.ProcessGroup", group.process_group)
     if ranks._get_backend(tensors[0].device).name() != "gloo":
@@ -116,7 +117,7 @@ def _complete(
 
 
 def _is_over(work: dist.Work) -> bool:
-    """Wait for a second, or until gloo's work is over; raise what it raises."""
+    """Wait for ``LOOK_EVERY_S`` or until gloo's work is over; raise what it raises."""
     try:
         work.wait(timedelta(seconds=LOOK_EVERY_S))
     except RuntimeError:
@@ -132,5 +133,5 @@ def _references(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """All that is moved is moved so: gloo knows no fp8."""
+    """View the tensor as bytes, because gloo does not support fp8."""
     return packed(tensor).view(torch.uint8)

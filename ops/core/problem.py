@@ -1,4 +1,4 @@
-"""What an operator is asked to multiply, checked."""
+"""Problem of a GEMM operator, checked."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     Agreed: TypeAlias = "Problem | CollectiveProblem | AttentionProblem"
 
 ALIGNMENT = 16
-"""Bytes to which the TMA wants the start of memory and every row of it."""
+"""Alignment in bytes that the TMA requires of the base address and of each row."""
 ARGUMENTS = {
     "all_gather_matmul": ("a_shard", "b"),
     "matmul_reduce_scatter": ("a", "b"),
     "matmul_all_reduce": ("a", "b"),
 }
-"""How each operator calls its operands."""
+"""Names of each operator's operands."""
 _FP8_RESULTS = (torch.bfloat16, torch.float16)
-"""What products of fp8 operands may be rounded to; the first is the default."""
+"""Result types of fp8 products; the first is the default."""
 _warned: set[tuple[str, str]] = set()
 _agreed: WeakKeyDictionary[Group | TwoLevels, set[tuple[Agreed, str]]] = WeakKeyDictionary()
 _calls: WeakKeyDictionary[Group, tuple[int, str, str]] = WeakKeyDictionary()
-"""The latest call of each group: its number, the operator and the text."""
+"""Latest call of each group: its number, the operator and the text."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One product of ``ranks`` ranks; for each a kernel and memory are kept.
+    """GEMM of ``ranks`` ranks. Its kernel and memory are cached per problem.
 
     Attributes:
         op: the operator, one of ``ARGUMENTS``.
-        rows: of the rank's first operand.
+        rows: rows of the rank's first operand.
         N, K: columns of the rank's result and its inner dimension.
-        transposed: whether b lies in memory as (N, K), else as (K, N).
+        transposed: whether b is stored as (N, K), else as (K, N).
         biased: whether a bias is added.
-        result: the type of the result, if not that of the operands.
+        result: type of the result; None for that of the operands.
     """
 
     op: str
@@ -63,12 +63,12 @@ class Problem:
 
     @property
     def gathers(self) -> bool:
-        """Whether the rows of all ranks are multiplied."""
+        """True if the operator multiplies the rows of all ranks."""
         return self.op == "all_gather_matmul"
 
     @property
     def scatters(self) -> bool:
-        """Whether the rows of the result are shared out among the ranks."""
+        """True if each rank receives some rows of the result."""
         return self.op == "matmul_reduce_scatter"
 
     @property
@@ -88,34 +88,35 @@ class Problem:
 
     @property
     def shards(self) -> tuple[int, int, int]:
-        """Rows and columns of a part of the product whose rows no tile crosses, and how many."""
+        """Rows and columns of a shard of the product, and the number of shards. No tile crosses the
+        rows of a shard."""
         if self.gathers or self.scatters:
             return self.rows_per_rank, self.N, self.ranks
         return self.M, self.N, 1
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the result."""
+        """Shape of a rank's result."""
         return (self.rows_per_rank if self.scatters else self.M), self.N
 
     @property
     def tile_dtype(self) -> str:
-        """TileLang's name of the operands' type."""
+        """Type of the operands in TileLang's spelling."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def scaled(self) -> bool:
-        """Whether operands are fp8, with scales."""
+        """True if operands are fp8, which have scales."""
         return self.dtype == FP8
 
     @property
     def out_dtype(self) -> torch.dtype:
-        """Of the result, the bias and what ranks send of their sums."""
+        """Type of the result, of the bias, and of the partial sums that ranks send."""
         return self.result or self.dtype
 
     @property
     def moved_bytes(self) -> int:
-        """What each rank must get from the others."""
+        """Bytes that each rank must receive from the others."""
         others = self.ranks - 1
         if self.gathers:
             return others * self.rows_per_rank * self.K * self.itemsize
@@ -124,11 +125,11 @@ class Problem:
 
     @property
     def tile_out_dtype(self) -> str:
-        """TileLang's name of it."""
+        """Type of the result in TileLang's spelling."""
         return str(self.out_dtype).removeprefix("torch.")
 
     def stored(self, b: torch.Tensor) -> torch.Tensor:
-        """b as it lies in memory, (N, K) or (K, N); the same twice gives b again."""
+        """Return b as it is stored in memory, (N, K) or (K, N). It is its own inverse."""
         return b.t() if self.transposed else b
 
     def __str__(self) -> str:
@@ -139,18 +140,18 @@ class Problem:
         )
 
 
-def operator_name(asks: str, op: Any, known: Iterable[str]) -> str:
-    """The name of an operator, which may be given instead of it.
+def operator_name(caller: str, op: Any, names: Iterable[str]) -> str:
+    """Return the name of an operator, which may be passed instead of the operator.
 
     Args:
-        asks: who wants to know.
+        caller: function that needs the name, for the error.
 
     Raises:
-        TileWeaveError: it is none of ``known``.
+        TileWeaveError: the operator is not in ``names``.
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
-    if name not in known:
-        raise TileWeaveError(f"{asks}: op={name}; expected {' or '.join(known)}")
+    if name not in names:
+        raise TileWeaveError(f"{caller}: op={name}; expected {' or '.join(names)}")
     return name
 
 
@@ -158,10 +159,10 @@ def checked(
     op: str, a: torch.Tensor, b: torch.Tensor, ranks: int, out: torch.Tensor | None = None,
     epilogue: Epilogue = NOTHING,
 ) -> Problem:  # fmt: skip
-    """The problem of a call.
+    """Return the problem of a call.
 
     Raises:
-        TileWeaveError: shapes, types or devices that do not fit.
+        TileWeaveError: shapes, types or devices do not fit.
     """
     first, second = ARGUMENTS[op]
     for name, tensor in ((first, a), (second, b)):
@@ -197,10 +198,10 @@ def checked(
 def result_of(
     op: str, dtype: torch.dtype, out_dtype: torch.dtype | None = None
 ) -> torch.dtype | None:
-    """``Problem.result`` for operands of ``dtype``, if ``out_dtype`` is asked for.
+    """Return ``Problem.result`` for operands of ``dtype`` if the caller asks for ``out_dtype``.
 
     Raises:
-        TileWeaveError: there is no such product.
+        TileWeaveError: no GEMM has these types.
     """
     first = ARGUMENTS[op][0]
     if dtype == FP8:
@@ -216,7 +217,7 @@ def result_of(
 
 
 def _check_scales(problem: Problem, a: torch.Tensor, epilogue: Epilogue) -> None:
-    """Refuse scales without fp8 operands, and the other way round."""
+    """Refuse scales without fp8 operands, and fp8 operands without scales."""
     op, first = problem.op, ARGUMENTS[problem.op][0]
     for name, scale in (("scale_a", epilogue.scale_a), ("scale_b", epilogue.scale_b)):
         if not problem.scaled:
@@ -231,7 +232,8 @@ def _check_scales(problem: Problem, a: torch.Tensor, epilogue: Epilogue) -> None
 
 
 def fp8_obstacle(problem: Problem) -> str | None:
-    """Why tensor cores do not take fp8 operands, and what they take, as ``torch._scaled_mm``."""
+    """Return why tensor cores cannot multiply these fp8 operands, with what is expected, as for
+    ``torch._scaled_mm``; else None."""
     second = ARGUMENTS[problem.op][1]
     if not problem.transposed:
         return (
@@ -248,43 +250,43 @@ def require_like(
     op: str, name: str, tensor: torch.Tensor, first: str, a: torch.Tensor,
     dtype: torch.dtype | None = None,
 ) -> None:  # fmt: skip
-    """Refuse a tensor of another type or device than that of ``a``, which users call ``first``.
+    """Refuse a tensor of another type or device than ``a``, which users call ``first``.
 
     Args:
-        dtype: the type, if not that of ``a``.
+        dtype: expected type; None for that of ``a``.
     """
-    wanted = dtype or a.dtype
-    if tensor.dtype != wanted:
-        legal = f"{wanted} as {first}" if wanted == a.dtype else f"{wanted}"
+    expected = dtype or a.dtype
+    if tensor.dtype != expected:
+        legal = f"{expected} as {first}" if expected == a.dtype else f"{expected}"
         raise refused(op, f"{name} is of {tensor.dtype}", legal)
     if tensor.device != a.device:
         raise refused(op, f"{name} is on {tensor.device}", f"{a.device} as {first}")
 
 
-def is_dense(given: Any) -> bool:
-    """Whether it is a tensor whose numbers lie in memory."""
-    return isinstance(given, torch.Tensor) and given.layout is torch.strided
+def is_dense(value: Any) -> bool:
+    """Return whether the value is a dense tensor."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
-def require_dense(op: str, **given: Any) -> None:
-    """Refuse what is not ``is_dense``, by the names of arguments."""
-    for name, tensor in given.items():
+def require_dense(op: str, **tensors: Any) -> None:
+    """Refuse arguments that are not ``is_dense``; keywords are their names."""
+    for name, tensor in tensors.items():
         if not is_dense(tensor):
             raise refused(op, f"{name}={tensor!r}", "a dense torch.Tensor")
 
 
-def require_dense_or_none(op: str, **given: Any) -> None:
-    """``require_dense`` of arguments that may be left out."""
-    for name, tensor in given.items():
+def require_dense_or_none(op: str, **tensors: Any) -> None:
+    """Apply ``require_dense`` to the arguments that are not None."""
+    for name, tensor in tensors.items():
         if tensor is not None:
             require_dense(op, **{name: tensor})
 
 
 def require_operands(op: str, a: Any, b: Any, out: Any, epilogue: Epilogue) -> None:
-    """``require_dense`` of all arguments of a product."""
+    """Apply ``require_dense`` to all arguments of a GEMM."""
     bias, scale_a, scale_b, _ = epilogue
     if is_dense(a) and is_dense(b) and bias is scale_a is scale_b is out is None:
-        return  # names take longer
+        return  # naming the arguments costs more than the check
     first, second = ARGUMENTS[op]
     require_dense(op, **{first: a, second: b})
     require_dense_or_none(op, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out)
@@ -299,10 +301,11 @@ def check_layout(op: str, out: torch.Tensor) -> None:
         )  # fmt: skip
 
 
-def require_apart(op: str, out: torch.Tensor, **given: torch.Tensor | None) -> None:
-    """Refuse an ``out`` that lies where an argument is read while it is written."""
+def require_apart(op: str, out: torch.Tensor, **tensors: torch.Tensor | None) -> None:
+    """Refuse an ``out`` that overlaps an argument in memory: it is written while the argument is
+    read."""
     begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
-    for name, x in given.items():
+    for name, x in tensors.items():
         if x is not None and x.data_ptr() < end and begin < x.data_ptr() + x.nbytes:
             raise refused(op, f"out shares memory with {name}", "memory of its own")
 
@@ -310,7 +313,7 @@ def require_apart(op: str, out: torch.Tensor, **given: torch.Tensor | None) -> N
 def require_apart_from_operands(
     op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
 ) -> None:
-    """``require_apart`` from what a product reads."""
+    """Apply ``require_apart`` to the inputs of a GEMM."""
     first, second = ARGUMENTS[op]
     require_apart(op, out, **{first: a, second: b, "bias": epilogue.bias})
 
@@ -318,8 +321,11 @@ def require_apart_from_operands(
 def laid_out(
     problem: Problem, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
 ) -> tuple[torch.Tensor, torch.Tensor, Epilogue]:
-    """The operands as kernels can read them: copies, with one warning for each argument of an
-    operator, where these have gaps or begin at odd places."""
+    """Return the operands as kernels can read them.
+
+    An operand with gaps or without alignment is copied, with one warning for each argument of an
+    operator.
+    """
     first, second = ARGUMENTS[problem.op]
     a = dense(problem.op, first, a)
     b = problem.stored(dense(problem.op, second, problem.stored(b)))
@@ -332,7 +338,7 @@ def laid_out(
 
 
 def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """An argument as kernels can read it."""
+    """Return an argument as kernels can read it."""
     if is_laid_out(tensor):
         return packed(tensor)
     if (op, name) not in _warned:
@@ -347,29 +353,30 @@ def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def agree(group: Group | TwoLevels, problem: Agreed, strategy: str) -> None:
-    """Make sure that all ranks do the same. Collective for each new problem.
+    """Check that all ranks make the same call. Collective for each new problem.
 
-    A rank for which the problem is not new does not wait for the others here. Ranks of a CPU then
-    find out from ``require_same_call`` when they wait; on a GPU, waits of kernels time out.
+    A rank for which the problem is not new does not wait for the others here. On a CPU,
+    ``require_same_call`` finds the difference while ranks wait; on a GPU, the waits of kernels time
+    out.
 
     Args:
-        strategy: its name, or that of a transport.
+        strategy: name of the strategy or the transport.
 
     Raises:
-        TileWeaveError: they do not; it names what each of them was asked.
+        TileWeaveError: the calls differ; the message shows the call of each rank.
     """
     what = f"{problem}, {strategy}"
     _publish(group, problem.op, what)
-    known = _agreed.setdefault(group, set())
-    if (problem, strategy) in known:
+    agreed = _agreed.setdefault(group, set())
+    if (problem, strategy) in agreed:
         return
     if isinstance(group, Group):
-        said = group.exchange("operators", what, look=lambda: require_same_call(group))
+        calls = group.exchange("operators", what, look=lambda: require_same_call(group))
     else:
-        said = group.exchange("operators", what)
-    if len(set(said)) > 1:
-        raise _disagreement(problem.op, dict(enumerate(said)))
-    known.add((problem, strategy))
+        calls = group.exchange("operators", what)
+    if len(set(calls)) > 1:
+        raise _disagreement(problem.op, dict(enumerate(calls)))
+    agreed.add((problem, strategy))
 
 
 def _publish(group: Group | TwoLevels, op: str, what: str) -> None:
@@ -381,32 +388,32 @@ def _publish(group: Group | TwoLevels, op: str, what: str) -> None:
 
 
 def require_same_call(group: Group) -> None:
-    """Compare the call of this rank with those of the ranks that make their call of this number.
+    """Compare the call of this rank with the calls of the same number on other ranks.
 
     A rank that is late has a smaller number and is no error.
 
     Raises:
-        TileWeaveError: they differ; it names what each of these ranks was asked.
+        TileWeaveError: the calls differ; the message shows the call of each of these ranks.
     """
     if group not in _calls or group.store is None:
         return
     number, op, what = _calls[group]
-    said = {group.rank: what}
+    calls = {group.rank: what}
     for rank in range(group.world_size):
         if rank != group.rank and group.store.check([_call_key(rank)]):
             theirs, _, text = group.store.get(_call_key(rank)).decode().partition(" ")
             if int(theirs) == number:
-                said[rank] = text
-    if len(set(said.values())) > 1:
-        raise _disagreement(op, said)
+                calls[rank] = text
+    if len(set(calls.values())) > 1:
+        raise _disagreement(op, calls)
 
 
 def _call_key(rank: int) -> str:
     return f"call of rank {rank}"
 
 
-def _disagreement(op: str, said: dict[int, str]) -> TileWeaveError:
-    each = "; ".join(f"rank {rank}: {what}" for rank, what in sorted(said.items()))
+def _disagreement(op: str, calls: dict[int, str]) -> TileWeaveError:
+    each = "; ".join(f"rank {rank}: {what}" for rank, what in sorted(calls.items()))
     return TileWeaveError(
         f"{op}: the ranks disagree ({each}); expected the same shapes, types, memory order and "
         "strategy on every rank"
@@ -414,12 +421,13 @@ def _disagreement(op: str, said: dict[int, str]) -> TileWeaveError:
 
 
 def is_laid_out(tensor: torch.Tensor) -> bool:
-    """Whether kernels can read and write it."""
+    """Return whether kernels can read and write the tensor."""
     return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
 
 def packed(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor with strides that say so, also along extents of 1, where any would do."""
+    """Return a contiguous tensor with packed strides, also along axes of extent 1, where torch
+    allows any stride."""
     if 1 not in tensor.shape:
         return tensor
     return tensor.as_strided(tensor.shape, packed_strides(tuple(tensor.shape)))
@@ -430,5 +438,5 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def refused(op: str, what: str, expected: str) -> TileWeaveError:
-    """The error of an operator."""
+    """Return the error of an operator."""
     return TileWeaveError(f"{op}: {what}; expected {expected}")

@@ -1,4 +1,4 @@
-"""What was found for calls: a call like an earlier one decides nothing anew."""
+"""Session cache of call decisions, keyed by call signature."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from ...runtime.host import session
 from ...runtime.host.session import Session
 from .problem import ALIGNMENT
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 _MOST = 256
-"""Calls that are remembered."""
-_forgotten = 0
-"""How often ``forget`` was called."""
+"""Most entries of a cache."""
+_generation = 0
+"""Number of calls of ``invalidate``."""
 
 
 def signature(tensor: torch.Tensor | None) -> Hashable:
-    """All of a tensor that decides something: not what is in it, nor, but for whether kernels can
-    read it there, where it lies."""
+    """Return the properties of a tensor on which a decision depends: shape, strides, type, device
+    and alignment, but neither its address nor its contents."""
     if tensor is None:
         return None
-    place = tensor.data_ptr() % ALIGNMENT
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place
+    misalignment = tensor.data_ptr() % ALIGNMENT
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, misalignment
 
 
-class SessionCache(Generic[Found]):
-    """What was found in the current session, until somebody forgets; the oldest make room."""
+class SessionCache(Generic[Value]):
+    """Cache of one session; ``invalidate`` clears it, and the oldest entries are evicted."""
 
     def __init__(self) -> None:
-        self._found: dict[Hashable, Found] = {}
+        self._values: dict[Hashable, Value] = {}
         self._session: Session | None = None
-        self._forgotten = 0
+        self._generation = 0
 
-    def get(self, key: Hashable) -> Found | None:
-        """What was found for ``key``; None if nothing is remembered."""
-        return self._found.get(key) if self._lasts() else None
+    def get(self, key: Hashable) -> Value | None:
+        """Return the value of ``key``, None if there is none."""
+        return self._values.get(key) if self._is_current() else None
 
-    def put(self, key: Hashable, found: Found) -> None:
-        """Remember it, if there is a session."""
-        if not self._lasts():
-            self._found.clear()
-            self._session, self._forgotten = session.joined(), _forgotten
+    def put(self, key: Hashable, value: Value) -> None:
+        """Store a value, if there is a session."""
+        if not self._is_current():
+            self._values.clear()
+            self._session, self._generation = session.joined(), _generation
         if self._session is not None:
-            if len(self._found) >= _MOST:
-                del self._found[next(iter(self._found))]
-            self._found[key] = found
+            if len(self._values) >= _MOST:
+                del self._values[next(iter(self._values))]
+            self._values[key] = value
 
-    def _lasts(self) -> bool:
-        return self._session is session.joined() and self._forgotten == _forgotten
+    def _is_current(self) -> bool:
+        return self._session is session.joined() and self._generation == _generation
 
 
-def forget() -> None:
-    """Whoever calls it may have changed what calls rest on."""
-    global _forgotten
-    _forgotten += 1
+def invalidate() -> None:
+    """Invalidate all cached decisions."""
+    global _generation
+    _generation += 1

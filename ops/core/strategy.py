@@ -1,4 +1,4 @@
-"""Who multiplies: our kernel, or NCCL and cuBLAS one after the other."""
+"""Strategy of a GEMM operator: the fused kernel, or NCCL and cuBLAS in sequence."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 STRATEGIES = ("auto", "fused", "nccl")
 _DTYPES = (torch.bfloat16, torch.float16, FP8)
 _ROW = 8
-"""Elements of 16 bytes, to a multiple of which the TMA wants every row; fp8 has twice as many."""
+"""Alignment of rows in elements: the TMA needs multiples of 16 bytes. fp8 needs twice as many."""
 _RANKS = 8
 
 
 class Reasoned(NamedTuple):
-    """A name and why this one, such as ``fused: it can be``."""
+    """Name with the reason for it, such as ``fused: it can be``."""
 
     name: str
     reason: str
@@ -35,12 +35,12 @@ class Reasoned(NamedTuple):
 
 
 class Strategy(Reasoned):
-    """How a call is computed.
+    """Implementation of a call.
 
     Attributes:
-        name: ``fused``: one kernel that communicates while it multiplies; ``nccl``: a collective of
+        name: ``fused``: our kernel communicates while it multiplies; ``nccl``: a collective of
             ``torch.distributed`` and ``torch.mm``.
-        reason: why this one.
+        reason: why this name was chosen.
     """
 
 
@@ -51,33 +51,33 @@ def chosen(
     group: Group,
     measured: Measured | None = None,
 ) -> Strategy:
-    """The strategy for a problem; it depends on nothing in which ranks could differ.
+    """Return the strategy for a problem. It depends only on values that are equal on all ranks.
 
     Args:
-        measured: what tuning found out about the problem, if anything.
+        measured: result of tuning, if there is one.
 
     Raises:
-        TileWeaveError: ``asked`` is none, or is ``fused`` where that cannot be; or the tensors are
-            on another rank's GPU.
+        TileWeaveError: ``asked`` is no strategy, or is ``fused`` for a problem that cannot be
+            fused; or the tensors are on another rank's GPU.
     """
     return not_fused(asked, problem, device, group) or preferred(asked, problem, measured)
 
 
 def not_fused(asked: str, problem: Problem, device: torch.device, group: Group) -> Strategy | None:
-    """The strategy for a problem that is not, or cannot be, fused; else None."""
+    """Return the strategy for a problem that is not, or cannot be, fused; else None."""
     return unless_fused(asked, problem.op, device, group, lambda: obstacle(problem, device, group))
 
 
 def unless_fused(
     asked: str, op: str, device: torch.device, group: Group, obstacle: Callable[[], str | None]
 ) -> Strategy | None:
-    """The strategy for what is not, or cannot be, fused; else None.
+    """Return the strategy for a call that is not, or cannot be, fused; else None.
 
     Args:
-        obstacle: says what keeps fused kernels from it, and what they need.
+        obstacle: returns why the call cannot be fused, with what is expected; else None.
 
     Raises:
-        TileWeaveError: as ``chosen``.
+        TileWeaveError: as in ``chosen``.
     """
     if asked not in STRATEGIES:
         raise TileWeaveError(
@@ -86,24 +86,24 @@ def unless_fused(
     require_own_device(op, device, group)
     if asked == "nccl":
         return Strategy("nccl", "asked for")
-    found = obstacle()
-    if asked == "fused" and found is not None:
-        raise TileWeaveError(f"{op}: strategy='fused', but {found}")
-    return None if found is None else Strategy("nccl", found)
+    reason = obstacle()
+    if asked == "fused" and reason is not None:
+        raise TileWeaveError(f"{op}: strategy='fused', but {reason}")
+    return None if reason is None else Strategy("nccl", reason)
 
 
 def preferred(asked: str, problem: Problem, measured: Measured | None) -> Strategy:
-    """The strategy for a problem that can be fused.
+    """Return the strategy for a problem that can be fused.
 
     Args:
         asked: ``fused`` or ``auto``.
-        measured: what tuning found out, if anything.
+        measured: result of tuning, if there is one.
 
     Raises:
-        TileWeaveError: ``fused`` was never right.
+        TileWeaveError: every fused program gave wrong results in tuning.
     """
     if asked == "auto":
-        return foretold(problem) if measured is None else measured.strategy
+        return predicted(problem) if measured is None else measured.strategy
     if measured is not None and measured.choice is None:
         raise TileWeaveError(
             f"{problem.op}: strategy='fused', but {measured.strategy.reason}; expected 'auto' or "
@@ -112,11 +112,11 @@ def preferred(asked: str, problem: Problem, measured: Measured | None) -> Strate
     return Strategy("fused", "asked for")
 
 
-def foretold(problem: Problem) -> Strategy:
-    """The one that should be faster."""
-    fused, nccl = OPERATORS[problem.op].foretold(problem)
+def predicted(problem: Problem) -> Strategy:
+    """Return the strategy that the cost model predicts to be faster."""
+    fused, nccl = OPERATORS[problem.op].predicted(problem)
     name = "fused" if fused <= nccl else "nccl"
-    return Strategy(name, f"foretold: fused {fused / 1e3:.3f} ms, nccl {nccl / 1e3:.3f} ms")
+    return Strategy(name, f"predicted: fused {fused / 1e3:.3f} ms, nccl {nccl / 1e3:.3f} ms")
 
 
 def require_own_device(op: str, device: torch.device, group: Group) -> None:
@@ -129,7 +129,7 @@ def require_own_device(op: str, device: torch.device, group: Group) -> None:
 
 
 def obstacle_of_ranks(device: torch.device, group: Group) -> str | None:
-    """What keeps kernels from exchanging tensors on a device, and what they need."""
+    """Return why ranks cannot exchange tensors on a device, with what is expected; else None."""
     if device.type != "cuda":
         return f"the tensors are on {device}; expected cuda"
     major, minor = torch.cuda.get_device_capability(device)
@@ -144,10 +144,10 @@ def obstacle_of_ranks(device: torch.device, group: Group) -> str | None:
 
 
 def obstacle(problem: Problem, device: torch.device, group: Group) -> str | None:
-    """What keeps the fused kernel from a problem, and what it needs."""
-    found = obstacle_of_ranks(device, group)
-    if found is not None:
-        return found
+    """Return why a problem cannot be fused, with what is expected; else None."""
+    reason = obstacle_of_ranks(device, group)
+    if reason is not None:
+        return reason
     if problem.dtype not in _DTYPES:
         return f"the tensors are of {problem.dtype}; expected {' or '.join(map(str, _DTYPES))}"
     for name, extent in (("N", problem.N), ("K", problem.K)):

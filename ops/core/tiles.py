@@ -1,4 +1,4 @@
-"""Which tiles a GEMM is cut into: the one table."""
+"""Tile shapes of GEMMs, and the schedule of tiles over blocks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,33 @@ from math import ceil, gcd
 
 import torch
 
-SMS = 132
-"""Streaming multiprocessors of an H100 SXM or H200, each of which computes one tile at a time."""
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """GPU for which the kernels choose their grids.
+
+    Attributes:
+        sm_count: streaming multiprocessors; each computes one tile at a time.
+    """
+
+    sm_count: int
+
+
+DEVICE = DeviceSpec(sm_count=132)
+"""H100 SXM and H200."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the blocks of a kernel multiply.
+    """Tile shape and pipeline of a GEMM kernel.
 
     Attributes:
-        M, N, K: of one tile, in elements.
-        stages: tiles of both operands in flight.
-        threads: of a block, without the producer that TileLang adds.
-        group_m: rows of tiles in a group, which is computed column by column; see
-            ``W.swizzle_2d``.
-        num_chunks: chunks, from left to right, that copy engines transfer one by one: of a group,
-            or of the rows that are needed first.
+        M, N, K: extents of a tile, in elements.
+        stages: depth of the pipeline that loads the operands.
+        threads: threads of a block, without the producer that TileLang adds.
+        group_m: rows of tiles that are computed together, column by column; see ``W.swizzle_2d``.
+        num_chunks: chunks, from left to right, that copy engines transfer one by one: of a group
+            of rows, or of the rows that are needed first.
     """
 
     M: int
@@ -36,39 +47,42 @@ class Tiles:
     num_chunks: int = 1
 
     def shared_bytes(self, itemsize: int) -> int:
-        """What a block takes of shared memory at least: the result lies where the operands lay."""
+        """Return the least shared memory of a block in bytes. The result reuses the memory of the
+        operands."""
         operands = (self.M + self.N) * self.K * self.stages
         return max(operands, self.M * self.N) * itemsize
 
     def rows_at_once(self, nbytes: int) -> int:
-        """The least rows of so many bytes of which all threads, with those of the producer, have as
-        many times 16 bytes each."""
+        """Return the least number of rows of ``nbytes`` bytes that divide evenly into 16-byte
+        vectors of all threads, the producer's included."""
         at_once = (self.threads + 128) * 16
         return at_once // gcd(at_once, nbytes)
 
     @property
     def width(self) -> int:
-        """Columns of the result that a ``PersistentSchedule`` stores at a time: half of them at
-        most, and a power of two, which the TMA swizzles best. All warp groups have rows of them, so
-        that TileLang keeps its barriers before and behind each store."""
+        """Columns of the result that a ``PersistentSchedule`` stores at once.
+
+        At most half a tile, and a power of two, which the TMA swizzles best. Each warp group has
+        rows of these columns, so that TileLang keeps its barriers before and after each store.
+        """
         return min(self.N & -self.N, self.N // 2)
 
     def has_whole_chunks(self, rows: int, columns: int) -> bool:
-        """Whether so many elements fall into whole pieces of equally many tiles, whose parts are
-        added in whole steps, see ``identity``."""
-        whole_rows = ceil(rows / self.M) % self.group_m == 0
-        whole = whole_rows and ceil(columns / self.N) % self.num_chunks == 0
+        """Return whether a product of this size divides into whole chunks of equally many tiles,
+        whose partial sums are added in whole steps of K, see ``identity``."""
+        whole = (
+            ceil(rows / self.M) % self.group_m == 0
+            and ceil(columns / self.N) % self.num_chunks == 0
+        )
         return self.num_chunks == 1 or (whole and self.N % self.K == 0)
 
     def tiles_per_chunk(self, columns: int) -> int:
-        """Tiles of a chunk of a whole group with so many elements in a row."""
+        """Return the number of tiles of a chunk of a whole group of rows."""
         return self.group_m * ceil(columns / self.N) // self.num_chunks
 
     def chunks(self, rows: int, columns: int) -> list[tuple[slice, slice]]:
-        """Parts that are complete at a time, of so many elements that are walked over and that
-        ``has_whole_chunks`` is true of."""
-        height = self.group_m * self.M
-        width = ceil(columns / self.N) // self.num_chunks * self.N
+        """Return the parts of a product that complete one after the other; ``has_whole_chunks`` must hold."""
+        height, width = self.group_m * self.M, ceil(columns / self.N) // self.num_chunks * self.N
         return [
             (slice(low, min(low + height, rows)), slice(left, min(left + width, columns)))
             for low in range(0, rows, height)
@@ -76,31 +90,33 @@ class Tiles:
         ]
 
     def widening(self, columns: int) -> list[slice]:
-        """``num_chunks`` pieces of rows that are multiplied as they come: a short one, so that it
-        comes soon, and then each as long as all before it together."""
+        """Return ``num_chunks`` slices along K in the order in which they arrive and are
+        multiplied. The first is short, so that it arrives soon; each later one is as long as all
+        before it together."""
         steps = ceil(columns / self.K)
         bounds = [steps >> left for left in range(self.num_chunks - 1, 0, -1)]
         return [slice(*pair) for pair in pairwise([0, *(b * self.K for b in bounds), columns])]
 
     def __str__(self) -> str:
+        chunks = f", {self.num_chunks} pieces" if self.num_chunks > 1 else ""
         return (
             f"tiles of {self.M} x {self.N} x {self.K}, {self.stages} stages, {self.threads} "
-            f"threads, groups of {self.group_m} rows"
-            f"{f', {self.num_chunks} chunks' if self.num_chunks > 1 else ''}"
+            f"threads, bands of {self.group_m}{chunks}"
         )
 
 
 @dataclass(frozen=True)
 class PersistentSchedule:
-    """How blocks walk over tiles: tile ``wave * blocks + block`` in each wave.
+    """Schedule of a persistent kernel: a block computes tile ``wave * blocks + block`` in each
+    wave.
 
-    All walk over as many tiles, by as few blocks as can be. The operands of the next tile are
-    loaded while the result of this one is stored. That has half a tile of shared memory at most, so
-    that four stages fit: a ring of three, which goes on from tile to tile, costs 3 %, since
-    TileLang computes its place modulo 3.
+    All blocks compute equally many tiles, give or take one, in as few blocks as possible. The
+    operands of the next tile are loaded while the result of this one is stored. The result occupies
+    at most half a tile of shared memory, so that four stages fit: a ring of three stages that
+    continues from tile to tile costs 3 %, because TileLang computes its index modulo 3.
 
     Attributes:
-        tiles, waves, blocks: how many.
+        tiles, waves, blocks: number of each.
     """
 
     tiles: int
@@ -108,31 +124,34 @@ class PersistentSchedule:
     blocks: int
 
     @staticmethod
-    def over(tiles: int, sms: int | None = None) -> PersistentSchedule:
-        """
+    def for_tiles(tiles: int, sms: int | None = None) -> PersistentSchedule:
+        """Return the schedule of fewest blocks that needs the fewest waves.
+
         Args:
-            sms: that walk at most; by default one stays free, for what waits beside them.
+            sms: most blocks; by default one SM stays free for a kernel that waits beside them.
         """
-        waves = ceil(tiles / (sms or SMS - 1))
+        waves = ceil(tiles / (sms or DEVICE.sm_count - 1))
         return PersistentSchedule(tiles, waves, ceil(tiles / waves))
 
     @staticmethod
-    def by(tiles: int, blocks: int | None) -> PersistentSchedule:
-        """So many blocks at most, or one for each tile."""
+    def with_blocks(tiles: int, blocks: int | None) -> PersistentSchedule:
+        """Return a schedule of at most ``blocks`` blocks, or of one block per tile."""
         blocks = min(blocks or tiles, tiles)
         return PersistentSchedule(tiles, ceil(tiles / blocks), blocks)
 
 
 def stores_last_peer(rows_per_rank: int, N: int, ranks: int, tiles: Tiles) -> bool:
-    """Whether a kernel that walks between copy engines stores the products for the peer that it
-    serves last: some are made beside own tiles, which wait for such of a peer's, and a copy would
-    only begin then.
+    """Return whether a persistent kernel between copy engines stores the products for the last peer
+    itself.
+
+    It does if some of them are computed in the same wave as own tiles. Those wait for a peer's
+    products, and a copy would begin only then.
 
     Args:
-        rows_per_rank, N: rows and columns of what it computes for each of the ranks.
+        rows_per_rank, N: rows and columns of the product for each rank.
     """
     each = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
-    return ranks > 1 and each < PersistentSchedule.over(ranks * each).blocks
+    return ranks > 1 and each < PersistentSchedule.for_tiles(ranks * each).blocks
 
 
 LARGE = Tiles(128, 256, 64, stages=3)
@@ -142,11 +161,12 @@ FEW_ROWS = (
     Tiles(64, 64, 128, stages=6, threads=128),
     Tiles(128, 64, 64, stages=8),
 )
-"""Where reading the second operand takes longest: much of it is under way."""
+"""Tiles for few rows, where reading the second operand dominates: many stages are in flight."""
 FP8 = Tiles(128, 128, 128, stages=4)
-"""Two sums of a tile are in registers, see ``accumulate``: those of a larger one do not fit."""
+"""fp8 tiles. A thread holds two accumulators, see ``accumulate``; those of a larger tile do not fit
+into registers."""
 STORED = (LARGE, SMALL, *FEW_ROWS)
-"""What one block computes each, and stores over NVLink."""
+"""Tiles of kernels with one block per tile that store over NVLink."""
 CANDIDATES = (
     LARGE,
     SMALL,
@@ -161,7 +181,7 @@ CANDIDATES = (
     Tiles(64, 256, 64, stages=4, threads=128),
     *FEW_ROWS,
 )
-"""What ``tw.tune`` tries unless an operator says otherwise."""
+"""Tiles that ``tw.tune`` measures, unless an operator overrides them."""
 FP8_CANDIDATES = (
     FP8,
     Tiles(128, 128, 128, stages=6),
@@ -170,47 +190,48 @@ FP8_CANDIDATES = (
     Tiles(128, 192, 128, stages=4),
     Tiles(64, 128, 128, stages=6, threads=128),
 )
-"""The same for fp8."""
+"""``CANDIDATES`` for fp8."""
 PERSISTENT_TILES = tuple(Tiles(128, columns, 64, stages=4) for columns in (256, 224, 192, 128))
-"""With half a tile of shared memory at most for the result, see ``PersistentSchedule``."""
+"""Tiles of persistent kernels, whose result occupies at most half a tile of shared memory, see
+``PersistentSchedule``."""
 SHARED_BYTES = 227 << 10
-"""What a block may take of shared memory on sm_90."""
+"""Most shared memory of a block on sm_90."""
 
 
 @cache
 def has_room_for_persistent_blocks() -> bool:
-    """Whether all blocks of a ``PersistentSchedule`` run at a time on this rank's GPU, beside what
-    waits for them: on an H100 PCIe they do not."""
+    """Return whether all blocks of a ``PersistentSchedule`` are resident at once on this rank's
+    GPU, beside the block that waits for them. An H100 PCIe has too few SMs."""
     if not torch.cuda.is_available():
         return True
-    return torch.cuda.get_device_properties().multi_processor_count >= SMS
+    return torch.cuda.get_device_properties().multi_processor_count >= DEVICE.sm_count
 
 
 def blocks_that_push() -> int:
-    """How many blocks of a kernel may store for other ranks before any of them goes on: all must
-    run at a time, on GPUs of sm_90 with fewer SMs, too, and beside a kernel of NCCL."""
-    return SMS - 32 if has_room_for_persistent_blocks() else 64
+    """Return how many blocks of a kernel may store for other ranks before any of them continues.
+    All must be resident at once, on sm_90 GPUs with fewer SMs too, and beside a kernel of NCCL."""
+    return DEVICE.sm_count - 32 if has_room_for_persistent_blocks() else 64
 
 
 def tiles_for(rows: int, columns: int, shards: int, itemsize: int = 2) -> Tiles:
-    """Large tiles where they fill the GPU once, else small ones; of fp8 always the same.
+    """Return large tiles if they fill the GPU once, else small ones; for fp8 always ``FP8``.
 
     Args:
-        rows, columns: of what one shard of the GEMM computes, in elements.
-        shards: of the GEMM, whose rows no tile crosses.
+        rows, columns: extents of one shard of the GEMM, in elements.
+        shards: number of shards, whose rows no tile crosses.
         itemsize: bytes of an operand's element.
     """
     if itemsize == 1:
         return FP8
     large = shards * ceil(rows / LARGE.M) * ceil(columns / LARGE.N)
-    return LARGE if large >= SMS else SMALL
+    return LARGE if large >= DEVICE.sm_count else SMALL
 
 
 def persistent_tiles(itemsize: int) -> tuple[Tiles, ...]:
-    """``PERSISTENT_TILES``, for operands with elements of so many bytes."""
+    """Return the tiles of persistent kernels for operands with elements of ``itemsize`` bytes."""
     return (FP8,) if itemsize == 1 else PERSISTENT_TILES
 
 
 def stored(itemsize: int) -> tuple[Tiles, ...]:
-    """``STORED``, for operands with elements of so many bytes."""
+    """Return ``STORED`` for operands with elements of ``itemsize`` bytes."""
     return (FP8,) if itemsize == 1 else STORED

@@ -17,7 +17,11 @@ from ...builtins import language as W
 from ...passes import split_options
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
-from ..autotune.cost_model import communicated_us, gathered_us, pushed_us
+from ..autotune.cost_model import (
+    estimate_ag_gemm_comm_blocks_us,
+    estimate_ag_gemm_copy_engine_us,
+    estimate_ag_gemm_push_us,
+)
 from ..core import nccl
 from ..core.call import call, refuse_gradients
 from ..core.epilogue import NOTHING, SCHEMA, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
@@ -25,7 +29,14 @@ from ..core.groups import group_of, name_of
 from ..core.library import define
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, checked, require_operands
-from ..core.tiles import SMS, PersistentSchedule, Tiles, blocks_that_push, persistent_tiles, stored
+from ..core.tiles import (
+    DEVICE,
+    PersistentSchedule,
+    Tiles,
+    blocks_that_push,
+    persistent_tiles,
+    stored,
+)
 from .comm_blocks import CommBlocks, send
 from .product import define_product
 
@@ -55,8 +66,8 @@ def ag_gemm_copy_engine(
     """
     out_dtype = out_dtype or dtype
     # No block needs another one, so all SMs may run blocks, although one of these may start later.
-    schedule = PersistentSchedule.over(
-        ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), SMS
+    schedule = PersistentSchedule.for_tiles(
+        ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), DEVICE.sm_count
     )
 
     @T.prim_func
@@ -322,19 +333,19 @@ class AllGatherMatmul(Operator, op=NAME):
         rows_per_rank, N, ranks = problem.shards
         row = problem.K * problem.itemsize
         return {
-            Choice("copy_engines", tiles): gathered_us(
+            Choice("copy_engines", tiles): estimate_ag_gemm_copy_engine_us(
                 rows_per_rank, N, problem.K, ranks, tiles, problem.itemsize
             )
             for shape in persistent_tiles(problem.itemsize)
             for tiles in (replace(shape, num_chunks=n) for n in NUM_CHUNKS)
             if tiles.num_chunks == 1 or row >> tiles.num_chunks - 1 >= CHUNK_BYTES
         } | {
-            Choice("communicating_blocks", tiles): communicated_us(
+            Choice("communicating_blocks", tiles): estimate_ag_gemm_comm_blocks_us(
                 rows_per_rank, N, problem.K, ranks, tiles, problem.itemsize
             )
             for tiles in persistent_tiles(problem.itemsize)
         } | {
-            Choice("stores", tiles): pushed_us(
+            Choice("stores", tiles): estimate_ag_gemm_push_us(
                 rows_per_rank, N, problem.K, ranks, tiles, problem.itemsize
             )
             for tiles in stored(problem.itemsize)
@@ -419,7 +430,7 @@ def _choice_keeping_rows(problem: Problem) -> Choice | None:
     """
     options = AllGatherMatmul.options(problem).items()
     copied = {choice: us for choice, us in options if choice.program == "copy_engines"}
-    _, unfused = AllGatherMatmul.foretold(problem)
+    _, unfused = AllGatherMatmul.predicted(problem)
     best = min(copied, key=lambda choice: copied[choice])
     return best if copied[best] <= unfused else None
 

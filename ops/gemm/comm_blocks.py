@@ -9,7 +9,7 @@ import tilelang.language as T
 from tvm import tirx
 
 from ...builtins import language as W
-from ..core.tiles import SMS, PersistentSchedule, Tiles
+from ..core.tiles import DEVICE, PersistentSchedule, Tiles
 
 _LEAST, _MOST = 16, 32
 """Bounds of the blocks that communicate. Fewer blocks delay those that need the rows of all ranks;
@@ -57,9 +57,9 @@ class CommBlocks:
             N: columns of the product.
             itemsize: bytes of an element.
         """
-        kept = min(_LEAST, SMS // 2) if ranks > 1 else 0
-        schedule = PersistentSchedule.over(
-            ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), SMS - kept
+        kept = min(_LEAST, DEVICE.sm_count // 2) if ranks > 1 else 0
+        schedule = PersistentSchedule.for_tiles(
+            ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), DEVICE.sm_count - kept
         )
         line = _LINE // itemsize
         width = ceil(K / _PIECES / line) * line
@@ -67,7 +67,7 @@ class CommBlocks:
         height = least * max(1, _STRIP_BYTES // (width * itemsize) // least)
         pieces, strips_per_piece = ceil(K / width), ceil(rows_per_rank / height)
         strips = pieces * strips_per_piece * (ranks - 1)
-        blocks = min(_MOST, SMS - schedule.blocks, strips)
+        blocks = min(_MOST, DEVICE.sm_count - schedule.blocks, strips)
         return CommBlocks(
             schedule, blocks, ranks - 1, pieces, width, height, strips_per_piece, strips
         )

@@ -16,7 +16,11 @@ from ...builtins import language as W
 from ...passes.ir.sizes import LARGEST
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
-from ..autotune.cost_model import one_shot_us, spread_us, summed_us
+from ..autotune.cost_model import (
+    estimate_gemm_rs_persistent_us,
+    estimate_one_shot_us,
+    estimate_two_shot_us,
+)
 from ..core import nccl
 from ..core.epilogue import Epilogue, add_bias, add_tile, is_fp8, multiply, scale, scale_of
 from ..core.operator import Choice, Operator
@@ -236,8 +240,8 @@ class MatmulAllReduce(Operator, op=NAME):
         "copy_engines": matmul_all_reduce_plan,
     }
 
-    alone: ClassVar = {"copy_engines": "two_shot"}
-    constants: ClassVar = {"copy_engines": identities}
+    graph_fallback: ClassVar = {"copy_engines": "two_shot"}
+    extra_inputs: ClassVar = {"copy_engines": identities}
 
     @staticmethod
     def unfused(
@@ -253,7 +257,7 @@ class MatmulAllReduce(Operator, op=NAME):
         bytes_of = problem.itemsize, problem.out_dtype.itemsize
         pulled = pulled_bytes(problem)
         return {
-            Choice("copy_engines", tiles): summed_us(
+            Choice("copy_engines", tiles): estimate_gemm_rs_persistent_us(
                 rows_of_owner(problem.M, problem.ranks, tiles), *sizes, tiles, *bytes_of,
                 shared=True,
             )
@@ -261,10 +265,10 @@ class MatmulAllReduce(Operator, op=NAME):
             for tiles in (replace(shape, group_m=m, num_chunks=n) for m, n in GROUPS)
             if tiles.has_whole_chunks(rows_of_owner(problem.M, problem.ranks, tiles), problem.N)
         } | {
-            Choice("two_shot", tiles): spread_us(problem.M, *sizes, tiles, *bytes_of)
+            Choice("two_shot", tiles): estimate_two_shot_us(problem.M, *sizes, tiles, *bytes_of)
             for tiles in stored(problem.itemsize)
         } | {
-            Choice("one_shot", tiles): one_shot_us(
+            Choice("one_shot", tiles): estimate_one_shot_us(
                 problem.M, problem.N, problem.K, tiles, pulled, problem.itemsize
             )
             for tiles in stored(problem.itemsize)

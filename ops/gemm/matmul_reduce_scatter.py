@@ -15,7 +15,11 @@ from ...builtins import language as W
 from ...passes import split_options
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
-from ..autotune.cost_model import one_shot_us, stored_us, summed_us
+from ..autotune.cost_model import (
+    estimate_gemm_rs_persistent_us,
+    estimate_gemm_rs_store_us,
+    estimate_one_shot_us,
+)
 from ..core import nccl
 from ..core.epilogue import (
     NOTHING,
@@ -175,7 +179,7 @@ def gemm_rs_persistent(
     """
     out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
     rows, columns = ceil(rows_per_rank / tiles.M), ceil(N / tiles.N)
-    schedule, width = PersistentSchedule.over(ranks * rows * columns), tiles.width
+    schedule, width = PersistentSchedule.for_tiles(ranks * rows * columns), tiles.width
     steps, part_steps = ceil(K / tiles.K), steps_of(tiles, dtype)
     adding = (ranks - 1) * part_steps
     stores = stores_last_peer(rows_per_rank, N, ranks, tiles)
@@ -329,8 +333,8 @@ class MatmulReduceScatter(Operator, op=NAME):
         "one_shot": scattered_one_shot,
     }
 
-    alone: ClassVar = {"copy_engines": "stores"}
-    constants: ClassVar = {"copy_engines": identities}
+    graph_fallback: ClassVar = {"copy_engines": "stores"}
+    extra_inputs: ClassVar = {"copy_engines": identities}
 
     @staticmethod
     def unfused(
@@ -345,13 +349,13 @@ class MatmulReduceScatter(Operator, op=NAME):
         sizes = rows_per_rank, N, problem.K, ranks
         bytes_of = problem.itemsize, problem.out_dtype.itemsize
         return {
-            Choice("copy_engines", tiles): summed_us(*sizes, tiles, *bytes_of)
+            Choice("copy_engines", tiles): estimate_gemm_rs_persistent_us(*sizes, tiles, *bytes_of)
             for tiles in persistent_tiles(problem.itemsize)
         } | {
-            Choice("stores", tiles): stored_us(*sizes, tiles, problem.itemsize)
+            Choice("stores", tiles): estimate_gemm_rs_store_us(*sizes, tiles, problem.itemsize)
             for tiles in stored(problem.itemsize)
         } | {
-            Choice("one_shot", tiles): one_shot_us(
+            Choice("one_shot", tiles): estimate_one_shot_us(
                 problem.M, N, problem.K, tiles, problem.moved_bytes, problem.itemsize
             )
             for tiles in stored(problem.itemsize)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from tileweave.bench.attention import MAKERS, Buffers, Inputs, problem_of
-from tileweave.bench.contenders import LOCAL, OURS, Checker, contenders_of
+from tileweave.bench.implementations import LOCAL, OURS, Checker, implementations_of
 from tileweave.bench.results import Length
 from tileweave.ops.core.groups import group_of
 
@@ -30,11 +30,11 @@ def fault(shape: Length, group) -> str:
     """What is wrong, or ""."""
     problem = problem_of(shape, group.world_size, torch.bfloat16)
     given = next(Inputs.random(problem, group))
-    judges, missing = contenders_of(Buffers(problem, group, None), given, 1, JUDGES)
-    judge = Checker(judges)
-    for name, contender in judges.items():
-        judge(name, given, contender.call(given))
-    wrong = {n: f"error {e:.1e}" for n, e in judge.errors.items() if not e <= shape.tolerance}
+    judges, missing = implementations_of(Buffers(problem, group, None), given, 1, JUDGES)
+    checker = Checker(judges)
+    for name, implementation in judges.items():
+        checker(name, given, implementation.call(given))
+    wrong = {n: f"error {e:.1e}" for n, e in checker.errors.items() if not e <= shape.tolerance}
     return "; ".join(f"{name}: {why}" for name, why in (wrong | missing if GPU else wrong).items())
 
 

@@ -24,7 +24,7 @@ from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import OPERATORS as OPERATOR_OF
 from tileweave.ops.core.problem import Problem, checked
-from tileweave.ops.core.session_cache import forget
+from tileweave.ops.core.session_cache import invalidate
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -153,7 +153,7 @@ def share_out_programs() -> None:
         place = number // len(OPERATORS)
         choice = list(ways.values())[(place + place // len(SIZES)) % len(ways)]
         known[measured_as(problem)] = Measured(choice, 0.0, 1.0)
-    forget()
+    invalidate()
 
 
 def of_most() -> list[Product]:

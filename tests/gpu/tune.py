@@ -25,7 +25,7 @@ from tileweave.ops.autotune.trial import TOLERANCE, Trial, problem_of
 from tileweave.ops.core.cache import prepared
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import OPERATORS, Choice
-from tileweave.ops.core.session_cache import forget
+from tileweave.ops.core.session_cache import invalidate
 from tileweave.ops.core.tiles import LARGE, SMALL, Tiles
 from tileweave.runtime.host.session import current
 
@@ -114,7 +114,7 @@ def check_kept(name: str, found: ops.Tuned) -> str:
     """A process that comes later does not tune, though it may."""
     group = group_of("")
     del table_for(group)[found.problem]
-    forget()
+    invalidate()
     os.environ["TILEWEAVE_TUNE"] = "1"
     tune_problem, tuner.tune_problem = tuner.tune_problem, _never
     try:

@@ -21,16 +21,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tileweave import ops
 from tileweave.bench import command as bench
-from tileweave.bench.contenders import (
+from tileweave.bench.collectives import MAKERS as EXCHANGE_MAKERS
+from tileweave.bench.implementations import (
     ASYNC_TP,
     MAKERS,
     Buffers,
     Checker,
     Implementation,
     Inputs,
-    contenders_of,
+    implementations_of,
 )
-from tileweave.bench.exchanges import MAKERS as EXCHANGE_MAKERS
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.core.groups import group_of
@@ -315,11 +315,11 @@ def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
     """Whether ``tileweave bench`` found all collectives right, and what it printed.
 
     Args:
-        wrong: a contender whose result has one wrong element, on the last rank.
+        wrong: an implementation whose result has one wrong element, on the last rank.
     """
     said, makers = io.StringIO(), dict(EXCHANGE_MAKERS)
     if wrong:
-        EXCHANGE_MAKERS[wrong] = lambda arena: _off_by_one(makers[wrong](arena))
+        EXCHANGE_MAKERS[wrong] = lambda buffers: _off_by_one(makers[wrong](buffers))
     wanted = bench.Wanted([], [], [], warmups=1, runs=2, json=json, sizes=[1])
     try:
         with contextlib.redirect_stdout(said):
@@ -329,13 +329,13 @@ def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
     return right, said.getvalue()
 
 
-def _off_by_one(contender: Implementation) -> Implementation:
+def _off_by_one(implementation: Implementation) -> Implementation:
     def found(returned: Any) -> torch.Tensor:
-        result = contender.found(returned).clone()
+        result = implementation.found(returned).clone()
         result[-1] += dist.get_rank() == dist.get_world_size() - 1
         return result
 
-    return replace(contender, found=found)
+    return replace(implementation, found=found)
 
 
 def _zeros_if(wrong: tuple[str, ...], operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -357,7 +357,7 @@ def an_arena(op: str) -> tuple[Buffers, Inputs]:
 
 def who_takes_part(broken: int) -> tuple[list[str], dict[str, str]]:
     """Contenders, and why others do not take part, where PyTorch's raises on rank ``broken``."""
-    arena, inputs = an_arena("all_gather_matmul")
+    buffers, inputs = an_arena("all_gather_matmul")
     makers = dict(MAKERS)
 
     def fail(given: Any) -> torch.Tensor:
@@ -365,9 +365,9 @@ def who_takes_part(broken: int) -> tuple[list[str], dict[str, str]]:
             raise RuntimeError("no\nmemory")
         return given.result
 
-    MAKERS[ASYNC_TP] = lambda arena: Implementation(fail)
+    MAKERS[ASYNC_TP] = lambda buffers: Implementation(fail)
     try:
-        found, why = contenders_of(arena, inputs, 2)
+        found, why = implementations_of(buffers, inputs, 2)
     finally:
         MAKERS.update(makers)
     return list(found), why
@@ -384,12 +384,12 @@ def async_tp() -> dict[str, float]:
 
 
 def _error_of_async_tp(op: str) -> float:
-    arena, inputs = an_arena(op)
-    arena.group = replace(arena.group, device=torch.device("cuda"))
-    contender = MAKERS[ASYNC_TP](arena)
-    judge = Checker({"async_tp": contender})
-    judge("async_tp", inputs, contender.call(inputs))
-    return judge.errors["async_tp"]
+    buffers, inputs = an_arena(op)
+    buffers.group = replace(buffers.group, device=torch.device("cuda"))
+    implementation = MAKERS[ASYNC_TP](buffers)
+    checker = Checker({"async_tp": implementation})
+    checker("async_tp", inputs, implementation.call(inputs))
+    return checker.errors["async_tp"]
 
 
 EXCHANGES = {

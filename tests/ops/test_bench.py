@@ -15,9 +15,9 @@ import torch
 import tileweave as tw
 from tests.ops import on_ranks
 from tests.runtime.test_plan import Ranks
+from tileweave.bench import cases, collectives, implementations, results
 from tileweave.bench import command as bench
-from tileweave.bench import contenders, exchanges, results, subjects
-from tileweave.bench.contenders import Checker, Implementation
+from tileweave.bench.implementations import Checker, Implementation
 from tileweave.bench.programs import all_gather_plan, all_to_all_plan, matmul_program
 from tileweave.bench.results import Result, Shape, Size
 from tileweave.cli.main import main
@@ -85,14 +85,14 @@ def test_async_tp_is_called_as_torch_wants_it(three):
 
 
 def test_the_worst_run_counts():
-    judge = Checker({"a": Implementation(lambda x: x, right=lambda given: given)})
+    checker = Checker({"a": Implementation(lambda x: x, right=lambda given: given)})
     right = torch.tensor([3.0, 4.0])
     for found in (right, torch.tensor([3.0, 3.0]), right):
-        judge("a", right, found)
-    assert judge.errors == {"a": pytest.approx(0.2)}
-    judge("a", right, torch.tensor([3.0, torch.nan]))
-    judge("a", right, right)
-    assert judge.errors == {"a": float("inf")}
+        checker("a", right, found)
+    assert checker.errors == {"a": pytest.approx(0.2)}
+    checker("a", right, torch.tensor([3.0, torch.nan]))
+    checker("a", right, right)
+    assert checker.errors == {"a": float("inf")}
 
 
 def result(ms, M=1024, op="matmul_reduce_scatter", **errors):
@@ -256,9 +256,9 @@ def test_lists_have_commas_or_spaces(given, monkeypatch):
     monkeypatch.setattr(bench, "run", lambda wanted: seen.append(wanted) or True)
     assert main(["bench", "all_gather_matmul", "--rows", *given, "--shapes", "llama8b"]) == 0
     assert main(["bench", "--sizes", *given]) == 0
-    products, exchanges = seen
+    products, collectives = seen
     assert products == bench.Wanted(["all_gather_matmul"], ["llama8b"], [64, 128], sizes=[])
-    assert (exchanges.operators, exchanges.sizes) == ([], [64, 128])
+    assert (collectives.operators, collectives.sizes) == ([], [64, 128])
 
 
 def test_what_is_measured_by_default():
@@ -364,12 +364,12 @@ def test_bus_bandwidth(op, factor, tmp_path, capsys):
 
 @pytest.mark.parametrize("op", COLLECTIVES)
 def test_every_transport_is_compiled_ahead(op, monkeypatch):
-    size = exchanges.size_of(1, 3)
+    size = collectives.size_of(1, 3)
     assert size.bytes >= 1 << 20 and size.bytes % (3 * 16) == 0
-    problem = exchanges.problem_of(op, size, torch.bfloat16)
+    problem = collectives.problem_of(op, size, torch.bfloat16)
     group = types.SimpleNamespace(device=torch.device("cuda"), world_size=3)
-    monkeypatch.setattr(exchanges, "obstacle", lambda *_: None)
-    names = [program.__class__.__name__ for program in exchanges.programs(problem, group)]
+    monkeypatch.setattr(collectives, "obstacle", lambda *_: None)
+    names = [program.__class__.__name__ for program in collectives.programs(problem, group)]
     assert names == ["Plan", "PrimFunc", "PrimFunc"]
 
 
@@ -390,11 +390,11 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, M, kernels
 
     def rank(group):
         session = types.SimpleNamespace(group=group, heap=heap)
-        programs = subjects.ProductSubject.programs(problem, group)
+        programs = cases.ProductCase.programs(problem, group)
         return len(compile_ahead._kernels(programs, session))
 
     assert every_rank(rank) == [1, 1]
-    monkeypatch.setattr(subjects, "not_fused", lambda *_: None)
+    monkeypatch.setattr(cases, "not_fused", lambda *_: None)
     assert every_rank(rank) == [1 + kernels] * 2
 
 
@@ -406,19 +406,19 @@ def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
 
     def rank(group):
         world.join(group)
-        monkeypatch.setattr(contenders, "barrier", lambda: world.here.session.group.meet("b"))
+        monkeypatch.setattr(implementations, "barrier", lambda: world.here.session.group.meet("b"))
         problem = problem_of("all_gather_matmul", 48, 32, 16, 2, torch.bfloat16)
         room = world.here.session.heap.allocate((rows.numel() + 24,), torch.bfloat16)
         room.local.fill_(7)
         result = torch.empty(problem.shape, dtype=torch.bfloat16)
-        arena = contenders.Buffers(problem, group, room, result)
-        contender = contenders.MAKERS["exchange/copies"](arena)
+        buffers = implementations.Buffers(problem, group, room, result)
+        implementation = implementations.MAKERS["exchange/copies"](buffers)
         given = types.SimpleNamespace(a=a[group.rank], rows=rows)
-        contender.prepare(given)
+        implementation.prepare(given)
         unwritten = room.local[: rows.numel()].isnan().all() and (room.local[-24:] == 7).all()
         group.meet("prepared")
-        found = contender.found(contender.call(given))
-        return bool(unwritten), torch.equal(found, contender.right(given))
+        found = implementation.found(implementation.call(given))
+        return bool(unwritten), torch.equal(found, implementation.right(given))
 
     assert every_rank(rank, 2) == [(True, True)] * 2
 
@@ -427,24 +427,24 @@ def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
 def test_copies_alone_exchange(op, every_rank, monkeypatch):
     """As above."""
     world = Ranks(2, monkeypatch)
-    axes = exchanges.COLLECTIVES[op]
+    axes = collectives.COLLECTIVES[op]
     problem = checked(op, torch.empty(48, dtype=torch.bfloat16, device="meta"), None, 2, axes)
     x = torch.randn(2, 48).bfloat16()
     rights = [x.view(-1)] * 2 if op == "all_gather" else [x[:, :24].flatten(), x[:, 24:].flatten()]
 
     def rank(group):
         world.join(group)
-        monkeypatch.setattr(contenders, "barrier", lambda: world.here.session.group.meet("b"))
+        monkeypatch.setattr(implementations, "barrier", lambda: world.here.session.group.meet("b"))
         room = world.here.session.heap.allocate((problem.result[0] + 24,), torch.bfloat16)
         room.local.fill_(7)
-        arena = exchanges.Buffers(problem, group, room)
-        contender = exchanges.MAKERS["exchange/copies"](arena)
-        given = exchanges.Inputs(x[group.rank], rights[group.rank])
-        contender.prepare(given)
+        buffers = collectives.Buffers(problem, group, room)
+        implementation = collectives.MAKERS["exchange/copies"](buffers)
+        given = collectives.Inputs(x[group.rank], rights[group.rank])
+        implementation.prepare(given)
         unwritten = room.local[:-24].isnan().all() and (room.local[-24:] == 7).all()
         group.meet("prepared")
-        found = contender.found(contender.call(given))
-        return bool(unwritten), torch.equal(found, contender.right(given))
+        found = implementation.found(implementation.call(given))
+        return bool(unwritten), torch.equal(found, implementation.right(given))
 
     assert every_rank(rank, 2) == [(True, True)] * 2
 
@@ -467,29 +467,29 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
         reduces = True
         obstacle = staticmethod(lambda problem, name: "it is odd" if name == "tma" else None)
 
-    size = exchanges.size_of(1, 1)
-    problem = exchanges.problem_of("all_reduce", size, torch.bfloat16)
+    size = collectives.size_of(1, 1)
+    problem = collectives.problem_of("all_reduce", size, torch.bfloat16)
     group = group_of("")
     kept = types.SimpleNamespace(made=lambda problem, name, make: make(problem, name))
-    monkeypatch.setitem(exchanges.EXCHANGES, "all_reduce", CompiledOp)
-    monkeypatch.setattr(exchanges, "prepared", lambda _: kept)
+    monkeypatch.setitem(collectives.EXCHANGES, "all_reduce", CompiledOp)
+    monkeypatch.setattr(collectives, "prepared", lambda _: kept)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
-    arena = exchanges.Buffers(problem, group, None)
-    inputs = next(exchanges.Inputs.random(problem, group))
-    makers = {n: m for n, m in exchanges.MAKERS.items() if n != "ours"}
-    found, missing = contenders.contenders_of(arena, inputs, 1, makers)
+    buffers = collectives.Buffers(problem, group, None)
+    inputs = next(collectives.Inputs.random(problem, group))
+    makers = {n: m for n, m in collectives.MAKERS.items() if n != "ours"}
+    found, missing = implementations.implementations_of(buffers, inputs, 1, makers)
     assert list(found) == ["transport/copy_engine", "nccl"]
     assert missing == {
         "transport/tma": "it is odd",
         "transport/ldst": "RuntimeError: no memory",
         "exchange/copies": "copy engines do not add",
     }
-    judge = Checker(found)
-    for name, contender in found.items():
-        contender.prepare(inputs)
-        judge(name, inputs, contender.call(inputs))
-    assert judge.errors == {"transport/copy_engine": 0, "nccl": 0}
-    arena.close()
+    checker = Checker(found)
+    for name, implementation in found.items():
+        implementation.prepare(inputs)
+        checker(name, inputs, implementation.call(inputs))
+    assert checker.errors == {"transport/copy_engine": 0, "nccl": 0}
+    buffers.close()
     assert freed == ["copy_engine", "ldst"]
 
 
@@ -497,7 +497,7 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     """It has room for all transports of the largest, and once more for what callers get, but not
     beside that of another size."""
     sizes = [Size(4 << 10, 1), Size(16 << 10, 1)]
-    heap = FreeList(0, max(exchanges.symmetric_bytes("all_gather", size) for size in sizes))
+    heap = FreeList(0, max(collectives.symmetric_bytes("all_gather", size) for size in sizes))
     kept = OpCache()
 
     def take(self, problem, transport):
@@ -506,19 +506,21 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
         if self.offset is None:
             raise HeapExhausted(f"{self.nbytes} bytes")
 
-    def ours(arena):
-        return arena.into_out(lambda x, out: kept.operator(arena.problem, "tma", AllGather)(x, out))
+    def ours(buffers):
+        return buffers.into_out(
+            lambda x, out: kept.operator(buffers.problem, "tma", AllGather)(x, out)
+        )
 
     monkeypatch.setattr(AllGather, "__init__", take)
     monkeypatch.setattr(AllGather, "__call__", lambda self, x, out: out.copy_(x))
     monkeypatch.setattr(AllGather, "free", lambda self: heap.give(self.offset, self.nbytes))
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
-    monkeypatch.setattr(exchanges, "prepared", lambda _: kept)
+    monkeypatch.setattr(collectives, "prepared", lambda _: kept)
     monkeypatch.setattr(prepared, "_prepared", kept)
-    monkeypatch.setitem(exchanges.MAKERS, "ours", ours)
+    monkeypatch.setitem(collectives.MAKERS, "ours", ours)
     group, wanted = group_of(""), bench.Wanted((), (), (), warmups=1, runs=1)
     for size in sizes:
-        case = subjects.ExchangeSubject("all_gather", size)
+        case = cases.CollectiveCase("all_gather", size)
         problem = case.problem(1, torch.bfloat16)
         result, missing = bench.measured(case, problem, group, None, wanted)
         assert list(missing) == ["exchange/copies"]

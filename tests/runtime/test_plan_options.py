@@ -80,7 +80,9 @@ def test_simulate_heeds_them():
 
 
 def test_refused_with_what_an_option_makes_of_it():
-    with pytest.raises(tw.LanguageError, match="two copies write parts of a region that is read at once"):
+    with pytest.raises(
+        tw.LanguageError, match="two copies write parts of a region that is read at once"
+    ):
         tw.explain(all_gather(granule={"gathered": [32, 32]}), RANKS)
 
 

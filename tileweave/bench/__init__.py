@@ -1,1 +1,2 @@
-"""``tileweave bench``: ``command`` measures, the other modules are what it measures and says."""
+"""``tileweave bench``: ``command`` measures; the other modules define the cases, the
+implementations and the output."""

@@ -1,5 +1,5 @@
-"""What ``tileweave bench`` measures of attention: ours, one rank's work alone, and what else there
-is for a sharded sequence."""
+"""Attention in ``tileweave bench``: our operator, the kernel of one rank without communication, and
+alternatives for a sharded sequence."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from ..ops.attention.sp_attention import sp_attention_plan
 from ..ops.core.strategy import Strategy
 from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
-from .contenders import GATHER, LOCAL, OURS, RING, SDPA, Implementation, Missing
+from .implementations import GATHER, LOCAL, OURS, RING, SDPA, Implementation, Missing
 from .programs import local_attention_plan
 from .results import Length
 from .sdpa import BACKENDS, Backend, by_rank, exact, in_order, of_rank, ring, row_error
 
 LENGTHS = tuple(1 << power for power in range(13, 19))
-"""Of sequences, 8k to 256k rows of all ranks together."""
+"""Default lengths: rows of all ranks together, 8k to 256k."""
 _SAMPLE = 64
-"""Rows of a rank whose results are computed in fp32."""
+"""Number of rows per rank whose expected results are computed in fp32."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """What a command line asks for.
+    """Attention options of the command line.
 
     Attributes:
-        lengths: rows of each sequence, of all ranks together; none for ``LENGTHS``.
-        batches: how many sequences; each with all lengths.
-        heads, kv_heads, head_dim: of queries, of keys and values, of all.
-        layout: how rows are shared out among the ranks.
-        masks: whether causal; each with all lengths and batches.
+        lengths: rows of each sequence, of all ranks together; empty for ``LENGTHS``.
+        batches: numbers of sequences; each is combined with all lengths.
+        heads, kv_heads, head_dim: heads of queries, heads of keys and values, and their dimension.
+        layout: distribution of rows over the ranks.
+        masks: whether the mask is causal; each is combined with all lengths and batches.
     """
 
     lengths: Sequence[int] = ()
@@ -64,10 +64,10 @@ class Lengths:
 
 
 def problem_of(shape: Length, ranks: int, dtype: torch.dtype) -> AttentionProblem:
-    """What each rank does.
+    """Return the problem of each rank.
 
     Raises:
-        TileWeaveError: ranks cannot share it out, or heads do not fit.
+        TileWeaveError: the number of ranks does not divide the rows, or the heads do not fit.
     """
     sharding = Sharding.checked(ATTENTION, shape.layout, ranks)
     require_chunks(ATTENTION, f"length={shape.length}", shape.length, sharding)
@@ -81,14 +81,14 @@ def problem_of(shape: Length, ranks: int, dtype: torch.dtype) -> AttentionProble
 
 @dataclass(frozen=True)
 class Inputs:
-    """One rank's operands, those of all, and what is right.
+    """Operands of one rank, keys and values of all ranks, and the expected result.
 
     Attributes:
-        q, k, v: of the rank, (batch, rows, heads, head_dim).
-        k_by_rank, v_by_rank: of all ranks, as an all-gather leaves them, (ranks, batch, rows,
-            heads, head_dim).
-        k_all, v_all: the same in order, (batch, length, heads, head_dim).
-        result: of the rank, in fp32: some rows computed so, the others by PyTorch.
+        q, k, v: tensors of the rank, (batch, rows, heads, head_dim).
+        k_by_rank, v_by_rank: keys and values of all ranks in the order of an all-gather,
+            (ranks, batch, rows, heads, head_dim).
+        k_all, v_all: keys and values in sequence order, (batch, length, heads, head_dim).
+        result: expected result of the rank, in fp32: some rows by ``exact``, the others by PyTorch.
     """
 
     q: Tensor
@@ -102,7 +102,7 @@ class Inputs:
 
     @staticmethod
     def random(problem: AttentionProblem, group: Group) -> Iterator[Inputs]:
-        """Fresh ones, of N(0, 1). Collective."""
+        """Yield new inputs from N(0, 1). Collective."""
         generator = torch.Generator(group.device).manual_seed(group.rank)
 
         def normal(heads: int) -> Tensor:
@@ -127,7 +127,8 @@ class Inputs:
 def right_of(
     problem: AttentionProblem, group: Group, q: Tensor, k: Tensor, v: Tensor, sample: Tensor
 ) -> Tensor:
-    """What a rank should get, in fp32: rows of ``sample`` by ``exact``, the others by PyTorch."""
+    """Return a rank's expected result: rows of ``sample`` in fp32 by ``exact``, the others by
+    PyTorch."""
     backend, *_ = BACKENDS[group.device.type].values()
     result = of_rank(backend, problem, group.rank, q, k, v).float()
     length = problem.k_total
@@ -140,10 +141,10 @@ def right_of(
 
 @dataclass
 class Buffers:
-    """One problem, and the memory for it.
+    """Problem with the memory for it.
 
     Attributes:
-        gathered: room for the keys and values of all ranks, on each; None if there is none.
+        gathered: symmetric memory for the keys and values of all ranks; None if it does not fit.
     """
 
     problem: AttentionProblem
@@ -151,10 +152,10 @@ class Buffers:
     gathered: SymmetricTensor | None
 
     def close(self) -> None:
-        """Nothing was made for this problem alone."""
+        """Free nothing: the case allocates no symmetric memory of its own."""
 
-    def contender(self, call: Callable[[Inputs], Tensor]) -> Implementation:
-        """What returns the rank's rows in a new tensor."""
+    def implementation(self, call: Callable[[Inputs], Tensor]) -> Implementation:
+        """Return the implementation of a call that returns the rank's rows in a new tensor."""
         return Implementation(call, error=row_error)
 
     def backend(self, name: str) -> Backend:
@@ -165,68 +166,72 @@ class Buffers:
 
 
 def how(device: torch.device) -> Strategy:
-    """How ours is computed, and why."""
+    """Return the strategy of our operator, and the reason."""
     if device.type == "cuda":
         return Strategy("fused", "asked for")
     return Strategy("nccl", f"the tensors are on {device.type}; expected cuda")
 
 
-def _ours(arena: Buffers) -> Implementation:
+def _ours(buffers: Buffers) -> Implementation:
     options = {
-        "causal": arena.problem.causal,
-        "layout": arena.problem.layout,
-        "strategy": how(arena.group.device).name,
+        "causal": buffers.problem.causal,
+        "layout": buffers.problem.layout,
+        "strategy": how(buffers.group.device).name,
     }
-    return arena.contender(lambda given: ops.sp_attention(given.q, given.k, given.v, **options))
+    return buffers.implementation(
+        lambda inputs: ops.sp_attention(inputs.q, inputs.k, inputs.v, **options)
+    )
 
 
-def _local(arena: Buffers) -> Implementation:
-    """Our kernel with the keys and values of all ranks there from the beginning."""
-    problem, group = arena.problem, arena.group
+def _local(buffers: Buffers) -> Implementation:
+    """Return our kernel with the keys and values of all ranks present from the start."""
+    problem, group = buffers.problem, buffers.group
     if group.device.type != "cuda":
         raise Missing("there is no GPU")
-    if arena.gathered is None:
+    if buffers.gathered is None:
         raise Missing("the symmetric heap has no room")
     run = local_attention_plan(problem, tiles_for(problem))
     parts, width = problem.sharding.parts, problem.kv_heads * problem.dim
     shape = problem.ranks, problem.batch, problem.k_rows, width
-    room = arena.gathered.all[:, : 2 * prod(shape)].unflatten(1, (2, *shape))
+    room = buffers.gathered.all[:, : 2 * prod(shape)].unflatten(1, (2, *shape))
     k_all, v_all = room[:, 0], room[:, 1]
 
-    def prepare(given: Inputs) -> None:
-        for memory, rows in ((k_all, given.k_by_rank), (v_all, given.v_by_rank)):
+    def prepare(inputs: Inputs) -> None:
+        for memory, rows in ((k_all, inputs.k_by_rank), (v_all, inputs.v_by_rank)):
             memory[group.rank].copy_(rows.flatten(3))
 
-    def call(given: Inputs) -> Tensor:
-        out = torch.empty_like(given.q)
+    def call(inputs: Inputs) -> Tensor:
+        out = torch.empty_like(inputs.q)
         lse = out.new_empty(problem.lse_shape, dtype=torch.float32)
-        q, o = (x.unflatten(1, (parts, -1)) for x in (given.q, out))
+        q, o = (x.unflatten(1, (parts, -1)) for x in (inputs.q, out))
         run(q, k_all, v_all, o, lse.unflatten(2, (parts, -1)))
         return out
 
     return Implementation(call, prepare=prepare, error=row_error)
 
 
-def _sdpa(arena: Buffers, name: str) -> Implementation:
-    backend, problem, rank = arena.backend(name), arena.problem, arena.group.rank
-    return arena.contender(
-        lambda given: of_rank(backend, problem, rank, given.q, given.k_all, given.v_all)
+def _sdpa(buffers: Buffers, name: str) -> Implementation:
+    backend, problem, rank = buffers.backend(name), buffers.problem, buffers.group.rank
+    return buffers.implementation(
+        lambda inputs: of_rank(backend, problem, rank, inputs.q, inputs.k_all, inputs.v_all)
     )
 
 
-def _gather(arena: Buffers, name: str) -> Implementation:
-    backend, problem, group = arena.backend(name), arena.problem, arena.group
+def _gather(buffers: Buffers, name: str) -> Implementation:
+    backend, problem, group = buffers.backend(name), buffers.problem, buffers.group
 
-    def call(given: Inputs) -> Tensor:
-        k, v = (in_order(problem, by_rank(x, group)) for x in (given.k, given.v))
-        return of_rank(backend, problem, group.rank, given.q, k, v)
+    def call(inputs: Inputs) -> Tensor:
+        k, v = (in_order(problem, by_rank(x, group)) for x in (inputs.k, inputs.v))
+        return of_rank(backend, problem, group.rank, inputs.q, k, v)
 
-    return arena.contender(call)
+    return buffers.implementation(call)
 
 
-def _ring(arena: Buffers, name: str) -> Implementation:
-    backend, problem, group = arena.backend(name), arena.problem, arena.group
-    return arena.contender(lambda given: ring(backend, problem, group, given.q, given.k, given.v))
+def _ring(buffers: Buffers, name: str) -> Implementation:
+    backend, problem, group = buffers.backend(name), buffers.problem, buffers.group
+    return buffers.implementation(
+        lambda inputs: ring(backend, problem, group, inputs.q, inputs.k, inputs.v)
+    )
 
 
 MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
@@ -239,11 +244,12 @@ MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
 
 
 def programs(problem: AttentionProblem, group: Group) -> list[Any]:
-    """What our contenders launch, to be compiled ahead."""
+    """Return the plans that our implementations launch, to compile them ahead."""
     tiles = tiles_for(problem)
     return [sp_attention_plan(problem, tiles), local_attention_plan(problem, tiles)]
 
 
 def gathered_bytes(shape: Length) -> int:
-    """Of the keys and values of all ranks, 2-byte numbers. Ours takes them twice."""
+    """Return the bytes of the keys and values of all ranks, in 2-byte values. Our operator needs
+    them twice."""
     return 2 * 2 * shape.batch * shape.length * shape.kv_heads * shape.head_dim

@@ -1,4 +1,5 @@
-"""``tileweave bench``: the operators beside what they are made of, in one process, on all ranks."""
+"""``tileweave bench``: operators beside their parts and alternatives, in one process, on all
+ranks."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ from ..runtime.host.heap import HeapExhausted
 from ..runtime.host.measure import interleaved, largest
 from ..runtime.host.out_file import out_file
 from .attention import ATTENTION, Lengths
-from .contenders import OPERATORS, OURS, Checker, contenders_of
-from .exchanges import COLLECTIVES, size_of
+from .cases import AttentionCase, Case, CollectiveCase, ProductCase
+from .collectives import COLLECTIVES, size_of
 from .figure import DRAWN, draw, require_matplotlib
+from .implementations import OPERATORS, OURS, Checker, implementations_of
 from .results import Result, Shape, load, save, summary, table, wrong_others
-from .subjects import AttentionSubject, Case, ExchangeSubject, ProductSubject
 
 MODELS = {
     "llama8b": (4096, 14336),
@@ -41,34 +42,34 @@ MODELS = {
     "llama405b": (16384, 53248),
     "qwen72b": (8192, 29568),
 }
-"""Hidden and inner size of the MLP. All-gather goes before its first product, reduce-scatter and
-all-reduce behind its second."""
+"""Hidden and inner size of the MLP. All-gather precedes its first product; reduce-scatter and
+all-reduce follow its second."""
 SIZES = 1, 16, 64, 256
-"""Of collectives, in MiB: what a rank gives."""
+"""Default sizes of a rank's input to a collective, in MiB."""
 INPUTS = 3
-"""Sets of inputs that take turns. Odd: what memory that is used every second call still holds of
-other inputs is not taken for right."""
+"""Number of input sets used in turn. It is odd, so that memory that is reused every second call
+never holds the right result of an earlier call."""
 CPU_OPERATIONS = 1 << 32
-"""Limit for a case without a GPU: each contender computes it some 30 times, a few seconds each."""
+"""Limit of a case without a GPU: each implementation runs some 30 times, a few seconds each."""
 _SPARE_BYTES = 64 << 20
-"""Of the heap, for counters and tails."""
+"""Bytes of the heap for counters and tails."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a command line asks for.
+    """Options of the command line.
 
     Attributes:
-        operators: names of operators and collectives; none for all that multiply, or with
-            ``sizes`` for all collectives, with lengths for attention.
-        shapes: names of models, and ``MxNxK``; for operators.
-        rows: of each model.
-        dtype: torch's name of it.
-        warmups, runs: rounds that do not count, and that do.
-        json, figure: files to be written.
-        command: what refuses it.
-        sizes: what a rank gives to a collective, in MiB; none for ``SIZES``.
-        attention: its lengths, and more.
+        operators: names of operators and collectives. If empty: with ``sizes`` all collectives,
+            with lengths attention, else all GEMM operators.
+        shapes: names of models, and ``MxNxK``; for GEMM operators.
+        rows: values of M for each model.
+        dtype: torch's name of the type.
+        warmups, runs: numbers of uncounted and of counted runs.
+        json, figure: files to write; None for none.
+        command: name of the command, for errors.
+        sizes: a rank's input to a collective, in MiB; empty for ``SIZES``.
+        attention: options of attention.
     """
 
     operators: Sequence[str]
@@ -84,16 +85,16 @@ class Wanted:
     attention: Lengths = field(default_factory=Lengths)
 
     def cases(self) -> list[Case]:
-        """Operators and shapes, collectives and sizes, attention and lengths.
+        """Return the cases: operators by shape, collectives by size, attention by length.
 
         Raises:
-            TileWeaveError: one that there is not.
+            TileWeaveError: an operator does not exist.
         """
         legal = [*OPERATORS, *((*COLLECTIVES, ATTENTION) if self.command == "bench" else ())]
         for name in self.operators:
             if name not in legal:
                 raise TileWeaveError(f"{self.command}: {name}; expected {', '.join(legal)}")
-        meant: list[str] = []
+        implied: list[str] = []
         for option, values, theirs in (
             ("sizes", self.sizes, tuple(COLLECTIVES)),
             ("lengths", self.attention.lengths, (ATTENTION,)),
@@ -103,25 +104,24 @@ class Wanted:
                 raise TileWeaveError(
                     f"bench: --{option} {given}; expected {expected} by name, or no name"
                 )
-            meant += theirs if values else ()
-        names = self.operators or meant or OPERATORS
-        return [subject for name in names for subject in self._subjects(name)]
+            implied += theirs if values else ()
+        names = self.operators or implied or OPERATORS
+        return [case for name in names for case in self._subjects(name)]
 
     def _subjects(self, name: str) -> list[Case]:
         ranks = _world_size()
         if name == ATTENTION:
-            return [AttentionSubject(name, shape) for shape in self.attention.shapes(ranks)]
+            return [AttentionCase(name, shape) for shape in self.attention.shapes(ranks)]
         if name in COLLECTIVES:
             return [
-                ExchangeSubject(name, size_of(mebibytes, ranks))
-                for mebibytes in self.sizes or SIZES
+                CollectiveCase(name, size_of(mebibytes, ranks)) for mebibytes in self.sizes or SIZES
             ]
         shapes = shapes_of(name, self.shapes, self.rows, self.command)
-        return [ProductSubject(name, shape) for shape in shapes]
+        return [ProductCase(name, shape) for shape in shapes]
 
 
 def _world_size() -> int:
-    """Known before ranks meet."""
+    """Return the number of ranks, also before they join a group."""
     if dist.is_initialized():
         return dist.get_world_size()
     return from_torchrun("WORLD_SIZE", 1)
@@ -130,35 +130,37 @@ def _world_size() -> int:
 def shapes_of(
     op: str, names: Iterable[str], rows: Iterable[int], command: str = "bench"
 ) -> list[Shape]:
-    """The shapes of the command line: names of models, each with all ``rows``, or ``MxNxK``.
+    """Return the shapes of the command line: names of models, each combined with all ``rows``, or
+    ``MxNxK``.
 
     Raises:
-        TileWeaveError: neither.
+        TileWeaveError: a name is neither.
     """
-    found = []
+    shapes = []
     for name in names:
         sizes = name.split("x")
         if name in MODELS:
             hidden, inner = MODELS[name]
             N, K = (inner, hidden) if op == "all_gather_matmul" else (hidden, inner)
-            found += [Shape(name, M, N, K) for M in rows]
+            shapes += [Shape(name, M, N, K) for M in rows]
         elif len(sizes) == 3 and all(s.isdecimal() and 0 < int(s) <= LARGEST for s in sizes):
-            found.append(Shape("", *map(int, sizes)))
+            shapes.append(Shape("", *map(int, sizes)))
         else:
             raise TileWeaveError(
                 f"{command}: --shapes {name}; expected {', '.join(MODELS)} or MxNxK (operators "
                 "precede the options)"
             )
-    return found
+    return shapes
 
 
 def run(wanted: Wanted) -> bool:
-    """Measure, print a table on rank 0, and write what is wanted; whether all of ours is right.
+    """Measure, print a table on rank 0, and write the files. Return whether all results of our
+    operators are right.
 
     Collective: under torchrun every process calls it.
 
     Raises:
-        TileWeaveError: an operator, a shape, a type or a file that cannot be. Nothing is measured.
+        TileWeaveError: an operator, a shape, a type or a file is not legal. Nothing is measured.
     """
     cases = wanted.cases()
     _require_files(wanted.json, wanted.figure)
@@ -167,24 +169,24 @@ def run(wanted: Wanted) -> bool:
     group = join(cases)
     dtype = getattr(torch, wanted.dtype)
     problems = [case.problem(group.world_size, dtype) for case in cases]
-    say = print if group.rank == 0 else _nothing
+    log = print if group.rank == 0 else _nothing
     if group.device.type == "cpu":
-        say("no GPU: gloo and torch on the CPU; these times say nothing of operators")
+        log("no GPU: gloo and torch on the CPU; these times do not represent the operators")
     gathered = None
     if group.device.type == "cuda":
         gathered = _room(cases, dtype)
-        _compile(cases, problems, group, say)
+        _compile(cases, problems, group, log)
     results: list[Result] = []
     notes: set[str] = set()
     for case, problem in zip(cases, problems, strict=True):
         result, missing = measured(case, problem, group, gathered, wanted)
-        say("\n".join(table([result], results[-1] if results else None)), flush=True)
+        log("\n".join(table([result], results[-1] if results else None)), flush=True)
         absent = [f"{name}: -: {why}" for name, why in missing.items()]
         new = [note for note in wrong_others(result) + absent if note not in notes]
-        say(*(f"  {note}\n" for note in new), sep="", end="", flush=True)
+        log(*(f"  {note}\n" for note in new), sep="", end="", flush=True)
         notes.update(new)
         results.append(result)
-    say("\n".join(summary(results)), flush=True)
+    log("\n".join(summary(results)), flush=True)
     if group.rank == 0:
         _write(wanted, _machine(group, wanted), results)
     if group.device.type == "cuda":
@@ -195,32 +197,32 @@ def run(wanted: Wanted) -> bool:
 def measured(
     case: Case, problem: Any, group: Group, gathered: SymmetricTensor | None, wanted: Wanted
 ) -> tuple[Result, dict[str, str]]:
-    """The result for one problem, and why contenders are missing."""
+    """Return the result for one problem, and why implementations are missing."""
     begin = time.perf_counter()
-    arena, random = case.stage(problem, group, gathered)
+    buffers, random = case.stage(problem, group, gathered)
     inputs = list(islice(random, INPUTS))
-    contenders, missing = contenders_of(arena, inputs[0], wanted.warmups, case.makers)
-    judge = Checker(contenders)
+    implementations, missing = implementations_of(buffers, inputs[0], wanted.warmups, case.makers)
+    checker = Checker(implementations)
     ms = interleaved(
-        {name: contender.call for name, contender in contenders.items()},
+        {name: implementation.call for name, implementation in implementations.items()},
         inputs,
         group,
         warmups=wanted.warmups,
         runs=wanted.runs,
-        before=lambda name, given: contenders[name].prepare(given),
-        after=judge,
+        before=lambda name, given: implementations[name].prepare(given),
+        after=checker,
         title=f"{case.op} {case.shape}",
     )
-    arena.close()
+    buffers.close()
     free_prepared()  # the heap has room for one case at a time, in one piece
-    errors = largest(judge.errors, group)
+    errors = largest(checker.errors, group)
     how = case.how(problem, inputs[0])
     seconds = time.perf_counter() - begin
     return Result(case.op, case.shape, how.name, how.reason, ms, errors, seconds), missing
 
 
 def again(file: str, figure: str | None) -> None:
-    """Print what an earlier run has written to ``file`` as JSON, and draw it."""
+    """Print the results that an earlier run wrote to ``file`` as JSON, and draw them."""
     _require_files(None, figure)
     machine, results = load(file)
     _require_drawn(figure, results)
@@ -269,8 +271,8 @@ def _require_small_without_gpu(cases: Sequence[Case]) -> None:
 
 
 def join(cases: list[Case], at_once: int = 1) -> Group:
-    """Meet the other ranks, with a heap for so many of the largest operator, and what copies alone
-    bring, unless its size is given."""
+    """Join the other ranks. Unless its size is given, the heap has room for ``at_once`` operators
+    of the largest case, and for what the copies of data alone write."""
     if torch.cuda.is_available():
         most = max(case.symmetric_bytes for case in cases)
         gathered = max(case.gathered_bytes for case in cases)
@@ -286,19 +288,19 @@ def join(cases: list[Case], at_once: int = 1) -> Group:
 
 
 def _compile(
-    cases: list[Case], problems: list[Any], group: Group, say: Callable[..., None]
+    cases: list[Case], problems: list[Any], group: Group, log: Callable[..., None]
 ) -> None:
-    """All kernels, many at a time, before they are needed one after the other."""
+    """Compile all kernels, many at a time, before they are needed one after the other."""
     begin = time.perf_counter()
     pairs = zip(cases, problems, strict=True)
     count = compile_ahead(program for case, p in pairs for program in case.programs(p, group))
     seconds = time.perf_counter() - begin
-    say(f"{count} kernels compiled, or found compiled, in {seconds:.0f} s", flush=True)
+    log(f"{count} kernels compiled, or found compiled, in {seconds:.0f} s", flush=True)
 
 
 def _room(cases: Iterable[Case], dtype: torch.dtype) -> SymmetricTensor | None:
-    """Where copies alone put what they bring, for all cases: operators would fill the heap before
-    them."""
+    """Allocate memory for the implementations that only copy, once for all cases: operators would
+    otherwise fill the heap before them."""
     most = max(case.gathered_bytes for case in cases) // dtype.itemsize
     try:
         return symmetric((most,), dtype) if most else None

@@ -1,4 +1,4 @@
-"""Results of ``tileweave bench`` as a figure: how far from the ideal each contender is."""
+"""Figure of ``tileweave bench``: time of each implementation relative to the ideal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..builtins.errors import TileWeaveError
 from ..runtime.host.out_file import write_out
-from .contenders import ASYNC_TP, GATHER, NCCL, OURS, RING, SDPA
+from .implementations import ASYNC_TP, GATHER, NCCL, OURS, RING, SDPA
 from .results import Length, Result, Shape, ratio
 
 _OURS = "ours", "#0b6e4f", "o"
@@ -17,13 +17,13 @@ _OURS = "ours", "#0b6e4f", "o"
 
 @dataclass(frozen=True)
 class _Drawn:
-    """How results of one kind are drawn.
+    """Drawing of results of one kind.
 
     Attributes:
-        styles: label, color and marker of those whose names begin so.
-        ideal: what the line at 1 is.
-        x: which attribute of a shape is on the x axis, and what stands below it.
-        panel: what results of one panel share, which stands above it.
+        styles: label, color and marker by prefix of the implementation's name.
+        ideal: label of the line at 1.
+        x: attribute of a shape on the x axis, and its label.
+        panel: returns the title of a panel, which its results share.
     """
 
     styles: Mapping[str, tuple[str, str, str]]
@@ -55,16 +55,17 @@ DRAWN: dict[type, _Drawn] = {
         lambda shape: f"{shape.batch} x {shape.kind}",
     ),
 }
-"""By kind of shape; collectives are not drawn."""
+"""Drawing by kind of shape; collectives are not drawn."""
 _PANEL = 3.6, 2.8
 _WIDTH = 7
-"""Inches: of a panel, and the least for the legend."""
+"""Size of a panel, and the least width for the legend, in inches."""
 
 
 def require_matplotlib() -> None:
-    """
+    """Refuse a figure without matplotlib.
+
     Raises:
-        TileWeaveError: there is none.
+        TileWeaveError: matplotlib is not installed.
     """
     try:
         import matplotlib  # noqa: F401
@@ -76,11 +77,11 @@ def require_matplotlib() -> None:
 
 
 def draw(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> None:
-    """Write a PNG with a panel for each operator and each N x K, M on the x axis, or for each kind
-    of attention.
+    """Write a PNG with a panel for each operator and each N x K, with M on the x axis, or for each
+    kind of attention.
 
     Raises:
-        TileWeaveError: the system refuses.
+        TileWeaveError: the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -115,15 +116,15 @@ def draw(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> No
 def _panel(ax: Any, title: str, results: list[Result]) -> None:
     drawn = DRAWN[type(results[0].shape)]
     attribute, below = drawn.x
-    found = sorted(((getattr(r.shape, attribute), r) for r in results), key=lambda pair: pair[0])
+    ordered = sorted(((getattr(r.shape, attribute), r) for r in results), key=lambda pair: pair[0])
     ax.axhline(1, color="black", linewidth=1, label=drawn.ideal)
-    for contender, (label, color, marker) in drawn.styles.items():
-        points = [(x, ratio(r.best(contender), r.ideal)) for x, r in found]
+    for implementation, (label, color, marker) in drawn.styles.items():
+        points = [(x, ratio(r.best(implementation), r.ideal)) for x, r in ordered]
         points = [(x, value) for x, value in points if value is not None]
         ax.plot(*zip(*points, strict=True) if points else ([], []),
                 label=label, color=color, marker=marker, markersize=4)  # fmt: skip
     ax.set_xscale("log", base=2)
-    ticks = [x for x, _ in found]
+    ticks = [x for x, _ in ordered]
     ax.set_xticks(ticks, map(str, ticks), fontsize=8)
     ax.minorticks_off()
     ax.set_title(title, fontsize=9)

@@ -1,4 +1,4 @@
-"""What operators are made of, alone: a product, and copies between ranks by copy engines."""
+"""Parts of operators: a GEMM without communication, and copies between ranks by copy engines."""
 
 import tilelang.language as T
 
@@ -11,11 +11,11 @@ from ..runtime import Plan, PlanBuilder, plan
 
 
 def matmul_program(M: int, N: int, K: int, dtype: str, transposed: bool, tiles: Tiles):
-    """C (M, N) is A (M, K) times B, in tiles and an order as the operators take them; stock
-    TileLang.
+    """Return a program that computes C (M, N) = A (M, K) @ B in stock TileLang, with the tiles and
+    the tile order of the operators.
 
     Args:
-        transposed: whether B is given as (N, K), else (K, N).
+        transposed: whether B is (N, K), else (K, N).
     """
     rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
 
@@ -42,8 +42,8 @@ def matmul_program(M: int, N: int, K: int, dtype: str, transposed: bool, tiles: 
 
 
 def all_gather_plan(elements: int, ranks: int, dtype: str) -> Plan:
-    """Every rank's A (elements,) goes to all. A call ends when the rank has sent, whatever has
-    arrived."""
+    """Return a plan that copies every rank's A (elements,) to all ranks. A call ends when the rank
+    has sent, no matter what has arrived."""
 
     @plan
     def all_gather(
@@ -59,8 +59,8 @@ def all_gather_plan(elements: int, ranks: int, dtype: str) -> Plan:
 
 
 def all_to_all_plan(elements: int, ranks: int, dtype: str) -> Plan:
-    """Part r of every rank's A (ranks, elements) goes to rank r. A call ends when the rank has
-    sent, whatever has arrived."""
+    """Return a plan that copies part r of every rank's A (ranks, elements) to rank r. A call ends
+    when the rank has sent, no matter what has arrived."""
 
     @plan
     def all_to_all(
@@ -76,7 +76,8 @@ def all_to_all_plan(elements: int, ranks: int, dtype: str) -> Plan:
 
 
 def local_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
-    """The kernel of ``sp_attention`` alone: the keys and values of all ranks lie there already."""
+    """Return the kernel of ``sp_attention`` without communication: the keys and values of all ranks
+    are present."""
     batch, k_rows, dtype = problem.batch, problem.k_rows, problem.tile_dtype
     parts, ranks, heads = problem.sharding.parts, problem.ranks, problem.heads
     rows = problem.q_rows // parts

@@ -1,4 +1,4 @@
-"""What ``tileweave bench`` has found: as a table, in words, and as JSON."""
+"""Results of ``tileweave bench``: as a table, as a summary, and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..builtins.errors import TileWeaveError
 from ..ops.autotune.trial import TOLERANCE
 from ..ops.core.collective_problem import sent_bytes
 from ..runtime.host.out_file import write_out
-from .contenders import (
+from .implementations import (
     ASYNC_TP,
     EXCHANGE,
     GATHER,
@@ -30,15 +30,15 @@ from .contenders import (
 
 @dataclass(frozen=True)
 class Shape:
-    """A product of the whole group.
+    """GEMM of the whole group.
 
     Attributes:
-        name: of the model, or empty.
-        M, N, K: rows, columns and inner dimension. For ``all_gather_matmul`` N, else K is shared
-            out among the ranks; so is M, but for ``matmul_all_reduce``.
+        name: name of the model, or empty.
+        M, N, K: rows, columns and inner dimension. The ranks share N for ``all_gather_matmul``,
+            else K, and also M, except for ``matmul_all_reduce``.
         tolerance: largest relative error of a right result.
-        floors: how the names of those begin of which the slowest is what nobody can beat.
-        others: how the names of those begin that users could pick instead.
+        floors: prefixes of the implementations of which the slowest is the lower bound.
+        others: prefixes of the alternatives for users.
     """
 
     tolerance: ClassVar[float] = TOLERANCE
@@ -56,12 +56,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Size:
-    """What each rank gives to a collective.
+    """Input of each rank to a collective.
 
     Attributes:
-        bytes: of one rank.
-        tolerance: largest relative error of a right result, of numbers whose sums are exact.
-        floors, others: as of ``Shape``.
+        bytes: size of one rank's input.
+        tolerance: largest relative error of a right result; sums of the inputs are exact.
+        floors, others: as in ``Shape``.
     """
 
     tolerance: ClassVar[float] = 0.0
@@ -80,12 +80,12 @@ class Length:
     """Attention of the whole group.
 
     Attributes:
-        batch, length: sequences, and the rows of each.
-        heads, kv_heads, head_dim: of queries, of keys and values, of all.
-        causal: whether a row sees those before it only.
-        layout: how rows are shared out among the ranks, as for ``sp_attention``.
+        batch, length: number of sequences, and rows of each.
+        heads, kv_heads, head_dim: heads of queries, heads of keys and values, and their dimension.
+        causal: whether a row attends only to earlier rows and itself.
+        layout: distribution of rows over the ranks, as in ``sp_attention``.
         tolerance: largest relative error of a row and head of a right result.
-        floors, others: as of ``Shape``.
+        floors, others: as in ``Shape``.
     """
 
     tolerance: ClassVar[float] = TOLERANCE
@@ -110,7 +110,8 @@ class Length:
 
     @property
     def flops(self) -> float:
-        """Of each rank, on average: two products, of pairs of rows of which one sees the other."""
+        """Floating-point operations of a rank, on average: two products over the pairs of rows that
+        attend to each other."""
         pairs = self.length * (self.length + 1) / 2 if self.causal else self.length**2
         return 4 * self.batch * pairs * self.heads * self.head_dim / self.ranks
 
@@ -123,10 +124,10 @@ class Result:
     """One operator with one shape or length, or one collective with one size.
 
     Attributes:
-        strategy, reason: how the operator computes it, and why so.
-        ms: of each contender, by name.
-        errors: relative, of its worst run on the worst rank.
-        seconds: that measuring it took.
+        strategy, reason: how the operator computes it, and why.
+        ms: times of the implementations by name.
+        errors: relative errors of their worst runs on the worst rank.
+        seconds: duration of the measurement.
     """
 
     op: str
@@ -137,10 +138,11 @@ class Result:
     errors: dict[str, float]
     seconds: float
 
-    def best(self, *beginnings: str) -> float | None:
-        """The shortest time of those whose names begin so and whose results are right."""
+    def best(self, *prefixes: str) -> float | None:
+        """Return the shortest time among right implementations whose names have one of the
+        prefixes."""
         return min(
-            (self.ms[n] for n in self.ms if n.startswith(beginnings) and self.is_right(n)),
+            (self.ms[n] for n in self.ms if n.startswith(prefixes) and self.is_right(n)),
             default=None,
         )
 
@@ -149,36 +151,36 @@ class Result:
 
     @property
     def ours(self) -> float:
-        """Right or wrong."""
+        """Time of our operator, also if its result is wrong."""
         return self.ms[OURS]
 
     @property
     def ideal(self) -> float | None:
-        """What nobody can beat: for a product the longer of both halves alone, for a collective the
-        copies alone, for attention that of one rank alone."""
+        """Lower bound: for a GEMM the longer of its two halves, for a collective the copies, for
+        attention the kernel of one rank without communication."""
         every = [self.best(name) for name in self.shape.floors]
         floors = [ms for ms in every if ms is not None]
         return max(floors) if len(floors) == len(every) else None
 
     @property
     def best_other(self) -> float | None:
-        """Of what users could pick instead."""
+        """Shortest time of an alternative."""
         return self.best(*self.shape.others)
 
     def rate(self, name: str) -> float | None:
-        """Of a right contender for a collective: NCCL's bus bandwidth, in GB/s."""
+        """Return NCCL's bus bandwidth of a right implementation of a collective, in GB/s."""
         ms = self.best(name)
         size = self.shape
         return sent_bytes(self.op, size.bytes, size.ranks) / ms / 1e6 if ms else None
 
     def teraflops(self, name: str) -> float | None:
-        """Of a right contender for attention: TFLOP/s of a rank."""
+        """Return the TFLOP/s of a rank of a right implementation of attention."""
         ms = self.best(name)
         return self.shape.flops / ms / 1e9 if ms else None
 
 
 Column = tuple[str, int, int, Callable[[Result], float | None]]
-"""What stands above it, its width, digits behind the point, and what is in it."""
+"""Title, width, decimals and value of a column."""
 _OTHERS: Column = ("best other/ours", 17, 3, lambda r: ratio(r.best_other, r.ours))
 COLUMNS: dict[type, tuple[Column, ...]] = {
     Shape: (
@@ -221,7 +223,7 @@ _SIZED = {
     Size: ("of each rank", 22),
     Length: ("batch x length", 28),
 }
-"""What stands above shapes, and their width."""
+"""Title and width of the column of shapes."""
 _RATIOS: dict[type, tuple[tuple[str, Callable[[Result], float | None], Callable], ...]] = {
     **dict.fromkeys(
         (Shape, Size),
@@ -239,14 +241,14 @@ _RATIOS: dict[type, tuple[tuple[str, Callable[[Result], float | None], Callable]
         ("sdpa / local", lambda r: ratio(r.best(SDPA), r.best(LOCAL)), min),
     ),
 }
-"""What the summary tells, and which of the ratios is the worst."""
+"""Ratios of the summary, and which of max and min is the worst."""
 
 
 def table(results: Sequence[Result], before: Result | None = None) -> list[str]:
-    """A row for each, below what stands above the columns of its kind.
+    """Return a row for each result, with a heading before each new kind.
 
     Args:
-        before: what the line above them is about.
+        before: result of the line above them.
     """
     lines = []
     for r in results:
@@ -264,7 +266,7 @@ def _head(kind: type) -> str:
 
 
 def _row(r: Result) -> str:
-    """``-`` where there is nothing that is right."""
+    """Return one row; ``-`` where no right result exists."""
     cells, (_, place) = "", _SIZED[type(r.shape)]
     for _, width, digits, of in COLUMNS[type(r.shape)]:
         value = of(r)
@@ -277,12 +279,12 @@ def _row(r: Result) -> str:
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
-    """Of two times, if there are both."""
+    """Return the ratio of two times, None if one is missing."""
     return above / below if above is not None and below else None
 
 
 def wrong_others(r: Result) -> list[str]:
-    """What is to be said of contenders that are left out because they are wrong."""
+    """Return a note for each other implementation that is left out because its result is wrong."""
     return [
         f"{name}: wrong for {r.op} {r.shape}, relative error {r.errors[name]:.1e}; left out"
         for name in r.ms
@@ -291,8 +293,8 @@ def wrong_others(r: Result) -> list[str]:
 
 
 def summary(results: Iterable[Result]) -> list[str]:
-    """Of each operator how near to the ideal and how far from the others it is, and every shape
-    that loses to one of them."""
+    """Return, for each operator, its ratios to the ideal and to alternatives, and every shape at
+    which an alternative is faster."""
     by_op: dict[str, list[Result]] = {}
     for r in results:
         by_op.setdefault(r.op, []).append(r)
@@ -320,23 +322,23 @@ def _ratios(results: Iterable[Result], of: Any) -> list[tuple[float, Any]]:
 
 
 def save(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> None:
-    """As JSON, which has no infinite error but null, of which ``load`` is the inverse.
+    """Write JSON that ``load`` reads. An infinite error becomes null, because JSON has no infinity.
 
     Raises:
-        TileWeaveError: it cannot be written.
+        TileWeaveError: the file cannot be written.
     """
-    said = [asdict(r) for r in results]
-    for each in said:
-        each["errors"] = {n: e if math.isfinite(e) else None for n, e in each["errors"].items()}
-    text = json.dumps({**machine, "results": said}, indent=1, allow_nan=False)
+    rows = [asdict(r) for r in results]
+    for row in rows:
+        row["errors"] = {n: e if math.isfinite(e) else None for n, e in row["errors"].items()}
+    text = json.dumps({**machine, "results": rows}, indent=1, allow_nan=False)
     write_out("bench: --json", file, text + "\n")
 
 
 def load(file: str) -> tuple[dict[str, Any], list[Result]]:
-    """The machine and the results of ``save``.
+    """Return the machine and the results that ``save`` wrote.
 
     Raises:
-        TileWeaveError: no such file, or no file of ``save``.
+        TileWeaveError: there is no such file, or ``save`` did not write it.
     """
     kinds = {frozenset(field.name for field in fields(kind)): kind for kind in KINDS}
     try:
@@ -354,10 +356,10 @@ def load(file: str) -> tuple[dict[str, Any], list[Result]]:
 
 
 def _checked(r: Result) -> Result:
-    """The same, which ``table`` and ``summary`` can print.
+    """Return the result, checked so that ``table`` and ``summary`` can print it.
 
     Raises:
-        ValueError: it is none that was measured.
+        ValueError: no measurement has such values.
     """
     numbers = [*r.ms.values(), *r.errors.values(), r.seconds]
     if not (

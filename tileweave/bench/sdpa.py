@@ -1,5 +1,5 @@
-"""Attention over a sharded sequence with what PyTorch has: its back ends, alone, behind an
-all-gather, and in a ring. ``tileweave bench`` measures them, and judges ours by them."""
+"""Attention over a sharded sequence with PyTorch: its backends on one rank, after an all-gather,
+and as ring attention. ``tileweave bench`` measures them and checks our results with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EVERY = slice(None)
 
 
 class Attended(NamedTuple):
-    """What rows of queries have got from some keys.
+    """Partial attention of rows of queries to some keys.
 
     Attributes:
         out: (batch, heads, rows, head_dim).
@@ -29,7 +29,7 @@ class Attended(NamedTuple):
     lse: Tensor
 
     def add(self, other: Attended, rows: slice = _EVERY) -> None:
-        """What ``rows`` have got from other keys, in place."""
+        """Merge the attention of ``rows`` to other keys, in place."""
         out, lse = self.out[:, :, rows], self.lse[:, :, rows]
         out.mul_(torch.sigmoid(lse - other.lse).unsqueeze(-1))
         out.addcmul_(other.out, torch.sigmoid(other.lse - lse).unsqueeze(-1))
@@ -38,21 +38,25 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True)
 class Backend:
-    """One of those of ``torch.nn.functional.scaled_dot_product_attention``, called by its own name,
-    which also gives the logarithm of the sum.
+    """Backend of ``torch.nn.functional.scaled_dot_product_attention``, called by its own name,
+    which also returns the logarithm of the sum.
 
     Attributes:
-        call: of q, k, v (batch, heads, rows, head_dim), and whether the mask is causal.
-        ends_together: whether the last query sees the last key where the mask is causal; else the
-            first one sees the first key.
+        call: accepts q, k, v (batch, heads, rows, head_dim), and whether the mask is causal.
+        ends_together: whether a causal mask aligns the last query with the last key; else it aligns
+            the first query with the first key.
     """
 
     call: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, ...]]
     ends_together: bool
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Attended:
-        """(batch, rows, heads, head_dim) each; the last query sees the last key. Where the back end
-        has it otherwise, keys that all queries see are another call."""
+        """Return the attention of q to k and v, (batch, rows, heads, head_dim) each; in a causal
+        mask the last query attends to the last key.
+
+        For a backend that aligns the mask at the first key, the keys that all queries attend to are
+        a separate call.
+        """
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         past = k.shape[2] - q.shape[2]
         if not causal or not past or self.ends_together:
@@ -91,31 +95,31 @@ BACKENDS: dict[str, dict[str, Backend]] = {
         )
     },
 }
-"""By kind of device and name. ``torch.nn.attention.bias.causal_lower_right`` calls the first one in
-the same way."""
+"""Backends by kind of device and name. ``torch.nn.attention.bias.causal_lower_right`` calls the
+first one in the same way."""
 
 
 def of_rank(
     backend: Backend, problem: AttentionProblem, rank: int, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """What a rank computes, (batch, rows, heads, head_dim): where the mask is causal, each of its
-    chunks beside the keys up to the chunk's end.
+    """Return the result of a rank, (batch, rows, heads, head_dim). With a causal mask, each of its
+    chunks attends to the keys up to the chunk's end.
 
     Args:
-        q: of the rank.
-        k, v: of all, in order.
+        q: queries of the rank.
+        k, v: keys and values of all ranks, in sequence order.
     """
     if not problem.causal:
         return backend(q, k, v, False).out.transpose(1, 2)
-    found = []
+    outputs = []
     for part, chunk in enumerate(q.chunk(problem.sharding.parts, 1)):
         seen = (problem.sharding.chunk_of(part, rank) + 1) * chunk.shape[1]
-        found.append(backend(chunk, k[:, :seen], v[:, :seen], True).out.transpose(1, 2))
-    return found[0] if len(found) == 1 else torch.cat(found, 1)
+        outputs.append(backend(chunk, k[:, :seen], v[:, :seen], True).out.transpose(1, 2))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
 class Block(NamedTuple):
-    """Rows of a rank beside rows of another: all see all, or those before them and themselves."""
+    """Rows of a rank and rows of another that they attend to: all of them, or causally."""
 
     queries: slice
     keys: slice
@@ -123,11 +127,11 @@ class Block(NamedTuple):
 
 
 def ring_block(problem: AttentionProblem, rank: int, owner: int) -> Block | None:
-    """What of the owner's keys a rank attends to; None where all come later.
+    """Return the part of the owner's keys to which a rank attends; None if all of them come later.
 
-    In zigzag the second chunk of either rank lies behind the first of both. So all queries see an
-    earlier owner's first chunk, and none its second; a later owner's are seen by the second chunk
-    of queries alone, both of them.
+    In zigzag the second chunk of each rank comes after the first chunks of all ranks. So all
+    queries attend to an earlier owner's first chunk, and none to its second. Of a later owner, only
+    the second chunk of queries attends to keys, to both chunks.
     """
     if not problem.causal:
         return Block(_EVERY, _EVERY, False)
@@ -144,8 +148,8 @@ def ring_block(problem: AttentionProblem, rank: int, owner: int) -> Block | None
 def ring(
     backend: Backend, problem: AttentionProblem, group: Group, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """Ring attention, (batch, rows, heads, head_dim): keys and values go round, from each rank to
-    the next, while it computes with those it has. Collective."""
+    """Return ring attention, (batch, rows, heads, head_dim): keys and values move from each rank to
+    the next while it computes with those that it holds. Collective."""
     ranks, rank = group.world_size, group.rank
     total: Attended | None = None
     for step in range(ranks):
@@ -156,12 +160,14 @@ def ring(
                 (k, v), (rank + 1) % ranks, coming, (rank - 1) % ranks, group
             )
         if block := ring_block(problem, rank, owner):
-            found = backend(q[:, block.queries], k[:, block.keys], v[:, block.keys], block.causal)
+            attended = backend(
+                q[:, block.queries], k[:, block.keys], v[:, block.keys], block.causal
+            )
             if total is None:
-                # In the type of the result where there is one sum at most, else rounded at the end.
-                total = found if ranks < 3 else Attended(found.out.float(), found.lse)
+                # Merge in fp32 and round at the end, unless there is at most one merge.
+                total = attended if ranks < 3 else Attended(attended.out.float(), attended.lse)
             else:
-                total.add(found, block.queries)
+                total.add(attended, block.queries)
         if step + 1 < ranks:
             for work in works:
                 work.wait()
@@ -170,34 +176,35 @@ def ring(
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Attention in fp32, (batch, rows, heads, head_dim), head by head of keys.
+    """Return attention in fp32, (batch, rows, heads, head_dim), computed per head of keys.
 
     Args:
-        seen: of each row of q how many keys it sees.
+        seen: number of keys to which each row of q attends.
     """
     hidden = torch.arange(k.shape[1], device=k.device) >= seen[:, None]
-    found = []
+    outputs = []
     for head, queries in enumerate(q.chunk(k.shape[2], 2)):
         keys, values = k[:, :, head].float(), v[:, :, head].float()
         scores = torch.einsum("bqhd,bkd->bhqk", queries.float(), keys) * q.shape[-1] ** -0.5
         weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
-        found.append(torch.einsum("bhqk,bkd->bqhd", weights, values))
-    return torch.cat(found, 2)
+        outputs.append(torch.einsum("bhqk,bkd->bqhd", weights, values))
+    return torch.cat(outputs, 2)
 
 
-def row_error(found: Tensor, right: Tensor) -> Tensor:
-    """Of the worst row and head, relative: a tile that one row did not see is seen."""
-    return ((found.float() - right).norm(dim=-1) / right.norm(dim=-1)).max()
+def row_error(result: Tensor, expected: Tensor) -> Tensor:
+    """Return the relative error of the worst row and head, so that a tile that one row missed
+    shows."""
+    return ((result.float() - expected).norm(dim=-1) / expected.norm(dim=-1)).max()
 
 
 def by_rank(x: Tensor, group: Group) -> Tensor:
-    """The rows of all ranks, (ranks, batch, rows, heads, head_dim). Collective."""
+    """Return the rows of all ranks, (ranks, batch, rows, heads, head_dim). Collective."""
     return nccl.all_gather(x, group).unflatten(0, (group.world_size, len(x)))
 
 
 def in_order(problem: AttentionProblem, rows: Tensor) -> Tensor:
-    """Whole sequences, (batch, length, heads, head_dim), of the rows of all ranks, as far as their
-    order matters: copied once where they do not lie so, or not at all."""
+    """Return whole sequences, (batch, length, heads, head_dim), from the rows of all ranks. Without
+    a causal mask the order does not matter, and nothing is reordered."""
     parts = problem.sharding.parts
     if parts == 1 or not problem.causal:
         return rows.movedim(0, 1).flatten(1, 2)

@@ -53,7 +53,7 @@ def length_of(length: int, causal: bool, layout: str, ranks: int, batch: int = B
 
 
 def errors(length: int, causal: bool, layout: str, group: Any = None) -> dict[str, float]:
-    """Of what PyTorch's contenders return on this rank, for numbers that all ranks know."""
+    """Of what PyTorch's implementations return on this rank, for numbers that all ranks know."""
     group = group or group_of("")
     ranks, rank = group.world_size, group.rank
     problem = problem_of(length_of(length, causal, layout, ranks), ranks, torch.float32)
@@ -65,8 +65,8 @@ def errors(length: int, causal: bool, layout: str, group: Any = None) -> dict[st
     found = {}
     for name in BACKENDS["cpu"]:
         for kind in (SDPA, GATHER, RING):
-            contender = MAKERS[f"{kind}{name}"](Buffers(problem, group, None))
-            result = contender.found(contender.call(given))
+            implementation = MAKERS[f"{kind}{name}"](Buffers(problem, group, None))
+            result = implementation.found(implementation.call(given))
             assert result.shape == q.shape and result.dtype == q.dtype
             found[f"{kind}{name}"] = row_error(result, right).item()
     return found
@@ -90,11 +90,11 @@ def benchmark(json: str, figure: str | None, wrong: str = "") -> tuple[bool, str
     """Whether ``tileweave bench`` found attention right, and what it printed.
 
     Args:
-        wrong: a contender that has one wrong number in one row of the last rank.
+        wrong: an implementation that has one wrong number in one row of the last rank.
     """
     said, makers = io.StringIO(), dict(MAKERS)
     if wrong:
-        MAKERS[wrong] = lambda arena: _off(makers[wrong](arena))
+        MAKERS[wrong] = lambda buffers: _off(makers[wrong](buffers))
     lengths = Lengths((96, 240), (1, 2), HEADS, KV_HEADS, HEAD_DIM)
     wanted = bench.Wanted(
         [], [], [], warmups=1, runs=2, json=json, figure=figure, attention=lengths
@@ -107,8 +107,8 @@ def benchmark(json: str, figure: str | None, wrong: str = "") -> tuple[bool, str
     return right, said.getvalue()
 
 
-def _off(contender: Any) -> Any:
-    call = contender.call
+def _off(implementation: Any) -> Any:
+    call = implementation.call
 
     def changed(given: Inputs) -> torch.Tensor:
         out = call(given).clone()
@@ -117,4 +117,4 @@ def _off(contender: Any) -> Any:
             row[3] += row.norm() * 0.1
         return out
 
-    return type(contender)(changed, error=contender.error)
+    return type(implementation)(changed, error=implementation.error)

@@ -1,4 +1,4 @@
-"""Attention in ``tileweave bench``: its other contenders are judges, so they must be right."""
+"""Attention in ``tileweave bench``: its other implementations are judges, so they must be right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.runtime.test_plan import Ranks
 from tileweave.bench import attention, results
 from tileweave.bench import command as bench
 from tileweave.bench.attention import MAKERS, Buffers, Inputs, Lengths, problem_of
-from tileweave.bench.contenders import Missing
+from tileweave.bench.cases import AttentionCase
+from tileweave.bench.implementations import Missing
 from tileweave.bench.programs import local_attention_plan
 from tileweave.bench.results import Length, Result
 from tileweave.bench.sdpa import (
@@ -33,7 +34,6 @@ from tileweave.bench.sdpa import (
     ring_block,
     row_error,
 )
-from tileweave.bench.subjects import AttentionSubject
 from tileweave.cli.main import main
 from tileweave.ops import shard_sequence
 from tileweave.ops.attention.flash import FlashTiles, tiles_for
@@ -233,11 +233,11 @@ def test_the_kernel_alone_finds_all_keys(every_rank, monkeypatch, layout):
     def rank(group):
         world.join(group)
         room = world.here.session.heap.allocate((5 * given[0].k_all.numel(),), torch.float32)
-        arena = Buffers(problem, replace(group, device=torch.device("cuda")), room)
-        contender = MAKERS["local"](arena)
-        contender.prepare(given[group.rank])
-        found = contender.found(contender.call(given[group.rank]))
-        return contender.error(found, contender.right(given[group.rank])).item()
+        buffers = Buffers(problem, replace(group, device=torch.device("cuda")), room)
+        implementation = MAKERS["local"](buffers)
+        implementation.prepare(given[group.rank])
+        found = implementation.found(implementation.call(given[group.rank]))
+        return implementation.error(found, implementation.right(given[group.rank])).item()
 
     for error in every_rank(rank, 2):
         assert isinstance(error, float) and error < 1e-5, error
@@ -266,7 +266,7 @@ def test_what_will_run_is_compiled_ahead(every_rank):
     problem = problem_of(Length(1, 1024, 4, 1, 64, True, "zigzag", 2), 2, torch.bfloat16)
     heap = SimpleNamespace(stride=1 << 30)
     alone = sp_attention_plan(problem, tiles_for(problem))
-    programs = [alone], AttentionSubject.programs(problem, None)
+    programs = [alone], AttentionCase.programs(problem, None)
 
     def rank(group):
         session = SimpleNamespace(group=group, heap=heap)

@@ -9,11 +9,11 @@ import torch
 
 from tileweave import language as W
 from tileweave.ops.autotune.cost_model import (
-    communicated_us,
-    gathered_us,
-    stored_us,
-    summed_us,
-    tile_us,
+    estimate_ag_gemm_comm_blocks_us,
+    estimate_ag_gemm_copy_engine_us,
+    estimate_gemm_rs_persistent_us,
+    estimate_gemm_rs_store_us,
+    estimate_tile_us,
 )
 from tileweave.ops.autotune.trial import problem_of
 from tileweave.ops.core import strategy
@@ -86,7 +86,9 @@ def measured(table):
 @pytest.mark.parametrize(("M", "N", "K", "us"), measured(GATHERED))
 def test_what_is_gathered(M, N, K, us):
     tiles = PERSISTENT_TILES[1] if (N, M) in NARROW else PERSISTENT_TILES[0]
-    assert gathered_us(M // 4, N // 4, K, 4, tiles) == pytest.approx(us, rel=0.06)
+    assert estimate_ag_gemm_copy_engine_us(M // 4, N // 4, K, 4, tiles) == pytest.approx(
+        us, rel=0.06
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,8 @@ def test_rows_in_pieces(M, N, K, columns, whole, pieces, taken):
     """Between 2 ranks: blocks begin with a peer's rows where own ones are too few."""
     tiles = next(tiles for tiles in PERSISTENT_TILES if tiles.N == columns)
     found = [
-        gathered_us(M // 2, N, K, 2, replace(tiles, num_chunks=num_chunks)) for num_chunks in (1, 4)
+        estimate_ag_gemm_copy_engine_us(M // 2, N, K, 2, replace(tiles, num_chunks=cut))
+        for cut in (1, 4)
     ]
     assert found == pytest.approx((whole, pieces), rel=0.05)
     problem = problem_of("all_gather_matmul", M, 2 * N, K, 2, torch.bfloat16)
@@ -106,14 +109,14 @@ def test_rows_in_pieces(M, N, K, columns, whole, pieces, taken):
     assert min(copied, key=copied.get).tiles.num_chunks == taken
 
 
-@pytest.mark.parametrize(("ranks", "rows_per_rank", "N", "K", "copied", "sent"), COMMUNICATED)
-def test_some_blocks_communicate(ranks, rows_per_rank, N, K, copied, sent):
+@pytest.mark.parametrize(("ranks", "share", "N", "K", "copied", "sent"), COMMUNICATED)
+def test_some_blocks_communicate(ranks, share, N, K, copied, sent):
     """Where copies to many ranks take long to begin; else copy engines take it."""
-    foretold = min(communicated_us(rows_per_rank, N, K, ranks, tiles) for tiles in PERSISTENT_TILES)
-    assert foretold == pytest.approx(sent, rel=0.08)
-    problem = problem_of(
-        "all_gather_matmul", ranks * rows_per_rank, ranks * N, K, ranks, torch.bfloat16
+    predicted = min(
+        estimate_ag_gemm_comm_blocks_us(share, N, K, ranks, tiles) for tiles in PERSISTENT_TILES
     )
+    assert predicted == pytest.approx(sent, rel=0.08)
+    problem = problem_of("all_gather_matmul", ranks * share, ranks * N, K, ranks, torch.bfloat16)
     taken = OPERATORS["all_gather_matmul"].table(problem).program
     near = abs(sent - copied) < 0.05 * copied
     assert near or taken == ("communicating_blocks" if sent < copied else "copy_engines")
@@ -121,37 +124,42 @@ def test_some_blocks_communicate(ranks, rows_per_rank, N, K, copied, sent):
 
 @pytest.mark.parametrize(("M", "N", "K", "us"), measured(SUMMED))
 def test_what_is_summed(M, N, K, us):
-    expected = summed_us(M // 4, N, K // 4, 4, PERSISTENT_TILES[0])
+    expected = estimate_gemm_rs_persistent_us(M // 4, N, K // 4, 4, PERSISTENT_TILES[0])
     assert expected == pytest.approx(us, rel=0.06 if us > 150 else 0.18)
 
 
 @pytest.mark.parametrize(("M", "N", "K", "us"), measured(SHARED))
 def test_what_is_summed_for_all(M, N, K, us):
-    assert summed_us(M // 4, N, K // 4, 4, BAND_OF_4, shared=True) == pytest.approx(us, rel=0.1)
+    assert estimate_gemm_rs_persistent_us(
+        M // 4, N, K // 4, 4, BAND_OF_4, shared=True
+    ) == pytest.approx(us, rel=0.1)
 
 
 @pytest.mark.parametrize(("M", "us"), BY_KERNELS.items())
 def test_streams_wait_sooner_than_kernels(M, us):
-    assert 0.5 * us < summed_us(M // 4, 4096, 3584, 4, BAND_OF_4, shared=True) < 0.9 * us
+    assert (
+        0.5 * us
+        < estimate_gemm_rs_persistent_us(M // 4, 4096, 3584, 4, BAND_OF_4, shared=True)
+        < 0.9 * us
+    )
 
 
 @pytest.mark.parametrize(("M", "N", "K"), BETWEEN_TWO)
 def test_pieces(M, N, K):
-    """The fastest is foretold, too."""
+    """The fastest is predicted, too."""
     summed, shared = BETWEEN_TWO[M, N, K]
-    rows_per_rank, tiles = M // 2, PERSISTENT_TILES[0]
-    alone = summed_us(rows_per_rank, N, K, 2, tiles)
+    share, tiles = M // 2, PERSISTENT_TILES[0]
+    alone = estimate_gemm_rs_persistent_us(share, N, K, 2, tiles)
     assert alone == pytest.approx(summed, rel=0.04 if M > 2048 else 0.05)
-    foretold = {
-        (group_m, num_chunks): summed_us(
-            rows_per_rank, N, K, 2, replace(tiles, group_m=group_m, num_chunks=num_chunks),
-            shared=True,
+    predicted = {
+        (band, cut): estimate_gemm_rs_persistent_us(
+            share, N, K, 2, replace(tiles, group_m=band, num_chunks=cut), shared=True
         )
-        for group_m, num_chunks in shared
+        for band, cut in shared
     }  # fmt: skip
-    more = {way: us / alone for way, us in foretold.items()}
+    more = {way: us / alone for way, us in predicted.items()}
     assert more == pytest.approx({way: us / summed for way, us in shared.items()}, rel=0.03)
-    assert min(foretold, key=foretold.get) == min(shared, key=shared.get)
+    assert min(predicted, key=predicted.get) == min(shared, key=shared.get)
 
 
 @pytest.mark.parametrize(("shape", "us"), FETCHED.items())
@@ -159,8 +167,8 @@ def test_sums_are_fetched(shape, us):
     M, N, K = shape
     problem = problem_of("matmul_all_reduce", M, N, 2 * K, 2, torch.bfloat16)
     estimates = OPERATORS["matmul_all_reduce"].estimates(problem)
-    foretold = min(t for c, t in estimates.items() if c.program == "copy_engines")
-    assert foretold == pytest.approx(us, rel=0.045)
+    predicted = min(t for c, t in estimates.items() if c.program == "copy_engines")
+    assert predicted == pytest.approx(us, rel=0.045)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +177,10 @@ def test_sums_are_fetched(shape, us):
 def test_what_is_late(M, N, K, summed, shared):
     """SMs store what copy engines would bring when all is done; 10 us less of 2 ranks."""
     assert stores_last_peer(M // 2, N, 2, PERSISTENT_TILES[0])
-    assert summed_us(M // 2, N, K, 2, PERSISTENT_TILES[0]) == pytest.approx(summed, rel=0.02)
-    found = summed_us(M // 2, N, K, 2, PERSISTENT_TILES[0], shared=True)
+    assert estimate_gemm_rs_persistent_us(M // 2, N, K, 2, PERSISTENT_TILES[0]) == pytest.approx(
+        summed, rel=0.02
+    )
+    found = estimate_gemm_rs_persistent_us(M // 2, N, K, 2, PERSISTENT_TILES[0], shared=True)
     assert found == pytest.approx(shared, rel=0.1)
 
 
@@ -180,13 +190,13 @@ def test_what_is_late(M, N, K, summed, shared):
      (2048, 8192, 7168, 376, 420)],
 )  # fmt: skip
 def test_what_is_stored(M, N, K, large, small):
-    assert stored_us(M // 4, N, K, 4, LARGE) == pytest.approx(large, rel=0.09)
+    assert estimate_gemm_rs_store_us(M // 4, N, K, 4, LARGE) == pytest.approx(large, rel=0.09)
     shallow = Tiles(128, 128, 64, stages=4)
-    assert stored_us(M // 4, N, K, 4, shallow) == pytest.approx(small, rel=0.09)
+    assert estimate_gemm_rs_store_us(M // 4, N, K, 4, shallow) == pytest.approx(small, rel=0.09)
 
 
 @pytest.mark.parametrize(
-    ("op", "shape", "program", "columns", "group_m", "num_chunks"),
+    ("op", "shape", "program", "columns", "band", "cut"),
     [
         ("all_gather_matmul", (4096, 28672, 8192), "copy_engines", 256, 8, 1),
         ("all_gather_matmul", (1024, 14336, 4096), "communicating_blocks", 256, 8, 1),
@@ -200,10 +210,10 @@ def test_what_is_stored(M, N, K, large, small):
         ("matmul_all_reduce", (8192, 16384, 53248), "copy_engines", 256, 8, 4),
     ],
 )
-def test_what_the_table_takes(op, shape, program, columns, group_m, num_chunks):
+def test_what_the_table_takes(op, shape, program, columns, band, cut):
     choice = OPERATORS[op].table(problem_of(op, *shape, 4, torch.bfloat16))
     found = choice.program, choice.tiles.N, choice.tiles.group_m, choice.tiles.num_chunks
-    assert found == (program, columns, group_m, num_chunks)
+    assert found == (program, columns, band, cut)
 
 
 FEW_ROWS = {
@@ -229,8 +239,8 @@ FEW_ROWS = {
 def test_few_rows(op, M, N, K, fused, nccl):
     """The faster one is taken."""
     problem = problem_of(op, M, N, K, 2, torch.bfloat16)
-    assert OPERATORS[op].foretold(problem) == pytest.approx((fused, nccl), rel=0.2)
-    taken = {"fused": fused, "nccl": nccl}[strategy.foretold(problem).name]
+    assert OPERATORS[op].predicted(problem) == pytest.approx((fused, nccl), rel=0.2)
+    taken = {"fused": fused, "nccl": nccl}[strategy.predicted(problem).name]
     assert taken == min(fused, nccl)
 
 
@@ -238,7 +248,7 @@ def test_few_rows(op, M, N, K, fused, nccl):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("ranks", "shape"), [(1, (8, 8, 8)), (3, (3, 24, 48)), (8, (8000, 8, 16))])
 def test_something_is_taken_of_all(op, dtype, ranks, shape):
-    """Whatever the sizes: a group higher than all rows, less than a tile, one rank."""
+    """Whatever the sizes: a band higher than all rows, less than a tile, one rank."""
     problem = problem_of(op, *shape, ranks, dtype)
     choice = OPERATORS[op].table(problem)
     assert choice in OPERATORS[op].candidates(problem)
@@ -247,8 +257,12 @@ def test_something_is_taken_of_all(op, dtype, ranks, shape):
 
 
 def test_a_tile_takes_as_long_as_it_is_large():
-    assert tile_us(SMALL, 4096, 2) < tile_us(LARGE, 4096, 2) < tile_us(LARGE, 8192, 2)
-    assert tile_us(FP8, 4096, 1) < tile_us(SMALL, 4096, 2)
+    assert (
+        estimate_tile_us(SMALL, 4096, 2)
+        < estimate_tile_us(LARGE, 4096, 2)
+        < estimate_tile_us(LARGE, 8192, 2)
+    )
+    assert estimate_tile_us(FP8, 4096, 1) < estimate_tile_us(SMALL, 4096, 2)
 
 
 @pytest.mark.parametrize("chunk", [None, 5, 7])
@@ -265,8 +279,10 @@ def test_places_of_many_tiles(chunk):
 
 def test_copies_begin_when_products_are_there():
     """One turn, then nothing is hidden: products of each peer go behind each other."""
-    few = summed_us(128, 1024, 4096, 4, PERSISTENT_TILES[0])
-    assert PersistentSchedule.over(4 * 4).waves == 1
-    alone = tile_us(PERSISTENT_TILES[0], 4096, 2)
+    few = estimate_gemm_rs_persistent_us(128, 1024, 4096, 4, PERSISTENT_TILES[0])
+    assert PersistentSchedule.for_tiles(4 * 4).waves == 1
+    alone = estimate_tile_us(PERSISTENT_TILES[0], 4096, 2)
     assert few > alone + 3 * 128 * 1024 * 2 / 360e3
-    assert summed_us(128, 1024, 4096, 1, PERSISTENT_TILES[0]) == pytest.approx(alone, abs=10)
+    assert estimate_gemm_rs_persistent_us(128, 1024, 4096, 1, PERSISTENT_TILES[0]) == pytest.approx(
+        alone, abs=10
+    )

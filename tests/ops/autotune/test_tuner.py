@@ -209,7 +209,9 @@ def test_what_is_left_out_on_all_ranks(contest, program, reason):
         tuned = alike(contest(program, "slow"))
     # What a larger heap may change is told, by rank 0, and not kept.
     homeless = program == "no room"
-    told = f"1 of 3 ways to compute {ASKED} were not measured, so nothing is kept on disk: Heap"
+    told = (
+        f"1 of 3 candidates of {ASKED} were not measured, so the result is not stored on disk: Heap"
+    )
     assert [told in str(w.message) for w in caught] == [True] * homeless
     assert (saved(ASKED, Group(0, 2, 0, ALONE.device, None, None)) is None) == homeless
     left_out = [a for a in tuned.attempts if a.reason]
@@ -273,7 +275,7 @@ def test_calls_take_what_was_measured(contest):
 
 def test_what_was_decided_before_is_decided_anew(contest, monkeypatch):
     forgot = []
-    monkeypatch.setattr(tuner, "forget", lambda: forgot.append(True))
+    monkeypatch.setattr(tuner, "invalidate", lambda: forgot.append(True))
     alike(contest("quick"))
     assert len(forgot) == 2
 
@@ -391,7 +393,7 @@ def test_a_file_that_is_none_is_told_and_replaced(disk, text):
 
 def test_no_place_to_write(disk):
     (disk / "tileweave").write_text("a file")
-    with pytest.warns(UserWarning, match="what was tuned is forgotten when the process ends"):
+    with pytest.warns(UserWarning, match="the results of tuning are lost when the process ends"):
         save(ASKED, ALONE, FAST)
 
 
@@ -400,7 +402,7 @@ def test_strategy_of_says_what_was_measured(disk, monkeypatch):
     a, b = torch.ones(24, 8).bfloat16(), torch.ones(16, 8).bfloat16().t()
     asked = replace(ASKED, ranks=1)
     said = lambda: ops.strategy_of(ops.matmul_all_reduce, a, b)  # noqa: E731
-    assert said() == ("nccl", "foretold: fused 0.005 ms, nccl 0.004 ms")
+    assert said() == ("nccl", "predicted: fused 0.005 ms, nccl 0.004 ms")
     save(asked, ALONE, FAST)
     assert said() == ("fused", "measured: fused 0.500 ms, nccl 0.750 ms")
     monkeypatch.setitem(table_for(ALONE), asked, replace(FAST, nccl=0.25))

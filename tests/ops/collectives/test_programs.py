@@ -17,7 +17,7 @@ from tileweave.ops.collectives.all_reduce import (
     all_reduce_plan,
     is_one_shot,
     one_shot_program,
-    two_phase_program,
+    two_shot_program,
 )
 from tileweave.ops.collectives.all_to_all import (
     AllToAll,
@@ -32,8 +32,8 @@ from tileweave.ops.collectives.vectors import Lines, copies_to
 from tileweave.ops.core.collective_problem import CollectiveProblem
 
 TRANSPORTS = ["copy_engine", "tma", "ldst"]
-WALKED = "copy_engine, blocks that walk"
-BY_ENGINES = {"copy_engine": None, WALKED: 2}
+PERSISTENT_TILES = "copy_engine, blocks that walk"
+BY_ENGINES = {"copy_engine": None, PERSISTENT_TILES: 2}
 """How many blocks collect what copy engines bring; None for one a tile."""
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
@@ -59,7 +59,7 @@ def in_pieces(count, height):
     return [slice(*ends) for ends in itertools.pairwise([*starts, count])]
 
 
-@pytest.mark.parametrize("transport", [*TRANSPORTS, WALKED])
+@pytest.mark.parametrize("transport", [*TRANSPORTS, PERSISTENT_TILES])
 @pytest.mark.parametrize(("ranks", "count"), [(1, 64), (2, 96), (3, 112), (5, 12)])
 def test_all_gather(ranks, count, transport):
     lines = lines_of(count, "int32")
@@ -99,7 +99,7 @@ def test_reduce_scatter(ranks, dtype, count, transport):
 
 
 @pytest.mark.parametrize("transport", ["tma", "ldst"])
-@pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
+@pytest.mark.parametrize("make", [one_shot_program, two_shot_program])
 @pytest.mark.parametrize(("ranks", "dtype", "count"), CASES)
 def test_all_reduce(make, ranks, dtype, count, transport):
     lines = lines_of(count, dtype)
@@ -117,7 +117,7 @@ def test_all_reduce_by_copy_engines(ranks, dtype, count):
         assert np.array_equal(found, total)
 
 
-@pytest.mark.parametrize("make", [one_shot_program, two_phase_program])
+@pytest.mark.parametrize("make", [one_shot_program, two_shot_program])
 def test_all_ranks_get_the_same_bits(make):
     """Of numbers whose sum depends on the order."""
     rng, ranks, lines = np.random.default_rng(0), 4, lines_of(320, "bfloat16")
@@ -146,7 +146,7 @@ AXES = [((6, 6, 8), 1, 0), ((6, 4, 8), 0, 1), ((12, 2, 4), 0, 0), ((2, 3, 6, 4),
 """Of heads to sequence and back; parts without gaps; axes before, between and behind."""
 
 
-@pytest.mark.parametrize("transport", [*TRANSPORTS, WALKED])
+@pytest.mark.parametrize("transport", [*TRANSPORTS, PERSISTENT_TILES])
 @pytest.mark.parametrize(("shape", "scatter", "gather"), AXES)
 def test_all_to_all(shape, scatter, gather, transport):
     ranks = 2 + scatter % 2

@@ -77,9 +77,9 @@ def said(monkeypatch):
     monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
     monkeypatch.setattr(call, "choice_of", lambda *_: Choice("stores", LARGE))
     monkeypatch.setitem(OPERATORS, "matmul_reduce_scatter", StandIn)
-    remembered.forget()
+    remembered.invalidate()
     yield StandIn.said
-    remembered.forget()
+    remembered.invalidate()
 
 
 def bf16(*shape):
@@ -128,7 +128,7 @@ def another_session(monkeypatch, a, b):
 
 
 def tuned(_, a, b):
-    remembered.forget()
+    remembered.invalidate()
     scattered(a, b)
 
 

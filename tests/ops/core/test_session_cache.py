@@ -25,9 +25,9 @@ def join(monkeypatch):
     """Begins a session."""
     monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
     monkeypatch.setattr(problem, "_warned", set())
-    remembered.forget()
+    remembered.invalidate()
     yield lambda: monkeypatch.setattr(session, "_session", types.SimpleNamespace(group=ALONE))
-    remembered.forget()
+    remembered.invalidate()
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_another_call_decides(decided, other):
 
 def test_what_was_tuned_and_a_new_session_are_heeded(decided, join):
     a, b = bf16(16, 8), bf16(8, 24)
-    for change in (remembered.forget, join, lambda: None):
+    for change in (remembered.invalidate, join, lambda: None):
         made(a, b)
         change()
     assert len(decided) == 3

@@ -16,12 +16,12 @@ from tileweave.ops.core import tiles as tiles_module
 from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.tiles import (
     CANDIDATES,
+    DEVICE,
     FEW_ROWS,
     FP8_CANDIDATES,
     LARGE,
     PERSISTENT_TILES,
     SMALL,
-    SMS,
     PersistentSchedule,
     Tiles,
     stores_last_peer,
@@ -213,7 +213,7 @@ def test_walks_of_many_turns(
     operator, ranks, rows_per_rank, group_m, num_chunks, dtype, monkeypatch
 ):
     """Few SMs, all of whose tiles copy engines bring in time, piece by piece."""
-    monkeypatch.setattr(tiles_module, "SMS", 6)
+    monkeypatch.setattr(tiles_module, "DEVICE", tiles_module.DeviceSpec(6))
     tiles, N, K = replace(TILES, group_m=group_m, num_chunks=num_chunks), 88, 24
     assert tiles.has_whole_chunks(rows_per_rank, N) and not stores_last_peer(
         rows_per_rank, N, ranks, tiles
@@ -391,7 +391,7 @@ def test_strips_that_blocks_send(rows_per_rank, N, K, ranks, tiles, itemsize):
     assert sent.height * sent.width * itemsize % ((tiles.threads + 128) * 16) == 0
     assert sent.height * sent.width * itemsize <= 48 << 10
     assert sent.peers == ranks - 1
-    assert 0 < sent.blocks <= SMS - sent.schedule.blocks
+    assert 0 < sent.blocks <= DEVICE.sm_count - sent.schedule.blocks
     assert CommBlocks.dedicated(rows_per_rank, N, K, 1, tiles, itemsize).blocks == 0
 
 
@@ -506,7 +506,7 @@ def test_tiles(rows, columns, shards, tiles):
     ],
 )
 def test_blocks_walk_over_as_many_tiles(tiles, schedule):
-    assert PersistentSchedule.over(tiles) == schedule
+    assert PersistentSchedule.for_tiles(tiles) == schedule
 
 
 @pytest.mark.parametrize(
@@ -529,7 +529,7 @@ def test_parts_of_an_all_reduce_too_large_for_its_indices_are_not_copied():
 
 
 def test_all_sms_walk_where_nothing_waits_beside_them():
-    assert PersistentSchedule.over(264, SMS) == PersistentSchedule(264, 2, 132)
+    assert PersistentSchedule.for_tiles(264, DEVICE.sm_count) == PersistentSchedule(264, 2, 132)
 
 
 @pytest.mark.parametrize("operator", [MatmulReduceScatter, MatmulAllReduce])

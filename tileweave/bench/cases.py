@@ -1,4 +1,4 @@
-"""What differs between products, collectives and attention in ``tileweave bench``."""
+"""Cases of ``tileweave bench``: GEMM operators, collectives and attention."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from ..ops.core.problem import Problem
 from ..ops.core.strategy import Strategy, not_fused
 from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
-from . import attention, exchanges
-from . import contenders as products
-from .contenders import Implementation
+from . import attention, collectives
+from . import implementations as products
+from .implementations import Implementation
 from .results import Length, Shape, Size
 
 
 @dataclass(frozen=True)
 class Case(ABC):
-    """One operator with one shape or length, or one collective with one size.
+    """Operator with one shape or length, or collective with one size.
 
     Attributes:
-        makers: of its contenders.
-        symmetric_bytes: what ours takes on each rank, of 2-byte numbers, without counters and
-            tails.
-        gathered_bytes: what copies alone bring to each rank.
-        operations: arithmetic operations of all ranks; of a collective, bytes of one rank.
+        makers: constructors of its implementations by name.
+        symmetric_bytes: symmetric memory of our operator on each rank, for 2-byte values, without
+            counters and tails.
+        gathered_bytes: bytes that the implementation by copies writes to each rank.
+        operations: arithmetic operations of all ranks; for a collective, bytes of one rank.
         example: options for a small case.
     """
 
@@ -59,32 +59,33 @@ class Case(ABC):
 
     @abstractmethod
     def problem(self, ranks: int, dtype: torch.dtype) -> Any:
-        """What each rank does.
+        """Return the problem of each rank.
 
         Raises:
-            TileWeaveError: ranks cannot share it out.
+            TileWeaveError: the number of ranks does not divide it.
         """
 
     @staticmethod
     @abstractmethod
     def programs(problem: Any, group: Group) -> list[Any]:
-        """What our contenders launch, if there is a GPU."""
+        """Return the programs and plans that our implementations launch on a GPU."""
 
     @staticmethod
     @abstractmethod
     def stage(
         problem: Any, group: Group, gathered: SymmetricTensor | None
     ) -> tuple[Any, Iterator[Any]]:
-        """Where contenders compute it, to be closed, and inputs, which ranks make together."""
+        """Return the buffers in which implementations compute, which the caller closes, and an
+        iterator of inputs, which all ranks advance together."""
 
     @staticmethod
     @abstractmethod
     def how(problem: Any, inputs: Any) -> Strategy | Transport:
-        """How the operator computes it, and why."""
+        """Return how the operator computes it, and why."""
 
 
 @dataclass(frozen=True)
-class ProductSubject(Case):
+class ProductCase(Case):
     makers = products.MAKERS
     example = "--shapes 256x512x512"
     shape: Shape
@@ -92,12 +93,12 @@ class ProductSubject(Case):
     @property
     def symmetric_bytes(self):
         M, N, K = self.shape.M, self.shape.N, self.shape.K
-        taken = {
+        elements = {
             "all_gather_matmul": M * K,
             "matmul_reduce_scatter": 4 * M * N,
             "matmul_all_reduce": 7 * M * N,
         }
-        return 2 * taken[self.op]
+        return 2 * elements[self.op]
 
     @property
     def gathered_bytes(self):
@@ -112,12 +113,12 @@ class ProductSubject(Case):
 
     @staticmethod
     def programs(problem: Problem, group):
-        found = [products.product_program(problem)]
+        programs = [products.product_program(problem)]
         if not not_fused("auto", problem, group.device, group):
             choice = choice_of("auto", problem, group)
             if choice is not None:
-                found += FUSED[problem.op].launched(problem, choice)
-        return found
+                programs += FUSED[problem.op].launched(problem, choice)
+        return programs
 
     @staticmethod
     def stage(problem: Problem, group, gathered):
@@ -131,44 +132,44 @@ class ProductSubject(Case):
 
 
 @dataclass(frozen=True)
-class ExchangeSubject(Case):
-    makers = exchanges.MAKERS
+class CollectiveCase(Case):
+    makers = collectives.MAKERS
     example = "--sizes 1"
     shape: Size
 
     @property
     def symmetric_bytes(self):
-        return exchanges.symmetric_bytes(self.op, self.shape)
+        return collectives.symmetric_bytes(self.op, self.shape)
 
     @property
     def gathered_bytes(self):
-        return exchanges.gathered_bytes(self.op, self.shape)
+        return collectives.gathered_bytes(self.op, self.shape)
 
     @property
     def operations(self):
         return self.shape.bytes
 
     def problem(self, ranks, dtype):
-        return exchanges.problem_of(self.op, self.shape, dtype)
+        return collectives.problem_of(self.op, self.shape, dtype)
 
     @staticmethod
     def programs(problem: CollectiveProblem, group):
-        return exchanges.programs(problem, group)
+        return collectives.programs(problem, group)
 
     @staticmethod
     def stage(problem: CollectiveProblem, group, gathered):
         return (
-            exchanges.Buffers(problem, group, gathered),
-            exchanges.Inputs.random(problem, group),
+            collectives.Buffers(problem, group, gathered),
+            collectives.Inputs.random(problem, group),
         )
 
     @staticmethod
     def how(problem: CollectiveProblem, inputs):
-        return exchanges.transport_of(problem, inputs.x)
+        return collectives.transport_of(problem, inputs.x)
 
 
 @dataclass(frozen=True)
-class AttentionSubject(Case):
+class AttentionCase(Case):
     makers = attention.MAKERS
     example = "--lengths 256"
     shape: Length
@@ -195,8 +196,8 @@ class AttentionSubject(Case):
 
     @staticmethod
     def stage(problem: AttentionProblem, group, gathered):
-        arena = attention.Buffers(problem, group, gathered)
-        return arena, attention.Inputs.random(problem, group)
+        buffers = attention.Buffers(problem, group, gathered)
+        return buffers, attention.Inputs.random(problem, group)
 
     @staticmethod
     def how(problem: AttentionProblem, inputs):

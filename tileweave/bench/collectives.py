@@ -1,4 +1,4 @@
-"""What ``tileweave bench`` measures of collectives: ours by each transport, NCCL, copies alone."""
+"""Collectives in ``tileweave bench``: ours by each transport, NCCL, and copies without kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..ops.core.cache import prepared
 from ..ops.core.collective_problem import CollectiveProblem
 from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
-from .contenders import EXCHANGE, NCCL, OURS, TRANSPORT, Implementation, Missing, by_copies
+from .implementations import EXCHANGE, NCCL, OURS, TRANSPORT, Implementation, Missing, by_copies
 from .programs import all_gather_plan, all_to_all_plan
 from .results import Size
 
@@ -29,7 +29,7 @@ COLLECTIVES: dict[str, tuple[int, ...]] = {
     "all_reduce": (),
     "all_to_all": (0, 0),
 }
-"""By name, with the axes of those that have some."""
+"""Collectives by name, with the axes of those that have such arguments."""
 _NCCL: dict[str, Callable[[Tensor, Tensor, Group], None]] = {
     "all_gather": nccl.all_gather_into,
     "reduce_scatter": nccl.reduce_scatter,
@@ -38,29 +38,29 @@ _NCCL: dict[str, Callable[[Tensor, Tensor, Group], None]] = {
 }
 _COPIES = {"all_gather": all_gather_plan, "all_to_all": all_to_all_plan}
 _PART = 8
-"""A part of each rank is a multiple of so many elements: 16 bytes, for the TMA."""
+"""Parts of ranks are multiples of this number of elements: 16 bytes, for the TMA."""
 
 
 def size_of(mebibytes: int, ranks: int) -> Size:
-    """Of what a rank gives: the least that ranks can share out, from ``mebibytes`` on."""
+    """Return the least size, from ``mebibytes`` on, that divides among the ranks."""
     unit = 2 * _PART * ranks
     return Size(-(-(mebibytes << 20) // unit) * unit, ranks)
 
 
 def problem_of(op: str, size: Size, dtype: torch.dtype) -> CollectiveProblem:
-    """One axis, of 2-byte numbers."""
+    """Return the problem of one axis of 2-byte values."""
     x = torch.empty(size.bytes // dtype.itemsize, dtype=dtype, device="meta")
     return checked(op, x, None, size.ranks, COLLECTIVES[op])
 
 
 def gathered_bytes(op: str, size: Size) -> int:
-    """What copies alone bring to each rank."""
+    """Return the bytes that the implementation by copies writes to each rank."""
     return {"all_gather": size.ranks * size.bytes, "all_to_all": size.bytes}.get(op, 0)
 
 
 def symmetric_bytes(op: str, size: Size) -> int:
-    """What ours takes on each rank, by all transports and once more by ``auto``, without counters
-    and tails."""
+    """Return the symmetric memory of our collective on each rank, by all transports and once more
+    by ``auto``, without counters and tails."""
     engine, tiles = {
         "all_gather": (size.ranks, 2 * size.ranks),
         "reduce_scatter": (1, 2),
@@ -72,14 +72,14 @@ def symmetric_bytes(op: str, size: Size) -> int:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one rank gives, and should get."""
+    """Input of one rank, and the expected result."""
 
     x: Tensor
     result: Tensor
 
     @staticmethod
     def random(problem: CollectiveProblem, group: Group) -> Iterator[Inputs]:
-        """Fresh ones: integers whose sums are exact, in any order. Collective."""
+        """Yield new inputs: integers whose sums are exact in any order. Collective."""
         generator = torch.Generator(group.device).manual_seed(group.rank)
         while True:
             shape, device = problem.shape, group.device
@@ -88,7 +88,7 @@ class Inputs:
 
 
 def right_of(problem: CollectiveProblem, x: Tensor, group: Group) -> Tensor:
-    """What a rank should get, by no more than an all-gather. Collective."""
+    """Return the expected result of a rank, from an all-gather. Collective."""
     every = nccl.all_gather(x, group).view(problem.ranks, problem.ranks, -1)  # by rank and part
     if problem.op == "all_gather":
         return every.view(-1)
@@ -101,12 +101,12 @@ def right_of(problem: CollectiveProblem, x: Tensor, group: Group) -> Tensor:
 
 @dataclass
 class Buffers:
-    """One problem, and the memory in which contenders compute it.
+    """Problem with the memory in which the implementations compute it.
 
     Attributes:
-        gathered: room for what copies alone bring, on each rank; None if there is none.
-        out: what a rank gets.
-        made: what ``close`` frees.
+        gathered: symmetric memory for the implementation by copies; None if it does not fit.
+        out: memory of a rank's result.
+        made: operators that ``close`` frees.
     """
 
     problem: CollectiveProblem
@@ -121,55 +121,56 @@ class Buffers:
         )
 
     def into_out(self, call: Callable[[Tensor, Tensor], Any]) -> Implementation:
-        """What writes its result there, which holds no number before."""
+        """Return the implementation of a call that writes its result to ``out``, which is filled
+        with NaN before."""
         return Implementation(
-            lambda given: call(given.x, self.out),
+            lambda inputs: call(inputs.x, self.out),
             found=lambda _: self.out,
             prepare=lambda _: self.out.fill_(torch.nan),
         )
 
     def close(self) -> None:
-        """Free what was made for this problem alone. Collective."""
+        """Free the operators of this case. Collective."""
         for exchange in self.made:
             exchange.free()
         self.made.clear()
 
 
-def _ours(arena: Buffers) -> Implementation:
-    operator = getattr(ops, arena.problem.op)
-    return arena.into_out(lambda x, out: operator(x, *arena.problem.options, out=out))
+def _ours(buffers: Buffers) -> Implementation:
+    operator = getattr(ops, buffers.problem.op)
+    return buffers.into_out(lambda x, out: operator(x, *buffers.problem.options, out=out))
 
 
-def _by_transport(arena: Buffers, name: str) -> Implementation:
-    problem, group = arena.problem, arena.group
-    made = EXCHANGES[problem.op]
-    if found := obstacle(name, problem, group.device, group, made):
-        raise Missing(found)
-    # Nothing else makes room for it again, as what ``prepared`` keeps.
-    arena.made.append(prepared(group).made(problem, name, made))
-    return arena.into_out(arena.made[-1])
+def _by_transport(buffers: Buffers, name: str) -> Implementation:
+    problem, group = buffers.problem, buffers.group
+    collective = EXCHANGES[problem.op]
+    if reason := obstacle(name, problem, group.device, group, collective):
+        raise Missing(reason)
+    # The cache does not hold it, so ``close`` frees it.
+    buffers.made.append(prepared(group).made(problem, name, collective))
+    return buffers.into_out(buffers.made[-1])
 
 
-def _nccl(arena: Buffers) -> Implementation:
-    call, group, out = _NCCL[arena.problem.op], arena.group, arena.out
-    if arena.problem.op != "all_reduce":
-        return arena.into_out(lambda x, out: call(x, out, group))
+def _nccl(buffers: Buffers) -> Implementation:
+    call, group, out = _NCCL[buffers.problem.op], buffers.group, buffers.out
+    if buffers.problem.op != "all_reduce":
+        return buffers.into_out(lambda x, out: call(x, out, group))
     return Implementation(
-        lambda given: call(given.x, out, group),
+        lambda inputs: call(inputs.x, out, group),
         found=lambda _: out,
-        prepare=lambda given: out.copy_(given.x),  # it adds in place
+        prepare=lambda inputs: out.copy_(inputs.x),  # it adds in place
     )
 
 
-def _copies(arena: Buffers) -> Implementation:
-    problem = arena.problem
+def _copies(buffers: Buffers) -> Implementation:
+    problem = buffers.problem
     if problem.op not in _COPIES:
         raise Missing("copy engines do not add")
     elements = prod(problem.result) // problem.ranks
     shape = (elements,) if problem.op == "all_gather" else (problem.ranks, elements)
     return by_copies(
-        arena.gathered, arena.group, _COPIES[problem.op], elements,
-        given=lambda inputs: inputs.x.view(shape), right=lambda inputs: inputs.result,
+        buffers.gathered, buffers.group, _COPIES[problem.op], elements,
+        sent=lambda inputs: inputs.x.view(shape), right=lambda inputs: inputs.result,
     )  # fmt: skip
 
 
@@ -182,12 +183,12 @@ MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
 
 
 def programs(problem: CollectiveProblem, group: Group) -> list[Any]:
-    """What our contenders for a problem launch."""
-    made = EXCHANGES[problem.op]
-    can = [name for name in OWN if not obstacle(name, problem, group.device, group, made)]
-    return [made.steps(problem, name) for name in can]
+    """Return the programs and plans that our implementations launch."""
+    collective = EXCHANGES[problem.op]
+    can = [name for name in OWN if not obstacle(name, problem, group.device, group, collective)]
+    return [collective.steps(problem, name) for name in can]
 
 
 def transport_of(problem: CollectiveProblem, x: Tensor) -> Transport:
-    """How ``ours`` moves its data, and why."""
+    """Return the transport of our collective, and the reason."""
     return ops.transport_of(getattr(ops, problem.op), x, *problem.options)
