@@ -25,7 +25,7 @@ def acquires(call: tirx.Call) -> bool:
 
 def _sem(call: tirx.Call) -> str:
     spec = builtin_of(call)
-    return spec.word(call, "sem") if spec.has_word("sem") else ""
+    return spec.qualifier(call, "sem") if spec.has_qualifier("sem") else ""
 
 
 def writes(call: tirx.Call) -> bool:

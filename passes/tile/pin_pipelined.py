@@ -173,8 +173,8 @@ def _evaluated(stmt: tirx.Stmt):
 def _instead(acquire: tirx.Call) -> str:
     if _is_wait(acquire):
         return "it before the loads, or T.serial"
-    words = dict(builtin_of(acquire).words)
-    relaxed = "sem='relaxed', " if "relaxed" in words.get("sem", ()) else ""
+    qualifiers = dict(builtin_of(acquire).qualifiers)
+    relaxed = "sem='relaxed', " if "relaxed" in qualifiers.get("sem", ()) else ""
     return f"a wait before the loads, {relaxed}or T.serial"
 
 

@@ -44,18 +44,18 @@ def drop(op: Operation, context: Context) -> Changes:
 
 def weaken(op: Operation, context: Context) -> Changes:
     """It orders less than it should."""
-    return _other_words(op, "sem", _WEAKER)
+    return _other_qualifiers(op, "sem", _WEAKER)
 
 
 def narrow(op: Operation, context: Context) -> Changes:
     """It speaks to fewer than it should."""
-    return _other_words(op, "scope", _NARROWER)
+    return _other_qualifiers(op, "scope", _NARROWER)
 
 
-def _other_words(op: Operation, name: str, others: dict[str, tuple[str, ...]]) -> Changes:
-    words = op.spec.words if op.spec is not None else ()
-    for place, (word, legal) in enumerate(words, len(op.call.args) - len(words)):
-        if word == name:
+def _other_qualifiers(op: Operation, name: str, others: dict[str, tuple[str, ...]]) -> Changes:
+    qualifiers = op.spec.qualifiers if op.spec is not None else ()
+    for place, (qualifier, legal) in enumerate(qualifiers, len(op.call.args) - len(qualifiers)):
+        if qualifier == name:
             for other in others.get(op.call.args[place].value, ()):
                 if other in legal:
                     yield f"{name}={other}", _with_operand(op, place, tirx.StringImm(other))

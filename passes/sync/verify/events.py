@@ -139,7 +139,7 @@ class _Events(_Collector):
         """Who is let in by what an acquiring atomic returned follows those who came before."""
         arrived = self._atomic_in(stmt.condition)
         if arrived is not None and acquires(arrived):
-            scope = builtin_of(arrived).word(arrived, "scope")
+            scope = builtin_of(arrived).qualifier(arrived, "scope")
             self._conditions.append(stmt.condition)
             name = builtin_of(arrived).text
             self._event("wait", name, arrived, stmt, scope=scope, sem="acquire")
@@ -204,18 +204,18 @@ class _Events(_Collector):
         old value, until its condition fails: a polling loop, or the acquisition of a lock."""
         for call, seen in _polled(stmt):
             spec = builtin_of(call)
-            sem = spec.word(call, "sem")
+            sem = spec.qualifier(call, "sem")
             self._event(
                 "wait", spec.text, call, stmt,
-                scope="sys" if sem == "volatile" else spec.word(call, "scope"),
+                scope="sys" if sem == "volatile" else spec.qualifier(call, "scope"),
                 sem="acquire" if acquires(call) else sem,
                 value=_bound(stmt.condition, seen) if spec.loads else None,
                 relation="reached",
             )  # fmt: skip
 
     def _sync(self, call: tirx.Call, spec: Builtin, stmt: tirx.Stmt) -> None:
-        words = {name: spec.word(call, name) for name, _ in spec.words}
-        order = {"scope": words.get("scope", "sys"), "sem": words.get("sem", "")}
+        qualifiers = {name: spec.qualifier(call, name) for name, _ in spec.qualifiers}
+        order = {"scope": qualifiers.get("scope", "sys"), "sem": qualifiers.get("sem", "")}
         if spec.participants:
             scope = "gpu" if spec.participants == "grid" else "sys"
             self._event(
@@ -226,7 +226,7 @@ class _Events(_Collector):
         elif spec.waits:
             value = call.args[1]
             self._event("wait", spec.text, call, stmt, **order, value=value, relation=spec.waits)
-        elif words.get("sem") and spec.writes:
+        elif qualifiers.get("sem") and spec.writes:
             how = spec.combination(call)
             self._event(
                 "signal", spec.text, call, stmt, **order, adds=how == "add",
