@@ -215,7 +215,7 @@ class Builtin:
         return self.qualifier(call, "op") if self.has_qualifier("op") else self.combines or "set"
 
     def operand(self, call: tirx.Call, name: str) -> tirx.PrimExpr:
-        """What ``call`` was traced with for the parameter or the hidden operand ``name``."""
+        """Return the operand of ``call`` for the parameter or the implicit operand ``name``."""
         return call.args[[*(n for n, _ in self.operands), *self.implicit].index(name)]
 
     def types_of(self, op: str | None) -> tuple[str, ...]:
@@ -241,7 +241,7 @@ BUILTINS: dict[str, Builtin] = {}
 
 
 def builtin_of(node: Any) -> Builtin | None:
-    """The declaration behind an IR node, or None when it is no call of a builtin."""
+    """Return the declaration of the builtin that an IR node calls, or None for other nodes."""
     if isinstance(node, tirx.Call) and isinstance(node.op, tvm.ir.Op):
         return BUILTINS.get(node.op.name)
     return None

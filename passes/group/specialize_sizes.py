@@ -1,4 +1,4 @@
-"""Make the sizes of one call constants of a program whose synchronisation depends on them."""
+"""Make the sizes of one call constants of a program whose synchronization depends on them."""
 
 from __future__ import annotations
 
