@@ -119,7 +119,7 @@ def _is_ours(leaf: Leaf) -> bool:
 
 
 def _neighbour(leaves: list[Leaf], at: int) -> Leaf:
-    """The operation that what stands at ``at`` serves: the one just behind it, else before it."""
+    """Return the operation that the one at ``at`` serves: the next one, else the previous one."""
     others = [leaf for leaf in leaves[at + 1 :] if not _is_between(leaf)][:1]
     others += [leaf for leaf in reversed(leaves[:at]) if not _is_between(leaf)][:1]
     return next((leaf for leaf in others if leaf.builtins), leaves[at])

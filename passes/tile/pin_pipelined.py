@@ -188,8 +188,8 @@ def written_loads(call: tirx.Call, loads: list[tirx.BufferLoad]) -> list[tuple]:
 
 
 def _elsewhere(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
-    """Whether the two may be in different ranks' copies of a symmetric tensor: its rank axis alone
-    is further apart than what stands behind it."""
+    """Return whether the two may be in different ranks' copies of a symmetric tensor: only the
+    stride of its rank axis exceeds the extent of the axes after it."""
     shape, strides = one.buffer.shape, one.buffer.strides
     if len(strides) < 2:
         return False
