@@ -75,7 +75,7 @@ def _check(op: str, src: Any, dst: Any, size: Any, spaces: tuple[str, str]) -> N
 
 
 def _first(ref: tirx.BufferLoad) -> int | None:
-    """Which element of a buffer in shared memory; None if that is not constant."""
+    """Return the flat index of an element in shared memory; None if it is not constant."""
     if not all(isinstance(index, tirx.IntImm) for index in ref.indices):
         return None
     strides = packed_strides([int(extent) for extent in ref.buffer.shape])

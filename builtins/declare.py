@@ -1,9 +1,8 @@
-"""How a builtin is declared: one typed stub, from which the op, the checks and the lowering
-follow.
+"""Declare a builtin as one typed stub, from which the op, the checks and the lowering follow.
 
 The stub's signature is data. Parameters annotated with a pointer or a value are operands,
-``Literal`` parameters are words, ``Constant`` parameters are compile-time integers; the docstring
-is the manual.
+``Literal`` parameters are qualifiers, ``Constant`` parameters are compile-time integers; the
+docstring is the manual.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def builtin(
 
     Args:
         types: PTX types the instruction takes, when it does not take all.
-        op_types: those it takes for one value of its word ``op``, where they are fewer.
+        op_types: PTX types for one value of the qualifier ``op``, where they are fewer.
         vectors: those it also takes as vectors of 2 and 4 (``.v2``, ``.v4``).
         hidden: operands that the compiler supplies after the declared ones; see ``implicit.py``.
         level: who runs it. A ``leader`` builtin is run by one thread of the block, whoever reaches
@@ -71,8 +70,8 @@ def builtin(
         barrier_before, barrier_after: the block meets before or after it.
         moves: operand with the number of elements that it copies from the operand it reads to the
             operand it writes. Without, it only orders memory, or acts on single elements.
-        combines: operation of an atomic change, such as ``add``, where the builtin has no word
-            ``op`` that names it and does not replace the element.
+        combines: operation of an atomic change, such as ``add``, where the builtin has no
+            qualifier ``op`` that names it and does not replace the element.
         async_proxy: it accesses shared memory by the async proxy and returns before that ends.
             Before the block meets, every thread makes its own accesses to shared memory visible
             there.
@@ -92,18 +91,18 @@ def builtin(
         name = stub.__name__
         hints = typing.get_type_hints(stub, include_extras=True)
         signature = inspect.signature(stub)
-        operands, words = [], []
+        operands, qualifiers = [], []
         for parameter in signature.parameters:
             hint = _without_none(hints[parameter])
             if typing.get_origin(hint) is Literal:
-                words.append((parameter, typing.get_args(hint)))
+                qualifiers.append((parameter, typing.get_args(hint)))
             elif not isinstance(hint.__metadata__[0], TraceOnly):
                 operands.append((parameter, hint.__metadata__[0]))
         result = hints.get("return")
         spec = Builtin(
             name=name,
             operands=tuple(operands),
-            words=tuple(words),
+            qualifiers=tuple(qualifiers),
             result=result.__metadata__[0] if typing.get_origin(result) is Annotated else None,
             types=tuple(types.split()),
             op_types={op: tuple(legal.split()) for op, legal in (op_types or {}).items()},
@@ -136,7 +135,7 @@ def builtin(
             except TypeError as error:
                 raise reject(name, str(error), f"{name}{_usage(signature)}") from None
             bound.apply_defaults()
-            _check_words(spec, bound.arguments)
+            _check_qualifiers(spec, bound.arguments)
             for parameter, kind in spec.operands:
                 if isinstance(kind, ElementOf):
                     bound.arguments[parameter] = as_vector(bound.arguments[parameter])
@@ -158,8 +157,8 @@ def _without_none(hint: Any) -> Any:
     return members[0] if type(None) in typing.get_args(hint) else hint
 
 
-def _check_words(spec: Builtin, arguments: dict[str, Any]) -> None:
-    for parameter, legal in spec.words:
+def _check_qualifiers(spec: Builtin, arguments: dict[str, Any]) -> None:
+    for parameter, legal in spec.qualifiers:
         if arguments[parameter] not in legal:
             raise reject(
                 spec.name, f"{parameter}={arguments[parameter]!r}", " or ".join(map(repr, legal))
@@ -171,8 +170,8 @@ def _trace(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     for parameter, kind in spec.operands:
         operands.append(trace_operand(spec, parameter, kind, arguments))
     operands.extend(supply(kind, spec, arguments) for kind in spec.implicit)
-    words = [arguments[parameter] for parameter, _ in spec.words]
+    qualifiers = [arguments[parameter] for parameter, _ in spec.qualifiers]
     if spec.types:
-        words.insert(0, ptx_type_of(spec, arguments))
-    strings = [tirx.StringImm(w) for w in words]
+        qualifiers.insert(0, ptx_type_of(spec, arguments))
+    strings = [tirx.StringImm(q) for q in qualifiers]
     return tirx.call_intrin(result_dtype(spec, arguments), spec.op, *operands, *strings)

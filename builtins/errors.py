@@ -12,8 +12,8 @@ class LanguageError(TileWeaveError, ValueError):
 
 
 class SyncWarning(UserWarning):
-    """What would be refused, had ``tileweave.verify`` not been ``warn``; or what is not verified,
-    because there is too much of it."""
+    """Warning in place of a refusal where ``tileweave.verify`` is ``warn``, or for a part that is
+    too large to verify."""
 
 
 def source_location() -> str:

@@ -21,7 +21,7 @@ register_op(CONTEXT, "address of the runtime's context on this device", 0)
 
 @dataclass(frozen=True)
 class Loc:
-    """Where in a program a builtin stands and the type of its flag, for messages about it.
+    """Place of a builtin in a program, and the type of its flag, for messages.
 
     Attributes:
         inferred: whether a pass put it in, not the program.
@@ -60,7 +60,7 @@ def register_loc(loc: Loc) -> tirx.IntImm:
 
 
 def loc_of(call: tirx.Call) -> Loc | None:
-    """Where the builtin ``call``, which has a site, stands; None if this process did not trace
+    """Return the place of the builtin ``call``, which has a loc; None if this process did not trace
     it."""
     return LOCS.get(int(builtin_of(call).operand(call, "loc")))
 

@@ -1,7 +1,7 @@
-"""The words of the language: PTX's own, never synonyms.
+"""Qualifiers of builtins, named as in PTX.
 
-Each alias is a ``Literal``: what a builtin accepts is what its signature says. A word travels
-through the IR as a string and leaves as an enumerator of the same name in
+Each alias is a ``Literal``: a builtin accepts what its signature lists. The IR carries a
+qualifier as a string; the lowering emits the enumerator of the same name in
 ``codegen/include/tileweave/words.cuh``.
 """
 
@@ -13,34 +13,34 @@ Scope = Literal["cta", "gpu", "sys"]
 """Who must observe the order: the block, the GPU, or every GPU and the host."""
 
 AtomSem = Literal["relaxed", "acquire", "release", "acq_rel"]
-"""What ``atom`` may be (PTX ISA, atom)."""
+"""Memory semantics of ``atom`` (PTX ISA, atom)."""
 
 RedSem = Literal["relaxed", "release"]
-"""What ``red`` may be: it returns nothing, so it cannot acquire (PTX ISA, red)."""
+"""Memory semantics of ``red``, which returns nothing and so cannot acquire (PTX ISA, red)."""
 
 LoadSem = Literal["relaxed", "acquire", "volatile"]
-"""What ``ld`` may be (PTX ISA, ld)."""
+"""Memory semantics of ``ld`` (PTX ISA, ld)."""
 
 StoreSem = Literal["relaxed", "release"]
-"""What ``st`` may be (PTX ISA, st)."""
+"""Memory semantics of ``st`` (PTX ISA, st)."""
 
 FenceSem = Literal["acq_rel", "sc"]
-"""What ``fence`` may be (PTX ISA, membar/fence)."""
+"""Memory semantics of ``fence`` (PTX ISA, membar/fence)."""
 
 SignalOp = Literal["add", "set"]
-"""How a signal changes its flag."""
+"""Operation by which a signal changes its flag."""
 
 SignalSem = Literal["relaxed", "release"]
-"""How a signal publishes what was written before it."""
+"""Memory semantics of a signal; ``release`` publishes earlier writes."""
 
 WaitSem = Literal["relaxed", "acquire"]
-"""What a successful wait makes visible."""
+"""Memory semantics of a successful wait; ``acquire`` makes published writes visible."""
 
 BulkReduceOp = Literal["add", "min", "max", "and", "or", "xor"]
-"""What ``cp.reduce.async.bulk`` may do (PTX ISA, cp.reduce.async.bulk)."""
+"""Operations of ``cp.reduce.async.bulk`` (PTX ISA, cp.reduce.async.bulk)."""
 
 MultimemOp = Literal["add", "min", "max", "and", "or", "xor"]
-"""What ``multimem.ld_reduce`` and ``multimem.red`` may do (PTX ISA, multimem)."""
+"""Operations of ``multimem.ld_reduce`` and ``multimem.red`` (PTX ISA, multimem)."""
 
 PTX_TYPES = {
     "u32": ("uint32", 1),
@@ -57,4 +57,4 @@ PTX_TYPES = {
 """PTX type -> (element type, lanes) in TileLang."""
 
 CXX_RESERVED = frozenset({"and", "or", "xor", "volatile"})
-"""Words that C++ keeps for itself; their enumerators end in an underscore."""
+"""Qualifiers that C++ reserves; their enumerators end in an underscore."""

@@ -1,4 +1,4 @@
-"""Who am I, and how many are we."""
+"""Rank of this process and number of ranks."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Builtin:
 
     name: str
     operands: tuple[tuple[str, Any], ...]
-    words: tuple[tuple[str, tuple[str, ...]], ...]
+    qualifiers: tuple[tuple[str, tuple[str, ...]], ...]
     result: Any
     types: tuple[str, ...]
     op_types: Mapping[str, tuple[str, ...]]
@@ -148,8 +148,8 @@ class Builtin:
 
     @property
     def arity(self) -> int:
-        """Arguments of a call: operands, then the PTX type if it has one, then words."""
-        return len(self.operands) + len(self.implicit) + bool(self.types) + len(self.words)
+        """Arguments of a call: operands, then the PTX type if it has one, then qualifiers."""
+        return len(self.operands) + len(self.implicit) + bool(self.types) + len(self.qualifiers)
 
     @property
     def text(self) -> str:
@@ -179,12 +179,12 @@ class Builtin:
     @property
     def signals(self) -> bool:
         """True if it changes a flag once for the whole block."""
-        return self.level == "leader" and self.has_word("sem")
+        return self.level == "leader" and self.has_qualifier("sem")
 
     @property
     def is_fence(self) -> bool:
         """True if it orders all accesses of its thread: it has a ``sem`` and no operand."""
-        return self.has_word("sem") and not self.operands
+        return self.has_qualifier("sem") and not self.operands
 
     @property
     def is_async_load(self) -> bool:
@@ -199,27 +199,27 @@ class Builtin:
     def _moves_shared(self, access: str) -> bool:
         return any(p.space == "shared" and p.access == access for p in self.pointers)
 
-    def has_word(self, name: str) -> bool:
-        return any(name == word for word, _ in self.words)
+    def has_qualifier(self, name: str) -> bool:
+        return any(name == qualifier for qualifier, _ in self.qualifiers)
 
-    def word(self, call: tirx.Call, name: str) -> str:
-        """The word that ``call`` was traced with for the parameter ``name``."""
-        index = [n for n, _ in self.words].index(name)
-        return call.args[self.arity - len(self.words) + index].value
+    def qualifier(self, call: tirx.Call, name: str) -> str:
+        """Return the qualifier that ``call`` was traced with for the parameter ``name``."""
+        index = [n for n, _ in self.qualifiers].index(name)
+        return call.args[self.arity - len(self.qualifiers) + index].value
 
     def combination(self, call: tirx.Call) -> str:
         """The operation by which ``call`` changes memory: ``set`` for a plain store, such as
         ``add`` for a reduction, or an empty string if it changes nothing."""
         if not self.writes:
             return ""
-        return self.word(call, "op") if self.has_word("op") else self.combines or "set"
+        return self.qualifier(call, "op") if self.has_qualifier("op") else self.combines or "set"
 
     def operand(self, call: tirx.Call, name: str) -> tirx.PrimExpr:
-        """What ``call`` was traced with for the parameter or the hidden operand ``name``."""
+        """Return the operand of ``call`` for the parameter or the implicit operand ``name``."""
         return call.args[[*(n for n, _ in self.operands), *self.implicit].index(name)]
 
     def types_of(self, op: str | None) -> tuple[str, ...]:
-        """PTX types the instruction takes when its word ``op`` is this one."""
+        """Return the PTX types that the instruction accepts with the qualifier ``op``."""
         return self.op_types.get(op, self.types)
 
     def lanes_of(self, ptx: str) -> tuple[int, ...]:
@@ -229,7 +229,7 @@ class Builtin:
 
     def ptx_type(self, call: tirx.Call) -> str:
         """The PTX type that ``call`` was traced with, or an empty string."""
-        return call.args[self.arity - len(self.words) - 1].value if self.types else ""
+        return call.args[self.arity - len(self.qualifiers) - 1].value if self.types else ""
 
     def least_sm(self, call: tirx.Call) -> int:
         """The first compute capability that has the instruction ``call`` asks for."""
@@ -241,7 +241,7 @@ BUILTINS: dict[str, Builtin] = {}
 
 
 def builtin_of(node: Any) -> Builtin | None:
-    """The declaration behind an IR node, or None when it is no call of a builtin."""
+    """Return the declaration of the builtin that an IR node calls, or None for other nodes."""
     if isinstance(node, tirx.Call) and isinstance(node.op, tvm.ir.Op):
         return BUILTINS.get(node.op.name)
     return None

@@ -124,12 +124,12 @@ def _is_extent(value: Any) -> bool:
 
 
 def is_scratch(buffer: tirx.Buffer) -> bool:
-    """Whether ``buffer`` was made by ``alloc_symmetric``."""
+    """Return whether ``alloc_symmetric`` made ``buffer``."""
     return buffer.scope() == _SCRATCH
 
 
 def is_symmetric(buffer: tirx.Buffer) -> bool:
-    """Whether ``buffer`` is a symmetric tensor of a program not yet compiled for a group."""
+    """Return whether ``buffer`` is a symmetric tensor of a program not yet compiled for a group."""
     return is_scratch(buffer) or (
         len(buffer.strides) > 0
         and any(buffer.strides[0].same_as(v) for v in _HEAP_STRIDES.values())
@@ -137,12 +137,12 @@ def is_symmetric(buffer: tirx.Buffer) -> bool:
 
 
 def at_rank(op: str, parameter: str, ref: tirx.BufferLoad, peer: Any) -> tirx.BufferLoad:
-    """The same element of a symmetric tensor in ``peer``'s copy."""
+    """Return the element of a symmetric tensor with these indices in ``peer``'s copy."""
     if not is_symmetric(ref.buffer):
         raise reject(op, f"{parameter}={ref.buffer.name} with peer={peer}", "a W.Symmetric tensor")
     return tirx.BufferLoad(ref.buffer, [tirx.convert(peer), *ref.indices[1:]])
 
 
 def is_symmetric_dtype(size: int) -> bool:
-    """Whether elements of ``size`` bytes can be symmetric."""
+    """Return whether elements of ``size`` bytes can be symmetric."""
     return size in _HEAP_STRIDES

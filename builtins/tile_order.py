@@ -1,4 +1,4 @@
-"""In which order blocks take the tiles of a matrix."""
+"""Orders in which blocks compute the tiles of a matrix."""
 
 from __future__ import annotations
 

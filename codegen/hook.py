@@ -111,12 +111,12 @@ def _wrap_cache_key() -> None:
 
 
 def _is_wrapper(function: Callable[..., Any]) -> bool:
-    """Whether this module made it, now or before it was reloaded."""
+    """Return whether this module made ``function``, now or before a reload."""
     return function.__module__ == __name__
 
 
 def _ours(func) -> bool:
-    """Whether ``func`` uses a builtin or a symmetric tensor."""
+    """Return whether ``func`` uses a builtin or a symmetric tensor."""
     return isinstance(func, tirx.PrimFunc) and bool(
         uses_tileweave(func) or passes.heap_tensors(func)
     )

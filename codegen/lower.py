@@ -15,13 +15,13 @@ from ..builtins.spec import (
 
 
 def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
-    """``tileweave.x(operands, words)`` as the call of the template ``tw::x<words>(operands)``."""
+    """Return ``tileweave.x(operands, qualifiers)`` as ``tw::x<qualifiers>(operands)``."""
     spec = BUILTINS[call.op.name]
-    count = len(spec.words) + bool(spec.types)
+    count = len(spec.qualifiers) + bool(spec.types)
     cut = len(call.args) - count
-    operands, words = list(call.args[:cut]), [w.value for w in call.args[cut:]]
-    names = (["type"] if spec.types else []) + [n for n, _ in spec.words]
-    template = [_enumerator(n, w) for n, w in zip(names, words, strict=True)]
+    operands, qualifiers = list(call.args[:cut]), [q.value for q in call.args[cut:]]
+    names = (["type"] if spec.types else []) + [n for n, _ in spec.qualifiers]
+    template = [_enumerator(n, q) for n, q in zip(names, qualifiers, strict=True)]
     kinds = [kind for _, kind in spec.operands] + [None] * len(spec.implicit)
     runtime = []
     for operand, kind in zip(operands, kinds, strict=True):
@@ -40,7 +40,7 @@ def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
 
 
 def _vector_call(dtype: str, name: str, arguments: list[tirx.PrimExpr]) -> tirx.PrimExpr:
-    """A call that returns a vector.
+    """Return a call whose result is a vector.
 
     TileLang makes an extern call of vector type one call a lane. It prints its own ``tl.ldg`` as it
     is, so the call goes inside one, and ``bits.cuh`` overloads what that prints to hand its
@@ -54,8 +54,8 @@ def _vector_call(dtype: str, name: str, arguments: list[tirx.PrimExpr]) -> tirx.
     return tirx.Let(value, handed, value)
 
 
-def _enumerator(parameter: str, word: str) -> str:
-    return f"tw::{parameter.capitalize()}::{word}{'_' if word in CXX_RESERVED else ''}"
+def _enumerator(parameter: str, qualifier: str) -> str:
+    return f"tw::{parameter.capitalize()}::{qualifier}{'_' if qualifier in CXX_RESERVED else ''}"
 
 
 def _lanes(expr: tirx.PrimExpr) -> int:

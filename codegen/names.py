@@ -1,4 +1,4 @@
-"""A program keeps the names of its variables: TileLang renames some while it compiles."""
+"""Keep the names of a program's variables, because TileLang renames some while it compiles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names_kept(func: tirx.PrimFunc) -> Iterator[None]:
 
 
 def names_in(func: tirx.PrimFunc) -> dict[tirx.Var | tirx.Buffer, str]:
-    """Of what TileLang can reach: what is bound, and what is used."""
+    """Return the names of the variables and buffers that ``func`` binds or uses."""
     found: dict[tirx.Var | tirx.Buffer, str] = {}
 
     def visit(node) -> None:

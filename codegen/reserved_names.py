@@ -1,4 +1,4 @@
-"""Variables of device code get other names where CUDA C++ or our headers use theirs."""
+"""Rename variables of device code that clash with names of CUDA C++ or of the headers."""
 
 from __future__ import annotations
 

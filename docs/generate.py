@@ -64,15 +64,15 @@ def _entry(name: str, value: Any) -> str:
 
 
 def _call(name: str, signature: inspect.Signature, spec: Builtin | None) -> str:
-    words = dict(spec.words) if spec else {}
+    qualifiers = dict(spec.qualifiers) if spec else {}
     shown, marked = [], False
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and not marked:
             shown.append("*")
             marked = True
         text, equals = parameter.name, "="
-        if parameter.name in words:
-            text += f": {' | '.join(map(_quoted, words[parameter.name]))}"
+        if parameter.name in qualifiers:
+            text += f": {' | '.join(map(_quoted, qualifiers[parameter.name]))}"
             equals = " = "
         if parameter.default is not parameter.empty:
             text += f"{equals}{_quoted(parameter.default)}"

@@ -57,11 +57,11 @@ class Pass:
         return self.run.__name__
 
     @property
-    def words(self) -> str:
-        """What it is for, in a sentence: the first of its file."""
+    def summary(self) -> str:
+        """Purpose of the pass: the first sentence of its module's docstring."""
         doc = sys.modules[self.run.__module__].__doc__ or ""
-        words = " ".join(doc.split("\n\n")[0].split()).rstrip(".")
-        return words[:1].lower() + words[1:]
+        summary = " ".join(doc.split("\n\n")[0].split()).rstrip(".")
+        return summary[:1].lower() + summary[1:]
 
 
 PREPARE_PASSES = (

@@ -1,4 +1,4 @@
-"""Bulk stores are complete, not merely read, before what they wrote is published."""
+"""Complete bulk stores before the data that they wrote is published."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from ..tile.order_releases import is_placeholder
 
 
 def complete_bulk_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Keep the placeholders of ``order_releases`` that a TMA or bulk store reaches, and no others.
+    """Keep each placeholder of ``order_releases`` that a TMA or bulk store reaches; remove the
+    others.
 
     TileLang ends a store with a wait for the *read* of shared memory, after which the data may
-    still be on its way to the peer. What stays leaves as a full ``cp.async.bulk.wait_group 0``, by
-    all threads, the issuing one among them, before the block barrier of the release.
+    still be on its way to the peer. A kept placeholder becomes a full ``cp.async.bulk.wait_group
+    0``, which all threads execute, including the issuing one, before the block barrier of the
+    release.
 
     Before: ``T.tma_store(...); T.tma_store_wait(0, read=True); T.tileweave.complete_bulk_stores()``
     After:  the same; without the store, the placeholder is gone
@@ -43,17 +45,18 @@ Path = frozenset[tuple[int, bool]]
 
 @dataclass(frozen=True)
 class _Store:
-    """A bulk store that may be under way: which threads issued it, and whether it is in a group."""
+    """A bulk store that may be in flight: the threads that issued it, and whether it is in a
+    group."""
 
     path: Path
     committed: bool = False
 
 
 class _Pending:
-    """Follows, along every way through a function, the bulk stores that may be under way.
+    """Follows the bulk stores that may be in flight along every path through a function.
 
-    A wait ends only its own thread's stores: one under ``thread == 0`` ends those issued under
-    ``thread == 0``, and on the way of the other threads there were none.
+    A wait completes only the stores of its own thread: one under ``thread == 0`` completes those
+    issued under ``thread == 0``. On the paths of the other threads there were none.
     """
 
     def __init__(self) -> None:
@@ -61,7 +64,7 @@ class _Pending:
         self._indices: set[tirx.Var] = set()
 
     def follow(self, stmt: tirx.Stmt, stores: frozenset[_Store], path: Path) -> frozenset[_Store]:
-        """Stores under way after ``stmt``, given those before it."""
+        """Return the stores in flight after ``stmt``, given those before it."""
         if isinstance(stmt, tirx.SeqStmt):
             for inner in stmt.seq:
                 stores = self.follow(inner, stores, path)
@@ -89,7 +92,7 @@ class _Pending:
         return stores
 
     def _take(self, condition: tirx.PrimExpr, holds: bool, stores: frozenset[_Store]) -> tuple:
-        """What one side of a condition adds to the way, and which stores its threads may own."""
+        """Add one side of a condition to the path, with the stores that its threads may own."""
         if not self._is_on_indices(condition):
             return frozenset(), stores
         key = tvm.ir.structural_hash(condition)
@@ -97,7 +100,7 @@ class _Pending:
         return frozenset({(key, holds)}), mine
 
     def _is_on_indices(self, condition: tirx.PrimExpr) -> bool:
-        """Whether it says the same thing of a thread wherever it stands."""
+        """Return whether ``condition`` has the same value for a thread at every place."""
         fixed = True
 
         def visit(node):

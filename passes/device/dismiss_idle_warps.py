@@ -1,4 +1,4 @@
-"""A warp that loads nothing does not follow the barriers of those that do."""
+"""Keep warps that load nothing away from the barriers of the loading warp."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ _REGISTERS = frozenset({"tl.set_max_nreg", "tl.no_set_max_nreg"})
 def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Let only the warp that issues a producer's TMA loads run the producer's code.
 
-    TileLang lets all producer warps wait for free stages, and one thread load. A stage's barrier
-    tells two phases apart, no more. A warp that comes late, since it saw a flag later than the
-    loading one, may find its phase over and the next one begun, and then waits for ever: nothing
-    holds the loading warp back for it. The idle warps have nothing to do there, so they leave.
-    Producers of which every thread loads or arrives somewhere hold each other; they stay as they
-    are.
+    In TileLang all producer warps wait for free stages, and one thread loads. A stage's barrier
+    distinguishes only two phases. A warp that sees a flag later than the loading warp may find that
+    its phase is over and the next one has begun. It then deadlocks, because the loading warp does
+    not wait for it. The idle warps have no work there, so they leave. Producers in which every
+    thread loads or arrives do wait for each other; they are not changed.
 
     Before: ``if tx < 128: set_max_nreg(24); for k in ...: mbarrier_wait_parity(...); if elect(128):
     tma_load(...)``
@@ -73,14 +72,14 @@ def _dismissed(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:
 
 
 def _without_elected(stmt: tirx.Stmt) -> tirx.Stmt:
-    """``stmt`` without what one elected thread does."""
+    """Return ``stmt`` without the statements of one elected thread."""
     if isinstance(stmt, tirx.IfThenElse) and _elections(stmt.condition) and stmt.else_case is None:
         return tirx.Evaluate(tirx.IntImm("int32", 0))
     return rewrite_children(stmt, _without_elected)
 
 
 def _is_idle(stmt: tirx.Stmt) -> bool:
-    """Whether nobody needs what ``stmt`` does but the thread that does it."""
+    """Return whether only the thread that executes ``stmt`` needs its effect."""
     idle = True
 
     def visit(node) -> None:

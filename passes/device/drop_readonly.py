@@ -1,4 +1,4 @@
-"""What a peer writes during the kernel is not read through the read-only cache."""
+"""Do not read data that a peer writes during the kernel through the read-only cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .widen_atomics import SYSTEM_ATOMIC
 
 
 def drop_readonly(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Take ``const __restrict__`` off the parameters of kernels that synchronise with anyone.
+    """Remove ``const __restrict__`` from the parameters of kernels that synchronize.
 
     TileLang marks parameters that a kernel only reads, and nvcc then loads them with
-    ``ld.global.nc``, which may return data from before a wait. A kernel that only sends has nothing
-    to lose them for.
+    ``ld.global.nc``, which may return data from before a wait. A kernel that only sends keeps the
+    qualifiers.
 
     Before: ``const bfloat16_t* __restrict__ A``
     After:  ``bfloat16_t* A``

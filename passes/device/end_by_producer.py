@@ -1,4 +1,4 @@
-"""Waits for the end of a launch stand beside the warps that multiply, not among them."""
+"""Run the waits at the end of a launch in the producer warps, not in the consumer warps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from .keep_to_block import SCOPE
 
 
 def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Let the producer run the waits with which the consumers' part ends.
+    """Let the producer execute the waits with which the consumers' part ends.
 
-    A wait that gives up calls a function. Among the consumers that takes registers for which wgmma
-    is held up, or for which there is no allocation at all. Nothing follows these waits but the end
-    of the kernel, so the producer, which has loaded all, waits as well as they.
+    A wait that times out calls a function. In the consumers that call costs registers: wgmma is
+    serialized, or register allocation fails. Only the end of the kernel follows these waits, so the
+    producer, which has issued all loads, can wait as well.
 
-    A wait of a thread chosen by its index stays: the producers have other indices.
+    A wait of a thread that the program chose by its index stays, because the producers have other
+    indices.
 
     Before: ``if tx < 128: load; else: multiply; if block == last: wait_reached(...)``
     After:  ``if tx < 128: load; if block == last: wait_reached(...); else: multiply``
@@ -57,7 +58,7 @@ def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _only_waits(stmt: tirx.Stmt) -> bool:
-    """Whether ``stmt`` waits, and does nothing else."""
+    """Return whether ``stmt`` only waits."""
     waits = bool(builtins_in(stmt))
 
     def visit(node) -> None:

@@ -1,4 +1,4 @@
-"""Data that a wait made visible is visible to the TMA too."""
+"""Make data that a wait acquired visible to the TMA."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from ..ir.walk import calls_in, flatten, is_async_load, is_async_store, rewrite_
 def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Put one ``fence.proxy.async`` after each acquire that a TMA or bulk access may follow.
 
-    The acquire orders the generic proxy; the TMA reads and writes by the async proxy: it must see
-    what was published, and must not overwrite what a peer had yet to read. One fence a wait, none a
-    stage: a fence in each pipeline stage costs percents of a GEMM. Barriers acquire as waits do.
+    The acquire orders the generic proxy; the TMA reads and writes by the async proxy. The TMA must
+    see the published data, and must not overwrite data that a peer has yet to read. Each wait gets
+    one fence, and pipeline stages get none: a fence in each stage slows a GEMM by several percent.
+    Barriers acquire as waits do.
 
     Before: ``T.tileweave.wait_ge(...); ... T.tma_load(...)``
     After:  ``T.tileweave.wait_ge(...); T.tileweave.fence_proxy_async(); ... T.tma_load(...)``
     """
 
     def fence(stmt: tirx.Stmt, follows: bool) -> tuple[tirx.Stmt, bool]:
-        """The statement with its fences, and whether a bulk access stands in it or after it."""
+        """Return the statement with its fences, and whether it or a later statement has a bulk
+        access."""
         if isinstance(stmt, tirx.SeqStmt):
             out = []
             for inner in reversed(stmt.seq):

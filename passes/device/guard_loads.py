@@ -1,4 +1,5 @@
-"""A load under a condition happens where that holds, and its barrier expects it only there."""
+"""Execute a conditional load only where its condition holds, and let its barrier expect bytes only
+there."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ _EXPECTS = frozenset({"tl.mbarrier_expect_tx", "tirx.ptx_arrive_barrier_expect_t
 
 
 def guard_loads(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Put the conditions that ``predicate_loads`` left in indices around what was made of the copy.
+    """Move the conditions that ``predicate_loads`` put into indices around the lowered copy.
 
-    The barrier of a TMA load that does not happen expects no bytes, but the producer arrives there
-    all the same, so that its phases go on.
+    The barrier of a TMA load that is not executed expects no bytes. The producer still arrives
+    there, so that the barrier's phases advance.
 
     Before: ``mbarrier_expect_tx(bar, 16384); tma_load(A, bar, tile, only_if(mine, k), m)``
     After:  ``mbarrier_expect_tx(bar, mine ? 16384 : 0); if mine: tma_load(A, bar, tile, k, m)``
@@ -44,8 +45,8 @@ def _expects(stmt: tirx.Stmt) -> bool:
 
 
 def _expecting(stmt: tirx.Evaluate, behind: list[tirx.Stmt]) -> tirx.Stmt:
-    """``stmt``, which tells a barrier the bytes of the loads next in ``behind``, where they
-    happen."""
+    """Return ``stmt``, which announces the bytes of the next loads in ``behind`` to a barrier, with
+    the bytes of only the loads that are executed."""
     loads = itertools.takewhile(lambda s: not _expects(s), behind)
     condition = next((c for s in loads if (c := _condition_of(s)) is not None), None)
     if condition is None:
@@ -57,7 +58,7 @@ def _expecting(stmt: tirx.Evaluate, behind: list[tirx.Stmt]) -> tirx.Stmt:
 
 
 def _condition_of(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
-    """What must hold for the copy of which ``stmt`` is a part; None for other statements."""
+    """Return the condition of the copy that ``stmt`` is a part of; None for other statements."""
     marks = calls_in(stmt, lambda call: op_name(call) == ONLY_IF)
     return marks[0].args[0] if marks else None
 

@@ -1,4 +1,4 @@
-"""Builtins that write run in the program's own threads only."""
+"""Run builtins that write only in the program's own threads."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ SCOPE = "kWarpSpecializationScope"
 def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Guard builtins that write by the indices of the program's threads.
 
-    With warp specialization TileLang launches producer threads on top of the program's. Before the
-    specialized part all run the same code, and the program's threads are the first ones; after it
-    they are those after the producers. TileLang guards its own loops, but not builtins. The mark of
-    a call says which thread of the program runs it. A wait or a load by more threads does no harm.
-    A result would be missing in the threads left out, so a builtin with one is refused.
+    With warp specialization TileLang launches producer threads in addition to the program's. Before
+    the specialized part all threads run the same code, and the program's threads are the first
+    ones; after it they are those after the producers. TileLang guards its own loops, but not
+    builtins. The mark of a call states which thread of the program runs it. A wait or a load by
+    more threads does no harm. A builtin with a result is refused, because the result would be
+    missing in the excluded threads.
 
     Before: ``T.tileweave.red_add(..., 7, tx, 256); T.attr([128, 256], "kWarpSpecializationScope",
     0): ...``
@@ -55,7 +56,8 @@ def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return rewrite_children(stmt, lambda _: next(cases))
 
     def guard_of(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
-        """The condition that keeps ``stmt`` to the program's threads, where more run it."""
+        """Return the condition that restricts ``stmt`` to the program's threads, where more run
+        it."""
         for call in filter(writes, calls_of(stmt)):
             mark = mark_of(call)
             own = [mark.thread >= 0, mark.thread < mark.threads] if mark is not None else []

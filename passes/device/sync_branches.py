@@ -1,4 +1,5 @@
-"""No way through a branch or past a loop passes by a barrier of the block that stands in it."""
+"""Insert block barriers that TileLang omits in else-branches and after loops that may run zero
+times."""
 
 from __future__ import annotations
 
@@ -11,16 +12,18 @@ from ..ir.walk import children_of, flatten, rewrite_children, statements_of
 
 
 def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Let no way pass by a barrier on which TileLang counts behind it.
+    """Put a block barrier on each path that bypasses a barrier which TileLang relies on.
 
     TileLang puts barriers between accesses of shared memory as if both cases of a branch ran, one
-    after the other, and every loop ran at least once. What a barrier in the first case orders is
-    then not ordered for the second one, nor what the first one does for what follows a barrier in
-    the second: a warp group may write a tile from which another still multiplies, as tiles share
-    memory. So the second case begins with a barrier if the first one has any, the first one ends
-    with a barrier if the second one has, and a loop that may not run at all is followed by one.
+    after the other, and every loop ran at least once. A barrier in the first case then does not
+    order accesses of the second case. A barrier in the second case does not order accesses of the
+    first case with those after it. A warp group may overwrite a tile that another still multiplies,
+    because tiles share memory. So the second case begins with a barrier if the first one has any,
+    the first one ends with a barrier if the second one has any, and a barrier follows a loop that
+    may run zero times.
 
-    What depends on the thread index is left alone: threads on either way have their own barriers.
+    Conditions on the thread index are not changed: the threads on each path have their own
+    barriers.
 
     Before: ``if C: sync(); tile[i] = x  else: tile[i] = y; sync()``
     After:  ``if C: sync(); tile[i] = x; sync()  else: sync(); tile[i] = y; sync()``
@@ -50,7 +53,7 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return tirx.IfThenElse(stmt.condition, then, other)
 
     def barrier_in(stmt: tirx.Stmt | None) -> tirx.Stmt | None:
-        """One of the barriers in it that all threads meet who come here."""
+        """Return a barrier inside ``stmt`` that all threads which reach ``stmt`` execute."""
         if stmt is None or is_barrier(stmt):
             return stmt
         if control.enter(stmt) is Divergence.DIVERGENT:
@@ -61,7 +64,7 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _may_not_run(stmt: tirx.Stmt) -> bool:
-    """Whether it is a loop that nobody can tell to run."""
+    """Return whether ``stmt`` is a loop that is not known to run at least once."""
     if isinstance(stmt, tirx.While):
         return True
     return isinstance(stmt, tirx.For) and not tvm.arith.Analyzer().can_prove(stmt.extent > 0)

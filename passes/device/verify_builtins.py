@@ -1,4 +1,4 @@
-"""No builtin of a program gets lost, and each runs in the threads that it is meant for."""
+"""Verify that no builtin of a program is lost, and that each runs in its intended threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Runs:
         self._places = np.full(shape, -1)
 
     def add(self, here: ThreadSet, mark: Mark, block: Block) -> None:
-        """Note that the threads ``here`` of ``block`` run the call with ``mark``."""
+        """Record that the threads ``here`` of ``block`` run the call with ``mark``."""
         if not self.must_cover:
             self.threads |= here.size > 0
             return
@@ -59,7 +59,7 @@ class _Runs:
 
 
 def verify_builtins(lowered: IRModule, calls: dict[int, NumberedCall], tile: IRModule) -> IRModule:
-    """``lowered`` without the marks of ``number_builtins``, if every builtin is in its place.
+    """Return ``lowered`` without the marks of ``number_builtins`` if every builtin is in its place.
 
     A builtin of the tile program must occur in a device function under a condition that some thread
     of the block meets. One that writes runs in the threads of the program that reach it at tile
@@ -103,7 +103,8 @@ def _record(
     calls: dict[int, NumberedCall],
     runs: dict[int, _Runs],
 ) -> tirx.Stmt:
-    """Note where the builtins run that ``stmt`` itself calls; it without their marks."""
+    """Record the threads of the builtins that ``stmt`` itself calls; return it without their
+    marks."""
     marks = [(call, mark) for call in calls_of(stmt) if (mark := mark_of(call)) is not None]
     for call, mark in marks:
         shape = calls[mark.number].threads.members.shape
@@ -114,7 +115,7 @@ def _record(
 
 
 def _alive(tile: IRModule) -> set[int]:
-    """Numbers of the builtins that TileLang's own simplification leaves in ``tile``."""
+    """Return the numbers of the builtins that TileLang's own simplification leaves in ``tile``."""
     simplified = tilelang.transform.Simplify()(tile)
     marks = [
         mark_of(call)

@@ -1,4 +1,4 @@
-"""No load of a pipelined loop runs ahead of the wait that guards it."""
+"""Verify that no load of a pipelined loop runs ahead of the wait that guards it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from ..tile.stage_waits import STAGED
 
 
 def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Refuse a kernel in which a wait of a pipelined loop came out apart from the loads it guards.
+    """Refuse a kernel in which a wait of a pipelined loop is separated from the loads it guards.
 
-    With warp specialisation a wait moves to the producer, before its TMA loads, unless something
-    between the top of the loop and the loads keeps it with the consumers. Without, the loads of
-    later rounds are issued before the wait of theirs, unless ``stage_waits`` scheduled the loop.
+    With warp specialization a wait moves to the producer, before its TMA loads, unless a statement
+    between the top of the loop and the loads keeps it with the consumers. Without warp
+    specialization, the loads of later iterations are issued before their waits, unless
+    ``stage_waits`` scheduled the loop.
 
     Before: the lowered kernel
     After:  the same

@@ -1,4 +1,4 @@
-"""A wait that the round before has done is not done again."""
+"""Skip waits that a previous iteration already performed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from ..ir.walk import (
 
 
 def wait_once(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Skip an inferred wait in a loop where the round before waited for the same counter.
+    """Skip an inferred wait in a loop if the previous iteration waited for the same counter.
 
-    What one granule brings often lasts many rounds, and each acquire empties L1, from which the
-    warps that multiply read, too. Counters of inferred waits only grow: what was reached stays so.
+    One granule often covers many iterations, and each acquire invalidates L1, from which consumer
+    warps read, too. Counters of inferred waits only increase: a value that was reached stays
+    reached.
 
     Before: ``for k in range(n): wait_reached(arrived[k // 64], epoch, ...); ...``
     After:  ``waited = -1; for k in range(n): if waited != k // 64: wait_reached(...);
@@ -40,8 +41,8 @@ def wait_once(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _with_memory(loop: tirx.For, done: set[tirx.Stmt]) -> tuple[list[tirx.Stmt], tirx.Stmt]:
-    """What stands before ``loop``, and it with its waits skipped but those ``done``; adds to
-    these."""
+    """Return the statements before ``loop``, and the loop without repeated waits except those in
+    ``done``, to which it adds."""
     changed = bound_in(loop) | written_tensors(loop)
     starts: list[tirx.Stmt] = []
 
@@ -69,7 +70,8 @@ def _with_memory(loop: tirx.For, done: set[tirx.Stmt]) -> tuple[list[tirx.Stmt],
 def _runs(
     stmt: tirx.Stmt, changed: set[tirx.Var], done: set[tirx.Stmt]
 ) -> list[tuple[tirx.PrimExpr | None, list[tirx.Stmt]]]:
-    """The statements of ``stmt``: waits, with what tells their counters apart, or others."""
+    """Return the statements of ``stmt`` in runs: waits, with the values that distinguish their
+    counters, or others."""
     runs: list[tuple[tirx.PrimExpr | None, list[tirx.Stmt]]] = []
     for inner in statements_of(stmt):
         counter = None
@@ -83,7 +85,7 @@ def _runs(
 
 
 def _waits_for_one_value(stmt: tirx.Stmt, changed: set[tirx.Var]) -> bool:
-    """Whether ``stmt`` is an inferred wait for a value that ``changed`` does not change."""
+    """Return whether ``stmt`` is an inferred wait for a value that ``changed`` does not change."""
     call = getattr(stmt, "value", None)
     spec = builtin_of(call)
     if spec is None or not spec.waits or not isinstance(stmt, tirx.Evaluate):
@@ -94,7 +96,7 @@ def _waits_for_one_value(stmt: tirx.Stmt, changed: set[tirx.Var]) -> bool:
 
 
 def _changing_part(place: tirx.PrimExpr, changed: set[tirx.Var]) -> tirx.PrimExpr:
-    """``place`` without what is added to it in every round alike."""
+    """Return ``place`` without the terms that are the same in every iteration."""
     if isinstance(place, tirx.Add):
         for fixed, rest in ((place.a, place.b), (place.b, place.a)):
             if _is_fixed(fixed, changed):
@@ -103,7 +105,7 @@ def _changing_part(place: tirx.PrimExpr, changed: set[tirx.Var]) -> tirx.PrimExp
 
 
 def _narrow(place: tirx.PrimExpr) -> tirx.PrimExpr:
-    """The same in 32 bits where it fits: a producer has few registers."""
+    """Return ``place`` in 32 bits where it fits, because a producer has few registers."""
     if isinstance(place, tirx.Cast) and place.value.dtype == "int32":
         return place.value
     bound = tvm.arith.Analyzer().const_int_bound(place)
@@ -112,6 +114,6 @@ def _narrow(place: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 def _is_fixed(expr: tirx.PrimExpr, changed: set[tirx.Var]) -> bool:
-    """Whether ``expr`` reads no variable and no memory that is ``changed``."""
+    """Return whether ``expr`` reads no variable and no memory that is ``changed``."""
     read = variables_and_loads(expr)
     return changed.isdisjoint(n if isinstance(n, tirx.Var) else n.buffer.data for n in read)

@@ -1,4 +1,4 @@
-"""TileLang's atomic operations on symmetric tensors act at system scope, in the order asked for."""
+"""Run TileLang's atomic operations on symmetric tensors at system scope, in the requested order."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _LEGAL = {
 
 
 def widen_atomics(func: tirx.PrimFunc, symmetric: Collection[str]) -> tirx.PrimFunc:
-    """Replace each of TileLang's atomic operations on a symmetric tensor by ours.
+    """Replace each of TileLang's atomic operations on a symmetric tensor by one of TileWeave's.
 
-    TileLang's own are atomic among the threads of one GPU only, and additions of most types drop
-    ``memory_order``. TMA reductions stay: no instruction has another scope.
+    TileLang's operations are atomic only among the threads of one GPU, and additions of most types
+    drop ``memory_order``. TMA reductions stay: no instruction has another scope.
 
     Args:
         symmetric: names of the parameters that are symmetric tensors.

@@ -1,4 +1,4 @@
-"""Marks of ``W.unordered`` have done their work."""
+"""Remove the marks of ``W.unordered`` before TileLang compiles the program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..ir.walk import op_name, rewrite_children, uses_op
 
 
 def drop_unordered(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-    """Drop them, so that TileLang sees the program as if it had none.
+    """Remove the marks, so that TileLang sees the program as if it had none.
 
     Before: ``T.tileweave.unordered(S[peer, 0], "why"); T.copy(S[peer, 0], tile)``
     After:  ``T.copy(S[peer, 0], tile)``
@@ -29,5 +29,5 @@ def drop_unordered(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
 
 
 def is_mark(stmt: tirx.Stmt) -> bool:
-    """Whether ``stmt`` marks an access of the statement behind it."""
+    """Return whether ``stmt`` marks an access of the next statement."""
     return isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) == UNORDERED

@@ -1,4 +1,4 @@
-"""Signals come late and waits end late, at random: what is right by luck only shows."""
+"""Delay signals and waits at random, so that missing synchronization becomes visible."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..tile.pin_pipelined import is_pipelined
 def insert_delays(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
     """Put a random sleep before each signal and after each wait, if ``tileweave.delays`` says so.
 
-    A wait that stands by itself in ``T.Pipelined`` gets none: TileLang would take the sleep for a
-    consumer's, and the loads behind it, too.
+    A wait that is a statement of its own in ``T.Pipelined`` gets none: TileLang would assign the
+    sleep, and the loads after it, to the consumers.
 
     Before: ``T.tileweave.signal(...)``
     After:  ``T.tileweave.delay(seed, 1); T.tileweave.signal(...)``

@@ -1,4 +1,4 @@
-"""Symmetric memory of a program's own becomes a parameter that the runtime supplies."""
+"""Make a program's own symmetric memory a parameter that the runtime supplies."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def on_buffers(
 
 
 def scratch_of(body: tirx.Stmt) -> list[tirx.AllocBuffer]:
-    """Where ``W.alloc_symmetric`` makes memory."""
+    """Return the allocations in ``body`` that ``W.alloc_symmetric`` made."""
     found: list[tirx.AllocBuffer] = []
 
     def visit(node) -> None:

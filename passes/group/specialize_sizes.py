@@ -1,4 +1,4 @@
-"""Make the sizes of one call constants of a program whose synchronisation depends on them."""
+"""Make the sizes of one call constants of a program whose synchronization depends on them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _extents(func: tirx.PrimFunc) -> list[tirx.Var]:
 
 
 def _exprs(access: Access) -> Iterable[tirx.PrimExpr]:
-    """What says where and how often an access happens."""
+    """Return the expressions that decide where and how often an access happens."""
     yield from (*access.starts, *access.extents, *access.conditions, *access.tensor.shape)
     for loop in (*access.loops, *access.inner):
         yield from (loop.min, loop.extent)

@@ -1,4 +1,4 @@
-"""What passes after the inference add to order memory, and for which operation of the program."""
+"""Operations that passes after the inference add to order memory, and the operations they serve."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Added:
         kind: ``barrier``, ``fence`` or ``bulk_wait``.
         place: file and line of the operation that it serves.
         flag: name of the tensor which that operation is on.
-        reason: the pass's own words.
+        reason: the summary of the pass.
         times: how often a block runs it at most, or None.
     """
 
@@ -40,7 +40,8 @@ class Added:
 
 
 def add_by_table(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[Added]]:
-    """``func`` after the passes on tile-level IR, and the barriers and fences they have added.
+    """Return ``func`` after the passes on tile-level IR, and the barriers and fences they have
+    added.
 
     Args:
         func: specialised for the group, with its signals and waits.
@@ -60,9 +61,10 @@ def add_by_table(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[Added]]:
 
 
 def added_on_device(func: tirx.PrimFunc, kernels: Iterable[tirx.PrimFunc]) -> list[Added]:
-    """What the device passes have left or added in lowered ``kernels`` of ``func``.
+    """Return the operations that the device passes have kept or added in lowered ``kernels`` of
+    ``func``.
 
-    TileLang may have made several of one operation, for warps with different tasks; it is told
+    TileLang may have made several of one operation, for warps with different tasks; it is reported
     once.
 
     Args:
@@ -94,13 +96,13 @@ def added_on_device(func: tirx.PrimFunc, kernels: Iterable[tirx.PrimFunc]) -> li
 
 
 def _by_flag(known: dict, leaf: Leaf) -> Leaf | None:
-    """The operation on the same flag, where TileLang has lost the line."""
+    """Return the operation on the same flag, where TileLang has lost the line."""
     same = [tile for (_, flag), tile in known.items() if flag == _flag(leaf)]
     return same[0] if same else None
 
 
 def _added(kind: str, served: Leaf, by: Pass, times: int | None) -> Added:
-    return Added(kind, served.place, _flag(served), by.words, times)
+    return Added(kind, served.place, _flag(served), by.summary, times)
 
 
 def _kind(leaf: Leaf) -> str:
@@ -111,13 +113,13 @@ def _kind(leaf: Leaf) -> str:
 
 
 def _is_ours(leaf: Leaf) -> bool:
-    """Whether a fence on the device was put in by a pass: such a one has no line of its own, and
-    TileLang's own has another name."""
+    """Return whether a pass inserted a fence on the device: such a fence has no line of its own,
+    and TileLang's own has another name."""
     return get_stmt_span(leaf.stmt) is None and op_name(leaf.stmt.value).startswith("tileweave.")
 
 
 def _neighbour(leaves: list[Leaf], at: int) -> Leaf:
-    """The operation that what stands at ``at`` serves: the one just behind it, else before it."""
+    """Return the operation that the one at ``at`` serves: the next one, else the previous one."""
     others = [leaf for leaf in leaves[at + 1 :] if not _is_between(leaf)][:1]
     others += [leaf for leaf in reversed(leaves[:at]) if not _is_between(leaf)][:1]
     return next((leaf for leaf in others if leaf.builtins), leaves[at])

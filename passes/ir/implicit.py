@@ -34,7 +34,7 @@ class Implicit:
 
 
 def implicit_of(func: tirx.PrimFunc) -> list[Implicit]:
-    """The hidden parameters of ``func``, in order."""
+    """Return the implicit parameters of ``func``, in order."""
     if not func.attrs or HIDDEN not in func.attrs:
         return []
     fields = json.loads(func.attrs[HIDDEN].value)
@@ -53,7 +53,7 @@ def heap_buffer(
 def with_hidden(
     func: tirx.PrimFunc, implicit: Sequence[Implicit], buffers: Sequence[tirx.Buffer]
 ) -> tirx.PrimFunc:
-    """``func`` with more hidden parameters, behind those it has."""
+    """Return ``func`` with more implicit parameters, after its existing ones."""
     params, buffer_map = list(func.params), dict(func.buffer_map.items())
     for one, buffer in zip(implicit, buffers, strict=True):
         param = tirx.Var(f"{one.name}_handle", "handle")
@@ -64,6 +64,6 @@ def with_hidden(
 
 
 def set_implicit(func: tirx.PrimFunc, implicit: Sequence[Implicit]) -> tirx.PrimFunc:
-    """``func`` saying that its last parameters are ``implicit``."""
+    """Return ``func`` with an attribute which states that its last parameters are ``implicit``."""
     listed = json.dumps([dataclasses.asdict(h) for h in implicit])
     return func.with_attr(HIDDEN, tirx.StringImm(listed))

@@ -1,4 +1,4 @@
-"""What a builtin does to the order of memory, by its declaration and the words it was given."""
+"""Effect of a builtin on the order of memory, by its declaration and its qualifiers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...builtins.spec import Pointer, builtin_of
 
 
 def releases(call: tirx.Call) -> bool:
-    """Whether ``call`` is a builtin that publishes earlier writes."""
+    """Return whether ``call`` is a builtin that publishes earlier writes."""
     spec = builtin_of(call)
     if spec is None:
         return False
@@ -16,7 +16,7 @@ def releases(call: tirx.Call) -> bool:
 
 
 def acquires(call: tirx.Call) -> bool:
-    """Whether ``call`` is a builtin after which what others published is visible."""
+    """Return whether ``call`` is a builtin that makes published writes visible."""
     spec = builtin_of(call)
     if spec is None:
         return False
@@ -25,11 +25,12 @@ def acquires(call: tirx.Call) -> bool:
 
 def _sem(call: tirx.Call) -> str:
     spec = builtin_of(call)
-    return spec.word(call, "sem") if spec.has_word("sem") else ""
+    return spec.qualifier(call, "sem") if spec.has_qualifier("sem") else ""
 
 
 def writes(call: tirx.Call) -> bool:
-    """Whether ``call`` is a builtin that changes memory: run once more it does so once more."""
+    """Return whether ``call`` is a builtin that changes memory, so that repeating it changes it
+    again."""
     spec = builtin_of(call)
     return spec is not None and spec.writes
 

@@ -1,4 +1,4 @@
-"""Sizes of programs: what they can be, and those that one was specialised for."""
+"""Sizes of programs: the possible ones, and those that a program was specialized for."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SIZES = "tileweave.sizes"
 
 
 def set_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
-    """``func`` saying that it is for these sizes only."""
+    """Return ``func`` with the attribute that restricts it to these sizes."""
     return func.with_attr(SIZES, tirx.StringImm(json.dumps(dict(sizes))))
 
 
 def sizes_of(func: tirx.PrimFunc) -> dict[str, int]:
-    """The sizes that ``func`` was specialised for, by name; none if it was not."""
+    """Return the sizes that ``func`` was specialized for, by name; empty if it was not."""
     return json.loads(func.attrs[SIZES].value) if func.attrs and SIZES in func.attrs else {}
 
 

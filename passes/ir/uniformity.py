@@ -1,4 +1,4 @@
-"""Which control flow may differ between the threads of a block."""
+"""Control flow that may differ between the threads of a block."""
 
 from __future__ import annotations
 

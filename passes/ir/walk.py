@@ -1,5 +1,4 @@
-"""Walking structured statements, for passes that must know what encloses or precedes a
-statement."""
+"""Traversal of structured statements, for passes that must know what encloses or precedes one."""
 
 from __future__ import annotations
 
@@ -47,12 +46,12 @@ def rewrite_children(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
 
 
 def statements_of(stmt: tirx.Stmt) -> list[tirx.Stmt]:
-    """Those that ``stmt`` is a sequence of, or ``stmt`` alone."""
+    """Return the statements of the sequence ``stmt``, or ``stmt`` alone."""
     return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 
 def children_of(stmt: tirx.Stmt) -> list[tirx.Stmt]:
-    """The statements directly inside ``stmt``, in order."""
+    """Return the statements directly inside ``stmt``, in order."""
     found: list[tirx.Stmt] = []
 
     def keep(inner: tirx.Stmt) -> tirx.Stmt:
@@ -106,7 +105,7 @@ def _same(new: list, old) -> bool:
 
 
 def flatten(stmts: list[tirx.Stmt]) -> tirx.Stmt:
-    """One statement out of several."""
+    """Join several statements into one."""
     flat: list[tirx.Stmt] = []
     for stmt in stmts:
         flat.extend(statements_of(stmt))
@@ -138,7 +137,7 @@ def variables_in(node) -> list[tirx.Var]:
 
 
 def variables_and_loads(expr: tirx.PrimExpr) -> list[tirx.Var | tirx.BufferLoad]:
-    """What ``expr`` reads: variables, and elements of memory."""
+    """Return the variables and the elements of memory that ``expr`` reads."""
     found: list[tirx.Var | tirx.BufferLoad] = []
 
     def visit(node) -> None:
@@ -150,12 +149,12 @@ def variables_and_loads(expr: tirx.PrimExpr) -> list[tirx.Var | tirx.BufferLoad]
 
 
 def has_loads(expr: tirx.PrimExpr) -> bool:
-    """Whether ``expr`` may have another value when it is evaluated again."""
+    """Return whether ``expr`` may have another value when it is evaluated again."""
     return any(isinstance(node, tirx.BufferLoad) for node in variables_and_loads(expr))
 
 
 def bound_in(stmt: tirx.Stmt) -> set[tirx.Var]:
-    """Variables that ``stmt`` gives values to: of its loops, and by name."""
+    """Return the variables that ``stmt`` defines: of its loops, and by name."""
     bound: set[tirx.Var] = set()
 
     def visit(node) -> None:
@@ -178,18 +177,18 @@ _EFFECTS = (tirx.CallEffectKind.UpdateState.value, 6)
 
 
 def has_effect(call: tirx.Call) -> bool:
-    """Whether ``call`` may do something, or answer otherwise each time."""
+    """Return whether ``call`` may have an effect or a different result each time."""
     effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, tvm.ir.Op) else None
     return effect is None or effect.value in _EFFECTS
 
 
 def uses_tileweave(func: tirx.PrimFunc) -> bool:
-    """Whether ``func`` calls any of our operators: a function that does not is left as it is."""
+    """Return whether ``func`` calls a TileWeave operator; other functions are not changed."""
     return bool(calls_in(func.body, lambda c: op_name(c).startswith("tileweave.")))
 
 
 def uses_op(node, name: str) -> bool:
-    """Whether an operator of this name is called inside a statement or expression."""
+    """Return whether a statement or expression calls an operator of this name."""
     return bool(calls_in(node, lambda c: op_name(c) == name))
 
 
@@ -199,19 +198,19 @@ def builtins_in(node) -> list[tirx.Call]:
 
 
 def is_async_load(call: tirx.Call) -> bool:
-    """Whether ``call`` reads global memory by the async proxy."""
+    """Return whether ``call`` reads global memory by the async proxy."""
     spec = builtin_of(call)
     return spec.is_async_load if spec is not None else op_name(call) in TMA_LOADS
 
 
 def is_async_store(call: tirx.Call) -> bool:
-    """Whether ``call`` writes memory by the async proxy and completes in a group."""
+    """Return whether ``call`` writes memory by the async proxy and completes in a group."""
     spec = builtin_of(call)
     return spec.is_async_store if spec is not None else op_name(call) in TMA_STORES
 
 
 def uses_multicast(node) -> bool:
-    """Whether a statement or expression accesses multicast memory."""
+    """Return whether a statement or expression accesses multicast memory."""
     return any(builtin_of(call).multicast for call in builtins_in(node))
 
 
@@ -233,7 +232,7 @@ def line_of(stmt: tirx.Stmt) -> str:
 
 
 def location(stmt: tirx.Stmt) -> str:
-    """The same at the end of a message, `` --> file:line``."""
+    """Return the source position as the end of a message, `` --> file:line``."""
     line = line_of(stmt)
     return f"\n --> {line}" if line else ""
 
@@ -269,7 +268,7 @@ def written_tensors(body: tirx.Stmt) -> set[tirx.Var]:
 
 
 def format_expr(expr: tirx.PrimExpr) -> str:
-    """``expr`` as a program would say it, without its types."""
+    """Return ``expr`` as text in the syntax of a program, without its types."""
 
     def register(node):
         local = node.buffer.scope() == "local.var"

@@ -1,4 +1,4 @@
-"""Let the host bind what only the runtime knows: rank, world size, and the runtime's context."""
+"""Bind run-time values on the host: the rank, the world size, and the runtime's context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions on unsigned integers that TileLang's solver does not try to solve."""
+"""Keep conditions on unsigned integers out of TileLang's solver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements before a loop around T.Pipelined run once, though TileLang moves them into it."""
+"""Run statements before a loop around T.Pipelined once, although TileLang moves them into it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thread speaks for the block, after the block has met."""
+"""Run leader builtins in one thread of the block, between block barriers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _UNDER = {
 def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Run ``leader`` builtins in one thread of the block, between the barriers they declare.
 
-    Only where the whole block arrives: under a condition on the thread index the program has chosen
-    its threads itself. A condition on a register that may differ is refused: nobody can say who
-    arrives. So is a ``block`` builtin where not the whole block arrives, a barrier that several
-    threads but not the whole block reach, and a ``warp`` builtin that a part of a warp reaches.
+    This applies only where the whole block arrives: under a condition on the thread index the
+    program has chosen its threads itself. A condition on a register that may differ between threads
+    is refused, because the arriving threads are unknown. These are refused as well: a ``block``
+    builtin that only a part of the block reaches, a barrier that several threads but not the whole
+    block reach, and a ``warp`` builtin that a part of a warp reaches.
 
     Before: ``T.tileweave.signal(...)``
     After:  ``T.sync_threads(); if thread == 0: T.tileweave.signal(...)``
@@ -72,7 +73,7 @@ def _require_arrival(call: tirx.Call, stmt: tirx.Stmt, divergence: Divergence) -
 
 
 def _threads_of_builtins(func: tirx.PrimFunc) -> dict[tirx.Stmt, ThreadSet]:
-    """The threads that reach each statement which is a builtin."""
+    """Return the threads that reach each statement which is a builtin."""
     reached: dict[tirx.Stmt, ThreadSet] = {}
 
     def note(stmt: tirx.Stmt, threads: ThreadSet, block: Block | None) -> tirx.Stmt:
@@ -118,13 +119,13 @@ def _led(spec: Builtin, stmt: tirx.Stmt, threads: list[tirx.Var]) -> tirx.Stmt:
 
 
 def first_thread(threads: list[tirx.Var]) -> tirx.PrimExpr:
-    """Whether this is the thread with index 0 on every axis."""
+    """Return the condition that holds in the thread with index 0 on every axis."""
     return this_thread(threads, [0] * len(threads))
 
 
 def this_thread(
     threads: Sequence[tirx.Var], indices: Sequence[int | tirx.PrimExpr]
 ) -> tirx.PrimExpr:
-    """Whether this is the thread with these indices on the axes ``threads``."""
+    """Return the condition that holds in the thread with these indices on the axes ``threads``."""
     same = [thread == index for thread, index in zip(threads, indices, strict=True)]
     return functools.reduce(tirx.And, same)

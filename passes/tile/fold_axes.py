@@ -1,4 +1,4 @@
-"""Symmetric tensors with more axes than the TMA takes are accessed with fewer."""
+"""Fold axes of symmetric tensors that have more axes than the TMA supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory that only bulk copies touch is ordered by them, not by block barriers."""
+"""Keep TileLang from putting block barriers between bulk copies of shared memory."""
 
 from __future__ import annotations
 

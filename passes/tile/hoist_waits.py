@@ -1,4 +1,4 @@
-"""Waits of a pipelined loop come before what the loop computes, next to the loads they guard."""
+"""Move the waits of a pipelined loop before its computation, next to the loads they guard."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hoist_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _hoist_in(body: tirx.Stmt) -> tirx.Stmt:
-    """``body`` of a pipelined loop, or of the one condition that it consists of."""
+    """Rewrite ``body``, of a pipelined loop or of the one condition that it consists of."""
     if isinstance(body, tirx.IfThenElse) and body.else_case is None:
         return rewrite_children(body, _hoist_in)
     if not isinstance(body, tirx.SeqStmt) or not any(map(_guards, body.seq)):
@@ -82,7 +82,7 @@ def _computes(stmt: tirx.Stmt) -> bool:
 
 
 def _sorted(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
-    """``stmts`` with those that compute after the waits and loads that are independent of them."""
+    """Return ``stmts`` with those that compute after the waits and loads independent of them."""
     out: list[tirx.Stmt] = []
     for stmt in stmts:
         place = len(out)

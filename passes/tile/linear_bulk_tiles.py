@@ -1,4 +1,4 @@
-"""Tiles that bulk copies move lie in shared memory row by row."""
+"""Store the tiles that bulk copies move row by row in shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A number and the thread index travel with each builtin through TileLang's pipeline."""
+"""Carry a number and the thread index with each builtin through TileLang's pipeline."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def number_builtins(mod: IRModule) -> tuple[IRModule, dict[int, NumberedCall]]:
     """Append a ``Mark`` to each builtin call that does something.
 
     TileLang copies calls, gives the program's threads other indices in a larger block, and drops
-    what it takes to be dead. By its mark a call is found again.
+    calls that it considers dead. The mark identifies a call afterwards.
 
     Before: ``T.tileweave.signal(flag, 1, "u32", "add", "sys", "release")``
     After:  ``T.tileweave.signal(flag, 1, "u32", "add", "sys", "release", 7, tx, 128)``
@@ -87,7 +87,7 @@ def _numbered(func: tirx.PrimFunc, calls: dict[int, NumberedCall]) -> tirx.Stmt:
 
 
 def mark_of(call: tirx.Call) -> Mark | None:
-    """The mark of a builtin call, if it has one."""
+    """Return the mark of a builtin call, if it has one."""
     spec = builtin_of(call)
     if spec is None or len(call.args) != spec.arity + _OPERANDS:
         return None
@@ -96,19 +96,19 @@ def mark_of(call: tirx.Call) -> Mark | None:
 
 
 def without_mark(call: tirx.Call) -> tirx.Call:
-    """``call`` as it was before it was numbered."""
+    """Return ``call`` as it was before it was numbered."""
     if mark_of(call) is None:
         return call
     return tirx.Call(call.dtype, call.op, call.args[:-_OPERANDS], call.annotations)
 
 
 def without_marks(stmt: tirx.Stmt) -> tirx.Stmt:
-    """``stmt`` as it was before its calls were numbered."""
+    """Return ``stmt`` as it was before its calls were numbered."""
     return rewrite_children(with_calls(stmt, without_mark), without_marks)
 
 
 def calls_of(stmt: tirx.Stmt) -> list[tirx.Call]:
-    """Builtin calls that do something, in what ``stmt`` itself evaluates."""
+    """Return the builtin calls with an effect that ``stmt`` itself evaluates."""
     if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
         return effects_in(stmt.condition)
     if isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
@@ -117,7 +117,7 @@ def calls_of(stmt: tirx.Stmt) -> list[tirx.Call]:
 
 
 def with_calls(stmt: tirx.Stmt, replace: Callable[[tirx.Call], tirx.Call]) -> tirx.Stmt:
-    """``stmt`` with ``calls_of(stmt)`` replaced; statements inside stay as they are."""
+    """Return ``stmt`` with ``calls_of(stmt)`` replaced; statements inside stay as they are."""
     if not calls_of(stmt):
         return stmt
 

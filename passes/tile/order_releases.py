@@ -1,4 +1,4 @@
-"""Nothing is published before the whole block has finished it."""
+"""Publish data only after the whole block has finished it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ register_op(COMPLETE, "bulk stores issued before this point are complete", 0)
 def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Put before each release the point at which bulk stores must be complete, and a block barrier.
 
-    A release is cumulative over what its own thread observed: the barrier makes that the whole
+    A release is cumulative over what its own thread observed; with the barrier it covers the whole
     block's writes. The point is a placeholder; ``complete_bulk_stores`` keeps it where a bulk store
-    reaches it. Both stand outside conditions on the thread index, where every thread passes; inside
-    stands a second placeholder, for bulk stores of the releasing thread itself. A fence publishes
-    only what its own thread did and gets no barrier. A loop in which the first thread releases, and
-    nothing else happens, gets one barrier before all rounds.
+    reaches it. Both are placed outside conditions on the thread index, where every thread passes. A
+    second placeholder is placed inside, for bulk stores of the releasing thread itself. A fence
+    publishes only the accesses of its own thread and gets no barrier. A loop in which the first
+    thread only releases gets one barrier before all iterations.
 
     Before: ``if thread == 0: T.tileweave.red_add(..., "release")``
     After:  ``T.tileweave.complete_bulk_stores(); T.sync_threads(); if thread == 0: ...``
@@ -86,7 +86,8 @@ class _Guarded:
         return flatten([*before, rewrite_children(stmt, self.order)])
 
     def _complete_before(self, node, stmt: tirx.Stmt) -> list[tirx.Stmt]:
-        """The placeholder before ``stmt``, which evaluates ``node`` first, if that releases."""
+        """Return the placeholder before ``stmt``, which evaluates ``node`` first, if that
+        releases."""
         found = _releases_in(node)
         if found and self._unmet:
             raise LanguageError(
@@ -104,7 +105,7 @@ class _Guarded:
 
 
 def _only_leads(stmt: tirx.Stmt, leader: tirx.PrimExpr) -> bool:
-    """Whether all that ``stmt`` does is to release by the first thread, after block barriers."""
+    """Return whether ``stmt`` only releases by the first thread, after block barriers."""
     if is_sync_threads(stmt):
         return True
     if isinstance(stmt, tirx.SeqStmt):
@@ -123,7 +124,7 @@ def _only_leads(stmt: tirx.Stmt, leader: tirx.PrimExpr) -> bool:
 
 
 def _without_barriers(stmt: tirx.Stmt) -> tirx.Stmt:
-    """``stmt`` without the block barriers inside."""
+    """Return ``stmt`` without the block barriers inside."""
     if isinstance(stmt, tirx.SeqStmt):
         return flatten([_without_barriers(s) for s in stmt.seq if not is_sync_threads(s)])
     return rewrite_children(stmt, _without_barriers)
@@ -151,7 +152,8 @@ def _releases_in(node) -> list[tirx.Call]:
 
 
 def placeholder() -> tirx.Stmt:
-    """Bulk stores must be complete here; ``complete_bulk_stores`` keeps it or takes it away."""
+    """Return the placeholder at which bulk stores must be complete; ``complete_bulk_stores`` keeps
+    or removes it."""
     return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get(COMPLETE)))
 
 

@@ -1,4 +1,4 @@
-"""What stands in a pipelined loop stays with its threads, and before the loads it guards."""
+"""Keep builtins of a pipelined loop with their threads, and before the loads they guard."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ _ACQUIRE_ORDERS = frozenset({1, 2, 4, 5})
 def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Keep builtins of a pipelined loop with the consumers, and mark the waits that must not stay.
 
-    Warp specialisation moves the statements before a loop's first use of loaded data to the
-    producer if all of them look like reads. That is right for a wait and wrong for anything else:
-    the producer has other threads, and no block barrier reaches it. The placeholder looks like
-    nothing TileLang knows, so what follows it stays, and ``complete_bulk_stores`` removes it. What
-    is marked, ``stage_waits`` schedules and ``verify_pipelined`` checks in the lowered program.
+    Warp specialization moves the statements before a loop's first use of loaded data to the
+    producer if all of them look like reads. That is correct for a wait and wrong for anything else:
+    the producer has other threads, and no block barrier reaches it. TileLang does not know the
+    placeholder, so the statements after it stay, and ``complete_bulk_stores`` removes it.
+    ``stage_waits`` schedules the marked waits, and ``verify_pipelined`` checks them in the lowered
+    program.
 
     Before: ``for k in T.Pipelined(...): T.tileweave.put_block(...); T.copy(...)``
     After:  ``for k in T.Pipelined(...): T.tileweave.complete_bulk_stores();
@@ -81,14 +82,15 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def is_pipelined(loop: tirx.For) -> bool:
-    """Whether TileLang overlaps the rounds of ``loop``."""
+    """Return whether TileLang overlaps the iterations of ``loop``."""
     return (
         int(loop.annotations.get("num_stages", 0)) >= 1 or "tl_pipeline_stage" in loop.annotations
     )
 
 
 def loads_in(node) -> list[tirx.BufferLoad]:
-    """What ``node`` reads in global memory to put it into shared: TileLang runs it rounds ahead."""
+    """Return the global memory that ``node`` loads into shared memory; TileLang issues these loads
+    iterations ahead."""
     found: list[tirx.BufferLoad] = []
 
     def read(n) -> None:
@@ -110,8 +112,8 @@ def loads_in(node) -> list[tirx.BufferLoad]:
 def _refuse_overtaken(
     stmt: tirx.Stmt, loads: list[tirx.BufferLoad], loads_follow: bool
 ) -> tirx.Stmt:
-    """Refuse what loads of a later round overtake: an acquire after the last load of its own, and a
-    change of what they read."""
+    """Refuse what loads of a later iteration overtake: an acquire after the last load of its own
+    iteration, and a change of the memory they read."""
     if isinstance(stmt, tirx.SeqStmt):
         for inner in reversed(stmt.seq):
             _refuse_overtaken(inner, loads, loads_follow)
@@ -164,7 +166,7 @@ def _atomic_name(call: tirx.Call) -> str:
 
 
 def _evaluated(stmt: tirx.Stmt):
-    """What ``stmt`` evaluates itself, without the statements inside it."""
+    """Return the expressions that ``stmt`` evaluates itself, without the statements inside it."""
     if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
         return stmt.condition
     return stmt if is_simple(stmt) else tirx.IntImm("int32", 0)
@@ -173,20 +175,21 @@ def _evaluated(stmt: tirx.Stmt):
 def _instead(acquire: tirx.Call) -> str:
     if _is_wait(acquire):
         return "it before the loads, or T.serial"
-    words = dict(builtin_of(acquire).words)
-    relaxed = "sem='relaxed', " if "relaxed" in words.get("sem", ()) else ""
+    qualifiers = dict(builtin_of(acquire).qualifiers)
+    relaxed = "sem='relaxed', " if "relaxed" in qualifiers.get("sem", ()) else ""
     return f"a wait before the loads, {relaxed}or T.serial"
 
 
 def written_loads(call: tirx.Call, loads: list[tirx.BufferLoad]) -> list[tuple]:
-    """What the builtin ``call`` writes, each with the one of ``loads`` that reads this tensor."""
+    """Return the writes of the builtin ``call``, each with the one of ``loads`` that reads its
+    tensor."""
     written = pointers_written(call)
     return [(w, load) for w in written for load in loads if w.buffer.same_as(load.buffer)]
 
 
 def _elsewhere(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
-    """Whether the two may be in different ranks' copies of a symmetric tensor: its rank axis alone
-    is further apart than what stands behind it."""
+    """Return whether the two may be in different ranks' copies of a symmetric tensor: only the
+    stride of its rank axis exceeds the extent of the axes after it."""
     shape, strides = one.buffer.shape, one.buffer.strides
     if len(strides) < 2:
         return False
@@ -200,7 +203,7 @@ def _is_wait(call: tirx.Call) -> bool:
 
 
 def _only_delays(call: tirx.Call) -> bool:
-    """Whether ``call`` is a sleep of ``insert_delays``, which goes where its wait goes."""
+    """Return whether ``call`` is a sleep of ``insert_delays``, which moves with its wait."""
     return builtin_of(call) is declaration_of(delay)
 
 

@@ -1,4 +1,4 @@
-"""A pipelined loop chooses from which tensor its producer loads a tile."""
+"""Let the producer of a pipelined loop choose the tensor from which it loads a tile."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def _choices(stmt: tirx.Stmt | None, conditions: list[tirx.PrimExpr]) -> Iterato
 
 
 def _fill_one_tile(choices: list[_Choice]) -> bool:
-    """Whether each of ``choices`` is one copy that the TMA can do, all into the same tile."""
+    """Return whether each of ``choices`` is one copy that the TMA supports, all into the same
+    tile."""
     copies = [c.copy.value for c in choices if isinstance(c.copy, tirx.Evaluate)]
     if len(copies) < len(choices) or not all(map(_is_tma_load, copies)):
         return False
@@ -127,7 +128,7 @@ def _is_wait(stmt: tirx.Stmt) -> bool:
 
 
 def _is_fixed(condition: tirx.PrimExpr) -> bool:
-    """Whether ``condition`` reads no memory: then it may be evaluated again, and elsewhere."""
+    """Return whether ``condition`` reads no memory, so that it may be evaluated again elsewhere."""
     return not has_loads(condition) and not effects_in(condition)
 
 

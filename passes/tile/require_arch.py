@@ -1,4 +1,4 @@
-"""An instruction that the target lacks is refused before nvcc meets it."""
+"""Refuse instructions that the target lacks before nvcc compiles them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without warp specialisation, too, a wait in a pipelined loop runs before the loads it guards."""
+"""Run a wait in a pipelined loop before the loads it guards, also without warp specialization."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _is_value(stmt: tirx.Stmt, written: set[tirx.Var]) -> bool:
 
 
 def _writers(body: tirx.Stmt) -> list[tirx.Call]:
-    """Builtins that write a tensor which loads of the same loop read."""
+    """Return the builtins that write a tensor which loads of the same loop read."""
     loads = loads_in(body)
     return [call for call in builtins_in(body) if written_loads(call, loads)]
 
@@ -160,7 +160,7 @@ def _refuse_writers(writers: list[tirx.Call], loop: tirx.For) -> None:
 
 
 def _prepared(stmts: list[tirx.Stmt], loads: list[bool]) -> bool:
-    """Whether anything but a load writes shared memory that a load fills."""
+    """Return whether anything but a load writes shared memory that a load fills."""
     filled = [
         copy.args[1].args[0].buffer
         for stmt, load in zip(stmts, loads, strict=True)

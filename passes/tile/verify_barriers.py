@@ -1,4 +1,5 @@
-"""A barrier has as many words as it counts in, and nothing else changes them."""
+"""Verify that a barrier has all the 32-bit words it counts in, and that nothing else changes
+them."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def verify_barriers(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @dataclass(frozen=True)
 class _Words:
-    """The words that one barrier counts in.
+    """32-bit words that one barrier counts in.
 
     Attributes:
         own: shape of the tensor, or of a rank's part of it.
@@ -108,7 +109,7 @@ class _Change:
 
 
 class _Uses:
-    """What a program does with words of barriers, as far as it is known when traced."""
+    """Uses of the words of barriers in a program, as far as they are known when traced."""
 
     def __init__(self, func: tirx.PrimFunc) -> None:
         self.barriers: list[_Words] = []

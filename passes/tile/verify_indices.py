@@ -1,4 +1,4 @@
-"""What has an effect is done once: not where TileLang evaluates an expression several times."""
+"""Refuse effects in expressions that TileLang evaluates several times."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def bulk_load(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def _bulk_store(spec: Builtin):
-    op, reduces = spec.text, spec.has_word("op")
+    op, reduces = spec.text, spec.has_qualifier("op")
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Step:
         dst, src = (Pointer(c, call.args[i], op, loc) for i in (0, 1))

@@ -33,7 +33,7 @@ class MulticastRef:
         starts = [i.base if isinstance(i, tirx.Ramp) else i for i in indices]
         self.index = c.indices(starts, self.buffer.name, loc)
         ref = GlobalRef(c.multicasts[self.buffer.data], self.op, loc)
-        self.word = Word(ref, spec.word(call, "sem"), spec.word(call, "scope"))
+        self.word = Word(ref, spec.qualifier(call, "sem"), spec.qualifier(call, "scope"))
 
     def copies(self, frame: Any, index: tuple, lanes: int) -> Iterator[list[tuple]]:
         """Yield, for each rank, the words of its copy that begin at ``index``."""
@@ -50,7 +50,7 @@ class MulticastRef:
 
 def load_reduce(c: Statements, call: tirx.Call, loc: str) -> Expr:
     ref, lanes, node = MulticastRef(c, call, loc), int(call.args[1]), c.node()
-    combine = REDUCTIONS[builtin_of(call).word(call, "op")]
+    combine = REDUCTIONS[builtin_of(call).qualifier(call, "op")]
     dtype = numpy_dtype(ref.buffer.dtype)
     wide = np.dtype(np.float32) if is_float(dtype) and dtype.itemsize < 4 else dtype
 
@@ -76,7 +76,7 @@ def _change(reduces: bool):
     def compile(c: Statements, call: tirx.Call, loc: str) -> Step:
         ref, expr = MulticastRef(c, call, loc), c.compile(call.args[1], loc)
         lanes, dtype = lanes_of(call.args[1].dtype), numpy_dtype(ref.buffer.dtype)
-        combine = REDUCTIONS[builtin_of(call).word(call, "op")] if reduces else None
+        combine = REDUCTIONS[builtin_of(call).qualifier(call, "op")] if reduces else None
 
         def run(frame):
             tensor, operand = ref.word.ref.tensor(frame), expr.value(frame)
@@ -105,6 +105,6 @@ def register(c: Statements) -> None:
     """Register the multimem operations."""
     for spec in BUILTINS.values():
         if spec.multicast and spec.writes:
-            c.steps[spec.op_name] = _change(spec.has_word("op"))
+            c.steps[spec.op_name] = _change(spec.has_qualifier("op"))
         elif spec.multicast:
             c.calls[spec.op_name] = load_reduce

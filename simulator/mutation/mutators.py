@@ -53,7 +53,7 @@ def narrow(op: Operation, context: Context) -> Changes:
 
 
 def _other_qualifiers(op: Operation, name: str, others: dict[str, tuple[str, ...]]) -> Changes:
-    words = op.spec.words if op.spec is not None else ()
+    words = op.spec.qualifiers if op.spec is not None else ()
     for place, (word, legal) in enumerate(words, len(op.call.args) - len(words)):
         if word == name:
             for other in others.get(op.call.args[place].value, ()):

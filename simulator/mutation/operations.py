@@ -79,7 +79,7 @@ def synchronizes(call: tirx.Call) -> bool:
 
 def _is_of_interest(call: tirx.Call) -> bool:
     spec = builtin_of(call)
-    return synchronizes(call) or (spec is not None and spec.has_word("scope"))
+    return synchronizes(call) or (spec is not None and spec.has_qualifier("scope"))
 
 
 def operations(body: tirx.Stmt) -> list[Operation]:

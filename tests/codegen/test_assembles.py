@@ -154,8 +154,8 @@ def data_of(spec: Builtin, op: str | None) -> Iterator[Data]:
 
 def rows_of(spec: Builtin) -> Iterator[Row]:
     """Every form of a builtin."""
-    for words in itertools.product(*(legal for _, legal in spec.words)):
-        named = dict(zip((n for n, _ in spec.words), words, strict=True))
+    for words in itertools.product(*(legal for _, legal in spec.qualifiers)):
+        named = dict(zip((n for n, _ in spec.qualifiers), words, strict=True))
         for data in data_of(spec, named.get("op")):
             choices = []
             for operand, kind in spec.operands:

@@ -182,7 +182,7 @@ def explicit_sync(func: tirx.PrimFunc) -> tuple[Leaf, tirx.Call] | None:
 
 def _is_explicit(call: tirx.Call) -> bool:
     spec = builtin_of(call)
-    scope = spec.word(call, "scope") if spec.has_word("scope") else "sys"
+    scope = spec.qualifier(call, "scope") if spec.has_qualifier("scope") else "sys"
     return bool(spec.waits or releases(call)) and scope == "sys" and spec.participants != "grid"
 
 

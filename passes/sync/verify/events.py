@@ -143,7 +143,7 @@ class _EventCollector(AccessCollector):
         """
         atomic = self._atomic_in(stmt.condition)
         if atomic is not None and acquires(atomic):
-            scope = builtin_of(atomic).word(atomic, "scope")
+            scope = builtin_of(atomic).qualifier(atomic, "scope")
             self._conditions.append(stmt.condition)
             name = builtin_of(atomic).text
             self._add_event("wait", name, atomic, stmt, scope=scope, sem="acquire")
@@ -214,17 +214,17 @@ class _EventCollector(AccessCollector):
         """
         for call, result in _polled(stmt):
             spec = builtin_of(call)
-            sem = spec.word(call, "sem")
+            sem = spec.qualifier(call, "sem")
             self._add_event(
                 "wait", spec.text, call, stmt,
-                scope="sys" if sem == "volatile" else spec.word(call, "scope"),
+                scope="sys" if sem == "volatile" else spec.qualifier(call, "scope"),
                 sem="acquire" if acquires(call) else sem,
                 value=_bound(stmt.condition, result) if spec.loads else None,
                 relation="reached",
             )  # fmt: skip
 
     def _add_sync(self, call: tirx.Call, spec: Builtin, stmt: tirx.Stmt) -> None:
-        qualifiers = {name: spec.word(call, name) for name, _ in spec.words}
+        qualifiers = {name: spec.qualifier(call, name) for name, _ in spec.qualifiers}
         order = {"scope": qualifiers.get("scope", "sys"), "sem": qualifiers.get("sem", "")}
         if spec.participants:
             scope = "gpu" if spec.participants == "grid" else "sys"
