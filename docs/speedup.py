@@ -32,7 +32,7 @@ def drawing() -> Drawing:
     width = LEFT + len(RATIOS) * (len(ROWS) * BAR + GAP)
     shapes: list[Shape] = [
         Text(16, 26, title, 16, bold=True),
-        Text(16, 46, "over the faster of NCCL + cuBLAS and PyTorch's async-TP", 12, colour=GREY),
+        Text(16, 46, "over the faster of NCCL + cuBLAS and PyTorch's async-TP", 12, color=GREY),
     ]
     for group, (operator, ratios) in enumerate(RATIOS.items()):
         left = LEFT + group * (len(ROWS) * BAR + GAP)
@@ -44,13 +44,13 @@ def drawing() -> Drawing:
         Text(LEFT - 12, level + 4, "1.0", 11, "end", GREY),
         Text(LEFT - 12, BASE + 4, "0", 11, "end", GREY),
         Text(LEFT - 12, BASE + 18, "rows", 11, "end", GREY),
-        Text(16, BASE + 66, f"benchmarks/LOG.md, {LOG_ENTRY}. No async-TP exists", 11, colour=GREY),
+        Text(16, BASE + 66, f"benchmarks/LOG.md, {LOG_ENTRY}. No async-TP exists", 11, color=GREY),
         Text(
             16,
             BASE + 82,
             "for matmul_all_reduce; it is compared with NCCL + cuBLAS.",
             11,
-            colour=GREY,
+            color=GREY,
         ),
     ]
     return Drawing(title, width, BASE + 96, shapes)
