@@ -9,7 +9,7 @@ import tilelang.language as T
 
 from .errors import reject
 
-__all__ = ["swizzle_ranks", "swizzle_2d"]
+__all__ = ["swizzle_2d", "swizzle_ranks"]
 
 
 def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any, Any]:

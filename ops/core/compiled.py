@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -9,6 +10,7 @@ from functools import cached_property
 import torch
 from tvm import tirx
 
+from ...builtins.errors import SyncWarning
 from ...runtime import Plan, SymmetricTensor, symmetric
 from ...runtime import compile as compiled
 from ...runtime.executor.recorded_call import RecordedCall
@@ -35,10 +37,13 @@ class CompiledOp:
             HeapExhausted: the heap is too small; nothing stays allocated.
         """
         self.memory: list[SymmetricTensor] = []
-        if not isinstance(steps, Plan):
-            self.run = compiled(steps)
-            return
-        self.run = steps
+        with warnings.catch_warnings():
+            # Tiles that cross the end of a tensor are meant; the user cannot change the program.
+            warnings.simplefilter("ignore", SyncWarning)
+            self.run = compiled(steps) if not isinstance(steps, Plan) else self._compile(steps)
+
+    def _compile(self, steps: Plan) -> Plan:
+        """Return ``steps``, compiled, after the allocation of its symmetric memory."""
         with ExitStack() as failed:
             for p in steps.parameters:
                 if p.symmetric:
@@ -46,6 +51,7 @@ class CompiledOp:
                     failed.callback(self.memory[-1].free)
             steps.compile()
             failed.pop_all()
+        return steps
 
     def enqueue(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Run the kernel or plan on inputs of the shapes and types that it declares."""

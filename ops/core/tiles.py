@@ -81,7 +81,10 @@ class Tiles:
         return self.group_m * ceil(columns / self.N) // self.num_chunks
 
     def chunks(self, rows: int, columns: int) -> list[tuple[slice, slice]]:
-        """Return the parts of a product that complete one after the other; ``has_whole_chunks`` must hold."""
+        """Return the parts of a product that complete one after the other.
+
+        ``has_whole_chunks`` must hold.
+        """
         height, width = self.group_m * self.M, ceil(columns / self.N) // self.num_chunks * self.N
         return [
             (slice(low, min(low + height, rows)), slice(left, min(left + width, columns)))

@@ -83,8 +83,8 @@ def _parameter(made: tirx.AllocBuffer) -> tirx.Buffer:
     own = [tvm.arith.Analyzer().simplify(e) for e in buffer.shape[1:]]
     if any(not isinstance(e, tirx.IntImm) or int(e) < 1 for e in own):
         raise LanguageError(
-            f"alloc_symmetric: {buffer.name} has shape ({', '.join(map(format_expr, own))}); expected "
-            "positive constants, or dynamic extents of the parameters in a program whose "
+            f"alloc_symmetric: {buffer.name} has shape ({', '.join(map(format_expr, own))}); "
+            "expected positive constants, or dynamic extents of the parameters in a program whose "
             f"synchronisation is inferred{location(made)}"
         )
     strides = [heap_stride(itemsize(buffer.dtype)), *packed_strides(own)]

@@ -66,8 +66,8 @@ def _require_arrival(call: tirx.Call, stmt: tirx.Stmt, divergence: Divergence) -
     ):
         return
     raise LanguageError(
-        f"{name_of(call)}: stands under {_UNDER[divergence]}; expected a place that the whole block "
-        f"reaches{', or a condition on the thread index' if chooses else ''}{hint_of(call)}"
+        f"{name_of(call)}: stands under {_UNDER[divergence]}; expected a place that the whole "
+        f"block reaches{', or a condition on the thread index' if chooses else ''}{hint_of(call)}"
         f"{location(stmt)}"
     )
 
@@ -97,8 +97,8 @@ def _require_threads(
             f"up to {threads.size} threads" if not threads.is_exact else f"{threads.size} threads"
         )
         raise LanguageError(
-            f"{name_of(call)}: {what} run it, each by itself, under {_UNDER[divergence]}; expected a "
-            "place that the whole block reaches, or a condition that one thread meets, such as "
+            f"{name_of(call)}: {what} run it, each by itself, under {_UNDER[divergence]}; expected "
+            "a place that the whole block reaches, or a condition that one thread meets, such as "
             f"if T.get_thread_binding() == 0{hint_of(call)}{location(stmt)}"
         )
     if spec.level == "warp" and threads.is_exact and not threads.is_warps:

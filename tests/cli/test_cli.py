@@ -285,8 +285,8 @@ def gather(rows: W.Symmetric((2, M, 32), "float32"), out: T.Tensor((2, M, 32), "
         T.copy(tile, out[source, row * 8, 0])
 
 @tw.plan
-def plan(p: tw.PlanBuilder, A: T.Tensor((M, 32), "float32"), rows: W.Symmetric((2, M, 32), "float32"),
-         out: T.Tensor((2, M, 32), "float32")):
+def plan(p: tw.PlanBuilder, A: T.Tensor((M, 32), "float32"),
+         rows: W.Symmetric((2, M, 32), "float32"), out: T.Tensor((2, M, 32), "float32")):
     for peer in range(2):
         p.copy(rows[peer, p.rank], A)
     p.launch(gather, rows, out)
