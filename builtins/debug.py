@@ -10,14 +10,14 @@ __all__ = ["delay"]
 
 @builtin(implicit=("context",))
 def delay(seed: Constant, place: Constant) -> None:
-    """Sleep up to 16 microseconds, each rank, block and place for a time of its own.
+    """Sleep up to 16 microseconds; the time differs between ranks, blocks and places.
 
     ``pass_configs={"tileweave.delays": seed}`` puts one before every signal and after every wait
     but those that stand by themselves in ``T.Pipelined``.
 
     Args:
         seed: chooses the times.
-        place: tells several of one program apart.
+        place: number of the call in its program.
 
     Source: PTX ISA, ``nanosleep``.
     """

@@ -12,8 +12,12 @@ class LanguageError(TileWeaveError, ValueError):
 
 
 class SyncWarning(UserWarning):
-    """Warning in place of a refusal where ``tileweave.verify`` is ``warn``, or for a part that is
-    too large to verify."""
+    """Warning about synchronization that is legal but probably not meant, or not verified.
+
+    Examples: a read wholly outside of its tensor, one counter for a whole axis of which each access
+    touches a part, a part that is too large to verify, and refusals where ``tileweave.verify`` is
+    ``warn``.
+    """
 
 
 def source_location() -> str:

@@ -109,10 +109,10 @@ register_op(UNORDERED, "marks an access in the next statement", 2)
 
 
 def unordered(region: Any, *, reason: str) -> Any:
-    """``region`` itself, read or written without any order.
+    """Return ``region``, for a read or write that the compiler does not order.
 
-    No signal or wait is inferred for this access, and ``verify_sync`` does not judge it; the
-    program, or whoever launches it, sees to it that nobody else touches the region meanwhile.
+    No signal or wait is inferred for this access, and ``verify_sync`` does not check it. The
+    program or its caller must ensure that no other thread or rank accesses the region meanwhile.
     ``tw.explain`` lists it with the reason::
 
         T.copy(W.unordered(S[peer, 0, 0], reason="written between launches only"), tile)

@@ -1,7 +1,7 @@
 """Copies between global memories by the threads of a block or a warp: put to a peer, get from one.
 
-They move any number of elements at any alignment and only move them: nothing is signalled and
-nobody waits. A copy engine or ``bulk_*`` moves large aligned pieces with fewer threads.
+They move any number of elements at any alignment. They neither signal nor wait. A copy engine or
+``bulk_*`` moves large aligned pieces with fewer threads.
 """
 
 from __future__ import annotations

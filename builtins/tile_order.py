@@ -13,16 +13,17 @@ __all__ = ["swizzle_2d", "swizzle_ranks"]
 
 
 def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any, Any]:
-    """Row and column of the ``index``-th tile of a ``rows`` x ``columns`` grid, walked in bands.
+    """Return row and column of tile ``index`` of a grid that is traversed in groups of rows.
 
-    A band is ``group`` rows high and is walked column by column, so that tiles worked on at the
-    same time share rows and columns of the operands in L2 (group = 2, 2 x 3 tiles: 0 2 4 / 1 3 5).
-    The last band may be lower. Indices behind the last tile give places outside of the grid.
+    A group has ``group`` rows of tiles and is traversed column by column, so that tiles computed
+    at the same time share rows and columns of the operands in L2 (group = 2, 2 x 3 tiles:
+    0 2 4 / 1 3 5). The last group may have fewer rows. Indices after the last tile give positions
+    outside of the grid.
 
     Args:
         index: from 0 on; an integer, an expression or a NumPy array.
         rows, columns: tiles in each direction.
-        group: height of a band, in tiles.
+        group: rows of tiles in a group.
 
     Returns:
         (row, column), in tiles.
@@ -43,16 +44,15 @@ def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any
 def swizzle_ranks(
     index: Any, tiles: Any, rank: Any, world_size: Any, chunk: int | None = None
 ) -> tuple[Any, Any]:
-    """Owner and position of the ``index``-th tile when each rank serves its right neighbour first,
-    itself last.
+    """Return owner and position of tile ``index``: the right neighbor's first, own tiles last.
 
-    Tiles for others leave early and arrive while the rest is computed; no two ranks start with the
-    same owner; what waits for others comes when they have had the most time. Those of the left
-    neighbour arrive first, then those of the one to its left.
+    Tiles for other ranks are sent early and arrive while the others are computed. No two ranks
+    start with the same owner. Own tiles, which wait for other ranks, come last; tiles from the left
+    neighbor arrive first, then those of the rank to its left.
 
-    In chunks a rank's own tiles come one chunk behind those of the others, so that the first of
-    them are complete early: the others' chunk 0, their chunk 1, own chunk 0, their chunk 2, own
-    chunk 1, and so on.
+    With ``chunk``, a rank's own tiles follow one chunk after those of the other ranks, so that the
+    first own tiles are complete early: the others' chunk 0, their chunk 1, own chunk 0, their
+    chunk 2, own chunk 1, and so on.
 
     Args:
         index: 0 to world_size * tiles - 1; an integer, an expression or a NumPy array.

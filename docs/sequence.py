@@ -69,14 +69,14 @@ def _panel(sharding: Sharding, left: float, top: float) -> list[Shape]:
 
 
 def _cell(x: float, y: float, size: float, color: str, whole: bool) -> Shape:
-    """What is computed of a pair of chunks: all of it, or what lies below the diagonal."""
+    """Draw the part of a pair of chunks that is computed: all of it, or below the diagonal."""
     if whole:
         return Rect(x, y, size, size, color, GRID)
     return Polygon([(x, y), (x, y + size), (x + size, y + size)], color)
 
 
 def _bars(work: list[int], left: float, top: float) -> list[Shape]:
-    """How much of the work each rank has."""
+    """Draw the work of each rank as a bar."""
     shapes: list[Shape] = [Text(left, top - 8, "work", 12, bold=True)]
     for rank, pairs in enumerate(work):
         y, length = top + rank * BAR, SIZE * pairs / max(work)

@@ -44,10 +44,12 @@ def _expects(stmt: tirx.Stmt) -> bool:
     return op_name(getattr(stmt, "value", None)) in _EXPECTS
 
 
-def _expecting(stmt: tirx.Evaluate, behind: list[tirx.Stmt]) -> tirx.Stmt:
-    """Return ``stmt``, which announces the bytes of the next loads in ``behind`` to a barrier, with
-    the bytes of only the loads that are executed."""
-    loads = itertools.takewhile(lambda s: not _expects(s), behind)
+def _expecting(stmt: tirx.Evaluate, following: list[tirx.Stmt]) -> tirx.Stmt:
+    """Return ``stmt``, which announces to a barrier the bytes of the next loads in ``following``.
+
+    The result announces only the bytes of loads that are executed.
+    """
+    loads = itertools.takewhile(lambda s: not _expects(s), following)
     condition = next((c for s in loads if (c := _condition_of(s)) is not None), None)
     if condition is None:
         return stmt

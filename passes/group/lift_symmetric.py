@@ -16,14 +16,14 @@ from ..ir.walk import format_expr, location
 
 
 def lift_symmetric(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
-    """Make each ``W.alloc_symmetric`` a hidden parameter.
+    """Make each ``W.alloc_symmetric`` an implicit parameter.
 
     Raises:
-        LanguageError: an extent of one is no positive number, such as a dynamic size of a program
-            that is not specialised for sizes.
+        LanguageError: an extent is not a positive number, such as a dynamic size of a program that
+            is not specialized for sizes.
 
     Before: ``S = W.alloc_symmetric((M, N), "bfloat16")``
-    After:  ``S: W.Symmetric((M, N), "bfloat16")`` behind the program's own parameters
+    After:  ``S: W.Symmetric((M, N), "bfloat16")`` after the program's own parameters
     """
     found = {a.buffer.data: _parameter(a) for a in scratch_of(func.body)}
     if not found:

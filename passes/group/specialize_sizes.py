@@ -107,9 +107,10 @@ def dynamic_sizes(func: tirx.PrimFunc) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def needs_sizes(func: tirx.PrimFunc) -> bool:
-    """Whether the synchronisation of ``func`` can only be inferred for known sizes: an access to a
-    symmetric tensor depends on a dynamic extent. Other programs keep their dynamic extents, those
-    that order memory themselves among them.
+    """Return true if an access to a symmetric tensor depends on a dynamic extent.
+
+    The synchronization of such a program can only be inferred for known sizes. Programs with
+    explicit synchronization keep their dynamic extents.
 
     Args:
         func: a program not yet compiled for a group.

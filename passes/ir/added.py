@@ -126,7 +126,7 @@ def _neighbour(leaves: list[Leaf], at: int) -> Leaf:
 
 
 def _is_between(leaf: Leaf) -> bool:
-    """Whether nothing is to be served: what orders itself, and conditions."""
+    """Return true for statements that need no order: synchronization itself, and conditions."""
     is_condition = leaf.node is not leaf.stmt and not effects_in(leaf.node)
     return bool(_kind(leaf)) or is_placeholder(leaf.stmt) or is_condition
 

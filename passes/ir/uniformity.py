@@ -37,7 +37,7 @@ class ThreadControl:
     A register is the same in all threads if every value stored to it is, and every store is reached
     by all threads. ``threads`` lists the thread indices, x first, of the kernel entered last: a
     program may hold several. A load of global memory is taken to be the same in all threads, as
-    that of a tile index or a count is; nobody can tell whether another changes it meanwhile.
+    that of a tile index or a count is; whether another rank changes it meanwhile is unknown.
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:

@@ -131,8 +131,11 @@ def _without_barriers(stmt: tirx.Stmt) -> tirx.Stmt:
 
 
 def _append(out: list[tirx.Stmt], ordered: list[tirx.Stmt]) -> None:
-    """Append; one barrier stands for those just before and the one in ``ordered``, behind the
-    placeholder: the thread that completes its bulk stores must meet the one that releases."""
+    """Append ``ordered`` to ``out``, with one barrier in place of several in a row.
+
+    The barrier follows the placeholder: the thread that completes its bulk stores must meet the
+    thread that releases.
+    """
     if len(ordered) > 1 and is_placeholder(ordered[0]):
         met = is_sync_threads(ordered[1])
         while out and is_sync_threads(out[-1]):

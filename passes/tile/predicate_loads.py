@@ -78,7 +78,7 @@ class _Choice:
 
 
 def _choices(stmt: tirx.Stmt | None, conditions: list[tirx.PrimExpr]) -> Iterator[_Choice]:
-    """What ``stmt`` chooses from."""
+    """Yield the loads between which ``stmt`` chooses, each with its conditions."""
     if isinstance(stmt, tirx.IfThenElse):
         yield from _choices(stmt.then_case, [*conditions, stmt.condition])
         yield from _choices(stmt.else_case, [*conditions, tirx.Not(stmt.condition)])

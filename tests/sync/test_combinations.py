@@ -29,14 +29,14 @@ def test_each_combination_once(seed):
 def test_what_varies_apart_is_not_multiplied_before_it_is_looked_at(monkeypatch):
     """A loop over k that says nothing of ranks and blocks does not make their arrays longer."""
     longest = 0
-    marked = boxes._marked
+    marked = boxes._unique_rows
 
     def seen(fields, mask):
         nonlocal longest
         longest = max(longest, np.broadcast(mask, *fields).size)
         return marked(fields, mask)
 
-    monkeypatch.setattr(boxes, "_marked", seen)
+    monkeypatch.setattr(boxes, "_unique_rows", seen)
     rank, block, k = np.ix_(range(8), range(100), range(128))
     found = combinations([rank, (block + rank) % 7, k * 64], np.ones((1, 1, 1), np.bool_))
     assert longest == 800 and len(found[0]) == 8 * 7 * 128
