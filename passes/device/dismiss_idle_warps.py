@@ -9,6 +9,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.memory import fence_proxy_async
 from ...builtins.spec import builtin_of, declaration_of
+from ..ir.accesses import is_private
 from ..ir.memory_order import writes
 from ..ir.walk import calls_in, flatten, has_effect, op_name, rewrite_children, statements_of
 from .keep_to_block import SCOPE
@@ -85,7 +86,7 @@ def _is_idle(stmt: tirx.Stmt) -> bool:
     def visit(node) -> None:
         nonlocal idle
         if isinstance(node, tirx.BufferStore):
-            idle = idle and node.buffer.scope().startswith("local")
+            idle = idle and is_private(node.buffer)
         elif isinstance(node, tirx.Call) and has_effect(node):
             only_waits = builtin_of(node) is not None and not writes(node)
             idle = idle and (only_waits or op_name(node) in _FOLLOWED)

@@ -8,14 +8,8 @@ from tvm.ir import structural_equal
 
 from ...builtins.implicit import loc_of
 from ...builtins.spec import builtin_of
-from ..ir.walk import (
-    bound_in,
-    flatten,
-    rewrite_children,
-    statements_of,
-    variables_and_loads,
-    written_tensors,
-)
+from ..ir.accesses import written_tensors
+from ..ir.walk import bound_in, flatten, rewrite_children, statements_of, variables_and_loads
 
 
 def wait_once(func: tirx.PrimFunc) -> tirx.PrimFunc:

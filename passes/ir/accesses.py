@@ -12,6 +12,8 @@ from .walk import calls_in, effects_in, op_name
 
 REGIONS = ("tl.region", "tl.access_ptr")
 """Operators that name a box of memory and how it is accessed."""
+READS, WRITES = 1, 2
+"""Bits of a mode of access."""
 
 
 @dataclass
@@ -23,26 +25,48 @@ class Accesses:
 
     def add(self, node) -> None:
         """Add what the statement or expression ``node`` accesses."""
-        bases: list[tirx.BufferLoad] = []
+        for _, buffer, mode in touches_in(node):
+            if mode & READS:
+                self.reads[buffer.data] = buffer
+            if mode & WRITES:
+                self.writes[buffer.data] = buffer
 
-        def region(n) -> None:
-            if op_name(n) in REGIONS and isinstance(n.args[0], tirx.BufferLoad):
-                mode = n.args[1] if op_name(n) == "tl.region" else n.args[-1]
-                buffer = n.args[0].buffer
-                bases.append(n.args[0])
-                if not isinstance(mode, tirx.IntImm) or int(mode) & 1:
-                    self.reads[buffer.data] = buffer
-                if not isinstance(mode, tirx.IntImm) or int(mode) & 2:
-                    self.writes[buffer.data] = buffer
 
-        def element(n) -> None:
-            if isinstance(n, tirx.BufferStore):
-                self.writes[n.buffer.data] = n.buffer
-            elif isinstance(n, tirx.BufferLoad) and not any(n.same_as(b) for b in bases):
-                self.reads[n.buffer.data] = n.buffer
+Touch = tuple[tirx.Call | tirx.BufferStore | tirx.BufferLoad, tirx.Buffer, int]
+"""A node that accesses memory, the buffer, and ``READS``, ``WRITES`` or both."""
 
-        post_order_visit(node, region)
-        post_order_visit(node, element)
+
+def touches_in(node) -> list[Touch]:
+    """Return the accesses of a statement or expression: regions first, then single elements.
+
+    A load that only names the start of a region is part of the region.
+    """
+    regions: list[Touch] = []
+    elements: list[Touch] = []
+    starts: set[tirx.BufferLoad] = set()
+
+    def visit(n) -> None:
+        if op_name(n) in REGIONS and isinstance(n.args[0], tirx.BufferLoad):
+            starts.add(n.args[0])
+            regions.append((n, n.args[0].buffer, mode_of(n)))
+        elif isinstance(n, tirx.BufferStore):
+            elements.append((n, n.buffer, WRITES))
+        elif isinstance(n, tirx.BufferLoad):
+            elements.append((n, n.buffer, READS))
+
+    post_order_visit(node, visit)
+    return [*regions, *(e for e in elements if e[0] not in starts)]
+
+
+def mode_of(region: tirx.Call) -> int:
+    """Return how an operator of ``REGIONS`` accesses its box; reads and writes if unknown."""
+    mode = region.args[1] if op_name(region) == "tl.region" else region.args[-1]
+    return int(mode) if isinstance(mode, tirx.IntImm) else READS | WRITES
+
+
+def written_tensors(body: tirx.Stmt) -> set[tirx.Var]:
+    """Return the data pointers of the tensors that a program writes."""
+    return set(accesses_of(body).writes)
 
 
 def accesses_of(*nodes) -> Accesses:

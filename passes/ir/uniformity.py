@@ -8,6 +8,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.ranks import HOST_VALUES
+from .accesses import is_private
 from .walk import calls_in, has_effect, op_name, rewrite_children
 
 _THREAD_OPS = frozenset(
@@ -91,7 +92,7 @@ class ThreadControl:
                     found = Divergence.DIVERGENT
                 elif op_name(node) not in HOST_VALUES and has_effect(node):
                     found = max(found, Divergence.MAYBE_DIVERGENT)
-            elif isinstance(node, tirx.BufferLoad) and _in_registers(node.buffer):
+            elif isinstance(node, tirx.BufferLoad) and is_private(node.buffer):
                 found = max(found, self._registers.get(node.buffer.data, Divergence.UNIFORM))
 
         post_order_visit(expr, visit)
@@ -106,13 +107,13 @@ class ThreadControl:
     def _follow(self, stmt: tirx.Stmt, divergence: Divergence) -> tirx.Stmt:
         if isinstance(stmt, tirx.Bind):
             self.bind(stmt)
-        if isinstance(stmt, tirx.BufferStore) and _in_registers(stmt.buffer):
+        if isinstance(stmt, tirx.BufferStore) and is_private(stmt.buffer):
             values = (self.of(e) for e in (stmt.value, *stmt.indices))
             self._differs(stmt.buffer, max(divergence, *values))
         if isinstance(stmt, tirx.Evaluate):
             for call in calls_in(stmt.value, lambda c: True):
                 for argument in call.args:
-                    if isinstance(argument, tirx.BufferLoad) and _in_registers(argument.buffer):
+                    if isinstance(argument, tirx.BufferLoad) and is_private(argument.buffer):
                         self._differs(argument.buffer, Divergence.MAYBE_DIVERGENT)
         divergence = max(divergence, self.enter(stmt))
         return rewrite_children(stmt, lambda s: self._follow(s, divergence))
@@ -120,7 +121,3 @@ class ThreadControl:
     def _differs(self, buffer: tirx.Buffer, divergence: Divergence) -> None:
         found = max(self._registers.get(buffer.data, Divergence.UNIFORM), divergence)
         self._registers[buffer.data] = min(found, Divergence.MAYBE_DIVERGENT)
-
-
-def _in_registers(buffer: tirx.Buffer) -> bool:
-    return buffer.scope().startswith("local")

@@ -251,22 +251,6 @@ def arrows(places: Iterable[tuple[str, str]]) -> str:
     return "".join(f"\n {label} --> {line}" for label, line in found)
 
 
-def written_tensors(body: tirx.Stmt) -> set[tirx.Var]:
-    """Data pointers of the tensors that a program writes."""
-    found: set[tirx.Var] = set()
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.BufferStore):
-            found.add(node.buffer.data)
-        elif op_name(node) in ("tl.region", "tl.access_ptr"):
-            mode = node.args[1] if op_name(node) == "tl.region" else node.args[-1]
-            if int(mode) & 2:
-                found.add(node.args[0].buffer.data)
-
-    post_order_visit(body, visit)
-    return found
-
-
 def format_expr(expr: tirx.PrimExpr) -> str:
     """Return ``expr`` as text in the syntax of a program, without its types."""
 

@@ -12,7 +12,7 @@ from tvm.target import Target
 from ...builtins.errors import LanguageError
 from ...builtins.spec import builtin_of
 from ..group.specialize_group import heap_tensors
-from ..ir.accesses import accesses_of, is_private, name_of
+from ..ir.accesses import accesses_of, is_private, name_of, written_tensors
 from ..ir.hold import hold
 from ..ir.memory_order import releases
 from ..ir.walk import (
@@ -24,7 +24,6 @@ from ..ir.walk import (
     location,
     op_name,
     rewrite_children,
-    written_tensors,
 )
 from .require_arch import sm_of
 

@@ -6,6 +6,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.errors import LanguageError
+from ..ir.accesses import written_tensors
 from ..ir.origin import name_of
 from ..ir.walk import (
     builtins_in,
@@ -17,7 +18,6 @@ from ..ir.walk import (
     rewrite_children,
     statements_of,
     variables_and_loads,
-    written_tensors,
 )
 from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined, loads_in, written_loads
 

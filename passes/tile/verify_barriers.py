@@ -17,7 +17,7 @@ from ...builtins.errors import LanguageError
 from ...builtins.spec import Builtin, builtin_of
 from ...builtins.symmetric import is_symmetric, packed_strides
 from ..group.specialize_group import heap_tensors
-from ..ir.accesses import REGIONS, name_of
+from ..ir.accesses import REGIONS, WRITES, mode_of, name_of
 from ..ir.walk import arrows, calls_in, children_of, format_expr, line_of, op_name
 
 
@@ -144,9 +144,9 @@ class _Uses:
                 load = call.args[0].args[0]
                 self.barriers.append(self._words(builtin_of(call), load, kernel, line))
             elif not any(call.same_as(c.args[0]) for c in calls_in(stmt, _counts)):
-                load, is_region = call.args[0], op_name(call) == "tl.region"
-                mode, extents = (call.args[1], call.args[2:]) if is_region else (call.args[-1], ())
-                if isinstance(mode, tirx.IntImm) and int(mode) & 2:
+                load = call.args[0]
+                extents = call.args[2:] if op_name(call) == "tl.region" else ()
+                if mode_of(call) & WRITES:
                     self._change(load.buffer, load.indices, extents, stmt, kernel)
 
     def _words(self, spec: Builtin, load: tirx.BufferLoad, kernel: int, line: str) -> _Words:

@@ -41,8 +41,8 @@ from tvm import tirx
 
 from ...builtins import language as W
 from ...builtins.errors import TileWeaveError
+from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import Implicit, implicit_of, set_implicit
-from ...passes.ir.walk import written_tensors
 from ...passes.sync.infer.epochs import CALL
 from ...passes.sync.infer.infer_sync import is_explicit
 from .regions import Region

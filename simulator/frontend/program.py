@@ -19,8 +19,8 @@ from ...builtins.implicit import CONTEXT
 from ...builtins.ranks import RANK
 from ...builtins.spec import builtin_of
 from ...passes.group.specialize_group import heap_tensors
+from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
-from ...passes.ir.walk import written_tensors
 from ..machine.steps import Step
 from ..memory.threads import cut
 from ..memory.values import numpy_dtype

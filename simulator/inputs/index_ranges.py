@@ -11,7 +11,8 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
 
 from ...builtins.ranks import RANK, WORLD_SIZE
-from ...passes.ir.walk import op_name, written_tensors
+from ...passes.ir.accesses import written_tensors
+from ...passes.ir.walk import op_name
 from ...runtime.plans.parameters import Shape
 
 Range = tuple[int, int]

@@ -19,8 +19,9 @@ from tvm import tirx
 from ...builtins.errors import TileWeaveError
 from ...builtins.spec import register_op
 from ...builtins.symmetric import is_symmetric
+from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
-from ...passes.ir.walk import flatten, rewrite_children, written_tensors
+from ...passes.ir.walk import flatten, rewrite_children
 from ...runtime.plans import steps as plan_steps
 from ...runtime.plans.steps import Step as HostStep
 from ...runtime.plans.traced_plan import TracedPlan

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from tilelang.ir import get_stmt_span
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.spec import Builtin, Pointer, builtin_of
+from ...passes.ir.accesses import READS, WRITES, touches_in
 from ...passes.ir.implicit import implicit_of
 from ...passes.ir.memory_order import acquires, releases
 from ...passes.ir.walk import calls_in, flatten, op_name, rewrite_children
@@ -181,30 +182,16 @@ class Accesses:
         self._written = written
 
     def writes(self, stmt: tirx.Stmt) -> bool:
-        return any(mode & 2 for _, mode in self._in(stmt))
+        return any(mode & WRITES for _, mode in self._in(stmt))
 
     def reads(self, stmt: tirx.Stmt) -> bool:
         """Return whether ``stmt`` reads a tensor that the program writes; others need no order."""
-        return any(mode & 1 and data in self._written for data, mode in self._in(stmt))
+        return any(mode & READS and data in self._written for data, mode in self._in(stmt))
 
     def _in(self, stmt: tirx.Stmt) -> list[tuple[tirx.Var, int]]:
-        flags = [a for c in calls_in(stmt, synchronizes) for a in c.args]
-        addressed: list[tirx.BufferLoad] = []
-        accesses: list[tuple[tirx.Var, int]] = []
-
-        def visit(node):
-            if op_name(node) in ("tl.region", "tl.access_ptr"):
-                addressed.append(node.args[0])
-                mode = node.args[1] if op_name(node) == "tl.region" else node.args[-1]
-                if not any(node.same_as(f) for f in flags):
-                    accesses.append((node.args[0].buffer.data, int(mode)))
-            elif isinstance(node, tirx.BufferStore):
-                accesses.append((node.buffer.data, 2))
-
-        def loads(node):
-            if isinstance(node, tirx.BufferLoad) and not any(node.same_as(a) for a in addressed):
-                accesses.append((node.buffer.data, 1))
-
-        post_order_visit(stmt, visit)
-        post_order_visit(stmt, loads)
-        return [(data, mode) for data, mode in accesses if data in self._tensors]
+        flags = {a for c in calls_in(stmt, synchronizes) for a in c.args}
+        return [
+            (buffer.data, mode)
+            for node, buffer, mode in touches_in(stmt)
+            if buffer.data in self._tensors and node not in flags
+        ]

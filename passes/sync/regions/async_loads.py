@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.ir import structural_equal
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ....builtins.spec import builtin_of
+from ...ir.accesses import accesses_of
 from ...ir.walk import calls_in, op_name, variables_in
 from ...tile.pin_pipelined import is_pipelined
 
@@ -77,8 +77,8 @@ class AsyncLoads:
                 copies = [u for u in self._in_flight if u.barrier is None and u.tile is None]
                 left = int(call.args[0])
                 yield from self._end(copies[: len(copies) - left], "T.ptx_wait_group")
-        used = _buffers_in(stmt)
-        tiles = [u for u in self._in_flight if u.tile is not None and u.tile in used]
+        used = accesses_of(stmt)
+        tiles = [u for u in self._in_flight if u.tile in used.reads or u.tile in used.writes]
         yield from self._end(tiles, "the first use of what it loads")
 
     def _end(self, loads: list[_Load], until: str) -> Iterator[tuple[Event, str]]:
@@ -117,15 +117,3 @@ class AsyncLoads:
         return all(
             structural_equal(a, b) or not loops.issuperset(variables_in(a)) for a, b in pairs
         )
-
-
-def _buffers_in(stmt: tirx.Stmt) -> set[tirx.Var]:
-    """Return the data pointers of the buffers that ``stmt`` accesses."""
-    pointers: set[tirx.Var] = set()
-
-    def visit(node) -> None:
-        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
-            pointers.add(node.buffer.data)
-
-    post_order_visit(stmt, visit)
-    return pointers

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from tilelang import tvm
 from tvm import tirx
 
+from ...ir.accesses import written_tensors
 from ...ir.uniformity import Divergence
-from ...ir.walk import bound_in, effects_in, variables_and_loads, written_tensors
+from ...ir.walk import bound_in, effects_in, variables_and_loads
 from .accesses import Access, Program, base_of
 from .space import Loop, NotEvaluable, Space
 from .symbols import Symbols

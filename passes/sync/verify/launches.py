@@ -10,7 +10,8 @@ import numpy as np
 from tvm import tirx
 
 from ....builtins.spec import builtin_of
-from ...ir.walk import op_name, written_tensors
+from ...ir.accesses import written_tensors
+from ...ir.walk import op_name
 from ..regions.accesses import Program
 from ..regions.footprints import merged_footprints
 from ..regions.space import Loop, NotEvaluable, Space
