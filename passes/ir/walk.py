@@ -10,6 +10,7 @@ from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
+from ...builtins.ranks import RANK
 from ...builtins.spec import builtin_of
 
 TMA_LOADS = frozenset(
@@ -249,6 +250,15 @@ def arrows(places: Iterable[tuple[str, str]]) -> str:
     if len(found) == 1:
         return "".join(f"\n --> {line}" for _, line in found)
     return "".join(f"\n {label} --> {line}" for label, line in found)
+
+
+def with_rank(expr: tirx.PrimExpr, rank: tirx.Var) -> tirx.PrimExpr:
+    """Return ``expr`` with ``W.rank()`` as a variable, which an analyzer can bound."""
+
+    def variable(node):
+        return rank if op_name(node) == RANK else None
+
+    return ir_transform(tirx.Evaluate(expr), None, variable, ["tirx.Call"]).value
 
 
 def format_expr(expr: tirx.PrimExpr) -> str:

@@ -12,9 +12,8 @@ from tvm.target import Target
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.errors import LanguageError
-from ...builtins.ranks import RANK
 from ..group.specialize_group import heap_tensors
-from ..ir.walk import calls_in, children_of, location, op_name, rewrite_children
+from ..ir.walk import calls_in, children_of, location, op_name, rewrite_children, with_rank
 from .require_arch import TMA_SM, asks_for_tma, sm_of, tma_name
 
 TMA_AXES = 5
@@ -84,13 +83,13 @@ class _Accesses:
     def visit(self, stmt: tirx.Stmt) -> None:
         """Collect the accesses inside ``stmt``, with what is known there of its variables."""
         if isinstance(stmt, tirx.For):
-            low, extent = self._named(stmt.min), self._named(stmt.extent)
+            low, extent = with_rank(stmt.min, self._rank), with_rank(stmt.extent, self._rank)
             self._analyzer.bind(stmt.loop_var, tvm.ir.Range.from_min_extent(low, extent))
         if isinstance(stmt, tirx.Bind) and str(stmt.var.dtype).startswith("int"):
-            self._analyzer.bind(stmt.var, self._named(stmt.value))
+            self._analyzer.bind(stmt.var, with_rank(stmt.value, self._rank))
         if isinstance(stmt, tirx.IfThenElse):
             self._collect(stmt.condition)
-            condition = self._named(stmt.condition)
+            condition = with_rank(stmt.condition, self._rank)
             with self._analyzer.constraint_scope(condition):
                 self.visit(stmt.then_case)
             if stmt.else_case is not None:
@@ -120,21 +119,13 @@ class _Accesses:
         for index, extent, size in zip(node.indices, extents, node.buffer.shape, strict=True):
             scalar = tvm.DataType(str(index.dtype)).lanes == 1
             single.append(scalar and isinstance(extent, tirx.IntImm) and int(extent) == 1)
-            start = self._named(index)
+            start = with_rank(index, self._rank)
             inside.append(
                 scalar
                 and self._analyzer.can_prove(start >= 0)
                 and self._analyzer.can_prove(start + extent <= size)
             )
         return _Access(tuple(single), tuple(inside))
-
-    def _named(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        """Return ``expr`` with the rank as a variable, which the analyzer has bounds of."""
-
-        def variable(node):
-            return self._rank if op_name(node) == RANK else None
-
-        return ir_transform(tirx.Evaluate(expr), None, variable, ["tirx.Call"]).value
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, substitute
+from tvm.tirx.stmt_functor import substitute
 
 from ....builtins.ranks import RANK
-from ...ir.walk import op_name, variables_in
+from ...ir.walk import op_name, variables_in, with_rank
 from .accesses import Access, Program
 from .space import Loop
 
@@ -85,17 +85,9 @@ class Symbols:
         analyzer.bind(self._rank, tvm.ir.Range(0, self._world_size))
         for loop in access.loops:
             low, extent = (
-                self._named(self.inlined(loop.min)),
-                self._named(self.inlined(loop.extent)),
+                with_rank(self.inlined(loop.min), self._rank),
+                with_rank(self.inlined(loop.extent), self._rank),
             )
             analyzer.bind(loop.var, tvm.ir.Range.from_min_extent(low, extent))
-        simple = analyzer.simplify(self._named(expr))
+        simple = analyzer.simplify(with_rank(expr, self._rank))
         return substitute(simple, {self._rank: self._rank_call})
-
-    def _named(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        """Return ``expr`` with the rank as a variable, which the analyzer can bound."""
-
-        def variable(node):
-            return self._rank if op_name(node) == RANK else None
-
-        return ir_transform(tirx.Evaluate(expr), None, variable, ["tirx.Call"]).value
