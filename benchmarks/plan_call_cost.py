@@ -127,7 +127,7 @@ def make_up_a_session(ranks: int) -> None:
         group=group, heap=heap.Heap(group, memory_, 1024), watchdog=watchdog
     )
     plan_streams.compile = compile_nothing
-    made.compiled = compile_nothing
+    made.compile_program = compile_nothing
     strategy.obstacle = transport.obstacle = _nothing
     plan_streams.has_driver = lambda device: True
 

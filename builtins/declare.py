@@ -64,7 +64,7 @@ def builtin(
         types: PTX types the instruction takes, when it does not take all.
         op_types: PTX types for one value of the qualifier ``op``, where they are fewer.
         vectors: those it also takes as vectors of 2 and 4 (``.v2``, ``.v4``).
-        hidden: operands that the compiler supplies after the declared ones; see ``implicit.py``.
+        implicit: operands that the compiler supplies after the declared ones; see ``implicit.py``.
         level: who runs it. A ``leader`` builtin is run by one thread of the block, whoever reaches
             it.
         barrier_before, barrier_after: the block meets before or after it.

@@ -44,7 +44,7 @@ program, so the table is complete on each, also where the kernel came from a cac
 
 
 def supply(kind: str, spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
-    """The hidden operand ``kind`` of one traced builtin."""
+    """Return the implicit operand ``kind`` of one traced builtin."""
     return _SUPPLIERS[kind](spec, arguments)
 
 

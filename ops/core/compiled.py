@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ...builtins.errors import SyncWarning
 from ...runtime import Plan, SymmetricTensor, symmetric
-from ...runtime import compile as compiled
+from ...runtime import compile as compile_program
 from ...runtime.executor.recorded_call import RecordedCall
 
 
@@ -40,7 +40,9 @@ class CompiledOp:
         with warnings.catch_warnings():
             # Tiles that cross the end of a tensor are meant; the user cannot change the program.
             warnings.simplefilter("ignore", SyncWarning)
-            self.run = compiled(steps) if not isinstance(steps, Plan) else self._compile(steps)
+            self.run = (
+                compile_program(steps) if not isinstance(steps, Plan) else self._compile(steps)
+            )
 
     def _compile(self, steps: Plan) -> Plan:
         """Return ``steps``, compiled, after the allocation of its symmetric memory."""

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from ...runtime.executor import calls as plan_streams
+from ...runtime.executor import calls
 from ...runtime.host.native import library
 from ...runtime.kernel.kernel import capturing
 from .cache import OpCache
@@ -75,9 +75,9 @@ def repeat(
         key: signature of the call, without the addresses of its tensors.
     """
     device = inputs[0].device
-    if not plan_streams.has_driver(device):
+    if not calls.has_driver(device):
         return None
-    fast_path = _here.repeats.get((key, plan_streams.current_stream(device)))
+    fast_path = _here.repeats.get((key, calls.current_stream(device)))
     if fast_path is None or not fast_path.is_valid or capturing():
         return None
     return fast_path(inputs, out)
@@ -94,8 +94,8 @@ def record_fast_path(
         kept, op, inputs, out, result: arguments of ``FastPath``.
     """
     device = result.device
-    if not plan_streams.has_driver(device) or library() is None or capturing():
+    if not calls.has_driver(device) or library() is None or capturing():
         return
     if all(x.data_ptr() == y.data_ptr() for x, y in zip(originals, inputs, strict=True)):
         repeat = FastPath(kept, op, inputs, out, result)
-        _here.repeats.put((key, plan_streams.current_stream(device)), repeat)
+        _here.repeats.put((key, calls.current_stream(device)), repeat)

@@ -11,7 +11,7 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.errors import LanguageError
 from ...builtins.symmetric import WORLD_SIZE, heap_stride, is_scratch, itemsize, packed_strides
-from ..ir.implicit import Implicit, with_hidden
+from ..ir.implicit import Implicit, with_implicit
 from ..ir.walk import format_expr, location
 
 
@@ -35,7 +35,7 @@ def lift_symmetric(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
         Implicit(b.name, True, tuple(int(e) for e in b.shape[1:]), str(b.dtype), scratch=True)
         for b in found.values()
     ]
-    return with_hidden(func, implicit, list(found.values()))
+    return with_implicit(func, implicit, list(found.values()))
 
 
 def on_buffers(

@@ -69,7 +69,7 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
 
 
 def heap_tensors(func: tirx.PrimFunc) -> list[tirx.Buffer]:
-    """The symmetric tensors of a program that was made one of a group, hidden ones too."""
+    """The symmetric tensors of a program that was made one of a group, implicit ones too."""
     marked = func.attrs[_OF_HEAP].value if func.attrs and _OF_HEAP in func.attrs else "[]"
     implicit = implicit_of(func)
     first = len(func.params) - len(implicit)

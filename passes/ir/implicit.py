@@ -11,19 +11,19 @@ from tvm import tirx
 
 from ...builtins.symmetric import itemsize, packed_strides
 
-HIDDEN = "tileweave.hidden"
-"""Attribute of a program: its hidden parameters, which stand behind its own, as JSON."""
+IMPLICIT = "tileweave.implicit"
+"""Attribute of a program: its implicit parameters, which follow its own, as JSON."""
 
 
 @dataclass(frozen=True)
 class Implicit:
-    """One hidden parameter.
+    """Parameter that passes add.
 
     Attributes:
         symmetric: whether every rank's copy is visible to all.
         shape: of one rank's copy.
-        scratch: whether it holds data: of a ``W.alloc_symmetric``, or of rounds of a tensor; else
-            it counts.
+        scratch: whether it holds data, of a ``W.alloc_symmetric`` or of versions of a tensor;
+            otherwise it holds counters.
     """
 
     name: str
@@ -35,9 +35,9 @@ class Implicit:
 
 def implicit_of(func: tirx.PrimFunc) -> list[Implicit]:
     """Return the implicit parameters of ``func``, in order."""
-    if not func.attrs or HIDDEN not in func.attrs:
+    if not func.attrs or IMPLICIT not in func.attrs:
         return []
-    fields = json.loads(func.attrs[HIDDEN].value)
+    fields = json.loads(func.attrs[IMPLICIT].value)
     return [Implicit(**{**f, "shape": tuple(f["shape"])}) for f in fields]
 
 
@@ -50,7 +50,7 @@ def heap_buffer(
     return tirx.decl_buffer([world_size, *shape], dtype, name, strides=strides)
 
 
-def with_hidden(
+def with_implicit(
     func: tirx.PrimFunc, implicit: Sequence[Implicit], buffers: Sequence[tirx.Buffer]
 ) -> tirx.PrimFunc:
     """Return ``func`` with more implicit parameters, after its existing ones."""
@@ -66,4 +66,4 @@ def with_hidden(
 def set_implicit(func: tirx.PrimFunc, implicit: Sequence[Implicit]) -> tirx.PrimFunc:
     """Return ``func`` with an attribute which states that its last parameters are ``implicit``."""
     listed = json.dumps([dataclasses.asdict(h) for h in implicit])
-    return func.with_attr(HIDDEN, tirx.StringImm(listed))
+    return func.with_attr(IMPLICIT, tirx.StringImm(listed))

@@ -20,8 +20,7 @@ from ..ops.core.problem import Problem
 from ..ops.core.strategy import Strategy, not_fused
 from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
-from . import attention, collectives
-from . import implementations as products
+from . import attention, collectives, implementations
 from .implementations import Implementation
 from .results import Length, Shape, Size
 
@@ -86,7 +85,7 @@ class Case(ABC):
 
 @dataclass(frozen=True)
 class ProductCase(Case):
-    makers = products.MAKERS
+    makers = implementations.MAKERS
     example = "--shapes 256x512x512"
     shape: Shape
 
@@ -113,7 +112,7 @@ class ProductCase(Case):
 
     @staticmethod
     def programs(problem: Problem, group):
-        programs = [products.product_program(problem)]
+        programs = [implementations.product_program(problem)]
         if not not_fused("auto", problem, group.device, group):
             choice = choice_of("auto", problem, group)
             if choice is not None:
@@ -123,8 +122,8 @@ class ProductCase(Case):
     @staticmethod
     def stage(problem: Problem, group, gathered):
         trial = Trial(problem, group)
-        inputs = iter(lambda: products.Inputs.random(trial), None)
-        return products.Buffers(problem, group, gathered, trial.c), inputs
+        inputs = iter(lambda: implementations.Inputs.random(trial), None)
+        return implementations.Buffers(problem, group, gathered, trial.c), inputs
 
     @staticmethod
     def how(problem: Problem, inputs):

@@ -283,13 +283,13 @@ class SyncContext:
         """
         name = "started" if started else "finished"
         if name not in self.credit_flags:
-            flags = self.add_hidden(name, (self.world_size,), "uint32", symmetric=True)
+            flags = self.add_implicit(name, (self.world_size,), "uint32", symmetric=True)
             self.credit_flags[name] = flags, set()
         flags, all_pairs = self.credit_flags[name]
         all_pairs |= pairs
         return flags
 
-    def add_hidden(self, name: str, shape: tuple[int, ...], dtype: str, *, symmetric: bool):
+    def add_implicit(self, name: str, shape: tuple[int, ...], dtype: str, *, symmetric: bool):
         """Add an implicit parameter and return its buffer. A symmetric one has the rank as first
         axis."""
         if symmetric:

@@ -130,5 +130,5 @@ def _add(context: SyncContext, counter: Counter, name: str) -> None:
     buffers = context.buffers[accesses.tensor]
     total = counter.granules.total * (accesses.world_size if counter.pulled else 1)
     shape = (buffers, total) if buffers > 1 else (total,)
-    counter.flags = context.add_hidden(name, shape, "uint32", symmetric=True)
+    counter.flags = context.add_implicit(name, shape, "uint32", symmetric=True)
     context.counters.append(counter)

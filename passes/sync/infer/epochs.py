@@ -29,7 +29,7 @@ def count_epochs(context: SyncContext) -> None:
     ...``; a launch of one block counts no blocks
     """
     words = CALL + context.flags_per_copy if context.is_called else CALL
-    state = context.add_hidden(EPOCH, (words,), "uint32", symmetric=False)
+    state = context.add_implicit(EPOCH, (words,), "uint32", symmetric=False)
     number, count = (tirx.BufferLoad(state, [tirx.IntImm("int32", i)]) for i in range(2))
     one = tirx.const(1, "uint32")
     epoch = tirx.Bind(context.epoch, builtin_calls.load(number) + one)

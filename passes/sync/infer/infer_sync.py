@@ -14,7 +14,7 @@ from ....builtins.errors import LanguageError, SyncWarning
 from ....builtins.memory import UNORDERED
 from ....builtins.spec import builtin_of
 from ...group.specialize_group import heap_tensors
-from ...ir.implicit import implicit_of, set_implicit, with_hidden
+from ...ir.implicit import implicit_of, set_implicit, with_implicit
 from ...ir.leaves import Leaf, leaves_of
 from ...ir.memory_order import releases
 from ...ir.sizes import in_numbers, sizes_of
@@ -140,7 +140,7 @@ def _inferred(
     _place_sync(context, own)
     func = func.with_body(context.placement.applied(func.body, context.program))
     func = _with_buffers(context, func)
-    func = with_hidden(func, context.implicit, context.implicit_buffers)
+    func = with_implicit(func, context.implicit, context.implicit_buffers)
     return func, Explanation(
         ops=(*context.inserted, *_unordered(func, tensors)),
         reuse=dict(context.reuse),

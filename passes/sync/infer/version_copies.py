@@ -13,7 +13,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 from ....builtins.errors import LanguageError
 from ....builtins.symmetric import itemsize
-from ...ir.implicit import Implicit, heap_buffer, implicit_of, set_implicit, with_hidden
+from ...ir.implicit import Implicit, heap_buffer, implicit_of, set_implicit, with_implicit
 from ...ir.walk import format_expr, rewrite_children
 from ..regions.accesses import Access, Program
 from ..regions.granules import choose_granules
@@ -155,7 +155,7 @@ def _with_memory(func: tirx.PrimFunc, storages: Mapping[tirx.Buffer, _Storage]) 
                 for h in implicit
             ]
     func = tirx.PrimFunc(func.params, func.body, func.ret_type, buffers, func.attrs, func.span)
-    return with_hidden(set_implicit(func, implicit), [h for h, _ in new], [b for _, b in new])
+    return with_implicit(set_implicit(func, implicit), [h for h, _ in new], [b for _, b in new])
 
 
 def _redirected(body: tirx.Stmt, storages: Mapping[tirx.Buffer, _Storage]) -> tirx.Stmt:

@@ -72,7 +72,7 @@ def on_rank(every_rank, monkeypatch):
         return Multiplier(program, world.here.log)
 
     monkeypatch.setattr(plan_streams, "compile", compiled)
-    monkeypatch.setattr(made, "compiled", compiled)
+    monkeypatch.setattr(made, "compile_program", compiled)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     for module in (strategy, tuner):
         monkeypatch.setattr(module, "obstacle", lambda *_: None)
