@@ -174,7 +174,7 @@ def run(M: int, N: int, K_total: int, runs: int) -> bool:
 
 
 def simulated_inputs(M: int, N: int, K: int, ranks: int, block: int) -> list[dict]:
-    """What each simulated rank starts with; tiles are ``block`` x ``block``."""
+    """Return the inputs of each simulated rank; tiles are ``block`` x ``block``."""
     import ml_dtypes
     import numpy as np
 

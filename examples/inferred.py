@@ -1,4 +1,4 @@
-"""GEMM + reduce-scatter and all-gather + GEMM without a word of synchronisation.
+"""GEMM + reduce-scatter and all-gather + GEMM without explicit synchronization.
 
     torchrun --nproc-per-node=4 examples/inferred.py [--shape M N K] [--runs 20]
 
@@ -117,7 +117,7 @@ def all_gather_gemm(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages
 
 
 def timed(operators: dict, inputs, runs: int) -> dict[str, float]:
-    """ms of each on the slowest rank, interleaved; the host's time is hidden behind a sleep."""
+    """Return ms of each operator on the slowest rank; runs alternate, a sleep hides host time."""
     times: dict[str, list[float]] = {name: [] for name in operators}
     for turn in range(3 + runs):
         given = inputs()

@@ -58,8 +58,8 @@ def contenders(options: argparse.Namespace, group: Group) -> dict:
 
 
 def errors(found: tuple, right: tuple) -> dict[str, float]:
-    """Of the result: the largest difference, and that of a row and head relative to its norm; of
-    the log-sum-exp the largest difference. Infinite where something is no number."""
+    """Return the largest error of the result, of a row and head relative to its norm, and of the
+    log-sum-exp; infinite where a value is not a number."""
     (out, lse), (right_out, right_lse) = ([x.float() for x in pair] for pair in (found, right))
     difference = out - right_out
     worst = {
@@ -71,7 +71,7 @@ def errors(found: tuple, right: tuple) -> dict[str, float]:
 
 
 def compare(options: argparse.Namespace, length: int, group: Group) -> tuple[bool, dict]:
-    """Whether both agree on all ranks, and how many ms each takes on the slowest."""
+    """Return whether both agree on all ranks, and the ms of each on the slowest rank."""
     attend = contenders(options, group)
     q, k, v = random_shards(options, length, group)
     worst = largest(errors(*(call(q, k, v) for call in attend.values())), group)

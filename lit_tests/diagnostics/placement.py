@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""What is refused for where it stands: by elect_leader, order_releases and the pipelined-loop passes."""
+"""Builtins in illegal places, refused by elect_leader, order_releases and passes for pipelined loops."""
 
 import tilelang.language as T
 

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""What ends a launch is awaited by the producer, not among the products."""
+"""The producer waits for the end of a launch; consumer warps do not."""
 
 import tilelang.language as T
 

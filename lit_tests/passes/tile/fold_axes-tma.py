@@ -11,7 +11,7 @@ UNORDERED = {"tileweave.verify": "off"}
 
 
 def show(name, store, own=(RANKS, 2), arch="sm_90a", **options):
-    """Print what becomes of stores to a symmetric parameter with two axes behind ``own``."""
+    """Print the lowered stores to a symmetric parameter with two axes after ``own``."""
 
     @T.prim_func
     def program(
