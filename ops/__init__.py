@@ -12,14 +12,17 @@ from .autotune.tuner import Tuned, tune
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
 from .collectives.all_to_all import all_to_all
-from .collectives.collective import transport_of
+from .collectives.collective import Collective, define_exchange, transport_of
 from .collectives.reduce_scatter import reduce_scatter
 from .collectives.transport import Transport
 from .core.call import strategy_of
+from .core.operator import Operator
+from .core.registry import operators_of
 from .core.strategy import Strategy
 from .gemm.all_gather_matmul import all_gather_matmul
 from .gemm.matmul_all_reduce import matmul_all_reduce
 from .gemm.matmul_reduce_scatter import matmul_reduce_scatter
+from .gemm.product import define_product
 
 __all__ = [
     "SequenceParallelAttention",
@@ -42,3 +45,8 @@ __all__ = [
     "ulysses_attention",
     "unshard_sequence",
 ]
+
+for _operator in operators_of(Operator).values():
+    define_product(_operator)
+for _collective in operators_of(Collective).values():
+    define_exchange(_collective)

@@ -21,14 +21,16 @@ from ..autotune.cost_model import (
     estimate_one_shot_us,
     estimate_two_shot_us,
 )
+from ..collectives.all_reduce import AllReduce
 from ..core import nccl
 from ..core.epilogue import Epilogue, add_bias, add_tile, is_fp8, multiply, scale, scale_of
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem
+from ..core.registry import TableRow
 from ..core.tiles import Tiles, persistent_tiles, stored, stores_last_peer
 from .identity import identities, identity_of
 from .matmul_reduce_scatter import gemm_rs_persistent
-from .product import define_product
+from .product import product
 
 NAME = "matmul_all_reduce"
 HOPELESS_BYTES = 32 << 20
@@ -234,6 +236,12 @@ def pulled_bytes(problem: Problem) -> int:
 class MatmulAllReduce(Operator, op=NAME):
     """GEMM + all-reduce in one exchange or in two, by stores and loads or by copy engines."""
 
+    row = TableRow(
+        "`a` (M, K), `b` (K, N), each rank its part of the inner dimension",
+        "the sum over ranks of `a @ b`, (M, N)",
+    )
+    collective = AllReduce
+
     programs: ClassVar = {
         "one_shot": one_shot_program,
         "two_shot": two_shot_program,
@@ -250,6 +258,18 @@ class MatmulAllReduce(Operator, op=NAME):
         epilogue.without_bias.multiply(a, b, out=c)
         nccl.all_reduce(c, group)
         epilogue.add_to(c)
+
+    @staticmethod
+    def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
+        a, b = ctx.saved_tensors
+        grad_a = grad_c @ b.t() if ctx.needs_input_grad[0] else None
+        grad_b = a.t() @ grad_c if ctx.needs_input_grad[1] else None
+        grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
+        return grad_a, grad_b, None, None, grad_bias, None, None, None
+
+    @staticmethod
+    def symmetric_elements(M: int, N: int, K: int) -> int:
+        return 7 * M * N
 
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:
@@ -333,15 +353,4 @@ def matmul_all_reduce(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return _product(a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
-
-
-def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
-    a, b = ctx.saved_tensors
-    grad_a = grad_c @ b.t() if ctx.needs_input_grad[0] else None
-    grad_b = a.t() @ grad_c if ctx.needs_input_grad[1] else None
-    grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
-    return grad_a, grad_b, None, None, grad_bias, None, None, None
-
-
-_product = define_product(NAME, _gradients)
+    return product(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))

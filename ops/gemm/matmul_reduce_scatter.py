@@ -20,6 +20,7 @@ from ..autotune.cost_model import (
     estimate_gemm_rs_store_us,
     estimate_one_shot_us,
 )
+from ..collectives.reduce_scatter import ReduceScatter
 from ..core import nccl
 from ..core.epilogue import (
     NOTHING,
@@ -34,9 +35,10 @@ from ..core.epilogue import (
 )
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem
+from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule, Tiles, persistent_tiles, stored, stores_last_peer
 from .identity import identities, identity_of, steps_of
-from .product import define_product
+from .product import product
 from .pull_tail import PullTail, pull
 
 NAME = "matmul_reduce_scatter"
@@ -327,6 +329,13 @@ def matmul_reduce_scatter_plan(
 class MatmulReduceScatter(Operator, op=NAME):
     """GEMM + reduce-scatter by copy engines, by stores, or, for few rows, in one exchange."""
 
+    row = TableRow(
+        "`a` (M, K), `b` (K, N), each rank its part of the inner dimension",
+        "its rows of the sum over ranks of `a @ b`, (M / W, N)",
+    )
+    collective = ReduceScatter
+    scatters = True
+
     programs: ClassVar = {
         "copy_engines": matmul_reduce_scatter_plan,
         "stores": matmul_reduce_scatter_program,
@@ -342,6 +351,23 @@ class MatmulReduceScatter(Operator, op=NAME):
     ) -> None:
         nccl.reduce_scatter(epilogue.without_bias.multiply(a, b), c, group)
         epilogue.add_to(c)
+
+    @staticmethod
+    def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
+        a, b = ctx.saved_tensors
+        arguments = grad_c.contiguous(), b.t(), ctx.group, ctx.strategy, *NOTHING
+        grad_b = None
+        if ctx.needs_input_grad[1]:
+            grad_a, rows = torch.ops.tileweave.all_gather_matmul_rows(*arguments)
+            grad_b = a.t() @ rows
+        else:
+            grad_a = torch.ops.tileweave.all_gather_matmul(*arguments)
+        grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
+        return grad_a, grad_b, None, None, grad_bias, None, None, None
+
+    @staticmethod
+    def symmetric_elements(M: int, N: int, K: int) -> int:
+        return 4 * M * N
 
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:
@@ -411,20 +437,4 @@ def matmul_reduce_scatter(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return _product(a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
-
-
-def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
-    a, b = ctx.saved_tensors
-    arguments = grad_c.contiguous(), b.t(), ctx.group, ctx.strategy, *NOTHING
-    grad_b = None
-    if ctx.needs_input_grad[1]:
-        grad_a, rows = torch.ops.tileweave.all_gather_matmul_rows(*arguments)
-        grad_b = a.t() @ rows
-    else:
-        grad_a = torch.ops.tileweave.all_gather_matmul(*arguments)
-    grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
-    return grad_a, grad_b, None, None, grad_bias, None, None, None
-
-
-_product = define_product(NAME, _gradients)
+    return product(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))

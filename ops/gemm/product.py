@@ -11,20 +11,32 @@ from ..core.call import compute, refuse_gradients
 from ..core.epilogue import SCHEMA, Epilogue
 from ..core.groups import group_of, name_of
 from ..core.library import define
+from ..core.operator import Operator
 from ..core.problem import checked, require_operands
 
+_DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
+"""Registered functions by name: one that returns a new result, and one that writes to ``out``."""
 
-def define_product(name: str, gradients: Callable[..., tuple]) -> Callable[..., torch.Tensor]:
-    """Define ``torch.ops.tileweave.name``, and ``name_out``, which has no gradient.
 
-    Args:
-        name: name of an ``Operator``.
-        gradients: function from ``ctx`` and the gradient of the result to the gradients of the
-            arguments; ``ctx`` has saved a and b, and holds ``group`` and ``strategy``.
+def product(
+    name: str, a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None,
+    strategy: str, epilogue: Epilogue,
+) -> torch.Tensor:  # fmt: skip
+    """Call an operator that ``define_product`` registered. Return its result, in ``out`` if
+    given."""
+    require_operands(name, a, b, out, epilogue)
+    refuse_gradients(name, out, a, b, *epilogue.tensors)
+    into_new, into_out = _DEFINED[name]
+    if out is None:
+        return into_new(a, b, name_of(group), strategy, *epilogue)
+    into_out(a, b, out, name_of(group), strategy, *epilogue)
+    return out
 
-    Returns:
-        A function that calls either: ``(a, b, group, out, strategy, epilogue) -> result``.
-    """
+
+def define_product(operator: type[Operator]) -> None:
+    """Register an operator as ``torch.ops.tileweave.name``, and as ``name_out``, which has no
+    gradient."""
+    name = operator.op
 
     def eager(a, b, group, strategy, *epilogue):
         return compute(name, a, b, None, group, strategy, Epilogue(*epilogue))
@@ -43,21 +55,10 @@ def define_product(name: str, gradients: Callable[..., tuple]) -> Callable[..., 
     options = f"str group, str strategy, {SCHEMA}"
     schema_out = f"{name}_out(Tensor a, Tensor b, Tensor(a!) out, {options}) -> ()"
     schema = f"{name}(Tensor a, Tensor b, {options}) -> Tensor"
-    into_new = define(schema, eager, fake, (_save, gradients))
-    into_out = define(schema_out, eager_out, fake_out)
-
-    def product(
-        a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None, strategy: str,
-        epilogue: Epilogue,
-    ) -> torch.Tensor:  # fmt: skip
-        require_operands(name, a, b, out, epilogue)
-        refuse_gradients(name, out, a, b, *epilogue.tensors)
-        if out is None:
-            return into_new(a, b, name_of(group), strategy, *epilogue)
-        into_out(a, b, out, name_of(group), strategy, *epilogue)
-        return out
-
-    return product
+    _DEFINED[name] = (
+        define(schema, eager, fake, (_save, operator.gradients)),
+        define(schema_out, eager_out, fake_out),
+    )
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:

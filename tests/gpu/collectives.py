@@ -16,10 +16,11 @@ import torch
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.collectives.collective import EXCHANGES, checked
+from tileweave.ops.collectives.collective import checked
 from tileweave.ops.core import nccl
 from tileweave.ops.core.collective_problem import Collective
 from tileweave.ops.core.groups import group_of
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -73,7 +74,7 @@ class Case(NamedTuple):
         return checked(self.op, x, None, group_of("").world_size, self.axes)
 
     def can(self, transport: str) -> bool:
-        return EXCHANGES[self.op].obstacle(self.problem, transport) is None
+        return OPERATORS[self.op].obstacle(self.problem, transport) is None
 
 
 def cases(last: int | None = None) -> list[Case]:
@@ -147,7 +148,7 @@ def compile_all(transports: list[str]) -> None:
     """What most checks need, many at a time."""
     every = [*cases(), *(Case(*odd) for odd in ODD)]
     compile_ahead(
-        EXCHANGES[case.op].steps(case.problem, transport)
+        OPERATORS[case.op].steps(case.problem, transport)
         for transport in transports
         for case in every
         if case.can(transport)

@@ -471,7 +471,7 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     problem = collectives.problem_of("all_reduce", size, torch.bfloat16)
     group = group_of("")
     kept = types.SimpleNamespace(made=lambda problem, name, make: make(problem, name))
-    monkeypatch.setitem(collectives.EXCHANGES, "all_reduce", CompiledOp)
+    monkeypatch.setitem(collectives.OPERATORS, "all_reduce", CompiledOp)
     monkeypatch.setattr(collectives, "prepared", lambda _: kept)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     buffers = collectives.Buffers(problem, group, None)

@@ -15,8 +15,8 @@ from ..ops.autotune.trial import Trial, problem_of
 from ..ops.autotune.tuner import choice_of
 from ..ops.collectives.transport import Transport
 from ..ops.core.collective_problem import CollectiveProblem
-from ..ops.core.operator import OPERATORS as FUSED
 from ..ops.core.problem import Problem
+from ..ops.core.registry import OPERATORS as FUSED
 from ..ops.core.strategy import Strategy, not_fused
 from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group

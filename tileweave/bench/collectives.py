@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..ops.collectives.collective import EXCHANGES, Collective, checked
+from ..ops.collectives.collective import Collective, checked
 from ..ops.collectives.transport import OWN, Transport, obstacle
 from ..ops.core import nccl
 from ..ops.core.cache import prepared
 from ..ops.core.collective_problem import CollectiveProblem
+from ..ops.core.registry import OPERATORS
 from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
 from .implementations import EXCHANGE, NCCL, OURS, TRANSPORT, Implementation, Missing, by_copies
@@ -94,7 +95,7 @@ def right_of(problem: CollectiveProblem, x: Tensor, group: Group) -> Tensor:
         return every.view(-1)
     if problem.op != "all_reduce":
         every = every[:, group.rank]
-    if EXCHANGES[problem.op].reduces:
+    if OPERATORS[problem.op].reduces:
         every = every.sum(0, dtype=torch.float32).to(x.dtype)
     return every.flatten()
 
@@ -143,7 +144,7 @@ def _ours(buffers: Buffers) -> Implementation:
 
 def _by_transport(buffers: Buffers, name: str) -> Implementation:
     problem, group = buffers.problem, buffers.group
-    collective = EXCHANGES[problem.op]
+    collective = OPERATORS[problem.op]
     if reason := obstacle(name, problem, group.device, group, collective):
         raise Missing(reason)
     # The cache does not hold it, so ``close`` frees it.
@@ -184,7 +185,7 @@ MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
 
 def programs(problem: CollectiveProblem, group: Group) -> list[Any]:
     """Return the programs and plans that our implementations launch."""
-    collective = EXCHANGES[problem.op]
+    collective = OPERATORS[problem.op]
     can = [name for name in OWN if not obstacle(name, problem, group.device, group, collective)]
     return [collective.steps(problem, name) for name in can]
 

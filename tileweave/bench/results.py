@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ..builtins.errors import TileWeaveError
 from ..ops.autotune.trial import TOLERANCE
-from ..ops.core.collective_problem import sent_bytes
+from ..ops.core.registry import OPERATORS
 from ..runtime.host.out_file import write_out
 from .implementations import (
     ASYNC_TP,
@@ -171,7 +171,7 @@ class Result:
         """Return NCCL's bus bandwidth of a right implementation of a collective, in GB/s."""
         ms = self.best(name)
         size = self.shape
-        return sent_bytes(self.op, size.bytes, size.ranks) / ms / 1e6 if ms else None
+        return OPERATORS[self.op].sent_bytes(size.bytes, size.ranks) / ms / 1e6 if ms else None
 
     def teraflops(self, name: str) -> float | None:
         """Return the TFLOP/s of a rank of a right implementation of attention."""

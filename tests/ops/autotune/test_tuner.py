@@ -24,9 +24,11 @@ from tileweave.ops.autotune import tuner
 from tileweave.ops.autotune.store import Measured, file_of, save, saved, table_for
 from tileweave.ops.core import strategy
 from tileweave.ops.core.cache import OpCache
-from tileweave.ops.core.operator import OPERATORS, Choice, Operator
+from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.problem import Problem
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import CANDIDATES, LARGE, SHARED_BYTES, SMALL, Tiles
+from tileweave.ops.gemm.matmul_all_reduce import MatmulAllReduce
 from tileweave.runtime.host.group import Group
 
 OP = "matmul_all_reduce"
@@ -36,7 +38,7 @@ ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
 FAST = Measured(Choice("two_shot", SMALL), 0.5, 0.75)
 
 
-class StandIn(Operator, op="stand-in"):
+class StandIn(MatmulAllReduce):
     """Multiplies as its program's name says; remembers who was freed.
 
     Of threads, each of which is alone for torch.distributed: the sum over ranks is the rank's own.

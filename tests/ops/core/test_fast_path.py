@@ -15,9 +15,10 @@ from tileweave.ops.core import call, strategy
 from tileweave.ops.core import fast_path as repeated
 from tileweave.ops.core import session_cache as remembered
 from tileweave.ops.core.cache import prepared
-from tileweave.ops.core.compiled import CompiledOp
-from tileweave.ops.core.operator import OPERATORS, Choice
+from tileweave.ops.core.operator import Choice
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import LARGE
+from tileweave.ops.gemm.matmul_reduce_scatter import MatmulReduceScatter
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.executor.recorded_call import RecordedCall
 from tileweave.runtime.host import session
@@ -30,7 +31,7 @@ MEMORY = 0xABC0
 """Where a symmetric tensor lies that each call works in."""
 
 
-class StandIn(CompiledOp):
+class StandIn(MatmulReduceScatter):
     """Says how it was called: whole, or by addresses."""
 
     said: list
@@ -213,7 +214,7 @@ def test_a_deadlock_is_told(said):
         scattered(a, b)
 
 
-class StandInExchange(AllGather, op="stand-in"):
+class StandInExchange(AllGather):
     """As ``StandIn``, of a collective."""
 
     def __init__(self):
@@ -225,9 +226,6 @@ class StandInExchange(AllGather, op="stand-in"):
 
     enqueue = StandIn.__call__
     ready = StandIn.ready
-
-
-del exchange.EXCHANGES["stand-in"]
 
 
 def test_collectives_are_repeated(said, monkeypatch):
