@@ -21,16 +21,17 @@ import torch
 
 import tileweave as tw
 from tileweave.bench import collectives
+from tileweave.bench.case import Buffers, Checker, Implementation, Missing
 from tileweave.bench.command import INPUTS
-from tileweave.bench.implementations import Checker, Implementation, Missing
 from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program
 from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_shot_program
 from tileweave.ops.collectives.all_to_all import Parts, all_to_all_plan, all_to_all_program
 from tileweave.ops.collectives.collective import Moved, checked
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.vectors import Lines, words_of
-from tileweave.ops.core.collective_problem import Collective
+from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.groups import group_of
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.host.measure import interleaved, largest
 from tileweave.runtime.plans.parameters import parameters_of
@@ -43,6 +44,8 @@ WALKED = (5, 1)
 """Pieces of the variants whose kernel has ``BLOCKS``, not one for each tile: those that wait read
 the same word, and all of them together may hold up what arrives."""
 BLOCKS = (131, 262, 524)
+OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+"""Collectives whose programs have such variants."""
 TRANSPORTS = ("copy_engine", "ldst", "tma")
 TILES = (1 << 13, 1 << 14, 1 << 15)
 """Bytes that a block moves at a time."""
@@ -58,7 +61,7 @@ class Variant(NamedTuple):
     """
 
     name: str
-    make: Callable[[Collective], Any]
+    make: Callable[[CollectiveProblem], Any]
 
 
 def cut(rows: int, height: int, pieces: Sequence[int]) -> list[slice]:
@@ -69,7 +72,9 @@ def cut(rows: int, height: int, pieces: Sequence[int]) -> list[slice]:
     return [slice(*ends) for ends in pairwise([*starts, rows])]
 
 
-def lines_of(problem: Collective, tile: int | None = None, shared_out: bool = False) -> Lines:
+def lines_of(
+    problem: CollectiveProblem, tile: int | None = None, shared_out: bool = False
+) -> Lines:
     """What moves as lines.
 
     Args:
@@ -82,7 +87,7 @@ def lines_of(problem: Collective, tile: int | None = None, shared_out: bool = Fa
     return Lines.of(count, problem.tile_dtype, tile=tile)
 
 
-def by_engines(pieces: Sequence[int], problem: Collective, blocks: int | None = None) -> Any:
+def by_engines(pieces: Sequence[int], problem: CollectiveProblem, blocks: int | None = None) -> Any:
     walked = {} if blocks is None else {"blocks": blocks}
     if problem.op == "all_to_all":
         parts = Parts.of(problem)
@@ -93,7 +98,7 @@ def by_engines(pieces: Sequence[int], problem: Collective, blocks: int | None = 
     return plan_of(lines, problem.ranks, cut(lines.rows, lines.height, pieces), **walked)
 
 
-def by_tiles(transport: str, tile: int, problem: Collective) -> Any:
+def by_tiles(transport: str, tile: int, problem: CollectiveProblem) -> Any:
     if problem.op == "all_to_all":
         return all_to_all_program(Parts.of(problem, tile), transport)
     program = {"all_gather": all_gather_program, "reduce_scatter": reduce_scatter_program,
@@ -120,26 +125,28 @@ def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
     ]
 
 
-def implementation_of(buffers: collectives.Buffers, steps: Any) -> Implementation:
-    buffers.made.append(Moved(steps))
-    return buffers.into_out(buffers.made[-1])
+def implementation_of(buffers: Buffers, steps: Any) -> Implementation:
+    compiled = Moved(steps)
+    buffers.compiled.append(compiled)
+    return buffers.into("result", lambda inputs, out: compiled(inputs.x, out))
 
 
 def compare(
-    problem: Collective, programs: dict[Variant, Any], gathered: tw.SymmetricTensor, runs: int
+    problem: CollectiveProblem,
+    programs: dict[Variant, Any],
+    gathered: tw.SymmetricTensor,
+    runs: int,
 ) -> bool:
     """Time and check all variants; prints a row of each, the fastest first."""
     begin, group = time.perf_counter(), group_of("")
-    buffers = collectives.Buffers(problem, group, gathered)
-    implementations = {"auto": collectives.MAKERS["ours"](buffers)}
+    memory, random = collectives.stage(problem, group)
+    buffers = Buffers(problem, group, gathered, memory)
+    implementations = {"auto": collectives.IMPLEMENTATIONS["ours"](buffers)}
     with suppress(Missing):
-        implementations["copies alone"] = collectives.MAKERS["exchange/copies"](buffers)
+        implementations["copies alone"] = collectives.IMPLEMENTATIONS["exchange/copies"](buffers)
     for variant, steps in programs.items():
         implementations[variant.name] = implementation_of(buffers, steps)
-    inputs, checker = (
-        list(islice(collectives.Inputs.random(problem, group), INPUTS)),
-        Checker(implementations),
-    )
+    inputs, checker = list(islice(random, INPUTS)), Checker(implementations)
     ms = interleaved(
         {name: implementation.call for name, implementation in implementations.items()},
         inputs,
@@ -165,16 +172,11 @@ def simulated(op: str, variants: Sequence[Variant], ranks: int = 3) -> None:
     """Variants of a small one in the simulator; a fault raises, and so does a wrong result."""
     count = ranks << 14
     x = torch.empty(count, dtype=torch.float32, device="meta")
-    problem = checked(op, x, None, ranks, collectives.COLLECTIVES[op])
+    problem = checked(op, x, None, ranks, [0] * len(OPERATORS[op].options))
     rng = np.random.default_rng(0)
     given = [rng.integers(-8, 9, count).astype(np.float32) for _ in range(ranks)]
-    parts = np.stack([g.reshape(ranks, -1) for g in given])
-    right = {
-        "all_gather": [np.concatenate(given)] * ranks,
-        "all_to_all": [parts[:, r].ravel() for r in range(ranks)],
-        "reduce_scatter": list(parts.sum(0)),
-        "all_reduce": [parts.sum(0).ravel()] * ranks,
-    }[op]
+    every = torch.from_numpy(np.stack(given))
+    right = [OPERATORS[op].expected(every, rank, *problem.options).numpy() for rank in range(ranks)]
     for variant in variants:
         steps = variant.make(problem)
         declared, *_ = parameters_of(steps) if not isinstance(steps, tw.Plan) else steps.parameters
@@ -188,7 +190,7 @@ def simulated(op: str, variants: Sequence[Variant], ranks: int = 3) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("ops", nargs="*", default=[*collectives.COLLECTIVES], metavar="OP")
+    parser.add_argument("ops", nargs="*", default=OPS, metavar="OP")
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 256], help="MiB of a rank")
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
     parser.add_argument("--runs", type=int, default=10)

@@ -18,7 +18,7 @@ import tileweave as tw
 from tileweave import ops
 from tileweave.ops.collectives.collective import checked
 from tileweave.ops.core import nccl
-from tileweave.ops.core.collective_problem import Collective
+from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime.executor.compile_ahead import compile_ahead
@@ -69,7 +69,7 @@ class Case(NamedTuple):
         return tuple(shape)
 
     @property
-    def problem(self) -> Collective:
+    def problem(self) -> CollectiveProblem:
         x = torch.empty(self.given, dtype=self.dtype, device="meta")
         return checked(self.op, x, None, group_of("").world_size, self.axes)
 

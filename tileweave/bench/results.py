@@ -14,7 +14,7 @@ from ..builtins.errors import TileWeaveError
 from ..ops.autotune.trial import TOLERANCE
 from ..ops.core.registry import OPERATORS
 from ..runtime.host.out_file import write_out
-from .implementations import (
+from .case import (
     ASYNC_TP,
     EXCHANGE,
     GATHER,
@@ -34,8 +34,8 @@ class Shape:
 
     Attributes:
         name: name of the model, or empty.
-        M, N, K: rows, columns and inner dimension. The ranks share N for ``all_gather_matmul``,
-            else K, and also M, except for ``matmul_all_reduce``.
+        M, N, K: rows, columns and inner dimension. The ranks share them as in
+            ``autotune.trial.problem_of``.
         tolerance: largest relative error of a right result.
         floors: prefixes of the implementations of which the slowest is the lower bound.
         others: prefixes of the alternatives for users.
@@ -365,6 +365,7 @@ def _checked(r: Result) -> Result:
     if not (
         all(type(getattr(r.shape, f.name)).__name__ == f.type for f in fields(r.shape))
         and all(isinstance(word, str) for word in (r.op, r.strategy, r.reason))
+        and r.op in OPERATORS
         and all(type(n) in (int, float) and n >= 0 for n in numbers)
         and all(0 < ms < math.inf for ms in r.ms.values())
         and OURS in r.ms.keys() == r.errors.keys()
