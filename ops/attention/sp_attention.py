@@ -94,8 +94,8 @@ class SpAttention(CompiledOp, RegisteredOp, op=OP):
 
     arguments = ("q", "k", "v")
     row = TableRow(
-        "the rank's rows of `q`, `k`, `v`, [batched or packed](#layouts-and-shapes)",
-        "the rank's rows of attention to the keys of all ranks; with `return_lse` also the "
+        inputs="the rank's rows of `q`, `k`, `v`, [batched or packed](#layouts-and-shapes)",
+        result="the rank's rows of attention to the keys of all ranks; with `return_lse` also the "
         "log-sum-exps",
     )
 

@@ -36,8 +36,8 @@ class Ulysses(RegisteredOp, op=NAME):
 
     arguments = ("q", "k", "v")
     row = TableRow(
-        "the rank's rows of `q`, `k`, `v`, (B, S / W, H, D), `contiguous`",
-        "the rank's rows of attention to all keys, by [all-to-alls](#ulysses)",
+        inputs="the rank's rows of `q`, `k`, `v`, (B, S / W, H, D), `contiguous`",
+        result="the rank's rows of attention to all keys, by [all-to-alls](#ulysses)",
     )
 
 

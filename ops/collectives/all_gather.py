@@ -110,7 +110,13 @@ def all_gather_plan(
 class AllGather(AcrossNodes, Collective, op=NAME):
     """All-gather along the first axis."""
 
-    row = TableRow("(N, ...), any type", "the `x` of all ranks, (W x N, ...)")
+    row = TableRow(
+        inputs="(N, ...), any type",
+        result="the `x` of all ranks, (W x N, ...)",
+        gradient="`reduce_scatter` by the same transport; for types that it does not add `nccl`",
+        memory="`copy_engine` W; `tma`, `ldst` 2 W",
+        sent="(W - 1) x S",
+    )
     engines_from_ranks = 3
 
     @staticmethod

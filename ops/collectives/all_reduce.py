@@ -144,7 +144,13 @@ def is_one_shot(problem: CollectiveProblem) -> bool:
 class AllReduce(Collective, op=NAME):
     """All-reduce by addition."""
 
-    row = TableRow("any shape, bf16, fp16, fp32", "their sum")
+    row = TableRow(
+        inputs="any shape, bf16, fp16, fp32",
+        result="their sum",
+        gradient="nothing is communicated, as in `matmul_all_reduce`",
+        memory="`copy_engine` 2; `tma`, `ldst` 2 W (one-shot) or 4 (two-shot)",
+        sent="2 x (W - 1) / W x S",
+    )
     reduces = True
     reference_in_place = True
     engines_from_ranks = 2

@@ -215,9 +215,12 @@ class AllToAll(Collective, op=NAME):
     """All-to-all from one axis to another."""
 
     row = TableRow(
-        "any type",
-        "`x.shape[scatter_dim]` is divided by W, `x.shape[gather_dim]` multiplied by W: part `r` "
-        "of each rank's `x` is sent to rank `r`, which concatenates the parts",
+        inputs="any type",
+        result="`x.shape[scatter_dim]` is divided by W, `x.shape[gather_dim]` multiplied by W: "
+        "part `r` of each rank's `x` is sent to rank `r`, which concatenates the parts",
+        gradient="the reverse `all_to_all`",
+        memory="`copy_engine` 1; `tma`, `ldst` 2, and rows fill whole tiles of up to 256",
+        sent="(W - 1) / W x S",
     )
     options = ("scatter_dim", "gather_dim")
     options_format = ", axes {} to {}"
@@ -254,7 +257,7 @@ class AllToAll(Collective, op=NAME):
         return torch.cat([x.chunk(len(every), scatter)[rank] for x in every], gather)
 
     @staticmethod
-    def copies(elements, ranks, dtype):
+    def copies(elements, ranks, dtype, *axes):
         @plan
         def all_to_all_copies(
             p: PlanBuilder,

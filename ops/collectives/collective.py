@@ -137,7 +137,7 @@ class Collective(Moved, RegisteredOp, ABC):
         """Return the gradient of the input, given that of the result."""
 
     @staticmethod
-    def copies(elements: int, ranks: int, dtype: str) -> Plan | None:
+    def copies(elements: int, ranks: int, dtype: str, *options: int) -> Plan | None:
         """Return the plan that only copies the inputs to all receivers, without a kernel; None if
         copies alone do not compute the collective.
 

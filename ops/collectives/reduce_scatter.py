@@ -106,7 +106,13 @@ def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
 class ReduceScatter(AcrossNodes, Collective, op=NAME):
     """Reduce-scatter along the first axis."""
 
-    row = TableRow("(W x N, ...), bf16, fp16, fp32", "its part of their sum, (N, ...)")
+    row = TableRow(
+        inputs="(W x N, ...), bf16, fp16, fp32",
+        result="its part of their sum, (N, ...)",
+        gradient="`all_gather`, by the same transport",
+        memory="`copy_engine` 1; `tma`, `ldst` 2",
+        sent="(W - 1) / W x S",
+    )
     reduces = True
     engines_from_ranks = 3
 
@@ -133,7 +139,7 @@ class ReduceScatter(AcrossNodes, Collective, op=NAME):
 
     @staticmethod
     def expected(every, rank):
-        return sum_of(every).chunk(len(every))[rank]
+        return sum_of(every.chunk(len(every), 1)[rank])
 
     @staticmethod
     def symmetric_inputs(ranks):

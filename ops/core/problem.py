@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -90,7 +89,7 @@ class Problem:
             return self.rows_per_rank, self.N, self.ranks
         return self.M, self.N, 1
 
-    @cached_property
+    @property
     def shape(self) -> tuple[int, int]:
         """Shape of a rank's result."""
         return (self.rows_per_rank if self.scatters else self.M), self.N

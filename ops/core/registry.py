@@ -11,12 +11,21 @@ OPERATORS: dict[str, type[Any]] = {}
 class TableRow(NamedTuple):
     """Row of an operator in the tables of the documentation, as Markdown.
 
+    W is the number of ranks. Tables omit an operator whose text is empty.
+
     Attributes:
-        inputs, result: what each rank passes and what it receives; W is the number of ranks.
+        inputs, result: what each rank passes, and what it receives.
+        gradient: how the gradient is computed.
+        memory: symmetric memory of a rank: elements of a GEMM operator, or multiples of the input
+            of a collective.
+        sent: ``Collective.sent_bytes`` for an input of S bytes, as a formula.
     """
 
     inputs: str
     result: str
+    gradient: str = ""
+    memory: str = ""
+    sent: str = ""
 
 
 class RegisteredOp:

@@ -298,8 +298,12 @@ class AllGatherMatmul(Operator, op=NAME):
 
     arguments = ("a_shard", "b")
     row = TableRow(
-        "`a_shard` (M / W, K), `b` (K, N), each rank its own",
-        "the rows of all ranks times `b`, (M, N); with `return_gathered` also the rows, (M, K)",
+        inputs="`a_shard` (M / W, K), `b` (K, N), each rank its own",
+        result="the rows of all ranks times `b`, (M, N); with `return_gathered` also the rows, "
+        "(M, K)",
+        gradient="of `a_shard`: `matmul_reduce_scatter`. The gradient of `b` gathers the rows "
+        "again, unless `return_gathered` kept them",
+        memory="M x K; 2 x M x K for few rows",
     )
     collective = AllGather
     gathers = True

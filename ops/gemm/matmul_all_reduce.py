@@ -237,8 +237,11 @@ class MatmulAllReduce(Operator, op=NAME):
     """GEMM + all-reduce in one exchange or in two, by stores and loads or by copy engines."""
 
     row = TableRow(
-        "`a` (M, K), `b` (K, N), each rank its part of the inner dimension",
-        "the sum over ranks of `a @ b`, (M, N)",
+        inputs="`a` (M, K), `b` (K, N), each rank its part of the inner dimension",
+        result="the sum over ranks of `a @ b`, (M, N)",
+        gradient="`grad_a = grad @ b.t()`, `grad_b = a.t() @ grad`, without communication",
+        memory="one-shot 2 x M x N; otherwise at most (2 + 3 / W) x M x N, and "
+        "2 x (1 + 1 / W) x M x N for graphs",
     )
     collective = AllReduce
 

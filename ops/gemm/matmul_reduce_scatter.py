@@ -330,8 +330,10 @@ class MatmulReduceScatter(Operator, op=NAME):
     """GEMM + reduce-scatter by copy engines, by stores, or, for few rows, in one exchange."""
 
     row = TableRow(
-        "`a` (M, K), `b` (K, N), each rank its part of the inner dimension",
-        "its rows of the sum over ranks of `a @ b`, (M / W, N)",
+        inputs="`a` (M, K), `b` (K, N), each rank its part of the inner dimension",
+        result="its rows of the sum over ranks of `a @ b`, (M / W, N)",
+        gradient="of `a`: `all_gather_matmul`",
+        memory="4 x M x N, half of it for graphs; 2 x M x N for few rows",
     )
     collective = ReduceScatter
     scatters = True

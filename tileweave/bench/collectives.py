@@ -77,7 +77,9 @@ def problem_of(op: str, size: Size, dtype: torch.dtype) -> CollectiveProblem:
 def plan_of_copies(problem: CollectiveProblem) -> Plan | None:
     """Return the plan that only copies; None if copies alone do not compute the collective."""
     elements = prod(problem.result) // problem.ranks
-    return OPERATORS[problem.op].copies(elements, problem.ranks, problem.tile_dtype)
+    return OPERATORS[problem.op].copies(
+        elements, problem.ranks, problem.tile_dtype, *problem.options
+    )
 
 
 def gathered_bytes(op: str, size: Size) -> int:
