@@ -12,6 +12,7 @@ from .autotune.tuner import Tuned, tune
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
 from .collectives.all_to_all import all_to_all
+from .collectives.broadcast import broadcast
 from .collectives.collective import Collective, define_exchange, transport_of
 from .collectives.reduce_scatter import reduce_scatter
 from .collectives.transport import Transport
@@ -34,6 +35,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "attention_schedule",
+    "broadcast",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "reduce_scatter",

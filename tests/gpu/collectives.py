@@ -39,14 +39,17 @@ LAYOUTS = [
     ("all_to_all", (2, 1), [(2, 40, 8, 64)]),
     ("all_to_all", (1, 2), [(2, 40, 8, 64)]),
     ("all_to_all", (1, 1), [(6, 8, 64)]),
+    ("broadcast", (0,), [(1024, 256), (3, 5, 8), (7, 8), (5 << 20, 4)]),
+    ("broadcast", (1,), [(3, 5, 8)]),
 ]
-"""Operator, axes, shapes: a multiple of the ranks along the axis that is shared out."""
+"""Operator, axes or root, shapes: a multiple of the ranks along the axis that is shared out."""
 ODD = [
     ("all_gather", (), (3, 7), torch.uint8),
     ("all_gather", (), (5, 3), torch.float64),
     ("all_to_all", (1, 0), (3, 1, 7), torch.uint8),
     ("reduce_scatter", (), (3, 7), torch.float32),
     ("all_reduce", (), (13,), torch.bfloat16),
+    ("broadcast", (1,), (3, 7), torch.uint8),
 ]
 """What begins at odd places, or is of types that are only moved: not for the TMA; an all-reduce by
 copy engines needs a multiple of the ranks."""
@@ -116,6 +119,8 @@ class Exchange:
         if self.op == "all_to_all":
             scatter, gather = self.axes
             return torch.cat([x.chunk(ranks, scatter)[me] for x in every], gather)
+        if self.op == "broadcast":
+            return every[self.axes[0]]
         total = every.float().sum(0).to(self.x.dtype)
         return total if self.op == "all_reduce" else total.chunk(ranks)[me]
 

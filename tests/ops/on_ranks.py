@@ -394,8 +394,9 @@ EXCHANGES = {
     "all_to_all": (1, 0),
     "all_to_all back": (0, 1),
     "all_to_all in place": (0, 0),
+    "broadcast": (1,),
 }
-"""The collectives, each with axes."""
+"""The collectives, each with axes, or the root."""
 
 
 def exchange_by_one(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
@@ -406,6 +407,8 @@ def exchange_by_one(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
     if op == "all_to_all":
         parts = [given.chunk(len(x), axes[0]) for given in x]
         return [torch.cat([p[r] for p in parts], axes[1]) for r in range(len(x))]
+    if op == "broadcast":
+        return [x[axes[0]]] * len(x)
     total = sum(x)
     return [total] * len(x) if op == "all_reduce" else list(total.chunk(len(x)))
 
@@ -437,7 +440,8 @@ def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
         numbers(*y.shape, of=0 if alike else r, what="weight") for r, y in enumerate(results)
     ]
     loss = sum((y * w).sum() for y, w in zip(results, weights, strict=True))
-    (right,) = torch.autograd.grad(loss / count if alike else loss, x[me])
+    loss = loss / count if alike else loss
+    (right,) = torch.autograd.grad(loss, x[me], materialize_grads=True)
 
     def f(given):
         return op(given.relu(), *axes) * weights[me]
