@@ -80,7 +80,7 @@ def table(name: str) -> str:
 
 
 def updated(page: str) -> str:
-    """Return a page with all its tables written anew."""
+    """Return a page with the current tables."""
     return MARKED.sub(lambda found: found["begin"] + table(found["name"]) + found["end"], page)
 
 

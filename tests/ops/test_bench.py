@@ -32,7 +32,7 @@ from tileweave.ops.core import cache as prepared
 from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import Operator
-from tileweave.ops.core.registry import operators_of
+from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.core.tiles import LARGE, Tiles
 from tileweave.runtime.executor import compile_ahead
 from tileweave.runtime.host.heap import FreeList, HeapExhausted
@@ -430,13 +430,17 @@ def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
     assert every_rank(rank, 2) == [(True, True)] * 2
 
 
-@pytest.mark.parametrize("op", ["all_gather", "all_to_all"])
+def copies_of(op):
+    return collectives.plan_of_copies(collectives.problem_of(op, Size(96, 2), torch.bfloat16))
+
+
+@pytest.mark.parametrize("op", [op for op in COLLECTIVES if copies_of(op) is not None])
 def test_copies_alone_exchange(op, every_rank, monkeypatch):
-    """As above."""
+    """As above, for each collective that copies alone compute."""
     world = Ranks(2, monkeypatch)
     problem = collectives.problem_of(op, Size(96, 2), torch.bfloat16)
     x = torch.randn(2, 48).bfloat16()
-    rights = [x.view(-1)] * 2 if op == "all_gather" else [x[:, :24].flatten(), x[:, 24:].flatten()]
+    rights = [OPERATORS[op].expected(x, rank, *problem.options) for rank in range(2)]
 
     def rank(group):
         world.join(group)

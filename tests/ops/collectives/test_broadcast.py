@@ -99,7 +99,7 @@ def test_the_root_is_part_of_the_problem():
     ],
 )
 def test_transports(monkeypatch, count, asked, name):
-    """Of bf16: the TMA needs a multiple of 16 bytes."""
+    """SMs are the fastest, and the TMA needs a multiple of 16 bytes."""
     monkeypatch.setattr(transports, "obstacle_of_ranks", lambda *_: None)
     group = Group(0, 4, 0, torch.device("cpu"), None, None)
     x = torch.empty(count, dtype=torch.bfloat16, device="meta")
