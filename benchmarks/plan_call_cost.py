@@ -42,12 +42,11 @@ from tileweave.ops.core import compiled as made
 from tileweave.ops.core.cache import prepared
 from tileweave.ops.core.operator import OPERATORS as OPERATORS_BY_NAME
 from tileweave.ops.core.operator import Choice
-from tileweave.ops.core.session_cache import invalidate
 from tileweave.ops.core.tiles import LARGE, SMALL
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
 from tileweave.passes.ir.implicit import implicit_of
 from tileweave.runtime.executor import calls as plan_streams
-from tileweave.runtime.executor import enqueue
+from tileweave.runtime.executor import enqueue, recorded_calls
 from tileweave.runtime.host import heap, memory, session
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.kernel import kernel
@@ -116,7 +115,8 @@ def make_up_a_session(ranks: int) -> None:
     }
     for name in ("current_stream", "Stream", "stream", "Event"):
         setattr(torch.cuda, name, lambda *_, **__: Nothing())
-    torch.cuda.set_stream = plan_streams.current_stream = _nothing
+    torch.cuda.set_stream = torch._C._cuda_getCurrentStream = _nothing
+    torch.cuda.is_current_stream_capturing = lambda: False
 
     group = Group(0, ranks, 0, torch.device("cpu"), None, None)
     block = 1 << 22
@@ -129,7 +129,8 @@ def make_up_a_session(ranks: int) -> None:
     plan_streams.compile = compile_nothing
     made.compile_program = compile_nothing
     strategy.obstacle = transport.obstacle = _nothing
-    plan_streams.has_driver = lambda device: True
+    for module in (plan_streams, call):
+        module.has_driver = lambda device: True
 
 
 class StandInKernel(kernel.Kernel):
@@ -179,7 +180,7 @@ def calls(only: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         for program in (p for p in OPERATORS_BY_NAME[op.__name__].programs if only in p):
             way = Choice(program, LARGE if program == "copy_engines" else SMALL)
             call.choice_of = lambda *_, way=way: way
-            invalidate()
+            recorded_calls.invalidate()
             yield f"{op.__name__} by {program}", partial(op, x, b, strategy="fused")
     for by in ("ldst", "copy_engine"):
         yield f"all_gather by {by}", partial(ops.all_gather, shard, transport=by)

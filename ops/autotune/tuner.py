@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from ...builtins.errors import TileWeaveError
 from ...runtime.executor.compile_ahead import compile_ahead
+from ...runtime.executor.recorded_calls import invalidate
 from ...runtime.host import session
 from ...runtime.host.group import Group
 from ...runtime.host.heap import HeapExhausted
@@ -31,7 +32,6 @@ from ..core.cache import OpCache, prepared
 from ..core.groups import group_of, name_of
 from ..core.operator import OPERATORS, Choice, Operator
 from ..core.problem import Problem, operator_name
-from ..core.session_cache import invalidate
 from ..core.strategy import obstacle, preferred
 from ..core.tiles import SHARED_BYTES
 from .store import Measured, agreed, measured_as, save, table_for

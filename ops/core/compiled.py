@@ -13,7 +13,7 @@ from tvm import tirx
 from ...builtins.errors import SyncWarning
 from ...runtime import Plan, SymmetricTensor, symmetric
 from ...runtime import compile as compile_program
-from ...runtime.executor.recorded_call import RecordedCall
+from ...runtime.executor.recorded_calls import RecordedCall
 
 
 class CompiledOp:

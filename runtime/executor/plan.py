@@ -16,7 +16,7 @@ from ..plans.parameters import (
 )
 from ..plans.traced_plan import TracedPlan
 from .calls import Calls
-from .recorded_call import RecordedCall
+from .recorded_calls import RecordedCall
 
 _BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}

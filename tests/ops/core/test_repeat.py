@@ -12,14 +12,12 @@ from tileweave import ops
 from tileweave.ops.collectives import collective as exchange
 from tileweave.ops.collectives.all_gather import AllGather
 from tileweave.ops.core import call, strategy
-from tileweave.ops.core import fast_path as repeated
-from tileweave.ops.core import session_cache as remembered
 from tileweave.ops.core.cache import prepared
 from tileweave.ops.core.compiled import CompiledOp
 from tileweave.ops.core.operator import OPERATORS, Choice
 from tileweave.ops.core.tiles import LARGE
-from tileweave.runtime.executor import calls as plan_streams
-from tileweave.runtime.executor.recorded_call import RecordedCall
+from tileweave.runtime.executor import recorded_calls
+from tileweave.runtime.executor.recorded_calls import RecordedCall
 from tileweave.runtime.host import session
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.kernel.kernel import Kernel
@@ -71,15 +69,15 @@ def said(monkeypatch):
     StandIn.said = []
     StandIn.watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
     monkeypatch.setattr(session, "_session", types.SimpleNamespace(group=ALONE))
-    monkeypatch.setattr(plan_streams, "has_driver", lambda device: True)
-    monkeypatch.setattr(plan_streams, "current_stream", lambda device: 7)
-    monkeypatch.setattr(repeated, "library", lambda: "native")
+    monkeypatch.setattr(call, "has_driver", lambda device: True)
+    monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
+    monkeypatch.setattr(call, "library", lambda: "native")
     monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
     monkeypatch.setattr(call, "choice_of", lambda *_: Choice("stores", LARGE))
     monkeypatch.setitem(OPERATORS, "matmul_reduce_scatter", StandIn)
-    remembered.invalidate()
+    recorded_calls.invalidate()
     yield StandIn.said
-    remembered.invalidate()
+    recorded_calls.invalidate()
 
 
 def bf16(*shape):
@@ -107,7 +105,7 @@ def test_out_is_where_the_result_goes(said):
 
 
 def another_stream(monkeypatch, a, b):
-    monkeypatch.setattr(plan_streams, "current_stream", lambda device: 8)
+    monkeypatch.setattr(call, "current_stream", lambda device: (8, False))
     scattered(a, b)
 
 
@@ -118,7 +116,8 @@ def another_thread(_, a, b):
 
 
 def a_graph(monkeypatch, a, b):
-    monkeypatch.setattr(repeated, "capturing", lambda: True)
+    monkeypatch.setattr(call, "current_stream", lambda device: (7, True))
+    monkeypatch.setattr(call, "capturing", lambda: True)
     scattered(a, b)
 
 
@@ -128,7 +127,7 @@ def another_session(monkeypatch, a, b):
 
 
 def tuned(_, a, b):
-    remembered.invalidate()
+    recorded_calls.invalidate()
     scattered(a, b)
 
 
@@ -183,7 +182,7 @@ def test_what_nccl_computes_is_not_repeated(said, monkeypatch):
 
 
 def test_without_the_native_part_nothing_is_repeated(said, monkeypatch):
-    monkeypatch.setattr(repeated, "library", lambda: None)
+    monkeypatch.setattr(call, "library", lambda: None)
     for _ in range(2):
         scattered(bf16(16, 8), bf16(8, 24))
     assert said == ["whole"] * 2
