@@ -85,7 +85,7 @@ class Repeat:
             apart: inputs whose memory ``out`` must not overlap; the first of a call.
         """
         self._uses, self._op = kept.uses, op
-        self._recorded, addresses = op.ready(inputs, out)
+        self._recorded, addresses = op.recorded_call(inputs, out)
         self._memory = addresses[len(inputs) : -1]
         self._nbytes, self._apart = result.nbytes, [x.nbytes for x in apart if x is not None]
         self._empty = partial(

@@ -55,29 +55,29 @@ class Calls:
         self._turns = Turns()
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        ready, tensors, addresses = self.ready(args, kwargs)
-        self._take_turns(ready.kernels)
-        ready(tensors, addresses)
+        call, tensors, addresses = self.recorded_call(args, kwargs)
+        self._take_turns(call.kernels)
+        call(tensors, addresses)
 
-    def ready(
+    def recorded_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[RecordedCall, list[torch.Tensor], list[int]]:
-        """Check a call; return it recorded, with its tensors and their addresses.
+        """Return the recorded call for these arguments, its tensors and their addresses.
 
-        The first call with a key also compiles the kernels, collectively.
+        The first call with a key is checked, and compiles the kernels, collectively.
         """
         session = self._here()
         values = args
         if kwargs or len(args) != len(self.plan.parameters):
             values = bound(self.plan.name, self.plan.parameters, args, kwargs)
         key, tensors, addresses = self._key(values)
-        ready = recorded_calls(session).get(key)
-        if ready is None or not ready.is_valid:
+        call = recorded_calls(session).get(key)
+        if call is None or not call.is_valid:
             session.watchdog.raise_if_deadlocked()  # before compiling with ranks that hang
             with self._preparing:
-                ready = self._record(values, session)
-            recorded_calls(session).put(key, ready)
-        return ready, tensors, addresses
+                call = self._record(values, session)
+            recorded_calls(session).put(key, call)
+        return call, tensors, addresses
 
     def compile(self) -> None:
         """See ``Plan.compile``."""

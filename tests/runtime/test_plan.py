@@ -941,7 +941,7 @@ def test_threads_compile_a_kernel_once(every_rank, monkeypatch):
 
         def elsewhere():
             vars(here).update(mine)
-            found.append(call.ready((A, inbox, flags, word), {})[0].kernels)
+            found.append(call.recorded_call((A, inbox, flags, word), {})[0].kernels)
 
         compiled = plan_streams.compile
         monkeypatch.setattr(plan_streams, "compile", slowly)
