@@ -15,7 +15,7 @@ from ...runtime.host.session import joined
 from ...runtime.kernel.kernel import capturing
 from ...runtime.plans.parameters import parameters_of
 from ..core.cache import prepared
-from ..core.call import Decision, repeat_of, signature
+from ..core.call import Decision, record_fast_path, signature
 from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_out
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, group_of, name_of, ranks_of
@@ -211,14 +211,14 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
     """
     key, addresses = signature((name, *arguments), (x,), out)
     decision = recorded_calls(joined()).get(key)
-    if decision is not None and decision.repeat is not None:
-        result = decision.repeat(addresses, out)
+    if decision is not None and decision.fast_path is not None:
+        result = decision.fast_path(addresses, out)
         if result is not None:
             return result
     collective = EXCHANGES[name]
     apart = () if collective.in_place else (x,)
     if decision is None:
-        decision = _decided(name, x, out, *arguments)
+        decision = _decide(name, x, out, *arguments)
     elif out is not None and apart:
         require_apart(name, out, **{ARGUMENT: x})
     part, near = in_reach(decision.problem, x, decision.group)
@@ -231,12 +231,12 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
     move(readable, out)
     if isinstance(move, Collective) and not capturing():
         declared = move.declared(readable, out)
-        decision.repeat = repeat_of((x,), prepared(near), move, *declared, out, apart)
+        decision.fast_path = record_fast_path((x,), prepared(near), move, *declared, out, apart)
         recorded_calls(joined()).put(key, decision)
     return out
 
 
-def _decided(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> Decision:
+def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> Decision:
     """Check a call and choose its transport. Collective for each new problem."""
     _require_dense(name, x, out)
     collective, (*options, group, asked) = EXCHANGES[name], arguments

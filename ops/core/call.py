@@ -1,4 +1,4 @@
-"""Calls of operators: repeat a recorded call, or check, decide, compile, run and record it."""
+"""Calls of operators: repeat a recorded call, or check, decide, compile, run and record."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ def signature(
                 continue
             address = tensor.data_ptr()
             addresses.append(address)
-            key += (
-                tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % ALIGNMENT
-            )  # fmt: skip
+            key += tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % ALIGNMENT
         device = inputs[0].device
     except (AttributeError, RuntimeError):  # no tensor, or one without memory of its own
         return None, []
@@ -69,9 +67,9 @@ def signature(
     return tuple(key), addresses
 
 
-class Repeat:
-    """Repeats a recorded call on other tensors with the same signature: no checks, and one native
-    call enqueues all."""
+class FastPath:
+    """Repetition of a recorded call on other tensors with the same signature: no checks, and one
+    native call enqueues all."""
 
     def __init__(
         self, kept: OpCache, op: CompiledOp, inputs: Sequence[torch.Tensor], out: torch.Tensor,
@@ -82,7 +80,7 @@ class Repeat:
             kept: cache that holds ``op``.
             inputs, out: tensors in the shapes and types that ``op`` declares.
             result: ``out`` in the shape and type that the caller receives.
-            apart: inputs whose memory ``out`` must not overlap; the first of a call.
+            apart: inputs whose memory ``out`` must not overlap: all, or the first of a call.
         """
         self._uses, self._op = kept.uses, op
         self._recorded, addresses = op.recorded_call(inputs, out)
@@ -121,24 +119,24 @@ class Repeat:
         return out
 
 
-def repeat_of(
+def record_fast_path(
     originals: Sequence[torch.Tensor], kept: OpCache, op: CompiledOp,
     inputs: Sequence[torch.Tensor], out: torch.Tensor, result: torch.Tensor,
     apart: Sequence[torch.Tensor | None],
-) -> Repeat | None:  # fmt: skip
-    """Return what repeats the call that was just made. None if it had to copy an input, if a CUDA
-    graph captured it, or if Python enqueues it.
+) -> FastPath | None:  # fmt: skip
+    """Return the fast path of later calls like the one just made. None if that one had to copy an
+    input, if a CUDA graph captured it, or if Python enqueued it.
 
     Args:
         originals: the caller's inputs.
-        kept, op, inputs, out, result, apart: arguments of ``Repeat``.
+        kept, op, inputs, out, result, apart: arguments of ``FastPath``.
     """
     if not has_driver(result.device) or library() is None or capturing():
         return None
     if any(x.data_ptr() != y.data_ptr() for x, y in zip(originals, inputs, strict=True)):
         return None
-    repeat = Repeat(kept, op, inputs, out, result, apart)
-    return repeat if repeat.is_native else None
+    fast_path = FastPath(kept, op, inputs, out, result, apart)
+    return fast_path if fast_path.is_native else None
 
 
 @dataclass(slots=True)
@@ -150,25 +148,35 @@ class Decision:
         group: the ranks that take part; ``TwoLevels`` for collectives on several nodes.
         choice: program and tiles of a fused GEMM, None for NCCL and cuBLAS; or the name of a
             transport.
-        repeat: what repeats the call; None if each call is prepared anew.
+        fast_path: repeats a call; None if each call needs its operands and memory prepared.
     """
 
     problem: Any
     group: Any
     choice: Any
-    repeat: Repeat | None = None
+    fast_path: FastPath | None = None
 
 
 class Call(NamedTuple):
     """Checked GEMM that is ready to run: operands that kernels can read, and memory for c."""
 
-    problem: Problem
-    group: Group
-    choice: Choice | None
+    decision: Decision
     a: torch.Tensor
     b: torch.Tensor
     c: torch.Tensor
     epilogue: Epilogue
+
+    @property
+    def problem(self) -> Problem:
+        return self.decision.problem
+
+    @property
+    def group(self) -> Group:
+        return self.decision.group
+
+    @property
+    def choice(self) -> Choice | None:
+        return self.decision.choice
 
     def operator(self, choice: Choice) -> Operator:
         """Return the operator for ``choice``. Collective if it is new."""
@@ -194,23 +202,22 @@ def compute(
     *tensors, out_dtype = epilogue
     key, addresses = signature((op, group, asked, out_dtype), (a, b, *tensors), out)
     decision = recorded_calls(joined()).get(key)
-    if decision is not None and decision.repeat is not None:
-        c = decision.repeat(addresses, out)
+    if decision is not None and decision.fast_path is not None:
+        c = decision.fast_path(addresses, out)
         if c is not None:
             return c
-    request, decision = _call(key, decision, op, a, b, out, group, asked, Epilogue(*epilogue))
+    request = _call(key, decision, op, a, b, out, group, asked, Epilogue(*epilogue))
     if request.choice is None:
         OPERATORS[op].unfused(request.a, request.b, request.c, request.group, request.epilogue)
         return request.c
     operator = request.operator(request.choice)
-    laid_out_a, laid_out_b, *rest = request.operands
-    operator(laid_out_a, laid_out_b, request.c, *rest)
-    declared = operator.declared(laid_out_a, laid_out_b, request.c, *rest)
-    inputs = a, b, *(t for t in tensors if t is not None)
-    decision.repeat = repeat_of(
-        inputs, prepared(request.group), operator, *declared, request.c, (a, b, epilogue[0])
-    )
-    if decision.repeat is not None:  # the first call may have opened the session
+    first, second, *rest = request.operands
+    operator(first, second, request.c, *rest)
+    declared = operator.declared(first, second, request.c, *rest)
+    inputs, apart = (a, b, *(t for t in tensors if t is not None)), (a, b, epilogue[0])
+    kept, decision = prepared(request.group), request.decision
+    decision.fast_path = record_fast_path(inputs, kept, operator, *declared, request.c, apart)
+    if decision.fast_path is not None:  # this call may have opened the session
         recorded_calls(joined()).put(key, decision)
     return request.c
 
@@ -229,16 +236,16 @@ def call(
     *tensors, out_dtype = epilogue
     key, _ = signature((op, group, asked, out_dtype), (a, b, *tensors), out)
     decision = recorded_calls(joined()).get(key)
-    return _call(key, decision, op, a, b, out, group, asked, epilogue)[0]
+    return _call(key, decision, op, a, b, out, group, asked, epilogue)
 
 
 def _call(
     key: Hashable, decision: Decision | None, op: str, a: torch.Tensor, b: torch.Tensor,
     out: torch.Tensor | None, group: str, asked: str, epilogue: Epilogue,
-) -> tuple[Call, Decision]:  # fmt: skip
-    """Return what ``call`` returns, and the decision, which is ``decision`` unless that is None."""
+) -> Call:  # fmt: skip
+    """Return the call, decided by ``decision`` unless that is None."""
     if decision is None:
-        decision, cacheable = _decided(op, a, b, out, group, asked, epilogue)
+        decision, cacheable = _decide(op, a, b, out, group, asked, epilogue)
         if cacheable and not capturing():
             recorded_calls(joined()).put(key, decision)
     elif out is not None:
@@ -246,10 +253,10 @@ def _call(
     problem = decision.problem
     a, b, epilogue = laid_out(problem, a, b, epilogue)
     c = a.new_empty(problem.shape, dtype=problem.out_dtype) if out is None else packed(out)
-    return Call(problem, decision.group, decision.choice, a, b, c, epilogue), decision
+    return Call(decision, a, b, c, epilogue)
 
 
-def _decided(
+def _decide(
     op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
     epilogue: Epilogue,
 ) -> tuple[Decision, bool]:  # fmt: skip

@@ -280,14 +280,14 @@ def test_collectives_are_repeated(said, monkeypatch):
 
 def test_a_collective_decides_once(said, monkeypatch):
     """Also where Python enqueues its calls, which are not repeated."""
-    made, decided, decide = StandInExchange(), [], exchange._decided
+    made, decided, decide = StandInExchange(), [], exchange._decide
 
     def count(*arguments):
         decided.append(arguments[0])
         return decide(*arguments)
 
     monkeypatch.setattr(exchange, "_move", lambda *_: made)
-    monkeypatch.setattr(exchange, "_decided", count)
+    monkeypatch.setattr(exchange, "_decide", count)
     monkeypatch.setattr(transport, "obstacle", lambda *_: None)
     monkeypatch.setattr(call, "library", lambda: None)
     x = bf16(4, 8)
