@@ -141,7 +141,7 @@ def choice_of(asked: str, problem: Problem, group: Group) -> Choice | None:
 def _decided(
     asked: str, problem: Problem, measured: Measured | None, operator: type[Operator]
 ) -> Choice | None:
-    """Return the result of ``choice_of``, which every call needs."""
+    """Return the result of ``choice_of``. Calls that a CUDA graph captures decide each time."""
     if preferred(asked, problem, measured).name == "nccl":
         return None
     return operator.table(problem) if measured is None else measured.choice

@@ -25,13 +25,7 @@ from ..plans.sync_push import ENTRY_STREAM, implicit_name
 from ..plans.traced_plan import TracedPlan
 from .enqueue import enqueuer
 from .operations import Operations
-from .recorded_calls import (
-    RecordedCall,
-    current_stream,
-    drop_calls,
-    has_driver,
-    recorded_calls,
-)
+from .recorded_calls import RecordedCall, current_stream, drop_calls, has_driver, recorded_calls
 
 _FIRST = -1
 """Priority of the stream of the entry barrier, for which other streams wait."""

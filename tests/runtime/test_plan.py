@@ -20,7 +20,7 @@ import tileweave as tw
 from tileweave import language as W
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.executor import operations
-from tileweave.runtime.executor.recorded_calls import recorded_calls
+from tileweave.runtime.executor.recorded_calls import invalidate, recorded_calls
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.heap import Heap, HeapExhausted
 from tileweave.runtime.host.memory import PAGE, Memory
@@ -982,6 +982,30 @@ def test_a_freed_kernel_is_compiled_anew(every_rank, monkeypatch):
             k.free()
         (ready,) = recorded_calls(here.session).values()
         assert not ready.is_valid
+
+    alone(monkeypatch, every_rank, calls)
+
+
+def test_a_freed_plan_drops_only_its_own_calls(every_rank, monkeypatch):
+    def calls(here, A, inbox, flags, word):
+        freed, kept = plan_streams.Calls(shared), plan_streams.Calls(shared)
+        for call in (freed, kept):
+            call(A, inbox, flags, word)
+        freed.free()
+        (key,) = recorded_calls(here.session)
+        assert key[0] is kept
+
+    alone(monkeypatch, every_rank, calls)
+
+
+def test_invalidated_calls_are_recorded_again(every_rank, monkeypatch):
+    def calls(here, A, inbox, flags, word):
+        call = plan_streams.Calls(shared)
+        first, again = (call.recorded_call((A, inbox, flags, word), {})[0] for _ in range(2))
+        invalidate()
+        second, _, _ = call.recorded_call((A, inbox, flags, word), {})
+        assert first is again and first is not second
+        assert len(here.compiled) == 1
 
     alone(monkeypatch, every_rank, calls)
 
