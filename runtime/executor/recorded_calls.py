@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..host.driver import driver, failure
+from ..host.driver import DriverError, driver, failure
 from ..host.session import Session
 from ..host.watchdog import Watchdog
 from ..kernel.kernel import Kernel
@@ -137,18 +137,19 @@ class RecordedCall:
         """
         self._watchdog.raise_if_deadlocked()
         try:
-            self._enqueue_all(tensors, addresses)
+            if self._enqueue is None:
+                for action in self._actions:
+                    action(tensors, addresses)
+            elif failed := self._enqueue(*addresses):
+                raise self._failure(failed, addresses)
         except Exception:
             self._watchdog.raise_if_deadlocked()
             raise
 
-    def _enqueue_all(self, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-        if self._enqueue is None:
-            for action in self._actions:
-                action(tensors, addresses)
-        elif failed := self._enqueue(*addresses):
-            number, status = divmod(failed, 1 << 32)
-            operation = self._operations[number - 1]
-            assert not isinstance(operation, KernelLaunch)  # a launch raises
-            arguments = operation.arguments(addresses)
-            raise failure(operation.name, arguments, driver().CUresult(status), operation.on)
+    def _failure(self, failed: int, addresses: Sequence[int]) -> DriverError:
+        """Return the error that the native part encodes as ``failed``; see ``enqueue.enqueuer``."""
+        number, status = divmod(failed, 1 << 32)
+        operation = self._operations[number - 1]
+        assert not isinstance(operation, KernelLaunch)  # a launch raises
+        arguments = operation.arguments(addresses)
+        return failure(operation.name, arguments, driver().CUresult(status), operation.on)
