@@ -17,13 +17,13 @@ from .collectives.collective import Collective, define_exchange, transport_of
 from .collectives.reduce_scatter import reduce_scatter
 from .collectives.transport import Transport
 from .core.call import strategy_of
+from .core.library import define_product
 from .core.operator import Operator
 from .core.registry import operators_of
 from .core.strategy import Strategy
 from .gemm.all_gather_matmul import all_gather_matmul
 from .gemm.matmul_all_reduce import matmul_all_reduce
 from .gemm.matmul_reduce_scatter import matmul_reduce_scatter
-from .gemm.product import define_product
 
 __all__ = [
     "SequenceParallelAttention",

@@ -33,12 +33,12 @@ from ..core.epilogue import (
     scale,
     scale_of,
 )
+from ..core.library import product
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule, Tiles, persistent_tiles, stored, stores_last_peer
 from .identity import identities, identity_of, steps_of
-from .product import product
 from .pull_tail import PullTail, pull
 
 NAME = "matmul_reduce_scatter"
