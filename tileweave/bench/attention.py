@@ -275,13 +275,13 @@ IMPLEMENTATIONS: dict[str, Constructor] = {
 }
 
 FAMILY = Family(
-    SpAttention,
-    Length,
-    "lengths",
-    "--lengths 256",
-    cases,
-    problem_of,
-    stage,
-    programs,
-    choice,
+    base=SpAttention,
+    kind=Length,
+    option="lengths",
+    example="--lengths 256",
+    cases=cases,
+    problem=problem_of,
+    stage=stage,
+    programs=programs,
+    choice=choice,
 )

@@ -174,4 +174,14 @@ def _problem(op: str, size: Size, ranks: int, dtype: torch.dtype) -> CollectiveP
     return problem_of(op, size, dtype)
 
 
-FAMILY = Family(Collective, Size, "sizes", "--sizes 1", cases, _problem, stage, programs, choice)
+FAMILY = Family(
+    base=Collective,
+    kind=Size,
+    option="sizes",
+    example="--sizes 1",
+    cases=cases,
+    problem=_problem,
+    stage=stage,
+    programs=programs,
+    choice=choice,
+)

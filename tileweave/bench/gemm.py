@@ -234,5 +234,13 @@ def _problem(op: str, shape: Shape, ranks: int, dtype: torch.dtype) -> Problem:
 
 
 FAMILY = Family(
-    Operator, Shape, "shapes", "--shapes 256x512x512", cases, _problem, stage, programs, choice
+    base=Operator,
+    kind=Shape,
+    option="shapes",
+    example="--shapes 256x512x512",
+    cases=cases,
+    problem=_problem,
+    stage=stage,
+    programs=programs,
+    choice=choice,
 )
