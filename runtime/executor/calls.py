@@ -50,7 +50,8 @@ class Calls:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         call, tensors, addresses = self.recorded_call(args, kwargs)
-        self._take_turns(call.kernels)
+        if self._dynamic:
+            self._take_turns(call.kernels)
         call(tensors, addresses)
 
     def recorded_call(
@@ -121,8 +122,8 @@ class Calls:
         return tuple(key), tensors, addresses
 
     def _take_turns(self, kernels: Iterable[Kernel]) -> None:
-        """Order this call after one with other kernels, if dynamic sizes can cause one."""
-        if self._dynamic and (ordered := tuple(id(k) for k in kernels if k.implicit)):
+        """Order this call after one with other kernels, which dynamic sizes can cause."""
+        if ordered := tuple(id(k) for k in kernels if k.implicit):
             self._turns.take(ordered)
 
     def _record(self, values: Sequence[Any], session: Session) -> RecordedCall:
