@@ -1,4 +1,4 @@
-"""Writes ``docs/language.md`` from the declarations; ``make docs`` runs it, a test compares."""
+"""Write ``docs/reference/language.md`` from the declarations. ``make docs`` runs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tileweave import language
 from tileweave.builtins.spec import BUILTINS, Builtin, Pointer
 
-PAGE = Path(__file__).resolve().with_name("language.md")
+PAGE = Path(__file__).resolve().with_name("reference") / "language.md"
 
 INTRODUCTION = """\
 # The language

@@ -1,4 +1,4 @@
-"""Draws ``docs/sequence.svg``, who attends to what; ``make docs`` runs it, a test compares."""
+"""Draw ``docs/images/sequence.svg``: which rank attends to what. ``make docs`` runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tileweave.ops.attention.sequence import PARTS, Sharding, owners_from
 from tileweave.simulator.report.drawing import Drawing, Polygon, Rect, Text
 from tileweave.simulator.report.render import svg
 
-PICTURE = Path(__file__).resolve().with_name("sequence.svg")
+PICTURE = Path(__file__).resolve().with_name("images") / "sequence.svg"
 Shape: TypeAlias = "Polygon | Rect | Text"
 RANKS, LENGTH = 4, 1 << 16
 COLOURS = ("#56b4e9", "#e69f00", "#66c2a5", "#dd9ac2")

@@ -19,7 +19,7 @@ from tileweave.cli.main import main
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 README = CHECKOUT / "README.md"
-HOST_API = CHECKOUT / "docs" / "host-api.md"
+HOST_API = CHECKOUT / "docs" / "reference" / "host-api.md"
 
 
 def _load(file: Path) -> ModuleType:
@@ -37,13 +37,13 @@ def test_language_page_is_up_to_date():
 def test_picture_of_sequences_is_up_to_date():
     sequence = _load(CHECKOUT / "docs" / "sequence.py")
     assert sequence.PICTURE.read_text() == sequence.svg(sequence.drawing()), "run `make docs`"
-    assert sequence.PICTURE.name in (CHECKOUT / "docs" / "ops.md").read_text()
+    assert sequence.PICTURE.name in (CHECKOUT / "docs" / "guides" / "ops.md").read_text()
 
 
 def test_bar_chart_of_the_readme_is_up_to_date():
     speedup = _load(CHECKOUT / "docs" / "speedup.py")
     assert speedup.PICTURE.read_text() == speedup.svg(speedup.drawing()), "run `make docs`"
-    assert f"docs/{speedup.PICTURE.name}" in README.read_text()
+    assert f"docs/images/{speedup.PICTURE.name}" in README.read_text()
 
 
 def test_bar_chart_of_the_readme_shows_measured_ratios():
@@ -69,7 +69,7 @@ def readme_program(tmp_path):
 
 def test_readme_is_a_landing_page():
     assert len(README.read_text().splitlines()) <= 150
-    for page in ("tutorial/index", "language", "ops", "how-it-works", "host-api"):
+    for page in ("tutorial/index", "reference/language", "guides/ops", "how-it-works"):
         assert f"(docs/{page}.md" in README.read_text()
 
 
@@ -140,8 +140,8 @@ def test_links_between_pages_have_targets():
 
 
 def _simulator_cases() -> dict[str, tuple[str, str]]:
-    """By heading of docs/simulator.md: its program, and what is said of it after its command."""
-    page = (CHECKOUT / "docs" / "simulator.md").read_text()
+    """Programs of docs/guides/simulator.md by heading, and the text after their commands."""
+    page = (CHECKOUT / "docs" / "guides" / "simulator.md").read_text()
     blocks = re.findall(r"^#+ ([^\n]*)|^```(python|diff|console)\n(.*?)^```$", page, re.M | re.S)
     ring = changed = heading = ""
     cases = {}
@@ -186,7 +186,7 @@ def test_simulator_page(name, tmp_path, monkeypatch, capsys):
 def test_sidecar_file_of_the_simulator_page_explains_the_survivors(tmp_path, monkeypatch, capsys):
     program, text = SIMULATOR_CASES["Mutation testing"]
     (tmp_path / "ring.py").write_text(program)
-    page = (CHECKOUT / "docs" / "simulator.md").read_text()
+    page = (CHECKOUT / "docs" / "guides" / "simulator.md").read_text()
     (sidecar,) = re.findall(r"```json\n(.*?)```", page, re.S)
     (tmp_path / "ring.equivalent.json").write_text(sidecar)
     monkeypatch.chdir(tmp_path)
@@ -202,7 +202,7 @@ def test_simulator_page_is_about_every_kind():
 
 
 def test_timeline_of_the_simulator_page():
-    picture = CHECKOUT / "docs" / "timeline.svg"
+    picture = CHECKOUT / "docs" / "images" / "timeline.svg"
     assert picture.stat().st_size < 100_000
     texts = [e.text for e in ElementTree.parse(picture).iter() if e.tag.endswith("text")]
     assert any(re.match(r"ring: 3 ranks, seed \d+, reuse fault", t) for t in texts)
@@ -210,7 +210,7 @@ def test_timeline_of_the_simulator_page():
 
 
 def test_plan_of_the_page_about_plans(tmp_path, capsys):
-    page = (CHECKOUT / "docs" / "plans.md").read_text()
+    page = (CHECKOUT / "docs" / "guides" / "plans.md").read_text()
     program, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     file = tmp_path / "page.py"
     file.write_text(program)
@@ -222,7 +222,7 @@ def test_plan_of_the_page_about_plans(tmp_path, capsys):
     assert steps == set(re.findall(r"^\| `p\.(\w+)\(", page, re.MULTILINE))
 
 
-SYNCHRONIZATION = CHECKOUT / "docs" / "synchronization.md"
+SYNCHRONIZATION = CHECKOUT / "docs" / "guides" / "synchronization.md"
 
 
 def test_synchronization_page_shows_what_the_command_prints(readme_program, monkeypatch, capsys):
@@ -293,7 +293,7 @@ def test_synchronization_page_has_every_option_and_kind():
     page = SYNCHRONIZATION.read_text()
     rows = set(re.findall(r"^\| `tileweave\.(\w+)` \|", page, re.M))
     assert rows == set(_LEGAL)
-    picture = CHECKOUT / "docs" / "synchronization.svg"
+    picture = CHECKOUT / "docs" / "images" / "synchronization.svg"
     words = " ".join(e.text or "" for e in ElementTree.parse(picture).iter())
     assert "signal" in words and "wait" in words and picture.name in page
 
