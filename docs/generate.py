@@ -19,8 +19,16 @@ INTRODUCTION = """\
 
 <!-- Written by docs/generate.py from the declarations: change those, then `make docs`. -->
 
-`from tileweave import language as W`, beside `import tilelang.language as T`. Words are PTX's own;
-each operation below says which it takes, and any other is refused when the program is traced.
+The operations that TileWeave adds to TileLang. A program imports them beside TileLang's own:
+
+```python
+import tilelang.language as T
+from tileweave import language as W
+```
+
+Operations that map to PTX instructions use its qualifiers, such as `sem` (memory order) and `scope`
+(the threads that observe the order). The signature of an operation lists the qualifiers that it
+accepts. Others are refused when the program is traced.
 """
 
 RUN_BY = {
@@ -32,7 +40,7 @@ RUN_BY = {
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     names = [name for name, value in vars(language).items() if _is_public(name, value)]
     parts = [INTRODUCTION]
     for module, members in groupby(names, lambda n: _module(getattr(language, n))):
@@ -106,7 +114,7 @@ def _facts(spec: Builtin) -> list[str]:
 
 
 def _manual(doc: str) -> str:
-    """A docstring as Markdown: its sections become bold words and lists."""
+    """Return a docstring as Markdown, with its sections as bold words and lists."""
     out: list[str] = []
     for block in doc.split("\n\n"):
         head, *rest = block.splitlines()

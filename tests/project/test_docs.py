@@ -34,6 +34,17 @@ def test_language_page_is_up_to_date():
     assert generate.PAGE.read_text() == generate.page(), "run `make docs`"
 
 
+def test_command_line_page_is_up_to_date():
+    command_line = _load(CHECKOUT / "docs" / "command_line.py")
+    assert command_line.PAGE.read_text() == command_line.page(), "run `make docs`"
+
+
+def test_command_line_page_explains_every_argument():
+    page = (CHECKOUT / "docs" / "reference" / "command-line.md").read_text()
+    assert re.findall(r"^\| [^|]*\| *(?:None)? *\|$", page, re.M) == []
+    assert "%(" not in page
+
+
 def test_picture_of_sequences_is_up_to_date():
     sequence = _load(CHECKOUT / "docs" / "sequence.py")
     assert sequence.PICTURE.read_text() == sequence.svg(sequence.drawing()), "run `make docs`"
@@ -134,7 +145,9 @@ def _broken_links(page: Path) -> list[str]:
 
 
 def test_links_between_pages_have_targets():
-    pages = [README, CHECKOUT / "CONTRIBUTING.md", *(CHECKOUT / "docs").rglob("*.md")]
+    names = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/LOG.md")
+    pages = [*(CHECKOUT / name for name in names), *(CHECKOUT / "docs").rglob("*.md")]
+    assert len(pages) > 20
     broken = {str(page.relative_to(CHECKOUT)): _broken_links(page) for page in pages}
     assert {page: links for page, links in broken.items() if links} == {}
 
