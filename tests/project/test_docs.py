@@ -260,6 +260,9 @@ def test_dynamic_program_of_the_synchronization_page(readme_program, tmp_path):
     assert {"signal", "wait"} <= {op.kind for op in found.ops if op.tensor == "S"}
 
 
+TEXT = (ast.Constant, ast.JoinedStr)
+
+
 def _text_of(node: ast.AST) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
@@ -278,6 +281,34 @@ def _refusals(file: Path) -> list[str]:
         elif name == "_refused":
             found.append(f"which {_text_of(node.args[1])}; expected {_text_of(node.args[2])}")
     return found
+
+
+TROUBLESHOOTING = CHECKOUT / "docs" / "guides" / "troubleshooting.md"
+PRODUCT = ("builtins", "codegen", "ops", "passes", "runtime", "simulator", "tileweave")
+
+
+@pytest.mark.parametrize("name, least", [("troubleshooting", 10), ("cluster", 10)])
+def test_messages_in_tables_are_in_the_code(name, least):
+    """Each part of a message between values, and between its colons, is a text of the code."""
+    trees = [ast.parse(p.read_text()) for d in PRODUCT for p in (CHECKOUT / d).rglob("*.py")]
+    texts = {_text_of(n) for t in trees for n in ast.walk(t) if isinstance(n, TEXT)}
+    page = (CHECKOUT / "docs" / "guides" / f"{name}.md").read_text()
+    tables = re.findall(
+        r"^ *\| (?:message|warning|`doctor` says) \|.*\n.*\n((?: *\|.*\n)+)", page, re.M
+    )
+    messages = re.findall(r"^ *\| `(.*?)` \|", "".join(tables), re.M)
+    assert len(messages) >= least
+    parts = [p.strip(" ;:,.()") for message in messages for p in re.split("\u2026|: ", message)]
+    assert [p for p in parts if len(p) > 3 and not any(p in text for text in texts)] == []
+
+
+def test_reports_of_the_troubleshooting_page_are_those_of_other_pages():
+    page = TROUBLESHOOTING.read_text()
+    (deadlock,) = re.findall(r"^deadlock:.*?(?=```)", page, re.M | re.S)
+    (race,) = re.findall(r"^ *\$ python (?:.*)\n((?: +.*\n)+?) *```", page, re.M)
+    assert deadlock in README.read_text()
+    tutorial = CHECKOUT / "docs" / "tutorial" / "04-simulate-a-bug.md"
+    assert "\n".join(line.strip() for line in race.splitlines()) in tutorial.read_text()
 
 
 def test_synchronization_page_has_every_refusal():
