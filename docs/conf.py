@@ -10,11 +10,12 @@ project = html_title = "TileWeave"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4  # the anchors of GitHub
 html_theme = "furo"
+html_static_path = html_css_files = ["site.css"]
 html_copy_source = html_show_copyright = html_show_sphinx = False
 exclude_patterns = ["*.py"]
 
 NAVIGATION = {
-    "Tutorial": ["tutorial/*"],
+    "Tutorial": ["tutorial/index", "tutorial/*"],
     "Guides": [
         "guides/ops",
         "guides/synchronization",
