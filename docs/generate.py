@@ -7,6 +7,7 @@ import re
 import sys
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from tileweave import language
@@ -110,7 +111,7 @@ def _facts(spec: Builtin) -> list[str]:
         facts.append("signals an mbarrier")
     least = [f"sm_{spec.sm}", *(f"sm_{sm} for {ptx}" for ptx, sm in spec.type_sm.items())]
     facts.append(f"from {', '.join(least)}")
-    return [f"*{'; '.join(facts)}.*"]
+    return [_wrapped(f"*{'; '.join(facts)}.*")]
 
 
 def _manual(doc: str) -> str:
@@ -123,13 +124,18 @@ def _manual(doc: str) -> str:
             out.append(f"**{section[1]}**\n")
             for entry in re.split(r"\n(?=    \S)", "\n".join(rest)):
                 name, _, text = " ".join(entry.split()).partition(": ")
-                out.append(f"- `{name}`: {_prose(text)}")
+                out.append(_wrapped(f"- `{name}`: {_prose(text)}", "  "))
             out.append("")
         elif found := re.match(r"(Returns|Needs|Source):\s*", block):
-            out.append(f"**{found[1]}** {_prose(' '.join(block[found.end() :].split()))}\n")
+            text = " ".join(block[found.end() :].split())
+            out.append(_wrapped(f"**{found[1]}** {_prose(text)}") + "\n")
         else:
             out.append(f"{_prose(block)}\n")
     return "\n".join(out)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _prose(text: str) -> str:
