@@ -47,7 +47,7 @@ GUIDES = {
     "simulate": "Inputs, model and reports: [the simulator](../guides/simulator.md).",
     "mutate": "Verdicts and sidecar files: "
     "[mutation testing](../guides/simulator.md#mutation-testing).",
-    "bench": "Columns and method: [benchmarks](../guides/ops.md#benchmarks).",
+    "bench": "Columns and method: [benchmarks](../guides/benchmarks.md).",
     "tune": "Candidates and stored results: [tuning](../guides/ops.md#tuning).",
     "doctor": "What to do about it: [running on a cluster](../guides/cluster.md).",
 }

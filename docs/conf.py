@@ -23,6 +23,7 @@ NAVIGATION = {
         "guides/simulator",
         "guides/troubleshooting",
         "guides/cluster",
+        "guides/benchmarks",
         "guides/*",
     ],
     "Reference": ["reference/language", "reference/host-api", "reference/*"],
