@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -122,6 +123,18 @@ def test_host_api_page_has_every_public_name():
     names = set(tw.__all__) - {"language"}
     page = HOST_API.read_text()
     assert [name for name in sorted(names) if f"tw.{name}" not in page] == []
+
+
+def test_host_api_page_has_the_signatures():
+    rows = re.findall(r"^\| `(tw\.\w+\(.*?\))`", HOST_API.read_text(), re.M)
+    assert len(rows) > 8
+    for row in rows:
+        function = getattr(tw, row[3 : row.index("(")])
+        parameters = inspect.signature(function).parameters.values()
+        written = inspect.signature(eval(f"lambda {row[row.index('(') + 1 : -1]}: 0"))
+        assert [(p.name, p.kind, p.default) for p in written.parameters.values()] == [
+            (p.name, p.kind, p.default) for p in parameters
+        ], row
 
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
