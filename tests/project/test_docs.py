@@ -137,6 +137,11 @@ def test_host_api_page_has_the_signatures():
         ], row
 
 
+FOLDERS = [
+    folder
+    for folder in CHECKOUT.iterdir()
+    if folder.is_dir() and folder.name != "build" and not folder.name.startswith(".")
+]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
 
 
@@ -158,11 +163,18 @@ def _broken_links(page: Path) -> list[str]:
 
 
 def test_links_between_pages_have_targets():
-    names = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/LOG.md")
-    pages = [*(CHECKOUT / name for name in names), *(CHECKOUT / "docs").rglob("*.md")]
+    pages = [*CHECKOUT.glob("*.md"), *(p for folder in FOLDERS for p in folder.rglob("*.md"))]
     assert len(pages) > 20
     broken = {str(page.relative_to(CHECKOUT)): _broken_links(page) for page in pages}
     assert {page: links for page, links in broken.items() if links} == {}
+
+
+def test_pages_that_code_names_exist():
+    """In docstrings, comments and messages."""
+    sources = [p for folder in FOLDERS for p in folder.rglob("*.py")]
+    named = {page for p in sources for page in re.findall(r"\bdocs/[\w/-]+\.md", p.read_text())}
+    assert "docs/guides/ops.md" in named
+    assert [page for page in sorted(named) if not (CHECKOUT / page).exists()] == []
 
 
 def _simulator_cases() -> dict[str, tuple[str, str]]:
@@ -342,6 +354,12 @@ def test_synchronization_page_has_every_refusal():
         parts = [p.strip(" ;:,.") for p in text.split("\u2026")]
         missing = [p for p in parts if len(p) > 3 and p not in rows]
         assert not missing, (text, missing)
+
+
+def test_synchronization_page_quotes_the_memory_of_versions():
+    source = (CHECKOUT / "passes" / "sync" / "infer" / "version_copies.py").read_text()
+    (quoted,) = re.findall(r"^  S  3 (.*), \d+ bytes$", SYNCHRONIZATION.read_text(), re.M)
+    assert f"{{count}} {quoted}, {{size}} bytes" in source
 
 
 def test_synchronization_page_has_every_option_and_kind():
