@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 from itertools import groupby
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 from tileweave import language
@@ -99,9 +99,9 @@ def _quoted(value: Any) -> str:
 def _facts(spec: Builtin) -> list[str]:
     facts = [f"run by {RUN_BY[spec.level]}"]
     if spec.barrier_before and spec.barrier_after:
-        facts.append("the block meets before and after")
+        facts.append("the block synchronizes before and after")
     elif spec.barrier_before or spec.barrier_after:
-        facts.append(f"the block meets {'before' if spec.barrier_before else 'after'}")
+        facts.append(f"the block synchronizes {'before' if spec.barrier_before else 'after'}")
     if spec.types:
         facts.append(f"types {' '.join(spec.types)}")
     shared = [name for name, kind in spec.operands if getattr(kind, "space", "") == "shared"]
@@ -135,7 +135,9 @@ def _manual(doc: str) -> str:
 
 
 def _wrapped(text: str, indent: str = "") -> str:
-    return fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _prose(text: str) -> str:
