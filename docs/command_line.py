@@ -55,20 +55,21 @@ GUIDES = {
 
 def page() -> str:
     """Return the whole page."""
-    parent = argparse.ArgumentParser(prog="tileweave")
-    subparsers = parent.add_subparsers()
-    sections, rows = [], []
-    for command in COMMANDS:
-        parser = command.add_parser(subparsers)
+    rows, sections = [], []
+    for command, (parser, effect) in zip(COMMANDS, parsers().values(), strict=True):
         name = parser.prog.split()[-1]
-        rows.append(f"| [`{name}`](#tileweave-{name}) | {_help_of(subparsers, name)} |\n")
+        rows.append(f"| [`{name}`](#tileweave-{name}) | {effect.partition(': torchrun')[0]} |\n")
         sections.append(_section(name, parser, inspect.getdoc(command.run) or ""))
     return "\n".join([INTRODUCTION + "".join(rows), *sections])
 
 
-def _help_of(subparsers: argparse._SubParsersAction, name: str) -> str:
-    (text,) = (entry.help for entry in subparsers._choices_actions if entry.dest == name)
-    return _sentence(text)
+def parsers() -> dict[str, tuple[argparse.ArgumentParser, str]]:
+    """Return the parser and the one-line help of each command."""
+    commands = argparse.ArgumentParser(prog="tileweave").add_subparsers()
+    for command in COMMANDS:
+        command.add_parser(commands)
+    effects = {entry.dest: str(entry.help) for entry in commands._choices_actions}
+    return {name: (parser, effects[name]) for name, parser in commands.choices.items()}
 
 
 def _section(name: str, parser: argparse.ArgumentParser, manual: str) -> str:
@@ -107,11 +108,6 @@ def _spelled(name: str, action: argparse.Action) -> str:
         return name
     value = action.metavar or action.dest.upper()
     return f"{name} {value}{' ...' if action.nargs == '+' else ''}"
-
-
-def _sentence(text: str) -> str:
-    """Return ``text`` without a command after a colon."""
-    return text.partition(": torchrun")[0]
 
 
 if __name__ == "__main__":

@@ -46,6 +46,16 @@ def test_command_line_page_explains_every_argument():
     assert "%(" not in page
 
 
+def test_examples_of_the_command_line_page_are_legal():
+    command_line = _load(CHECKOUT / "docs" / "command_line.py")
+    parsers = command_line.parsers()
+    assert set(command_line.EXAMPLES) == set(command_line.GUIDES) == set(parsers)
+    for name, (parser, _) in parsers.items():
+        command = command_line.EXAMPLES[name].partition(f"tileweave {name}")[2]
+        options = parser.parse_args(shlex.split(command))
+        assert (CHECKOUT / getattr(options, "program", "README.md")).exists()
+
+
 def test_picture_of_sequences_is_up_to_date():
     sequence = _load(CHECKOUT / "docs" / "sequence.py")
     assert sequence.PICTURE.read_text() == sequence.svg(sequence.drawing()), "run `make docs`"
