@@ -114,25 +114,20 @@ def make_inputs(seed: int) -> list[dict]:
     random = np.random.default_rng(seed)
     X = random.standard_normal((M, D)).astype(ml_dtypes.bfloat16)
     shapes = {"gate_weight": (F, D), "up_weight": (F, D), "down_weight": (D, F)}
-    return [
-        {"X": X}
-        | {
-            name: (random.standard_normal(shape) / 8).astype(ml_dtypes.bfloat16)
-            for name, shape in shapes.items()
-        }
-        for _ in range(RANKS)
-    ]
+
+    def weights() -> dict:
+        scaled = {name: random.standard_normal(shape) / 8 for name, shape in shapes.items()}
+        return {name: weight.astype(ml_dtypes.bfloat16) for name, weight in scaled.items()}
+
+    return [{"X": X, **weights()} for _ in range(RANKS)]
 
 
 def reference(inputs: list[dict]) -> list[dict]:
-    total = 0
+    total = np.zeros((M, D))
     for rank_inputs in inputs:
-        X, gate, up, down = (
-            rank_inputs[name].astype(np.float32)
-            for name in ("X", "gate_weight", "up_weight", "down_weight")
-        )
-        gate = X @ gate.T
-        total = total + (gate / (1 + np.exp(-gate)) * (X @ up.T)) @ down.T
+        values = {name: value.astype(np.float64) for name, value in rank_inputs.items()}
+        gate, up = (values["X"] @ values[name].T for name in ("gate_weight", "up_weight"))
+        total += (gate / (1 + np.exp(-gate)) * up) @ values["down_weight"].T
     return [{"Y": part} for part in np.split(total, RANKS)]
 
 

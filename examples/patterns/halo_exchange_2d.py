@@ -32,6 +32,7 @@ def halo_exchange_2d(rank_grid, block_grid, tile_shape, iterations):
 
     @T.prim_func
     def program(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32")):
+        # Neighbors wait for each other, so all blocks of a rank must run at the same time.
         with T.Kernel(block_columns, block_rows, threads=128) as (bx, by):
             halo_rows = W.alloc_symmetric((block_rows, block_columns, 2, n), "float32")
             halo_columns = W.alloc_symmetric((block_rows, block_columns, 2, m), "float32")

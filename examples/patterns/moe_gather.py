@@ -1,8 +1,8 @@
-"""Route tokens to experts on other ranks by reads: mixture of experts without an all-to-all.
+"""Route tokens to experts on other ranks by reads: a mixture of experts without an all-to-all.
 
-The rank of an expert reads the rows of its tokens from the ranks that own them, and multiplies
-them. Then the owners read the results and add them up. The compiler infers the waits of both
-exchanges, although tables decide at run time which rows are read.
+The rank of an expert reads the rows of its tokens from their owners and multiplies them; then the
+owners read the results and add them up. The compiler infers the waits of both exchanges, although
+tables decide at run time which rows are read.
 
     python examples/patterns/moe_gather.py
 """
@@ -15,29 +15,34 @@ import tileweave as tw
 from tileweave import language as W
 
 # One expert per rank. CAPACITY: tokens that an expert accepts; TOP_K: experts of a token.
-RANKS, TOKENS, D, F, TOP_K, CAPACITY = 3, 8, 64, 32, 2, 32
-BLOCK_T, BLOCK_M, BLOCK_N, BLOCK_K = 4, 16, 32, 32
+RANKS, TOKENS, D, F, TOP_K, CAPACITY = 4, 4, 32, 64, 2, 16
+BLOCK_T, BLOCK_M, BLOCK_N, BLOCK_K = 2, 16, 32, 16
 
 
 def moe_gather(tokens, D, F, top_k, capacity, block_T, block_M, block_N, block_K):
-    senders, tiles, columns = tokens // block_T, capacity // block_M, F // block_N
+    tiles, columns = capacity // block_M, F // block_N
+    first_gather = tokens // block_T
+    first_gemm = first_gather + tiles * (D // block_K)
+    first_combine = first_gemm + tiles * columns
 
     @T.prim_func
     def program(
         X: T.Tensor((tokens, D), "bfloat16"),
         weight: T.Tensor((F, D), "bfloat16"),
-        token_rank: T.Tensor((capacity,), "int32"),  # the token in each slot of this expert,
-        token_row: T.Tensor((capacity,), "int32"),  # -1 for none
-        expert: T.Tensor((tokens, top_k), "int32"),  # the experts of each token of this rank,
-        slot: T.Tensor((tokens, top_k), "int32"),  # its slots there,
-        score: T.Tensor((tokens, top_k), "float32"),  # and their weights
+        token_rank: T.Tensor((capacity,), "int32"),  # owner of the token in each slot, or -1
+        token_row: T.Tensor((capacity,), "int32"),  # row of the token there
+        expert: T.Tensor((tokens, top_k), "int32"),  # experts of each token of this rank
+        slot: T.Tensor((tokens, top_k), "int32"),  # slots of the token there
+        score: T.Tensor((tokens, top_k), "float32"),  # weights of their results
         Y: T.Tensor((tokens, F), "float32"),
     ):
         # Blocks wait only for blocks of lower index, on all ranks.
-        with T.Kernel(senders + tiles * columns + tokens, threads=128) as block:
+        with T.Kernel(first_combine + tokens, threads=128) as block:
             rows = W.alloc_symmetric((tokens, D), "bfloat16")
+            packed = W.alloc_symmetric((capacity, D), "bfloat16")
             results = W.alloc_symmetric((capacity, F), "bfloat16")
             X_tile = T.alloc_shared((block_T, D), "bfloat16")
+            gathered = T.alloc_shared((block_M, block_K), "bfloat16")
             A_tile = T.alloc_shared((block_M, block_K), "bfloat16")
             B_tile = T.alloc_shared((block_N, block_K), "bfloat16")
             C_tile = T.alloc_shared((block_M, block_N), "bfloat16")
@@ -45,25 +50,28 @@ def moe_gather(tokens, D, F, top_k, capacity, block_T, block_M, block_N, block_K
             result = T.alloc_shared((F,), "bfloat16")
             combined = T.alloc_fragment((F,), "float32")
             me = W.rank()
-
-            if block < senders:
+            if block < first_gather:
                 T.copy(X[block * block_T, 0], X_tile)
                 T.copy(X_tile, rows[me, block * block_T, 0])
-            elif block < senders + tiles * columns:
-                tile = block - senders
-                first, column = tile // columns * block_M, tile % columns * block_N
+            elif block < first_gemm:
+                tile, k = (block - first_gather) % tiles, (block - first_gather) // tiles
+                for i in T.serial(block_M):
+                    owner = token_rank[tile * block_M + i]
+                    if owner >= 0:  # no rank reads the results of empty slots
+                        row = token_row[tile * block_M + i]
+                        T.copy(rows[owner, row, k * block_K], gathered[i, :])
+                T.copy(gathered, packed[me, tile * block_M, k * block_K])
+            elif block < first_combine:
+                tile, column = (block - first_gemm) // columns, (block - first_gemm) % columns
                 T.clear(total)
-                for k in T.serial(D // block_K):
-                    for i in T.serial(block_M):
-                        owner = token_rank[first + i]
-                        if owner >= 0:  # no rank reads the results of empty slots
-                            T.copy(rows[owner, token_row[first + i], k * block_K], A_tile[i, :])
-                    T.copy(weight[column, k * block_K], B_tile)
+                for k in T.Pipelined(D // block_K, num_stages=2):
+                    T.copy(packed[me, tile * block_M, k * block_K], A_tile)
+                    T.copy(weight[column * block_N, k * block_K], B_tile)
                     T.gemm(A_tile, B_tile, total, transpose_B=True)
                 T.copy(total, C_tile)
-                T.copy(C_tile, results[me, first, column])
+                T.copy(C_tile, results[me, tile * block_M, column * block_N])
             else:
-                token = block - senders - tiles * columns
+                token = block - first_combine
                 T.clear(combined)
                 for choice in T.serial(top_k):
                     T.copy(results[expert[token, choice], slot[token, choice], 0], result)

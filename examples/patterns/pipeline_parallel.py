@@ -14,7 +14,7 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 
-RANKS, MICROBATCHES, M, D = 3, 4, 16, 64  # M: tokens of one microbatch; D: features
+RANKS, MICROBATCHES, M, D = 4, 4, 16, 64  # M: tokens of one microbatch; D: features
 BLOCK_M, BLOCK_N, BLOCK_K = 16, 32, 32
 
 
