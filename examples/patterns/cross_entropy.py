@@ -131,7 +131,7 @@ def reference(inputs):
 
 def main():
     inputs = make_inputs(0)
-    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=5)
+    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=3)
     for output, expected in zip(outputs, reference(inputs), strict=True):
         for name, value in expected.items():
             np.testing.assert_allclose(output[name], value, rtol=1e-4, atol=1e-6)

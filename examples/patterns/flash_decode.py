@@ -76,7 +76,8 @@ def flash_decode(batch, heads, kv_heads, keys, dim, ranks, block=32):
             T.clear(out)
             T.clear(total)
             T.fill(highest, LOWEST)
-            for step in T.Pipelined(T.ceildiv(lengths[b], block), num_stages=2):
+            # T.Pipelined with an extent from memory does not compile for sm_80 in TileLang 0.1.15.
+            for step in T.serial(T.ceildiv(lengths[b], block)):
                 T.copy(K[b, step * block : (step + 1) * block, kv_head, :], K_tile)
                 T.copy(V[b, step * block : (step + 1) * block, kv_head, :], V_tile)
                 valid = lengths[b] - step * block
@@ -140,7 +141,7 @@ def reference(inputs):
 
 def main():
     inputs = make_inputs(0)
-    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=5)
+    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=3)
     for output, expected in zip(outputs, reference(inputs), strict=True):
         np.testing.assert_allclose(output["Out"], expected["Out"], rtol=2e-2, atol=1e-2)
     print(f"each of {RANKS} ranks has the output of {BATCH} sequences")
