@@ -84,7 +84,7 @@ def main():
         for output, expected in zip(outputs, reference(inputs), strict=True):
             for name, value in expected.items():
                 np.testing.assert_allclose(output[name].astype(np.float32), value, 2e-2, 1e-2)
-    print(f"residual and RMSNorm are right for {' and '.join(str(s['tokens']) for s in SIZES)} tokens")
+    print(f"residual and RMSNorm are right for {len(SIZES)} numbers of tokens")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,15 @@ def attend(Q_tile, K_tile, V_tile, keys, scale, out, highest, total):
     T.gemm(weights, V_tile, out)
 
 
+@T.macro
+def normalize(out, highest, total, lse):
+    """Divide the output by the sums, and compute the log-sum-exp; without keys, 0 and LOWEST."""
+    for i in T.Parallel(lse.shape[0]):
+        lse[i] = T.if_then_else(total[i] > 0.0, highest[i] + T.log(total[i]), LOWEST)
+    for i, j in T.Parallel(*out.shape):
+        out[i, j] /= T.max(total[i], 1e-30)
+
+
 def flash_decode(batch, heads, kv_heads, keys, dim, ranks, block=32):
     """Out (batch, heads, dim): attention of one query a sequence to the keys of all ranks.
 
@@ -83,10 +92,7 @@ def flash_decode(batch, heads, kv_heads, keys, dim, ranks, block=32):
                 valid = lengths[b] - step * block
                 attend(Q_tile, K_tile, V_tile, valid, scale, out, highest, total)
 
-            for i in T.Parallel(group):
-                lse[i] = T.if_then_else(total[i] > 0.0, highest[i] + T.log(total[i]), LOWEST)
-            for i, j in T.Parallel(group, dim):
-                out[i, j] /= T.max(total[i], 1e-30)
+            normalize(out, highest, total, lse)
             for step in T.serial(ranks):
                 T.copy(lse, sums[(me + 1 + step) % ranks, me, b, head])
                 T.copy(out, outs[(me + 1 + step) % ranks, me, b, head, 0])

@@ -13,7 +13,7 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 
-RANKS = 3
+RANKS = 4
 HEADS, ROWS, DIM = 2, 64, 32  # ROWS: of queries and of keys of one rank
 
 
