@@ -86,11 +86,10 @@ def flash_decode(batch, heads, kv_heads, keys, dim, ranks, block=32):
             T.clear(total)
             T.fill(highest, LOWEST)
             # T.Pipelined with an extent from memory does not compile for sm_80 in TileLang 0.1.15.
-            for step in T.serial(T.ceildiv(lengths[b], block)):
-                T.copy(K[b, step * block : (step + 1) * block, kv_head, :], K_tile)
-                T.copy(V[b, step * block : (step + 1) * block, kv_head, :], V_tile)
-                valid = lengths[b] - step * block
-                attend(Q_tile, K_tile, V_tile, valid, scale, out, highest, total)
+            for k in T.serial(T.ceildiv(lengths[b], block)):
+                T.copy(K[b, k * block : (k + 1) * block, kv_head, :], K_tile)
+                T.copy(V[b, k * block : (k + 1) * block, kv_head, :], V_tile)
+                attend(Q_tile, K_tile, V_tile, lengths[b] - k * block, scale, out, highest, total)
 
             normalize(out, highest, total, lse)
             for step in T.serial(ranks):
@@ -98,7 +97,6 @@ def flash_decode(batch, heads, kv_heads, keys, dim, ranks, block=32):
                 T.copy(out, outs[(me + 1 + step) % ranks, me, b, head, 0])
 
             T.copy(sums[me, 0:ranks, b, head : head + group], seen)
-            T.copy(lse, highest)
             T.clear(out)
             T.clear(total)
             for source in T.serial(ranks):
