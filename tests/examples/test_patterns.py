@@ -99,7 +99,12 @@ def test_main_prints_a_line_for_each_example(name, monkeypatch, capsys):
     module, simulate = load(name), tw.simulate
     monkeypatch.setattr(tw, "simulate", lambda *a, **k: simulate(*a, **{**k, "schedules": 1}))
     module.main()
-    assert len(capsys.readouterr().out.splitlines()) == len(examples_of(module))
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == len(examples_of(module))
+    for shown in re.findall(
+        rf"^\$ python examples/patterns/{name}.py\n(.*?)^```$", PAGE.read_text(), re.M | re.S
+    ):
+        assert out == shown
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -220,7 +225,8 @@ def test_page_quotes_the_file(name):
 def test_page_quotes_what_explain_prints(name):
     (console,) = blocks(section_of(name), "console")
     command, *shown = [line for line in lines_of(console) if line != "..."]
-    assert command.split(":")[0] == f"$ tileweave explain examples/patterns/{name}.py"
+    file = re.match(r"\$ tileweave explain ([^ :]+)", command)[1]
+    assert file == f"examples/patterns/{name}.py"
     printed = iter(lines_of(explained(name)))
     assert [line for line in shown if line not in printed] == []
     assert len(shown) >= 4
