@@ -115,29 +115,57 @@ def test_commands_find_the_programs(name):
     assert module.__doc__.count(f"python examples/patterns/{name}.py") == 1
 
 
-@cache
-def explained(name: str) -> str:
-    """Return what ``tileweave explain`` prints for the examples of a file."""
+def blocks(section: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", section, re.M | re.S)
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines without indentation, empty lines and the padding of tables."""
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+def section_of(name: str) -> str:
+    """Return the section to which the table's row of a file links."""
+    page = PAGE.read_text()
+    ((title, link),) = re.findall(
+        rf"^\| \[([^\]]+)\]\(#([^)]+)\) .*\({re.escape(f'../examples/patterns/{name}.py')}\) \|$",
+        page,
+        re.M,
+    )
+    (section,) = [
+        section
+        for section in re.split(r"^## ", page, flags=re.M)[1:]
+        if re.sub(r"[^\w\- ]", "", section.split("\n")[0].lower()).replace(" ", "-") == link
+    ]
+    assert section.split("\n")[0].lower() == title.lower()
+    return section
+
+
+def explained(name: str) -> list[tw.Explanation]:
+    """Return the explanations of the examples of a file, as ``tileweave explain`` prints them."""
     module = load(name)
     sizes = sizes_of(module)[0]
-    tables = [
+    return [
         replace(tw.explain(program, module.RANKS, sizes=sizes), name=example)
         for example, program in examples_of(module).items()
     ]
-    symmetric = re.findall(
-        r"^\s*(\w+)(?:: W\.Symmetric| = W\.alloc_symmetric)\(",
-        Path(module.__file__).read_text(),
-        re.M,
-    )
-    assert symmetric
-    assert set(symmetric) <= {op.tensor for table in tables for op in table.ops}
-    assert not any(table.explicit or table.unverified for table in tables)
-    return "\n".join(map(str, tables))
+
+
+SYMMETRIC = re.compile(r"^\s*(\w+)(?:: W\.Symmetric| = W\.alloc_symmetric)\(", re.M)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_explain_names_each_symmetric_tensor(name):
-    assert explained(name)
+def test_explain_names_each_symmetric_tensor_and_prints_what_the_page_shows(name):
+    tables = explained(name)
+    symmetric = SYMMETRIC.findall((FOLDER / f"{name}.py").read_text())
+    assert symmetric and set(symmetric) <= {op.tensor for table in tables for op in table.ops}
+    assert not any(table.explicit or table.unverified for table in tables)
+    (console,) = blocks(section_of(name), "console")
+    command, *shown = [line for line in lines_of(console) if line != "..."]
+    assert re.match(r"\$ tileweave explain ([^ :]+)", command)[1] == f"examples/patterns/{name}.py"
+    printed = iter(lines_of("\n".join(map(str, tables))))
+    assert [line for line in shown if line not in printed] == []
+    assert len(shown) >= 4
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -179,32 +207,6 @@ def test_faults_without_any_one_signal_or_wait(name):
         assert [(m.line, m.name, m.why) for m in dropped if m.verdict != "killed"] == []
 
 
-def blocks(section: str, kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```$", section, re.M | re.S)
-
-
-def lines_of(text: str) -> list[str]:
-    """Return the lines without indentation, empty lines and the padding of tables."""
-    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-
-
-def section_of(name: str) -> str:
-    """Return the section to which the table's row of a file links."""
-    page = PAGE.read_text()
-    ((title, link),) = re.findall(
-        rf"^\| \[([^\]]+)\]\(#([^)]+)\) .*\({re.escape(f'../examples/patterns/{name}.py')}\) \|$",
-        page,
-        re.M,
-    )
-    (section,) = [
-        section
-        for section in re.split(r"^## ", page, flags=re.M)[1:]
-        if re.sub(r"[^\w\- ]", "", section.split("\n")[0].lower()).replace(" ", "-") == link
-    ]
-    assert section.split("\n")[0].lower() == title.lower()
-    return section
-
-
 def test_page_has_one_section_for_each_file():
     page = PAGE.read_text()
     titles = [section_of(name).split("\n")[0] for name in NAMES]
@@ -219,14 +221,3 @@ def test_page_quotes_the_file(name):
     assert 5 <= sum(map(len, shown)) <= 30
     for block in shown:
         assert any(source[i : i + len(block)] == block for i in range(len(source))), block
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_page_quotes_what_explain_prints(name):
-    (console,) = blocks(section_of(name), "console")
-    command, *shown = [line for line in lines_of(console) if line != "..."]
-    file = re.match(r"\$ tileweave explain ([^ :]+)", command)[1]
-    assert file == f"examples/patterns/{name}.py"
-    printed = iter(lines_of(explained(name)))
-    assert [line for line in shown if line not in printed] == []
-    assert len(shown) >= 4
