@@ -93,7 +93,7 @@ def measured_as(problem: Problem) -> Problem:
 def table_for(group: Group) -> dict[Problem, Measured | None]:
     """Return the results that the ranks of a group agreed on; None means that nothing was measured.
 
-    A caller that changes the table does so on every rank, and calls ``session_cache.invalidate``.
+    A caller that changes the table does so on every rank, and calls ``recorded_calls.invalidate``.
     """
     return _known.setdefault(group, {})
 

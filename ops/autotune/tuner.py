@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from ...builtins.errors import TileWeaveError
 from ...runtime.executor.compile_ahead import compile_ahead
+from ...runtime.executor.recorded_calls import invalidate
 from ...runtime.host import session
 from ...runtime.host.group import Group
 from ...runtime.host.heap import HeapExhausted
@@ -31,7 +32,6 @@ from ..core.cache import OpCache, prepared
 from ..core.groups import group_of, name_of
 from ..core.operator import OPERATORS, Choice, Operator
 from ..core.problem import Problem, operator_name
-from ..core.session_cache import invalidate
 from ..core.strategy import obstacle, preferred
 from ..core.tiles import SHARED_BYTES
 from .store import Measured, agreed, measured_as, save, table_for
@@ -141,7 +141,7 @@ def choice_of(asked: str, problem: Problem, group: Group) -> Choice | None:
 def _decided(
     asked: str, problem: Problem, measured: Measured | None, operator: type[Operator]
 ) -> Choice | None:
-    """Return the result of ``choice_of``, which every call needs."""
+    """Return the result of ``choice_of``. Calls that a CUDA graph captures decide each time."""
     if preferred(asked, problem, measured).name == "nccl":
         return None
     return operator.table(problem) if measured is None else measured.choice

@@ -9,27 +9,27 @@ from typing import Any, ClassVar
 import torch
 
 from ...runtime import Plan
+from ...runtime.executor.recorded_calls import recorded_calls
 from ...runtime.host.group import Group
+from ...runtime.host.session import joined
+from ...runtime.kernel.kernel import capturing
 from ...runtime.plans.parameters import parameters_of
 from ..core.cache import prepared
-from ..core.call import refuse_gradients
+from ..core.call import Decision, record_fast_path, signature
 from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_out
 from ..core.compiled import CompiledOp
-from ..core.fast_path import record_fast_path, repeat
 from ..core.groups import TwoLevels, group_of, name_of, ranks_of
-from ..core.library import define
+from ..core.library import define, refuse_gradients
 from ..core.problem import (
     agree,
     check_layout,
     dense,
-    is_dense,
     operator_name,
     refused,
     require_apart,
     require_dense,
     require_dense_or_none,
 )
-from ..core.session_cache import signature
 from .across_nodes import AcrossNodes, Move, at_any_place
 from .transport import ROW_BYTES, SUMMED, Transport, chosen
 from .vectors import as_declared
@@ -131,15 +131,10 @@ def exchange(
 ) -> torch.Tensor:
     """Call a collective that ``define_exchange`` registered. Return its result, in ``out`` if
     given."""
-    if not is_dense(x) or not (
-        out is None or is_dense(out)
-    ):  # naming the arguments costs more than the check
-        require_dense(name, **{ARGUMENT: x})
-        require_dense_or_none(name, out=out)
-    (into_new, into_out), group = _DEFINED[name], _name(name, group)
+    into_new, into_out = _DEFINED[name]
+    group = "" if group is None else _name(name, group)
     if out is None:
         return into_new(x, *options, group, transport)
-    refuse_gradients(name, out, x)
     into_out(x, out, *options, group, transport)
     return out
 
@@ -208,41 +203,77 @@ def checked(
     return CollectiveProblem(op, tuple(x.shape), tuple(result), tuple(options), ranks, x.dtype)
 
 
+def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
+    """Return the result of a call, in ``out`` if given. Collective for each new problem.
+
+    Args:
+        arguments: options, name of the group, and transport.
+    """
+    key, addresses = signature((name, *arguments), (x,), out)
+    decision = recorded_calls(joined()).get(key)
+    if decision is not None and decision.fast_path is not None:
+        result = decision.fast_path(addresses, out)
+        if result is not None:
+            return result
+    collective = EXCHANGES[name]
+    apart = () if collective.in_place else (x,)
+    if decision is None:
+        decision = _decide(name, x, out, *arguments)
+    elif out is not None and apart:
+        require_apart(name, out, **{ARGUMENT: x})
+    part, near = in_reach(decision.problem, x, decision.group)
+    readable = dense(name, ARGUMENT, x)
+    out = readable.new_empty(decision.problem.result) if out is None else out
+    move = _move(part, decision.choice, near)
+    if isinstance(decision.group, TwoLevels):
+        collective.across(at_any_place(move), readable, out, decision.group.nodes)
+        return out
+    move(readable, out)
+    if isinstance(move, Collective) and not capturing():
+        declared = move.declared(readable, out)
+        decision.fast_path = record_fast_path((x,), prepared(near), move, *declared, out, apart)
+        recorded_calls(joined()).put(key, decision)
+    return out
+
+
+def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> Decision:
+    """Check a call and choose its transport. Collective for each new problem."""
+    _require_dense(name, x, out)
+    collective, (*options, group, asked) = EXCHANGES[name], arguments
+    if out is not None and not collective.in_place:
+        require_apart(name, out, **{ARGUMENT: x})
+    ranks = _ranks(name, group)
+    problem = checked(name, x, out, ranks.world_size, options)
+    if out is not None:
+        check_layout(name, out)
+    part, near = in_reach(problem, x, ranks)
+    transport = chosen(asked, part, x.device, near, collective).name
+    agree(ranks, problem, transport)
+    return Decision(problem, ranks, transport)
+
+
+def _require_dense(name: str, x: Any, out: Any) -> None:
+    require_dense(name, **{ARGUMENT: x})
+    require_dense_or_none(name, out=out)
+
+
 def define_exchange(name: str) -> None:
     """Register a subclass of ``Collective`` as ``torch.ops.tileweave.name`` and as ``name_out``,
     which has no gradient."""
     collective = EXCHANGES[name]
 
-    def into(x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
-        if out is not None and not collective.in_place:
-            require_apart(name, out, **{ARGUMENT: x})
-        key = name, arguments, signature(x), signature(out)
-        if (result := repeat(key, (x,), out)) is not None:
-            return result
-        *options, group, asked = arguments
-        ranks = _ranks(name, group)
-        problem = checked(name, x, out, ranks.world_size, options)
-        if out is not None:
-            check_layout(name, out)
-        part, near = in_reach(problem, x, ranks)
-        transport = chosen(asked, part, x.device, near, collective).name
-        agree(ranks, problem, transport)
-        given_x, x = x, dense(name, ARGUMENT, x)
-        out = x.new_empty(problem.result) if out is None else out
-        move = _move(part, transport, near)
-        if isinstance(ranks, TwoLevels):
-            collective.across(at_any_place(move), x, out, ranks.nodes)
-        else:
-            move(x, out)
-            if isinstance(move, Collective):
-                record_fast_path(key, (given_x,), prepared(near), move, *move.declared(x, out), out)
-        return out
+    def check(x, *_):
+        _require_dense(name, x, None)
+
+    def check_out_too(x, out, *_):
+        _require_dense(name, x, out)
+        refuse_gradients(name, out, x)
 
     def eager(x, *arguments):
-        return into(x, None, *arguments)
+        return _compute(name, x, None, *arguments)
 
     def eager_out(x, out, *arguments):
-        into(x, out, *arguments)
+        _compute(name, x, out, *arguments)
 
     def fake(x, *arguments):
         *options, group, _ = arguments
@@ -265,6 +296,6 @@ def define_exchange(name: str) -> None:
     )
     schema_out = f"{name}_out(Tensor x, Tensor(a!) out, {options}) -> ()"
     _DEFINED[name] = (
-        define(f"{name}(Tensor x, {options}) -> Tensor", eager, fake, (save, gradients)),
-        define(schema_out, eager_out, fake_out),
+        define(f"{name}(Tensor x, {options}) -> Tensor", eager, fake, (save, gradients), check),
+        define(schema_out, eager_out, fake_out, check=check_out_too),
     )

@@ -45,7 +45,8 @@ class OpCache:
         """Operators by problem and choice."""
         self._captured: set[tuple[Any, Any]] = set()
         """Keys of operators that a CUDA graph may replay at any time."""
-        self._uses = count(1)
+        self.uses = count(1)
+        """Numbers of uses."""
 
     def operator(
         self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Op]
@@ -75,7 +76,7 @@ class OpCache:
 
     def use(self, operator: Compiled) -> None:
         """Mark ``operator`` as the most recently used, so that it is evicted last."""
-        operator.last_used = next(self._uses)
+        operator.last_used = next(self.uses)
 
     def made(self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Op]) -> Op:
         """Create an operator; evict others if the heap is full. The caller frees it or passes it to

@@ -1,22 +1,28 @@
-"""Calls of GEMM operators: check, decide, compile, run."""
+"""Calls of operators: repeat a recorded call, or check, decide, compile, run and record."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from ...runtime.executor.recorded_calls import current_stream, has_driver, recorded_calls
 from ...runtime.host.group import Group
+from ...runtime.host.native import library
+from ...runtime.host.session import joined
 from ...runtime.kernel.kernel import capturing
 from ..autotune.store import lookup
 from ..autotune.tuner import choice_of
-from .cache import prepared
-from .epilogue import FP8, NOTHING, Epilogue
-from .fast_path import record_fast_path, repeat
+from .cache import OpCache, prepared
+from .compiled import CompiledOp
+from .epilogue import NOTHING, Epilogue
 from .groups import group_of, name_of
 from .operator import OPERATORS, Choice, Operator
 from .problem import (
+    ALIGNMENT,
     Problem,
     agree,
     check_layout,
@@ -24,39 +30,153 @@ from .problem import (
     laid_out,
     operator_name,
     packed,
-    refused,
     require_apart_from_operands,
     require_operands,
 )
-from .session_cache import SessionCache, signature
 from .strategy import Strategy, chosen, not_fused
 
 
-class Decision(NamedTuple):
-    """Decision about a call: what it computes, on which ranks and how.
+def signature(
+    names: Iterable[Hashable], inputs: Sequence[Any], out: torch.Tensor | None
+) -> tuple[Hashable, list[int]]:
+    """Return the key of a call in ``recorded_calls``, and the addresses of its tensors.
+
+    Calls with equal keys differ only in addresses and contents: their tensors have equal shapes,
+    strides, types, devices and alignments, and torch's current stream is the same. The key is None
+    if the call cannot be legal.
+
+    Args:
+        names: the operator, and all arguments that are not tensors.
+        inputs: tensors and None; the first one is a tensor in each legal call.
+    """
+    key: list[Hashable] = [*names]
+    addresses: list[int] = []
+    try:
+        for tensor in (*inputs, out):
+            if tensor is None:
+                key.append(None)
+                continue
+            address = tensor.data_ptr()
+            addresses.append(address)
+            key += tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % ALIGNMENT
+        device = inputs[0].device
+    except (AttributeError, RuntimeError):  # no tensor, or one without memory of its own
+        return None, []
+    if has_driver(device):
+        key.append(current_stream(device))
+    return tuple(key), addresses
+
+
+class FastPath:
+    """Repetition of a recorded call on other tensors with the same signature: no checks, and one
+    native call enqueues all."""
+
+    def __init__(
+        self, kept: OpCache, op: CompiledOp, inputs: Sequence[torch.Tensor], out: torch.Tensor,
+        result: torch.Tensor, apart: Sequence[torch.Tensor | None],
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            kept: cache that holds ``op``.
+            inputs, out: tensors in the shapes and types that ``op`` declares.
+            result: ``out`` in the shape and type that the caller receives.
+            apart: inputs whose memory ``out`` must not overlap: all, or the first of a call.
+        """
+        self._uses, self._op = kept.uses, op
+        self._recorded, addresses = op.recorded_call(inputs, out)
+        self._memory = addresses[len(inputs) : -1]
+        self._nbytes, self._apart = result.nbytes, [x.nbytes for x in apart if x is not None]
+        self._empty = partial(
+            torch.empty_strided, tuple(result.shape), result.stride(),
+            dtype=result.dtype, device=result.device,
+        )  # fmt: skip
+
+    @property
+    def is_native(self) -> bool:
+        """True if the call needs nothing but addresses."""
+        return self._recorded.native
+
+    def __call__(self, addresses: list[int], out: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the result, in ``out`` if given. None if the call must be checked: the operator
+        has lost its memory, or ``out`` overlaps an input.
+
+        Args:
+            addresses: of the inputs, then of ``out`` if given.
+        """
+        if not self._recorded.is_valid:
+            return None
+        if out is None:
+            out = self._empty()
+            address = out.data_ptr()
+        else:
+            address = addresses.pop()
+            end = address + self._nbytes
+            for begin, nbytes in zip(addresses, self._apart, strict=False):
+                if begin < end and address < begin + nbytes:
+                    return None
+        self._op.last_used = next(self._uses)
+        self._recorded((), [*addresses, *self._memory, address])
+        return out
+
+
+def record_fast_path(
+    originals: Sequence[torch.Tensor], kept: OpCache, op: CompiledOp,
+    inputs: Sequence[torch.Tensor], out: torch.Tensor, result: torch.Tensor,
+    apart: Sequence[torch.Tensor | None],
+) -> FastPath | None:  # fmt: skip
+    """Return the fast path of later calls like the one just made. None if that one had to copy an
+    input, if a CUDA graph captured it, or if Python enqueued it.
+
+    Args:
+        originals: the caller's inputs.
+        kept, op, inputs, out, result, apart: arguments of ``FastPath``.
+    """
+    if not has_driver(result.device) or library() is None or capturing():
+        return None
+    if any(x.data_ptr() != y.data_ptr() for x, y in zip(originals, inputs, strict=True)):
+        return None
+    fast_path = FastPath(kept, op, inputs, out, result, apart)
+    return fast_path if fast_path.is_native else None
+
+
+@dataclass(slots=True)
+class Decision:
+    """Decision about calls with one signature, which ``recorded_calls`` keeps.
 
     Attributes:
-        choice: program and tiles of the fused kernel; None for NCCL and cuBLAS.
+        problem: what they compute, a ``Problem`` or a ``CollectiveProblem``.
+        group: the ranks that take part; ``TwoLevels`` for collectives on several nodes.
+        choice: program and tiles of a fused GEMM, None for NCCL and cuBLAS; or the name of a
+            transport.
+        fast_path: repeats a call; None if each call needs its operands and memory prepared.
     """
 
-    problem: Problem
-    group: Group
-    choice: Choice | None
-
-
-_decisions: SessionCache[Decision] = SessionCache()
+    problem: Any
+    group: Any
+    choice: Any
+    fast_path: FastPath | None = None
 
 
 class Call(NamedTuple):
-    """Checked call that is ready to run: operands that kernels can read, and memory for c."""
+    """Checked GEMM that is ready to run: operands that kernels can read, and memory for c."""
 
-    problem: Problem
-    group: Group
-    choice: Choice | None
+    decision: Decision
     a: torch.Tensor
     b: torch.Tensor
     c: torch.Tensor
     epilogue: Epilogue
+
+    @property
+    def problem(self) -> Problem:
+        return self.decision.problem
+
+    @property
+    def group(self) -> Group:
+        return self.decision.group
+
+    @property
+    def choice(self) -> Choice | None:
+        return self.decision.choice
 
     def operator(self, choice: Choice) -> Operator:
         """Return the operator for ``choice``. Collective if it is new."""
@@ -71,28 +191,34 @@ class Call(NamedTuple):
 
 def compute(
     op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
-    epilogue: Epilogue = NOTHING,
+    epilogue: Sequence[Any] = NOTHING,
 ) -> torch.Tensor:  # fmt: skip
-    """Return the result of a call, in ``out`` if given. Collective for each new problem.
+    """Return the result of a GEMM, in ``out`` if given. Collective for each new problem.
 
     Args:
         out, group, asked: as in ``call``.
+        epilogue: fields of an ``Epilogue``.
     """
-    if out is not None:
-        require_apart_from_operands(op, out, a, b, epilogue)
-    key = _key(op, a, b, out, group, asked, epilogue)
-    inputs = a, b, *epilogue.tensors
-    if (c := repeat(key, inputs, out)) is not None:
-        return c
-    request = _call(key, op, a, b, out, group, asked, epilogue)
+    *tensors, out_dtype = epilogue
+    key, addresses = signature((op, group, asked, out_dtype), (a, b, *tensors), out)
+    decision = recorded_calls(joined()).get(key)
+    if decision is not None and decision.fast_path is not None:
+        c = decision.fast_path(addresses, out)
+        if c is not None:
+            return c
+    request = _call(key, decision, op, a, b, out, group, asked, Epilogue(*epilogue))
     if request.choice is None:
         OPERATORS[op].unfused(request.a, request.b, request.c, request.group, request.epilogue)
         return request.c
     operator = request.operator(request.choice)
-    a, b, *rest = request.operands
-    operator(a, b, request.c, *rest)
-    declared = operator.declared(a, b, request.c, *rest)
-    record_fast_path(key, inputs, prepared(request.group), operator, *declared, request.c)
+    first, second, *rest = request.operands
+    operator(first, second, request.c, *rest)
+    declared = operator.declared(first, second, request.c, *rest)
+    inputs, apart = (a, b, *(t for t in tensors if t is not None)), (a, b, epilogue[0])
+    kept, decision = prepared(request.group), request.decision
+    decision.fast_path = record_fast_path(inputs, kept, operator, *declared, request.c, apart)
+    if decision.fast_path is not None:  # this call may have opened the session
+        recorded_calls(joined()).put(key, decision)
     return request.c
 
 
@@ -100,74 +226,53 @@ def call(
     op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
     epilogue: Epilogue = NOTHING,
 ) -> Call:  # fmt: skip
-    """Check a call and decide how to compute it. Collective for each new problem.
+    """Check a GEMM and decide how to compute it. Collective for each new problem.
 
     Args:
         out: tensor for the result; None for a new one.
         group: name of the group.
         asked: the strategy that the caller asks for.
     """
-    if out is not None:
-        require_apart_from_operands(op, out, a, b, epilogue)
-    key = _key(op, a, b, out, group, asked, epilogue)
-    return _call(key, op, a, b, out, group, asked, epilogue)
-
-
-def _key(
-    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
-    epilogue: Epilogue,
-) -> Hashable:  # fmt: skip
     *tensors, out_dtype = epilogue
-    signatures = [signature(t) for t in (a, b, out, *tensors)]
-    return (op, group, asked, out_dtype, *signatures)
+    key, _ = signature((op, group, asked, out_dtype), (a, b, *tensors), out)
+    decision = recorded_calls(joined()).get(key)
+    return _call(key, decision, op, a, b, out, group, asked, epilogue)
 
 
 def _call(
-    key: Hashable, op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str,
-    asked: str, epilogue: Epilogue,
+    key: Hashable, decision: Decision | None, op: str, a: torch.Tensor, b: torch.Tensor,
+    out: torch.Tensor | None, group: str, asked: str, epilogue: Epilogue,
 ) -> Call:  # fmt: skip
-    if out is not None:
-        check_layout(op, out)
-    decision = _decisions.get(key)
+    """Return the call, decided by ``decision`` unless that is None."""
     if decision is None:
-        decision, cacheable = _decided(op, a, b, out, group, asked, epilogue)
+        decision, cacheable = _decide(op, a, b, out, group, asked, epilogue)
         if cacheable and not capturing():
-            _decisions.put(key, decision)
+            recorded_calls(joined()).put(key, decision)
+    elif out is not None:
+        require_apart_from_operands(op, out, a, b, epilogue)
     problem = decision.problem
     a, b, epilogue = laid_out(problem, a, b, epilogue)
     c = a.new_empty(problem.shape, dtype=problem.out_dtype) if out is None else packed(out)
-    return Call(*decision, a, b, c, epilogue)
+    return Call(decision, a, b, c, epilogue)
 
 
-def _decided(
+def _decide(
     op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
     epilogue: Epilogue,
 ) -> tuple[Decision, bool]:  # fmt: skip
-    """Decide a call. The second value says whether the decision may be cached: the obstacles that
-    keep a problem from being fused may change, other decisions hold until the next tuning or
-    session."""
+    """Check and decide a call. The second value says whether the decision may be cached: the
+    obstacles that keep a problem from being fused may change, other decisions hold until the next
+    tuning or session."""
+    require_operands(op, a, b, out, epilogue)
+    if out is not None:
+        require_apart_from_operands(op, out, a, b, epilogue)
+        check_layout(op, out)
     ranks = group_of(group)
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
     other = not_fused(asked, problem, a.device, ranks)
     agree(ranks, problem, other.name if other else asked)
     choice = None if other else choice_of(asked, problem, ranks)
     return Decision(problem, ranks, choice), other is None
-
-
-def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:
-    """Refuse gradients through ``out``, as torch does, and through fp8 products."""
-    if out is not None and out.requires_grad and torch.is_grad_enabled():
-        raise refused(op, "out requires a gradient", "one that does not, or torch.no_grad()")
-    if out is not None:
-        why = "out is given"
-    elif tensors[0].dtype == FP8:
-        why = f"the operands are of {FP8}"
-    else:
-        return
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        raise refused(
-            op, f"{why} and an argument requires a gradient", "one of both, or torch.no_grad()"
-        )
 
 
 def strategy_of(

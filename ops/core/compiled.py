@@ -13,7 +13,7 @@ from tvm import tirx
 from ...builtins.errors import SyncWarning
 from ...runtime import Plan, SymmetricTensor, symmetric
 from ...runtime import compile as compile_program
-from ...runtime.executor.recorded_call import RecordedCall
+from ...runtime.executor.recorded_calls import RecordedCall
 
 
 class CompiledOp:
@@ -59,12 +59,12 @@ class CompiledOp:
         """Run the kernel or plan on inputs of the shapes and types that it declares."""
         self.run(*inputs, *self.memory, *self.given, out)
 
-    def ready(
+    def recorded_call(
         self, inputs: Sequence[torch.Tensor], out: torch.Tensor
     ) -> tuple[RecordedCall, list[int]]:
         """Return the recorded call that ``enqueue`` makes for such tensors, and the addresses of
-        its tensors; see ``Plan.ready``."""
-        return self._plan.ready(*inputs, *self.memory, *self.given, out)
+        its tensors; see ``Plan.recorded_call``."""
+        return self._plan.recorded_call(*inputs, *self.memory, *self.given, out)
 
     @cached_property
     def _plan(self) -> Plan:

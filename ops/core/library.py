@@ -1,4 +1,5 @@
-"""Registration of operators in ``torch.ops.tileweave``."""
+"""Operators in torch: their registration in ``torch.ops.tileweave``, and their calls from Python,
+with or without torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -7,6 +8,11 @@ from typing import Any
 
 import torch
 from torch import _C
+
+from .call import compute
+from .epilogue import FP8, SCHEMA, Epilogue
+from .groups import group_of, name_of
+from .problem import checked, refused, require_operands
 
 _LIBRARY = torch.library.Library("tileweave", "DEF")
 _VALUES = frozenset((type(None), str, bool, int, float, torch.dtype))
@@ -20,13 +26,16 @@ def define(
     eager: Callable[..., Any],
     fake: Callable[..., Any],
     gradient: tuple[Callable[..., None], Callable[..., Any]] | None = None,
+    check: Callable[..., None] | None = None,
 ) -> Callable[..., Any]:
     """Register an operator with torch.
 
     Args:
-        eager: implementation for tensors of any device.
+        eager: implementation for tensors of any device. It checks its arguments.
         fake: returns empty tensors of the result's shape and type, for ``torch.compile``.
         gradient: ``setup_context`` and ``backward`` of ``torch.library.register_autograd``.
+        check: refuses arguments of calls from Python that the dispatcher would refuse with another
+            message, and gradients that it does not refuse.
 
     Returns:
         The operator for calls from Python. It skips torch's dispatcher, which costs as much time
@@ -47,6 +56,8 @@ def define(
 
     def operator(*args: Any) -> Any:
         if torch.compiler.is_compiling() or concerns_torch(args):
+            if check is not None:
+                check(*args)
             return dispatched(*args)
         return computed(*args)
 
@@ -63,10 +74,11 @@ def _in_given_types(eager: Callable[..., Any], written: Sequence[int]) -> Callab
     """Wrap ``eager``: disable ``torch.autocast``, and mark the written arguments as changed,
     because torch does not see the writes of kernels."""
 
-    without_autocast = _without_autocast(eager)
-
     def computed(*args: Any) -> Any:
-        result = without_autocast(*args)
+        if _C._is_any_autocast_enabled():
+            result = _without_autocast(eager, args)
+        else:
+            result = eager(*args)
         for place in written:
             if not args[place].is_inference():
                 torch.autograd.graph.increment_version(args[place])
@@ -75,16 +87,12 @@ def _in_given_types(eager: Callable[..., Any], written: Sequence[int]) -> Callab
     return computed
 
 
-def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*args: Any) -> Any:
-        if _C._is_any_autocast_enabled():
-            kind = args[0].device.type
-            if torch.amp.is_autocast_available(kind):
-                with torch.autocast(kind, enabled=False):
-                    return function(*args)
+def _without_autocast(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    device = getattr(args[0], "device", None)
+    if device is None or not torch.amp.is_autocast_available(device.type):
         return function(*args)
-
-    return called
+    with torch.autocast(device.type, enabled=False):
+        return function(*args)
 
 
 def concerns_torch(args: Iterable[Any]) -> bool:
@@ -120,5 +128,88 @@ def define_composite(schema: str, function: Callable[..., Any]) -> None:
     """Register an operator that calls others. It inherits their gradients, and ``torch.autocast``
     does not change its types."""
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
-    composite = _without_autocast(function)
+
+    def composite(*args: Any) -> Any:
+        if _C._is_any_autocast_enabled():
+            return _without_autocast(function, args)
+        return function(*args)
+
     _LIBRARY.impl(schema.partition("(")[0], composite, "CompositeImplicitAutograd")
+
+
+def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:
+    """Refuse gradients through ``out``, as torch does, and through fp8 products.
+
+    A call that skips the dispatcher has no gradient to refuse.
+    """
+    if out is not None and out.requires_grad and torch.is_grad_enabled():
+        raise refused(op, "out requires a gradient", "one that does not, or torch.no_grad()")
+    if out is not None:
+        why = "out is given"
+    elif tensors[0].dtype == FP8:
+        why = f"the operands are of {FP8}"
+    else:
+        return
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise refused(
+            op, f"{why} and an argument requires a gradient", "one of both, or torch.no_grad()"
+        )
+
+
+def define_product(name: str, gradients: Callable[..., tuple]) -> Callable[..., torch.Tensor]:
+    """Define ``torch.ops.tileweave.name``, which returns one result of ``a @ b`` on each rank, and
+    ``name_out``, which has no gradient.
+
+    Args:
+        name: name of an ``Operator``.
+        gradients: function from ``ctx`` and the gradient of the result to the gradients of the
+            arguments; ``ctx`` has saved a and b, and holds ``group`` and ``strategy``.
+
+    Returns:
+        A function that calls either: ``(a, b, group, out, strategy, epilogue) -> result``.
+    """
+
+    def eager(a, b, group, strategy, *epilogue):
+        return compute(name, a, b, None, group, strategy, epilogue)
+
+    def eager_out(a, b, out, group, strategy, *epilogue):
+        compute(name, a, b, out, group, strategy, epilogue)
+
+    def fake(a, b, group, strategy, *epilogue):
+        ranks = group_of(group).world_size
+        problem = checked(name, a, b, ranks, None, Epilogue(*epilogue))
+        return a.new_empty(problem.shape, dtype=problem.out_dtype)
+
+    def fake_out(a, b, out, group, strategy, *epilogue):
+        checked(name, a, b, group_of(group).world_size, out, Epilogue(*epilogue))
+
+    def check(a, b, group, strategy, *epilogue):
+        check_out(a, b, None, group, strategy, *epilogue)
+
+    def check_out(a, b, out, group, strategy, *epilogue):
+        added = Epilogue(*epilogue)
+        require_operands(name, a, b, out, added)
+        refuse_gradients(name, out, a, b, *added.tensors)
+
+    options = f"str group, str strategy, {SCHEMA}"
+    schema_out = f"{name}_out(Tensor a, Tensor b, Tensor(a!) out, {options}) -> ()"
+    schema = f"{name}(Tensor a, Tensor b, {options}) -> Tensor"
+    into_new = define(schema, eager, fake, (_save, gradients), check)
+    into_out = define(schema_out, eager_out, fake_out, check=check_out)
+
+    def product(
+        a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None, strategy: str,
+        epilogue: Epilogue,
+    ) -> torch.Tensor:  # fmt: skip
+        group = "" if group is None else name_of(group)
+        if out is None:
+            return into_new(a, b, group, strategy, *epilogue)
+        into_out(a, b, out, group, strategy, *epilogue)
+        return out
+
+    return product
+
+
+def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    a, b, ctx.group, ctx.strategy, *_ = inputs
+    ctx.save_for_backward(a, b)

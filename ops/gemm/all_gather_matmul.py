@@ -23,10 +23,10 @@ from ..autotune.cost_model import (
     estimate_ag_gemm_push_us,
 )
 from ..core import nccl
-from ..core.call import call, refuse_gradients
+from ..core.call import call
 from ..core.epilogue import NOTHING, SCHEMA, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
 from ..core.groups import group_of, name_of
-from ..core.library import define
+from ..core.library import define, define_product, refuse_gradients
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, checked, require_operands
 from ..core.tiles import (
@@ -38,7 +38,6 @@ from ..core.tiles import (
     stored,
 )
 from .comm_blocks import CommBlocks, send
-from .product import define_product
 
 NAME = "all_gather_matmul"
 NUM_CHUNKS = (1, 2, 3, 4)

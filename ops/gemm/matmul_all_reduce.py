@@ -23,12 +23,12 @@ from ..autotune.cost_model import (
 )
 from ..core import nccl
 from ..core.epilogue import Epilogue, add_bias, add_tile, is_fp8, multiply, scale, scale_of
+from ..core.library import define_product
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem
 from ..core.tiles import Tiles, persistent_tiles, stored, stores_last_peer
 from .identity import identities, identity_of
 from .matmul_reduce_scatter import gemm_rs_persistent
-from .product import define_product
 
 NAME = "matmul_all_reduce"
 HOPELESS_BYTES = 32 << 20

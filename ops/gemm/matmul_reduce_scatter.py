@@ -32,11 +32,11 @@ from ..core.epilogue import (
     scale,
     scale_of,
 )
+from ..core.library import define_product
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem
 from ..core.tiles import PersistentSchedule, Tiles, persistent_tiles, stored, stores_last_peer
 from .identity import identities, identity_of, steps_of
-from .product import define_product
 from .pull_tail import PullTail, pull
 
 NAME = "matmul_reduce_scatter"

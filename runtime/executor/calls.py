@@ -25,12 +25,10 @@ from ..plans.sync_push import ENTRY_STREAM, implicit_name
 from ..plans.traced_plan import TracedPlan
 from .enqueue import enqueuer
 from .operations import Operations
-from .recorded_call import RecordedCall
+from .recorded_calls import RecordedCall, current_stream, drop_calls, has_driver, recorded_calls
 
 _FIRST = -1
 """Priority of the stream of the entry barrier, for which other streams wait."""
-_MAX_RECORDED = 64
-"""Largest number of recorded calls that a thread keeps."""
 
 
 class Calls:
@@ -51,32 +49,30 @@ class Calls:
         self._turns = Turns()
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        ready, tensors, addresses = self.ready(args, kwargs)
-        self._take_turns(ready.kernels)
-        ready(tensors, addresses)
+        call, tensors, addresses = self.recorded_call(args, kwargs)
+        if self._dynamic:
+            self._take_turns(call.kernels)
+        call(tensors, addresses)
 
-    def ready(
+    def recorded_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[RecordedCall, list[torch.Tensor], list[int]]:
-        """Check a call; return it recorded, with its tensors and their addresses.
+        """Return the recorded call for these arguments, its tensors and their addresses.
 
-        The first call with a key also compiles the kernels, collectively.
+        The first call with a key is checked, and compiles the kernels, collectively.
         """
         session = self._here()
         values = args
         if kwargs or len(args) != len(self.plan.parameters):
             values = bound(self.plan.name, self.plan.parameters, args, kwargs)
         key, tensors, addresses = self._key(values)
-        recorded = self._thread.recorded
-        ready = recorded.pop(key, None)
-        if ready is None or not ready.is_valid:
+        call = recorded_calls(session).get(key)
+        if call is None or not call.is_valid:
             session.watchdog.raise_if_deadlocked()  # before compiling with ranks that hang
             with self._preparing:
-                ready = self._record(values, session)
-            if len(recorded) >= _MAX_RECORDED:
-                del recorded[next(iter(recorded))]
-        recorded[key] = ready
-        return ready, tensors, addresses
+                call = self._record(values, session)
+            recorded_calls(session).put(key, call)
+        return call, tensors, addresses
 
     def compile(self) -> None:
         """See ``Plan.compile``."""
@@ -100,7 +96,7 @@ class Calls:
         Calls with equal keys differ only in the addresses of tensors that are not symmetric. The
         key is None if the call cannot be legal.
         """
-        key: list[Hashable] = [current_stream(self._session.group.device), capturing()]
+        key: list[Hashable] = [self, current_stream(self._session.group.device)]
         tensors, addresses = [], []
         for p, value in zip(self.plan.parameters, values, strict=True):
             if p.shape is None:
@@ -126,8 +122,8 @@ class Calls:
         return tuple(key), tensors, addresses
 
     def _take_turns(self, kernels: Iterable[Kernel]) -> None:
-        """Order this call after one with other kernels, if dynamic sizes can cause one."""
-        if self._dynamic and (ordered := tuple(id(k) for k in kernels if k.implicit)):
+        """Order this call after one with other kernels, which dynamic sizes can cause."""
+        if ordered := tuple(id(k) for k in kernels if k.implicit):
             self._turns.take(ordered)
 
     def _record(self, values: Sequence[Any], session: Session) -> RecordedCall:
@@ -170,7 +166,7 @@ class Calls:
         for _, kernel in self._kernels.values():
             kernel.free()
         self._kernels.clear()
-        self._thread.recorded.clear()
+        drop_calls(self)
 
     def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
         """Return the shape of each tensor, of one rank's part if symmetric."""
@@ -257,26 +253,10 @@ class Calls:
 
 
 class _Thread(threading.local):
-    """State that the calls from one thread share.
-
-    Attributes:
-        recorded: key of a call -> recorded call, the least recently used first.
-        events: events of this thread; no other thread records them between a record and its wait.
-    """
+    """Events of one thread; no other thread records them between a record and its wait."""
 
     def __init__(self) -> None:
-        self.recorded: dict[Hashable, RecordedCall] = {}
         self.events: list[torch.cuda.Event] = []
-
-
-def has_driver(device: torch.device) -> bool:
-    """Return whether driver calls can be enqueued without Python."""
-    return device.type == "cuda"
-
-
-def current_stream(device: torch.device) -> Hashable:
-    """Return a key of torch's current stream, in less time than ``torch.cuda.current_stream``."""
-    return torch._C._cuda_getCurrentStream(device.index)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from ..plans.parameters import (
 )
 from ..plans.traced_plan import TracedPlan
 from .calls import Calls
-from .recorded_call import RecordedCall
+from .recorded_calls import RecordedCall
 
 _BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -52,9 +52,9 @@ class Plan(TracedPlan):
         """
         self._calls.compile()
 
-    def ready(self, *args: Any) -> tuple[RecordedCall, list[int]]:
-        """Check a call; return it recorded, with the addresses of its tensors. Collective the
-        first time, when it compiles the kernels.
+    def recorded_call(self, *args: Any) -> tuple[RecordedCall, list[int]]:
+        """Return the recorded call for these arguments, and the addresses of its tensors.
+        Collective the first time, when it compiles the kernels.
 
         The recorded call accepts the addresses of other tensors with the same shapes and types, in
         the same thread and stream, while it is valid. It is for a CUDA graph if one is being
@@ -67,8 +67,8 @@ class Plan(TracedPlan):
         if dynamic := dynamic_extents(self.parameters):
             names = ", ".join(map(str, dynamic))
             raise TileWeaveError(f"{self.name}: {names} dynamic; expected numbers as extents")
-        ready, _, addresses = self._calls.ready(args, {})
-        return ready, addresses
+        call, _, addresses = self._calls.recorded_call(args, {})
+        return call, addresses
 
     def free(self) -> None:
         """Free the implicit memory of the kernels that it compiled. Collective, in the same order

@@ -24,8 +24,8 @@ from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import OPERATORS as OPERATOR_OF
 from tileweave.ops.core.problem import Problem, checked
-from tileweave.ops.core.session_cache import invalidate
 from tileweave.runtime.executor.compile_ahead import compile_ahead
+from tileweave.runtime.executor.recorded_calls import invalidate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

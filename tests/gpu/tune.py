@@ -25,8 +25,8 @@ from tileweave.ops.autotune.trial import TOLERANCE, Trial, problem_of
 from tileweave.ops.core.cache import prepared
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import OPERATORS, Choice
-from tileweave.ops.core.session_cache import invalidate
 from tileweave.ops.core.tiles import LARGE, SMALL, Tiles
+from tileweave.runtime.executor.recorded_calls import invalidate
 from tileweave.runtime.host.session import current
 
 SHAPES = [(512, 1024, 1024), (2048, 2048, 4096)]

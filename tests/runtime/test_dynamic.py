@@ -17,6 +17,7 @@ from tileweave.passes import dynamic_sizes, needs_sizes, specialize_sizes
 from tileweave.passes.ir.sizes import sizes_of
 from tileweave.runtime import compiler
 from tileweave.runtime.executor import calls as plan_streams
+from tileweave.runtime.executor.recorded_calls import RecordedCall
 from tileweave.runtime.kernel import dynamic as dynamic_kernel
 from tileweave.runtime.kernel.dynamic import DynamicKernel, Turns
 from tileweave.runtime.kernel.kernel import Kernel
@@ -166,12 +167,15 @@ def test_calls_beside_a_graph_are_kept_apart_from_its_replays(made, monkeypatch)
     assert made == ["barrier", "barrier"]
 
 
-def test_calls_of_a_plan_with_other_kernels_are_kept_apart(made):
+def test_calls_of_a_plan_with_other_kernels_are_kept_apart(made, monkeypatch):
     def turns(plan, *calls):
         made.clear()
         turn = plan_streams.Calls(plan)
+        watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
         for kernels in calls:
-            turn._take_turns(kernels)
+            recorded = RecordedCall(watchdog, [], kernels)
+            monkeypatch.setattr(turn, "recorded_call", lambda *_, call=recorded: (call, [], []))
+            turn()
         return made
 
     one, other = (Compiled(PROGRAM, {"flags": torch.zeros(1)}) for _ in range(2))

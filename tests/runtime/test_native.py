@@ -25,7 +25,7 @@ from tileweave.runtime.executor.operations import (
     RowsCopy,
     StreamMemOps,
 )
-from tileweave.runtime.executor.recorded_call import RecordedCall
+from tileweave.runtime.executor.recorded_calls import RecordedCall
 from tileweave.runtime.host import driver, native
 from tileweave.runtime.kernel.kernel import Kernel
 from tileweave.runtime.plans.regions import Rows
@@ -234,7 +234,7 @@ def test_a_failure_of_the_driver_is_told_as_from_python(stand_in, monkeypatch, f
     )  # fmt: skip
     for module in (operations, driver):
         monkeypatch.setattr(module, "driver", lambda: bindings)
-    monkeypatch.setattr("tileweave.runtime.executor.recorded_call.driver", lambda: bindings)
+    monkeypatch.setattr("tileweave.runtime.executor.recorded_calls.driver", lambda: bindings)
     monkeypatch.setenv("RANK", "2")
     call = made([a], *done)
     stand_in.fails_at.value = fails_at

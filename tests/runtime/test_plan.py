@@ -20,6 +20,7 @@ import tileweave as tw
 from tileweave import language as W
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.executor import operations
+from tileweave.runtime.executor.recorded_calls import invalidate, recorded_calls
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.heap import Heap, HeapExhausted
 from tileweave.runtime.host.memory import PAGE, Memory
@@ -595,7 +596,7 @@ def test_steps_that_the_compiler_adds_launch_their_own_kernels(every_rank, monke
         inbox = world.here.session.heap.allocate((2, 4, 8), torch.int32)
         calls = plan_streams.Calls(several)
         calls(inbox, ints(4, 8))
-        (ready,) = calls._thread.recorded.values()
+        (ready,) = recorded_calls(world.here.session).values()
         return len(ready.kernels)
 
     assert every_rank(rank, 1) == [2]
@@ -673,7 +674,10 @@ def test_what_a_graph_records_may_be_something_else(every_rank, monkeypatch):
 
     def calls(here, A, inbox, flags, word):
         call = plan_streams.Calls(exchange)
-        found = []
+        found, caller = [], here.caller.name
+        monkeypatch.setattr(
+            plan_streams, "current_stream", lambda device: (caller, state["capturing"])
+        )
         for state["capturing"] in (False, True, False, True):
             call(A, inbox, flags, word, 0)
             found.append(asked[:])
@@ -937,7 +941,7 @@ def test_threads_compile_a_kernel_once(every_rank, monkeypatch):
 
         def elsewhere():
             vars(here).update(mine)
-            found.append(call.ready((A, inbox, flags, word), {})[0].kernels)
+            found.append(call.recorded_call((A, inbox, flags, word), {})[0].kernels)
 
         compiled = plan_streams.compile
         monkeypatch.setattr(plan_streams, "compile", slowly)
@@ -976,7 +980,32 @@ def test_a_freed_kernel_is_compiled_anew(every_rank, monkeypatch):
         assert len(here.compiled) == 2
         for _, k in call._kernels.values():
             k.free()
-        assert not any(ready.is_valid for ready in call._thread.recorded.values())
+        (ready,) = recorded_calls(here.session).values()
+        assert not ready.is_valid
+
+    alone(monkeypatch, every_rank, calls)
+
+
+def test_a_freed_plan_drops_only_its_own_calls(every_rank, monkeypatch):
+    def calls(here, A, inbox, flags, word):
+        freed, kept = plan_streams.Calls(shared), plan_streams.Calls(shared)
+        for call in (freed, kept):
+            call(A, inbox, flags, word)
+        freed.free()
+        (key,) = recorded_calls(here.session)
+        assert key[0] is kept
+
+    alone(monkeypatch, every_rank, calls)
+
+
+def test_invalidated_calls_are_recorded_again(every_rank, monkeypatch):
+    def calls(here, A, inbox, flags, word):
+        call = plan_streams.Calls(shared)
+        first, again = (call.recorded_call((A, inbox, flags, word), {})[0] for _ in range(2))
+        invalidate()
+        second, _, _ = call.recorded_call((A, inbox, flags, word), {})
+        assert first is again and first is not second
+        assert len(here.compiled) == 1
 
     alone(monkeypatch, every_rank, calls)
 

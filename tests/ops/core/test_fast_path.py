@@ -1,37 +1,42 @@
-"""A call like an earlier one is one native call on its own tensors; any other is checked."""
+"""A call with the signature of an earlier one is one native call; any other call is checked."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
 import torch
 
+import tileweave as tw
 from tileweave import ops
 from tileweave.ops.collectives import collective as exchange
+from tileweave.ops.collectives import transport
 from tileweave.ops.collectives.all_gather import AllGather
 from tileweave.ops.core import call, strategy
-from tileweave.ops.core import fast_path as repeated
-from tileweave.ops.core import session_cache as remembered
 from tileweave.ops.core.cache import prepared
 from tileweave.ops.core.compiled import CompiledOp
 from tileweave.ops.core.operator import OPERATORS, Choice
 from tileweave.ops.core.tiles import LARGE
-from tileweave.runtime.executor import calls as plan_streams
-from tileweave.runtime.executor.recorded_call import RecordedCall
+from tileweave.runtime.executor import recorded_calls
+from tileweave.runtime.executor.recorded_calls import RecordedCall
 from tileweave.runtime.host import session
+from tileweave.runtime.host.context import Record
 from tileweave.runtime.host.group import Group
+from tileweave.runtime.host.watchdog import Watchdog
 from tileweave.runtime.kernel.kernel import Kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*copied in each call")
 ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+ROOT = Path(__file__).resolve().parents[3]
 MEMORY = 0xABC0
-"""Where a symmetric tensor lies that each call works in."""
+"""Address of the symmetric tensor that each call works in."""
 
 
 class StandIn(CompiledOp):
-    """Says how it was called: whole, or by addresses."""
+    """Operator that records its calls: "whole", or the addresses of a repeated call."""
 
     said: list
     watchdog: types.SimpleNamespace
@@ -45,7 +50,7 @@ class StandIn(CompiledOp):
     def declared(self, a, b, c, *epilogue):
         return [a, b.t(), *epilogue], c.view(-1)
 
-    def ready(self, inputs, out):
+    def recorded_call(self, inputs, out):
         def enqueue(*addresses):
             self.said.append(addresses)
             return 0
@@ -67,19 +72,19 @@ def places(*tensors):
 
 @pytest.fixture
 def said(monkeypatch):
-    """What was said of calls, in a session on a machine with a driver."""
+    """Calls of ``StandIn``, in a session on a machine with a driver."""
     StandIn.said = []
     StandIn.watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
     monkeypatch.setattr(session, "_session", types.SimpleNamespace(group=ALONE))
-    monkeypatch.setattr(plan_streams, "has_driver", lambda device: True)
-    monkeypatch.setattr(plan_streams, "current_stream", lambda device: 7)
-    monkeypatch.setattr(repeated, "library", lambda: "native")
+    monkeypatch.setattr(call, "has_driver", lambda device: True)
+    monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
+    monkeypatch.setattr(call, "library", lambda: "native")
     monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
     monkeypatch.setattr(call, "choice_of", lambda *_: Choice("stores", LARGE))
     monkeypatch.setitem(OPERATORS, "matmul_reduce_scatter", StandIn)
-    remembered.invalidate()
+    recorded_calls.invalidate()
     yield StandIn.said
-    remembered.invalidate()
+    recorded_calls.invalidate()
 
 
 def bf16(*shape):
@@ -90,7 +95,7 @@ def scattered(a, b, **given):
     return ops.matmul_reduce_scatter(a, b, **given)
 
 
-def test_it_gets_the_tensors_of_its_call(said):
+def test_a_repeated_call_receives_its_own_tensors(said):
     scattered(bf16(16, 8), bf16(8, 24), bias=bf16(24))
     a, b, bias = bf16(16, 8), bf16(8, 24), bf16(24)
     c, d = (scattered(a, b, bias=bias) for _ in range(2))
@@ -99,7 +104,7 @@ def test_it_gets_the_tensors_of_its_call(said):
     assert (c.shape, c.dtype, c.device) == ((16, 24), a.dtype, a.device)
 
 
-def test_out_is_where_the_result_goes(said):
+def test_a_repeated_call_writes_to_out(said):
     a, b, out = bf16(16, 8), bf16(8, 24), bf16(16, 24)
     for _ in range(2):
         assert scattered(a, b, out=out) is out
@@ -107,7 +112,7 @@ def test_out_is_where_the_result_goes(said):
 
 
 def another_stream(monkeypatch, a, b):
-    monkeypatch.setattr(plan_streams, "current_stream", lambda device: 8)
+    monkeypatch.setattr(call, "current_stream", lambda device: (8, False))
     scattered(a, b)
 
 
@@ -118,7 +123,8 @@ def another_thread(_, a, b):
 
 
 def a_graph(monkeypatch, a, b):
-    monkeypatch.setattr(repeated, "capturing", lambda: True)
+    monkeypatch.setattr(call, "current_stream", lambda device: (7, True))
+    monkeypatch.setattr(call, "capturing", lambda: True)
     scattered(a, b)
 
 
@@ -128,7 +134,7 @@ def another_session(monkeypatch, a, b):
 
 
 def tuned(_, a, b):
-    remembered.invalidate()
+    recorded_calls.invalidate()
     scattered(a, b)
 
 
@@ -168,6 +174,32 @@ def test_another_call_is_checked(said, monkeypatch, other):
     assert [isinstance(way, tuple) for way in said] == [False, True, False]
 
 
+def test_an_out_that_overlaps_an_input_is_refused(said):
+    """Its signature is that of an earlier call, whose ``out`` had memory of its own."""
+    memory = bf16(2 * 16 * 24)
+    a, b, out = memory[: 16 * 8].view(16, 8), bf16(8, 24), memory[16 * 24 :].view(16, 24)
+    for _ in range(2):
+        scattered(a, b, out=out)
+    for start in (0, 8, 16 * 8 - 8):
+        with pytest.raises(tw.TileWeaveError, match="out shares memory with a; expected memory"):
+            scattered(a, b, out=memory[start : start + 16 * 24].view(16, 24))
+    scattered(a, b, out=memory[16 * 8 : 16 * 8 + 16 * 24].view(16, 24))
+    assert [isinstance(way, tuple) for way in said] == [False, True, True]
+
+
+@pytest.mark.parametrize("bad", [None, 3, "a", [1.0], torch.ones(16, 8).to_sparse()])
+def test_arguments_that_are_no_dense_tensors_are_refused(said, bad):
+    a, b = bf16(16, 8), bf16(8, 24)
+    for _ in range(2):
+        scattered(a, b)
+    for arguments in ((bad, b), (a, bad)):
+        with pytest.raises(tw.TileWeaveError, match=r"expected a dense torch\.Tensor"):
+            scattered(*arguments)
+    with torch.autocast("cpu"), pytest.raises(tw.TileWeaveError, match="expected a dense torch"):
+        scattered(bad, b)
+    assert [isinstance(way, tuple) for way in said] == [False, True]
+
+
 def test_what_must_be_copied_is_copied_each_time(said):
     b, memory = bf16(8, 24), bf16(16 * 8 + 1)
     for _ in range(3):
@@ -175,15 +207,15 @@ def test_what_must_be_copied_is_copied_each_time(said):
     assert said == ["whole"] * 3
 
 
-def test_what_nccl_computes_is_not_repeated(said, monkeypatch):
+def test_calls_of_nccl_are_not_repeated(said, monkeypatch):
     monkeypatch.setattr(call, "choice_of", lambda *_: None)
     for _ in range(2):
         scattered(bf16(16, 8), bf16(8, 24))
     assert said == ["unfused"] * 2
 
 
-def test_without_the_native_part_nothing_is_repeated(said, monkeypatch):
-    monkeypatch.setattr(repeated, "library", lambda: None)
+def test_nothing_is_repeated_without_the_native_part(said, monkeypatch):
+    monkeypatch.setattr(call, "library", lambda: None)
     for _ in range(2):
         scattered(bf16(16, 8), bf16(8, 24))
     assert said == ["whole"] * 2
@@ -200,7 +232,7 @@ def test_a_repeated_call_counts_as_a_use(said):
     assert operator.last_used > other.last_used and isinstance(said[-1], tuple)
 
 
-def test_a_deadlock_is_told(said):
+def test_a_repeated_call_raises_after_a_deadlock(said):
     a, b = bf16(16, 8), bf16(8, 24)
     for _ in range(2):
         scattered(a, b)
@@ -214,7 +246,7 @@ def test_a_deadlock_is_told(said):
 
 
 class StandInExchange(AllGather, op="stand-in"):
-    """As ``StandIn``, of a collective."""
+    """``StandIn`` of a collective."""
 
     def __init__(self):
         self.kernel, self.said = Kernel(None, None), StandIn.said
@@ -224,7 +256,7 @@ class StandInExchange(AllGather, op="stand-in"):
         return [x.view(-1)], out.view(-1)
 
     enqueue = StandIn.__call__
-    ready = StandIn.ready
+    recorded_call = StandIn.recorded_call
 
 
 del exchange.EXCHANGES["stand-in"]
@@ -243,4 +275,68 @@ def test_collectives_are_repeated(said, monkeypatch):
     assert said == [
         "whole", (*places(y), MEMORY, *places(gathered)),
         "whole", (*places(x), MEMORY, *places(out)), "whole",
+    ]  # fmt: skip
+
+
+def test_a_collective_decides_once(said, monkeypatch):
+    """Also where Python enqueues its calls, which are not repeated."""
+    made, decided, decide = StandInExchange(), [], exchange._decide
+
+    def count(*arguments):
+        decided.append(arguments[0])
+        return decide(*arguments)
+
+    monkeypatch.setattr(exchange, "_move", lambda *_: made)
+    monkeypatch.setattr(exchange, "_decide", count)
+    monkeypatch.setattr(transport, "obstacle", lambda *_: None)
+    monkeypatch.setattr(call, "library", lambda: None)
+    x = bf16(4, 8)
+    for by in ("ldst", "ldst", "tma"):
+        ops.all_gather(x, transport=by)
+    assert said == ["whole"] * 3 and decided == ["all_gather"] * 2
+
+
+def test_a_collective_in_place_is_repeated(said, monkeypatch):
+    """``out`` may be ``x``, unlike for ``all_to_all``."""
+    made = StandInExchange()
+    monkeypatch.setattr(exchange, "_move", lambda *_: made)
+    x = bf16(4, 8)
+    for _ in range(2):
+        assert ops.all_reduce(x, out=x) is x
+    assert said == ["whole", (*places(x), MEMORY, *places(x))]
+    y = bf16(2 * 4 * 8)
+    first, second = y[:32].view(4, 8), y[32:].view(4, 8)
+    for _ in range(2):
+        ops.all_to_all(first, 0, 0, out=second)
+    assert len(said) == 4 and isinstance(said[-1], tuple)
+    with pytest.raises(tw.TileWeaveError, match="out shares memory with x"):
+        ops.all_to_all(first, 0, 0, out=first)
+
+
+@pytest.mark.parametrize("given_out", [False, True])
+def test_a_repeated_call_passes_seven_files(said, given_out):
+    """Files with a function that runs, in the order of a call. In a real call, C++ then enqueues
+    its operations: ``runtime/src/enqueue.cc`` is the seventh file."""
+    record = types.SimpleNamespace(state=Record.EMPTY)
+    StandIn.watchdog = object.__new__(Watchdog)
+    StandIn.watchdog._record = record
+    a, b, out = bf16(16, 8), bf16(8, 24), bf16(16, 24) if given_out else None
+    scattered(a, b, out=out)
+    files = []
+
+    def called(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(ROOT) and path != Path(__file__):
+            files.append(path.relative_to(ROOT).as_posix())
+
+    sys.setprofile(called)
+    try:
+        scattered(a, b, out=out)
+    finally:
+        sys.setprofile(None)
+    assert isinstance(said[-1], tuple)
+    assert list(dict.fromkeys(f for f in files if not f.startswith(".venv"))) == [
+        "ops/gemm/matmul_reduce_scatter.py", "ops/core/library.py", "ops/core/call.py",
+        "runtime/host/session.py", "runtime/executor/recorded_calls.py",
+        "runtime/host/watchdog.py",
     ]  # fmt: skip

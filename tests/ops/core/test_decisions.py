@@ -9,10 +9,11 @@ import torch
 
 import tileweave as tw
 from tileweave.ops.core import call, problem, strategy
-from tileweave.ops.core import session_cache as remembered
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.tiles import LARGE
+from tileweave.runtime.executor import recorded_calls
+from tileweave.runtime.executor.recorded_calls import CallCache
 from tileweave.runtime.host import session
 from tileweave.runtime.host.group import Group
 
@@ -25,9 +26,9 @@ def join(monkeypatch):
     """Begins a session."""
     monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
     monkeypatch.setattr(problem, "_warned", set())
-    remembered.invalidate()
+    recorded_calls.invalidate()
     yield lambda: monkeypatch.setattr(session, "_session", types.SimpleNamespace(group=ALONE))
-    remembered.invalidate()
+    recorded_calls.invalidate()
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_another_call_decides(decided, other):
 
 def test_what_was_tuned_and_a_new_session_are_heeded(decided, join):
     a, b = bf16(16, 8), bf16(8, 24)
-    for change in (remembered.invalidate, join, lambda: None):
+    for change in (recorded_calls.invalidate, join, lambda: None):
         made(a, b)
         change()
     assert len(decided) == 3
@@ -130,17 +131,15 @@ def test_what_is_refused_is_refused_again(decided):
             made(bf16(16, 8), bf16(8, 24), out=bf16(16 * 24 + 1)[1:].view(16, 24))
 
 
-def test_the_oldest_make_room(join, monkeypatch):
-    join()
-    monkeypatch.setattr(remembered, "_MOST", 2)
-    found = remembered.SessionCache()
-    for key in "abc":
+def test_the_oldest_make_room(monkeypatch):
+    monkeypatch.setattr(recorded_calls, "_MAX_CALLS", 2)
+    found = CallCache(types.SimpleNamespace(group=ALONE))
+    for key in "abbc":
         found.put(key, key)
     assert [found.get(key) for key in "abc"] == [None, "b", "c"]
 
 
-def test_without_a_session_nothing_is_remembered(monkeypatch):
-    monkeypatch.setattr(session, "_session", None)
-    found = remembered.SessionCache()
+def test_without_a_session_nothing_is_remembered():
+    found = CallCache(None)
     found.put("a", "a")
     assert found.get("a") is None

@@ -1,0 +1,155 @@
+"""Recorded calls, and the cache that keeps them.
+
+Calls with equal shapes, types, numbers and symmetric tensors enqueue the same operations on other
+addresses. The operations are determined once. Each later call passes its addresses and enqueues
+them.
+
+Calls of plans, GEMMs and collectives share the cache. Its key is the signature of a call with the
+stream; each thread has its own, because a call records events and waits for them at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..host.driver import DriverError, driver, failure
+from ..host.session import Session
+from ..host.watchdog import Watchdog
+from ..kernel.kernel import Kernel
+from .operations import KernelLaunch, Operation
+
+_MAX_CALLS = 512
+"""Largest number of calls that a thread keeps."""
+_generation = 0
+"""Number of calls of ``invalidate``."""
+
+
+class CallCache(dict[Any, Any]):
+    """Calls of one thread in one session, by key.
+
+    A value lets a later call with the same key skip checks and decisions.
+    """
+
+    def __init__(self, session: Session | None) -> None:
+        super().__init__()
+        self.session, self.generation = session, _generation
+
+    def put(self, key: Hashable, value: Any) -> None:
+        """Store a value, if there is a session and a key. The oldest value makes room."""
+        if self.session is None or key is None:
+            return
+        if key not in self and len(self) >= _MAX_CALLS:
+            del self[next(iter(self))]
+        self[key] = value
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.cache = CallCache(None)
+
+
+_here = _Thread()
+
+
+def recorded_calls(session: Session | None) -> CallCache:
+    """Return this thread's calls in ``session``. It is empty in a new session and after
+    ``invalidate``."""
+    cache = _here.cache
+    if cache.session is not session or cache.generation != _generation:
+        cache = _here.cache = CallCache(session)
+    return cache
+
+
+def drop_calls(owner: Hashable) -> None:
+    """Drop this thread's calls whose key begins with ``owner``. Those of other threads find that
+    they are not valid."""
+    for key in [key for key in _here.cache if key[0] is owner]:
+        del _here.cache[key]
+
+
+def invalidate() -> None:
+    """Drop the calls of all threads, because decisions about them may have changed."""
+    global _generation
+    _generation += 1
+
+
+def has_driver(device: torch.device) -> bool:
+    """Return whether driver calls can be enqueued without Python."""
+    return device.type == "cuda"
+
+
+def current_stream(device: torch.device) -> Hashable:
+    """Return a key of torch's current stream that says whether a CUDA graph captures it, in less
+    time than ``torch.cuda.current_stream``."""
+    stream = torch._C._cuda_getCurrentStream(device.index)
+    return stream, torch.cuda.is_current_stream_capturing()
+
+
+class RecordedCall:
+    """Operations of calls that differ only in the addresses of their tensors.
+
+    The calls are from one thread in one stream.
+
+    Attributes:
+        kernels: the kernels that it launches.
+        native: whether it needs only the tensors' addresses.
+    """
+
+    def __init__(
+        self,
+        watchdog: Watchdog,
+        operations: Sequence[Operation],
+        kernels: Iterable[Kernel],
+        enqueue: Callable[..., int] | None = None,
+    ) -> None:
+        """
+        Args:
+            enqueue: enqueues all operations in one call; see ``enqueue.enqueuer``.
+        """
+        self.kernels = list(kernels)
+        self.native = enqueue is not None
+        self._implicit = [(k, k.implicit) for k in self.kernels]
+        self._watchdog = watchdog
+        self._operations, self._enqueue = operations, enqueue
+        self._actions = [] if enqueue else [o.action() for o in operations]
+
+    @property
+    def is_valid(self) -> bool:
+        """True while the kernels have the memory that they had when the call was recorded."""
+        for kernel, implicit in self._implicit:
+            if kernel.implicit is not implicit:
+                return False
+        return True
+
+    def __call__(self, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
+        """Enqueue all operations.
+
+        Args:
+            tensors: of this call, in the order of the plan's parameters; unused if ``native``.
+            addresses: of the tensors.
+
+        Raises:
+            DeadlockError: a wait of an earlier call timed out.
+        """
+        self._watchdog.raise_if_deadlocked()
+        try:
+            if self._enqueue is None:
+                for action in self._actions:
+                    action(tensors, addresses)
+            elif failed := self._enqueue(*addresses):
+                raise self._failure(failed, addresses)
+        except Exception:
+            self._watchdog.raise_if_deadlocked()
+            raise
+
+    def _failure(self, failed: int, addresses: Sequence[int]) -> DriverError:
+        """Return the error that the native part encodes as ``failed``; see ``enqueue.enqueuer``."""
+        number, status = divmod(failed, 1 << 32)
+        operation = self._operations[number - 1]
+        assert not isinstance(operation, KernelLaunch)  # a launch raises
+        arguments = operation.arguments(addresses)
+        return failure(operation.name, arguments, driver().CUresult(status), operation.on)
