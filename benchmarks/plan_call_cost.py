@@ -40,6 +40,7 @@ from tileweave.ops.collectives import transport
 from tileweave.ops.core import call, strategy
 from tileweave.ops.core import compiled as made
 from tileweave.ops.core.cache import prepared
+from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.operator import OPERATORS as OPERATORS_BY_NAME
 from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.session_cache import invalidate
@@ -152,7 +153,8 @@ def plan_call() -> Callable[[], None]:
     """One call of the plan, with the same arguments each time."""
     up = session.current()
     ranks, device = up.group.world_size, up.group.device
-    plan = all_gather_matmul_plan(SHARE, N, K, ranks, "bfloat16", False, SMALL)
+    config = GemmConfig(ranks * SHARE, N, K, ranks, "bfloat16", False, SMALL)
+    plan = all_gather_matmul_plan(config)
     bf16 = {"dtype": torch.bfloat16, "device": device}
     a, b = torch.zeros(SHARE, K, **bf16), torch.zeros(K, N, **bf16)
     c = torch.zeros(ranks, SHARE, N, **bf16)
