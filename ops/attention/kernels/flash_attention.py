@@ -121,7 +121,7 @@ class QueryTile:
     def key(self, part: Any, k: Any, column: Any) -> tuple[Any, Any]:
         """Return the row of key ``k`` of an owner's chunk ``part`` among its keys, and ``column``.
 
-        A macro would bind the row to a variable, which would keep the load out of the producer warp.
+        A macro would bind the row to a variable, and the load would leave the producer warp.
         """
         return self.k_row + part * self.chunk + k, column
 
