@@ -20,17 +20,18 @@ gpu_programs := $(wildcard tests/gpu/*.py)
 # The checkout works without being installed: see tileweave/__init__.py.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help test lit pytest headers test-gpu demo lint format docs clean
+.PHONY: help test lit pytest headers test-gpu demo lint format docs docs-site clean
 help:
-	@echo "make test      all that needs no GPU: linters, device headers, lit, pytest"
+	@echo "make test      all that needs no GPU: linters, the site, device headers, lit, pytest"
 	@echo "make demo      GEMM + reduce-scatter on all visible GPUs; without one, in the simulator, and broken"
 	@echo "make test-gpu  tests/gpu on all visible GPUs, each program for MINUTES=15 at most;"
 	@echo "               RANKS=8 for more ranks than GPUs, which share these in time slices"
-	@echo "make lint | headers | lit | pytest | format | docs | clean"
+	@echo "make docs      the generated pages and pictures of docs/; make docs-site: build/site"
+	@echo "make lint | headers | lit | pytest | format | clean"
 
 # pytest stands last: its summary is the last line of a green run. Each of its processes takes 1 GB
 # and one core.
-test: | lint headers lit
+test: | lint docs-site headers lit
 	@$(MAKE) --no-print-directory pytest
 
 pytest: .venv/ready-test
@@ -85,10 +86,17 @@ format: .venv/ready-lint
 
 docs: .venv/ready
 	$(python) docs/generate.py
+	$(python) docs/command_line.py
 	$(python) docs/operators.py
 	$(python) docs/sequence.py
 	$(python) docs/speedup.py
 	$(python) tools/mutants.py
+
+# Warnings are errors: a broken link, or a page that no menu has.
+docs-site: .venv/ready-docs
+	@if test -s .venv/ready-docs; then cat .venv/ready-docs; else \
+	  $(python) -m sphinx -q -W --keep-going -E -d build/doctrees docs build/site && \
+	  echo "docs-site: build/site/index.html"; fi
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
@@ -110,8 +118,8 @@ clean:
 	@echo "installing requirements-test.txt into .venv"; $(pip_install) -r requirements-test.txt
 	@mkdir -p build; touch $@
 
-# The linters are worth having, not worth failing a machine that cannot get them: the file then
-# holds what to say instead.
-.venv/ready-lint: .venv/ready requirements-lint.txt
-	@if $(pip_install) -r requirements-lint.txt; then : >$@; \
-	else echo "lint: NOT RUN, requirements-lint.txt could not be installed" | tee $@ >&2; fi
+# Linters and the site are worth having, not worth failing a machine that cannot install them: the
+# file then has the message to print instead.
+.venv/ready-lint .venv/ready-docs: .venv/ready-%: .venv/ready requirements-%.txt
+	@if $(pip_install) -r requirements-$*.txt; then : >$@; \
+	else echo "$*: NOT RUN, requirements-$*.txt could not be installed" | tee $@ >&2; fi

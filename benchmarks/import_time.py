@@ -1,4 +1,4 @@
-"""What ``import tileweave`` costs beyond ``import tilelang``: medians over fresh processes.
+"""Measure the time of ``import tileweave`` after ``import tilelang``, in new processes.
 
 python benchmarks/import_time.py [--runs 9]
 """
@@ -31,7 +31,7 @@ def main() -> int:
         for _ in range(options.runs)
     ]
     for name, seconds in zip(
-        ("tilelang", "tileweave beyond it"), zip(*runs, strict=True), strict=True
+        ("tilelang and torch", "tileweave after them"), zip(*runs, strict=True), strict=True
     ):
         median = statistics.median(float(s) for s in seconds)
         print(f"import {name}: {median * 1e3:.0f} ms (median of {options.runs})")

@@ -1,11 +1,12 @@
-"""Milliseconds and memory that the inference of synchronisation adds to compiling a program.
+"""Measure the time and memory that inferring synchronization adds to the compilation of a program.
 
     python benchmarks/infer_time.py [--runs 5] [--profile] [--long]
 
-The least of some runs, against 50 ms, for the operators of examples/inferred.py at real sizes and
-for a persistent kernel; only ``infer_sync``, after the group's constants are in, and for a plan all
-that it adds. The memory is NumPy's and Python's at its highest, of a run of its own. ``--long`` is
-what takes longest: many rows that the blocks of a kernel store, and attention over many keys.
+The programs are those of examples/inferred.py at real sizes, and a persistent kernel. The table has
+the shortest of the runs and compares it with a limit of 50 ms. For a kernel it is the time of
+``infer_sync`` alone; for a plan, of everything that inference adds. The memory is the peak of
+Python and NumPy in a separate run. ``--long`` selects the slowest programs: kernels whose blocks
+store many rows, and attention over many keys.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from tileweave.passes.pipeline import PREPARE_PASSES
 from tileweave.passes.sync.infer.infer_sync import infer_sync
 from tileweave.runtime.plans import sync_push as plan_sync
 
-BAR = 50.0
+MAX_MS = 50.0
 HEAP_STRIDE = 1 << 30
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
@@ -42,7 +43,7 @@ import inferred  # noqa: E402
 
 
 def persistent(M: int, N: int, blocks: int = 132):
-    """Blocks that walk over the tiles of a ring shift."""
+    """Return a ring shift by persistent blocks."""
     tiles = M // 128 * (N // 256)
 
     @T.prim_func
@@ -50,16 +51,16 @@ def persistent(M: int, N: int, blocks: int = 132):
                 Y: T.Tensor((M, N), "bfloat16")):  # fmt: skip
         with T.Kernel(blocks, threads=256) as block:
             tile = T.alloc_shared((128, 256), "bfloat16")
-            for turn in T.serial(T.ceildiv(tiles, blocks)):
-                at = turn * blocks + block
-                if at < tiles:
-                    row, column = at // (N // 256) * 128, at % (N // 256) * 256
+            for wave in T.serial(T.ceildiv(tiles, blocks)):
+                index = wave * blocks + block
+                if index < tiles:
+                    row, column = index // (N // 256) * 128, index % (N // 256) * 256
                     T.copy(X[row, column], tile)
                     T.copy(tile, S[(W.rank() + 1) % W.world_size(), row, column])
-            for turn in T.serial(T.ceildiv(tiles, blocks)):
-                at = turn * blocks + block
-                if at < tiles:
-                    row, column = at // (N // 256) * 128, at % (N // 256) * 256
+            for wave in T.serial(T.ceildiv(tiles, blocks)):
+                index = wave * blocks + block
+                if index < tiles:
+                    row, column = index // (N // 256) * 128, index % (N // 256) * 256
                     T.copy(S[W.rank(), row, column], tile)
                     T.copy(tile, Y[row, column])
 
@@ -67,7 +68,7 @@ def persistent(M: int, N: int, blocks: int = 132):
 
 
 def programs() -> Iterator[tuple[str, tirx.PrimFunc, int]]:
-    """(what, the program, ranks)."""
+    """Yield name, program and number of ranks of each case."""
     M = N = 8192
     K = 28672
     for ranks in (4, 8):
@@ -76,7 +77,8 @@ def programs() -> Iterator[tuple[str, tirx.PrimFunc, int]]:
         yield f"persistent ring shift, {M} x {N}", persistent(M, N), ranks
 
 
-def once(program: tirx.PrimFunc, ranks: int) -> float:
+def time_kernel(program: tirx.PrimFunc, ranks: int) -> float:
+    """Return the time of ``infer_sync`` in ms."""
     for p in PREPARE_PASSES:
         program = p.run(program, ranks, HEAP_STRIDE)
     start = time.perf_counter()
@@ -84,33 +86,33 @@ def once(program: tirx.PrimFunc, ranks: int) -> float:
     return (time.perf_counter() - start) * 1000
 
 
-def once_plan(plan: tw.Plan, ranks: int) -> float:
-    """All that ``sync_of`` does: it prepares and infers the kernel with the plan's copies."""
+def time_plan(plan: tw.Plan, ranks: int) -> float:
+    """Return the time of ``sync_of`` in ms, which infers the kernel together with the copies."""
     shapes = {p.name: p.shape for p in plan.parameters}
     traces = [plan._traced(r, ranks, shapes, {}) for r in range(ranks)]
-    for kept in (plan_sync._ordered, plan_sync._inferred):
-        kept.cache_clear()
+    for cached in (plan_sync._ordered, plan_sync._inferred):
+        cached.cache_clear()
     start = time.perf_counter()
     plan_sync.sync_of(traces)
     return (time.perf_counter() - start) * 1000
 
 
 def long_programs() -> Iterator[tuple]:
-    """(what, ranks, ``once`` or ``once_plan``, the program)."""
+    """Yield name, number of ranks, timing function and program of each slow case."""
     ranks = 8
     for M in (4096, 16384):
         problem = problem_of("all_gather_matmul", M, 14336, 8192, ranks, torch.bfloat16)
         program = OPERATORS["all_gather_matmul"].program(problem, Choice("stores", LARGE))
-        yield f"all-gather + GEMM by stores, {M} x 14336 x 8192", ranks, once, program
+        yield f"all-gather + GEMM by stores, {M} x 14336 x 8192", ranks, time_kernel, program
     for keys in (65536, 262144):
         shape = 1, keys // ranks, keys // ranks, 32, 8, 128, 128
-        attended = AttentionProblem(*shape, ranks, torch.bfloat16, True, "zigzag", 0.1)
-        plan = sp_attention_plan(attended, tiles_for(attended))
-        yield f"attention, {keys} keys, causal, zigzag", ranks, once_plan, plan
+        problem = AttentionProblem(*shape, ranks, torch.bfloat16, True, "zigzag", 0.1)
+        plan = sp_attention_plan(problem, tiles_for(problem))
+        yield f"attention, {keys} keys, causal, zigzag", ranks, time_plan, plan
 
 
-def highest_mib(run, program, ranks: int) -> float:
-    """Memory of one run at its highest."""
+def peak_mib(run, program, ranks: int) -> float:
+    """Return the peak memory of one run in MiB."""
     tracemalloc.start()
     try:
         run(program, ranks)
@@ -122,22 +124,22 @@ def highest_mib(run, program, ranks: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="say where the time goes")
-    parser.add_argument("--long", action="store_true", help="only what takes longest")
+    parser.add_argument("--profile", action="store_true", help="print the slowest functions")
+    parser.add_argument("--long", action="store_true", help="only the slowest programs")
     options = parser.parse_args()
-    print("| program | ranks | ms | within | MiB |\n|---|---|---|---|---|")
+    print("| program | ranks | ms | below limit | MiB |\n|---|---|---|---|---|")
     M, N, K = 28672, 8192, 8192
-    cases = [(what, ranks, once, program) for what, program, ranks in programs()]
+    cases = [(name, ranks, time_kernel, program) for name, program, ranks in programs()]
     for ranks in (4, 8):
         plan = inferred.all_gather_gemm(M, N // ranks, K, ranks)
         plan = next(
             p for p in (plan if isinstance(plan, tuple) else (plan,)) if isinstance(p, tw.Plan)
         )
-        cases.append((f"all-gather + GEMM, {M} x {N} x {K}", ranks, once_plan, plan))
-    for what, ranks, run, program in long_programs() if options.long else cases:
+        cases.append((f"all-gather + GEMM, {M} x {N} x {K}", ranks, time_plan, plan))
+    for name, ranks, run, program in long_programs() if options.long else cases:
         ms = min(run(program, ranks) for _ in range(options.runs))
-        within, mib = "yes" if ms < BAR else "no", highest_mib(run, program, ranks)
-        print(f"| {what} | {ranks} | {ms:.0f} | {within} | {mib:.0f} |", flush=True)
+        below, mib = "yes" if ms < MAX_MS else "no", peak_mib(run, program, ranks)
+        print(f"| {name} | {ranks} | {ms:.0f} | {below} | {mib:.0f} |", flush=True)
         if options.profile:
             profile = cProfile.Profile()
             profile.enable()

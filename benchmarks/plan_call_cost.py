@@ -42,6 +42,7 @@ from tileweave.ops.collectives import transport
 from tileweave.ops.core import call, strategy
 from tileweave.ops.core import compiled as compiled_ops
 from tileweave.ops.core.cache import prepared
+from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.registry import OPERATORS as OPERATORS_BY_NAME
 from tileweave.ops.core.tiles import LARGE, SMALL
@@ -155,7 +156,8 @@ def plan_call() -> Callable[[], None]:
     """Return a function that calls the plan, each time with the same arguments."""
     group = session.current().group
     ranks, device = group.world_size, group.device
-    plan = all_gather_matmul_plan(ROWS, N, K, ranks, "bfloat16", False, SMALL)
+    config = GemmConfig(ranks * ROWS, N, K, ranks, "bfloat16", False, SMALL)
+    plan = all_gather_matmul_plan(config)
     bf16 = {"dtype": torch.bfloat16, "device": device}
     a, b = torch.zeros(ROWS, K, **bf16), torch.zeros(K, N, **bf16)
     c = torch.zeros(ranks, ROWS, N, **bf16)

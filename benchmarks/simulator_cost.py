@@ -1,8 +1,8 @@
-"""CPU time of a schedule of GEMM + reduce-scatter on simulated ranks, by number of blocks.
+"""Measure the CPU time of a simulated GEMM + reduce-scatter for several numbers of blocks.
 
     python benchmarks/simulator_cost.py [--blocks 64 128 256 512 1024 2048] [--ranks 4] [--profile]
 
-Tiles are 64 x 64 and K = 512 over all ranks; 64 blocks a rank are M = N = 512.
+Tiles are 64 x 64, and K = 512 over all ranks. M = N = 512 needs 64 blocks on each rank.
 """
 
 import argparse
@@ -25,7 +25,7 @@ BLOCK, K = 64, 512
 
 
 def prepare(blocks: int, ranks: int) -> tuple[Executable, list[dict[str, np.ndarray]]]:
-    """The program with so many blocks a rank, and inputs for each rank."""
+    """Return the program with ``blocks`` blocks on each rank, and the inputs of each rank."""
     M, N = K, blocks * BLOCK * BLOCK // K
     if M * N != blocks * BLOCK * BLOCK:
         raise SystemExit(f"--blocks {blocks}: expected a multiple of {M // BLOCK}")
@@ -47,9 +47,9 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, nargs="+", default=[64, 128, 256, 512, 1024, 2048])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=1, help="launches of a schedule")
-    parser.add_argument("--profile", action="store_true", help="say where the time goes")
+    parser.add_argument("--profile", action="store_true", help="print the slowest functions")
     options = parser.parse_args()
-    print("| blocks a rank | CPU s | ms a block |\n|---|---|---|")
+    print("| blocks per rank | CPU s | ms per block |\n|---|---|---|")
     for blocks in options.blocks:
         program, inputs = prepare(blocks, options.ranks)
         profile = cProfile.Profile() if options.profile else None
@@ -60,8 +60,8 @@ def main() -> int:
         if profile:
             profile.disable()
         seconds = time.process_time() - start
-        each = seconds / (blocks * options.ranks * options.epochs) * 1000
-        print(f"| {blocks} | {seconds:.2f} | {each:.2f} |", flush=True)
+        ms_per_block = seconds / (blocks * options.ranks * options.epochs) * 1000
+        print(f"| {blocks} | {seconds:.2f} | {ms_per_block:.2f} |", flush=True)
         if profile:
             pstats.Stats(profile).sort_stats("tottime").print_stats(18)
     return 0

@@ -1,10 +1,11 @@
-"""Variants of the transports of collectives: pieces of copy engines, tiles of SMs.
+"""Compare variants of the transports of collectives: sizes of copies, and tiles of SMs.
 
     torchrun --nproc-per-node=2 benchmarks/transports.py [all_gather ...] [--sizes 64 256]
         [--transports copy_engine] [--runs 10]
 
-Interleaved, checked, beside what ``auto`` takes and copies alone, as ``tileweave bench`` does it:
-of each rank the median, of these the largest. Without a GPU small ones run in the simulator.
+The variants run in turn with ``auto`` and with copies alone, and every result is checked, as in
+``tileweave bench``. A time is the largest of the medians of all ranks. Without a GPU, small
+variants run in the simulator.
 """
 
 import argparse
@@ -39,86 +40,91 @@ from tileweave.runtime.plans.parameters import parameters_of
 PIECES = (
     (1,), (1, 1), (3, 1), (5, 1), (12, 3, 1), (30, 5, 1), (4, 2, 1, 1), (1, 1, 1, 1), (1,) * 8,
 )  # fmt: skip
-"""How long those of the last peer are, in one unit."""
-WALKED = (5, 1)
-"""Pieces of the variants whose kernel has ``BLOCKS``, not one for each tile: those that wait read
-the same word, and all of them together may hold up what arrives."""
+"""Relative lengths of the copies to the last peer."""
+PERSISTENT_PIECES = (5, 1)
+"""Pieces of the variants whose kernel has ``BLOCKS`` persistent blocks, not one for each tile.
+Waiting blocks read the same word, so many of them may delay data that arrives."""
 BLOCKS = (131, 262, 524)
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 """Collectives whose programs have such variants."""
 TRANSPORTS = ("copy_engine", "ldst", "tma")
 TILES = (1 << 13, 1 << 14, 1 << 15)
-"""Bytes that a block moves at a time."""
+"""Bytes of the tile that a block moves."""
 HEAP_BYTES = 24 << 30
-"""All variants of one collective are ready at a time."""
+"""Memory for all variants of one collective at the same time."""
 
 
 class Variant(NamedTuple):
-    """One way to do it.
+    """Variant of a transport.
 
     Attributes:
-        make: the tile program or the plan for a problem.
+        make: function that returns the tile program or the plan for a problem.
     """
 
     name: str
     make: Callable[[CollectiveProblem], Any]
 
 
-def cut(rows: int, height: int, pieces: Sequence[int]) -> list[slice]:
-    """Rows in pieces whose lengths are as ``pieces``, of whole tiles of ``height`` rows; the last
-    one may be less, and those behind the end are left out."""
+def split_rows(rows: int, height: int, pieces: Sequence[int]) -> list[slice]:
+    """Split rows in the ratio of ``pieces``, each a multiple of ``height`` rows.
+
+    The last piece may be shorter. Pieces after the last row are omitted.
+    """
     unit = height * -(-rows // (height * sum(pieces)))
     starts = [start for n in accumulate(pieces[:-1], initial=0) if (start := n * unit) < rows]
     return [slice(*ends) for ends in pairwise([*starts, rows])]
 
 
-def lines_of(
-    problem: CollectiveProblem, tile: int | None = None, shared_out: bool = False
-) -> Lines:
-    """What moves as lines.
+def lines_of(problem: CollectiveProblem, tile: int | None = None, is_split: bool = False) -> Lines:
+    """Return the elements of a collective as lines.
 
     Args:
-        shared_out: whether each rank has a part of them.
+        is_split: whether each rank has a part of them.
     """
     if problem.op == "all_gather":
         dtype, count = words_of(problem.nbytes)
         return Lines.of(count, dtype, tile=tile)
-    count = problem.elements // problem.ranks if shared_out else problem.elements
+    count = problem.elements // problem.ranks if is_split else problem.elements
     return Lines.of(count, problem.tile_dtype, tile=tile)
 
 
-def by_engines(pieces: Sequence[int], problem: CollectiveProblem, blocks: int | None = None) -> Any:
-    walked = {} if blocks is None else {"blocks": blocks}
+def copy_engine_plan(
+    pieces: Sequence[int], problem: CollectiveProblem, blocks: int | None = None
+) -> Any:
+    options = {} if blocks is None else {"blocks": blocks}
     if problem.op == "all_to_all":
         parts = Parts.of(problem)
-        return all_to_all_plan(parts, cut(parts.rows, parts.height, pieces), **walked)
+        return all_to_all_plan(parts, split_rows(parts.rows, parts.height, pieces), **options)
     plan_of = {"all_gather": all_gather_plan, "reduce_scatter": reduce_scatter_plan,
                "all_reduce": all_reduce_plan}[problem.op]  # fmt: skip
-    lines = lines_of(problem, shared_out=problem.op != "all_gather")
-    return plan_of(lines, problem.ranks, cut(lines.rows, lines.height, pieces), **walked)
+    lines = lines_of(problem, is_split=problem.op != "all_gather")
+    return plan_of(lines, problem.ranks, split_rows(lines.rows, lines.height, pieces), **options)
 
 
-def by_tiles(transport: str, tile: int, problem: CollectiveProblem) -> Any:
+def tile_program(transport: str, tile: int, problem: CollectiveProblem) -> Any:
     if problem.op == "all_to_all":
         return all_to_all_program(Parts.of(problem, tile), transport)
     program = {"all_gather": all_gather_program, "reduce_scatter": reduce_scatter_program,
                "all_reduce": two_shot_program}[problem.op]  # fmt: skip
-    lines = lines_of(problem, tile, shared_out=problem.op == "reduce_scatter")
+    lines = lines_of(problem, tile, is_split=problem.op == "reduce_scatter")
     return program(lines, problem.ranks, transport)
 
 
 def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
     engines = [
-        Variant(f"copy_engine, {':'.join(map(str, pieces))}", partial(by_engines, pieces))
+        Variant(f"copy_engine, {':'.join(map(str, pieces))}", partial(copy_engine_plan, pieces))
         for pieces in PIECES
     ] + [
-        Variant(f"copy_engine, {blocks} blocks", partial(by_engines, WALKED, blocks=blocks))
+        Variant(
+            f"copy_engine, {blocks} blocks",
+            partial(copy_engine_plan, PERSISTENT_PIECES, blocks=blocks),
+        )
         for blocks in BLOCKS
         if op in ("all_gather", "all_to_all")
     ]
     engines = engines if "copy_engine" in transports else []
     return engines + [
-        Variant(f"{transport}, tiles of {tile >> 10} KiB", partial(by_tiles, transport, tile))
+        Variant(f"{transport}, tiles of {tile >> 10} KiB", partial(tile_program, transport, tile))
         for transport in transports
         if transport != "copy_engine"
         for tile in TILES
@@ -137,7 +143,8 @@ def compare(
     gathered: tw.SymmetricTensor,
     runs: int,
 ) -> bool:
-    """Time and check all variants; prints a row of each, the fastest first."""
+    """Time and check all variants. Print a row for each, the fastest first. Return whether all
+    results are correct."""
     begin, group = time.perf_counter(), group_of("")
     memory, random = collectives.stage(problem, group)
     buffers = Buffers(problem, group, gathered, memory)
@@ -153,7 +160,7 @@ def compare(
         group,
         warmups=3,
         runs=runs,
-        before=lambda name, given: implementations[name].prepare(given),
+        before=lambda name, inputs: implementations[name].prepare(inputs),
         after=checker,
     )
     errors = largest(checker.errors, group)
@@ -163,42 +170,53 @@ def compare(
         for name in sorted(ms, key=ms.get):
             rate = problem.sent / ms[name] / 1e6
             ratio = f"{ms['copies alone'] / ms[name]:8.3f}" if "copies alone" in ms else ""
-            wrong = f"  wrong: {errors[name]:.1e}" * (errors[name] > 0)
-            print(f"  {name:24} {ms[name]:8.4f} ms {rate:7.1f} GB/s{ratio}{wrong}", flush=True)
+            failed = f"  failed: {errors[name]:.1e}" * (errors[name] > 0)
+            print(f"  {name:24} {ms[name]:8.4f} ms {rate:7.1f} GB/s{ratio}{failed}", flush=True)
     return not any(errors.values())
 
 
-def simulated(op: str, variants: Sequence[Variant], ranks: int = 3) -> None:
-    """Variants of a small one in the simulator; a fault raises, and so does a wrong result."""
+def simulate_variants(op: str, variants: Sequence[Variant], ranks: int = 3) -> None:
+    """Simulate all variants of a small problem.
+
+    Raises:
+        SimulationError: the simulator reports a fault.
+        AssertionError: a result is wrong.
+    """
     count = ranks << 14
     x = torch.empty(count, dtype=torch.float32, device="meta")
     problem = checked(op, x, None, ranks, [0] * len(OPERATORS[op].options))
     rng = np.random.default_rng(0)
-    given = [rng.integers(-8, 9, count).astype(np.float32) for _ in range(ranks)]
-    every = torch.from_numpy(np.stack(given))
-    right = [OPERATORS[op].expected(every, rank, *problem.options).numpy() for rank in range(ranks)]
+    inputs = [rng.integers(-8, 9, count).astype(np.float32) for _ in range(ranks)]
+    parts = np.stack([values.reshape(ranks, -1) for values in inputs])
+    expected = {
+        "all_gather": [np.concatenate(inputs)] * ranks,
+        "all_to_all": [parts[:, r].ravel() for r in range(ranks)],
+        "reduce_scatter": list(parts.sum(0)),
+        "all_reduce": [parts.sum(0).ravel()] * ranks,
+    }[op]
     for variant in variants:
         steps = variant.make(problem)
         declared, *_ = parameters_of(steps) if not isinstance(steps, tw.Plan) else steps.parameters
-        words = [g.view(declared.dtype).reshape(tuple(map(int, declared.shape))) for g in given]
-        found = tw.simulate(steps, ranks, [{"x": w} for w in words], schedules=1)
-        for mine, wanted in zip(found, right, strict=True):
-            if not np.array_equal(mine["out"].ravel().view(np.float32), wanted):
-                raise AssertionError(f"{op}: {variant.name} is wrong")
-    print(f"{op}: {len(variants)} variants, right on {ranks} simulated ranks")
+        shape = tuple(map(int, declared.shape))
+        arguments = [{"x": values.view(declared.dtype).reshape(shape)} for values in inputs]
+        outputs = tw.simulate(steps, ranks, arguments, schedules=1)
+        for output, values in zip(outputs, expected, strict=True):
+            if not np.array_equal(output["out"].ravel().view(np.float32), values):
+                raise AssertionError(f"{op}: {variant.name} has a wrong result")
+    print(f"{op}: {len(variants)} variants passed on {ranks} simulated ranks")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("ops", nargs="*", default=OPS, metavar="OP")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 256], help="MiB of a rank")
+    parser.add_argument("ops", nargs="*", default=[*collectives.COLLECTIVES], metavar="OP")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 256], help="MiB per rank")
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
     parser.add_argument("--runs", type=int, default=10)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("no GPU: nothing was timed; small ones are simulated")
+        print("no GPU: nothing is timed; small problems are simulated")
         for op in options.ops:
-            simulated(op, variants_of(options.transports, op))
+            simulate_variants(op, variants_of(options.transports, op))
         return 0
     tw.init(heap_bytes=HEAP_BYTES)
     group, begin = group_of(""), time.perf_counter()
@@ -213,19 +231,19 @@ def main() -> int:
         for problem in problems
     ]
     auto = [steps for problem in problems for steps in collectives.programs(problem, group)]
-    compile_ahead([*auto, *(steps for each in programs for steps in each.values())])
+    compile_ahead([*auto, *(steps for variants in programs for steps in variants.values())])
     if group.rank == 0:
         print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)
-    ok = all(
+    passed = all(
         [
-            compare(problem, made, gathered, options.runs)
-            for problem, made in zip(problems, programs, strict=True)
+            compare(problem, variants, gathered, options.runs)
+            for problem, variants in zip(problems, programs, strict=True)
         ]
     )
     if group.rank == 0:
-        print("right" if ok else "wrong")
+        print("passed" if passed else "failed")
     tw.finalize()
-    return 0 if ok else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
-"""What ops.ulysses_attention spends on its exchanges, and whether it pays to overlap them.
+"""Measure the exchanges of ops.ulysses_attention, and whether overlapping them saves time.
 
     torchrun --nproc-per-node=2 benchmarks/ulysses.py [--lengths 16384 65536] [--batch 1]
         [--heads 32] [--kv-heads 8] [--head-dim 128] [--full] [--groups 2 4] [--backend cudnn]
 
-Interleaved, of each rank the median, of these the largest, in ms: the operator by each transport;
-its parts alone (q, k and v to heads; attention; the result back); and the operator by groups of
-heads, where group i + 1 is exchanged in another stream while group i is attended to. Every result
-of these is compared with the operator's. Without a GPU small ones run with gloo, one after the
-other: that tries this file.
+The following run in turn; a time is the largest of the medians of all ranks, in ms:
+
+- the operator with each transport
+- its parts alone: the exchange of q, k and v; attention; the exchange of the result
+- the operator by groups of heads: group i + 1 is exchanged in another stream during the attention
+  of group i
+
+Every result is compared with that of the operator. Without a GPU, small sequences run with gloo in
+sequence, which only tests this file.
 """
 
 import argparse
@@ -38,114 +42,122 @@ BACKENDS = {
 }
 HEAP_BYTES = 16 << 30
 ERROR = 1e-2
-Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def parts(x: torch.Tensor, ranks: int, groups: int) -> list[torch.Tensor]:
-    """The heads of x in groups, of which each has as many of every rank's. Copied."""
-    each = x.unflatten(2, (ranks, groups, -1)).movedim(3, 0).contiguous()
-    return [*each.flatten(3, 4)]
+def split_heads(x: torch.Tensor, ranks: int, groups: int) -> list[torch.Tensor]:
+    """Copy the heads of x to groups. Each group has the same number of heads of every rank."""
+    split = x.unflatten(2, (ranks, groups, -1)).movedim(3, 0).contiguous()
+    return [*split.flatten(3, 4)]
 
 
-def together(groups: list[torch.Tensor], ranks: int) -> torch.Tensor:
-    """The inverse of ``parts``."""
+def join_heads(groups: list[torch.Tensor], ranks: int) -> torch.Tensor:
+    """Invert ``split_heads``."""
     return torch.stack([x.unflatten(2, (ranks, -1)) for x in groups], 3).flatten(2, 4)
 
 
-class Beside:
-    """Two streams: the caller's, and one whose kernels come first where an SM becomes free."""
+class Streams:
+    """The stream of the caller, and a side stream whose kernels have priority on free SMs."""
 
     def __init__(self) -> None:
         self.side = torch.cuda.Stream(priority=-1) if GPU else None
 
-    def wait(self, of: object | None) -> None:
-        """What follows in the current stream comes after an event."""
+    def wait(self, event: object | None) -> None:
+        """Make the current stream wait for an event."""
         if GPU:
-            torch.cuda.current_stream().wait_event(of)
+            torch.cuda.current_stream().wait_event(event)
 
-    def reached(self) -> object | None:
-        """Where the current stream is."""
+    def record(self) -> object | None:
+        """Return an event at the end of the current stream."""
         return torch.cuda.current_stream().record_event() if GPU else None
 
-    def aside(self) -> contextlib.AbstractContextManager:
+    def use_side(self) -> contextlib.AbstractContextManager:
+        """Make the side stream current."""
         return torch.cuda.stream(self.side) if GPU else contextlib.nullcontext()
 
 
-def in_groups(
-    given: Given, beside: Beside, groups: int, causal: bool, transport: str
+def attention_in_groups(
+    inputs: Inputs, streams: Streams, groups: int, causal: bool, transport: str
 ) -> torch.Tensor:
-    """``ulysses_attention`` by groups of heads. Exchanges of all groups are in one stream, in one
-    order on all ranks. What they take and give lives until both streams have met again."""
+    """Compute ``ulysses_attention`` by groups of heads.
+
+    The exchanges of all groups are in one stream, in the same order on all ranks. Their inputs and
+    results stay alive until the streams have joined.
+    """
     ranks = group_of("").world_size
-    copied = [parts(x, ranks, groups) for x in given]
-    begin = beside.reached()
-    whole, ready, outs, results = [], [], [], []
-    with beside.aside():
-        beside.wait(begin)
-        for group in zip(*copied, strict=True):
-            whole.append([ops.all_to_all(x, 2, 1, transport=transport) for x in group])
-            ready.append(beside.reached())
-    for group, event in zip(whole, ready, strict=True):
-        beside.wait(event)
+    copies = [split_heads(x, ranks, groups) for x in inputs]
+    begin = streams.record()
+    exchanged, ready, outs, results = [], [], [], []
+    with streams.use_side():
+        streams.wait(begin)
+        for group in zip(*copies, strict=True):
+            exchanged.append([ops.all_to_all(x, 2, 1, transport=transport) for x in group])
+            ready.append(streams.record())
+    for group, event in zip(exchanged, ready, strict=True):
+        streams.wait(event)
         outs.append(attend(*group, causal, None))
-        done = beside.reached()
-        with beside.aside():
-            beside.wait(done)
+        attended = streams.record()
+        with streams.use_side():
+            streams.wait(attended)
             results.append(ops.all_to_all(outs[-1], 1, 2, transport=transport))
-            last = beside.reached()
-    beside.wait(last)
-    return together(results, ranks)
+            end = streams.record()
+    streams.wait(end)
+    return join_heads(results, ranks)
 
 
-def compile_all(given: Given, causal: bool, groups: list[int]) -> None:
-    """The exchanges of the whole and of its groups of heads, many at a time."""
+def compile_all(inputs: Inputs, causal: bool, groups: list[int]) -> None:
+    """Compile the exchanges of all heads and of the groups of heads in parallel."""
     ranks = group_of("").world_size
-    found = []
+    problems = []
     for count in (1, *groups):
-        if given[1].shape[2] % (ranks * count) == 0:
-            q, k, v = (parts(x.to("meta"), ranks, count)[0] for x in given)
-            found += exchanges_of(problem_of(q, k, v, causal, None, ranks))
+        if inputs[1].shape[2] % (ranks * count) == 0:
+            q, k, v = (split_heads(x.to("meta"), ranks, count)[0] for x in inputs)
+            problems += exchanges_of(problem_of(q, k, v, causal, None, ranks))
     compile_ahead(
         OPERATORS[problem.op].steps(
             problem, fastest(problem)[0] if transport == "auto" else transport
         )
-        for problem in dict.fromkeys(found)
+        for problem in dict.fromkeys(problems)
         for transport in TRANSPORTS
         if transport != "nccl"
     )
 
 
-def contenders(
-    options: argparse.Namespace, causal: bool, given: Given
-) -> dict[str, Callable[[Given], torch.Tensor]]:
-    ranks, beside = group_of("").world_size, Beside()
-    whole = [ops.all_to_all(x, 2, 1) for x in given]
-    out = attend(*whole, causal, None)
+def implementations(
+    options: argparse.Namespace, causal: bool, inputs: Inputs
+) -> dict[str, Callable[[Inputs], torch.Tensor]]:
+    """Return the functions to be timed, by name."""
+    ranks, streams = group_of("").world_size, Streams()
+    exchanged = [ops.all_to_all(x, 2, 1) for x in inputs]
+    out = attend(*exchanged, causal, None)
 
-    def to_heads(_: Given, transport: str) -> torch.Tensor:
-        q, _, _ = (ops.all_to_all(x, 2, 1, transport=transport) for x in given)
+    def exchange(_: Inputs, transport: str) -> torch.Tensor:
+        q, _, _ = (ops.all_to_all(x, 2, 1, transport=transport) for x in inputs)
         return q
 
-    found: dict[str, Callable[[Given], torch.Tensor]] = {}
+    functions: dict[str, Callable[[Inputs], torch.Tensor]] = {}
     for t in TRANSPORTS:
-        found[f"whole {t}"] = lambda g, t=t: ops.ulysses_attention(*g, causal=causal, transport=t)
-        found[f"to heads {t}"] = partial(to_heads, transport=t)
-        found[f"back {t}"] = lambda _, t=t: ops.all_to_all(out, 1, 2, transport=t)
+        functions[f"operator {t}"] = lambda qkv, t=t: ops.ulysses_attention(
+            *qkv, causal=causal, transport=t
+        )
+        functions[f"exchange of q, k, v {t}"] = partial(exchange, transport=t)
+        functions[f"exchange of result {t}"] = lambda _, t=t: ops.all_to_all(out, 1, 2, transport=t)
         for groups in options.groups:
-            if given[1].shape[2] % (ranks * groups) == 0:
-                found[f"{groups} groups {t}"] = partial(
-                    in_groups, beside=beside, groups=groups, causal=causal, transport=t
+            if inputs[1].shape[2] % (ranks * groups) == 0:
+                functions[f"{groups} groups {t}"] = partial(
+                    attention_in_groups, streams=streams, groups=groups, causal=causal, transport=t
                 )
-    found["attention"] = lambda _: attend(*whole, causal, None)
-    return found
+    functions["attention"] = lambda _: attend(*exchanged, causal, None)
+    return functions
 
 
 def measure(options: argparse.Namespace, length: int) -> dict[str, float]:
+    """Return the time of each function in ms. Exit if a result is wrong."""
     group, causal = group_of(""), not options.full
     device = torch.device("cuda", torch.cuda.current_device()) if GPU else torch.device("cpu")
     torch.manual_seed(group.rank)
     shape = (options.batch, length // group.world_size)
-    given = tuple(
+    inputs = tuple(
         torch.randn(
             *shape, heads, options.head_dim, device=device,
             dtype=torch.bfloat16 if GPU else torch.float32,
@@ -153,18 +165,18 @@ def measure(options: argparse.Namespace, length: int) -> dict[str, float]:
         for heads in (options.heads, options.kv_heads, options.kv_heads)
     )  # fmt: skip
     if GPU:
-        compile_all(given, causal, options.groups)
-    right = ops.ulysses_attention(*given, causal=causal)
+        compile_all(inputs, causal, options.groups)
+    expected = ops.ulysses_attention(*inputs, causal=causal).float()
 
-    def judge(name: str, _: Given, result: torch.Tensor) -> None:
-        if not name.startswith(("whole", *(f"{n} groups" for n in options.groups))):
+    def check(name: str, _: Inputs, result: torch.Tensor) -> None:
+        if not name.startswith(("operator", *(f"{n} groups" for n in options.groups))):
             return
-        error = ((result.float() - right.float()).norm() / right.float().norm()).item()
+        error = ((result.float() - expected).norm() / expected.norm()).item()
         if not error <= ERROR:
             raise SystemExit(f"rank {group.rank}: {name}: relative error {error:.1e}")
 
     return interleaved(
-        contenders(options, causal, given), [given], group, runs=options.runs, after=judge,
+        implementations(options, causal, inputs), [inputs], group, runs=options.runs, after=check,
         title=f"{length} rows",
     )  # fmt: skip
 
@@ -178,8 +190,8 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128 if GPU else 8)
     parser.add_argument("--groups", type=int, nargs="*", default=[2])
-    parser.add_argument("--backend", choices=BACKENDS, default="any", help="of PyTorch")
-    parser.add_argument("--full", action="store_true", help="not causal")
+    parser.add_argument("--backend", choices=BACKENDS, default="any", help="attention of PyTorch")
+    parser.add_argument("--full", action="store_true", help="no causal mask")
     parser.add_argument("--runs", type=int, default=20)
     options = parser.parse_args()
     if GPU:
@@ -189,11 +201,11 @@ def main() -> None:
     backend = BACKENDS[options.backend]
     with contextlib.nullcontext() if backend is None else sdpa_kernel(backend):
         for length in options.lengths:
-            found = measure(options, length)
+            times = measure(options, length)
             if group_of("").rank == 0:
                 print(f"{length} rows, {'full' if options.full else 'causal'}", flush=True)
-                for name, ms in found.items():
-                    print(f"  {name:24} {ms:8.3f} ms", flush=True)
+                for name, ms in times.items():
+                    print(f"  {name:32} {ms:8.3f} ms", flush=True)
     if GPU:
         tw.finalize()
     elif dist.is_initialized():

@@ -1,10 +1,11 @@
-"""Writes ``docs/language.md`` from the declarations; ``make docs`` runs it, a test compares."""
+"""Write ``docs/reference/language.md`` from the declarations. ``make docs`` runs it."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
+import textwrap
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,23 @@ from typing import Any
 from tileweave import language
 from tileweave.builtins.spec import BUILTINS, Builtin, Pointer
 
-PAGE = Path(__file__).resolve().with_name("language.md")
+PAGE = Path(__file__).resolve().with_name("reference") / "language.md"
 
 INTRODUCTION = """\
 # The language
 
 <!-- Written by docs/generate.py from the declarations: change those, then `make docs`. -->
 
-`from tileweave import language as W`, beside `import tilelang.language as T`. Words are PTX's own;
-each operation below says which it takes, and any other is refused when the program is traced.
+The operations that TileWeave adds to TileLang. A program imports them beside TileLang's own:
+
+```python
+import tilelang.language as T
+from tileweave import language as W
+```
+
+Operations that map to PTX instructions use its qualifiers, such as `sem` (memory order) and `scope`
+(the threads that observe the order). The signature of an operation lists the qualifiers that it
+accepts. Others are refused when the program is traced.
 """
 
 RUN_BY = {
@@ -32,7 +41,7 @@ RUN_BY = {
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     names = [name for name, value in vars(language).items() if _is_public(name, value)]
     parts = [INTRODUCTION]
     for module, members in groupby(names, lambda n: _module(getattr(language, n))):
@@ -90,9 +99,9 @@ def _quoted(value: Any) -> str:
 def _facts(spec: Builtin) -> list[str]:
     facts = [f"run by {RUN_BY[spec.level]}"]
     if spec.barrier_before and spec.barrier_after:
-        facts.append("the block meets before and after")
+        facts.append("the block synchronizes before and after")
     elif spec.barrier_before or spec.barrier_after:
-        facts.append(f"the block meets {'before' if spec.barrier_before else 'after'}")
+        facts.append(f"the block synchronizes {'before' if spec.barrier_before else 'after'}")
     if spec.types:
         facts.append(f"types {' '.join(spec.types)}")
     shared = [name for name, kind in spec.operands if getattr(kind, "space", "") == "shared"]
@@ -102,11 +111,11 @@ def _facts(spec: Builtin) -> list[str]:
         facts.append("signals an mbarrier")
     least = [f"sm_{spec.sm}", *(f"sm_{sm} for {ptx}" for ptx, sm in spec.type_sm.items())]
     facts.append(f"from {', '.join(least)}")
-    return [f"*{'; '.join(facts)}.*"]
+    return [_wrapped(f"*{'; '.join(facts)}.*")]
 
 
 def _manual(doc: str) -> str:
-    """A docstring as Markdown: its sections become bold words and lists."""
+    """Return a docstring as Markdown, with its sections as bold words and lists."""
     out: list[str] = []
     for block in doc.split("\n\n"):
         head, *rest = block.splitlines()
@@ -115,13 +124,20 @@ def _manual(doc: str) -> str:
             out.append(f"**{section[1]}**\n")
             for entry in re.split(r"\n(?=    \S)", "\n".join(rest)):
                 name, _, text = " ".join(entry.split()).partition(": ")
-                out.append(f"- `{name}`: {_prose(text)}")
+                out.append(_wrapped(f"- `{name}`: {_prose(text)}", "  "))
             out.append("")
         elif found := re.match(r"(Returns|Needs|Source):\s*", block):
-            out.append(f"**{found[1]}** {_prose(' '.join(block[found.end() :].split()))}\n")
+            text = " ".join(block[found.end() :].split())
+            out.append(_wrapped(f"**{found[1]}** {_prose(text)}") + "\n")
         else:
             out.append(f"{_prose(block)}\n")
     return "\n".join(out)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _prose(text: str) -> str:

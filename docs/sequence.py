@@ -1,4 +1,4 @@
-"""Draws ``docs/sequence.svg``, who attends to what; ``make docs`` runs it, a test compares."""
+"""Draw ``docs/images/sequence.svg``: which rank attends to what. ``make docs`` runs it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tileweave.ops.attention.sequence import PARTS, Sharding, owners_from
 from tileweave.simulator.report.drawing import Drawing, Polygon, Rect, Text
 from tileweave.simulator.report.render import svg
 
-PICTURE = Path(__file__).resolve().with_name("sequence.svg")
+PICTURE = Path(__file__).resolve().with_name("images") / "sequence.svg"
 Shape: TypeAlias = "Polygon | Rect | Text"
 RANKS, LENGTH = 4, 1 << 16
-COLOURS = ("#56b4e9", "#e69f00", "#66c2a5", "#dd9ac2")
+COLORS = ("#56b4e9", "#e69f00", "#66c2a5", "#dd9ac2")
 """Of ranks: tints of those that color-blind people tell apart."""
 SIZE, LEFT, TOP, BETWEEN = 320.0, 96.0, 118.0, 150.0
 """Of a panel and around it, in pixels."""
@@ -24,7 +24,7 @@ def drawing() -> Drawing:
     """Both layouts side by side."""
     title = f"Causal attention on {RANKS} ranks: who attends to what, and when"
     explained = (
-        "A row is a chunk of queries, a column one of keys. Colour: the rank that computes it, "
+        "A row is a chunk of queries, a column one of keys. Color: the rank that computes it, "
         "which is the one that holds the queries. Number: its step; 0 needs no other rank."
     )
     shapes: list[Shape] = [
@@ -60,7 +60,7 @@ def _panel(sharding: Sharding, left: float, top: float) -> list[Shape]:
         for visit in visits:
             x, y = left + visit.key * size, top + visit.query * size
             whole = visit.pairs == (LENGTH // sharding.chunks) ** 2
-            shapes.append(_cell(x, y, size, COLOURS[rank], whole))
+            shapes.append(_cell(x, y, size, COLORS[rank], whole))
             step = str(order.index(visit.owner))
             place = (0.5, 0.5) if whole else (0.32, 0.7)
             shapes.append(Text(x + place[0] * size, y + place[1] * size + 4, step, 12, "middle"))
@@ -82,7 +82,7 @@ def _bars(work: list[int], left: float, top: float) -> list[Shape]:
         y, length = top + rank * BAR, SIZE * pairs / max(work)
         shapes += [
             Text(left - 8, y + BAR / 2 + 4, f"rank {rank}", 11, "end"),
-            Rect(left, y + 3, length, BAR - 6, COLOURS[rank]),
+            Rect(left, y + 3, length, BAR - 6, COLORS[rank]),
             Text(left + length + 6, y + BAR / 2 + 4, f"{100 * pairs / sum(work):.0f} %", 11),
         ]
     return shapes

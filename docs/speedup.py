@@ -1,4 +1,4 @@
-"""Draw ``docs/speedup.svg``, the chart of the README. ``make docs`` runs it, a test compares."""
+"""Draw ``docs/images/speedup.svg``, the chart of the README. ``make docs`` runs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 from tileweave.simulator.report.drawing import Drawing, Line, Rect, Text
 from tileweave.simulator.report.render import svg
 
-PICTURE = Path(__file__).resolve().with_name("speedup.svg")
+PICTURE = Path(__file__).resolve().with_name("images") / "speedup.svg"
 Shape: TypeAlias = "Line | Rect | Text"
 LOG_ENTRY = "2026-11-22, 08:45-09:57"
 """Heading of the entry of benchmarks/LOG.md that holds the ratios."""

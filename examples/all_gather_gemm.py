@@ -2,15 +2,20 @@
 
     torchrun --nproc-per-node=4 examples/all_gather_gemm.py [--shape M N K] [--runs 20]
 
-Every rank holds A (M / ranks, K) and B (N / ranks, K) and wants C = A_all B^T, with the A of all
-ranks. A plan does it: a side stream copies A to the peers, each copy followed by a flag; the kernel
-beside it starts with the rank's own rows and goes on with the neighbours' in the order in which
-they arrive; each block waits once, for the flag of its rows. The rank's own rows are copied before
-the kernel starts: a copy within one GPU takes SMs, and a kernel that waits may have them all.
+Every rank holds A (M / ranks, K) and B (N / ranks, K) and computes C = A_all B^T, with the A of all
+ranks. The plan, here on rank 1 of 4::
 
-Buffers and flags alternate between two halves by epoch. That is enough: a rank copies into a peer's
-half again two calls later, after its own call in between, whose kernel waited for that peer's copy
-in between, which that peer had enqueued after the kernel that read the half. No reset, no barrier.
+    copies | A to 2 | A to 3 | A to 0 |                     each copy is followed by a flag
+    kernel | own tiles | tiles of 0 | tiles of 3 | tiles of 2 |
+           |           ^            ^            ^          each block waits for one flag
+    peers  |  0 to 1   | 3 to 1     | 2 to 1     |
+
+The rank's own rows are copied before the kernel starts: a copy within one GPU needs SMs, and a
+kernel that waits may occupy all of them.
+
+Buffers and flags alternate between two halves by epoch, without reset or barrier. A rank overwrites
+a peer's half two calls later. In the call between, its kernel has waited for a copy of that peer,
+which the peer enqueued after the kernel that read the half.
 """
 
 import argparse
@@ -24,23 +29,28 @@ import tileweave as tw
 from tileweave import language as W
 
 
-def all_gather_gemm(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages=3):
-    """The plan for global M and K and a rank's share N of the columns, in elements."""
-    for name, value, unit in (
-        ("M / ranks", M // ranks, block_M),
-        ("N / ranks", N, block_N),
-        ("K", K, block_K),
-    ):
-        if value < unit or value % unit or M % ranks:
+def check_sizes(**sizes):
+    """Refuse an extent that is no positive multiple of its tile's extent.
+
+    Args:
+        sizes: by name, an extent and the tile's extent.
+    """
+    for name, (value, unit) in sizes.items():
+        if value < unit or value % unit:
             raise ValueError(f"all_gather_gemm: {name}={value}; expected a multiple of {unit}")
-    share = M // ranks
-    rows, columns = share // block_M, N // block_N
+
+
+def all_gather_gemm(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages=3):
+    """Return the plan for global M and K and the N columns of a rank, and its kernel."""
+    check_sizes(M=(M, block_M * ranks), N=(N, block_N), K=(K, block_K))
+    rows_per_rank = M // ranks
+    rows, columns = rows_per_rank // block_M, N // block_N
     tiles = rows * columns
 
     @T.prim_func
     def gemm(
         B: T.Tensor((N, K), "bfloat16"),
-        gathered: W.Symmetric((2, ranks, share, K), "bfloat16"),
+        gathered: W.Symmetric((2, ranks, rows_per_rank, K), "bfloat16"),
         ready: W.Symmetric((2, ranks), "uint32"),
         C: T.Tensor((M, N), "bfloat16"),
         epoch: T.int32,
@@ -53,7 +63,7 @@ def all_gather_gemm(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages
 
             me = W.rank()
             half = epoch % 2
-            # The left neighbour copies here first, then the one to its left: see p.peers().
+            # The left neighbor copies here first, then the one to its left: see p.peers().
             source = (me + ranks - block // tiles) % ranks
             row, column = W.swizzle_2d(block % tiles, rows, columns)
 
@@ -65,14 +75,14 @@ def all_gather_gemm(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages
                 T.copy(B[column * block_N, k * block_K], B_tile)
                 T.gemm(A_tile, B_tile, total, transpose_B=True)
             T.copy(total, C_tile)
-            T.copy(C_tile, C[source * share + row * block_M, column * block_N])
+            T.copy(C_tile, C[source * rows_per_rank + row * block_M, column * block_N])
 
     @tw.plan
     def plan(
         p: tw.PlanBuilder,
-        A: T.Tensor((share, K), "bfloat16"),
+        A: T.Tensor((rows_per_rank, K), "bfloat16"),
         B: T.Tensor((N, K), "bfloat16"),
-        gathered: W.Symmetric((2, ranks, share, K), "bfloat16"),
+        gathered: W.Symmetric((2, ranks, rows_per_rank, K), "bfloat16"),
         ready: W.Symmetric((2, ranks), "uint32"),
         C: T.Tensor((M, N), "bfloat16"),
         epoch: T.int32,
@@ -88,7 +98,7 @@ def all_gather_gemm(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages
 
 
 class AllGatherGemm:
-    """The plan with the memory it keeps between calls."""
+    """Plan with the memory that it keeps between calls."""
 
     def __init__(self, M: int, N: int, K: int) -> None:
         ranks = tw.world_size()
@@ -107,17 +117,17 @@ class AllGatherGemm:
 
 
 def reference(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    """A of all ranks times B transposed, in fp32."""
-    everyones = torch.empty(tw.world_size() * len(A), A.shape[1], device="cuda", dtype=A.dtype)
+    """Return A of all ranks times B transposed, in fp32."""
+    gathered_A = torch.empty(tw.world_size() * len(A), A.shape[1], device="cuda", dtype=A.dtype)
     if tw.world_size() > 1:
-        dist.all_gather_into_tensor(everyones, A)
+        dist.all_gather_into_tensor(gathered_A, A)
     else:
-        everyones.copy_(A)
-    return everyones.float() @ B.float().t()
+        gathered_A.copy_(A)
+    return gathered_A.float() @ B.float().t()
 
 
 def slowest_rank(times: list[float]) -> float:
-    """Median of ``times`` (ms) on the slowest rank."""
+    """Return the median of ``times`` (ms) on the slowest rank."""
     median = torch.tensor([sorted(times)[len(times) // 2]], device="cuda")
     if tw.world_size() > 1:
         dist.all_reduce(median, op=dist.ReduceOp.MAX)
@@ -128,19 +138,19 @@ def run(M: int, N_total: int, K: int, runs: int) -> bool:
     ranks = tw.world_size()
     N = N_total // ranks
     ours = AllGatherGemm(M, N, K)
-    everyones = torch.empty(M, K, device="cuda", dtype=torch.bfloat16)
+    gathered_A = torch.empty(M, K, device="cuda", dtype=torch.bfloat16)
     C, D = (torch.empty(M, N, device="cuda", dtype=torch.bfloat16) for _ in range(2))
 
     def nccl(A, B, _):
         if ranks > 1:
-            dist.all_gather_into_tensor(everyones, A)
-            torch.mm(everyones, B.t(), out=D)
+            dist.all_gather_into_tensor(gathered_A, A)
+            torch.mm(gathered_A, B.t(), out=D)
         else:
             torch.mm(A, B.t(), out=D)
 
     times: dict[str, list[float]] = {"ours": [], "nccl": []}
     worst = 0.0
-    for turn in range(3 + runs):
+    for run_number in range(3 + runs):
         A, B = (torch.randn(n, K, device="cuda").div_(8).bfloat16() for n in (M // ranks, N))
         C.fill_(float("nan"))
         for name, operator in (("ours", ours), ("nccl", nccl)):
@@ -150,7 +160,7 @@ def run(M: int, N_total: int, K: int, runs: int) -> bool:
             operator(A, B, C)
             end.record()
             torch.cuda.synchronize()
-            if turn >= 3:
+            if run_number >= 3:
                 times[name].append(begin.elapsed_time(end))
         right = reference(A, B)
         worst = max(worst, ((C.float() - right).norm() / right.norm()).nan_to_num(nan=9.0).item())
@@ -170,7 +180,7 @@ def run(M: int, N_total: int, K: int, runs: int) -> bool:
 
 
 def back_to_back(ours: AllGatherGemm, A, B, C, right, calls: int = 50) -> float:
-    """Relative error of the last of many calls with neither a barrier nor the host between them."""
+    """Return the relative error of the last of many calls, without a barrier between them."""
     C.fill_(float("nan"))
     for _ in range(calls):
         ours(A, B, C)
@@ -179,7 +189,7 @@ def back_to_back(ours: AllGatherGemm, A, B, C, right, calls: int = 50) -> float:
 
 
 def simulated(ranks: int = 4, schedules: int = 20) -> bool:
-    """The plan on simulated ranks, small, against NumPy: without a GPU, faults included."""
+    """Compare a small plan on simulated ranks with NumPy; the simulator also looks for faults."""
     import ml_dtypes
     import numpy as np
 
@@ -196,10 +206,10 @@ def simulated(ranks: int = 4, schedules: int = 20) -> bool:
         for _ in range(ranks)
     ]
     outputs = tw.simulate(plan, world_size=ranks, inputs=inputs, schedules=schedules)
-    everyones = np.concatenate([i["A"] for i in inputs]).astype(np.float32)
+    gathered_A = np.concatenate([i["A"] for i in inputs]).astype(np.float32)
     worst = 0.0
     for given, output in zip(inputs, outputs, strict=True):
-        exact = everyones @ given["B"].astype(np.float32).T
+        exact = gathered_A @ given["B"].astype(np.float32).T
         error = np.linalg.norm(output["C"].astype(np.float32) - exact) / np.linalg.norm(exact)
         worst = max(worst, error)
     print(

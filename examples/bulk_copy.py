@@ -1,12 +1,12 @@
-"""A transport of few blocks: the TMA copies any number of bytes to own memory or to a peer's.
+"""Copy any number of bytes by TMA bulk copies of few blocks, to own memory or to a peer's.
 
     torchrun --nproc-per-node=2 examples/bulk_copy.py [--megabytes 256]
 
-``bulk_copy(dst, src, blocks)`` is callable from the host, on torch's current stream. One thread of
-each block keeps a ring of chunks in shared memory in flight; bytes beyond the last whole chunk, and
-tensors that are not 16-byte aligned, go by ordinary loads and stores. The program checks odd sizes
-and alignments, then prints GB/s by number of blocks, beside the copy engine and beside loads and
-stores.
+The host calls ``bulk_copy(dst, src, blocks)``, which runs on torch's current stream. One thread of
+each block keeps a ring of chunks in shared memory in flight. Ordinary loads and stores copy the
+bytes after the last complete chunk, and tensors that are not aligned to 16 bytes. The program
+checks odd sizes and alignments. Then it prints GB/s for several numbers of blocks, compared with
+the copy engine and with loads and stores.
 """
 
 import argparse
@@ -23,44 +23,44 @@ from tileweave.runtime.host.topology import topology
 CHUNK = 16384
 STAGES = 14
 AHEAD = 8
-"""Chunks being loaded; the others of the ring are being stored."""
+"""Number of chunks of the ring that are being loaded, while the others are being stored."""
 
 n = T.dynamic("n", "int64")
 
 
 def bulk_copy_with(stages: int, chunk: int, ahead: int):
-    """The program with a ring of ``stages`` chunks of ``chunk`` bytes, ``ahead`` of them being
-    loaded."""
+    """Return the program with a ring of ``stages`` chunks of ``chunk`` bytes. It loads ``ahead``
+    chunks while it stores the others."""
 
     @T.prim_func
     def bulk_copy(src: T.Tensor((n,), "uint8"), dst: T.Tensor((n,), "uint8"), blocks: T.int32):
         with T.Kernel(blocks, threads=32) as block:
             ring = T.alloc_shared((stages, chunk), "uint8")
             full = T.alloc_barrier([1] * stages)
-            whole = T.alloc_var("int32")
-            whole = T.Cast("int32", n // chunk)
-            mine = T.alloc_var("int32")
-            mine = T.max((whole - block + blocks - 1) // blocks, 0)
+            chunks = T.alloc_var("int32")
+            chunks = T.Cast("int32", n // chunk)
+            own_chunks = T.alloc_var("int32")
+            own_chunks = T.max((chunks - block + blocks - 1) // blocks, 0)
             if T.get_thread_binding() == 0:
-                for k in T.serial(mine + ahead):
+                for k in T.serial(own_chunks + ahead):
                     if k >= ahead:
-                        done = k - ahead
-                        T.mbarrier_wait_parity(full[done % stages], done // stages % 2)
-                        at = T.Cast("int64", block + done * blocks) * chunk
-                        W.bulk_store(dst[at], ring[done % stages, 0], chunk)
+                        loaded = k - ahead
+                        T.mbarrier_wait_parity(full[loaded % stages], loaded // stages % 2)
+                        offset = T.Cast("int64", block + loaded * blocks) * chunk
+                        W.bulk_store(dst[offset], ring[loaded % stages, 0], chunk)
                         W.bulk_commit()
-                    if k < mine:
-                        # The chunk before in this place left with store k - stages: later ones may
-                        # go on.
+                    if k < own_chunks:
+                        # Store k - stages read the previous chunk of this stage. Later stores may
+                        # continue.
                         if k >= stages:
                             W.bulk_wait(stages - ahead, read=True)
-                        at = T.Cast("int64", block + k * blocks) * chunk
-                        W.bulk_load(ring[k % stages, 0], src[at], chunk, full[k % stages])
+                        offset = T.Cast("int64", block + k * blocks) * chunk
+                        W.bulk_load(ring[k % stages, 0], src[offset], chunk, full[k % stages])
                         T.mbarrier_arrive(full[k % stages])
                 W.bulk_wait(0)
             if block == 0:
-                rest = T.Cast("int64", whole) * chunk
-                W.put_block(src[rest], dst[rest], n - rest)
+                copied = T.Cast("int64", chunks) * chunk
+                W.put_block(src[copied], dst[copied], n - copied)
 
     return bulk_copy
 
@@ -71,9 +71,9 @@ bulk_copy_program = bulk_copy_with(STAGES, CHUNK, AHEAD)
 @T.prim_func
 def load_store_program(src: T.Tensor((n,), "uint8"), dst: T.Tensor((n,), "uint8"), blocks: T.int32):
     with T.Kernel(blocks, threads=1024) as block:
-        share = (n + blocks * 16 - 1) // (blocks * 16) * 16
-        first = T.min(block * share, n)
-        W.put_block(src[first], dst[first], T.min(share, n - first))
+        bytes_per_block = (n + blocks * 16 - 1) // (blocks * 16) * 16
+        first = T.min(block * bytes_per_block, n)
+        W.put_block(src[first], dst[first], T.min(bytes_per_block, n - first))
 
 
 m = T.dynamic("m", "int64")
@@ -83,16 +83,16 @@ m = T.dynamic("m", "int64")
 def multicast_program(
     src: T.Tensor((m,), "float32"), dst: T.Tensor((m,), "float32"), blocks: T.int32
 ):
-    """One store to a multicast address arrives at every rank."""
+    """Store to a multicast address, so that each store arrives at every rank."""
     with T.Kernel(blocks, threads=512) as block:
         stride = T.Cast("int64", blocks) * 2048
-        for turn in T.serial((m + stride - 1) // stride):
-            at = turn * stride + block * 2048 + T.get_thread_binding() * 4
-            if at + 4 <= m:
-                W.multimem_st(dst[at], src[at : at + 4])
+        for step in T.serial((m + stride - 1) // stride):
+            first = step * stride + block * 2048 + T.get_thread_binding() * 4
+            if first + 4 <= m:
+                W.multimem_st(dst[first], src[first : first + 4])
             else:
-                for rest in T.serial(m - at):
-                    W.multimem_st(dst[at + rest], src[at + rest])
+                for i in T.serial(m - first):
+                    W.multimem_st(dst[first + i], src[first + i])
 
 
 @cache
@@ -101,8 +101,10 @@ def compiled(program):
 
 
 def bulk_copy(dst: torch.Tensor, src: torch.Tensor, blocks: int = 8) -> None:
-    """Copy ``src`` to ``dst``, contiguous tensors of the same number of bytes; ``dst`` may be a
-    peer's."""
+    """Copy ``src`` to ``dst``, a tensor of this rank or of a peer.
+
+    Both are contiguous and have the same number of bytes.
+    """
     aligned = (dst.data_ptr() | src.data_ptr()) % 16 == 0
     copy(bulk_copy_program if aligned else load_store_program, dst, src, blocks)
 
@@ -118,9 +120,9 @@ def copy(program, dst: torch.Tensor, src: torch.Tensor, blocks: int) -> None:
 
 
 def check(buffer: tw.SymmetricTensor, peer: int) -> bool:
-    """Copy odd sizes at odd offsets to a peer and read there what arrived, and that nothing else
+    """Copy odd sizes at odd offsets to a peer. Return whether they arrived, and nothing else
     changed."""
-    right = True
+    passed = True
     sizes = [
         1,
         15,
@@ -143,23 +145,24 @@ def check(buffer: tw.SymmetricTensor, peer: int) -> bool:
                 tw.barrier()
                 program(buffer.peer(peer)[offset : offset + size], source, 3)
                 tw.barrier()
-                # The writer's data, as seen by the reader: ask for it through the group.
+                # The reader compares with the data that the writer sends through NCCL.
                 sent = [torch.empty_like(source) for _ in range(tw.world_size())]
                 if tw.world_size() > 1:
                     torch.distributed.all_gather(sent, source.contiguous())
                 else:
                     sent = [source]
                 writer = (tw.rank() - 1) % tw.world_size()
-                got = buffer.local[: size + 64]
-                ok = bool((got[offset : offset + size] == sent[writer]).all())
-                ok &= bool((got[:offset] == 77).all()) and bool((got[offset + size :] == 77).all())
-                if not ok:
+                received = buffer.local[: size + 64]
+                before, after = received[:offset], received[offset + size :]
+                equal = bool((received[offset : offset + size] == sent[writer]).all())
+                equal &= bool((before == 77).all()) and bool((after == 77).all())
+                if not equal:
                     print(
-                        f"wrong: rank {tw.rank()}, {size} bytes from offset {source_offset} to "
+                        f"failed: rank {tw.rank()}, {size} bytes from offset {source_offset} to "
                         f"{offset}"
                     )
-                right &= ok
-    return right
+                passed &= equal
+    return passed
 
 
 def gigabytes_per_second(run, nbytes: int, repeats: int = 10) -> float:
@@ -179,15 +182,16 @@ def gigabytes_per_second(run, nbytes: int, repeats: int = 10) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--megabytes", type=int, default=256)
-    parser.add_argument("--runs", type=int, default=20, help="rounds of checks, with fresh data")
+    parser.add_argument("--runs", type=int, default=20, help="number of checks, each with new data")
     options = parser.parse_args()
     nbytes = options.megabytes << 20
     tw.init(heap_bytes=nbytes + (64 << 20))
     rank, ranks = tw.rank(), tw.world_size()
     buffer = tw.symmetric((nbytes,), torch.uint8)
-    right = all([check(buffer, (rank + 1) % ranks) for _ in range(options.runs)])
+    passed = all([check(buffer, (rank + 1) % ranks) for _ in range(options.runs)])
     if rank == 0:
-        print(f"{'right' if right else 'wrong'}: {options.runs} rounds of odd sizes and alignments")
+        result = "passed" if passed else "failed"
+        print(f"{result}: {options.runs} checks of odd sizes and alignments")
 
     source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device="cuda")
     for program in (bulk_copy_program, load_store_program):
@@ -198,7 +202,7 @@ def main() -> int:
             targets["a peer's memory"] = buffer.peer(1)
         for where, target in targets.items():
             engine = gigabytes_per_second(lambda t=target: t.copy_(source), nbytes)
-            print(f"{options.megabytes} MiB to {where}, GB/s written; torch copy {engine:.0f}")
+            print(f"{options.megabytes} MiB to {where}, GB/s written; copy engine {engine:.0f}")
             for blocks in (1, 2, 4, 8, 16, 32, 64, 132):
                 tma, ldst = (
                     gigabytes_per_second(
@@ -207,18 +211,19 @@ def main() -> int:
                     for p in (bulk_copy_program, load_store_program)
                 )
                 print(f"  {blocks:4d} blocks: TMA {tma:5.0f}, load/store {ldst:5.0f}")
-    right &= check_multicast(buffer, source)
+    passed &= check_multicast(buffer, source)
     tw.barrier()
     torch.cuda.synchronize()
     tw.finalize()
-    return 0 if right else 1
+    return 0 if passed else 1
 
 
 def check_multicast(buffer: tw.SymmetricTensor, source: torch.Tensor) -> bool:
-    """Write rank 0's data to every rank by one store each, where the machine can."""
+    """Write the data of rank 0 to every rank by multicast stores, if the machine has them. Return
+    whether they arrived."""
     if buffer.multicast is None:
         if tw.rank() == 0:
-            print(f"multicast memory: not run, {topology().multicast_refusal}")
+            print(f"multicast memory not tested: {topology().multicast_refusal}")
         return True
     kernel = tw.compile(multicast_program)
     buffer.local.zero_()

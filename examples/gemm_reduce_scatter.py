@@ -2,12 +2,12 @@
 
     torchrun --nproc-per-node=4 examples/gemm_reduce_scatter.py [--shape M N K] [--runs 20]
 
-Every rank holds A (M, K / ranks) and B (N, K / ranks); rank r wants rows r of the sum over ranks of
-A B^T. Each block computes one (128, 256) tile. A tile that belongs to another rank is stored into
-that rank's staging memory by the TMA and announced by one counter; the blocks of a rank's own tiles
-come last, wait for the others' parts and add them in fp32. Nothing is reset between launches:
-staging and counters alternate between two halves by epoch, and the last block out advances the
-epoch in device memory, where a CUDA graph finds it too.
+Every rank holds A (M, K / ranks) and B (N, K / ranks). Rank r receives its rows of the sum over
+ranks of A B^T. Each block computes one (128, 256) tile. The TMA stores a tile of another rank in
+that rank's staging memory, and the block signals its counter. The blocks of own tiles come last:
+they wait for the tiles of the other ranks and add them in fp32. Nothing is reset between launches:
+staging and counters alternate between two halves by epoch. The last block of a launch advances the
+epoch in device memory, so that CUDA graphs use it too.
 """
 
 import argparse
@@ -21,19 +21,23 @@ import tileweave as tw
 from tileweave import language as W
 
 
-def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages=3):
-    """The program for global M and N and a rank's share K of the inner dimension, in elements."""
-    for name, value, unit in (
-        ("M / ranks", M // ranks, block_M),
-        ("N", N, block_N),
-        ("K", K, block_K),
-    ):
-        if value < unit or value % unit or M % ranks:
+def check_sizes(**sizes):
+    """Refuse an extent that is no positive multiple of its tile's extent.
+
+    Args:
+        sizes: by name, an extent and the tile's extent.
+    """
+    for name, (value, unit) in sizes.items():
+        if value < unit or value % unit:
             raise ValueError(f"gemm_reduce_scatter: {name}={value}; expected a multiple of {unit}")
-    share = M // ranks
-    rows, columns = share // block_M, N // block_N
-    tiles = rows * columns
-    blocks = tiles * ranks
+
+
+def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, stages=3):
+    """Return the program for global M and N and a rank's part K of the inner dimension."""
+    check_sizes(M=(M, block_M * ranks), N=(N, block_N), K=(K, block_K))
+    rows_per_rank = M // ranks
+    rows, columns = rows_per_rank // block_M, N // block_N
+    tiles, blocks = rows * columns, rows * columns * ranks
 
     @T.prim_func
     def program(
@@ -42,7 +46,7 @@ def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, st
         staging: W.Symmetric((2, M, N), "bfloat16"),
         arrived: W.Symmetric((2, tiles), "uint32"),
         state: T.Tensor((2,), "uint32"),
-        C: T.Tensor((share, N), "bfloat16"),
+        C: T.Tensor((rows_per_rank, N), "bfloat16"),
     ):
         with T.Kernel(blocks, threads=256) as block:
             A_tile = T.alloc_shared((block_M, block_K), "bfloat16")
@@ -58,28 +62,27 @@ def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, st
             T.assume(half < 2)
             owner, tile = W.swizzle_ranks(block, tiles, me, ranks)
             row, column = W.swizzle_2d(tile, rows, columns)
+            m, n = row * block_M, column * block_N
 
             T.clear(total)
             for k in T.Pipelined(K // block_K, num_stages=stages):
-                T.copy(A[owner * share + row * block_M, k * block_K], A_tile)
-                T.copy(B[column * block_N, k * block_K], B_tile)
+                T.copy(A[owner * rows_per_rank + m, k * block_K], A_tile)
+                T.copy(B[n, k * block_K], B_tile)
                 T.gemm(A_tile, B_tile, total, transpose_B=True)
 
             if owner != me:
                 T.copy(total, C_tile)
-                T.copy(C_tile, staging[owner, half, me * share + row * block_M, column * block_N])
+                T.copy(C_tile, staging[owner, half, me * rows_per_rank + m, n])
                 W.signal(arrived[owner, half, tile])
             else:
                 W.wait_reached(arrived[me, half, tile], (epoch // 2 + 1) * (ranks - 1))
                 for step in T.serial(ranks - 1):
                     source = (me + 1 + step) % ranks
-                    T.copy(
-                        staging[me, half, source * share + row * block_M, column * block_N], C_tile
-                    )
+                    T.copy(staging[me, half, source * rows_per_rank + m, n], C_tile)
                     for i, j in T.Parallel(block_M, block_N):
                         total[i, j] += C_tile[i, j]
                 T.copy(total, C_tile)
-                T.copy(C_tile, C[row * block_M, column * block_N])
+                T.copy(C_tile, C[m, n])
 
             if T.get_thread_binding() == 0:
                 finished = W.atom_add(state[1], 1, sem="acq_rel")
@@ -91,7 +94,7 @@ def gemm_reduce_scatter(M, N, K, ranks, block_M=128, block_N=256, block_K=64, st
 
 
 class GemmReduceScatter:
-    """The compiled kernel with the memory it keeps between launches."""
+    """Compiled kernel with the memory that it keeps between launches."""
 
     def __init__(self, M: int, N: int, K: int) -> None:
         ranks = tw.world_size()
@@ -114,7 +117,7 @@ def random_inputs(M: int, N: int, K: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def reference(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    """The rank's rows of the sum, in fp32."""
+    """Return the rank's rows of the sum, in fp32."""
     product = A.float() @ B.float().t()
     if tw.world_size() == 1:
         return product
@@ -124,7 +127,7 @@ def reference(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
 
 
 def slowest_rank(times: list[float]) -> float:
-    """Median of ``times`` (ms) on the slowest rank."""
+    """Return the median of ``times`` (ms) on the slowest rank."""
     median = torch.tensor([sorted(times)[len(times) // 2]], device="cuda")
     if tw.world_size() > 1:
         dist.all_reduce(median, op=dist.ReduceOp.MAX)
@@ -145,7 +148,7 @@ def run(M: int, N: int, K_total: int, runs: int) -> bool:
 
     times: dict[str, list[float]] = {"ours": [], "nccl": []}
     worst = 0.0
-    for turn in range(3 + runs):
+    for run_number in range(3 + runs):
         A, B = random_inputs(M, N, K)
         C.fill_(float("nan"))
         for name, operator in (("ours", ours), ("nccl", nccl)):
@@ -155,7 +158,7 @@ def run(M: int, N: int, K_total: int, runs: int) -> bool:
             operator(A, B, C)
             end.record()
             torch.cuda.synchronize()
-            if turn >= 3:
+            if run_number >= 3:
                 times[name].append(begin.elapsed_time(end))
         right = reference(A, B)
         worst = max(worst, ((C.float() - right).norm() / right.norm()).nan_to_num(nan=9.0).item())
@@ -191,17 +194,17 @@ def simulated_inputs(M: int, N: int, K: int, ranks: int, block: int) -> list[dic
 
 
 def simulated(ranks: int = 4, size: int = 512, schedules: int = 5) -> bool:
-    """The program on simulated ranks, small, against NumPy: without a GPU, faults included."""
+    """Compare a small program on simulated ranks with NumPy; the simulator looks for faults too."""
     import numpy as np
 
-    share, K = size // ranks, size // ranks
+    rows_per_rank, K = size // ranks, size // ranks
     program = gemm_reduce_scatter(size, size, K, ranks, block_M=64, block_N=64, block_K=32)
     inputs = simulated_inputs(size, size, K, ranks, 64)
     outputs = tw.simulate(program, world_size=ranks, inputs=inputs, schedules=schedules)
     exact = sum(i["A"].astype(np.float32) @ i["B"].astype(np.float32).T for i in inputs)
     worst = 0.0
     for rank, output in enumerate(outputs):
-        mine = exact[rank * share : (rank + 1) * share]
+        mine = exact[rank * rows_per_rank : (rank + 1) * rows_per_rank]
         worst = max(
             worst, np.linalg.norm(output["C"].astype(np.float32) - mine) / np.linalg.norm(mine)
         )

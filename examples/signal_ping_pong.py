@@ -1,4 +1,4 @@
-"""Two ranks pass a flag to and fro; prints the one-way latency.
+"""Measure the one-way latency of a signal: two ranks signal each other in turn.
 
 torchrun --nproc-per-node=2 examples/signal_ping_pong.py
 """
@@ -18,13 +18,13 @@ def ping_pong(flags: W.Symmetric((1,), "uint32"), start: T.uint32, rounds: T.int
         if T.get_thread_binding() == 0:
             me = W.rank()
             for i in T.serial(rounds):
-                turn = start + T.Cast("uint32", i) + T.uint32(1)
+                value = start + T.Cast("uint32", i) + T.uint32(1)
                 if me == 0:
-                    W.signal(flags[1, 0], turn, op="set")
-                    W.wait_reached(flags[0, 0], turn, peer=1)
+                    W.signal(flags[1, 0], value, op="set")
+                    W.wait_reached(flags[0, 0], value, peer=1)
                 else:
-                    W.wait_reached(flags[1, 0], turn, peer=0)
-                    W.signal(flags[0, 0], turn, op="set")
+                    W.wait_reached(flags[1, 0], value, peer=0)
+                    W.signal(flags[0, 0], value, op="set")
 
 
 def main(rounds: int = 2000, repeats: int = 20) -> int:
@@ -45,17 +45,17 @@ def main(rounds: int = 2000, repeats: int = 20) -> int:
     tw.barrier()
     torch.cuda.synchronize()
     expected = repeats * rounds
-    seen = [int(flags.all.view(torch.int32)[r, 0]) for r in range(2)]
-    right = seen == [expected, expected]
+    values = [int(flags.all.view(torch.int32)[r, 0]) for r in range(2)]
+    passed = values == [expected, expected]
     if tw.rank() == 0:
         times.sort()
         print(
             f"one-way signal: {times[len(times) // 2]:.3f} us (median of {repeats} x {rounds} "
             "rounds)"
         )
-        print("right" if right else f"wrong: flags are {seen}, expected {expected}")
+        print("passed" if passed else f"failed: the flags are {values}; expected {expected}")
     tw.finalize()
-    return 0 if right else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Attention over a sequence that is sharded among ranks: fused, and in plain torch beside it.
+"""Compare fused attention over a sequence that is sharded among ranks with plain torch.
 
     torchrun --nproc-per-node=4 examples/sp_attention.py [--lengths 4096 8192] [--full]
         [--layout zigzag] [--runs 10] [--figure attention.png]
 
-Every rank holds its rows of q, k and v and wants its rows of the result. The fused operator starts
-on its own keys and goes on with the others' as they arrive; the reference gathers all of them, in
-fp32, and writes every position down. Results and log-sum-exps must agree. Without a GPU ranks are
-processes of a CPU, where torch computes what the kernel would: right, and slow.
+Every rank has its rows of q, k and v, and computes its rows of the result. The fused operator
+starts with its own keys and continues with those of other ranks as they arrive. The reference
+gathers all keys in fp32 and compares the position of each with that of each query. Results and
+log-sum-exps must agree. Without a GPU the ranks are processes on a CPU, where torch computes the
+same result slowly.
 """
 
 import argparse
@@ -24,10 +25,11 @@ from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.measure import interleaved, largest
 
 TOLERANCE = 2e-2
-"""Largest difference of the results, and of the norms of one row and head; numbers are N(0, 1)."""
+"""Largest absolute error, and largest relative error of one row and head. Inputs are N(0, 1)."""
 
 
 def join() -> Group:
+    """Join the group of GPUs, or the gloo group of CPU processes."""
     if torch.cuda.is_available():
         tw.init()
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
@@ -36,7 +38,7 @@ def join() -> Group:
 
 
 def random_shards(options: argparse.Namespace, length: int, group: Group) -> list[torch.Tensor]:
-    """This rank's rows of q, k and v of random sequences."""
+    """Return this rank's rows of q, k and v of random sequences."""
     generator = torch.Generator(group.device).manual_seed(group.rank)
     rows = length // group.world_size
     return [
@@ -47,36 +49,36 @@ def random_shards(options: argparse.Namespace, length: int, group: Group) -> lis
     ]
 
 
-def contenders(options: argparse.Namespace, group: Group) -> dict:
-    """By name, what computes the result and the log-sum-exp of a rank's q, k and v."""
-    asked = {"causal": not options.full, "layout": options.layout, "return_lse": True}
+def implementations(options: argparse.Namespace, group: Group) -> dict:
+    """Return functions that compute the result and the log-sum-exp of q, k and v, by name."""
+    arguments = {"causal": not options.full, "layout": options.layout, "return_lse": True}
     strategy = "fused" if group.device.type == "cuda" else "nccl"
     return {
-        "fused": partial(ops.sp_attention, **asked, strategy=strategy),
-        "reference": ops.SequenceParallelAttention(**asked, reference=True),
+        "fused": partial(ops.sp_attention, **arguments, strategy=strategy),
+        "reference": ops.SequenceParallelAttention(**arguments, reference=True),
     }
 
 
-def errors(found: tuple, right: tuple) -> dict[str, float]:
-    """Return the largest error of the result, of a row and head relative to its norm, and of the
-    log-sum-exp; infinite where a value is not a number."""
-    (out, lse), (right_out, right_lse) = ([x.float() for x in pair] for pair in (found, right))
-    difference = out - right_out
-    worst = {
+def errors(result: tuple, reference: tuple) -> dict[str, float]:
+    """Return the largest errors of the result, of a row and head relative to its norm, and of the
+    log-sum-exp. An error is infinite if a value is NaN."""
+    (out, lse), (exact, exact_lse) = ([x.float() for x in pair] for pair in (result, reference))
+    difference = out - exact
+    largest_errors = {
         "largest error": difference.abs().max(),
-        "relative error of a row": (difference.norm(dim=-1) / right_out.norm(dim=-1)).max(),
-        "error of log-sum-exp": (lse - right_lse).abs().max(),
+        "relative error of a row": (difference.norm(dim=-1) / exact.norm(dim=-1)).max(),
+        "error of log-sum-exp": (lse - exact_lse).abs().max(),
     }
-    return {name: error.nan_to_num(nan=torch.inf).item() for name, error in worst.items()}
+    return {name: error.nan_to_num(nan=torch.inf).item() for name, error in largest_errors.items()}
 
 
 def compare(options: argparse.Namespace, length: int, group: Group) -> tuple[bool, dict]:
-    """Return whether both agree on all ranks, and the ms of each on the slowest rank."""
-    attend = contenders(options, group)
+    """Return whether both agree on all ranks, and the time of each in ms on the slowest rank."""
+    attend = implementations(options, group)
     q, k, v = random_shards(options, length, group)
     worst = largest(errors(*(call(q, k, v) for call in attend.values())), group)
     ms = interleaved(
-        {name: lambda given, call=call: call(*given) for name, call in attend.items()},
+        {name: lambda inputs, call=call: call(*inputs) for name, call in attend.items()},
         [(q, k, v)],
         group,
         warmups=1,
@@ -94,7 +96,7 @@ def compare(options: argparse.Namespace, length: int, group: Group) -> tuple[boo
 
 
 def draw(file: str, title: str, times: dict[int, dict[str, float]]) -> None:
-    """Time over length, of both, as a PNG."""
+    """Draw the times of both over the length, as a PNG."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -126,7 +128,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     add("--kv-heads", type=int, default=8)
     add("--head-dim", type=int, default=128)
     add("--layout", default="zigzag", help="contiguous or zigzag")
-    add("--full", action="store_true", help="every row sees all; default: causal")
+    add("--full", action="store_true", help="no causal mask")
     add("--runs", type=int, default=10)
     add("--figure", metavar="OUT", help="draw both times: .png")
     return parser.parse_args(arguments)
@@ -137,21 +139,21 @@ def main(arguments: list[str] | None = None) -> int:
     group = join()
     cuda = group.device.type == "cuda"
     if not cuda and group.rank == 0:
-        print("no GPU: ranks are processes of the CPU; these times say nothing of the kernel")
-    times, right = {}, True
+        print("no GPU: ranks are CPU processes; their times say nothing about the kernel")
+    times, passed = {}, True
     for length in options.lengths or ((4096, 8192, 16384) if cuda else (240, 480)):
         agree, times[length] = compare(options, length, group)
-        right &= agree
+        passed &= agree
     if group.rank == 0:
         if options.figure:
             title = f"{group.world_size} ranks, {'full' if options.full else options.layout}"
             draw(options.figure, title, times)
-        print("right" if right else f"wrong: an error above {TOLERANCE:.0e}")
+        print("passed" if passed else f"failed: an error above {TOLERANCE:.0e}")
     if cuda:
         tw.finalize()
     elif dist.is_initialized():
         dist.destroy_process_group()
-    return 0 if right else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""GEMM + reduce-scatter on four simulated ranks; then again with one signal missing.
+"""Simulate GEMM + reduce-scatter on four ranks, then the same program without its signal.
 
     python examples/without_gpu.py [--timeline build/gemm_reduce_scatter]
 
-The first part checks the program against NumPy in several interleavings. The second takes the
-signal out of a smaller instance and shows what the simulator says. Both are drawn as pages for a
-browser: ``<timeline>.html`` and ``<timeline>_without_signal.html``.
+The first part compares the result with NumPy in several interleavings. The second removes the
+signal from a smaller instance and prints the report of the simulator. Both runs of the smaller
+instance are drawn: ``<timeline>.html`` and ``<timeline>_without_signal.html``.
 """
 
 import argparse
@@ -30,15 +30,16 @@ def main() -> int:
 
     program = gemm_reduce_scatter(SIZE, SIZE // 2, SIZE // RANKS, RANKS, BLOCK, BLOCK, BLOCK)
     inputs = simulated_inputs(SIZE, SIZE // 2, SIZE // RANKS, RANKS, BLOCK)
-    right, wrong = f"{path}.html", f"{path}_without_signal.html"
-    tw.simulate(program, RANKS, inputs, timeline=right)
-    print(f"right; a smaller instance, drawn: {right}\n\nthe same without its signal:")
+    drawing, drawing_of_fault = f"{path}.html", f"{path}_without_signal.html"
+    tw.simulate(program, RANKS, inputs, timeline=drawing)
+    print(f"passed; drawing of a smaller instance: {drawing}\n\nthe same without its signal:")
+    without_signal = changed(program, RANKS, "signal drop")
     try:
-        tw.simulate(changed(program, RANKS, "signal drop"), RANKS, inputs, timeline=wrong)
+        tw.simulate(without_signal, RANKS, inputs, timeline=drawing_of_fault)
     except tw.SimulationError as fault:
-        print(f"{fault}\ndrawn: {wrong}")
+        print(f"{fault}\ndrawing: {drawing_of_fault}")
         return 0
-    print("the missing signal was not noticed")
+    print("failed: the simulator reports no fault without the signal")
     return 1
 
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))  # for tests/, where the programs are
 EXAMPLES = """\
 # Mutants of the examples
 
-What is changed, and what the verdicts mean: docs/simulator.md, "Mutation testing".
+What is changed, and what the verdicts mean: docs/guides/simulator.md, "Mutation testing".
 """
 INFERRED = """\
 # Mutants of inferred synchronization

@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 
 import tileweave as tw
-from tileweave.ops.attention.flash import flash_attention
 from tileweave.ops.attention.flash import tiles_for as flash_tiles_for
+from tileweave.ops.attention.kernels import flash_attention as flash_kernel
+from tileweave.ops.attention.kernels.flash_attention import flash_attention
 from tileweave.ops.attention.problem import AttentionProblem
 from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program, collect_shares
@@ -23,24 +24,20 @@ from tileweave.ops.collectives.reduce_scatter import (
     reduce_scatter_program,
 )
 from tileweave.ops.collectives.vectors import Lines
+from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.tiles import FEW_ROWS, FP8, LARGE, PERSISTENT_TILES, SMALL
-from tileweave.ops.gemm.all_gather_matmul import (
+from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
+from tileweave.ops.gemm.kernels import gemm_persistent, partial_sums, pull_tail, push, tile_macros
+from tileweave.ops.gemm.kernels.all_gather_gemm import (
+    ag_gemm_comm_blocks,
     ag_gemm_copy_engine,
     ag_gemm_push,
-    all_gather_matmul_plan,
-    communicated_matmul,
 )
-from tileweave.ops.gemm.matmul_all_reduce import (
-    matmul_all_reduce_plan,
-    one_shot_program,
-    two_shot_program,
-)
-from tileweave.ops.gemm.matmul_reduce_scatter import (
-    gemm_rs_persistent,
-    matmul_reduce_scatter_plan,
-    matmul_reduce_scatter_program,
-    scattered_one_shot,
-)
+from tileweave.ops.gemm.kernels.gemm_all_reduce import gemm_ar_one_shot, gemm_ar_two_shot
+from tileweave.ops.gemm.kernels.gemm_persistent import gemm_ar_persistent, gemm_rs_persistent
+from tileweave.ops.gemm.kernels.gemm_reduce_scatter import gemm_rs_one_shot, gemm_rs_store
+from tileweave.ops.gemm.matmul_all_reduce import matmul_all_reduce_plan
+from tileweave.ops.gemm.matmul_reduce_scatter import matmul_reduce_scatter_plan
 from tileweave.runtime.plans.steps import Launch
 
 
@@ -52,17 +49,23 @@ def show(program):
 WORDS = re.compile(r"signal|wait|fence|barrier|epoch|counter|flag")
 print("TEST: synchronization in the source")
 for make in (
-    matmul_reduce_scatter_program,
+    gemm_rs_store,
     gemm_rs_persistent,
     matmul_reduce_scatter_plan,
-    scattered_one_shot,
+    gemm_rs_one_shot,
     ag_gemm_copy_engine,
     all_gather_matmul_plan,
-    communicated_matmul,
+    ag_gemm_comm_blocks,
     ag_gemm_push,
-    one_shot_program,
-    two_shot_program,
+    gemm_ar_one_shot,
+    gemm_ar_two_shot,
+    gemm_ar_persistent,
     matmul_all_reduce_plan,
+    tile_macros,
+    partial_sums,
+    gemm_persistent,
+    pull_tail,
+    push,
     all_gather_program,
     collect_shares,
     all_gather_plan,
@@ -77,22 +80,29 @@ for make in (
     collect_parts,
     all_to_all_plan,
     flash_attention,
+    flash_kernel,
     sp_attention_plan,
 ):
     print(make.__name__, WORDS.findall(inspect.getsource(make)))
 
 # CHECK-LABEL: TEST: synchronization in the source
-# CHECK-NEXT: matmul_reduce_scatter_program []
+# CHECK-NEXT: gemm_rs_store []
 # CHECK-NEXT: gemm_rs_persistent []
 # CHECK-NEXT: matmul_reduce_scatter_plan []
-# CHECK-NEXT: scattered_one_shot []
+# CHECK-NEXT: gemm_rs_one_shot []
 # CHECK-NEXT: ag_gemm_copy_engine []
 # CHECK-NEXT: all_gather_matmul_plan []
-# CHECK-NEXT: communicated_matmul []
+# CHECK-NEXT: ag_gemm_comm_blocks []
 # CHECK-NEXT: ag_gemm_push []
-# CHECK-NEXT: one_shot_program []
-# CHECK-NEXT: two_shot_program []
+# CHECK-NEXT: gemm_ar_one_shot []
+# CHECK-NEXT: gemm_ar_two_shot []
+# CHECK-NEXT: gemm_ar_persistent []
 # CHECK-NEXT: matmul_all_reduce_plan []
+# CHECK-NEXT: tileweave.ops.gemm.kernels.tile_macros []
+# CHECK-NEXT: tileweave.ops.gemm.kernels.partial_sums []
+# CHECK-NEXT: tileweave.ops.gemm.kernels.gemm_persistent []
+# CHECK-NEXT: tileweave.ops.gemm.kernels.pull_tail []
+# CHECK-NEXT: tileweave.ops.gemm.kernels.push []
 # CHECK-NEXT: all_gather_program []
 # CHECK-NEXT: collect_shares []
 # CHECK-NEXT: all_gather_plan []
@@ -107,23 +117,24 @@ for make in (
 # CHECK-NEXT: collect_parts []
 # CHECK-NEXT: all_to_all_plan []
 # CHECK-NEXT: flash_attention []
+# CHECK-NEXT: tileweave.ops.attention.kernels.flash_attention []
 # CHECK-NEXT: sp_attention_plan []
 
 # TMA feeds one wgmma loop. Tiles are stored by TMA and complete before their signals. Own tiles wait
 # for the parts of other ranks before they read them.
-# CHECK-LABEL: TEST: matmul_reduce_scatter
+# CHECK-LABEL: TEST: gemm_rs_store
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: tl::tma_load(A_desc
 # CHECK: tl::tma_load(B_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
-# CHECK: tl::tma_store(parts_desc
+# CHECK: tl::tma_store(partials_desc
 # CHECK: tw::complete_bulk_stores();
-# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(parts_arrived[
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(partials_arrived[
 # CHECK: } else {
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
-# CHECK: *(uint4*)(parts
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(partials_arrived[
+# CHECK: *(uint4*)(partials
 # CHECK: tl::tma_store(C_desc
-show(matmul_reduce_scatter_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
+show(gemm_rs_store(GemmConfig(4000, 8200, 1800, 4, "bfloat16", True, LARGE)))
 
 
 def launched(plan):
@@ -138,14 +149,14 @@ def launched(plan):
 # stream. The consumer warp groups, 64 rows of all columns each, do not wait.
 # CHECK-LABEL: TEST: gemm_rs_persistent
 # CHECK: __launch_bounds__(384, 1)
-# CHECK: for (int turn = 0; turn < 8;
+# CHECK: for (int wave = 0; wave < 8;
 # CHECK: condval = 124;
 # CHECK: condval = 112;
 # CHECK: if (112 <= step) {
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(partials_arrived[
 # CHECK: tl::tma_load(A_desc
 # CHECK: if (112 <= step) {
-# CHECK-NEXT: tl::tma_load(parts_desc
+# CHECK-NEXT: tl::tma_load(partials_desc
 # CHECK: tl::tma_load(B_desc
 # CHECK: if (112 <= step) {
 # CHECK-NEXT: tl::tma_load(identity_desc
@@ -155,28 +166,36 @@ def launched(plan):
 # CHECK: tw::complete_bulk_stores();
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_made[
 # CHECK: } else {
-# CHECK-NOT: parts
+# CHECK-NOT: partials
 # CHECK: tl::tma_store(C_desc
 persistent = PERSISTENT_TILES[0]
-show(launched(matmul_reduce_scatter_plan(1024, 8192, 7168, 4, "bfloat16", True, persistent)))
+show(
+    launched(
+        matmul_reduce_scatter_plan(GemmConfig(4096, 8192, 7168, 4, "bfloat16", True, persistent))
+    )
+)
 
 # With few rows, products for the peer that is served last are stored there and complete before the
 # signal. The peer loads them after the parts that copies transfer.
 # CHECK-LABEL: TEST: gemm_rs_persistent
-# CHECK: for (int turn = 0; turn < 2;
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(latest_arrived[
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
-# CHECK: tl::tma_load(latest_desc
-# CHECK: tl::tma_load(parts_desc
+# CHECK: for (int wave = 0; wave < 2;
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(last_peer_buf_arrived[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(partials_arrived[
+# CHECK: tl::tma_load(last_peer_buf_desc
+# CHECK: tl::tma_load(partials_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
-# CHECK: tl::tma_store(latest_desc
+# CHECK: tl::tma_store(last_peer_buf_desc
 # CHECK: tw::complete_bulk_stores();
-# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(latest_arrived[
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(last_peer_buf_arrived[
 # CHECK: tl::tma_store(products_desc
 # CHECK: tw::complete_bulk_stores();
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_made[
 # CHECK: tl::tma_store(C_desc
-show(launched(matmul_reduce_scatter_plan(256, 8192, 7168, 4, "bfloat16", True, persistent)))
+show(
+    launched(
+        matmul_reduce_scatter_plan(GemmConfig(1024, 8192, 7168, 4, "bfloat16", True, persistent))
+    )
+)
 
 # The first peer's rows arrive in chunks: in the loop, the producer waits for each one when needed.
 # CHECK-LABEL: TEST: ag_gemm_copy_engine
@@ -186,7 +205,9 @@ show(launched(matmul_reduce_scatter_plan(256, 8192, 7168, 4, "bfloat16", True, p
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(gathered_arrived[
 # CHECK: tl::tma_load(gathered_desc
 four_chunks = replace(PERSISTENT_TILES[1], num_chunks=4)
-show(launched(all_gather_matmul_plan(256, 7168, 8192, 4, "bfloat16", True, four_chunks)))
+show(
+    launched(all_gather_matmul_plan(GemmConfig(1024, 7168, 8192, 4, "bfloat16", True, four_chunks)))
+)
 
 # A kernel without bias has no such parameter; otherwise bias is loaded after the last product.
 # CHECK-LABEL: TEST: ag_gemm_copy_engine
@@ -196,20 +217,20 @@ show(launched(all_gather_matmul_plan(256, 7168, 8192, 4, "bfloat16", True, four_
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32
 # CHECK-NOT: bias
 # CHECK: tl::tma_store(C_desc
-show(ag_gemm_copy_engine(1000, 2056, 8200, 4, "float16", False, LARGE))
+show(ag_gemm_copy_engine(GemmConfig(4000, 2056, 8200, 4, "float16", False, LARGE)))
 
 # CHECK-LABEL: TEST: ag_gemm_copy_engine
 # CHECK: tl::wgmma_ss<
 # CHECK: *(uint1*)(bias + {{.*}} * 256) + (i_{{.*}} * 8)) +
 # CHECK: tl::tma_store(C_desc
-show(ag_gemm_copy_engine(1000, 2056, 8200, 4, "float16", False, LARGE, biased=True))
+show(ag_gemm_copy_engine(GemmConfig(4000, 2056, 8200, 4, "float16", False, LARGE, biased=True)))
 
 # The first blocks store own rows at the other ranks, 16 bytes a thread, and signal each strip. The
 # other blocks multiply: in the loop, the producer waits for each piece when it is needed.
-# CHECK-LABEL: TEST: communicated_matmul
+# CHECK-LABEL: TEST: ag_gemm_comm_blocks
 # CHECK: if (((int)blockIdx.x) < 20) {
-# CHECK: *(uint4*)(held + {{.*}} = condval;
-# CHECK: *(uint4*)(gathered + {{.*}} = *(uint4*)(held
+# CHECK: *(uint4*)(strip_regs + {{.*}} = condval;
+# CHECK: *(uint4*)(gathered + {{.*}} = *(uint4*)(strip_regs
 # CHECK: __syncthreads();
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(gathered_arrived[
 # CHECK: if (20 <= ((int)blockIdx.x)) {
@@ -219,7 +240,7 @@ show(ag_gemm_copy_engine(1000, 2056, 8200, 4, "float16", False, LARGE, biased=Tr
 # CHECK: tl::tma_load(gathered_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
 # CHECK: tl::tma_store(C_desc
-show(communicated_matmul(256, 3584, 4096, 4, "bfloat16", True, PERSISTENT_TILES[0]))
+show(ag_gemm_comm_blocks(GemmConfig(1024, 3584, 4096, 4, "bfloat16", True, PERSISTENT_TILES[0])))
 
 # With few rows blocks store the own rows at all ranks, 16 bytes a thread, signal each rank once, and
 # wait once for all rows.
@@ -233,66 +254,62 @@ show(communicated_matmul(256, 3584, 4096, 4, "bfloat16", True, PERSISTENT_TILES[
 # CHECK: tl::tma_load(B_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
 # CHECK: tl::tma_store(C_desc
-show(ag_gemm_push(16, 7168, 8192, 4, "bfloat16", True, FEW_ROWS[0]))
+show(ag_gemm_push(GemmConfig(64, 7168, 8192, 4, "bfloat16", True, FEW_ROWS[0])))
 
 # Products stay local, for all owners in one tile; each owner pulls its rows.
-# CHECK-LABEL: TEST: matmul_reduce_scatter_one_shot
+# CHECK-LABEL: TEST: gemm_rs_one_shot
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
-# CHECK: tl::tma_store(parts_desc
+# CHECK: tl::tma_store(products_desc
 # CHECK: tw::complete_bulk_stores();
-# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(parts_arrived[
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_arrived[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(products_arrived[
 # CHECK: tl::tma_store(C_desc
-show(scattered_one_shot(16, 8192, 7168, 4, "bfloat16", True, FEW_ROWS[0]))
+show(gemm_rs_one_shot(GemmConfig(64, 8192, 7168, 4, "bfloat16", True, FEW_ROWS[0])))
 
 # The owner adds bias after the parts of other ranks.
-# CHECK-LABEL: TEST: matmul_reduce_scatter
-# CHECK: tl::tma_store(parts_desc
+# CHECK-LABEL: TEST: gemm_rs_store
+# CHECK: tl::tma_store(partials_desc
 # CHECK-NOT: bias
-# CHECK: *(uint4*)(parts
+# CHECK: *(uint4*)(partials
 # CHECK: *(uint1*)(bias +
 # CHECK: tl::tma_store(C_desc
-show(matmul_reduce_scatter_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE, biased=True))
+show(gemm_rs_store(GemmConfig(4000, 8200, 1800, 4, "bfloat16", True, LARGE, biased=True)))
 
 # The sums of a tile of fp8 are added in fp32 and scaled before they are rounded.
-# CHECK-LABEL: TEST: matmul_reduce_scatter
+# CHECK-LABEL: TEST: gemm_rs_store
 # CHECK: tl::tma_load(A_desc
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat8_e4m3, tl::DataType::kFloat8_e4m3, tl::DataType::kFloat32
-# CHECK-SAME: (part +
+# CHECK-SAME: (product +
 # CHECK: mbarrier[{{.*}}].arrive();
-# CHECK: *(float4*)(part +
+# CHECK: *(float4*)(product +
 # CHECK: (scale_a[0] * scale_b[0])
-# CHECK: tl::tma_store(parts_desc
+# CHECK: tl::tma_store(partials_desc
 # CHECK: tl::tma_store(C_desc
-show(
-    matmul_reduce_scatter_program(
-        1000, 8208, 1808, 4, "float8_e4m3fn", True, FP8, out_dtype="bfloat16"
-    )
-)
+show(gemm_rs_store(GemmConfig(4000, 8208, 1808, 4, "float8_e4m3fn", True, FP8, result="bfloat16")))
 
 # Tiles stay local, are complete before the signals to all ranks, and are pulled after a wait.
-# CHECK-LABEL: TEST: matmul_all_reduce_one_shot
+# CHECK-LABEL: TEST: gemm_ar_one_shot
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
-# CHECK: tl::tma_store(parts_desc
+# CHECK: tl::tma_store(products_desc
 # CHECK: tw::complete_bulk_stores();
-# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(parts_arrived[
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
-# CHECK: *(uint4*)(parts
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_arrived[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(products_arrived[
+# CHECK: *(uint4*)(products
 # CHECK: tl::tma_store(C_desc
-show(one_shot_program(72, 8200, 1800, 4, "bfloat16", True, SMALL))
+show(gemm_ar_one_shot(GemmConfig(72, 8200, 1800, 4, "bfloat16", True, SMALL)))
 
 # Tiles of other owners are sent immediately. Own tiles are summed up and signalled to all ranks before
 # C is written. Tiles of other owners are then pulled.
-# CHECK-LABEL: TEST: matmul_all_reduce
+# CHECK-LABEL: TEST: gemm_ar_two_shot
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
-# CHECK: tl::tma_store(parts_desc
+# CHECK: tl::tma_store(partials_desc
 # CHECK: tw::complete_bulk_stores();
-# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(parts_arrived[
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(partials_arrived[
 # CHECK: } else {
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
-# CHECK: *(uint4*)(parts
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(partials_arrived[
+# CHECK: *(uint4*)(partials
 # CHECK: tl::tma_store(sums_desc
 # CHECK: tw::complete_bulk_stores();
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_arrived[
@@ -300,32 +317,34 @@ show(one_shot_program(72, 8200, 1800, 4, "bfloat16", True, SMALL))
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_arrived[
 # CHECK: *(uint4*)(sums
 # CHECK: tl::tma_store(C_desc
-show(two_shot_program(1000, 8200, 1800, 4, "bfloat16", True, LARGE))
+show(gemm_ar_two_shot(GemmConfig(1000, 8200, 1800, 4, "bfloat16", True, LARGE)))
 
 # Copy engines do both exchanges. The kernel signals products to the stream, and sums after both of
 # their stores. Blocks without further tiles pull the last sums, 16 bytes at a time.
-# CHECK-LABEL: TEST: gemm_rs_persistent
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
-# CHECK: tl::tma_load(parts_desc
+# CHECK-LABEL: TEST: gemm_ar_persistent
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(partials_arrived[
+# CHECK: tl::tma_load(partials_desc
 # CHECK: tl::wgmma_ss<
 # CHECK: tl::tma_store(products_desc
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_made[
 # CHECK: tl::tma_store(C_desc
-# CHECK: tl::tma_store(rest_desc
+# CHECK: tl::tma_store(pulled_sums_desc
 # CHECK: tw::complete_bulk_stores();
-# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(rest_arrived[
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(pulled_sums_arrived[
 # CHECK: tl::tma_store(C_desc
 # CHECK: tl::tma_store(sums_desc
 # CHECK: tw::complete_bulk_stores();
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_
 # CHECK-NOT: tw::wait_reached
-# CHECK: for (int turn
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(rest_arrived[
-# CHECK: *(uint4*)(held {{.*}} = *(uint4*)(rest
-# CHECK: *(uint4*)(C {{.*}} = *(uint4*)(held
+# CHECK: for (int wave
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(pulled_sums_arrived[
+# CHECK: *(uint4*)(strip_regs {{.*}} = *(uint4*)(pulled_sums
+# CHECK: *(uint4*)(C {{.*}} = *(uint4*)(strip_regs
 # CHECK-NOT: tma_
 two_chunks = replace(PERSISTENT_TILES[0], num_chunks=2)
-show(launched(matmul_all_reduce_plan(4096, 8192, 7168, 4, "bfloat16", True, two_chunks)))
+show(
+    launched(matmul_all_reduce_plan(GemmConfig(4096, 8192, 7168, 4, "bfloat16", True, two_chunks)))
+)
 
 # TMA stores tiles at the peers; the stores are complete before the signals.
 # CHECK-LABEL: TEST: reduce_scatter

@@ -1,8 +1,15 @@
 """Attention over a sharded sequence: copy engines transfer the keys of all ranks while one kernel
 attends to those that have arrived.
 
-This module holds the plan around the tile program of ``flash``, and the torch operator with its
-gradient.
+This module holds the plan around the kernel, and the torch operator with its gradient. In the plan,
+one stream copies while one kernel computes, here on rank 1 of 4::
+
+    copies | K, V to 2 | K, V to 3 | K, V to 0 |
+    kernel | own keys  | keys of 0 | keys of 3 | keys of 2 |
+           |           ^           ^           ^  each tile of queries waits for an owner's keys
+    peers  |  0 to 1   | 3 to 1    | 2 to 1    |  write to ``all_K`` and ``all_V`` of rank 1
+
+Causal attention skips the copies that no query of the peer sees.
 """
 
 from math import ceil
@@ -24,10 +31,8 @@ from ..core.registry import RegisteredOp, TableRow
 from ..core.strategy import Strategy, obstacle_of_ranks, unless_fused
 from .backward import NAME as BACKWARD
 from .flash import (
-    FAST_MATH,
     FlashTiles,
     PackedTile,
-    flash_attention,
     key_chunk,
     keys_shape,
     most_tiles,
@@ -35,6 +40,7 @@ from .flash import (
     queries_shape,
     tiles_for,
 )
+from .kernels.flash_attention import FAST_MATH, flash_attention
 from .problem import OP, AttentionProblem, checked_attention, checked_maxima, obstacle
 from .reference import attend_gathered
 

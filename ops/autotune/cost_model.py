@@ -16,7 +16,7 @@ import numpy as np
 
 from ...builtins.tile_order import swizzle_ranks
 from ..core.tiles import DEVICE, PersistentSchedule, Tiles, stored, stores_last_peer
-from ..gemm.comm_blocks import CommBlocks
+from ..gemm.kernels.comm_blocks import CommBlocks
 
 _RATE = 6.05e6
 """Floating-point operations on 16-bit operands of an SM per us, in tiles of 128 x 256; fp8 is
@@ -124,7 +124,7 @@ def estimate_ag_gemm_copy_engine_us(
 def estimate_ag_gemm_comm_blocks_us(
     rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
 ) -> float:
-    """Estimate ``communicated_matmul``, whose first blocks store own rows at the other ranks.
+    """Estimate ``ag_gemm_comm_blocks``, whose first blocks store own rows at the other ranks.
 
     Args:
         rows_per_rank, N, K, ranks, tiles: arguments of the program.
@@ -204,7 +204,7 @@ def estimate_gemm_rs_persistent_us(
 def estimate_gemm_rs_store_us(
     rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
 ) -> float:
-    """Estimate ``matmul_reduce_scatter_program``, whose tiles are stored over NVLink."""
+    """Estimate ``gemm_rs_store``, whose tiles are stored over NVLink."""
     last = max(_STORED * tiles.M * tiles.N / (128 * 256), _AT_LEAST)
     rows = ranks * ceil(rows_per_rank / tiles.M) * tiles.M
     return (
@@ -218,7 +218,7 @@ def estimate_gemm_rs_store_us(
 def estimate_two_shot_us(
     M: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2, out_itemsize: int = 2
 ) -> float:
-    """Estimate ``two_shot_program``: tiles are stored over NVLink, and so are their sums."""
+    """Estimate ``gemm_ar_two_shot``: tiles are stored over NVLink, and so are their sums."""
     sums = M * N * out_itemsize * (ranks - 1) / ranks
     return estimate_gemm_rs_store_us(M, N, K, 1, tiles, itemsize) + _SPREAD + sums / _SPREADING
 

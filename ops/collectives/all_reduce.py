@@ -203,7 +203,8 @@ def all_reduce(
     """Sum the inputs of all ranks, on every rank.
 
     All ranks receive the same bits, and equal inputs give equal bits: values are added in fp32, in
-    an order that docs/ops.md defines, and rounded once. ``nccl`` rounds and adds as NCCL does.
+    an order that docs/guides/ops.md defines, and rounded once. ``nccl`` rounds and adds as NCCL
+    does.
 
     The gradient is that of a tensor-parallel layer: all ranks compute the same function of the
     result, so its gradient is assumed equal on all ranks, and nothing is communicated.

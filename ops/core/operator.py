@@ -17,6 +17,7 @@ from ...runtime.kernel.kernel import capturing
 from ..autotune.cost_model import estimate_unfused_us
 from .compiled import CompiledOp
 from .epilogue import Epilogue
+from .gemm_config import GemmConfig
 from .problem import Problem
 from .registry import RegisteredOp
 from .tiles import (
@@ -76,11 +77,7 @@ class Operator(CompiledOp, RegisteredOp, ABC):
     @classmethod
     def program(cls, problem: Problem, choice: Choice) -> tirx.PrimFunc | Plan:
         """Return one of ``programs``, instantiated for a problem."""
-        rows, N, _ = problem.shards
-        return cls.programs[choice.program](
-            rows, N, problem.K, problem.ranks, problem.tile_dtype, problem.transposed,
-            choice.tiles, problem.biased, problem.tile_out_dtype,
-        )  # fmt: skip
+        return cls.programs[choice.program](GemmConfig.of(problem, choice.tiles))
 
     def __init__(self, problem: Problem, choice: Choice) -> None:
         """Compile, and allocate symmetric memory. Collective.

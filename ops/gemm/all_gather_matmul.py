@@ -1,20 +1,26 @@
 """All-gather + GEMM: copy engines gather rows while a kernel multiplies those that have arrived.
 
-If there are few rows, blocks of the kernel gather them. This module holds the tile programs, the
-plan around one of them, and the torch operator with its gradient.
+This module holds the plan with copy engines and the torch operator with its gradient. The kernels
+are in ``kernels``; if there are few rows, their blocks gather them. In the plan, one stream copies
+while one kernel computes, here on rank 1 of 4::
+
+    copies | A to 2 | A to 3 | A to 0 |
+    kernel | own tiles | tiles of 0 | tiles of 3 | tiles of 2 |
+           |           ^            ^            ^  waits for the rows of each rank
+    peers  |  0 to 1   | 3 to 1     | 2 to 1     |  write to ``gathered`` of rank 1
+
+Each rank sends to its right neighbor first, so the rows of the left neighbor arrive first. Rows for
+the right neighbor are copied in the chunks of ``Tiles.widening``.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import ceil
 from typing import Any, ClassVar
 
 import tilelang.language as T
 import torch
-from tilelang import tvm
 
 from ...builtins import language as W
-from ...passes import split_options
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..autotune.cost_model import (
@@ -25,264 +31,45 @@ from ..autotune.cost_model import (
 from ..collectives.all_gather import AllGather
 from ..core import nccl
 from ..core.call import call
-from ..core.epilogue import NOTHING, SCHEMA, Epilogue, accumulate, add_bias, is_fp8, scale, scale_of
+from ..core.epilogue import NOTHING, SCHEMA, Epilogue
+from ..core.gemm_config import GemmConfig
 from ..core.groups import group_of, name_of
 from ..core.library import define, product, refuse_gradients
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, checked, require_operands
 from ..core.registry import TableRow
-from ..core.tiles import (
-    DEVICE,
-    PersistentSchedule,
-    Tiles,
-    blocks_that_push,
-    persistent_tiles,
-    stored,
-)
-from .comm_blocks import CommBlocks, send
+from ..core.tiles import persistent_tiles, stored
+from .kernels.all_gather_gemm import ag_gemm_comm_blocks, ag_gemm_copy_engine, ag_gemm_push
 
 NAME = "all_gather_matmul"
 NUM_CHUNKS = (1, 2, 3, 4)
 """Chunks in which the first peer's rows arrive. With more chunks, the last one arrives later."""
 CHUNK_BYTES = 2 << 10
 """Least bytes of a row in each chunk: with 1 KiB, copy engines need several times as long."""
-_LINE = 128
-"""Bytes: a block pushes a multiple of this of each row, so that it is stored without gaps."""
 
 
-def ag_gemm_copy_engine(
-    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-):  # fmt: skip
-    """Build the kernel: C (ranks, rows_per_rank, N) is the A (rows_per_rank, K) of every rank
-    times B.
-
-    The kernel reads the own rows in A and the rows of other ranks in gathered (ranks,
-    rows_per_rank, K). Blocks are persistent, see ``PersistentSchedule``.
-
-    Args:
-        transposed: whether B has the shape (N, K); else (K, N).
-        biased: whether the kernel has a parameter bias.
-        out_dtype: type of bias and C; None for the type of A.
-    """
-    out_dtype = out_dtype or dtype
-    # No block needs another one, so all SMs may run blocks, although one of these may start later.
-    schedule = PersistentSchedule.for_tiles(
-        ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), DEVICE.sm_count
-    )
-
-    @T.prim_func
-    def ag_gemm_copy_engine(
-        A: T.Tensor((rows_per_rank, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        gathered: W.Symmetric((ranks, rows_per_rank, K), dtype),
-        C: T.Tensor((ranks, rows_per_rank, N), out_dtype),
-    ):
-        with T.Kernel(schedule.blocks, threads=tiles.threads) as block:
-            ag_gemm_tiles(
-                A,
-                gathered,
-                B,
-                bias,
-                scale_a,
-                scale_b,
-                C,
-                schedule,
-                block,
-                tiles,
-                transposed,
-                biased,
-            )
-
-    return ag_gemm_copy_engine
-
-
-@T.macro
-def ag_gemm_tiles(
-    A, gathered, B, bias, scale_a, scale_b, C, schedule, place, tiles, transposed, biased
-):
-    """Compute the tiles of C (ranks, rows_per_rank, N) with persistent blocks.
-
-    The own rows are in A. The rows of other ranks arrive in ``gathered`` (ranks, rows_per_rank, K
-    or more); tiles are computed in the order of arrival.
-
-    Args:
-        place: index of this block in ``schedule``; a block with a negative one computes nothing.
-    """
-    ranks, rows_per_rank, N = C.shape
-    K = A.shape[1]
-    rows, columns = T.ceildiv(rows_per_rank, tiles.M), T.ceildiv(N, tiles.N)
-    A_tile = T.alloc_shared((tiles.M, tiles.K), A.dtype)
-    B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), A.dtype)
-    C_tile = T.alloc_shared((tiles.M, tiles.width), C.dtype)
-    total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-
-    me = W.rank()
-    for turn in T.serial(schedule.waves):
-        earlier = turn * schedule.blocks
-        number = earlier + place
-        if number >= earlier and number < schedule.tiles:
-            source = (me + ranks - number // (rows * columns)) % ranks
-            row, column = W.swizzle_2d(number % (rows * columns), rows, columns, tiles.group_m)
-            m, n = row * tiles.M, column * tiles.N
-
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                k = step * tiles.K
-                if ranks == 1 or source == me:
-                    T.copy(A[m, k], A_tile)
-                else:
-                    T.copy(gathered[me, source, m, k], A_tile)
-                T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                accumulate(A_tile, B_tile, total, transposed)
-            if is_fp8(str(A.dtype)):
-                scale(total, scale_a, scale_b)
-            if biased:
-                add_bias(total, bias, n)
-            for first in T.unroll(0, tiles.N, tiles.width):
-                T.copy(total[:, first : first + tiles.width], C_tile)
-                T.copy(C_tile, C[source, m, n + first])
-
-
-def ag_gemm_push(
-    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-):  # fmt: skip
-    """Build the kernel for few rows: blocks store the own rows at all ranks, then multiply.
-
-    The stores arrive before a copy engine would start. The arguments are those of
-    ``ag_gemm_copy_engine``.
-    """
-    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    M = ranks * rows_per_rank
-    rows, columns = ceil(M / tiles.M), ceil(N / tiles.N)
-    # The first blocks push. Each pushes some columns of the own rows, to one rank if there are at
-    # least as many blocks as ranks.
-    pushing = min(rows * columns, blocks_that_push())
-    apart = min(pushing, ranks)
-    line = _LINE // tvm.DataType(dtype).itemsize
-    width = ceil(K / (pushing // apart) / line) * line
-    parts = ceil(K / width)
-    at_once = tiles.rows_at_once(_LINE)
-    height = ceil(rows_per_rank / at_once) * at_once
-
-    @T.prim_func
-    def ag_gemm_push(
-        A: T.Tensor((rows_per_rank, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        C: T.Tensor((M, N), out_dtype),
-    ):
-        with T.Kernel(rows, columns, threads=tiles.threads) as (row, column):
-            gathered = W.alloc_symmetric((M, parts * width), dtype)
-            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-
-            me = W.rank()
-            block = column * rows + row
-            first, part = block % apart, block // apart
-            if part < parts:
-                for turn in T.serial(T.ceildiv(ranks - first, apart)):
-                    peer = (me + 1 + first + turn * apart) % ranks
-                    for i, j in T.Parallel(height, width):
-                        k = part * width + j
-                        if i < rows_per_rank:
-                            gathered[peer, me * rows_per_rank + i, k] = T.if_then_else(
-                                k < K, A[i, k], 0
-                            )
-
-            m, n = row * tiles.M, column * tiles.N
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                k = step * tiles.K
-                T.copy(gathered[me, m, k], A_tile)
-                T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                accumulate(A_tile, B_tile, total, transposed)
-            if scaled:
-                scale(total, scale_a, scale_b)
-            if biased:
-                add_bias(total, bias, n)
-            T.copy(total, C_tile)
-            T.copy(C_tile, C[m, n])
-
-    # One granule for all rows: a check for each tile would cost as much time as the tile itself.
-    granule = {"tileweave.granule": {"gathered": (M, parts * width)}}
-    return split_options(ag_gemm_push, granule)[0]
-
-
-def communicated_matmul(
-    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-):  # fmt: skip
-    """Build a kernel of which some blocks only store the own rows at other ranks.
-
-    They store one piece of the rows at all ranks before they store the next piece. The other blocks
-    multiply as in ``ag_gemm_copy_engine``, whose arguments are the same. This program is for few
-    rows and many ranks, where copies need more time to start than to transfer.
-    """
-    out_dtype = out_dtype or dtype
-    sent = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, tvm.DataType(dtype).itemsize)
-    shared = ranks > 1
-
-    @T.prim_func
-    def communicated_matmul(
-        A: T.Tensor((rows_per_rank, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        C: T.Tensor((ranks, rows_per_rank, N), out_dtype),
-    ):
-        with T.Kernel(sent.blocks + sent.schedule.blocks, threads=tiles.threads) as block:
-            gathered = None
-            if shared:
-                gathered = W.alloc_symmetric(
-                    (ranks, rows_per_rank, sent.pieces * sent.width), dtype
-                )
-                send(A, gathered, sent, block, ranks)
-            ag_gemm_tiles(
-                A, gathered, B, bias, scale_a, scale_b, C, sent.schedule,
-                sent.schedule_index(block), tiles, transposed, biased,
-            )  # fmt: skip
-
-    granules = {"gathered": (1, rows_per_rank, sent.width)} if shared else {}
-    return split_options(communicated_matmul, {"tileweave.granule": granules})[0]
-
-
-def all_gather_matmul_plan(
-    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-) -> Plan:  # fmt: skip
+def all_gather_matmul_plan(config: GemmConfig) -> Plan:
     """Build the plan: each rank copies its A (rows_per_rank, K) to its peers and multiplies the
     rows of all ranks by its own B.
 
-    Rows for the first peer are copied in the chunks of ``tiles.widening``. No rank writes its own
-    rows to gathered (ranks, rows_per_rank, K).
+    No rank writes its own rows to gathered (ranks, rows_per_rank, K).
     """
-    sizes = rows_per_rank, N, K, ranks, dtype, transposed
-    out_dtype = out_dtype or dtype
-    kernel = ag_gemm_copy_engine(*sizes, tiles, biased, out_dtype)
+    kernel, ranks, K = ag_gemm_copy_engine(config), config.ranks, config.K
+    rows_per_rank, chunks = config.rows_per_rank, config.tiles.widening(K)
 
     @plan
     def all_gather_matmul(
         p: PlanBuilder,
-        A: T.Tensor((rows_per_rank, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        gathered: W.Symmetric((ranks, rows_per_rank, K), dtype),
-        C: T.Tensor((ranks, rows_per_rank, N), out_dtype),
+        A: T.Tensor((rows_per_rank, K), config.dtype),
+        B: config.B,
+        bias: config.bias,
+        scale_a: config.scale,
+        scale_b: config.scale,
+        gathered: W.Symmetric((ranks, rows_per_rank, K), config.dtype),
+        C: T.Tensor((ranks, rows_per_rank, config.N), config.out_dtype),
     ):
         for number, peer in enumerate(p.peers()):
-            for k in [slice(0, K)] if number else tiles.widening(K):
+            for k in [slice(0, K)] if number else chunks:
                 p.copy(gathered[peer, p.rank, :, k], A[:, k], stream="copies")
         p.launch(kernel, A, B, bias, scale_a, scale_b, gathered, C)
 
@@ -309,7 +96,7 @@ class AllGatherMatmul(Operator, op=NAME):
 
     programs: ClassVar = {
         "copy_engines": all_gather_matmul_plan,
-        "communicating_blocks": communicated_matmul,
+        "communicating_blocks": ag_gemm_comm_blocks,
         "stores": ag_gemm_push,
     }
 

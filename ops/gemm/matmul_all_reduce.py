@@ -1,7 +1,17 @@
-"""GEMM + all-reduce in one kernel: ranks exchange partial tiles, and every rank gets their sum.
+"""GEMM + all-reduce: ranks exchange their products, and every rank receives the sum.
 
-This module holds the tile programs, one for small results and two for large ones (by stores and by
-copy engines), and the torch operator with its gradient.
+This module holds the plan with copy engines and the torch operator with its gradient. The kernels
+are in ``kernels``. In the plan, one stream copies while one kernel computes, here on rank 1 of 4
+with two chunks::
+
+    kernel | chunk 0 of 2, 3, 0 | own chunk 0   | chunk 1 of 2, 3, 0 | own chunk 1   | pull |
+           |      \\             | ^ adds        |      \\             | ^ adds        | ^
+    copies |       \\-- products 0 to the peers --|-- sums 0 to C ----\\-- products 1 -|  :
+    peers  |  write products to ``partials``      |  ``sums`` of chunk 0                |  :
+           |                                         ``pulled_sums`` of the last chunk ----:
+
+A copy starts when all tiles of its chunk are computed. The sums of the last chunk are pulled by
+blocks: no product is left to compute while a copy would transfer them.
 """
 
 from dataclasses import replace
@@ -12,7 +22,6 @@ from typing import Any, ClassVar
 import tilelang.language as T
 import torch
 
-from ...builtins import language as W
 from ...passes.ir.sizes import LARGEST
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
@@ -23,14 +32,17 @@ from ..autotune.cost_model import (
 )
 from ..collectives.all_reduce import AllReduce
 from ..core import nccl
-from ..core.epilogue import Epilogue, add_bias, add_tile, is_fp8, multiply, scale, scale_of
+from ..core.epilogue import Epilogue
+from ..core.gemm_config import GemmConfig
 from ..core.library import product
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem
 from ..core.registry import TableRow
-from ..core.tiles import Tiles, persistent_tiles, stored, stores_last_peer
-from .identity import identities, identity_of
-from .matmul_reduce_scatter import gemm_rs_persistent
+from ..core.tiles import Tiles, persistent_tiles, stored
+from .identity import identities
+from .kernels.gemm_all_reduce import gemm_ar_one_shot, gemm_ar_two_shot
+from .kernels.gemm_persistent import copied_sums_of, gemm_ar_persistent
+from .kernels.partial_sums import identity_of
 
 NAME = "matmul_all_reduce"
 HOPELESS_BYTES = 32 << 20
@@ -43,173 +55,39 @@ sooner, but need more copies. Lower groups share less of the operands in L2.
 """
 
 
-def one_shot_program(
-    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-):  # fmt: skip
-    """Build the kernel: C (M, N) is the sum over ranks of A (M, K) times B; every rank reads the
-    tiles of all ranks and adds them.
-
-    Every rank adds the same numbers, rounded to ``out_dtype``, in fp32 and in the same order. That
-    is the order of the ranks, but each tile starts with another rank: ranks then do not all read
-    from one rank at the same time.
-
-    Args:
-        transposed: whether B has the shape (N, K); else (K, N).
-        biased: whether the kernel has a parameter bias.
-        out_dtype: type of bias and C; None for the type of A.
-    """
-    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
-
-    @T.prim_func
-    def matmul_all_reduce_one_shot(
-        A: T.Tensor((M, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        C: T.Tensor((M, N), out_dtype),
-    ):
-        with T.Kernel(rows * columns, threads=tiles.threads) as block:
-            parts = W.alloc_symmetric((M, N), out_dtype)  # own products
-            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-
-            me = W.rank()
-            row, column = W.swizzle_2d(block, rows, columns, tiles.group_m)
-            m, n = row * tiles.M, column * tiles.N
-
-            multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
-            if scaled:
-                scale(total, scale_a, scale_b)
-
-            T.copy(total, C_tile)
-            T.copy(C_tile, parts[me, m, n])
-            T.clear(total)
-            for step in T.serial(ranks):
-                T.copy(parts[(block + step) % ranks, m, n], C_tile)
-                add_tile(total, C_tile)
-            if biased:
-                add_bias(total, bias, n)
-            T.copy(total, C_tile)
-            T.copy(C_tile, C[m, n])
-
-    return matmul_all_reduce_one_shot
-
-
-def two_shot_program(
-    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-):  # fmt: skip
-    """Build the kernel: C (M, N) is the sum over ranks of A (M, K) times B; the owner of each tile
-    sums it up, and the other ranks read the sum from the owner.
-
-    All ranks own the same number of tiles, in the order of ``W.swizzle_2d``; the last tiles may be
-    outside C. An owner keeps its own product of a tile in fp32. It receives those of other ranks
-    rounded to ``out_dtype`` and adds them in fp32, starting with the left neighbor's, which arrive
-    first.
-
-    Args:
-        transposed: whether B has the shape (N, K); else (K, N).
-        biased: whether the kernel has a parameter bias.
-        out_dtype: type of bias and C; None for the type of A.
-    """
-    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
-    tiles_per_rank = T.ceildiv(rows * columns, ranks)
-
-    @T.prim_func
-    def matmul_all_reduce(
-        A: T.Tensor((M, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        C: T.Tensor((M, N), out_dtype),
-    ):
-        with T.Kernel(ranks * tiles_per_rank, threads=tiles.threads) as block:
-            # Products of other ranks for the own tiles, and the sums of the own tiles.
-            parts = W.alloc_symmetric((ranks, tiles_per_rank * tiles.M, tiles.N), out_dtype)
-            sums = W.alloc_symmetric((tiles_per_rank * tiles.M, tiles.N), out_dtype)
-            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-
-            me = W.rank()
-            owner, tile = W.swizzle_ranks(block, tiles_per_rank, me, ranks)
-            row, column = W.swizzle_2d(owner * tiles_per_rank + tile, rows, columns, tiles.group_m)
-            m, n = row * tiles.M, column * tiles.N
-
-            multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
-            if scaled:
-                scale(total, scale_a, scale_b)
-
-            if owner != me:
-                T.copy(total, C_tile)
-                T.copy(C_tile, parts[owner, me, tile * tiles.M, 0])
-            else:
-                for step in T.serial(ranks - 1):
-                    source = (me + ranks - 1 - step) % ranks  # as they arrive
-                    T.copy(parts[me, source, tile * tiles.M, 0], C_tile)
-                    add_tile(total, C_tile)
-                if biased:
-                    add_bias(total, bias, n)
-                T.copy(total, C_tile)
-                T.copy(C_tile, sums[me, tile * tiles.M, 0])
-                T.copy(C_tile, C[m, n])
-                for step in T.serial(ranks - 1):
-                    source = (me + 1 + step) % ranks
-                    row_there, column_there = W.swizzle_2d(
-                        source * tiles_per_rank + tile, rows, columns, tiles.group_m
-                    )
-                    T.copy(sums[source, tile * tiles.M, 0], C_tile)
-                    T.copy(C_tile, C[row_there * tiles.M, column_there * tiles.N])
-
-    return matmul_all_reduce
-
-
-def matmul_all_reduce_plan(
-    M: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-) -> Plan:  # fmt: skip
+def matmul_all_reduce_plan(config: GemmConfig) -> Plan:
     """Build the plan: ``matmul_reduce_scatter_plan`` and the exchange of the sums.
 
     Copy engines transfer the sums of other ranks as they become ready; the kernel pulls those of
     the last chunk.
     """
-    out_dtype = out_dtype or dtype
-    rows_per_rank = rows_of_owner(M, ranks, tiles)
-    kernel = gemm_rs_persistent(
-        rows_per_rank, N, K, ranks, dtype, transposed, tiles, biased, out_dtype, M
-    )
-    stores = stores_last_peer(rows_per_rank, N, ranks, tiles)
-    chunks = tiles.chunks(rows_per_rank, N)
-    copied = ranks > 1 and len(chunks) > 1
+    kernel, owned, M = gemm_ar_persistent(config), config.whole_tiles, config.M
+    rows_per_rank = owned.rows_per_rank
+    chunks = config.tiles.chunks(rows_per_rank, config.N)
 
     @plan
     def matmul_all_reduce(
         p: PlanBuilder,
-        A: T.Tensor((M, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        products: W.Symmetric((ranks, rows_per_rank, N), out_dtype),
-        parts: W.Symmetric((ranks, rows_per_rank, N), out_dtype),
-        latest: W.Symmetric((rows_per_rank, N), out_dtype) if stores else None,
-        sums: W.Symmetric((rows_per_rank, N), out_dtype) if copied else None,
-        identity: identity_of(tiles, ranks, dtype),
-        C: T.Tensor((M, N), out_dtype),
+        A: T.Tensor((M, config.K), config.dtype),
+        B: config.B,
+        bias: config.bias,
+        scale_a: config.scale,
+        scale_b: config.scale,
+        products: owned.partials,
+        partials: owned.partials,
+        last_peer_buf: owned.last_peer_buf,
+        sums: copied_sums_of(config),
+        identity: identity_of(config),
+        C: T.Tensor((M, config.N), config.out_dtype),
     ):
-        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, latest, sums, identity, C)
+        p.launch(
+            kernel, A, B, bias, scale_a, scale_b, products, partials, last_peer_buf, sums,
+            identity, C,
+        )  # fmt: skip
         # In the order in which the kernel computes and needs them, see W.swizzle_ranks.
         for sent, summed in zip(chunks, [None, *chunks[:-1]], strict=True):
-            for peer in islice(p.peers(), ranks - 1 - stores):
-                own, theirs = products[p.rank, peer], parts[peer, p.rank]
+            for peer in islice(p.peers(), config.ranks - 1 - owned.stores_last_peer):
+                own, theirs = products[p.rank, peer], partials[peer, p.rank]
                 p.copy(theirs[sent], own[sent], stream="copies")
             if not summed:
                 continue
@@ -246,8 +124,8 @@ class MatmulAllReduce(Operator, op=NAME):
     collective = AllReduce
 
     programs: ClassVar = {
-        "one_shot": one_shot_program,
-        "two_shot": two_shot_program,
+        "one_shot": gemm_ar_one_shot,
+        "two_shot": gemm_ar_two_shot,
         "copy_engines": matmul_all_reduce_plan,
     }
 
@@ -325,9 +203,9 @@ def matmul_all_reduce(
     """Return the sum over ranks of ``a @ b`` on every rank; tiles are sent once they are computed.
 
     With the fused program every rank gets the same bits, and equal inputs give equal bits. Products
-    are rounded to the type of ``a`` for the transfer and summed in fp32. docs/ops.md describes the
-    order, and the result of a row with a product that is not finite. ``nccl`` rounds and sums as
-    NCCL does.
+    are rounded to the type of ``a`` for the transfer and summed in fp32. docs/guides/ops.md
+    describes the order, and the result of a row with a product that is not finite. ``nccl`` rounds
+    and sums as NCCL does.
 
     The gradient is that of a tensor-parallel layer: all ranks compute the same from the result, so
     its gradient is assumed to be equal on all ranks, and nothing is communicated.

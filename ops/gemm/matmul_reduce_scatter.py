@@ -1,18 +1,23 @@
-"""GEMM + reduce-scatter: one kernel computes products, and their owners receive and sum them.
+"""GEMM + reduce-scatter: each rank receives its rows of the sum over ranks and adds them.
 
-This module holds the tile programs, by copy engines, by stores and in one exchange, and the torch
-operator with its gradient.
+This module holds the plan with copy engines and the torch operator with its gradient. The kernels
+are in ``kernels``. In the plan, one stream copies while one kernel computes, here on rank 1 of 4::
+
+    kernel    | tiles of 2 | tiles of 3 | tiles of 0 | own tiles: add products of 0, 3, 2 | C
+              |        \\   |        \\   |        \\   |  ^ waits for copies of ranks 0, 3, 2
+    copies    |         \\--- to 2 ------\\--- to 3 ----\\-- to 0 ---|
+    peers     |  each peer copies its products for rank 1 to ``partials`` of rank 1
+
+A copy starts when all tiles of its chunk are computed. With few tiles, the kernel stores the
+products for the last peer (here 0) in that peer's ``last_peer_buf``: a copy would start too late.
 """
 
 from itertools import islice
-from math import ceil
 from typing import Any, ClassVar
 
 import tilelang.language as T
 import torch
 
-from ...builtins import language as W
-from ...passes import split_options
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..autotune.cost_model import (
@@ -22,305 +27,53 @@ from ..autotune.cost_model import (
 )
 from ..collectives.reduce_scatter import ReduceScatter
 from ..core import nccl
-from ..core.epilogue import (
-    NOTHING,
-    Epilogue,
-    accumulate,
-    add_bias,
-    add_tile,
-    is_fp8,
-    multiply,
-    scale,
-    scale_of,
-)
+from ..core.epilogue import NOTHING, Epilogue
+from ..core.gemm_config import GemmConfig
 from ..core.library import product
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem
 from ..core.registry import TableRow
-from ..core.tiles import PersistentSchedule, Tiles, persistent_tiles, stored, stores_last_peer
-from .identity import identities, identity_of, steps_of
-from .pull_tail import PullTail, pull
+from ..core.tiles import persistent_tiles, stored
+from .identity import identities
+from .kernels.gemm_persistent import gemm_rs_persistent
+from .kernels.gemm_reduce_scatter import gemm_rs_one_shot, gemm_rs_store
+from .kernels.partial_sums import identity_of
 
 NAME = "matmul_reduce_scatter"
 FEW = 2048
 """Most rows of the one-shot program: the tiles of a column must run at the same time."""
 
 
-def matmul_reduce_scatter_program(
-    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-):  # fmt: skip
-    """Build the kernel: C (rows_per_rank, N) is this rank's rows of the sum over ranks of
-    A (ranks * rows_per_rank, K) times B.
-
-    A rank keeps the tiles of its own rows in fp32. It receives the tiles of other ranks rounded to
-    ``out_dtype`` and adds them in fp32, starting with the left neighbor's, which arrive first.
-
-    Args:
-        transposed: whether B has the shape (N, K); else (K, N).
-        biased: whether the kernel has a parameter bias.
-        out_dtype: type of bias and C; None for the type of A.
-    """
-    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    rows, columns = T.ceildiv(rows_per_rank, tiles.M), T.ceildiv(N, tiles.N)
-
-    @T.prim_func
-    def matmul_reduce_scatter(
-        A: T.Tensor((ranks * rows_per_rank, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        C: T.Tensor((rows_per_rank, N), out_dtype),
-    ):
-        with T.Kernel(ranks * rows * columns, threads=tiles.threads) as block:
-            # Partial sums of other ranks for the own rows.
-            parts = W.alloc_symmetric((ranks, rows_per_rank, N), out_dtype)
-            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-
-            me = W.rank()
-            owner, tile = W.swizzle_ranks(block, rows * columns, me, ranks)
-            row, column = W.swizzle_2d(tile, rows, columns, tiles.group_m)
-            m, n = row * tiles.M, column * tiles.N
-
-            multiply(
-                A, owner * rows_per_rank + m, B, n, A_tile, B_tile, total, transposed, tiles.stages
-            )
-            if scaled:
-                scale(total, scale_a, scale_b)
-
-            if owner != me:
-                T.copy(total, C_tile)
-                T.copy(C_tile, parts[owner, me, m, n])
-            else:
-                for step in T.serial(ranks - 1):
-                    source = (me + ranks - 1 - step) % ranks  # as they arrive
-                    T.copy(parts[me, source, m, n], C_tile)
-                    add_tile(total, C_tile)
-                if biased:
-                    add_bias(total, bias, n)
-                T.copy(total, C_tile)
-                T.copy(C_tile, C[m, n])
-
-    return matmul_reduce_scatter
-
-
-def scattered_one_shot(
-    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-):  # fmt: skip
-    """Build the kernel for few rows: each owner reads its rows from the tiles of all ranks.
-
-    A tile may have rows of several owners. All products are rounded to ``out_dtype``, the own one
-    too, which is added last. The arguments are those of ``matmul_reduce_scatter_program``.
-    """
-    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    rows, columns = ceil(ranks * rows_per_rank / tiles.M), ceil(N / tiles.N)
-    height = ceil(rows_per_rank / rows / 8) * 8  # own rows that a block sums up
-
-    @T.prim_func
-    def matmul_reduce_scatter_one_shot(
-        A: T.Tensor((ranks * rows_per_rank, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        C: T.Tensor((rows_per_rank, N), out_dtype),
-    ):
-        with T.Kernel(rows, columns, threads=tiles.threads) as (row, column):
-            parts = W.alloc_symmetric((ranks * rows_per_rank, N), out_dtype)  # own products
-            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), out_dtype)
-            own_tile = T.alloc_shared((height, tiles.N), out_dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-            own = T.alloc_fragment((height, tiles.N), "float32")
-
-            me = W.rank()
-            m, n = row * tiles.M, column * tiles.N
-            multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
-            if scaled:
-                scale(total, scale_a, scale_b)
-
-            T.copy(total, C_tile)
-            T.copy(C_tile, parts[me, m, n])
-            first = row * height
-            T.clear(own)
-            for step in T.serial(ranks):
-                source = (me + 1 + step) % ranks
-                T.copy(parts[source, me * rows_per_rank + first, n], own_tile)
-                add_tile(own, own_tile)
-            if biased:
-                add_bias(own, bias, n)
-            T.copy(own, own_tile)
-            T.copy(own_tile, C[first, n])
-
-    return matmul_reduce_scatter_one_shot
-
-
-def gemm_rs_persistent(
-    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None, shared: int = 0,
-):  # fmt: skip
-    """Build the kernel of a plan whose copy engines transfer the products.
-
-    The kernel computes what ``matmul_reduce_scatter_program`` does. It writes its products for
-    other ranks to ``products`` (ranks, rows_per_rank, N). Copies write the products of other ranks
-    to ``parts``; the tensor cores add them, see ``identity``. If ``stores_last_peer``, the kernel
-    stores the products for the peer that it serves last in the peer's ``latest``
-    (rows_per_rank, N). Blocks are persistent, see ``PersistentSchedule``.
-
-    Args:
-        shared: rows of A and C of an all-reduce, ``ranks * rows_per_rank`` at most; 0 for a
-            reduce-scatter. The kernel of an all-reduce writes own sums to its own rows of C and to
-            ``sums`` (rows_per_rank, N), the source of copies. It writes the last chunk of them to
-            ``rest`` instead, from which blocks pull.
-    """
-    out_dtype, scaled = out_dtype or dtype, is_fp8(dtype)
-    rows, columns = ceil(rows_per_rank / tiles.M), ceil(N / tiles.N)
-    schedule, width = PersistentSchedule.for_tiles(ranks * rows * columns), tiles.width
-    steps, part_steps = ceil(K / tiles.K), steps_of(tiles, dtype)
-    adding = (ranks - 1) * part_steps
-    stores = stores_last_peer(rows_per_rank, N, ranks, tiles)
-    chunk = tiles.tiles_per_chunk(N) if shared else None  # copies transfer sums chunk by chunk
-    tail, pulls = PullTail.last_chunk(rows_per_rank, N, tiles), bool(shared and ranks > 1)
-    copied = pulls and tail.first > 0
-
-    @T.prim_func
-    def gemm_rs_persistent(
-        A: T.Tensor((shared or ranks * rows_per_rank, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        products: W.Symmetric((ranks, rows_per_rank, N), out_dtype),
-        parts: W.Symmetric((ranks, rows_per_rank, N), out_dtype),
-        latest: W.Symmetric((rows_per_rank, N), out_dtype) if stores else None,
-        sums: W.Symmetric((rows_per_rank, N), out_dtype) if copied else None,
-        identity: identity_of(tiles, ranks, dtype),
-        C: T.Tensor((shared or rows_per_rank, N), out_dtype),
-    ):
-        with T.Kernel(schedule.blocks, threads=tiles.threads) as block:
-            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, width), out_dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-            if pulls:
-                rest = W.alloc_symmetric((tail.rows, tail.columns), out_dtype)
-
-            me = W.rank()
-            served_last, serves_last = (me + ranks - 1) % ranks, (me + 1) % ranks
-            for turn in T.serial(schedule.waves):
-                number = turn * schedule.blocks + block
-                if number < schedule.tiles:
-                    owner, tile = W.swizzle_ranks(number, rows * columns, me, ranks, chunk)
-                    row, column = W.swizzle_2d(tile, rows, columns, tiles.group_m)
-                    m, n = row * tiles.M, column * tiles.N
-
-                    T.clear(total)
-                    for step in T.Pipelined(
-                        T.if_then_else(owner == me, steps + adding, steps) if adding else steps,
-                        num_stages=tiles.stages,
-                    ):
-                        k = step * tiles.K
-                        if adding:
-                            source = (me + ranks - 1 - (step - steps) // part_steps) % ranks
-                            there = (step - steps) % part_steps * tiles.K
-                        if not adding or step < steps:
-                            T.copy(A[owner * rows_per_rank + m, k], A_tile)
-                        elif stores and source == serves_last:
-                            T.copy(latest[me, m, n + there], A_tile)
-                        else:
-                            T.copy(parts[me, source, m, n + there], A_tile)
-                        if not adding or step < steps:
-                            T.copy(B[n, k] if transposed else B[k, n], B_tile)
-                        else:
-                            T.copy(identity[0, there] if transposed else identity[there, 0], B_tile)
-                        accumulate(A_tile, B_tile, total, transposed)
-                    if scaled:
-                        scale(total, scale_a, scale_b)
-
-                    if stores and owner == served_last:
-                        for first in T.unroll(0, tiles.N, width):
-                            T.copy(total[:, first : first + width], C_tile)
-                            T.copy(C_tile, latest[owner, m, n + first])
-                    elif owner != me:
-                        for first in T.unroll(0, tiles.N, width):
-                            T.copy(total[:, first : first + width], C_tile)
-                            T.copy(C_tile, products[me, owner, m, n + first])
-                    else:
-                        if not adding:
-                            for step in T.serial(ranks - 1):
-                                source = (me + ranks - 1 - step) % ranks
-                                for first in T.unroll(0, tiles.N, width):
-                                    if stores and source == serves_last:
-                                        T.copy(latest[me, m, n + first], C_tile)
-                                    else:
-                                        T.copy(parts[me, source, m, n + first], C_tile)
-                                    for i, j in T.Parallel(tiles.M, width):
-                                        total[i, first + j] += C_tile[i, j]
-                        if biased:
-                            add_bias(total, bias, n)
-                        if pulls and tile >= tail.first:
-                            for first in T.unroll(0, tiles.N, width):
-                                T.copy(total[:, first : first + width], C_tile)
-                                T.copy(C_tile, C[me * rows_per_rank + m, n + first])
-                                T.copy(C_tile, rest[me, m - tail.m, n - tail.n + first])
-                        else:
-                            for first in T.unroll(0, tiles.N, width):
-                                T.copy(total[:, first : first + width], C_tile)
-                                T.copy(
-                                    C_tile, C[(me * rows_per_rank if shared else 0) + m, n + first]
-                                )
-                                if copied:
-                                    T.copy(C_tile, sums[me, m, n + first])
-
-            if pulls:
-                pull(rest, C, rows_per_rank, tail, block, schedule.blocks, ranks)
-
-    granules = {"rest": tail.granule} if pulls else {}
-    if stores and tiles.N % tiles.K == 0:  # no step that adds crosses tiles
-        granules["latest"] = min(tiles.M, rows_per_rank), min(tiles.N, N)
-    return split_options(gemm_rs_persistent, {"tileweave.granule": granules})[0]
-
-
-def matmul_reduce_scatter_plan(
-    rows_per_rank: int, N: int, K: int, ranks: int, dtype: str, transposed: bool, tiles: Tiles,
-    biased: bool = False, out_dtype: str | None = None,
-) -> Plan:  # fmt: skip
+def matmul_reduce_scatter_plan(config: GemmConfig) -> Plan:
     """Build the plan: copy engines transfer products for other ranks while the kernel continues.
 
-    If ``stores_last_peer``, the kernel stores those for the last peer. Remote stores from SMs slow
-    down their own loads: stores of all products cost 9 % of the time of the GEMM
+    If ``config.stores_last_peer``, the kernel stores those for the last peer. Remote stores from
+    SMs slow down their own loads: stores of all products cost 9 % of the time of the GEMM
     (benchmarks/LOG.md).
     """
-    out_dtype = out_dtype or dtype
-    kernel = gemm_rs_persistent(
-        rows_per_rank, N, K, ranks, dtype, transposed, tiles, biased, out_dtype
-    )
-    stores = stores_last_peer(rows_per_rank, N, ranks, tiles)
+    kernel, rows_per_rank = gemm_rs_persistent(config), config.rows_per_rank
+    chunks = config.tiles.chunks(rows_per_rank, config.N)
 
     @plan
     def matmul_reduce_scatter(
         p: PlanBuilder,
-        A: T.Tensor((ranks * rows_per_rank, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N,), out_dtype) if biased else None,
-        scale_a: scale_of(dtype),
-        scale_b: scale_of(dtype),
-        products: W.Symmetric((ranks, rows_per_rank, N), out_dtype),
-        parts: W.Symmetric((ranks, rows_per_rank, N), out_dtype),
-        latest: W.Symmetric((rows_per_rank, N), out_dtype) if stores else None,
-        identity: identity_of(tiles, ranks, dtype),
-        C: T.Tensor((rows_per_rank, N), out_dtype),
+        A: T.Tensor((config.M, config.K), config.dtype),
+        B: config.B,
+        bias: config.bias,
+        scale_a: config.scale,
+        scale_b: config.scale,
+        products: config.partials,
+        partials: config.partials,
+        last_peer_buf: config.last_peer_buf,
+        identity: identity_of(config),
+        C: T.Tensor((rows_per_rank, config.N), config.out_dtype),
     ):
-        p.launch(kernel, A, B, bias, scale_a, scale_b, products, parts, latest, None, identity, C)
-        for peer in islice(p.peers(), ranks - 1 - stores):
-            for chunk in tiles.chunks(rows_per_rank, N):
-                own, theirs = products[p.rank, peer], parts[peer, p.rank]
+        p.launch(
+            kernel, A, B, bias, scale_a, scale_b, products, partials, last_peer_buf, identity, C
+        )
+        for peer in islice(p.peers(), config.ranks - 1 - config.stores_last_peer):
+            for chunk in chunks:
+                own, theirs = products[p.rank, peer], partials[peer, p.rank]
                 p.copy(theirs[chunk], own[chunk], stream="copies")
 
     return matmul_reduce_scatter
@@ -340,8 +93,8 @@ class MatmulReduceScatter(Operator, op=NAME):
 
     programs: ClassVar = {
         "copy_engines": matmul_reduce_scatter_plan,
-        "stores": matmul_reduce_scatter_program,
-        "one_shot": scattered_one_shot,
+        "stores": gemm_rs_store,
+        "one_shot": gemm_rs_one_shot,
     }
 
     graph_fallback: ClassVar = {"copy_engines": "stores"}
@@ -412,7 +165,7 @@ def matmul_reduce_scatter(
     The fused program rounds each product to the type of ``a`` once, except a rank's own products
     for itself, and sums in fp32: first the own product, then the left neighbor's, and so on. Equal
     inputs give equal bits. A product that is not finite may make others of its row NaN, see
-    docs/ops.md. ``nccl`` rounds and sums as NCCL does.
+    docs/guides/ops.md. ``nccl`` rounds and sums as NCCL does.
 
     Every rank calls it with the same shapes. The first call with new shapes compiles, collectively.
 

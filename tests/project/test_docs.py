@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -19,7 +20,7 @@ from tileweave.cli.main import main
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 README = CHECKOUT / "README.md"
-HOST_API = CHECKOUT / "docs" / "host-api.md"
+HOST_API = CHECKOUT / "docs" / "reference" / "host-api.md"
 
 
 def _load(file: Path) -> ModuleType:
@@ -34,16 +35,37 @@ def test_language_page_is_up_to_date():
     assert generate.PAGE.read_text() == generate.page(), "run `make docs`"
 
 
+def test_command_line_page_is_up_to_date():
+    command_line = _load(CHECKOUT / "docs" / "command_line.py")
+    assert command_line.PAGE.read_text() == command_line.page(), "run `make docs`"
+
+
+def test_command_line_page_explains_every_argument():
+    page = (CHECKOUT / "docs" / "reference" / "command-line.md").read_text()
+    assert re.findall(r"^\| [^|]*\| *(?:None)? *\|$", page, re.M) == []
+    assert "%(" not in page
+
+
+def test_examples_of_the_command_line_page_are_legal():
+    command_line = _load(CHECKOUT / "docs" / "command_line.py")
+    parsers = command_line.parsers()
+    assert set(command_line.EXAMPLES) == set(command_line.GUIDES) == set(parsers)
+    for name, (parser, _) in parsers.items():
+        command = command_line.EXAMPLES[name].partition(f"tileweave {name}")[2]
+        options = parser.parse_args(shlex.split(command))
+        assert (CHECKOUT / getattr(options, "program", "README.md")).exists()
+
+
 def test_picture_of_sequences_is_up_to_date():
     sequence = _load(CHECKOUT / "docs" / "sequence.py")
     assert sequence.PICTURE.read_text() == sequence.svg(sequence.drawing()), "run `make docs`"
-    assert sequence.PICTURE.name in (CHECKOUT / "docs" / "ops.md").read_text()
+    assert sequence.PICTURE.name in (CHECKOUT / "docs" / "guides" / "ops.md").read_text()
 
 
 def test_bar_chart_of_the_readme_is_up_to_date():
     speedup = _load(CHECKOUT / "docs" / "speedup.py")
     assert speedup.PICTURE.read_text() == speedup.svg(speedup.drawing()), "run `make docs`"
-    assert f"docs/{speedup.PICTURE.name}" in README.read_text()
+    assert f"docs/images/{speedup.PICTURE.name}" in README.read_text()
 
 
 def test_bar_chart_of_the_readme_shows_measured_ratios():
@@ -69,7 +91,7 @@ def readme_program(tmp_path):
 
 def test_readme_is_a_landing_page():
     assert len(README.read_text().splitlines()) <= 150
-    for page in ("tutorial/index", "language", "ops", "how-it-works", "host-api"):
+    for page in ("tutorial/index", "reference/language", "guides/ops", "how-it-works"):
         assert f"(docs/{page}.md" in README.read_text()
 
 
@@ -113,6 +135,23 @@ def test_host_api_page_has_every_public_name():
     assert [name for name in sorted(names) if f"tw.{name}" not in page] == []
 
 
+def test_host_api_page_has_the_signatures():
+    rows = re.findall(r"^\| `(tw\.\w+\(.*?\))`", HOST_API.read_text(), re.M)
+    assert len(rows) > 8
+    for row in rows:
+        function = getattr(tw, row[3 : row.index("(")])
+        parameters = inspect.signature(function).parameters.values()
+        written = inspect.signature(eval(f"lambda {row[row.index('(') + 1 : -1]}: 0"))
+        assert [(p.name, p.kind, p.default) for p in written.parameters.values()] == [
+            (p.name, p.kind, p.default) for p in parameters
+        ], row
+
+
+FOLDERS = [
+    folder
+    for folder in CHECKOUT.iterdir()
+    if folder.is_dir() and folder.name != "build" and not folder.name.startswith(".")
+]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
 
 
@@ -134,14 +173,23 @@ def _broken_links(page: Path) -> list[str]:
 
 
 def test_links_between_pages_have_targets():
-    pages = [README, CHECKOUT / "CONTRIBUTING.md", *(CHECKOUT / "docs").rglob("*.md")]
+    pages = [*CHECKOUT.glob("*.md"), *(p for folder in FOLDERS for p in folder.rglob("*.md"))]
+    assert len(pages) > 20
     broken = {str(page.relative_to(CHECKOUT)): _broken_links(page) for page in pages}
     assert {page: links for page, links in broken.items() if links} == {}
 
 
+def test_pages_that_code_names_exist():
+    """In docstrings, comments and messages."""
+    sources = [p for folder in FOLDERS for p in folder.rglob("*.py")]
+    named = {page for p in sources for page in re.findall(r"\bdocs/[\w/-]+\.md", p.read_text())}
+    assert "docs/guides/ops.md" in named
+    assert [page for page in sorted(named) if not (CHECKOUT / page).exists()] == []
+
+
 def _simulator_cases() -> dict[str, tuple[str, str]]:
-    """By heading of docs/simulator.md: its program, and what is said of it after its command."""
-    page = (CHECKOUT / "docs" / "simulator.md").read_text()
+    """Programs of docs/guides/simulator.md by heading, and the text after their commands."""
+    page = (CHECKOUT / "docs" / "guides" / "simulator.md").read_text()
     blocks = re.findall(r"^#+ ([^\n]*)|^```(python|diff|console)\n(.*?)^```$", page, re.M | re.S)
     ring = changed = heading = ""
     cases = {}
@@ -186,7 +234,7 @@ def test_simulator_page(name, tmp_path, monkeypatch, capsys):
 def test_sidecar_file_of_the_simulator_page_explains_the_survivors(tmp_path, monkeypatch, capsys):
     program, text = SIMULATOR_CASES["Mutation testing"]
     (tmp_path / "ring.py").write_text(program)
-    page = (CHECKOUT / "docs" / "simulator.md").read_text()
+    page = (CHECKOUT / "docs" / "guides" / "simulator.md").read_text()
     (sidecar,) = re.findall(r"```json\n(.*?)```", page, re.S)
     (tmp_path / "ring.equivalent.json").write_text(sidecar)
     monkeypatch.chdir(tmp_path)
@@ -202,7 +250,7 @@ def test_simulator_page_is_about_every_kind():
 
 
 def test_timeline_of_the_simulator_page():
-    picture = CHECKOUT / "docs" / "timeline.svg"
+    picture = CHECKOUT / "docs" / "images" / "timeline.svg"
     assert picture.stat().st_size < 100_000
     texts = [e.text for e in ElementTree.parse(picture).iter() if e.tag.endswith("text")]
     assert any(re.match(r"ring: 3 ranks, seed \d+, reuse fault", t) for t in texts)
@@ -210,7 +258,7 @@ def test_timeline_of_the_simulator_page():
 
 
 def test_plan_of_the_page_about_plans(tmp_path, capsys):
-    page = (CHECKOUT / "docs" / "plans.md").read_text()
+    page = (CHECKOUT / "docs" / "guides" / "plans.md").read_text()
     program, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     file = tmp_path / "page.py"
     file.write_text(program)
@@ -222,7 +270,7 @@ def test_plan_of_the_page_about_plans(tmp_path, capsys):
     assert steps == set(re.findall(r"^\| `p\.(\w+)\(", page, re.MULTILINE))
 
 
-SYNCHRONIZATION = CHECKOUT / "docs" / "synchronization.md"
+SYNCHRONIZATION = CHECKOUT / "docs" / "guides" / "synchronization.md"
 
 
 def test_synchronization_page_shows_what_the_command_prints(readme_program, monkeypatch, capsys):
@@ -247,6 +295,9 @@ def test_dynamic_program_of_the_synchronization_page(readme_program, tmp_path):
     assert {"signal", "wait"} <= {op.kind for op in found.ops if op.tensor == "S"}
 
 
+TEXT = (ast.Constant, ast.JoinedStr)
+
+
 def _text_of(node: ast.AST) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
@@ -265,6 +316,34 @@ def _refusals(file: Path) -> list[str]:
         elif name == "_refused":
             found.append(f"which {_text_of(node.args[1])}; expected {_text_of(node.args[2])}")
     return found
+
+
+TROUBLESHOOTING = CHECKOUT / "docs" / "guides" / "troubleshooting.md"
+PRODUCT = ("builtins", "codegen", "ops", "passes", "runtime", "simulator", "tileweave")
+
+
+@pytest.mark.parametrize("name, least", [("troubleshooting", 10), ("cluster", 10)])
+def test_messages_in_tables_are_in_the_code(name, least):
+    """Each part of a message between values, and between its colons, is a text of the code."""
+    trees = [ast.parse(p.read_text()) for d in PRODUCT for p in (CHECKOUT / d).rglob("*.py")]
+    texts = {_text_of(n) for t in trees for n in ast.walk(t) if isinstance(n, TEXT)}
+    page = (CHECKOUT / "docs" / "guides" / f"{name}.md").read_text()
+    tables = re.findall(
+        r"^ *\| (?:message|warning|`doctor` says) \|.*\n.*\n((?: *\|.*\n)+)", page, re.M
+    )
+    messages = re.findall(r"^ *\| `(.*?)` \|", "".join(tables), re.M)
+    assert len(messages) >= least
+    parts = [p.strip(" ;:,.()") for message in messages for p in re.split("\u2026|: ", message)]
+    assert [p for p in parts if len(p) > 3 and not any(p in text for text in texts)] == []
+
+
+def test_reports_of_the_troubleshooting_page_are_those_of_other_pages():
+    page = TROUBLESHOOTING.read_text()
+    (deadlock,) = re.findall(r"^deadlock:.*?(?=```)", page, re.M | re.S)
+    (race,) = re.findall(r"^ *\$ python (?:.*)\n((?: +.*\n)+?) *```", page, re.M)
+    assert deadlock in README.read_text()
+    tutorial = CHECKOUT / "docs" / "tutorial" / "04-simulate-a-bug.md"
+    assert "\n".join(line.strip() for line in race.splitlines()) in tutorial.read_text()
 
 
 def test_synchronization_page_has_every_refusal():
@@ -287,13 +366,19 @@ def test_synchronization_page_has_every_refusal():
         assert not missing, (text, missing)
 
 
+def test_synchronization_page_quotes_the_memory_of_versions():
+    source = (CHECKOUT / "passes" / "sync" / "infer" / "version_copies.py").read_text()
+    (quoted,) = re.findall(r"^  S  3 (.*), \d+ bytes$", SYNCHRONIZATION.read_text(), re.M)
+    assert f"{{count}} {quoted}, {{size}} bytes" in source
+
+
 def test_synchronization_page_has_every_option_and_kind():
     from tileweave.passes.sync.infer.options import _LEGAL
 
     page = SYNCHRONIZATION.read_text()
     rows = set(re.findall(r"^\| `tileweave\.(\w+)` \|", page, re.M))
     assert rows == set(_LEGAL)
-    picture = CHECKOUT / "docs" / "synchronization.svg"
+    picture = CHECKOUT / "docs" / "images" / "synchronization.svg"
     words = " ".join(e.text or "" for e in ElementTree.parse(picture).iter())
     assert "signal" in words and "wait" in words and picture.name in page
 

@@ -10,6 +10,7 @@ import torch
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.tiles import Tiles
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
 from tileweave.runtime import compiler
@@ -72,7 +73,8 @@ def compilers(monkeypatch):
 def test_what_is_compiled_ahead_is_what_is_asked_for(compilers, every_rank):
     def rank(group):
         compilers.join(group)
-        plan = all_gather_matmul_plan(16, 16, 16, 2, "float16", True, Tiles(16, 16, 16, 2, 32))
+        tiles = Tiles(16, 16, 16, 2, 32)
+        plan = all_gather_matmul_plan(GemmConfig(32, 16, 16, 2, "float16", True, tiles))
         plan = plan.with_configs(CONFIGS)
         own = shift(64)
         count = compile_ahead.compile_ahead([own, plan, own])

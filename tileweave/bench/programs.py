@@ -3,10 +3,12 @@
 import tilelang.language as T
 
 from ..builtins import language as W
-from ..ops.attention.flash import FAST_MATH, FlashTiles, flash_attention
+from ..ops.attention.flash import FlashTiles
+from ..ops.attention.kernels.flash_attention import FAST_MATH, flash_attention
 from ..ops.attention.problem import AttentionProblem
-from ..ops.core.epilogue import multiply
+from ..ops.core.gemm_config import GemmConfig
 from ..ops.core.tiles import Tiles
+from ..ops.gemm.kernels.tile_macros import TileBuffers, multiply, store
 from ..runtime import Plan, PlanBuilder, plan
 
 
@@ -17,26 +19,15 @@ def matmul_program(M: int, N: int, K: int, dtype: str, transposed: bool, tiles: 
     Args:
         transposed: whether B is (N, K), else (K, N).
     """
-    rows, columns = T.ceildiv(M, tiles.M), T.ceildiv(N, tiles.N)
+    config = GemmConfig(M, N, K, 1, dtype, transposed, tiles)
 
     @T.prim_func
-    def matmul(
-        A: T.Tensor((M, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        C: T.Tensor((M, N), dtype),
-    ):
-        with T.Kernel(rows * columns, threads=tiles.threads) as block:
-            A_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            B_tile = T.alloc_shared((tiles.N, tiles.K) if transposed else (tiles.K, tiles.N), dtype)
-            C_tile = T.alloc_shared((tiles.M, tiles.N), dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-
-            row, column = W.swizzle_2d(block, rows, columns, tiles.group_m)
-            m, n = row * tiles.M, column * tiles.N
-
-            multiply(A, m, B, n, A_tile, B_tile, total, transposed, tiles.stages)
-            T.copy(total, C_tile)
-            T.copy(C_tile, C[m, n])
+    def matmul(A: T.Tensor((M, K), dtype), B: config.B, C: T.Tensor((M, N), dtype)):
+        with T.Kernel(config.tiles_per_rank, threads=tiles.threads) as block:
+            buffers = TileBuffers.alloc(config, tiles.N)
+            m, n = config.origin(block, M)
+            multiply(config, A, (m,), B, n, buffers)
+            store(buffers, (C, (m,), n))
 
     return matmul
 

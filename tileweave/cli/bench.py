@@ -29,8 +29,20 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "1,16,64,256. Without an OPERATOR, all collectives are timed",
     )
     _add_attention(parser)
-    add("--warmups", type=positive_integer, default=5, help="default: %(default)s")
-    add("--runs", type=positive_integer, default=20, help="default: %(default)s")
+    add(
+        "--warmups",
+        type=positive_integer,
+        default=5,
+        metavar="N",
+        help="untimed iterations; default: %(default)s",
+    )
+    add(
+        "--runs",
+        type=positive_integer,
+        default=20,
+        metavar="N",
+        help="timed iterations; default: %(default)s",
+    )
     add("--json", metavar="OUT", help="also write the results to this file")
     add("--figure", metavar="OUT", help="draw the distance of each result from the ideal: .png")
     add(
@@ -54,12 +66,35 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
         "powers of two from 8192 to 262144. Without an OPERATOR, attention is timed",
     )
     add("--batch", nargs="+", default=["1"], metavar="B", help="number of sequences; default: 1")
-    add("--heads", type=positive_integer, default=32, help="query heads; default: %(default)s")
-    add("--kv-heads", type=positive_integer, default=8, help="default: %(default)s")
-    add("--head-dim", type=positive_integer, default=128, help="default: %(default)s")
-    add("--layout", default="zigzag", help="contiguous or zigzag; default: %(default)s")
-    add("--causal", action="store_true", help="only causal; default: causal and full")
-    add("--full", action="store_true", help="only full")
+    add(
+        "--heads",
+        type=positive_integer,
+        default=32,
+        metavar="N",
+        help="query heads; default: %(default)s",
+    )
+    add(
+        "--kv-heads",
+        type=positive_integer,
+        default=8,
+        metavar="N",
+        help="heads of keys and values; default: %(default)s",
+    )
+    add(
+        "--head-dim",
+        type=positive_integer,
+        default=128,
+        metavar="N",
+        help="width of a head; default: %(default)s",
+    )
+    add(
+        "--layout",
+        default="zigzag",
+        metavar="NAME",
+        help="contiguous or zigzag; default: %(default)s",
+    )
+    add("--causal", action="store_true", help="only causal masks; default: causal and full")
+    add("--full", action="store_true", help="only full masks")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -33,7 +33,12 @@ def add_gemm_cases(parser: argparse.ArgumentParser) -> None:
         help="rows of each model, separated by commas or spaces; "
         "default: 1024,2048,4096,8192,16384",
     )
-    add("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    add(
+        "--dtype",
+        choices=("bfloat16", "float16"),
+        default="bfloat16",
+        help="type of the operands; default: %(default)s",
+    )
 
 
 def positive_integer(text: str) -> int:

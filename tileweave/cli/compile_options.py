@@ -17,7 +17,12 @@ from ..runtime.plans.parameters import dynamic_extents
 def add_ranks(parser: argparse.ArgumentParser) -> None:
     """Add the number of ranks and ``--traceback``."""
     parser.add_argument(
-        "--ranks", "--world-size", type=int, default=4, metavar="N", help="default: %(default)s"
+        "--ranks",
+        "--world-size",
+        type=int,
+        default=4,
+        metavar="N",
+        help="number of ranks; default: %(default)s",
     )
     parser.add_argument(
         "--traceback", action="store_true", help="show all Python and C++ frames of an error"

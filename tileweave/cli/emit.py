@@ -15,8 +15,15 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "emit", help="print the code that the programs of a file are compiled to; needs no GPU"
     )
     add_program(parser)
-    parser.add_argument("--stage", choices=STAGES, default="cuda", help="default: %(default)s")
-    parser.add_argument("--arch", default="sm_90a", help="default: %(default)s")
+    parser.add_argument(
+        "--stage",
+        choices=STAGES,
+        default="cuda",
+        help="what to print; default: %(default)s",
+    )
+    parser.add_argument(
+        "--arch", default="sm_90a", metavar="SM", help="GPU architecture; default: %(default)s"
+    )
     add_ranks(parser)
     add_size(parser)
     add_config(parser)

@@ -22,12 +22,31 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_program(parser, PLANS_AND_KERNELS)
     add_ranks(parser)
-    add("--schedules", type=int, default=20, help="default: %(default)s")
-    add("--seed", type=int, default=0, help="seed of the first schedule; default: %(default)s")
-    add("--epochs", type=int, default=3, help="launches per schedule; default: %(default)s")
+    add(
+        "--schedules",
+        type=int,
+        default=20,
+        metavar="N",
+        help="number of interleavings; default: %(default)s",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="seed of the first schedule; default: %(default)s",
+    )
+    add(
+        "--epochs",
+        type=int,
+        default=3,
+        metavar="N",
+        help="launches per schedule; default: %(default)s",
+    )
     add(
         "--resident-blocks",
         type=int,
+        metavar="N",
         help="blocks of a rank that fit on its GPU; default: tileweave.resident_blocks, 132",
     )
     add(

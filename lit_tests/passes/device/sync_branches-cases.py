@@ -5,8 +5,9 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.tiles import SMALL
-from tileweave.ops.gemm.matmul_reduce_scatter import matmul_reduce_scatter_program
+from tileweave.ops.gemm.kernels.gemm_reduce_scatter import gemm_rs_store
 
 
 def show(program):
@@ -16,7 +17,7 @@ def show(program):
 
 # Tiles share memory: neither case writes one before all warp groups have multiplied. What is
 # chosen by the thread index has barriers of its own.
-# CHECK-LABEL: TEST: matmul_reduce_scatter
+# CHECK-LABEL: TEST: gemm_rs_store
 # CHECK: void* A_tile = ((void*)((char*)buf_dyn_shmem + 0));
 # CHECK-NEXT: void* C_tile = ((void*)((char*)buf_dyn_shmem + 0));
 # CHECK: if (((int)threadIdx.x) < 128) {
@@ -31,7 +32,7 @@ def show(program):
 # CHECK-NEXT: tl::__sync_thread_partial(3, 256);
 # CHECK-NEXT: tw::wait_reached<
 # CHECK: *(uint4*)(((bfloat16_t*)C_tile)
-show(matmul_reduce_scatter_program(1024, 2048, 2048, 2, "bfloat16", True, SMALL))
+show(gemm_rs_store(GemmConfig(2048, 2048, 2048, 2, "bfloat16", True, SMALL)))
 
 
 @T.prim_func

@@ -38,7 +38,7 @@ def test_both_agree(example, operator, options, monkeypatch, tmp_path, capsys):
     figure = tmp_path / "attention.png"
     assert example.main([*SMALL, "--lengths", "48", "96", *options, "--figure", str(figure)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("no GPU") and said[-1] == "right" and len(said) == 4
+    assert said[0].startswith("no GPU") and said[-1] == "passed" and len(said) == 4
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
@@ -54,7 +54,7 @@ def test_one_that_does_not(example, wrong, monkeypatch, capsys):
 
     monkeypatch.setattr(ops, "sp_attention", broken)
     assert example.main([*SMALL, "--lengths", "64"]) == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("wrong: an error above 2e-02")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("failed: an error above 2e-02")
 
 
 def test_a_figure_needs_matplotlib(example, monkeypatch, tmp_path, capsys):

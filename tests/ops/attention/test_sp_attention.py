@@ -13,7 +13,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.attention.flash import FAST_MATH, FlashTiles, packed_tiles, tiles_for
+from tileweave.ops.attention.flash import FlashTiles, packed_tiles, tiles_for
+from tileweave.ops.attention.kernels.flash_attention import FAST_MATH
 from tileweave.ops.attention.module import SequenceParallelAttention
 from tileweave.ops.attention.problem import AttentionProblem
 from tileweave.ops.attention.reference import reference_attention

@@ -550,7 +550,7 @@ def test_collectives_registered_as_torch_wants_it(name, axes, out):
 
 
 def test_module_of_the_page():
-    page = (Path(__file__).resolve().parents[3] / "docs" / "ops.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "ops.md").read_text()
     text, *_ = re.findall(r"```python\n(.*?)```", page, re.S)
     names: dict = {}
     exec(text, names)

@@ -49,14 +49,14 @@ class Multiplier(FakeKernel):
 FP8 = torch.float8_e4m3fn
 KERNELS = {
     (ops.all_gather_matmul, "copy_engines"): "ag_gemm_copy_engine",
-    (ops.all_gather_matmul, "communicating_blocks"): "communicated_matmul",
+    (ops.all_gather_matmul, "communicating_blocks"): "ag_gemm_comm_blocks",
     (ops.all_gather_matmul, "stores"): "ag_gemm_push",
     (ops.matmul_reduce_scatter, "copy_engines"): "gemm_rs_persistent",
-    (ops.matmul_reduce_scatter, "stores"): "matmul_reduce_scatter",
-    (ops.matmul_reduce_scatter, "one_shot"): "matmul_reduce_scatter_one_shot",
-    (ops.matmul_all_reduce, "copy_engines"): "gemm_rs_persistent",
-    (ops.matmul_all_reduce, "two_shot"): "matmul_all_reduce",
-    (ops.matmul_all_reduce, "one_shot"): "matmul_all_reduce_one_shot",
+    (ops.matmul_reduce_scatter, "stores"): "gemm_rs_store",
+    (ops.matmul_reduce_scatter, "one_shot"): "gemm_rs_one_shot",
+    (ops.matmul_all_reduce, "copy_engines"): "gemm_ar_persistent",
+    (ops.matmul_all_reduce, "two_shot"): "gemm_ar_two_shot",
+    (ops.matmul_all_reduce, "one_shot"): "gemm_ar_one_shot",
 }
 """The kernel of each operator's programs on one rank."""
 OPERATORS = list(dict.fromkeys(operator for operator, _ in KERNELS))
@@ -313,4 +313,4 @@ def test_graphs_record_what_needs_no_branch(on_rank, taking, monkeypatch):
     results, log = on_rank(calls)
     assert all(torch.equal(found, a @ b) for found in results)
     ran = [entry for entry in log if isinstance(entry, str)]
-    assert ran == ["gemm_rs_persistent", "matmul_reduce_scatter", "gemm_rs_persistent"]
+    assert ran == ["gemm_rs_persistent", "gemm_rs_store", "gemm_rs_persistent"]

@@ -13,6 +13,7 @@ import torch
 import tileweave as tw
 from tileweave.ops.core import operator as operators
 from tileweave.ops.core import tiles as tiles_module
+from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import (
@@ -29,26 +30,18 @@ from tileweave.ops.core.tiles import (
     tiles_for,
 )
 from tileweave.ops.core.tiles import FP8 as FP8_TILES
-from tileweave.ops.gemm.all_gather_matmul import (
-    AllGatherMatmul,
-    _choice_keeping_rows,
+from tileweave.ops.gemm.all_gather_matmul import AllGatherMatmul, _choice_keeping_rows
+from tileweave.ops.gemm.kernels.all_gather_gemm import (
+    ag_gemm_comm_blocks,
     ag_gemm_copy_engine,
     ag_gemm_push,
-    communicated_matmul,
 )
-from tileweave.ops.gemm.comm_blocks import CommBlocks
-from tileweave.ops.gemm.matmul_all_reduce import (
-    MatmulAllReduce,
-    matmul_all_reduce_plan,
-    one_shot_program,
-    two_shot_program,
-)
-from tileweave.ops.gemm.matmul_reduce_scatter import (
-    MatmulReduceScatter,
-    gemm_rs_persistent,
-    matmul_reduce_scatter_program,
-    scattered_one_shot,
-)
+from tileweave.ops.gemm.kernels.comm_blocks import CommBlocks
+from tileweave.ops.gemm.kernels.gemm_all_reduce import gemm_ar_one_shot, gemm_ar_two_shot
+from tileweave.ops.gemm.kernels.gemm_persistent import gemm_ar_persistent, gemm_rs_persistent
+from tileweave.ops.gemm.kernels.gemm_reduce_scatter import gemm_rs_one_shot, gemm_rs_store
+from tileweave.ops.gemm.matmul_all_reduce import MatmulAllReduce, matmul_all_reduce_plan
+from tileweave.ops.gemm.matmul_reduce_scatter import MatmulReduceScatter
 from tileweave.passes.ir.sizes import named
 from tileweave.runtime.plans.steps import Copy, CopyValue, Launch, WaitValue
 
@@ -72,19 +65,25 @@ CASES = [
 """ranks; sizes; whether B is (N, K); type; whether there is a bias."""
 TILE_COPIES = {
     ag_gemm_copy_engine: (3, 1),
-    communicated_matmul: (3, 1),
+    ag_gemm_comm_blocks: (3, 1),
     ag_gemm_push: (2, 1),
-    matmul_reduce_scatter_program: (2, 2),
+    gemm_rs_store: (2, 2),
     gemm_rs_persistent: (5, 3),
-    scattered_one_shot: (2, 2),
-    one_shot_program: (2, 2),
-    two_shot_program: (2, 4),
+    gemm_rs_one_shot: (2, 2),
+    gemm_ar_one_shot: (2, 2),
+    gemm_ar_two_shot: (2, 4),
 }
 """The kernels, and how often the text of each loads and stores a tile of so few rows."""
 FP8_COPIES = {**TILE_COPIES, gemm_rs_persistent: (2, 3)}
 """The same of fp8, whose parts are not added as tiles of A."""
+ALL_REDUCES = gemm_ar_one_shot, gemm_ar_two_shot
 RESIDENT = 32
 """Blocks at a time: all of the programs, and what waits beside them."""
+
+
+def M_of(make):
+    """Rows of the product of 4 ranks: 200 of each rank, or 200 in all that are reduced."""
+    return 200 if make in ALL_REDUCES else 800
 
 
 def rounded_to(dtype):
@@ -137,9 +136,9 @@ def exact(a, b):
 @pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
 def test_matmul_reduce_scatter(way, ranks, sizes, transposed, dtype, biased):
     rows_per_rank, N, K = sizes
-    program = MatmulReduceScatter.programs[way](
-        rows_per_rank, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype)
-    )
+    M = ranks * rows_per_rank
+    config = GemmConfig(M, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype))
+    program = MatmulReduceScatter.programs[way](config)
     a, b, bias, c = simulated(
         program, ranks, (ranks * rows_per_rank, K), (K, N), transposed, dtype, biased
     )
@@ -154,9 +153,9 @@ def test_matmul_reduce_scatter(way, ranks, sizes, transposed, dtype, biased):
 @pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
 def test_all_gather_matmul(way, ranks, sizes, transposed, dtype, biased):
     rows_per_rank, N, K = sizes
-    program = AllGatherMatmul.programs[way](
-        rows_per_rank, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype)
-    )
+    M = ranks * rows_per_rank
+    config = GemmConfig(M, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype))
+    program = AllGatherMatmul.programs[way](config)
     a, b, bias, c = simulated(program, ranks, (rows_per_rank, K), (K, N), transposed, dtype, biased)
     for rank, found in enumerate(c):
         right = exact(np.concatenate(a), b[rank]) + bias[rank]
@@ -171,9 +170,8 @@ def test_rows_come_in_pieces(ranks, K, num_chunks):
     rows_per_rank, N, tiles = 24, 40, replace(TILES, num_chunks=num_chunks)
     whole, first = range(K), tiles.widening(K)
     assert len(first) == num_chunks and [k for piece in first for k in whole[piece]] == [*whole]
-    program = AllGatherMatmul.programs["copy_engines"](
-        rows_per_rank, N, K, ranks, "float16", True, tiles
-    )
+    config = GemmConfig(ranks * rows_per_rank, N, K, ranks, "float16", True, tiles)
+    program = AllGatherMatmul.programs["copy_engines"](config)
     a, b, _, c = simulated(program, ranks, (rows_per_rank, K), (K, N), True, "float16", False)
     for rank, found in enumerate(c):
         right = exact(np.concatenate(a), b[rank]).astype(np.float16)
@@ -195,7 +193,8 @@ def test_rows_come_in_pieces(ranks, K, num_chunks):
 def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
     """M, N, K: whole tiles; tails; fewer tiles than ranks; tiles that ranks cannot share evenly."""
     M, N, K = sizes
-    program = make(M, N, K, ranks, dtype, transposed, TILES, out_dtype=rounded_to(dtype))
+    config = GemmConfig(M, N, K, ranks, dtype, transposed, TILES, result=rounded_to(dtype))
+    program = make(config)
     a, b, _, c = simulated(program, ranks, (M, K), (K, N), transposed, dtype, False)
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
     for rank, found in enumerate(c):
@@ -221,9 +220,8 @@ def test_walks_of_many_turns(
     )
     scatters = operator is MatmulReduceScatter
     M = ranks * rows_per_rank - (0 if scatters else 8)
-    make = operator.programs["copy_engines"]
-    rows = rows_per_rank if scatters else M
-    program = make(rows, N, K, ranks, dtype, True, tiles, True, rounded_to(dtype))
+    config = GemmConfig(M, N, K, ranks, dtype, True, tiles, True, rounded_to(dtype))
+    program = operator.programs["copy_engines"](config)
     a, b, bias, c = simulated(program, ranks, (M, K), (K, N), True, dtype, True)
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
     # Each adds its own bias to what it owns.
@@ -242,8 +240,8 @@ def test_steps_that_add_cross_tiles(ranks, N):
     """As in tiles of 224 columns: what is late must be there of both tiles."""
     rows_per_rank, K, tiles = 32, 24, Tiles(16, 24, 16, stages=2, threads=32)
     assert stores_last_peer(rows_per_rank, N, ranks, tiles)
-    make = MatmulReduceScatter.programs["copy_engines"]
-    program = make(rows_per_rank, N, K, ranks, "bfloat16", True, tiles)
+    config = GemmConfig(ranks * rows_per_rank, N, K, ranks, "bfloat16", True, tiles)
+    program = MatmulReduceScatter.programs["copy_engines"](config)
     a, b, _, c = simulated(
         program, ranks, (ranks * rows_per_rank, K), (K, N), True, "bfloat16", False
     )
@@ -260,9 +258,8 @@ def test_pieces_are_of_whole_steps(tiles):
     assert tiles.has_whole_chunks(rows_per_rank, N) == (tiles.N != 224)
     if tiles.has_whole_chunks(rows_per_rank, N):
         dtype, out = (FP8, "bfloat16") if fp8 else ("bfloat16", None)
-        plan = MatmulAllReduce.programs["copy_engines"](
-            2 * rows_per_rank, N, 1024, 2, dtype, True, tiles, False, out
-        )
+        config = GemmConfig(2 * rows_per_rank, N, 1024, 2, dtype, True, tiles, False, out)
+        plan = MatmulAllReduce.programs["copy_engines"](config)
         assert len(plan.kernels(2)) == 3
 
 
@@ -280,7 +277,7 @@ def test_all_ranks_get_the_same_bits(make):
         }
         for _ in range(ranks)
     ]
-    program = make(M, N, K, ranks, "bfloat16", False, TILES, biased=True)
+    program = make(GemmConfig(M, N, K, ranks, "bfloat16", False, TILES, biased=True))
     for given in inputs:
         given |= identity_for(program)
     first, *others = tw.simulate(program, ranks, inputs, schedules=1, resident_blocks=RESIDENT)
@@ -291,7 +288,7 @@ def test_all_ranks_get_the_same_bits(make):
 
 @pytest.mark.parametrize("way", MatmulAllReduce.programs)
 def test_one_rank_waits_for_nobody(way):
-    program = MatmulAllReduce.programs[way](24, 40, 24, 1, "bfloat16", False, TILES)
+    program = MatmulAllReduce.programs[way](GemmConfig(24, 40, 24, 1, "bfloat16", False, TILES))
     kinds = {op.kind for op in tw.explain(program, 1).ops}
     assert ("wait" in kinds) == (way == "one_shot")  # which reads what it wrote
 
@@ -319,7 +316,7 @@ def test_how_sums_are_exchanged(ranks, rows, expected):
 @pytest.mark.parametrize("make", TILE_COPIES)
 def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles, biased):
     """A size that is no multiple of a tile costs a part of a tile, not another kind of code."""
-    cuda = tw.emit(make(200, 328, 136, 4, "float16", transposed, tiles, biased))
+    cuda = tw.emit(make(GemmConfig(M_of(make), 328, 136, 4, "float16", transposed, tiles, biased)))
     assert cuda.count("tl::wgmma_ss<") == 1
     assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == TILE_COPIES[make]
     assert "cp_async" not in cuda
@@ -329,20 +326,22 @@ def test_tails_keep_the_tensor_cores_and_the_tma(make, transposed, tiles, biased
 def test_what_is_not_late_stays():
     """Of many rows copy engines bring all: only parts are loaded, only products and sums stored."""
     assert not stores_last_peer(1000, 8200, 4, LARGE)
-    cuda = tw.emit(gemm_rs_persistent(1000, 8200, 136, 4, "float16", False, LARGE, True))
+    config = GemmConfig(4000, 8200, 136, 4, "float16", False, LARGE, True)
+    cuda = tw.emit(gemm_rs_persistent(config))
     assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == (4, 2)
-    assert "latest" not in cuda and "cp_async" not in cuda
+    assert "last_peer_buf" not in cuda and "cp_async" not in cuda
 
 
 @pytest.mark.parametrize("make", TILE_COPIES)
 def test_fp8_goes_to_the_tensor_cores(make):
     """With tails along every axis; a tile's sums are added in fp32, and scaled once."""
-    cuda = tw.emit(make(200, 336, 144, 4, FP8, True, FP8_TILES, True, "bfloat16"))
+    config = GemmConfig(M_of(make), 336, 144, 4, FP8, True, FP8_TILES, True, "bfloat16")
+    cuda = tw.emit(make(config))
     fp8 = "tl::DataType::kFloat8_e4m3"
     assert cuda.count("tl::wgmma_ss<") == cuda.count(f"<{fp8}, {fp8}, tl::DataType::kFloat32") == 1
     assert (cuda.count("tl::tma_load("), cuda.count("tl::tma_store(")) == FP8_COPIES[make]
     assert cuda.count("(scale_a[0] * scale_b[0])") == 1
-    assert "float part[64]" in cuda and "cp_async" not in cuda
+    assert "float product[64]" in cuda and "cp_async" not in cuda
 
 
 @pytest.mark.parametrize(
@@ -350,8 +349,8 @@ def test_fp8_goes_to_the_tensor_cores(make):
     [(2, 256, 3584, 4096, SMALL), (2, 33, 512, 4104, FEW_ROWS[0]), (4, 64, 7168, 8192, SMALL)],
 )
 def test_rows_are_pushed_16_bytes_at_a_time(ranks, rows_per_rank, N, K, tiles):
-    program = ag_gemm_push(rows_per_rank, N, K, ranks, "bfloat16", True, tiles)
-    assert "*(uint4*)(gathered" in tw.emit(program, world_size=ranks)
+    config = GemmConfig(ranks * rows_per_rank, N, K, ranks, "bfloat16", True, tiles)
+    assert "*(uint4*)(gathered" in tw.emit(ag_gemm_push(config), world_size=ranks)
 
 
 @pytest.mark.parametrize(
@@ -365,10 +364,11 @@ def test_rows_are_pushed_16_bytes_at_a_time(ranks, rows_per_rank, N, K, tiles):
 def test_strips_are_sent_16_bytes_at_a_time(ranks, rows_per_rank, N, K, tiles):
     """By registers that all blocks have."""
     dtype = FP8 if tiles == FP8_TILES else "bfloat16"
-    program = communicated_matmul(rows_per_rank, N, K, ranks, dtype, True, tiles, False, "bfloat16")
-    cuda = tw.emit(program, world_size=ranks)
+    M = ranks * rows_per_rank
+    config = GemmConfig(M, N, K, ranks, dtype, True, tiles, False, "bfloat16")
+    cuda = tw.emit(ag_gemm_comm_blocks(config), world_size=ranks)
     sixteen = "fp8_e4_16_t" if dtype == FP8 else "uint4"
-    assert f"*({sixteen}*)(gathered" in cuda and f"*({sixteen}*)(held" in cuda
+    assert f"*({sixteen}*)(gathered" in cuda and f"*({sixteen}*)(strip_regs" in cuda
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_one_exchange_is_for_few_rows():
     asked = Problem("matmul_reduce_scatter", 32768, 256, 8192, 4, torch.bfloat16, False)
     found = [*MatmulReduceScatter.options(asked), *MatmulReduceScatter.candidates(asked)]
     assert "one_shot" not in {c.program for c in found}
-    most = scattered_one_shot(512, 256, 64, 4, "bfloat16", False, FEW_ROWS[1])
+    most = gemm_rs_one_shot(GemmConfig(2048, 256, 64, 4, "bfloat16", False, FEW_ROWS[1]))
     assert tw.explain(most, 4).ops  # not refused
 
 
@@ -441,10 +441,8 @@ def test_each_warp_group_multiplies_rows_of_its_own(tiles, capfd):
     """And TileLang keeps its barriers where parts of their result are stored ("Hoisting sync out of
     an if" says that it does not)."""
     dtype = "float8_e4m3fn" if tiles in FP8_CANDIDATES else "bfloat16"
-    sizes = 512, 4 * tiles.N, 512, 2, dtype
-    emitted = tw.emit(
-        gemm_rs_persistent(*sizes, True, tiles, False, "bfloat16", 1024), world_size=2
-    )
+    config = GemmConfig(1024, 4 * tiles.N, 512, 2, dtype, True, tiles, False, "bfloat16")
+    emitted = tw.emit(gemm_ar_persistent(config), world_size=2)
     depth = 32 if dtype == "float8_e4m3fn" else 16
     assert f" 64, {tiles.N}, {depth}, false, false" in emitted
     assert "ThreadSync" not in "".join(capfd.readouterr())
@@ -453,11 +451,11 @@ def test_each_warp_group_multiplies_rows_of_its_own(tiles, capfd):
 def test_signals_that_leave_a_loop_do_not_name_it():
     """Of tails and chunks, for which places of tiles are too long to be simplified."""
     tiles = replace(PERSISTENT_TILES[0], group_m=4)
-    plan = matmul_all_reduce_plan(3999, 2056, 1800, 4, "bfloat16", True, tiles)
+    plan = matmul_all_reduce_plan(GemmConfig(3999, 2056, 1800, 4, "bfloat16", True, tiles))
     shapes = {p.name: tuple(p.extents) for p in plan.parameters}
     (kernel,) = (
         s.program for s in plan.trace(0, 4, shapes, {})
-        if isinstance(s, Launch) and named(s.program) == "gemm_rs_persistent"
+        if isinstance(s, Launch) and named(s.program) == "gemm_ar_persistent"
     )  # fmt: skip
     signals = [s for s in tw.emit(kernel, "tile").splitlines() if "tileweave.signal(" in s]
     assert len(signals) == 4 and not any("_tmp" in s for s in signals)
@@ -467,7 +465,7 @@ def test_signals_that_leave_a_loop_do_not_name_it():
 def test_sums_are_fetched_together(recorded, wait):
     """Copies of a group, one from each peer, come after all that they wait for. The products of the
     peer that is served last are not copied, and the kernel pulls the last group."""
-    plan = matmul_all_reduce_plan(192, 16, 16, 4, "float16", False, TILES)
+    plan = matmul_all_reduce_plan(GemmConfig(192, 16, 16, 4, "float16", False, TILES))
     shapes = {p.name: tuple(p.extents) for p in plan.parameters}
     steps = plan.trace(0, 4, shapes, {}, recorded=recorded)
     steps = [s for s in steps if s.stream == "copies"]
@@ -478,10 +476,8 @@ def test_sums_are_fetched_together(recorded, wait):
 
 def test_registers_of_fp8_suffice(ptxas):
     """Two sums of a tile, for ptxas and what it says of a kernel that adds all there is."""
-    program = matmul_reduce_scatter_program(
-        200, 336, 144, 4, FP8, True, FP8_TILES, True, "bfloat16"
-    )
-    ptx = tw.emit(program, stage="ptx")
+    config = GemmConfig(800, 336, 144, 4, FP8, True, FP8_TILES, True, "bfloat16")
+    ptx = tw.emit(gemm_rs_store(config), stage="ptx")
     assert re.search(r"wgmma\.mma_async\S*m64n128k32\.f32\.e4m3\.e4m3", ptx)
     said = ptxas(ptx)
     assert " 0 bytes spill stores" in said and "serialized" not in said

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from math import ceil
 
 import tilelang.language as T
+from tilelang import tvm
 from tvm import tirx
 
-from ...builtins import language as W
-from ..core.tiles import DEVICE, PersistentSchedule, Tiles
+from ....builtins import language as W
+from ...core.gemm_config import GemmConfig
+from ...core.tiles import DEVICE, PersistentSchedule, Tiles
 
 _LEAST, _MOST = 16, 32
 """Bounds of the blocks that communicate. Fewer blocks delay those that need the rows of all ranks;
@@ -47,6 +49,14 @@ class CommBlocks:
     strips: int
 
     @staticmethod
+    def of(config: GemmConfig) -> CommBlocks:
+        """Return ``dedicated`` blocks of a kernel."""
+        return CommBlocks.dedicated(
+            config.rows_per_rank, config.N, config.K, config.ranks, config.tiles,
+            tvm.DataType(config.dtype).itemsize,
+        )  # fmt: skip
+
+    @staticmethod
     def dedicated(
         rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int
     ) -> CommBlocks:
@@ -78,25 +88,25 @@ class CommBlocks:
 
 
 @T.macro
-def send(A, gathered, sent, block, ranks):
+def send(A, gathered, senders, block, ranks):
     """Store A (rows_per_rank, K) at the other ranks, in their ``gathered`` of this rank.
 
     All strips of a piece go to one rank, then to the next rank; then follows the next piece. Blocks
     send strips in turn. ``gathered`` may have more than K columns: those after K become 0.
     """
     rows_per_rank, K = A.shape
-    held = T.alloc_fragment((sent.height, sent.width), A.dtype)
-    if block < sent.blocks:
-        for turn in T.serial(T.ceildiv(sent.strips, sent.blocks)):
-            number = turn * sent.blocks + block
-            if number < sent.strips:
-                at = number // sent.strips_per_piece
-                peer = (W.rank() + 1 + at % sent.peers) % ranks
-                m = number % sent.strips_per_piece * sent.height
-                k = at // sent.peers * sent.width
-                for i, j in T.Parallel(*held.shape):
+    strip_regs = T.alloc_fragment((senders.height, senders.width), A.dtype)
+    if block < senders.blocks:
+        for wave in T.serial(T.ceildiv(senders.strips, senders.blocks)):
+            strip = wave * senders.blocks + block
+            if strip < senders.strips:
+                piece_of_peer = strip // senders.strips_per_piece
+                peer = (W.rank() + 1 + piece_of_peer % senders.peers) % ranks
+                m = strip % senders.strips_per_piece * senders.height
+                k = piece_of_peer // senders.peers * senders.width
+                for i, j in T.Parallel(*strip_regs.shape):
                     inside = tirx.And(m + i < rows_per_rank, k + j < K)
-                    held[i, j] = T.if_then_else(inside, A[m + i, k + j], 0)
-                for i, j in T.Parallel(*held.shape):
+                    strip_regs[i, j] = T.if_then_else(inside, A[m + i, k + j], 0)
+                for i, j in T.Parallel(*strip_regs.shape):
                     if m + i < rows_per_rank:
-                        gathered[peer, W.rank(), m + i, k + j] = held[i, j]
+                        gathered[peer, W.rank(), m + i, k + j] = strip_regs[i, j]

@@ -8,8 +8,9 @@ from typing import Any
 
 import tilelang.language as T
 
-from ...builtins import language as W
-from ..core.tiles import Tiles
+from ....builtins import language as W
+from ...core.gemm_config import GemmConfig
+from ...core.tiles import Tiles
 
 _ROWS = 48
 """Least rows of a strip: each thread then has several loads of 16 bytes in flight."""
@@ -20,12 +21,14 @@ class PullTail:
     """The last one of the ``Tiles.chunks`` of each owner, divided into strips of tiles.
 
     Attributes:
+        rows_per_rank: rows of each owner.
         tiles: tiles in which the chunk is computed.
         first: index of its first tile among the owner's tiles.
         m, n: its first row and column among the owner's.
         rows, columns: its extents.
     """
 
+    rows_per_rank: int
     tiles: Tiles
     first: int
     m: int
@@ -34,13 +37,13 @@ class PullTail:
     columns: int
 
     @staticmethod
-    def last_chunk(rows_per_rank: int, N: int, tiles: Tiles) -> PullTail:
-        """Return the tail of an owner that has ``rows_per_rank`` rows and N columns."""
-        *before, (rows, columns) = tiles.chunks(rows_per_rank, N)
+    def last_chunk(config: GemmConfig) -> PullTail:
+        """Return the tail of owners that have ``config.rows_per_rank`` rows."""
+        tiles = config.tiles
+        *before, (rows, columns) = tiles.chunks(config.rows_per_rank, config.N)
+        first = len(before) * tiles.tiles_per_chunk(config.N)
         extents = rows.stop - rows.start, columns.stop - columns.start
-        return PullTail(
-            tiles, len(before) * tiles.tiles_per_chunk(N), rows.start, columns.start, *extents
-        )
+        return PullTail(config.rows_per_rank, tiles, first, rows.start, columns.start, *extents)
 
     @property
     def granule(self) -> tuple[int, int]:
@@ -78,23 +81,23 @@ class PullTail:
 
 
 @T.macro
-def pull(rest, C, rows_per_rank, tail, block, blocks, ranks):
-    """Copy ``rest`` (rows, columns) of all other ranks to their rows of C.
+def pull(pulled_sums, C, tail, block, blocks, ranks):
+    """Copy ``pulled_sums`` (rows, columns) of all other ranks to their rows of C.
 
-    Each owner has ``rows_per_rank`` rows of C. Blocks pull strips in turn.
+    Blocks pull strips in turn.
     """
-    held = T.alloc_fragment((tail.height, tail.tiles.N), C.dtype)
+    strip_regs = T.alloc_fragment((tail.height, tail.tiles.N), C.dtype)
     strips = tail.strips * (ranks - 1)
-    for turn in T.serial(ceil(strips / blocks)):
-        number = turn * blocks + block
-        if number < strips:
-            owner = (W.rank() + 1 + number % (ranks - 1)) % ranks
-            m, top, n = tail.place(number // (ranks - 1))
-            above = owner * rows_per_rank + tail.m + m + top
-            height = T.min(tail.tiles.M - top, T.min(tail.rows - m - top, C.shape[0] - above))
-            for i, j in T.Parallel(*held.shape):
+    for wave in T.serial(ceil(strips / blocks)):
+        strip = wave * blocks + block
+        if strip < strips:
+            owner = (W.rank() + 1 + strip % (ranks - 1)) % ranks
+            m, top, n = tail.place(strip // (ranks - 1))
+            row = owner * tail.rows_per_rank + tail.m + m + top
+            height = T.min(tail.tiles.M - top, T.min(tail.rows - m - top, C.shape[0] - row))
+            for i, j in T.Parallel(*strip_regs.shape):
                 if i < height and n + j < tail.columns:
-                    held[i, j] = rest[owner, m + top + i, n + j]
-            for i, j in T.Parallel(*held.shape):
+                    strip_regs[i, j] = pulled_sums[owner, m + top + i, n + j]
+            for i, j in T.Parallel(*strip_regs.shape):
                 if i < height and n + j < tail.columns:
-                    C[above + i, tail.n + n + j] = held[i, j]
+                    C[row + i, tail.n + n + j] = strip_regs[i, j]

@@ -1,0 +1,1 @@
+"""Tile kernels of attention, without plans, torch functions or gradients."""

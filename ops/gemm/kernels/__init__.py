@@ -1,0 +1,1 @@
+"""Tile kernels of the GEMM operators, without plans, torch functions or gradients."""

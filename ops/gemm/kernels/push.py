@@ -1,0 +1,63 @@
+"""Stores of a rank's rows at all ranks by blocks that multiply afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import tilelang.language as T
+from tilelang import tvm
+
+from ....builtins import language as W
+from ...core.gemm_config import GemmConfig
+from ...core.tiles import blocks_that_push
+
+_LINE = 128
+"""Bytes: a piece of a row is a multiple of this, so that it is stored without gaps."""
+
+
+@dataclass(frozen=True)
+class PushBlocks:
+    """First blocks of a grid, each of which stores some columns of the own rows.
+
+    Attributes:
+        peers_at_once: number of ranks to which blocks store at the same time: all of them, unless
+            there are fewer blocks.
+        pieces, width: pieces of a row, and elements of a piece; a block stores one piece.
+        height: rows that the threads of a block store, see ``Tiles.rows_at_once``.
+    """
+
+    peers_at_once: int
+    pieces: int
+    width: int
+    height: int
+
+    @staticmethod
+    def of(config: GemmConfig) -> PushBlocks:
+        """Return the blocks of a kernel with one block for each tile of the gathered rows."""
+        rows, columns = config.grid(config.M)
+        blocks = min(rows * columns, blocks_that_push())
+        peers_at_once = min(blocks, config.ranks)
+        line = _LINE // tvm.DataType(config.dtype).itemsize
+        width = ceil(config.K / (blocks // peers_at_once) / line) * line
+        least = config.tiles.rows_at_once(_LINE)
+        height = ceil(config.rows_per_rank / least) * least
+        return PushBlocks(peers_at_once, ceil(config.K / width), width, height)
+
+
+@T.macro
+def push(A, gathered, senders, block, ranks):
+    """Store A (rows_per_rank, K) at all ranks, in this rank's rows of their ``gathered``.
+
+    ``gathered`` may have more than K columns: those after K become 0.
+    """
+    rows_per_rank, K = A.shape
+    me = W.rank()
+    first, piece = block % senders.peers_at_once, block // senders.peers_at_once
+    if piece < senders.pieces:
+        for step in T.serial(T.ceildiv(ranks - first, senders.peers_at_once)):
+            peer = (me + 1 + first + step * senders.peers_at_once) % ranks
+            for i, j in T.Parallel(senders.height, senders.width):
+                k = piece * senders.width + j
+                if i < rows_per_rank:
+                    gathered[peer, me * rows_per_rank + i, k] = T.if_then_else(k < K, A[i, k], 0)
