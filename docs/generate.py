@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ INTRODUCTION = """\
 
 <!-- Written by docs/generate.py from the declarations: change those, then `make docs`. -->
 
-`from tileweave import language as W`, beside `import tilelang.language as T`. Words are PTX's own;
-each operation below says which it takes, and any other is refused when the program is traced.
+`from tileweave import language as W`, beside `import tilelang.language as T`. Qualifiers such as
+`scope` and `sem` are those of PTX. Each operation below lists its legal qualifiers; others are
+refused when the program is traced.
 """
 
 RUN_BY = {
@@ -90,9 +92,9 @@ def _quoted(value: Any) -> str:
 def _facts(spec: Builtin) -> list[str]:
     facts = [f"run by {RUN_BY[spec.level]}"]
     if spec.barrier_before and spec.barrier_after:
-        facts.append("the block meets before and after")
+        facts.append("the block synchronizes before and after")
     elif spec.barrier_before or spec.barrier_after:
-        facts.append(f"the block meets {'before' if spec.barrier_before else 'after'}")
+        facts.append(f"the block synchronizes {'before' if spec.barrier_before else 'after'}")
     if spec.types:
         facts.append(f"types {' '.join(spec.types)}")
     shared = [name for name, kind in spec.operands if getattr(kind, "space", "") == "shared"]
@@ -102,7 +104,7 @@ def _facts(spec: Builtin) -> list[str]:
         facts.append("signals an mbarrier")
     least = [f"sm_{spec.sm}", *(f"sm_{sm} for {ptx}" for ptx, sm in spec.type_sm.items())]
     facts.append(f"from {', '.join(least)}")
-    return [f"*{'; '.join(facts)}.*"]
+    return [_wrapped(f"*{'; '.join(facts)}.*")]
 
 
 def _manual(doc: str) -> str:
@@ -115,13 +117,20 @@ def _manual(doc: str) -> str:
             out.append(f"**{section[1]}**\n")
             for entry in re.split(r"\n(?=    \S)", "\n".join(rest)):
                 name, _, text = " ".join(entry.split()).partition(": ")
-                out.append(f"- `{name}`: {_prose(text)}")
+                out.append(_wrapped(f"- `{name}`: {_prose(text)}", "  "))
             out.append("")
         elif found := re.match(r"(Returns|Needs|Source):\s*", block):
-            out.append(f"**{found[1]}** {_prose(' '.join(block[found.end() :].split()))}\n")
+            text = " ".join(block[found.end() :].split())
+            out.append(_wrapped(f"**{found[1]}** {_prose(text)}") + "\n")
         else:
             out.append(f"{_prose(block)}\n")
     return "\n".join(out)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _prose(text: str) -> str:

@@ -64,7 +64,7 @@ def refused(name, use):
 
 
 # A multicast address is not the address of symmetric memory; shared memory is no global memory.
-# CHECK: multicast: multimem_st: ref=S is made by W.alloc_symmetric; expected a parameter mapped to a multicast object
+# CHECK: multicast: multimem_st: ref=S is allocated by W.alloc_symmetric; expected a parameter mapped to a multicast object
 refused("multicast", lambda S, tile: W.multimem_st(S[W.rank(), 0], 1.0))
 # CHECK: shared: put_block: src=tile is in shared{{.*}} memory; expected a global-memory tensor
 refused("shared", lambda S, tile: W.put_block(tile[0], S[W.rank(), 0], N, peer=0))

@@ -47,7 +47,7 @@ def copy_of_checkout(tmp_path, monkeypatch) -> Path:
     "edited",
     [
         "codegen/include/tileweave/signals.cuh",
-        "codegen/include/tileweave/words.cuh",
+        "codegen/include/tileweave/qualifiers.cuh",
         "passes/tile/order_releases.py",
         "builtins/signals.py",
         "codegen/hook.py",

@@ -69,8 +69,8 @@ template <class T, class R> __device__ __forceinline__ auto result(R raw) {
 
 } // namespace tw
 
-// A call that returns a vector is lowered inside a ``tl.ldg`` (builtins/declare.py says why), whose
-// printed form hands it through.
+// A call that returns a vector is lowered inside a ``tl.ldg``; codegen/lower.py gives the reason.
+// These overloads of its printed form return their argument.
 namespace tl {
 __device__ __forceinline__ tw::Bits<4> load_global_32(tw::Bits<4> value) { return value; }
 __device__ __forceinline__ tw::Bits<8> load_global_64(tw::Bits<8> value) { return value; }

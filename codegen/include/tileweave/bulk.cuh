@@ -2,7 +2,7 @@
 // PTX ISA: cp.async.bulk, cp.reduce.async.bulk, mbarrier.expect_tx. All need sm_90 when they are
 // used.
 #pragma once
-#include "words.cuh"
+#include "qualifiers.cuh"
 
 namespace tw {
 

@@ -1,7 +1,7 @@
 // Multicast memory. Declarations: builtins/multimem.py. PTX ISA: multimem.
 #pragma once
 #include "bits.cuh"
-#include "words.cuh"
+#include "qualifiers.cuh"
 
 namespace tw {
 

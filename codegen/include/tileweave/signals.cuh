@@ -2,7 +2,7 @@
 // PTX ISA: red, st, ld; memory consistency model, release and acquire patterns.
 #pragma once
 #include "context.cuh"
-#include "words.cuh"
+#include "qualifiers.cuh"
 
 namespace tw {
 

@@ -4,7 +4,7 @@
 #include "atomics.cuh"
 #include "bits.cuh"
 #include "memory.cuh"
-#include "words.cuh"
+#include "qualifiers.cuh"
 
 namespace tw {
 namespace system {

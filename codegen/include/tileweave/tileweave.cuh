@@ -12,4 +12,4 @@
 #include "put_get.cuh"
 #include "signals.cuh"
 #include "system_atomics.cuh"
-#include "words.cuh"
+#include "qualifiers.cuh"
