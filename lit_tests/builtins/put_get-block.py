@@ -54,7 +54,7 @@ show(as_it_stands)
 
 
 @T.prim_func
-def specialised(
+def specialized(
     A: T.Tensor((512, 512), "bfloat16"),
     S: W.Symmetric((512, 512), "bfloat16"),
     C: T.Tensor((512, 512), "bfloat16"),
@@ -73,10 +73,10 @@ def specialised(
 
 
 # The consumers, 256 threads from thread 128 on, copy; the producer does not.
-# CHECK-LABEL: TEST: specialised
+# CHECK-LABEL: TEST: specialized
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: if (((int)threadIdx.x) < 128) {
 # CHECK-NOT: put_block
 # CHECK: } else {
 # CHECK: tw::put_block({{.*}}, 64, (((int)threadIdx.x) - 128), 256);
-show(specialised)
+show(specialized)

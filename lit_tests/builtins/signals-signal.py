@@ -52,12 +52,12 @@ def guarded(F: W.Symmetric((8,), "uint32")):
 # CHECK-NEXT: if (((int)threadIdx.x) < 4) {
 # CHECK-NEXT: tw::signal<
 # CHECK-NOT: __syncthreads
-# CHECK-LABEL: TEST: specialised
+# CHECK-LABEL: TEST: specialized
 show(guarded)
 
 
 @T.prim_func
-def specialised(
+def specialized(
     A: T.Tensor((512, 512), "bfloat16"),
     S: W.Symmetric((512, 512), "bfloat16"),
     F: W.Symmetric((8,), "uint32"),
@@ -80,4 +80,4 @@ def specialised(
 # CHECK: tl::__sync_thread_partial({{[0-9]+}}, 256);
 # CHECK-NEXT: if (((int)threadIdx.x) == 128) {
 # CHECK-NEXT: tw::signal<
-show(specialised)
+show(specialized)

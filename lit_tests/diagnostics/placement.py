@@ -448,7 +448,7 @@ def filled():
     return prepared
 
 
-# CHECK: prepared: wait_ge: loads of T.Pipelined overtake it, since there is no warp specialisation; expected T.serial, or num_stages=0
+# CHECK: prepared: wait_ge: loads of T.Pipelined overtake it, since there is no warp specialization; expected T.serial, or num_stages=0
 refused(filled(), arch="sm_80")
 
 
@@ -467,8 +467,8 @@ def prepared_forward(S: W.Symmetric((512, 512), "bfloat16")):
 # CHECK: prepared_forward: put_block: writes a tensor from which T.Pipelined loads into memory that the loop writes otherwise, too; expected T.serial
 refused(prepared_forward, arch="sm_80")
 
-# CHECK: unspecialised: accepted
-refused(gemm(wait, "unspecialised"), arch="sm_80")
+# CHECK: unspecialized: accepted
+refused(gemm(wait, "unspecialized"), arch="sm_80")
 
-# CHECK: specialised: accepted
-refused(gemm(wait, "specialised"))
+# CHECK: specialized: accepted
+refused(gemm(wait, "specialized"))

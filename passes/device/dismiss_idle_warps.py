@@ -39,17 +39,17 @@ def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
-            return rewrite_children(stmt, lambda s: specialised(s, int(stmt.node[0])))
+            return rewrite_children(stmt, lambda s: specialized(s, int(stmt.node[0])))
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
             if stmt.node.thread_tag == "threadIdx.x":
                 thread[:] = [stmt.node.var]
         return rewrite_children(stmt, visit)
 
-    def specialised(stmt: tirx.Stmt, producers: int) -> tirx.Stmt:
+    def specialized(stmt: tirx.Stmt, producers: int) -> tirx.Stmt:
         if isinstance(stmt, tirx.IfThenElse) and _is_below(stmt.condition, thread[0], producers):
             cases = iter([_dismissed(stmt.then_case, thread[0]), stmt.else_case])
             return rewrite_children(stmt, lambda _: next(cases))
-        return rewrite_children(stmt, lambda s: specialised(s, producers))
+        return rewrite_children(stmt, lambda s: specialized(s, producers))
 
     return func.with_body(visit(func.body))
 

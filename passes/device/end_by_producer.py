@@ -33,7 +33,7 @@ def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
             if stmt.node.thread_tag.startswith("threadIdx"):
                 threads.add(stmt.node.var)
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
-            return rewrite_children(stmt, specialised)
+            return rewrite_children(stmt, specialized)
         if isinstance(stmt, (tirx.For, tirx.While)):
             return stmt  # the next iteration follows
         if isinstance(stmt, tirx.SeqStmt):
@@ -41,9 +41,9 @@ def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return rewrite_children(stmt, lambda s: visit(s) if s.same_as(last) else s)
         return rewrite_children(stmt, visit)
 
-    def specialised(stmt: tirx.Stmt) -> tirx.Stmt:
+    def specialized(stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
-            return rewrite_children(stmt, specialised)
+            return rewrite_children(stmt, specialized)
         rest = list(stmt.else_case.seq) if isinstance(stmt.else_case, tirx.SeqStmt) else []
         fixed = _bound_in(rest) | threads
         moved: list[tirx.Stmt] = []

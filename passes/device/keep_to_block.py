@@ -14,7 +14,7 @@ from ..ir.walk import has_loads, location, rewrite_children
 from ..tile.number_builtins import calls_of, mark_of
 
 SCOPE = "kWarpSpecializationScope"
-"""TileLang's attribute around specialised warps; its node is [producer, consumer] threads."""
+"""TileLang's attribute around specialized warps; its node is [producer, consumer] threads."""
 
 
 def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -65,7 +65,7 @@ def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
             if missing and _needs_result(stmt):
                 raise LanguageError(
                     f"{name_of(call)}: its result is used before a loop whose warps are "
-                    f"specialised, where more than the program's {mark.threads} threads run; "
+                    f"specialized, where more than the program's {mark.threads} threads run; "
                     "expected it under a condition on the thread index, such as "
                     f"if T.get_thread_binding() == 0{location(stmt)}"
                 )

@@ -40,7 +40,7 @@ class _Runs:
         if not self.must_cover:
             self.threads |= here.size > 0
             return
-        index = block.value(mark.thread).known
+        index = block.value(mark.thread).values
         if index is None or not here.is_exact:
             self.is_exact = False
         if index is None:

@@ -25,21 +25,21 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
     After:  the same
     """
 
-    def check(stmt: tirx.Stmt, specialised: bool, loads: bool) -> tirx.Stmt:
+    def check(stmt: tirx.Stmt, specialized: bool, loads: bool) -> tirx.Stmt:
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "kWarpSpecializationScope":
-            specialised, loads = True, False
+            specialized, loads = True, False
         if isinstance(stmt, tirx.For):
             loads = loads or bool(calls_in(stmt.body, lambda c: op_name(c) in TMA_LOADS))
-        if isinstance(stmt, tirx.Evaluate) and not (specialised and loads):
+        if isinstance(stmt, tirx.Evaluate) and not (specialized and loads):
             for call in calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations):
-                if specialised or STAGED not in call.annotations:
-                    raise _overtaken(call, specialised)
-        return rewrite_children(stmt, lambda s: check(s, specialised, loads))
+                if specialized or STAGED not in call.annotations:
+                    raise _overtaken(call, specialized)
+        return rewrite_children(stmt, lambda s: check(s, specialized, loads))
 
     return func.with_body(check(func.body, False, False))
 
 
-def _overtaken(wait: tirx.Call, specialised: bool) -> LanguageError:
+def _overtaken(wait: tirx.Call, specialized: bool) -> LanguageError:
     loc = loc_of(wait)
     where = f"\n --> {loc.file}:{loc.line}" if loc is not None else ""
     by = str(wait.annotations[KEPT_BY].value) if KEPT_BY in wait.annotations else ""
@@ -48,8 +48,8 @@ def _overtaken(wait: tirx.Call, specialised: bool) -> LanguageError:
     why = (
         f"{what or 'something'} before it keeps it in the consumer warps; expected that after the "
         f"loads{', or T.gemm(clear_accum=True)' if what == 'T.fill' else ''}"
-        if specialised
-        else "there is no warp specialisation; expected T.serial, or num_stages=0"
+        if specialized
+        else "there is no warp specialization; expected T.serial, or num_stages=0"
     )
     return LanguageError(
         f"{name_of(wait)}: loads of T.Pipelined overtake it, since {why}{hint_of(wait)}{where}"

@@ -31,7 +31,7 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
     TileLang's own schedule runs loads rounds ahead and leaves what it does not know, a wait, with
     the arithmetic. It finds none where a builtin writes another rank's copy of what the loop loads:
     that builtin then stays with the arithmetic, in the order of the program. Where TileLang
-    specialises warps it drops the schedule, and the wait goes to the producer. A loop that the
+    specializes warps it drops the schedule, and the wait goes to the producer. A loop that the
     program schedules itself must put no load before its wait. A loop in which something else
     prepares the memory a load fills stays as it is, for ``verify_pipelined`` to judge.
 

@@ -180,11 +180,11 @@ show("by_data", by_data)
 show("rows_of_odd_bytes", one_of_two, K=516)
 
 # So does all where no producer is.
-# CHECK-LABEL: TEST: unspecialised
+# CHECK-LABEL: TEST: unspecialized
 # CHECK-NOT: tma_load
 # CHECK: == rank) {
 # CHECK: A_tile) +
-show("unspecialised", one_of_two, pass_configs={"tl.disable_warp_specialized": True})
+show("unspecialized", one_of_two, pass_configs={"tl.disable_warp_specialized": True})
 
 # CHECK-LABEL: TEST: sm_80
 # CHECK-NOT: tma_load

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Without warp specialisation a wait in a pipelined loop runs rounds ahead, with the loads it guards."""
+"""Without warp specialization a wait in a pipelined loop runs rounds ahead, with the loads it guards."""
 
 import tilelang.language as T
 
@@ -79,7 +79,7 @@ show(gemm(nothing, "plain"), arch="sm_80")
 # CHECK: mma_sync
 show(gemm(scale, "between"), arch="sm_80")
 
-# Where TileLang specialises warps, the schedule is not used.
+# Where TileLang specializes warps, the schedule is not used.
 # CHECK-LABEL: TEST: plain sm_90a
 # CHECK: < 128) {
 # CHECK: tw::wait_reached
