@@ -46,7 +46,7 @@ def pipelined(name, first, last):
     return program.with_attr("global_symbol", name)
 
 
-# CHECK: after_loads: the wait that the compiler inserts for the read of S: stands after the loads of T.Pipelined, and those of the next round overtake it; expected it before the loads, or T.serial (the compiler keeps it beside the read of S, which you can move)
+# CHECK: after_loads: the wait that the compiler inserts for the read of S: called after the loads of T.Pipelined, so loads of the next iteration overtake it; expected a call before the loads, or T.serial (the compiler keeps it beside the read of S, which you can move)
 # CHECK-NEXT: --> {{.*}}inserted.py:42
 refused(pipelined("after_loads", False, True))
 
@@ -65,7 +65,7 @@ def by_hand(F: W.Symmetric((8,), "uint32"), X: T.Tensor((64, 64), "float16")):
 
 
 # A wait of the program's own keeps its name.
-# CHECK: by_hand: wait_reached: stands after the loads of T.Pipelined, and those of the next round overtake it; expected it before the loads, or T.serial{{$}}
+# CHECK: by_hand: wait_reached: called after the loads of T.Pipelined, so loads of the next iteration overtake it; expected a call before the loads, or T.serial{{$}}
 refused(by_hand, **{"tileweave.verify": "off"})
 
 

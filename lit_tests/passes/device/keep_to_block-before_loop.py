@@ -105,5 +105,5 @@ def answer(S, B, F):
 
 
 # CHECK-LABEL: TEST: answer
-# CHECK: atom_add: its result is used before a loop whose warps are specialized, where more than the program's 256 threads run; expected it under a condition on the thread index, such as if T.get_thread_binding() == 0
+# CHECK: atom_add: its result is used outside of warp specialization, where more than the program's 256 threads run; expected a call under a condition on the thread index, such as if T.get_thread_binding() == 0
 show(gemm(answer, "answer"))

@@ -82,18 +82,18 @@ def gemm(threads, what):
 check("signal", gemm(128, "signal"))
 
 # This was the guard of keep_to_block, which selects none of the consumers, or half of them.
-# CHECK: signal_below: signal: after TileLang's lowering no thread runs it; expected thread 0 of the program, as with tl.disable_warp_specialized
+# CHECK: signal_below: signal: after TileLang's lowering no thread executes it; expected thread 0 of the program, as with tl.disable_warp_specialized
 # CHECK-NEXT: --> {{.*}}verify_builtins-threads.py:
 check("signal_below", gemm(128, "signal"), below(128))
 
-# CHECK: red_below: red_add: after TileLang's lowering threads 0 to 127 of the program run it; expected threads 0 to 255 of the program
+# CHECK: red_below: red_add: after TileLang's lowering threads 0 to 127 of the program execute it; expected threads 0 to 255 of the program
 check("red_below", gemm(256, "red"), below(256))
 
 # CHECK: red: accepted
 check("red", gemm(256, "red"))
 
 # The first warp of the block belongs to the producers.
-# CHECK: elected: red_add: after TileLang's lowering no thread runs it
+# CHECK: elected: red_add: after TileLang's lowering no thread executes it
 check("elected", gemm(256, "elected"))
 
 # CHECK: elected_80: accepted
@@ -107,7 +107,7 @@ def plain(F: W.Symmetric((8,), "uint32")):
         W.red_add(F[1, 0], 1)
 
 
-# CHECK: removed: wait_ge: after TileLang's lowering no thread runs it; expected threads 0 to 127 of the program
+# CHECK: removed: wait_ge: after TileLang's lowering no thread executes it; expected threads 0 to 127 of the program
 # CHECK-NEXT: --> {{.*}}verify_builtins-threads.py:
 check("removed", plain, on_builtins(lambda stmt, tx: tirx.Evaluate(0)))
 
@@ -185,7 +185,7 @@ def two_axes(F: W.Symmetric((8,), "uint32")):
         W.red_add(F[1, 1], 1)
 
 
-# CHECK: two_axes: red_add: after TileLang's lowering threads (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), ... of the program run it; expected threads (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), ... of the program
+# CHECK: two_axes: red_add: after TileLang's lowering threads (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), ... of the program execute it; expected threads (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), ... of the program
 check("two_axes", two_axes, below(16))
 
 
@@ -226,12 +226,12 @@ def claimed(
 
 
 # TileLang gives producers and consumers a ticket each, by two atomic operations.
-# CHECK: claimed: atom_add: after TileLang's lowering two threads of the block run it for one thread of the program; expected threads 0 to 127 of the program
+# CHECK: claimed: atom_add: after TileLang's lowering two threads of the block execute it for one thread of the program; expected threads 0 to 127 of the program
 check("claimed", claimed)
 
 # CHECK: claimed_80: accepted
 check("claimed_80", claimed, arch="sm_80")
 
 # The producers run what stands before the loop, too.
-# CHECK: unguarded: red_add: after TileLang's lowering threads run it that are none of the program's; expected threads 0 to 127 of the program
+# CHECK: unguarded: red_add: after TileLang's lowering threads that are not the program's execute it; expected threads 0 to 127 of the program
 check("unguarded", early, without="keep_to_block")

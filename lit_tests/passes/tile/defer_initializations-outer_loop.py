@@ -132,8 +132,8 @@ def read_overwritten(q, k, flags, Q, acc):
 
 
 # CHECK-LABEL: TEST: overwritten sm_90a
-# CHECK-NEXT: T.copy: reads Q before T.Pipelined, and warp specialization runs it after T.copy
-# CHECK-SAME: writes Q; expected another buffer for one of them
+# CHECK-NEXT: T.copy: reads Q before T.Pipelined, but warp specialization moves it after T.copy
+# CHECK-SAME: which writes Q; expected another buffer for one of the two
 # CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
 show(attention(read_overwritten, serial, "overwritten"))
 
@@ -145,7 +145,7 @@ def read_released(q, k, flags, Q, acc):
 
 
 # CHECK-LABEL: TEST: released sm_90a
-# CHECK-NEXT: T.copy: reads k before T.Pipelined, and warp specialization runs it after signal,
+# CHECK-NEXT: T.copy: reads k before T.Pipelined, but warp specialization moves it after signal,
 # CHECK-SAME: which releases it; expected signal after the loop, or k copied to shared memory
 show(attention(read_released, serial, "released"))
 
@@ -236,8 +236,8 @@ def two_uses(dtype, name):
 
 
 # CHECK-LABEL: TEST: two_uses sm_90a
-# CHECK-NEXT: T.copy: tile and kept before T.Pipelined, which uses tile, too: threads of the
-# CHECK-SAME: producer would copy to wrong places; expected two fragments, one of them for
+# CHECK-NEXT: T.copy: copies tile and kept before T.Pipelined, which also uses tile, so
+# CHECK-SAME: producer threads would copy to wrong places; expected another fragment for
 # CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
 show(two_uses("bfloat16", "two_uses"))
 

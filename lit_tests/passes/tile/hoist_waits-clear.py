@@ -147,8 +147,8 @@ def put_then_wait(q, k, flags, scores, j):
 
 # No wait passes a builtin: what another rank needs may be in it.
 # CHECK-LABEL: TEST: builtin_before sm_90a
-# CHECK-NEXT: wait_ge: loads of T.Pipelined overtake it, since st before it keeps it in the consumer
-# CHECK-SAME: warps; expected that after the loads
+# CHECK-NEXT: wait_ge: loads of T.Pipelined overtake it, because st before it keeps it in the consumer
+# CHECK-SAME: warps; expected st after the loads
 # CHECK-NEXT: --> {{.*}}hoist_waits-clear.py:[[#]]
 show(attention(put_then_wait, nothing, "builtin_before"))
 
@@ -160,7 +160,7 @@ def read_then_wait(q, k, flags, scores, j):
 
 
 # CHECK-LABEL: TEST: read_before sm_90a
-# CHECK-NEXT: wait_ge: loads of T.Pipelined overtake it, since T.copy before it keeps it in the
+# CHECK-NEXT: wait_ge: loads of T.Pipelined overtake it, because T.copy before it keeps it in the
 show(attention(read_then_wait, nothing, "read_before"))
 
 
