@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Atomics, loads and stores stand in macros, branches and pipelined loops, specialized or not."""
+"""Atomics, loads and stores work in macros, branches and pipelined loops, specialized or not."""
 
 import tilelang
 import tilelang.language as T
@@ -42,7 +42,7 @@ def gemm(
             T.gemm(As, Bs, Cl)
 
 
-# The consumers run them: once a stage, by the first of them.
+# The first consumer thread executes them once in each stage.
 # CHECK-LABEL: TEST: specialized
 # CHECK: tl::tma_load(
 # CHECK-NOT: tw::
@@ -56,7 +56,7 @@ def gemm(
 # CHECK-NOT: tw::
 show("specialized", gemm)
 
-# Seven stages in the loop, the last after it.
+# Seven stages are in the loop; the last one is after it.
 # CHECK-LABEL: TEST: unspecialized
 # CHECK: for (int k = 0; k < 7; ++k) {
 # CHECK: if ((uint)3 < tw::ld<tw::Scope::sys, tw::Sem::relaxed, 1>((&(G[k])))) {

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Loads, stores and fences: each width, word and value that has no instruction is refused."""
+"""Loads, stores and fences refuse widths, qualifiers and values without an instruction."""
 
 import tilelang.language as T
 

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Builtins in illegal places, refused by elect_leader, order_releases and passes for pipelined loops."""
+"""elect_leader, order_releases and the passes for pipelined loops refuse builtins in illegal places."""
 
 import tilelang.language as T
 
@@ -41,7 +41,7 @@ def answer(F: W.Symmetric((8,), "uint32")):
             W.signal(F[1, 0])
 
 
-# Each thread has its own answer.
+# Each thread has its own result.
 # CHECK: answer: signal: called under a condition on a register
 refused(answer)
 
@@ -87,7 +87,7 @@ def put_warp(S, F):
     W.put_warp(S[W.rank(), 0], S[1, 0], 4096)
 
 
-# Each thread would arrive at the barrier by itself.
+# Each thread would arrive at the barrier separately.
 # CHECK: first_warp: sync_grid: 32 threads call it separately under a condition on the thread index; expected a call that the whole block reaches, or a condition that holds in one thread, such as if T.get_thread_binding() == 0
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(chosen(lambda tx, n: tx < 32, sync_grid, "first_warp"))
@@ -113,7 +113,7 @@ refused(chosen(lambda tx, n: T.shuffle_elect(64), sync_grid, "elected_of_two"))
 # CHECK: on_block: accepted
 refused(chosen(lambda tx, n: n > 3, sync_grid, "on_block"))
 
-# A signal is for each thread that the program chose.
+# A signal may be executed by several threads that the program selects.
 # CHECK: signals: accepted
 refused(chosen(lambda tx, n: tx < 32, signal, "signals"))
 

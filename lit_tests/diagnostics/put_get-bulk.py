@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""What put, get and bulk copies refuse when a program is traced, and where."""
+"""Put, get and bulk copies refuse illegal operands when they are traced, and name the line."""
 
 import tilelang.language as T
 

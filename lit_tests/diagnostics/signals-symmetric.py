@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""What signals, waits, barriers and symmetric tensors refuse when a program is traced."""
+"""Signals, waits, barriers and symmetric tensors refuse illegal operands when they are traced."""
 
 import tilelang.language as T
 

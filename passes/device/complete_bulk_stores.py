@@ -98,7 +98,7 @@ class _Pending:
         return stores
 
     def _take(self, condition: tirx.PrimExpr, holds: bool, stores: frozenset[_Store]) -> tuple:
-        """Return the addition to the path for one side of a condition, and the stores of that side."""
+        """Return the path's addition for one side of a condition, and the stores of that side."""
         if not self._is_on_indices(condition):
             return frozenset(), stores
         key = tvm.ir.structural_hash(condition)

@@ -23,7 +23,7 @@ def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
 
     def fence(stmt: tirx.Stmt, follows: bool) -> tuple[tirx.Stmt, bool]:
-        """Insert fences in ``stmt``; return also whether it or a later statement has a bulk access."""
+        """Insert fences; return also whether ``stmt`` or a later statement has a bulk access."""
         if isinstance(stmt, tirx.SeqStmt):
             out = []
             for inner in reversed(stmt.seq):

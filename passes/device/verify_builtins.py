@@ -116,7 +116,7 @@ def _record(
 
 
 def _alive(tile: IRModule) -> set[int]:
-    """Return the numbers of the builtins that remain in ``tile`` after TileLang's simplification."""
+    """Return the numbers of the builtins that remain after TileLang simplifies ``tile``."""
     simplified = tilelang.transform.Simplify()(tile)
     marks = [
         mark_of(call)

@@ -25,7 +25,7 @@ _THREAD_OPS = frozenset(
 
 
 class Divergence(IntEnum):
-    """Whether the threads of a block have the same value, or take the same path."""
+    """Degree to which the threads of a block may differ in a value, or in the path they take."""
 
     UNIFORM = 0
     MAYBE_DIVERGENT = 1

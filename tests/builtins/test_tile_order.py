@@ -1,4 +1,4 @@
-"""Every tile is taken exactly once, in the promised order."""
+"""Tile orders visit every tile exactly once, in the documented order."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from ..passes.ir.sizes import sizes_of
 from ..passes.ir.walk import uses_tileweave
 from ..passes.sync.infer.context import Inserted
 from ..passes.sync.infer.infer_sync import explained, explicit_sync
-from ..passes.sync.verify.launches import LeftOut
+from ..passes.sync.verify.launches import Unverified
 from ..passes.sync.verify.verify_sync import verified
 from .explanation import Explanation
 from .operation import EXPLICIT, Kind, Operation, sorted_in
@@ -48,7 +48,7 @@ def explain_kernel(
     func, inferred = explained(func, world_size, EMIT_HEAP_STRIDE)
     times = {leaf.stmt: leaf.times for leaf in leaves_of(func.body)}
     ops += [_inferred_op(i, times) for i in inferred.ops if i.stmts]
-    unverified = [_unverified_op(left_out) for left_out in verified(func, world_size)]
+    unverified = [_unverified_op(item) for item in verified(func, world_size)]
     func = _apply(passes.FINISH_PASSES, func, world_size)
     if uses_tileweave(func):
         tensors = {(i.line, i.flag): i.tensor for i in inferred.ops}
@@ -162,9 +162,9 @@ def _added_op(added: Added, tensors: Mapping[tuple[str, str], str]) -> Operation
     )
 
 
-def _unverified_op(left_out: LeftOut) -> Operation:
-    event = left_out.event
+def _unverified_op(item: Unverified) -> Operation:
+    event = item.event
     file, _, line = event.line.rpartition(":")
     tensor = event.tensor.name if event.tensor is not None else event.op
-    reason = f"{event.text}: {left_out.reason}"
+    reason = f"{event.text}: {item.reason}"
     return Operation("unverified", tensor, file, int(line or 0), reason, per_block=None)

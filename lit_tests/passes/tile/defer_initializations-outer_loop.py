@@ -21,7 +21,7 @@ def show(program, arch="sm_90a"):
 
 
 def attention(before, loops, name, threads=256, B=128):
-    """Flash attention without its scaling: three accumulators, and two products for each tile."""
+    """Build flash attention without scaling: three accumulators, and two products for each tile."""
 
     @T.prim_func
     def program(
@@ -117,7 +117,7 @@ show(attention(nothing, serial, "one_loop_128", threads=128, B=64))
 show(attention(nothing, serial, "one_loop"), arch="sm_80")
 
 
-# Single values are set where the program sets them, for all threads.
+# Local variables are set at their place in the program, for all threads.
 # CHECK-LABEL: TEST: single_value sm_90a
 # CHECK: steps = counts[0];
 # CHECK: for (int step = 0; step < counts[1]
@@ -173,7 +173,7 @@ def conditions(
                 o[block * 128 + a, b] = acc[a, b]
 
 
-# The flag is reset where the program has the initialization.
+# The flag is reset at the place of the initialization.
 # CHECK-LABEL: TEST: conditions sm_90a
 # CHECK: for (int tile = 0; tile < 3
 # CHECK: done_0 = 0;
@@ -241,7 +241,7 @@ def two_uses(dtype, name):
 # CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
 show(two_uses("bfloat16", "two_uses"))
 
-# TileLang guards the stores that it makes of other copies.
+# TileLang guards the stores of other copies.
 # CHECK-LABEL: TEST: two_uses_of_floats sm_90a
 # CHECK: if (128 <= ((int)threadIdx.x)) {
 # CHECK: )kept)

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""verify_barriers: words that are too few, overlap, or are changed otherwise."""
+"""Barriers are refused if their words are too few, overlap, or are changed by other statements."""
 
 import tilelang.language as T
 
@@ -52,11 +52,11 @@ def in_loop(name, first):
     show(name, program)
 
 
-# Each round needs more than is left.
+# Each iteration needs more words than are left.
 # CHECK: loop_few: sync_ranks: barrier=B[{{.*}}] has 3 words up to the end of B; expected 4
 in_loop("loop_few", 3)
 
-# Only the run knows which rounds reach the barrier.
+# The iterations that reach the barrier are known only at run time.
 # CHECK: loop_open: accepted
 in_loop("loop_open", 2)
 

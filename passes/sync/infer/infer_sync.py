@@ -206,8 +206,8 @@ def _unordered(func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer]) -> tuple[Ins
     """Return the accesses that ``W.unordered`` excludes from the inference."""
     if not uses_op(func.body, UNORDERED):
         return ()
-    left_out = collect_accesses(func, tensors).unordered
-    return tuple(Inserted("unordered", u.tensor, u.line, u.reason) for u in left_out)
+    accesses = collect_accesses(func, tensors).unordered
+    return tuple(Inserted("unordered", u.tensor, u.line, u.reason) for u in accesses)
 
 
 def _with_buffers(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -495,14 +495,14 @@ def _contiguous_extents(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx
     if not isinstance(size, tirx.IntImm):
         extents[-1] = size
         return extents
-    left = int(size)
+    rest = int(size)
     for axis in reversed(range(len(load.indices))):
         extent = load.buffer.shape[axis]
-        if not isinstance(extent, tirx.IntImm) or left < int(extent) or left % int(extent):
-            extents[axis] = tirx.IntImm("int32", left)
+        if not isinstance(extent, tirx.IntImm) or rest < int(extent) or rest % int(extent):
+            extents[axis] = tirx.IntImm("int32", rest)
             return extents
         extents[axis] = extent
-        left //= int(extent)
-        if left == 1:
+        rest //= int(extent)
+        if rest == 1:
             return extents
     return extents

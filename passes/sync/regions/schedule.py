@@ -50,7 +50,7 @@ class Timestamps:
         digit = 2 * level + 1
         return timestamp // self.weights[digit] % (self.weights[digit - 1] // self.weights[digit])
 
-    def of(
+    def of_access(
         self,
         footprints: Footprints,
         depth: int,
