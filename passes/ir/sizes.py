@@ -25,7 +25,7 @@ def sizes_of(func: tirx.PrimFunc) -> dict[str, int]:
     return json.loads(func.attrs[SIZES].value) if func.attrs and SIZES in func.attrs else {}
 
 
-def in_numbers(sizes: Mapping[str, int]) -> str:
+def format_sizes(sizes: Mapping[str, int]) -> str:
     """Format sizes as ``M=20, N=32``."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
@@ -33,4 +33,4 @@ def in_numbers(sizes: Mapping[str, int]) -> str:
 def named(func: tirx.PrimFunc) -> str:
     """Return the program's name with its sizes: ``gemm`` or ``gemm for M=20``."""
     name, sizes = str(func.attrs["global_symbol"]), sizes_of(func)
-    return f"{name} for {in_numbers(sizes)}" if sizes else name
+    return f"{name} for {format_sizes(sizes)}" if sizes else name

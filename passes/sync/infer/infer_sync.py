@@ -17,7 +17,7 @@ from ...group.specialize_group import heap_tensors
 from ...ir.implicit import implicit_of, set_implicit, with_implicit
 from ...ir.leaves import Leaf, leaves_of
 from ...ir.memory_order import releases
-from ...ir.sizes import in_numbers, sizes_of
+from ...ir.sizes import format_sizes, sizes_of
 from ...ir.walk import builtins_in, uses_op
 from ..regions.accesses import Program, collect_accesses
 from ..regions.copies import copies_of
@@ -98,7 +98,7 @@ def explained(
         return _inferred(func, world_size, heap_stride)
     except LanguageError as error:
         if sizes := sizes_of(func):
-            error = LanguageError(f"with {in_numbers(sizes)}: {error}")
+            error = LanguageError(f"with {format_sizes(sizes)}: {error}")
         if options_of(func).verify != "warn":
             raise error from None
         message = f"{error}\n(the program stays as it is: nothing orders its accesses)"
