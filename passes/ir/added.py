@@ -26,14 +26,14 @@ class Added:
 
     Attributes:
         kind: ``barrier``, ``fence`` or ``bulk_wait``.
-        place: file and line of the operation that it serves.
+        loc: file and line of the operation that it serves.
         flag: name of the tensor that the served operation accesses.
         reason: the summary of the pass.
         times: maximum number of executions by a block, or None if it is unknown.
     """
 
     kind: str
-    place: tuple[str, int]
+    loc: tuple[str, int]
     flag: str
     reason: str
     times: int | None
@@ -68,7 +68,7 @@ def added_on_device(func: tirx.PrimFunc, kernels: Iterable[tirx.PrimFunc]) -> li
         func: the program after the passes on tile-level IR.
     """
     tile_leaves = {
-        (leaf.place, _flag(leaf)): leaf
+        (leaf.loc, _flag(leaf)): leaf
         for leaf in leaves_of(func.body)
         if _has(releases, leaf) or _has(acquires, leaf)
     }
@@ -86,7 +86,7 @@ def added_on_device(func: tirx.PrimFunc, kernels: Iterable[tirx.PrimFunc]) -> li
             else:
                 continue
             if served is not None:
-                key = served.place, _flag(served)
+                key = served.loc, _flag(served)
                 tile_leaf = tile_leaves.get(key) or _by_flag(tile_leaves, served)
                 added[_added(kind, tile_leaf or served, passes[pass_name], leaf.times)] = None
     return list(added)
@@ -103,7 +103,7 @@ def _by_flag(tile_leaves: dict, leaf: Leaf) -> Leaf | None:
 
 
 def _added(kind: str, served: Leaf, step: Pass, times: int | None) -> Added:
-    return Added(kind, served.place, _flag(served), step.summary, times)
+    return Added(kind, served.loc, _flag(served), step.summary, times)
 
 
 def _kind(leaf: Leaf) -> str:

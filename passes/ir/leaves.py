@@ -32,7 +32,7 @@ class Leaf:
         return builtins_in(self.node)
 
     @property
-    def place(self) -> tuple[str, int]:
+    def loc(self) -> tuple[str, int]:
         """File and line; ``("", 0)`` if TileLang has lost them."""
         span = get_stmt_span(self.stmt)
         return (str(span.source_name.name), int(span.line)) if span is not None else ("", 0)

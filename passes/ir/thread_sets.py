@@ -257,21 +257,21 @@ class _Follow:
         self._variables: dict[int, tirx.Var] = {}
         self._extents: dict[int, int] = {}
 
-    def follow(self, stmt: tirx.Stmt, here: ThreadSet) -> tirx.Stmt:
-        here = self._enter(stmt, here)
-        stmt = self._visit(stmt, here, self._block)
+    def follow(self, stmt: tirx.Stmt, threads: ThreadSet) -> tirx.Stmt:
+        threads = self._enter(stmt, threads)
+        stmt = self._visit(stmt, threads, self._block)
         block = self._block
         if isinstance(stmt, tirx.IfThenElse) and block is not None:
             truth = block.truth(stmt.condition)
-            exact = here.is_exact and not truth.varies
-            sides = [ThreadSet(here.members & truth.may, exact)]
-            sides += [ThreadSet(here.members & ~truth.must, exact)]
+            exact = threads.is_exact and not truth.varies
+            sides = [ThreadSet(threads.members & truth.may, exact)]
+            sides += [ThreadSet(threads.members & ~truth.must, exact)]
             cases = iter(sides)
             return rewrite_children(stmt, lambda s: self.follow(s, next(cases)))
-        inside = self._inside(stmt, here, block) if block is not None else here
+        inside = self._inside(stmt, threads, block) if block is not None else threads
         return rewrite_children(stmt, lambda s: self.follow(s, inside))
 
-    def _inside(self, stmt: tirx.Stmt, here: ThreadSet, block: Block) -> ThreadSet:
+    def _inside(self, stmt: tirx.Stmt, threads: ThreadSet, block: Block) -> ThreadSet:
         if isinstance(stmt, tirx.Bind):
             block.bound[stmt.var] = stmt.value
         if isinstance(stmt, tirx.While):
@@ -279,30 +279,30 @@ class _Follow:
         elif isinstance(stmt, tirx.For):
             if stmt.kind == tirx.ForKind.PARALLEL:
                 block.divided.add(stmt.loop_var)
-                return ThreadSet(here.members, False)
+                return ThreadSet(threads.members, False)
             truth = block.truth(stmt.extent > 0)
         else:
-            return here
-        return ThreadSet(here.members & truth.may, here.is_exact and not truth.varies)
+            return threads
+        return ThreadSet(threads.members & truth.may, threads.is_exact and not truth.varies)
 
-    def _enter(self, stmt: tirx.Stmt, here: ThreadSet) -> ThreadSet:
+    def _enter(self, stmt: tirx.Stmt, threads: ThreadSet) -> ThreadSet:
         """Record thread indices and extents; return the threads inside ``stmt``."""
         if op_name(getattr(stmt, "value", None)) == "tl.launch_thread_idx":
             self._variables[int(stmt.value.args[0])] = stmt.var
-            return here
+            return threads
         if isinstance(stmt, tirx.SBlockRealize):
             extents = stmt.block.annotations.get("tl.launch_threads")
             if extents is None:
-                return here
+                return threads
             self._extents = {axis: int(extent) for axis, extent in enumerate(extents)}
         elif isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
             tag = stmt.node.thread_tag
             if not tag.startswith("threadIdx."):
-                return here
+                return threads
             self._variables["xyz".index(tag[-1])] = stmt.node.var
             self._extents["xyz".index(tag[-1])] = int(stmt.value)
         else:
-            return here
+            return threads
         bound = self._block.bound if self._block is not None else {}
         self._block = Block({a: (self._variables.get(a), n) for a, n in self._extents.items()})
         self._block.bound.update(bound)

@@ -132,7 +132,7 @@ def _inference_blocker(func: tirx.PrimFunc) -> list[Operation]:
 def _explicit_op(leaf: Leaf, call: tirx.Call) -> Operation:
     kind = _kind_of(call)
     assert kind is not None
-    name, (file, line) = tensor_of(call), leaf.place
+    name, (file, line) = tensor_of(call), leaf.loc
     return Operation(kind, name, file, line, EXPLICIT, flag=name, per_block=leaf.times)
 
 
@@ -148,14 +148,14 @@ def _inferred_op(inserted: Inserted, times: Mapping[tirx.Stmt, int | None]) -> O
         int(line or 0),
         inserted.reason,
         inserted.granule,
-        amount=f"{inserted.each}{unit}",
+        amount=f"{inserted.amount}{unit}",
         flag=inserted.flag,
         per_block=sum(finite) if len(finite) == len(counts) else None,
     )
 
 
 def _added_op(added: Added, tensors: Mapping[tuple[str, str], str]) -> Operation:
-    file, line = added.place
+    file, line = added.loc
     tensor = tensors.get((f"{file}:{line}", added.flag), added.flag)
     return Operation(
         added.kind, tensor, file, line, added.reason, flag=added.flag, per_block=added.times

@@ -37,7 +37,8 @@ class Inserted:
         line: ``file:line`` of the access that needs it.
         reason: explanation for the user.
         granule: size of the box that one counter covers, in elements, or a text such as ``all``.
-        each: number of units that a signal adds, or that have arrived in a launch when a wait ends.
+        amount: number of units that a signal adds, or that have arrived in a launch when a wait
+            ends.
         unit: elements of one unit, 0 if it counts launches.
         flag: name of the counters.
         stmts: the inserted statements, empty if another operation covers this one.
@@ -48,7 +49,7 @@ class Inserted:
     line: str
     reason: str
     granule: str = ""
-    each: str = ""
+    amount: str = ""
     unit: int = 0
     flag: str = ""
     stmts: tuple[tirx.Stmt, ...] = field(default=(), compare=False, repr=False)
@@ -150,7 +151,7 @@ class SyncContext:
             return self.epoch
         return (self.epoch + count - tirx.const(1, "uint32")) // count
 
-    def guarded(
+    def guard(
         self, stmt: tirx.Stmt, footprints: Footprints,
         simple: Callable[[tirx.PrimExpr], tirx.PrimExpr], left: Sequence[Loop],
     ) -> tirx.Stmt:  # fmt: skip
@@ -321,12 +322,12 @@ class SyncContext:
 
     def record_counter_op(
         self, kind: str, access: Access, counter: Counter, reason: str, stmt: tirx.Stmt,
-        each: tirx.PrimExpr, granule: str = "",
+        amount: tirx.PrimExpr, granule: str = "",
     ) -> None:  # fmt: skip
         """Record why ``stmt``, an operation on a counter, is inserted."""
         assert counter.flags is not None
         self.record(
-            kind, access, counter.traffic.tensor.name, reason, stmt, each=format_expr(each),
+            kind, access, counter.traffic.tensor.name, reason, stmt, amount=format_expr(amount),
             granule=granule or counter.granules.text, flag=counter.flags.name,
             unit=0 if counter.is_of_copies else counter.unit,
         )  # fmt: skip

@@ -46,7 +46,7 @@ class Placement:
         """Insert ``stmt`` at the end of the kernel, with the source line of ``access``."""
         self.tail.append(at_line_of(access.anchor, stmt))
 
-    def applied(self, body: tirx.Stmt, program: Program) -> tirx.Stmt:
+    def apply(self, body: tirx.Stmt, program: Program) -> tirx.Stmt:
         """Return ``body`` with all statements inserted."""
 
         def insert(stmt: tirx.Stmt) -> tirx.Stmt:
@@ -111,7 +111,7 @@ def loops_shared(first: Access, second: Access) -> int:
     return sum(1 for _ in itertools.takewhile(lambda p: p[0].var.same_as(p[1].var), pairs))
 
 
-def moved(left: Sequence[Loop]) -> str:
+def moved_out_of(left: Sequence[Loop]) -> str:
     """Describe the loops that a statement was moved out of, as the end of its reason."""
     if not left:
         return ""

@@ -44,7 +44,7 @@ def count_epochs(context: SyncContext) -> None:
         counting = [bind, tirx.IfThenElse(is_last, flatten(last), None)]
         context.record(
             "signal", None, EPOCH, "the block counts itself; the last one counts the launch", bind,
-            each="1", flag=state.name,
+            amount="1", flag=state.name,
         )  # fmt: skip
     threads = context.program.threads
     axes = [thread.var for thread in threads]

@@ -138,7 +138,7 @@ def _inferred(
     for accesses in exchanged:
         context.buffers[accesses.tensor] = choose_buffers(context, accesses, accesses.tensor in own)
     _place_sync(context, own)
-    func = func.with_body(context.placement.applied(func.body, context.program))
+    func = func.with_body(context.placement.apply(func.body, context.program))
     func = _with_buffers(context, func)
     func = with_implicit(func, context.implicit, context.implicit_buffers)
     return func, Explanation(

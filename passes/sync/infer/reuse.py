@@ -12,7 +12,7 @@ from ..regions.granules import Counter
 from ..regions.tensor_accesses import TensorAccesses
 from . import builtin_calls
 from .context import SyncContext
-from .edits import anchor_of, loops_kept, loops_shared, moved
+from .edits import anchor_of, loops_kept, loops_shared, moved_out_of
 from .waits import dominates
 
 
@@ -124,8 +124,8 @@ def _wait(
     context.record(
         "wait", access, accesses.tensor.name,
         f"before {access.op} overwrites it: {'the owner' if only_owner else 'its readers'} may "
-        f"still read until {event}{moved(left)}",
-        stmt, each="1", flag=flags.name,
+        f"still read until {event}{moved_out_of(left)}",
+        stmt, amount="1", flag=flags.name,
     )  # fmt: skip
 
 
@@ -148,7 +148,8 @@ def _awaited_ranks(context: SyncContext, footprints: Footprints) -> np.ndarray:
         producers = _producers(counter)
         for other in (b for b in counter.users if b.is_certain):
             shared = loops_shared(other.access, footprints.access)
-            if other.access.place[shared] > footprints.access.place[shared] or not other.repeats:
+            is_later = other.access.positions[shared] > footprints.access.positions[shared]
+            if is_later or not other.repeats:
                 continue
             granules = counter.granules.numbers_of(other)
             ranks = np.where(other.mask, producers[other.owner, granules], 0)

@@ -13,7 +13,7 @@ from ..regions.granules import Counter, elements_of
 from ..regions.space import Loop
 from ..regions.symbols import Symbols
 from .context import SyncContext
-from .edits import anchor_of, loops_kept, moved, varies
+from .edits import anchor_of, loops_kept, moved_out_of, varies
 
 
 def place_signals(context: SyncContext) -> None:
@@ -100,9 +100,9 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> N
     granule = simple(counter.granules.index(footprints, symbols, left))
     value = simple(tirx.Cast("uint32", _count(counter, footprints, symbols, left)))
     stmt = context.signal_to(counter, footprints, owner, granule, value)
-    stmt = context.guarded(stmt, footprints, simple, left)
+    stmt = context.guard(stmt, footprints, simple, left)
     context.placement.put_after(anchor_of(access, kept), stmt, access)
-    reason = f"{_reason(context, counter, access)}{moved(left)}"
+    reason = f"{_reason(context, counter, access)}{moved_out_of(left)}"
     context.record_counter_op("signal", access, counter, reason, stmt, value)
 
 

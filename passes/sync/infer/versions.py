@@ -221,7 +221,7 @@ class _VersionNumbers:
         self._repeated: set[Loop] = set()
         self._follows: set[tuple[Access, Access]] = set()
         self._compare()
-        self._number(sorted(writes, key=lambda a: a.place[events.grid :]), 0)
+        self._number(sorted(writes, key=lambda a: a.positions[events.grid :]), 0)
         number = np.zeros(len(events.cell), np.int64)
         for index, access in enumerate(events.accesses):
             if access in self.first_version:

@@ -19,7 +19,7 @@ from ..regions.granules import Counter
 from ..regions.space import Loop
 from . import builtin_calls
 from .context import SyncContext, by_rank
-from .edits import anchor_of, loops_kept, moved
+from .edits import anchor_of, loops_kept, moved_out_of
 
 
 def place_waits(context: SyncContext) -> None:
@@ -112,12 +112,12 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
     if conditions:
         holds = symbols.simplified(functools.reduce(tirx.And, conditions), access)
         stmt = tirx.IfThenElse(holds, stmt, None)
-    stmt = context.guarded(stmt, footprints, lambda e: symbols.simplified(e, access), left)
+    stmt = context.guard(stmt, footprints, lambda e: symbols.simplified(e, access), left)
     for extent in extents:
         runs = tirx.GT(extent, 0)
         stmt = tirx.IfThenElse(symbols.simplified(runs, access), stmt, None)
     context.placement.put_before(anchor_of(access, kept), stmt, access)
-    reason = f"{access.op} {_needs(counter, footprints)}{moved(left)}"
+    reason = f"{access.op} {_needs(counter, footprints)}{moved_out_of(left)}"
     context.record_counter_op("wait", access, counter, reason, stmt, arrivals)
 
 
@@ -140,7 +140,7 @@ def _reads_own(counter: Counter, footprints: Footprints) -> bool:
 
 def dominates(first: Access, first_kept: int, second: Access, second_kept: int) -> bool:
     """Return whether a wait for ``one`` always precedes ``other`` in the same iteration."""
-    if first_kept > second_kept or first.place > second.place:
+    if first_kept > second_kept or first.positions > second.positions:
         return False
     loops = all(
         a.var.same_as(b.var)
