@@ -58,7 +58,7 @@ refused("load space", lambda A, S, P, t, f: W.bulk_load(A, S, 4, f[0]))
 # CHECK: load end: bulk_load: size=4096 from dst=tile[1, 0] exceeds the tensor; expected at most the 4032 elements up to its end
 refused("load end", lambda A, S, P, t, f: W.bulk_load(t[1, 0], S, 4096, f[0]))
 
-# CHECK: load start: bulk_load: dst=tile[0, 1] starts at byte 2; expected a multiple of 16 bytes
+# CHECK: load start: bulk_load: dst=tile[0, 1] starts at byte 4; expected a multiple of 16 bytes
 refused("load start", lambda A, S, P, t, f: W.bulk_load(t[0, 1], S, 4, f[0]))
 
 # CHECK: load barrier: bulk_load: barrier=A is in global memory; expected a barrier-memory tensor
