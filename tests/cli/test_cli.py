@@ -326,9 +326,9 @@ def test_sizes_of_dynamic_extents(dynamic, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", ":shift"], "shift: no size of M, on which its synchronisation depends; "
+        (["explain", ":shift"], "shift: no size for M, on which its synchronization depends; "
          "expected sizes={'M': ...} (--size M=... on the command line)"),
-        (["emit", ":shift"], "shift: no size of M"),
+        (["emit", ":shift"], "shift: no size for M"),
         (["explain", ":plan"], "explain plan: M of A is dynamic; expected an input that shows its "
          "size, or its size: M=... (--size M=... on the command line)"),
         (["simulate", ":shift"], "simulate: M of S is dynamic; expected an input that shows its "

@@ -1,4 +1,4 @@
-"""Programs that use nothing of TileWeave.
+"""Programs without TileWeave.
 
 ``stock_programs.py [tileweave]`` prints the CUDA source of each by "NAME ARCH", as JSON, after
 importing TileWeave if asked to.

@@ -1,4 +1,4 @@
-"""What a rank says of a program does not depend on whether it compiled it or loaded it."""
+"""The text of a program does not depend on whether a rank compiled it or loaded it."""
 
 import types
 

@@ -103,11 +103,11 @@ def test_free_gives_back_all_sizes(made):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda f: f.at(), "program: no size of M, on which its synchronisation depends"),
+        (lambda f: f.at(), "program: no size for M, on which its synchronization depends"),
         (lambda f: f.at(M=20, K=3), "program: size K=3; expected M"),
-        (lambda f: f.at(M=0), "program: size M=0; expected a positive integer"),
-        (lambda f: f.at(M=2.5), "program: size M=2.5; expected a positive integer"),
-        (lambda f: f.at(M=1 << 31), "size M=2147483648; expected a positive integer of 31 bits"),
+        (lambda f: f.at(M=0), "program: size M=0; expected an integer from 1 to"),
+        (lambda f: f.at(M=2.5), "program: size M=2.5; expected an integer from 1 to"),
+        (lambda f: f.at(M=1 << 31), "size M=2147483648; expected an integer from 1 to 2147483647"),
         (lambda f: tw.emit(PROGRAM, sizes=[3]), "program: sizes=[3]; expected a dict"),
         (lambda f: f(*arguments(20, X=(1, 20, N))), "X has shape (1, 20, 32); expected 2 axes"),
         (lambda f: f(*arguments(20, Y=(24, N))),

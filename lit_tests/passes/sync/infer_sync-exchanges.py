@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Signals and waits of each kind of exchange: counter, granule, number in a block."""
+"""Each kind of exchange has its signals and waits, with their counters, granules and numbers."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ def show(name):
         print(f"{tensor}: {why}")
 
 
-# Put, then read.
+# A put and a read.
 # CHECK-LABEL: PROGRAM ring_shift
 # CHECK-NEXT: signal started [] x3
 # CHECK-NEXT: signal launches [] x1
@@ -50,7 +50,7 @@ show("all_gather_gemm")
 # CHECK-NEXT: gathered: copies wait until the readers' ranks have begun the same call
 show("packed_gather")
 
-# An all-gather by loads from the peers: one producer of many readers.
+# An all-gather by loads from the peers: one producer has many readers.
 # CHECK-LABEL: PROGRAM all_gather_loads
 # CHECK-NEXT: signal launches [] x1
 # CHECK-NEXT: signal shared_arrived [8 x 16] x4
@@ -58,7 +58,7 @@ show("packed_gather")
 # CHECK-NEXT: shared: two buffers in turn: every writer waits for its readers' data
 show("all_gather_loads")
 
-# Loads from data-dependent places: the readers' waits do not prove what they have read.
+# Loads from data-dependent places: the waits of readers do not prove which data they have read.
 # CHECK-LABEL: PROGRAM scattered_loads
 # CHECK-NEXT: signal finished [] x3
 # CHECK-NEXT: signal launches [] x1
@@ -86,7 +86,7 @@ show("gemm_reduce_scatter")
 # CHECK-NEXT: C: writers first wait for what the readers write in the same launch
 show("gemm_reduce_add")
 
-# GEMM + all-reduce, two phases.
+# Two-shot GEMM + all-reduce.
 # CHECK-LABEL: PROGRAM gemm_all_reduce
 # CHECK-NEXT: signal launches [] x1
 # CHECK-NEXT: signal parts_arrived [16 x 16] x1

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Statements that the inference inserts: at which access, for which ranks, outside which loops."""
+"""The inference inserts statements at the right accesses, for the right ranks, outside of loops."""
 
 import tilelang.language as T
 
@@ -89,8 +89,8 @@ def staged(X: T.Tensor((4 * B, N), "float32"), Y: T.Tensor((B, N), "float32")):
             T.copy(total, Y)
 
 
-# All ranks wait for all ranks: two buffers in turn, no wait before a write. A wait that leaves no
-# loop uses the expression of the program: source.
+# All ranks wait for all ranks, so two buffers in turn need no wait before a write. A wait that leaves
+# no loop uses the expression of the program: source.
 # CHECK-LABEL: TEST: staged
 # CHECK: parts = T.match_buffer({{.*}}, (4, 2, 64, 64)
 # CHECK: parts_arrived = T.match_buffer({{.*}}, (4, 2, 4), "uint32"

@@ -17,7 +17,7 @@ from ...group.specialize_group import heap_tensors
 from ...ir.implicit import implicit_of, set_implicit, with_implicit
 from ...ir.leaves import Leaf, leaves_of
 from ...ir.memory_order import releases
-from ...ir.sizes import in_numbers, sizes_of
+from ...ir.sizes import format_sizes, sizes_of
 from ...ir.walk import builtins_in, uses_op
 from ..regions.accesses import Program, collect_accesses
 from ..regions.copies import copies_of
@@ -98,7 +98,7 @@ def explained(
         return _inferred(func, world_size, heap_stride)
     except LanguageError as error:
         if sizes := sizes_of(func):
-            error = LanguageError(f"with {in_numbers(sizes)}: {error}")
+            error = LanguageError(f"with {format_sizes(sizes)}: {error}")
         if options_of(func).verify != "warn":
             raise error from None
         message = f"{error}\n(the program stays as it is: nothing orders its accesses)"
@@ -138,7 +138,7 @@ def _inferred(
     for accesses in exchanged:
         context.buffers[accesses.tensor] = choose_buffers(context, accesses, accesses.tensor in own)
     _place_sync(context, own)
-    func = func.with_body(context.placement.applied(func.body, context.program))
+    func = func.with_body(context.placement.apply(func.body, context.program))
     func = _with_buffers(context, func)
     func = with_implicit(func, context.implicit, context.implicit_buffers)
     return func, Explanation(
@@ -206,8 +206,8 @@ def _unordered(func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer]) -> tuple[Ins
     """Return the accesses that ``W.unordered`` excludes from the inference."""
     if not uses_op(func.body, UNORDERED):
         return ()
-    left_out = collect_accesses(func, tensors).unordered
-    return tuple(Inserted("unordered", u.tensor, u.line, u.reason) for u in left_out)
+    accesses = collect_accesses(func, tensors).unordered
+    return tuple(Inserted("unordered", u.tensor, u.line, u.reason) for u in accesses)
 
 
 def _with_buffers(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -129,9 +129,9 @@ def _refuse_unseen(func: tirx.PrimFunc, accesses: TensorAccesses, program: Progr
     post_order_visit(func.body, visit)
     if unseen:
         first = accesses.of_kind("write")[0].access
-        where = f"{accesses.tensor.name}[{', '.join(map(format_expr, unseen[0].indices))}]"
+        element = f"{accesses.tensor.name}[{', '.join(map(format_expr, unseen[0].indices))}]"
         raise LanguageError(
-            f"{first.text} again in the same launch, and the version of {where}, which is not "
+            f"{first.text} again in the same launch, and the version of {element}, which is not "
             f"synchronized, is unknown; {_EXPECTED}{first.location}"
         )
 
@@ -165,12 +165,12 @@ def _redirected(body: tirx.Stmt, storages: Mapping[tirx.Buffer, _Storage]) -> ti
         for access in storage.versions.by_access:
             by_anchor.setdefault(access.anchor, []).append((access, storage))
 
-    def place(stmt: tirx.Stmt) -> tirx.Stmt:
+    def redirect(stmt: tirx.Stmt) -> tirx.Stmt:
         if stmt in by_anchor:
             return at_line_of(stmt, _replaced(stmt, by_anchor[stmt], {}))
-        return rewrite_children(stmt, place)
+        return rewrite_children(stmt, redirect)
 
-    return place(body)
+    return redirect(body)
 
 
 def _replaced(
