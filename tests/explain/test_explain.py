@@ -7,23 +7,21 @@ from xml.etree import ElementTree
 import pytest
 
 import tileweave as tw
-from tests.sync.programs import CASES
+from tests.corpus import PROGRAMS
 from tileweave.cli.main import main
 from tileweave.passes.ir.walk import calls_in, op_name
-
-programs = inspect.getmodule(CASES["ring_shift"].make)
 
 
 def line_of(case: str, text: str) -> int:
     """The line of this text in a program, which has it once."""
-    lines, first = inspect.getsourcelines(CASES[case].make)
+    lines, first = inspect.getsourcelines(PROGRAMS[case].make)
     found = [first + n for n, line in enumerate(lines) if text in line]
     assert len(found) == 1, (text, found)
     return found[0]
 
 
 def explained(case: str, ranks: int = 4, **options) -> tw.Explanation:
-    return tw.explain(CASES[case].make(ranks), ranks, **options)
+    return tw.explain(PROGRAMS[case].make(ranks), ranks, **options)
 
 
 def of(found: tw.Explanation, **values) -> list:
@@ -56,13 +54,14 @@ def test_operation(case, kind, tensor, text, granule, amount, per_block):
     assert [(o.tensor, o.granule, o.amount, o.per_block) for o in found] == [
         (tensor, granule, amount, per_block)
     ]
-    assert found[0].file == programs.__file__ and found[0].kernel == "program"
+    file = inspect.getsourcefile(PROGRAMS[case].make)
+    assert found[0].file == file and found[0].kernel == "program"
 
 
 def test_as_many_signals_and_waits_as_the_program_gets():
     """Nothing that is put in is left out: the counts are those of the emitted program."""
     for case in ("ring_shift", "gemm_reduce_add", "halo_exchange", "persistent"):
-        cuda = tw.emit(CASES[case].make(4))
+        cuda = tw.emit(PROGRAMS[case].make(4))
         found = explained(case)
         waits = cuda.count("tw::wait_reached<")
         signals = cuda.count("tw::signal<") + cuda.count("tw::atom_add<")
@@ -283,7 +282,7 @@ def test_what_the_compiler_refuses_is_refused_here(tmp_path, capsys):
 
 
 def test_warnings_instead_of_refusals():
-    program = CASES["ring_shift"].make(2)  # made for two ranks: of four, others are not written
+    program = PROGRAMS["ring_shift"].make(2)  # made for two ranks: of four, others are not written
     with pytest.raises(tw.LanguageError):
         tw.explain(program, 4)
     with pytest.warns(tw.SyncWarning, match="nothing orders its accesses"):
@@ -421,7 +420,7 @@ def test_options_reach_the_compiler(twice, capsys):
 def test_simulate_takes_options():
     with pytest.raises(tw.SimulationError):
         tw.simulate(
-            CASES["ring_shift"].make(2), 2, [{}, {}], pass_configs={"tileweave.verify": "off"}
+            PROGRAMS["ring_shift"].make(2), 2, [{}, {}], pass_configs={"tileweave.verify": "off"}
         )
 
 
@@ -465,7 +464,7 @@ def test_no_html_of_two_programs(tmp_path, capsys):
 
 def test_explaining_changes_nothing():
     """The program that is compiled afterwards is that which is compiled without."""
-    program = CASES["ring_shift"].make(4)
+    program = PROGRAMS["ring_shift"].make(4)
     before = program.script()
     tw.explain(program, 4)
     assert program.script() == before

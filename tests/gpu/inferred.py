@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node=2 tests/gpu/inferred.py [--launches 200] [NAME ...]
 
-Each program of tests/sync/programs.py is launched back to back, without the host waiting, with
+Each program of tests/corpus/programs is launched back to back, without the host waiting, with
 inputs that differ from launch to launch, in their sizes, too, where these are dynamic; then in a
 CUDA graph; then once more with random sleeps before launches and at every signal and wait of its
 kernels.
@@ -24,7 +24,8 @@ from tileweave.runtime.plans.parameters import parameters_of, shapes_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.sync.programs import CASES, Case
+from tests.corpus import PROGRAMS
+from tests.corpus.programs import Case
 
 SEED = 11
 """Of the random sleeps."""
@@ -144,15 +145,15 @@ def main() -> int:
     options = parser.parse_args()
     tw.init()
     ranks, failed = tw.world_size(), 0
-    names = [name for name in options.names or CASES if ranks in CASES[name].ranks]
+    names = [name for name in options.names or PROGRAMS if ranks in PROGRAMS[name].ranks]
     compile_ahead(
-        configured(name, CASES[name].make(ranks), configs_of(delays))
+        configured(name, PROGRAMS[name].make(ranks), configs_of(delays))
         for name in names
         for delays in (None, SEED)
-        if not CASES[name].sizes
+        if not PROGRAMS[name].sizes
     )
     for name in names:
-        case = CASES[name]
+        case = PROGRAMS[name]
         results = []
         for delays in (None, SEED):
             run = Run(case, options.launches, delays)

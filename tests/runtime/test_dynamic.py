@@ -11,7 +11,7 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
-from tests.sync.programs import CASES
+from tests.corpus import PROGRAMS
 from tileweave import language as W
 from tileweave.passes import dynamic_sizes, needs_sizes, specialize_sizes
 from tileweave.passes.ir.sizes import sizes_of
@@ -22,7 +22,7 @@ from tileweave.runtime.kernel.dynamic import DynamicKernel, Turns
 from tileweave.runtime.kernel.kernel import Kernel
 
 RANKS, N = 2, 32
-PROGRAM = CASES["dynamic_shift"].make(RANKS)
+PROGRAM = PROGRAMS["dynamic_shift"].make(RANKS)
 
 
 class Compiled(Kernel):
@@ -177,7 +177,7 @@ def test_calls_of_a_plan_with_other_kernels_are_kept_apart(made):
     one, other = (Compiled(PROGRAM, {"flags": torch.zeros(1)}) for _ in range(2))
     plan = tw.Plan.of_program(PROGRAM)
     assert turns(plan, [one], [one], [other], [Compiled(PROGRAM)]) == ["barrier"]
-    assert turns(tw.Plan.of_program(CASES["ring_shift"].make(RANKS)), [one], [other]) == []
+    assert turns(tw.Plan.of_program(PROGRAMS["ring_shift"].make(RANKS)), [one], [other]) == []
 
 
 def test_compile_waits_for_sizes_where_they_matter(monkeypatch):
@@ -213,7 +213,7 @@ def programs_without_inference():
 
 def test_which_programs_need_sizes():
     assert needs_sizes(PROGRAM)
-    assert needs_sizes(CASES["dynamic_gather"].make(2))
+    assert needs_sizes(PROGRAMS["dynamic_gather"].make(2))
     assert not any(needs_sizes(f) for f in programs_without_inference())
     assert not needs_sizes(specialize_sizes(PROGRAM, {"M": 20}))
 
@@ -248,7 +248,7 @@ def test_scratch_of_dynamic_size_in_a_program_with_signals():
 
 def test_one_program_with_several_sizes_in_a_plan():
     """Each has counters of its own, and a name."""
-    f, a, b = CASES["dynamic_shift"].make(RANKS), T.dynamic("a"), T.dynamic("b")
+    f, a, b = PROGRAMS["dynamic_shift"].make(RANKS), T.dynamic("a"), T.dynamic("b")
 
     @tw.plan
     def plan(

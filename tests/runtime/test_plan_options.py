@@ -7,7 +7,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tests.sync.programs import CASES
+from tests.corpus import PROGRAMS
 from tileweave.builtins.spec import builtin_of
 from tileweave.cli.main import main
 from tileweave.passes.ir.walk import builtins_in
@@ -21,13 +21,13 @@ RANKS, HERE = 2, f"{__file__}:1"
 
 def all_gather(**options) -> tw.Plan:
     """Copies and a GEMM beside them, with these options of ours."""
-    plan = CASES["all_gather_gemm"].make(RANKS)
+    plan = PROGRAMS["all_gather_gemm"].make(RANKS)
     return plan.with_configs({f"tileweave.{name}": value for name, value in options.items()})
 
 
 def reduce_scatter(**options) -> tw.Plan:
     """A plan of one kernel, which exchanges with its peers."""
-    program = CASES["gemm_reduce_scatter"].make(RANKS)
+    program = PROGRAMS["gemm_reduce_scatter"].make(RANKS)
     plan = tw.Plan(
         "plan", list(parameters_of(program)), lambda p, *given: p.launch(program, *given), HERE
     )
@@ -50,7 +50,7 @@ def test_delays_at_the_waits_of_its_kernels(make):
 
 
 def test_a_plan_with_delays_is_right():
-    case = CASES["all_gather_gemm"]
+    case = PROGRAMS["all_gather_gemm"]
     inputs = case.inputs(np.random.default_rng(0), RANKS)
     out = tw.simulate(all_gather(delays=3), RANKS, inputs)
     for rank, expected in enumerate(case.expected(inputs)):
@@ -71,7 +71,7 @@ def test_explain_heeds_them():
 
 
 def test_simulate_heeds_them():
-    inputs = CASES["all_gather_gemm"].inputs(np.random.default_rng(0), RANKS)
+    inputs = PROGRAMS["all_gather_gemm"].inputs(np.random.default_rng(0), RANKS)
     off = {"tileweave.verify": "off"}
     with pytest.raises(tw.SimulationError):
         tw.simulate(all_gather(), RANKS, inputs, pass_configs=off)

@@ -15,7 +15,8 @@ from multiprocessing import get_context
 
 import torch
 
-from .programs import CASES
+from tests.corpus import PROGRAMS
+
 from .test_programs import run
 
 PART = 50
@@ -45,8 +46,8 @@ def main() -> int:
     tasks = [
         (name, ranks, first)
         for first in range(options.first, options.first + options.schedules, PART)
-        for name in options.names or CASES
-        for ranks in CASES[name].ranks
+        for name in options.names or PROGRAMS
+        for ranks in PROGRAMS[name].ranks
     ]
     done: Counter[tuple[str, int]] = Counter()
     wrong: dict[tuple[str, int], str] = {}

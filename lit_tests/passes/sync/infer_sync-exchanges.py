@@ -8,11 +8,11 @@ import tileweave as tw
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tests.sync.programs import CASES
+from tests.corpus import PROGRAMS
 
 
 def show(name):
-    case = CASES[name]
+    case = PROGRAMS[name]
     found = tw.explain(case.make(4), 4, sizes={"M": 20} if case.sizes else {})
     print("PROGRAM", name)
     for op in (o for o in found.ops if o.kind in ("signal", "wait")):

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 import tileweave as tw
-
-from .exchange import (
+from tests.corpus.exchange import (
     Exchange,
     Message,
     changes,

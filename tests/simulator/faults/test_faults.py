@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import tileweave as tw
-
-from .faults import CASES, EPOCHS, Case
+from tests.corpus import FAULTS
+from tests.corpus.faults import EPOCHS, Case
 
 SCHEDULES = int(os.environ.get("TILEWEAVE_SCHEDULES", "50"))
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_case = pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS)
 
 
 def simulate(case: Case, faulty: bool) -> list[dict[str, np.ndarray]]:
@@ -47,8 +47,8 @@ def test_is_reported(case):
     fault = error.value
     assert fault.kind in case.kinds, fault.report
     assert re.search(case.report, fault.report), fault.report
-    named = {int(n) for n in re.findall(r"faults\.py:(\d+)", fault.report)}
-    assert case.lines and set(case.lines) <= named, (case.lines, fault.report)
+    lines = case.lines_in(fault.report)
+    assert case.lines and set(case.lines) <= lines, (case.lines, fault.report)
 
 
 @every_case

@@ -7,10 +7,9 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.corpus.programs import Case
 from tileweave import language as W
 from tileweave.simulator import Executable
-
-from ..programs import Case
 
 N, F32 = 16, "float32"
 pytestmark = pytest.mark.filterwarnings("ignore::tileweave.SimulationWarning")
@@ -189,7 +188,7 @@ def test_what_the_caller_finds(program, steps, ranks):
     called = Case(lambda _: program, lambda *_: [], lambda _: []).called(ranks)
     found = tw.simulate(Executable(called, ranks), ranks, inputs, schedules=10, epochs=3)
     for mine, right in zip(found, to_the_right(inputs, steps), strict=True):
-        np.testing.assert_array_equal(mine["S_found"], right)
+        np.testing.assert_array_equal(mine["S_after"], right)
 
 
 @T.prim_func

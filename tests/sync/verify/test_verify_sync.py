@@ -1,7 +1,6 @@
 """Programs that order memory themselves: which faults are refused when they are compiled."""
 
 import inspect
-import re
 import warnings
 
 import numpy as np
@@ -11,8 +10,7 @@ from tilelang import tvm
 from tvm import tirx
 
 import tileweave as tw
-from tests.simulator.faults.faults import CASES as FAULTS
-from tests.sync.programs import CASES as PROGRAMS
+from tests.corpus import FAULTS, PROGRAMS
 from tileweave import language as W
 from tileweave import passes
 from tileweave.passes import dynamic_sizes, with_sizes
@@ -84,8 +82,7 @@ def test_of_the_faults_these_are_refused(case):
         grouped(case.make(True), case.ranks)
     message = str(error.value)
     assert REFUSED[case.name] in message
-    named = {int(n) for n in re.findall(r"faults\.py:(\d+)", message)}
-    assert set(case.lines) & named, message
+    assert set(case.lines) & case.lines_in(message), message
 
 
 @pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS)
