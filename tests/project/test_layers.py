@@ -20,7 +20,6 @@ LAYERS = {
     "tileweave": 6,
 }
 """A package may import those of lower numbers, and its own modules."""
-MOST_FILES = 20
 
 
 def module_of(path: Path) -> str:
@@ -99,12 +98,3 @@ def test_packages_import_each_other_relatively():
         if isinstance(node, ast.Import) and any(a.name.startswith("tileweave") for a in node.names)
     ]
     assert absolute == []
-
-
-def test_no_folder_is_large():
-    folders: dict[Path, int] = {}
-    for top in (*LAYERS, "tests", "lit_tests"):
-        for path in (ROOT / top).rglob("*.py"):
-            folders[path.parent] = folders.get(path.parent, 0) + 1
-    large = {str(f.relative_to(ROOT)): n for f, n in folders.items() if n > MOST_FILES}
-    assert large == {}
