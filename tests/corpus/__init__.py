@@ -1,6 +1,7 @@
-"""Programs and faulty programs that tests parametrize over, split by theme."""
+"""Correct, faulty and refused programs that tests parametrize over, split by theme."""
 
 from .faults import FAULTS
 from .programs import PROGRAMS
+from .refused import REFUSED
 
-__all__ = ["FAULTS", "PROGRAMS"]
+__all__ = ["FAULTS", "PROGRAMS", "REFUSED"]

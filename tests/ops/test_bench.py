@@ -14,7 +14,7 @@ import torch
 
 import tileweave as tw
 from tests.ops import on_ranks
-from tests.runtime.test_plan import Ranks
+from tests.runtime.plans.fakes import Ranks
 from tileweave.bench import cases, collectives, implementations, results
 from tileweave.bench import command as bench
 from tileweave.bench.implementations import Checker, Implementation

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import tileweave as tw
 from tests.ops.attention import bench_on_ranks as bench_attention_on_ranks
 from tests.ops.attention.bench_on_ranks import errors, expected, length_of, whole
-from tests.runtime.test_plan import Ranks
+from tests.runtime.plans.fakes import Ranks
 from tileweave.bench import attention, results
 from tileweave.bench import command as bench
 from tileweave.bench.attention import MAKERS, Buffers, Inputs, Lengths, problem_of

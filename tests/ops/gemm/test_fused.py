@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.runtime.test_plan import FakeKernel, Ranks
+from tests.runtime.plans.fakes import FakeKernel, Ranks
 from tileweave import ops
 from tileweave.ops.autotune import tuner
 from tileweave.ops.collectives import transport
