@@ -179,24 +179,26 @@ def test_reuse(case, configs, reason):
 
 
 @pytest.mark.parametrize(
-    ("case", "told"),
+    ("case", "reasons"),
     [
         ("ring_all_reduce", {"S": "6 versions, each with its own copy, 3072 bytes"}),
         (
             "shift_again",
             {
                 "S": "3 versions, each with its own copy, 2048 bytes; the last version is in "
-                "place, the others in S_rounds"
+                "place, the others in S_versions"
             },
         ),
         ("ring_shift", {}),
     ],
 )
-def test_rounds(case, told):
+def test_versions(case, reasons):
     found = explained(case)
-    assert found.rounds == told
-    assert ("again in the same launch because:" in str(found)) == bool(told)
-    assert all(f"  {reason}" in str(found) and reason in found.html() for reason in told.values())
+    assert found.versions == reasons
+    assert ("again in the same launch because:" in str(found)) == bool(reasons)
+    assert all(
+        f"  {reason}" in str(found) and reason in found.html() for reason in reasons.values()
+    )
 
 
 # programs that need nothing, or order themselves

@@ -155,15 +155,15 @@ show("reduce_scatter_tails")
 # CHECK-NEXT: signal finished [] x3
 # CHECK-NEXT: signal launches [] x1
 # CHECK-NEXT: wait finished [] x1
-# CHECK-NEXT: signal S_rounds_arrived [1 x 8 x 16] x1
-# CHECK-NEXT: wait S_rounds_arrived [1 x 8 x 16] x1
+# CHECK-NEXT: signal S_versions_arrived [1 x 8 x 16] x1
+# CHECK-NEXT: wait S_versions_arrived [1 x 8 x 16] x1
 # CHECK-NEXT: wait started [] x2
 # CHECK-NEXT: signal S_arrived [8 x 16] x2
-# CHECK-NEXT: signal S_rounds_arrived [1 x 8 x 16] x2
+# CHECK-NEXT: signal S_versions_arrived [1 x 8 x 16] x2
 # CHECK-NEXT: wait S_arrived [8 x 16] x2
-# CHECK-NEXT: wait S_rounds_arrived [1 x 8 x 16] x2
+# CHECK-NEXT: wait S_versions_arrived [1 x 8 x 16] x2
 # CHECK-NEXT: S: writers wait until the owner's next launch has started
-# CHECK-NEXT: S_rounds: writers wait for a credit: the readers' last launch has finished
+# CHECK-NEXT: S_versions: writers wait for a credit: the readers' last launch has finished
 show("shift_again")
 
 # Blocks that iterate over tiles.
