@@ -132,6 +132,32 @@ def test_simulate_prints_a_verdict_for_each_program(file, capsys):
     assert "unheard: 2 schedules of 2 ranks, no fault\nwarning: unheard: " in out
 
 
+HINT = "(for 4 ranks, the default; --ranks N sets another number)"
+
+
+def test_a_fault_names_the_default_number_of_ranks(file, capsys, monkeypatch):
+    """Locations below the current folder are relative to it."""
+    path = Path(file(STUCK))
+    monkeypatch.chdir(path.parent)
+    more = ["--schedules", "1", "--set", "epoch=0", "--epochs", "1"]
+    for ranks in ([], ["--ranks", "4"]):
+        with pytest.raises(SystemExit):
+            main(["simulate", str(path), *ranks, *more])
+        out = capsys.readouterr().out
+        assert out.endswith(f"{HINT}\n") == (not ranks)
+        assert f"--> {path.name}:" in out and str(path.parent) not in out
+
+
+def test_an_error_names_the_default_number_of_ranks(file, capsys, monkeypatch):
+    path = Path(file(PROGRAM.format(name="one", value=1.0).replace("W.rank()", "5")))
+    monkeypatch.chdir(path.parent)
+    for ranks in ([], ["--ranks", "3"]):
+        assert main(["explain", str(path), *ranks]) == 1
+        err = capsys.readouterr().err
+        assert err.endswith(f"{HINT}\n") == (not ranks)
+        assert "which has rank index 5; expected 0 to" in err and f"--> {path.name}:" in err
+
+
 def test_simulate_as_json(file, capsys):
     with pytest.raises(SystemExit) as status:
         main(["simulate", file(CLEAN, STUCK, UNHEARD), *ONCE, "--seed", "7", "--json"])
