@@ -29,7 +29,7 @@ def count_up(count: T.Tensor((1,), "uint32")):
 
 
 def exchange(ranks: int, by: str):
-    """Every rank gives its tensor to all others, who add 1 to it.
+    """Return a plan that sends each rank's tensor to all others, which add 1 to it.
 
     Args:
         by: ``write_value`` announces the epoch that the host counts, ``copy_value`` the one that
@@ -77,7 +77,7 @@ def exchange(ranks: int, by: str):
 
 
 def overlapped(ranks: int, kernels: int):
-    """A kernel adds 1 to a rank's tensor; each part of it goes to all others when it is there.
+    """Return a plan whose kernel adds 1 to a tensor; each finished part goes to all other ranks.
 
     Args:
         kernels: 2, another one takes what comes; or 1, the blocks behind do, so that it ends only
@@ -167,7 +167,7 @@ class Exchange:
         self.epoch += 1
 
     def wrong(self, A: torch.Tensor) -> str:
-        """What is wrong with ``out`` after a call with ``A`` everywhere, or nothing."""
+        """Return what is wrong with ``out`` after a call with ``A`` on all ranks, or ""."""
         torch.cuda.synchronize()
         parts = [A.cpu()]
         if tw.world_size() > 1:
@@ -188,7 +188,7 @@ class Exchange:
 
 
 class Overlapped(Exchange):
-    """The same of ``overlapped``."""
+    """``overlapped`` with its memory."""
 
     def __init__(self, kernels: int) -> None:
         ranks = tw.world_size()
@@ -209,7 +209,7 @@ def numbers(turn: int) -> torch.Tensor:
 
 
 def check_calls(operator: Exchange, calls: int = 200) -> str:
-    """Back to back, neither host nor barrier in between."""
+    """Calls back to back, without host synchronization or barriers in between."""
     inputs = [numbers(turn) for turn in range(3)]
     for call in range(calls):
         operator(inputs[call % 3])
@@ -219,8 +219,10 @@ def check_calls(operator: Exchange, calls: int = 200) -> str:
 
 
 def check_graph(operator: Exchange, replays: int = 100) -> str:
-    """Two calls, one of each half, captured once and replayed with other inputs and counts; between
-    replays the same calls, by the same events and streams."""
+    """Two calls, one of each half, captured once and replayed with other inputs and counts.
+
+    Between replays the same calls use the same events and streams.
+    """
     A = numbers(0)
     for _ in range(2):
         operator(A)
@@ -269,7 +271,7 @@ def check_threads(calls: int = 20) -> str:
 
 
 def check_refusals() -> str:
-    """Nothing is enqueued where an argument does not fit."""
+    """Nothing is enqueued if an argument is illegal."""
     operator, A = Exchange("write_value"), numbers(0)
     for bad, words in ((A.float(), "expected torch.int32"), (A[:, ::2], "has shape"),
                        (A.cpu(), "is on cpu")):  # fmt: skip
