@@ -143,7 +143,7 @@ def test_kernels_of_an_earlier_session_are_not_launched(monkeypatch):
         made(session=types.SimpleNamespace())(X, 3, X)
 
 
-def test_a_new_session_compiles_anew(monkeypatch):
+def test_a_new_session_compiles_again(monkeypatch):
     sessions, compiled = [None, object()], []
 
     @tw.jit

@@ -1,4 +1,4 @@
-"""A new builtin needs a declaration; passes and simulator treat it rightly from that alone."""
+"""A new builtin needs a declaration only; passes and simulator handle it from that alone."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ STRIDE = 1 << 40
 
 @pytest.fixture
 def declared():
-    """Forget what a test declares."""
+    """Remove the declarations of a test afterwards."""
     before = dict(BUILTINS)
     yield
     BUILTINS.clear()

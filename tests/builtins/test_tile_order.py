@@ -1,4 +1,4 @@
-"""Every tile is taken exactly once, in the promised order."""
+"""Every tile occurs exactly once, in the documented order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_swizzle_2d_is_a_permutation(rows, columns, group):
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 20))
-def test_swizzle_2d_leaves_the_grid_behind_the_last_tile(rows, columns, more):
+def test_swizzle_2d_leaves_the_grid_after_the_last_tile(rows, columns, more):
     row, column = W.swizzle_2d(rows * columns + more, rows, columns)
     assert row >= rows or column >= columns
 
@@ -44,7 +44,7 @@ def test_own_last_serves_every_owner_and_itself_last(ranks, tiles):
 
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 45))
-def test_own_last_in_chunks_keeps_one_chunk_behind(ranks, tiles, chunk):
+def test_swizzle_ranks_in_chunks_keeps_one_chunk_last(ranks, tiles, chunk):
     for rank in range(ranks):
         order = [W.swizzle_ranks(i, tiles, rank, ranks, chunk) for i in range(ranks * tiles)]
         assert sorted(order) == [(r, t) for r in range(ranks) for t in range(tiles)]

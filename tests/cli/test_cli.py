@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and with which exit status."""
+"""The command line: output, streams and exit status."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_emit_refuses_in_one_line(file, capsys, programs, suffix, options, messa
 
 
 @pytest.mark.parametrize("command", ["emit", "explain", "simulate", "mutate"])
-def test_a_missing_file_is_told_by_the_command_that_was_given(command, capsys):
+def test_the_command_names_a_missing_file(command, capsys):
     assert main([command, "missing.py"]) == 1
     assert capsys.readouterr().err.startswith(f"tileweave: {command}: there is no file missing.py")
 
@@ -239,7 +239,7 @@ def test_it_can_be_stopped(file, monkeypatch, capsys):
     assert capsys.readouterr().err == "tileweave: stopped\n"
 
 
-def test_module_runs_and_stands_a_closed_pipe(file):
+def test_module_runs_and_survives_a_closed_pipe(file):
     path = file(PROGRAM.format(name="one", value=1.0))
     run = subprocess.run(
         f"{sys.executable} -m tileweave emit {path} | true; exit ${{PIPESTATUS[0]}}",

@@ -1,4 +1,4 @@
-"""What a rank says of a program does not depend on whether it compiled it or loaded it."""
+"""Messages name a program equally on ranks that compiled it and on ranks that loaded it."""
 
 import types
 
@@ -22,8 +22,7 @@ def load(program, **options): ...
 
 
 def test_a_program_compiled_before_is_called_the_same(monkeypatch):
-    """When it is compiled with other options, as for another plan, by mma, where TileLang renames
-    the thread index."""
+    """Also if other options lead to mma, for which TileLang renames the thread index."""
     said = []
 
     def exchange(topic, value, timeout_s=0.0):

@@ -1,4 +1,4 @@
-"""Names that C++, CUDA or our headers keep for themselves are names that a program may use."""
+"""A program may use names that C++, CUDA or TileWeave's headers reserve."""
 
 import pytest
 import tilelang.language as T

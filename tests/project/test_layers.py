@@ -23,7 +23,8 @@ LAYERS = {
 
 
 def module_of(path: Path) -> str:
-    """Dotted name of a module, such as ``passes.ir.walk``; a package is that of its folder."""
+    """Return the dotted name of a module, such as ``passes.ir.walk``; a package has the name of its
+    folder."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -34,7 +35,7 @@ MODULES = {
 
 
 def checked_only(tree: ast.Module) -> set[ast.AST]:
-    """Nodes under ``if TYPE_CHECKING``, which is false when the program runs."""
+    """Return the nodes under ``if TYPE_CHECKING``, which is false when the program runs."""
     guards = (
         n
         for n in ast.walk(tree)
@@ -44,7 +45,7 @@ def checked_only(tree: ast.Module) -> set[ast.AST]:
 
 
 def imports(module: str, path: Path) -> Iterator[str]:
-    """Modules of ours that a module imports, also within functions."""
+    """Yield the TileWeave modules that a module imports, also within functions."""
     tree = ast.parse(path.read_text())
     skipped = checked_only(tree)
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
@@ -90,7 +91,7 @@ def test_arrows_point_to_lower_packages():
 
 
 def test_packages_import_each_other_relatively():
-    """``import tileweave.x`` in a module of ours would escape the tests above."""
+    """The tests above do not see ``import tileweave.x``."""
     absolute = [
         module
         for module, path in MODULES.items()

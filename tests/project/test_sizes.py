@@ -15,7 +15,7 @@ CORPUS = "tests/corpus/"
 
 @pytest.fixture(scope="module")
 def tracked() -> list[str]:
-    """Paths of all tracked files that exist, relative to the repository."""
+    """Return the paths of all tracked files that exist, relative to the repository."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git repository: no file was counted")
     listed = subprocess.run(

@@ -1,4 +1,4 @@
-"""Programs that are compiled for each set of sizes: when they are, what is refused, what is kept.
+"""Programs that are compiled for each set of sizes: time of compilation, refusals and caches.
 
 The compiler is a fake, and ranks are threads; sizes, arguments and agreement are real.
 """
@@ -26,7 +26,7 @@ PROGRAM = PROGRAMS["dynamic_shift"].make(RANKS)
 
 
 class Compiled(Kernel):
-    """Remembers its calls; nothing runs."""
+    """Compiled program that records its calls; nothing runs."""
 
     def __init__(self, program, implicit=()):
         super().__init__(None, program, dict(implicit))
@@ -42,7 +42,7 @@ class Compiled(Kernel):
 
 @pytest.fixture
 def made(monkeypatch):
-    """What was compiled and which barriers were enqueued, in their order, as sizes and words."""
+    """Record compilations and enqueued barriers in order, as sizes and words."""
     log = []
 
     def compiled(program, options, session):
@@ -125,8 +125,8 @@ def test_refused_sizes(made, call, message):
     assert made == []
 
 
-def test_ranks_with_different_sizes_are_told(made, monkeypatch, every_rank):
-    """All of them, before anything is compiled."""
+def test_different_sizes_raise_on_all_ranks(made, monkeypatch, every_rank):
+    """All ranks raise an error before anything is compiled."""
     here = threading.local()
     monkeypatch.setattr(dynamic_kernel, "current", lambda: session_of(here.group))
 
@@ -181,7 +181,7 @@ def test_calls_of_a_plan_with_other_kernels_are_kept_apart(made):
 
 
 def test_compile_waits_for_sizes_where_they_matter(monkeypatch):
-    """The program of another kind keeps its dynamic extent, as TileLang compiles it."""
+    """A program without inference keeps its dynamic extent, as TileLang compiles it."""
     monkeypatch.setattr(compiler, "init", lambda: None)
     monkeypatch.setattr(compiler, "compiled", lambda func, options, session: func)
     assert isinstance(tw.compile(PROGRAM), DynamicKernel)
@@ -247,7 +247,7 @@ def test_scratch_of_dynamic_size_in_a_program_with_signals():
 
 
 def test_one_program_with_several_sizes_in_a_plan():
-    """Each has counters of its own, and a name."""
+    """Each size has its own counters and its own name."""
     f, a, b = PROGRAMS["dynamic_shift"].make(RANKS), T.dynamic("a"), T.dynamic("b")
 
     @tw.plan

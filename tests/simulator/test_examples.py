@@ -23,7 +23,7 @@ def example(name):
 
 
 def every_schedule(program, ranks, inputs, schedules=SCHEDULES, **arguments):
-    """The outputs of each."""
+    """Yield the outputs of each schedule."""
     executable = Executable(program, ranks)
     for seed in range(schedules):
         yield tw.simulate(executable, ranks, inputs, seed=seed, **arguments)
@@ -38,7 +38,7 @@ def assert_near(C, exact):
 
 
 def gemm_reduce_scatter(ranks, M, N, K, block, **arguments):
-    """Each rank's C and what it must be, of each schedule."""
+    """Yield C of each rank and its expected value, for each schedule."""
     rng = np.random.default_rng(ranks)
     share, k = M // ranks, K // ranks
     tiles = share // block * (N // block)
@@ -122,8 +122,8 @@ def test_inferred_gemm_reduce_scatter(ranks, schedules):
 
 @pytest.mark.parametrize(("size", "schedules"), [(5, 196), (4100, 4)])
 def test_multicast(size, schedules):
-    """One rank stores, all have it, within a turn of the blocks and behind it; 200 schedules in
-    all."""
+    """One rank stores and all ranks receive it, in this iteration of the blocks and after it; 200
+    schedules in all."""
     numbers = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     given = {"src": numbers, "dst": np.zeros(size, np.float32), "blocks": 2}
     for (out,) in every_schedule(example("bulk_copy").multicast_program, 1, [given], schedules):
@@ -147,7 +147,7 @@ def copies(program, size, blocks, schedules):
 
 @pytest.mark.parametrize("size", [1, 17, 3 * 16384 + 5, 40 * 16384 + 77])
 @pytest.mark.parametrize("program", ["bulk_copy_program", "load_store_program"])
-def test_bulk_copy_as_it_is(size, program):
+def test_bulk_copy_unchanged(size, program):
     copies(getattr(example("bulk_copy"), program), size, 3, schedules=2)
 
 

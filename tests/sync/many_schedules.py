@@ -1,8 +1,8 @@
-"""A thousand schedules of every program, in parts of a few, on all cores of a machine.
+"""Run a thousand schedules of every program on all cores of a machine.
 
-    python -m tests.sync.many_schedules [--schedules 1000] [--seconds 600]
+Usage: python -m tests.sync.many_schedules [--schedules 1000] [--seconds 600]
 
-Says what ``--seconds`` cut off, how much of each program was run, and its first fault.
+Prints the number of schedules that ``--seconds`` cut off, and the first fault of each program.
 """
 
 import argparse
@@ -23,7 +23,7 @@ PART = 50
 
 
 def part(name: str, ranks: int, first: int, deadline: float) -> tuple[str, int, int, str]:
-    """Run ``PART`` schedules; how many were run, and what was wrong."""
+    """Run ``PART`` schedules. Return how many have run, and the fault."""
     if time.time() > deadline:
         return name, ranks, 0, ""
     torch.set_num_threads(1)

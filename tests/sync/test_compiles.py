@@ -29,7 +29,7 @@ SIZE = 20
 
 
 def compiled(kernel, case, arch, **more):
-    """Return what one kernel is compiled to for two ranks."""
+    """Return the code of one kernel for two ranks."""
     sizes = dict.fromkeys(passes.dynamic_sizes(kernel), SIZE) if case.sizes else {}
     return tw.emit(kernel, arch=arch, world_size=2, sizes=sizes, **more)
 

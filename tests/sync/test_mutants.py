@@ -1,7 +1,7 @@
-"""Every mutant of what the inference puts in is killed by the simulator, or explained.
+"""The simulator kills every mutant of the inserted synchronization, or a reason explains it.
 
-The programs that take the least time are tested; ``TILEWEAVE_MUTANTS=all`` tests all of them.
-The ``.equivalent.json`` files of tests/corpus/programs explain the survivors.
+The cheapest programs are tested; ``TILEWEAVE_MUTANTS=all`` tests all of them. The
+``.equivalent.json`` files of tests/corpus/programs explain the survivors.
 """
 
 import os
@@ -59,7 +59,7 @@ COUNTS = {
 
 
 def mutants(name: str) -> list[Mutant]:
-    """All mutants of a program, in the smallest group in which they make sense."""
+    """Return all mutants of a program, in the smallest group in which every operation matters."""
     case = PROGRAMS[name]
     inputs = case.inputs(np.random.default_rng(0), case.mutated)
     return tw.mutate(case.called(case.mutated), case.mutated, inputs, SCHEDULES)

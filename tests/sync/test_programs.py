@@ -1,7 +1,7 @@
-"""Programs without a word of synchronisation on simulated ranks, against NumPy.
+"""Programs without explicit synchronization on simulated ranks, against NumPy.
 
-``TILEWEAVE_SCHEDULES=1000`` tries as many schedules of each instead of a few; many_schedules.py
-does it on all cores of a machine.
+``TILEWEAVE_SCHEDULES=1000`` tries that many schedules of each; many_schedules.py does it on all
+cores of a machine.
 """
 
 import inspect
@@ -21,7 +21,7 @@ SCHEDULES = int(os.environ.get("TILEWEAVE_SCHEDULES", 0))
 
 
 def run(name: str, ranks: int, seeds: range, epochs: int = 3) -> None:
-    """Every schedule ends with what NumPy computes; a fault raises."""
+    """Run schedules of a program; each must end with the result of NumPy."""
     case = PROGRAMS[name]
     program = Executable(case.called(ranks), ranks)
     rng = np.random.default_rng(ranks)
@@ -31,7 +31,7 @@ def run(name: str, ranks: int, seeds: range, epochs: int = 3) -> None:
 
 
 def run_with(case: Case, program: Executable, inputs: list, seeds: range, epochs: int) -> None:
-    """The same with these inputs."""
+    """Run schedules of a program with these inputs."""
     ranks = program.world_size
     expected = case.expected(inputs)
     for seed in seeds:
@@ -72,7 +72,7 @@ def test_pipelined_programs_compile_with_delays(name):
 
 @pytest.mark.parametrize(("name", "delays"), [("gemm_all_reduce", {}), ("packed_gather", DELAYS)])
 def test_producer_and_consumers_may_wait(name, delays, ptxas):
-    """What a wait calls when it gives up must do with the registers of either."""
+    """The time-out path of a wait must fit into the registers of producers and of consumers."""
     program = PROGRAMS[name].make(2)
     kernel = program.kernels(2)[-1] if isinstance(program, tw.Plan) else program
     emit = partial(tw.emit, kernel, world_size=2, pass_configs=delays)

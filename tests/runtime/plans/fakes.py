@@ -33,7 +33,7 @@ def kernel(inbox: INBOX, out: T.Tensor((m, 8), "int32"), scale: T.float32, epoch
 
 
 def declared(body, **annotations):
-    """A plan of ``body`` with these parameters."""
+    """Return a plan of ``body`` with these parameters."""
     parameters = [plans.Parameter.of(name, kind) for name, kind in annotations.items()]
     return tw.Plan("f", parameters, body, "here:1")
 
@@ -51,7 +51,7 @@ def trace(body, rank=0, world_size=4, **annotations):
 
 
 class FakeStream:
-    """Remembers what it is given, in the log of all streams."""
+    """Stream with a name; all streams share one log."""
 
     def __init__(self, log: list, name: str) -> None:
         self.log, self.name = log, name
@@ -60,7 +60,7 @@ class FakeStream:
 
 
 class FakeEvent:
-    """Exists for the driver once it was recorded."""
+    """Event that exists for the driver once it was recorded."""
 
     cuda_event = 0
 
@@ -69,7 +69,7 @@ class FakeEvent:
 
 
 class FakeKernel(Kernel):
-    """Does what its program does."""
+    """Kernel that logs its launches."""
 
     def __init__(self, program: Any, log: list) -> None:
         super().__init__(None, program)
@@ -84,7 +84,7 @@ class FakeKernel(Kernel):
 
 
 class Ranks:
-    """Fakes of what a rank has, one of each a thread."""
+    """Fakes of each rank's session, driver and streams; each rank is a thread."""
 
     def __init__(self, ranks: int, monkeypatch) -> None:
         self.ranks, self.here = ranks, threading.local()
@@ -208,7 +208,7 @@ def shared(
     flags: FLAGS,
     word: T.Tensor((1,), "uint32"),
 ):
-    """Three streams start at the same point of the caller's."""
+    """Three streams start at the same point of the caller's stream."""
     p.copy(inbox[p.rank, 0], A, stream="rows")
     p.copy_value(flags[p.rank, 0], word[0], stream="words")
     p.write_value(flags[p.rank, 1], -1, stream="values")
@@ -216,7 +216,7 @@ def shared(
 
 
 def alone(monkeypatch, every_rank, function):
-    """What ``function(here, A, inbox, flags, word)`` returns on a group's only rank."""
+    """Return the result of ``function(here, A, inbox, flags, word)`` on the only rank."""
     world = Ranks(1, monkeypatch)
 
     def rank(group: Group) -> Any:

@@ -1,4 +1,4 @@
-"""What calls of plans enqueue and refuse, with a fake driver and real memory."""
+"""Enqueued and refused calls of plans, with a fake driver and real memory."""
 
 import threading
 import types
@@ -65,8 +65,8 @@ def test_calls(every_rank, monkeypatch):
         assert flags == [6, 77]
 
 
-def test_what_a_graph_records_may_be_something_else(every_rank, monkeypatch):
-    """Calls while one is captured are kept apart from others, alike as they are."""
+def test_a_captured_call_is_cached_apart(every_rank, monkeypatch):
+    """Calls during capture are cached apart from other calls with equal arguments."""
     state = {"capturing": False}
     monkeypatch.setattr(plan_streams, "capturing", lambda: state["capturing"])
     asked, trace = [], exchange.trace
@@ -91,8 +91,8 @@ def test_what_a_graph_records_may_be_something_else(every_rank, monkeypatch):
     assert again == [[], []]
 
 
-def test_scalars_are_python_s_numbers_each_its_own(every_rank, monkeypatch):
-    """0.0 equals -0.0, but is another; a number of NumPy would wrap around."""
+def test_scalars_are_distinct_python_numbers(every_rank, monkeypatch):
+    """0.0 and -0.0 are different calls; a NumPy integer would wrap around."""
     seen = []
 
     @tw.plan
@@ -116,7 +116,7 @@ def test_scalars_are_python_s_numbers_each_its_own(every_rank, monkeypatch):
 
 
 def test_tensors_without_memory_are_refused(every_rank, monkeypatch):
-    """Also behind a call whose tensors looked alike: a copy from address 0 ends the process."""
+    """Also after a call with tensors of equal shape: a copy from address 0 ends the process."""
 
     def calls(here, A, inbox, flags, word):
         call, said = plan_streams.Calls(shared), []
@@ -143,7 +143,7 @@ def test_tensors_without_memory_are_refused(every_rank, monkeypatch):
     assert all(s.endswith("without memory of its own; expected a dense tensor") for s in without)
 
 
-def test_words_that_follow_each_other_are_one_call(every_rank, monkeypatch):
+def test_consecutive_values_are_one_driver_call(every_rank, monkeypatch):
     @tw.plan
     def plan(p, flags: FLAGS, word: T.Tensor((1,), "uint32")):
         p.wait_value(word[0], 3)
@@ -165,7 +165,7 @@ def test_words_that_follow_each_other_are_one_call(every_rank, monkeypatch):
     ]  # fmt: skip
 
 
-def test_streams_that_wait_for_words(every_rank, monkeypatch):
+def test_streams_that_wait_for_values(every_rank, monkeypatch):
     @tw.plan
     def plan(p, flags: FLAGS, word: T.Tensor((1,), "uint32")):
         p.wait_value(flags[p.rank, 1], -2, stream="side")
@@ -191,8 +191,8 @@ def test_streams_that_wait_for_words(every_rank, monkeypatch):
     ]
 
 
-def test_what_is_known_of_a_call_is_not_found_again(every_rank, monkeypatch):
-    """Steps, kernels and events serve calls on other memory of the same kind, and only those."""
+def test_recorded_calls_are_reused(every_rank, monkeypatch):
+    """Calls on other memory of the same kind reuse steps, kernels and events; others do not."""
     prepared = []
     made = plan_streams.RecordedCall
     monkeypatch.setattr(plan_streams, "RecordedCall", lambda *a: prepared.append(1) or made(*a))
@@ -267,7 +267,7 @@ def test_a_number_of_another_type_is_another_call(every_rank, monkeypatch):
     alone(monkeypatch, every_rank, calls)
 
 
-def test_a_failure_is_told_as_a_deadlock_if_it_is_one(every_rank, monkeypatch):
+def test_a_failure_is_reported_as_a_deadlock(every_rank, monkeypatch):
     def calls(here, A, inbox, flags, word):
         state = []
 
@@ -290,7 +290,7 @@ def test_a_failure_is_told_as_a_deadlock_if_it_is_one(every_rank, monkeypatch):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_views_of_symmetric_memory(every_rank, monkeypatch, ranks):
-    """With one rank, torch gives the rank axis, of extent 1, another stride than the heap's."""
+    """With one rank, torch gives the rank axis, of extent 1, another stride than the heap."""
     world = Ranks(ranks, monkeypatch)
 
     def rank(group: Group) -> tuple:

@@ -1,4 +1,4 @@
-"""When calls of plans compile, share and free kernels."""
+"""Calls of plans compile, share and free kernels."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ from tileweave.runtime.plans.steps import Launch
 
 
 def test_every_rank_compiles_what_any_rank_launches(every_rank, monkeypatch):
-    """In one order, as compiling and hidden memory are collective."""
+    """All ranks compile in one order, because compiling and implicit memory are collective."""
     world, compiled = Ranks(3, monkeypatch), []
 
     def record(program, **_):
@@ -59,7 +59,7 @@ def test_every_rank_compiles_what_any_rank_launches(every_rank, monkeypatch):
 
 
 def test_compiled_ahead_of_calls(every_rank, monkeypatch):
-    """With hidden memory; what does not fit leaves nothing."""
+    """Kernels have implicit memory; if it does not fit, none stays allocated."""
     world = Ranks(1, monkeypatch)
 
     def compiled(program, **_):
@@ -98,8 +98,8 @@ def test_compiled_ahead_of_calls(every_rank, monkeypatch):
 
 
 def test_steps_that_the_compiler_adds_launch_their_own_kernels(every_rank, monkeypatch):
-    """They have one number, whatever they launch: a kernel that waits for two words is not one
-    that waits for four."""
+    """Inserted steps share one number, but a kernel that waits for two flags is not one that waits
+    for four."""
     world, ran = Ranks(1, monkeypatch), []
 
     class Named(FakeKernel):
@@ -159,7 +159,7 @@ def test_kernels_compiled_before(every_rank, monkeypatch):
 
 
 def test_threads_compile_a_kernel_once(every_rank, monkeypatch):
-    """One of them comes while the other does."""
+    """The second thread calls while the first one compiles."""
 
     def calls(here, A, inbox, flags, word):
         call, mine, found = plan_streams.Calls(shared), dict(vars(here)), []
@@ -186,7 +186,7 @@ def test_threads_compile_a_kernel_once(every_rank, monkeypatch):
     alone(monkeypatch, every_rank, calls)
 
 
-def test_a_freed_kernel_is_compiled_anew(every_rank, monkeypatch):
+def test_a_freed_kernel_is_compiled_again(every_rank, monkeypatch):
     def calls(here, A, inbox, flags, word):
         call = plan_streams.Calls(shared)
         call(A, inbox, flags, word)

@@ -1,4 +1,4 @@
-"""Functions from which ``tw.plan`` makes plans."""
+"""Functions that ``tw.plan`` accepts and refuses."""
 
 import functools
 

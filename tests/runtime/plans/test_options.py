@@ -1,4 +1,5 @@
-"""``pass_configs`` of a plan reach its kernels, whoever compiles them."""
+"""``pass_configs`` of a plan reach its kernels, whether a call, explain or the simulator compiles
+them."""
 
 import re
 
@@ -20,13 +21,13 @@ RANKS, HERE = 2, f"{__file__}:1"
 
 
 def all_gather(**options) -> tw.Plan:
-    """Copies and a GEMM beside them, with these options of ours."""
+    """Return a plan of copies beside a GEMM, with these TileWeave options."""
     plan = PROGRAMS["all_gather_gemm"].make(RANKS)
     return plan.with_configs({f"tileweave.{name}": value for name, value in options.items()})
 
 
 def reduce_scatter(**options) -> tw.Plan:
-    """A plan of one kernel, which exchanges with its peers."""
+    """Return a plan of one kernel that exchanges data with its peers."""
     program = PROGRAMS["gemm_reduce_scatter"].make(RANKS)
     plan = tw.Plan(
         "plan", list(parameters_of(program)), lambda p, *given: p.launch(program, *given), HERE
@@ -35,7 +36,7 @@ def reduce_scatter(**options) -> tw.Plan:
 
 
 def names_in(plan: tw.Plan) -> list[str]:
-    """The builtins of the kernels it says, as the simulator runs them."""
+    """Return the builtins in the kernels that the simulator runs."""
     steps = plan.trace(0, RANKS, {p.name: p.shape for p in plan.parameters}, {})
     kernels = [lowered(s.program, RANKS) for s in steps if isinstance(s, Launch) and s.number > 0]
     return [builtin_of(c).name for k in kernels for c in builtins_in(k.body)]
@@ -57,8 +58,8 @@ def test_a_plan_with_delays_is_right():
         np.testing.assert_array_equal(out[rank]["C"], expected["C"])
 
 
-def test_explain_heeds_them():
-    """Those of the plan and those of the caller, who has the last word."""
+def test_explain_uses_options():
+    """Options of the caller take precedence over those of the plan."""
     granule = {"parts": [16, 32]}
     for found in (
         tw.explain(reduce_scatter(granule=granule), RANKS),
@@ -107,7 +108,7 @@ def test_options_that_there_are_not(configs, message):
 
 
 def test_a_program_stays_one_program():
-    """Launched twice and traced twice, it is compiled once."""
+    """A program that is launched twice and traced twice is compiled once."""
 
     @T.prim_func
     def step(x: T.Tensor((4,), "int32")):
@@ -148,7 +149,7 @@ def gather(p, A: T.Tensor((1, 8), "float32"), S: W.Symmetric((4, 8), "float32"),
 
 
 def test_the_command_line(tmp_path, capsys):
-    """``--config`` is for plans, too; their kernels are not run a second time alone."""
+    """``--config`` applies to plans, too; their kernels do not run a second time by themselves."""
     path = tmp_path / "gather.py"
     path.write_text(KERNEL_OF_A_PLAN)
     arguments = [str(path), "--schedules", "1", "--epochs", "2"]

@@ -156,8 +156,8 @@ def test_kernels_get_tensors_of_their_shape():
         trace(lambda p, A, *_: p.launch(small, A))
 
 
-def test_what_is_left_out():
-    """Of a plan and of its kernel: what is annotated None."""
+def test_omitted_parameters():
+    """Parameters of a plan and of its kernel that are annotated None are omitted."""
     extra = T.Tensor((1,), "uint32")
 
     def made(factor):
@@ -184,7 +184,7 @@ def test_what_is_left_out():
 
 
 def test_threads_trace_one_plan(monkeypatch):
-    """More calls than it remembers."""
+    """The threads make more calls than the plan caches."""
     monkeypatch.setattr(plans, "_TRACES", 4)
     plan, failed = declared(lambda p, epoch: None, epoch=T.int32), []
 
@@ -209,8 +209,8 @@ def test_threads_trace_one_plan(monkeypatch):
     assert len(plan._traces) == 4
 
 
-def test_threads_launch_the_very_same_program(every_rank, monkeypatch):
-    """One of them comes while the other makes it."""
+def test_threads_launch_one_program(every_rank, monkeypatch):
+    """The second thread traces while the first one creates the program."""
     split, took = plans.split_options, iter((0.1, 0.5))
 
     def slowly(*given):
@@ -239,7 +239,7 @@ def test_a_plan_may_ask_for_the_steps_of_another():
     assert found and not thread.is_alive()
 
 
-def test_words_that_streams_wait_for_are_told():
+def test_explain_lists_values_that_streams_wait_for():
     @tw.plan
     def plan(p, word: T.Tensor((2,), "uint32")):
         p.wait_value(word[1], 3)
@@ -251,7 +251,7 @@ def test_words_that_streams_wait_for_are_told():
     ]
 
 
-def test_a_plan_whose_streams_wait_for_words_orders_itself():
+def test_a_plan_whose_streams_wait_for_values_is_explicit():
     def body(p, A, inbox, flags, word, epoch):
         for peer in p.peers():
             p.copy(inbox[peer, 0], A, stream="copies")

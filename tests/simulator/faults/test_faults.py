@@ -1,4 +1,4 @@
-"""Each faulty program is found, named and located; its correct twin is clean and right.
+"""The simulator reports each faulty program by kind and line; its correct twin is clean and right.
 
 The long run: ``TILEWEAVE_SCHEDULES=1000 pytest tests/simulator/faults/test_faults.py``.
 """
@@ -32,7 +32,7 @@ def simulate(case: Case, faulty: bool) -> list[dict[str, np.ndarray]]:
 
 @every_case
 def test_compiles(case):
-    """The simulator is not asked about programs that TileLang would refuse."""
+    """TileLang compiles all programs that the simulator is tested with."""
     for faulty in (True, False):
         off = {"tileweave.verify": "off"} if faulty else {}
         program = case.make(faulty)

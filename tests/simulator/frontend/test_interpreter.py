@@ -32,7 +32,7 @@ def pad_with_zeros(A: T.Tensor((10, 10), "float32"), B: T.Tensor((16, 16), "floa
             B[i, j] = tile[i, j]
 
 
-def test_what_lies_outside_reads_zero():
+def test_reads_out_of_bounds_are_zero():
     A = normal(10, 10)
     B = run(pad_with_zeros, A=A)["B"]
     assert (B[:10, :10] == A).all()
@@ -370,7 +370,7 @@ def poisoned(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
             B[i] = x[i] * 2.0
 
 
-def test_memory_nobody_wrote():
+def test_uninitialized_memory():
     with pytest.raises(tw.SimulationError) as error:
         run(poisoned, A=np.zeros(8, np.float32))
     assert error.value.kind == "poison"

@@ -37,7 +37,7 @@ def test_scalar_functions():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
-def test_round_goes_to_even(dtype):
+def test_round_half_to_even(dtype):
     @T.prim_func
     def program(A: T.Tensor((64,), dtype), B: T.Tensor((64,), dtype)):
         with T.Kernel(1, threads=64) as _:
@@ -50,7 +50,7 @@ def test_round_goes_to_even(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("propagates", [False, True])
-def test_extremes_leave_out_what_is_no_number(dtype, propagates):
+def test_min_and_max_ignore_nan(dtype, propagates):
     rows = T.dynamic("rows")
 
     @T.prim_func
@@ -110,7 +110,7 @@ def test_literals_of_a_choice_have_its_type():
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
-def test_the_least_integer_is_divided(dtype):
+def test_division_of_the_least_integer(dtype):
     @T.prim_func
     def program(A: T.Tensor((4,), dtype), B: T.Tensor((2, 4), dtype)):
         with T.Kernel(1, threads=32) as _:
@@ -136,7 +136,7 @@ UNDEFINED = {
 
 @pytest.mark.parametrize("name", UNDEFINED)
 @pytest.mark.parametrize("of_memory", [False, True])
-def test_what_has_no_result_is_refused_where_it_happens(name, of_memory):
+def test_undefined_results_are_refused_with_their_line(name, of_memory):
     f, text = UNDEFINED[name]
 
     @T.prim_func

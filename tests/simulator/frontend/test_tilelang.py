@@ -94,7 +94,7 @@ def test_reducers():
     [(kind, "int32") for kind in ("bitand", "bitor", "bitxor", "sum", "max", "min")]
     + [(kind, "float16") for kind in ("sum", "max", "min")],
 )
-def test_reduce_onto_what_is_there(kind, dtype):
+def test_reduce_without_clear(kind, dtype):
     @T.prim_func
     def program(A: T.Tensor((8, 16), dtype), B: T.Tensor((8,), dtype)):
         with T.Kernel(1, threads=32) as _:
@@ -326,7 +326,7 @@ def talks(A: T.Tensor((4,), "int32")):
         T.device_assert(A[2] > 0, "positive")
 
 
-def test_print_says_who(capsys):
+def test_print_names_block_and_thread(capsys):
     run(talks, schedules=1, A=np.array([1, 22, 3, 4], np.int32))
     (line,) = capsys.readouterr().out.splitlines()
     assert "second" in line and "22" in line and "rank 0, block 1 (1) in launch 0" in line

@@ -127,7 +127,7 @@ def view_of_another_type():
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_is_not_simulated_is_named_with_its_line(name):
+def test_unsupported_operations_are_named_with_their_line(name):
     lines, first = inspect.getsourcelines(REFUSED[name])
     (here,) = [first + n for n, line in enumerate(lines) if "# HERE" in line]
     with pytest.raises(tw.SimulationError) as error:

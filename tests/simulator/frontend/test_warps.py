@@ -35,7 +35,7 @@ def test_shuffles():
     assert (run(shuffles, A=A)["B"] == right).all()
 
 
-def test_a_lane_that_is_not_there_gives_poison():
+def test_a_missing_lane_gives_poison():
     @T.prim_func
     def program(A: T.Tensor((N,), "float32")):
         with T.Kernel(1, threads=N) as _:
@@ -116,7 +116,7 @@ def specialised(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
             T.barrier_arrive(full[0])
 
 
-def test_warp_groups_do_not_wait_for_the_text():
+def test_warp_groups_run_concurrently():
     A = normal(N)
     assert (run(specialised, A=A)["B"] == A * 2).all()
 

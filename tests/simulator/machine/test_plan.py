@@ -19,7 +19,7 @@ ROWS, DEPTH, COLUMNS = 16, 16, 32
 
 
 def all_gather_gemm(ranks, fault=""):
-    """Each rank's rows go to all; a block a shard and half of the columns multiplies them."""
+    """All-gather of rows, and a GEMM with one block for each shard and half of the columns."""
 
     @T.prim_func
     def gemm(
@@ -137,7 +137,7 @@ def double(x: T.Tensor((4, N), "int32"), y: T.Tensor((4, N), "int32")):
 
 
 def streams(waits):
-    """x is filled in one stream and doubled in another, into y; z is a copy of part of y."""
+    """One stream fills x, another doubles it into y; z is a copy of part of y."""
 
     @tw.plan
     def plan(
@@ -184,7 +184,7 @@ def test_streams_that_do_not(waits, one, other):
     assert "of stream '" in error.report
 
 
-def test_a_copy_of_what_nobody_wrote():
+def test_a_copy_of_uninitialized_memory():
     @tw.plan
     def plan(p, x: T.Tensor((4,), "int32"), y: T.Tensor((4,), "int32")):
         p.copy(y, x)
@@ -194,7 +194,7 @@ def test_a_copy_of_what_nobody_wrote():
     assert "p.copy (step 1) in the caller's stream of rank 0 in launch 0 reads x[0:4]" in (
         error.report
     )
-    assert line_of(test_a_copy_of_what_nobody_wrote, "p.copy(y, x)") in error.report
+    assert line_of(test_a_copy_of_uninitialized_memory, "p.copy(y, x)") in error.report
 
 
 @T.prim_func
@@ -209,8 +209,8 @@ def announce(flag: T.Tensor((1,), "uint32")):
         W.signal(flag[0])
 
 
-def behind(what, first):
-    """A kernel that takes all SMs waits for what a side stream does."""
+def queued_after(what, first):
+    """A kernel that occupies all SMs waits for work of a side stream."""
 
     @tw.plan
     def plan(
@@ -236,7 +236,7 @@ def behind(what, first):
     return plan
 
 
-def behind_inputs():
+def queued_after_inputs():
     return [{"x": np.ones(4, np.int32), "flag": np.zeros(1, np.uint32), "epoch": lambda e: e}]
 
 
@@ -247,17 +247,20 @@ def behind_inputs():
         ("copy", "p.copy (step 2) in stream 'side' in launch 0 needs an SM, and all 4 are"),
     ],
 )
-def test_work_behind_a_kernel_that_waits_for_it(what, text):
-    error = fault_of(behind(what, first=False), 1, behind_inputs(), resident_blocks=4)
+def test_work_queued_after_a_kernel_that_waits_for_it(what, text):
+    error = fault_of(queued_after(what, first=False), 1, queued_after_inputs(), resident_blocks=4)
     assert error.kind == "deadlock"
     assert text in error.report
     if what == "copy":
-        assert line_of(behind, "p.copy(inbox") in error.report
+        assert line_of(queued_after, "p.copy(inbox") in error.report
         assert "stream 'side': p.write_value (step 3) has not started" in error.report
-        assert line_of(behind, "p.write_value(flag") in error.report
+        assert line_of(queued_after, "p.write_value(flag") in error.report
     assert "the caller's stream waits for stream 'side'" not in error.report
-    for plan, resident in ((behind(what, first=False), 5), (behind(what, first=True), 4)):
-        tw.simulate(plan, 1, behind_inputs(), schedules=30, resident_blocks=resident)
+    for plan, resident in (
+        (queued_after(what, first=False), 5),
+        (queued_after(what, first=True), 4),
+    ):
+        tw.simulate(plan, 1, queued_after_inputs(), schedules=30, resident_blocks=resident)
 
 
 def test_a_dynamic_shape_and_a_kernel_launched_twice():

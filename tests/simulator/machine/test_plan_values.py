@@ -31,7 +31,7 @@ def take(
 
 
 def counted(fault=""):
-    """Two ranks give each other a tensor; the epoch is a word in device memory."""
+    """Two ranks send each other a tensor; the epoch is a value in device memory."""
 
     @tw.plan
     def plan(
@@ -116,7 +116,7 @@ def collect(
 
 
 def halves(fault=""):
-    """Two ranks send each other what a kernel computes, each half as soon as it is there."""
+    """Two ranks send each other each half of a kernel's result as soon as it is written."""
 
     @tw.plan
     def plan(
@@ -160,7 +160,7 @@ def halves_inputs():
 
 
 @pytest.mark.parametrize("resident", [1, 8])
-def test_streams_that_wait_for_words(resident):
+def test_streams_that_wait_for_values(resident):
     inputs = halves_inputs()
     out = tw.simulate(halves(), 2, inputs, schedules=20, epochs=3, resident_blocks=resident)
     for rank in range(2):
@@ -169,14 +169,14 @@ def test_streams_that_wait_for_words(resident):
         assert out[rank]["done"].tolist() == [0, 0]
 
 
-def test_a_stream_that_does_not_wait_for_a_word():
+def test_a_stream_that_does_not_wait_for_a_value():
     error = fault_of(halves("drop"), 2, halves_inputs())
     assert error.kind in ("race", "reuse")
     assert line_of(halves, "p.copy(inbox") in error.report
     assert "of y[" in error.report
 
 
-def test_a_value_that_a_word_does_not_reach():
+def test_a_value_that_is_never_reached():
     error = fault_of(halves("high"), 2, halves_inputs())
     assert error.kind == "deadlock"
     line = line_of(halves, "p.wait_value")
@@ -189,7 +189,7 @@ def test_a_value_that_a_word_does_not_reach():
     assert "could signal it: W.signal --> " in error.report
 
 
-def test_a_stream_that_waits_for_a_kernel_behind_it():
+def test_a_stream_that_waits_for_a_later_kernel():
     error = fault_of(halves("stream"), 2, halves_inputs())
     assert error.kind == "deadlock"
     assert (
@@ -216,14 +216,14 @@ def test_values_reached_across_wrap_around(seen, value, goes, dtype):
         assert fault_of(plan, 1, inputs, schedules=1).kind == "deadlock"
 
 
-def test_a_word_that_nobody_wrote():
+def test_an_uninitialized_value():
     @tw.plan
     def plan(p, word: T.Tensor((1,), "uint32")):
         p.wait_value(word[0], 1)
 
     error = fault_of(plan, 1, [{}])
     assert error.kind == "poison"
-    line = line_of(test_a_word_that_nobody_wrote, "p.wait_value")
+    line = line_of(test_an_uninitialized_value, "p.wait_value")
     assert (
         "p.wait_value (step 1) in the caller's stream of rank 0 in launch 0 waits for word[0]"
         in (error.report)
@@ -231,13 +231,13 @@ def test_a_word_that_nobody_wrote():
     assert line in error.report
 
 
-def test_flags_that_nobody_waits_for():
+def test_flags_without_a_wait():
     @tw.plan
     def plan(p, flag: W.Symmetric((2,), "uint32"), x: T.Tensor((4, N), "int32")):
         p.launch(fill, x, 1)
         p.write_value(flag[p.rank, 1], 7)
 
-    line = line_of(test_flags_that_nobody_waits_for, "p.write_value")
+    line = line_of(test_flags_without_a_wait, "p.write_value")
     with pytest.warns(tw.SimulationWarning, match="but never waited for or read") as warned:
         tw.simulate(plan, 1, [{"flag": np.zeros(2, np.uint32)}])
     assert "flag[0, 1] is signalled" in str(warned[0].message)

@@ -1,4 +1,4 @@
-"""When bulk loads and stores are complete."""
+"""Completion of bulk loads and stores."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_shared_memory_under_a_bulk_store(waits):
 @T.prim_func
 def stored_tile(S: W.Symmetric((64,), "float32"), flag: W.Symmetric((1,), "uint32"),
                 out: T.Tensor((64,), "float32"), meets: T.int32):  # fmt: skip
-    """Thread 0 signals; which thread issued the store of the tile nobody says."""
+    """Thread 0 signals; which thread issued the store of the tile is unspecified."""
     with T.Kernel(1, threads=32) as _:
         tile = T.alloc_shared((64,), "float32")
         peer = (W.rank() + 1) % W.world_size()
@@ -63,7 +63,7 @@ def stored_tile(S: W.Symmetric((64,), "float32"), flag: W.Symmetric((1,), "uint3
 
 
 @pytest.mark.parametrize("meets", [0, 1])
-def test_who_waits_for_a_bulk_store_of_the_block_is_not_who_signals(meets):
+def test_the_thread_that_signals_must_wait_for_the_bulk_store(meets):
     inputs = [{"flag": np.zeros(1, np.uint32), "meets": meets} for _ in range(2)]
     kind = kind_of(lambda: tw.simulate(stored_tile, 2, inputs, epochs=1))
     assert kind == (None if meets else "race")
@@ -82,7 +82,7 @@ def loaded(src: T.Tensor((64,), "float32"), out: T.Tensor((64,), "float32"), wai
 
 
 @pytest.mark.parametrize("waits", [0, 1])
-def test_a_load_is_there_for_who_waited(waits):
+def test_a_load_is_complete_for_threads_that_waited(waits):
     inputs = [{"src": np.ones(64, np.float32), "waits": waits}]
     assert kind_of(lambda: tw.simulate(loaded, 1, inputs)) == (None if waits else "poison")
 

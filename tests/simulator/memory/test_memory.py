@@ -137,7 +137,7 @@ def test_fences_make_relaxed_accesses_release_and_acquire():
 
 def exchange(flag_first=False, sem="release", wait_sem="acquire", scope="sys", one_waits=False,
              barrier_after=True, target=1):  # fmt: skip
-    """Each rank sends to its right neighbour once and reads what came from the left."""
+    """Each rank sends to its right neighbor once and reads the message of the left one."""
 
     @T.prim_func
     def program(mail: W.Symmetric((64,), "int32"), flag: W.Symmetric((1,), "uint32"),
@@ -192,7 +192,7 @@ def test_exchange(change, faults):
 
 
 def last_arriver(sem):
-    """Four blocks write a part each; the last one adds them up."""
+    """Four blocks write one part each; the last one adds them."""
 
     @T.prim_func
     def program(parts: T.Tensor((4,), "int32"), count: T.Tensor((1,), "uint32"),

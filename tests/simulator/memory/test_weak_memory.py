@@ -1,4 +1,4 @@
-"""Values that loads may return: visibility of words, fences and atomic accesses."""
+"""Values that loads may return: tearing of words, fences and atomic accesses."""
 
 import random
 
@@ -13,7 +13,8 @@ from tileweave.simulator.memory.order import GPU, SYS
 
 
 def words_seen(store, seeds=60):
-    """Every pair of words that one load of both may see after ``store(world, word, value)``."""
+    """Return every pair that one load of both words may return after ``store(world,
+    word, value)``."""
     seen = set()
     for seed in range(seeds):
         world = World()
@@ -51,7 +52,7 @@ def test_a_later_store_of_one_word_implies_the_whole_store_before_it():
 
 
 def dekker(sem):
-    """Each rank raises its flag and enters where it does not see the other's."""
+    """Each rank raises its flag and enters if it does not see the flag of the other rank."""
 
     @T.prim_func
     def program(
@@ -72,7 +73,7 @@ def dekker(sem):
 
 
 def iriw(sem):
-    """Two ranks write a word each, and two others read both, in opposite order."""
+    """Two ranks write a word each; two other ranks read both, in opposite order."""
 
     @T.prim_func
     def program(up: W.Symmetric((2,), "int32"), out: T.Tensor((2,), "int32")):
@@ -90,7 +91,7 @@ def iriw(sem):
 
 
 def outcomes(program, ranks, shapes, seeds):
-    """What ``out`` of all ranks may be, or the fault instead."""
+    """Return the possible values of ``out`` of all ranks, or the fault."""
     inputs = [{n: np.zeros(s, np.int32) for n, s in shapes.items()} for _ in range(ranks)]
     found = set()
     for seed in range(seeds):
@@ -187,8 +188,8 @@ def test_vectors_are_loaded_and_stored_whole(lanes, dtype):
     tw.simulate(vector_by_vector(lanes, dtype), 2, inputs, schedules=20, epochs=1)
 
 
-def rounds(sem, meets=True, polls=False):
-    """The last of all blocks moves the round on, which all have read before they counted."""
+def iterations(sem, meets=True, polls=False):
+    """The last block advances the iteration, which all blocks have read before they counted."""
 
     @T.prim_func
     def program(state: T.Tensor((2,), "uint32")):
@@ -222,15 +223,17 @@ def rounds(sem, meets=True, polls=False):
     ],
 )
 def test_a_load_may_see_the_store_it_led_to(sem, polls, kind):
-    """Load buffering: without order the load may come after the store that waited for its block.
-    Where a loop polls, what follows depends on what it saw."""
+    """Load buffering: without order, the load may come after the store that waited for its block.
+
+    If a loop polls, what follows depends on the value that it has read.
+    """
     inputs = [{"state": np.zeros(2, np.uint32)}]
-    program = rounds(sem, polls=polls)
+    program = iterations(sem, polls=polls)
     assert kind_of(lambda: tw.simulate(program, 1, inputs, schedules=20)) == kind
 
 
 def test_two_loads_of_unrelated_words_may_be_relaxed():
-    """Nothing that followed the load led to the store: it may as well have been earlier."""
+    """The store does not depend on what follows the load, so it may have been earlier."""
 
     @T.prim_func
     def program(state: T.Tensor((2,), "uint32")):

@@ -11,7 +11,7 @@ from tileweave.simulator.memory.order import SYS, BlockOrder, Layout
 
 
 class World:
-    """Two ranks of two blocks and a tensor both can reach."""
+    """Two ranks of two blocks, and a tensor that both can access."""
 
     def __init__(self):
         self.layout = Layout(2, [(None, 2)], 2)

@@ -80,7 +80,7 @@ def test_scratch_without_positive_extents(shape):
 
 
 def test_a_rank_s_own_tensor_may_have_the_stride_of_the_heap():
-    """Every rank writes its own ``Y``, which is no symmetric tensor for all that."""
+    """Every rank writes its own ``Y``, which is not symmetric despite its stride."""
     rows, stride = 4, 1 << 10
 
     @T.prim_func

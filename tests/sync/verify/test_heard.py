@@ -1,4 +1,4 @@
-"""When a writer need not wait for the launches of its readers, since it has their data."""
+"""A writer need not wait for launches of its readers if it has received their data."""
 
 import pytest
 import tilelang.language as T
@@ -44,7 +44,7 @@ def waits(program) -> bool:
     return "started" in tw.explain(program, RANKS).flags
 
 
-def test_who_has_data_of_the_reader_does_not_wait_for_it():
+def test_a_writer_with_data_of_the_reader_does_not_wait():
     assert not waits(replied())
     assert not waits(replied(blocks=2))
     assert "writers first wait for what the readers write" in str(tw.explain(replied(), RANKS))
@@ -61,13 +61,13 @@ def test_who_has_data_of_the_reader_does_not_wait_for_it():
         pytest.param({"rounds": lambda rank: T.min(rank, 1)}, id="in no round on one rank, or one"),
     ],
 )
-def test_who_has_not_waits(options):
+def test_a_writer_without_data_of_the_reader_waits(options):
     assert waits(replied(**options))
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_right_in_every_schedule(blocks):
-    """The caller reads what was written for it behind each launch."""
+    """The caller reads the received data after each launch."""
     program = replied(blocks=blocks)
 
     @tw.plan
