@@ -76,45 +76,49 @@ def exchange(ranks: int, by: str):
     return plan, width
 
 
+def overlapped_blocks(ranks: int, low: int, high: int):
+    """Return the kernel of blocks ``low`` to ``high``: they add, or read received parts."""
+    rows = ROWS // PARTS
+
+    @T.prim_func
+    def work(
+        A: T.Tensor((ROWS, COLUMNS), "int32"),
+        sums: T.Tensor((ROWS, COLUMNS), "int32"),
+        done: T.Tensor((PARTS,), "uint32"),
+        inbox: W.Symmetric((2, ranks, ROWS, COLUMNS), "int32"),
+        flags: W.Symmetric((2, ranks, PARTS), "uint32"),
+        count: T.Tensor((1,), "uint32"),
+        out: T.Tensor((ranks, ROWS, COLUMNS), "int32"),
+        half: T.int32,
+    ):
+        with T.Kernel(high - low, threads=128) as block:
+            if block + low < ROWS:
+                for i in T.Parallel(COLUMNS):
+                    sums[block + low, i] = A[block + low, i] + 1
+                W.signal(done[(block + low) // rows])
+            else:
+                source, part = (block + low - ROWS) % ranks, (block + low - ROWS) // ranks
+                if source != W.rank():
+                    W.wait_reached(flags[W.rank(), half, source, part], count[0], peer=source)
+                    for row, i in T.Parallel(rows, COLUMNS):
+                        out[source, part * rows + row, i] = inbox[
+                            W.rank(), half, source, part * rows + row, i
+                        ]
+
+    return work
+
+
 def overlapped(ranks: int, kernels: int):
     """Return a plan whose kernel adds 1 to a tensor; each finished part goes to all other ranks.
 
     Args:
-        kernels: 2, another one takes what comes; or 1, the blocks behind do, so that it ends only
-            if copies go beside it.
+        kernels: 2: another kernel reads the received parts. 1: later blocks of the kernel read
+            them, so the kernel ends only if copies run beside it.
     """
     rows = ROWS // PARTS
-
-    def blocks(low: int, high: int):
-        @T.prim_func
-        def work(
-            A: T.Tensor((ROWS, COLUMNS), "int32"),
-            sums: T.Tensor((ROWS, COLUMNS), "int32"),
-            done: T.Tensor((PARTS,), "uint32"),
-            inbox: W.Symmetric((2, ranks, ROWS, COLUMNS), "int32"),
-            flags: W.Symmetric((2, ranks, PARTS), "uint32"),
-            count: T.Tensor((1,), "uint32"),
-            out: T.Tensor((ranks, ROWS, COLUMNS), "int32"),
-            half: T.int32,
-        ):
-            with T.Kernel(high - low, threads=128) as block:
-                if block + low < ROWS:
-                    for i in T.Parallel(COLUMNS):
-                        sums[block + low, i] = A[block + low, i] + 1
-                    W.signal(done[(block + low) // rows])
-                else:
-                    source, part = (block + low - ROWS) % ranks, (block + low - ROWS) // ranks
-                    if source != W.rank():
-                        W.wait_reached(flags[W.rank(), half, source, part], count[0], peer=source)
-                        for row, i in T.Parallel(rows, COLUMNS):
-                            out[source, part * rows + row, i] = inbox[
-                                W.rank(), half, source, part * rows + row, i
-                            ]
-
-        return work
-
     last = ROWS + ranks * PARTS
-    parts = [blocks(0, last)] if kernels == 1 else [blocks(0, ROWS), blocks(ROWS, last)]
+    bounds = [(0, last)] if kernels == 1 else [(0, ROWS), (ROWS, last)]
+    parts = [overlapped_blocks(ranks, low, high) for low, high in bounds]
 
     @tw.plan
     def plan(

@@ -33,12 +33,12 @@ def program(X: T.Tensor(({rows}, {columns}), F32), S: W.Symmetric(({held}, {colu
 
 
 class Move(NamedTuple):
-    """Rows from ``base`` on, so many, which a block moves.
+    """``height`` rows from ``base`` on, which a block moves.
 
     Attributes:
         to, source: row, column -> the element.
-        rows, columns: that there are.
-        wide: columns that a loop runs over, some of them behind the end.
+        rows, columns: extents of the tensor.
+        wide: number of columns of a loop, which may exceed ``columns``.
     """
 
     to: Callable[[str, str], str]

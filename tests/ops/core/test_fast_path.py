@@ -1,4 +1,4 @@
-"""A call like an earlier one is one native call on its own tensors; any other is checked."""
+"""An equal call is one native call on its own tensors; any other call is checked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEMORY = 0xABC0
 
 
 class StandIn(CompiledOp):
-    """Says how it was called: whole, or by addresses."""
+    """Operator that records its calls: in full, or by addresses."""
 
     said: list
     watchdog: types.SimpleNamespace
@@ -67,7 +67,7 @@ def places(*tensors):
 
 @pytest.fixture
 def said(monkeypatch):
-    """What was said of calls, in a session on a machine with a driver."""
+    """Record calls in a session on a machine with a driver."""
     StandIn.said = []
     StandIn.watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
     monkeypatch.setattr(session, "_session", types.SimpleNamespace(group=ALONE))
@@ -214,7 +214,7 @@ def test_a_deadlock_is_told(said):
 
 
 class StandInExchange(AllGather, op="stand-in"):
-    """As ``StandIn``, of a collective."""
+    """Collective that records its calls."""
 
     def __init__(self):
         self.kernel, self.said = Kernel(None, None), StandIn.said

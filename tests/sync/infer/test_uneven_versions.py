@@ -50,11 +50,11 @@ def test_no_rank_signals_a_rank_out_of_bounds(iterations, reuse):
     assert [o["Y"].any() for o in out] == [True, True, False]
 
 
-def read_by_the_last(iterations, behind=False):
+def read_by_the_last(iterations, after=False):
     """Rank 0 writes to the last rank, the only one whose loop runs.
 
     Args:
-        behind: whether the last rank reads after the loop, too.
+        after: whether the last rank reads after the loop, too.
     """
 
     @T.prim_func
@@ -68,7 +68,7 @@ def read_by_the_last(iterations, behind=False):
             for turn in T.serial(iterations(me)):
                 for i in T.Parallel(N):
                     Y[turn, i] = S[me, i]
-            if behind and me == RANKS - 1:
+            if after and me == RANKS - 1:
                 for i in T.Parallel(N):
                     Y[2, i] = S[me, i]
 
@@ -94,7 +94,7 @@ def test_the_wait_leaves_a_loop_that_may_run_zero_times(count):
 
 
 def test_a_read_after_the_loop_has_its_own_wait():
-    program = read_by_the_last(lambda rank: rank // 2 * 2, behind=True)
+    program = read_by_the_last(lambda rank: rank // 2 * 2, after=True)
     assert len(waits_of(program)) == 2
 
 
