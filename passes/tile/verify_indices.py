@@ -34,7 +34,7 @@ def verify_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if isinstance(stmt, tirx.For):
             _refuse([stmt.min, stmt.extent], "in the bound of a loop", stmt)
             _refuse_replicas(stmt)
-        if not effects_in(stmt):
+        if not any(effects_in(part) for part in _own_parts(stmt)):
             return stmt
         uses: list[tuple[str, list[tirx.PrimExpr]]] = []
 
@@ -78,6 +78,17 @@ def _refuse_replicas(loop: tirx.For) -> None:
             f"{fragments[0]}, whose elements several threads may hold; expected a separate loop, "
             f"or shared memory{hint_of(call)}{location(loop)}"
         )
+
+
+def _own_parts(stmt: tirx.Stmt) -> list:
+    """Return the parts of ``stmt`` that are in no statement inside it, nor in its bounds."""
+    if isinstance(stmt, tirx.SeqStmt):
+        return []
+    if isinstance(stmt, tirx.For):
+        return [] if stmt.step is None else [stmt.step]
+    if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
+        return [stmt.condition]
+    return [stmt.value] if isinstance(stmt, tirx.AttrStmt) else [stmt]
 
 
 def _on_both_sides(node) -> list[tirx.PrimExpr]:

@@ -1,4 +1,4 @@
-"""The arithmetic of put and get, compiled for the CPU.
+"""The index arithmetic of put and get, compiled for the CPU.
 
 Every element arrives, nothing else is touched, and every access is aligned.
 """

@@ -70,7 +70,7 @@ def explain_kernel(
         explicit=sorted_in(name, explicit),
         unverified=sorted_in(name, unverified),
         sizes=sizes_of(func),
-        rounds=inferred.rounds,
+        versions=inferred.versions,
     )
 
 

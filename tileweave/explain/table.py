@@ -61,7 +61,7 @@ def _accesses(e: Explanation) -> Iterator[str]:
 
 
 def _memory(e: Explanation) -> Iterator[str]:
-    for launch, reasons in (("the same", e.rounds), ("the next", e.reuse)):
+    for launch, reasons in (("the same", e.versions), ("the next", e.reuse)):
         if reasons:
             yield f"memory is used again in {launch} launch because:"
             width = max(map(len, reasons))

@@ -8,11 +8,11 @@ import tileweave as tw
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tests.sync.programs import CASES
+from tests.corpus import PROGRAMS
 
 
 def show(name):
-    case = CASES[name]
+    case = PROGRAMS[name]
     found = tw.explain(case.make(4), 4, sizes={"M": 20} if case.sizes else {})
     print("PROGRAM", name)
     for op in (o for o in found.ops if o.kind in ("signal", "wait")):
@@ -155,15 +155,15 @@ show("reduce_scatter_tails")
 # CHECK-NEXT: signal finished [] x3
 # CHECK-NEXT: signal launches [] x1
 # CHECK-NEXT: wait finished [] x1
-# CHECK-NEXT: signal S_rounds_arrived [1 x 8 x 16] x1
-# CHECK-NEXT: wait S_rounds_arrived [1 x 8 x 16] x1
+# CHECK-NEXT: signal S_versions_arrived [1 x 8 x 16] x1
+# CHECK-NEXT: wait S_versions_arrived [1 x 8 x 16] x1
 # CHECK-NEXT: wait started [] x2
 # CHECK-NEXT: signal S_arrived [8 x 16] x2
-# CHECK-NEXT: signal S_rounds_arrived [1 x 8 x 16] x2
+# CHECK-NEXT: signal S_versions_arrived [1 x 8 x 16] x2
 # CHECK-NEXT: wait S_arrived [8 x 16] x2
-# CHECK-NEXT: wait S_rounds_arrived [1 x 8 x 16] x2
+# CHECK-NEXT: wait S_versions_arrived [1 x 8 x 16] x2
 # CHECK-NEXT: S: writers wait until the owner's next launch has started
-# CHECK-NEXT: S_rounds: writers wait for a credit: the readers' last launch has finished
+# CHECK-NEXT: S_versions: writers wait for a credit: the readers' last launch has finished
 show("shift_again")
 
 # Blocks that iterate over tiles.

@@ -54,7 +54,7 @@ class Explanation:
         ops: the inserted operations.
         reuse: tensor -> why the next launch may reuse its memory.
         flag_bytes: bytes of counters on each rank.
-        rounds: tensor -> where the versions that one launch writes are stored.
+        versions: tensor -> where the versions that one launch writes are stored.
         signals_of_copies: by rank and number of a copy of the plan: (flag tensor, rank, its
             flags as a slice) that the copy signals.
         waits_of_copies: by rank and number of a copy of the plan: (flag tensor, index, value) that
@@ -65,7 +65,7 @@ class Explanation:
     ops: tuple[Inserted, ...] = ()
     reuse: Mapping[str, str] = field(default_factory=dict)
     flag_bytes: int = 0
-    rounds: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     signals_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     waits_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     leaves_room: bool = False
@@ -145,7 +145,7 @@ def _inferred(
         ops=(*context.inserted, *_unordered(func, tensors)),
         reuse=dict(context.reuse),
         flag_bytes=sum(4 * math.prod(h.shape) for h in context.implicit),
-        rounds=versions,
+        versions=versions,
         signals_of_copies=context.signals_of_copies(),
         waits_of_copies=context.waits_of_copies(),
         leaves_room=context.is_called and leaves_room(context),

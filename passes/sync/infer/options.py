@@ -33,7 +33,7 @@ class Options:
         verify: ``error`` or ``warn`` if a program cannot be proven right. ``off`` leaves every
             program unchanged, for programs that are ordered outside the kernel.
         resident_blocks: number of blocks of a launch that run on a GPU at the same time.
-        round_bytes: maximum memory on a rank for the versions of one tensor.
+        version_bytes: maximum memory on a rank for the versions of one tensor.
         delays: seed of random sleeps before signals and after waits, for tests.
     """
 
@@ -41,7 +41,7 @@ class Options:
     granule: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     verify: str = "error"
     resident_blocks: int = 132
-    round_bytes: int = 1 << 28
+    version_bytes: int = 1 << 28
     delays: int | None = None
 
 
@@ -130,6 +130,6 @@ _LEGAL: dict[str, tuple] = {
     "granule": (_is_granules, "a dict, tensor name -> elements along each axis, such as (64, 64)"),
     "verify": _one_of(VERIFY),
     "resident_blocks": (lambda value: type(value) is int and value > 0, "a positive integer"),
-    "round_bytes": (lambda value: type(value) is int and value >= 0, "bytes, 0 or more"),
+    "version_bytes": (lambda value: type(value) is int and value >= 0, "bytes, 0 or more"),
     "delays": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
 }

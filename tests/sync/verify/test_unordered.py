@@ -1,4 +1,4 @@
-"""``W.unordered``: what it takes out, and what it does not."""
+"""``W.unordered``: accesses that it excludes from the inference."""
 
 import pytest
 import tilelang.language as T
