@@ -1,4 +1,4 @@
-"""The TIR intrinsics: one declaration each. Importing this package registers them all."""
+"""Declarations of the TIR intrinsics. Importing this package registers all of them."""
 
 from .versions import require_supported_tilelang
 

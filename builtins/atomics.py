@@ -1,5 +1,6 @@
-"""Atomic operations on global memory, own or a peer's: ``atom_*`` return the old value, ``red_*``
-nothing.
+"""Atomic operations on global memory of this rank or of a peer.
+
+``atom_*`` return the old value; ``red_*`` return nothing.
 
 A pair (``float16x2``, ``bfloat16x2``) is an element of a tensor of that type, or a vector value at
 an element of a float16 or bfloat16 tensor that is aligned to 4 bytes: ``W.red_add(S[i], x[0:2])``.
@@ -28,8 +29,8 @@ __all__ = [
     "red_xor",
 ]
 
-ADD_TYPES = "u32 s32 u64 s64 f32 f64 f16x2 bf16x2"
-INTEGER_TYPES = "u32 s32 u64 s64"
+INTEGER_TYPES = ("u32", "s32", "u64", "s64")
+ADD_TYPES = (*INTEGER_TYPES, "f32", "f64", "f16x2", "bf16x2")
 _ADD = dict(types=ADD_TYPES, type_sm={"bf16x2": 90})
 
 
@@ -37,17 +38,20 @@ _ADD = dict(types=ADD_TYPES, type_sm={"bf16x2": 90})
 def atom_add(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
-    """Add ``value`` to an element in one indivisible step; the element as it was before.
+    """Add ``value`` to an element atomically and return the old value.
 
-    Each thread that reaches it does it once. With ``release`` or ``acq_rel`` the block meets first,
-    and whoever acquires the new value sees what the block wrote before; with ``acquire`` or
-    ``acq_rel`` what was released with the old value is visible afterwards.
+    Each thread that reaches the call executes it once. With ``release`` or ``acq_rel`` all threads
+    of the block synchronize first, and a thread that acquires the new value sees what the block
+    wrote before. With ``acquire`` or ``acq_rel``, data that was released with the old value is
+    visible afterwards.
 
     Args:
         ref: an element of a u32, s32, u64, s64, f32, f64, f16x2 or bf16x2 tensor in global memory.
-        value: of the element's type. Pairs are added each by itself, subnormals kept.
-        scope: who takes part; ``sys`` for another GPU or the host.
-        sem: what it orders besides the element.
+        value: value of the element's type. The halves of a pair are added separately; subnormals
+            are kept.
+        scope: threads among which the operation is atomic; ``sys`` includes other GPUs and the
+            host.
+        sem: order of other memory accesses; ``relaxed`` orders none.
 
     Needs: sm_90 for bf16x2.
 
@@ -59,42 +63,42 @@ def atom_add(
 def atom_min(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
-    """Lower an integer to ``value`` if that is less. Otherwise as ``atom_add``."""
+    """Lower an integer to ``value`` if ``value`` is less. Otherwise like ``atom_add``."""
 
 
 @builtin(types=INTEGER_TYPES, combines="max")
 def atom_max(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
-    """Raise an integer to ``value`` if that is greater. Otherwise as ``atom_add``."""
+    """Raise an integer to ``value`` if ``value`` is greater. Otherwise like ``atom_add``."""
 
 
 @builtin(types=INTEGER_TYPES, combines="and")
 def atom_and(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
-    """Keep the bits of an integer that are set in ``value``. Otherwise as ``atom_add``."""
+    """Keep the bits of an integer that are set in ``value``. Otherwise like ``atom_add``."""
 
 
 @builtin(types=INTEGER_TYPES, combines="or")
 def atom_or(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
-    """Set the bits of an integer that are set in ``value``. Otherwise as ``atom_add``."""
+    """Set the bits of an integer that are set in ``value``. Otherwise like ``atom_add``."""
 
 
 @builtin(types=INTEGER_TYPES, combines="xor")
 def atom_xor(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
-    """Flip the bits of an integer that are set in ``value``. Otherwise as ``atom_add``."""
+    """Flip the bits of an integer that are set in ``value``. Otherwise like ``atom_add``."""
 
 
 @builtin(types=ADD_TYPES)
 def atom_exch(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: AtomSem = "relaxed"
 ) -> Element:
-    """Replace an element by ``value``. Otherwise as ``atom_add``; bf16x2 needs no sm_90."""
+    """Replace an element by ``value``. Otherwise like ``atom_add``; bf16x2 needs no sm_90."""
 
 
 @builtin(types=ADD_TYPES, combines="cas")
@@ -106,9 +110,9 @@ def atom_cas(
     scope: Scope = "gpu",
     sem: AtomSem = "relaxed",
 ) -> Element:
-    """Replace an element by ``value`` if it equals ``compare``; the element as it was before.
+    """Replace an element by ``value`` if it equals ``compare``, and return the old value.
 
-    It equals bit for bit: 0.0 and -0.0 differ, and a NaN equals itself. Otherwise as ``atom_exch``.
+    Bits are compared: 0.0 and -0.0 differ, and a NaN equals itself. Otherwise like ``atom_exch``.
     """
 
 
@@ -116,9 +120,9 @@ def atom_cas(
 def red_add(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:
-    """Add ``value`` to an element in one indivisible step, without waiting for the old value.
+    """Add ``value`` to an element atomically, without waiting for the old value.
 
-    Otherwise as ``atom_add``. It cannot acquire, since it reads nothing the program could see.
+    It cannot acquire, because it returns no value. Otherwise like ``atom_add``.
 
     Source: PTX ISA, ``red``.
     """
@@ -128,32 +132,32 @@ def red_add(
 def red_min(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:
-    """Lower an integer to ``value`` if that is less. Otherwise as ``red_add``."""
+    """Lower an integer to ``value`` if ``value`` is less. Otherwise like ``red_add``."""
 
 
 @builtin(types=INTEGER_TYPES, combines="max")
 def red_max(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:
-    """Raise an integer to ``value`` if that is greater. Otherwise as ``red_add``."""
+    """Raise an integer to ``value`` if ``value`` is greater. Otherwise like ``red_add``."""
 
 
 @builtin(types=INTEGER_TYPES, combines="and")
 def red_and(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:
-    """Keep the bits of an integer that are set in ``value``. Otherwise as ``red_add``."""
+    """Keep the bits of an integer that are set in ``value``. Otherwise like ``red_add``."""
 
 
 @builtin(types=INTEGER_TYPES, combines="or")
 def red_or(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:
-    """Set the bits of an integer that are set in ``value``. Otherwise as ``red_add``."""
+    """Set the bits of an integer that are set in ``value``. Otherwise like ``red_add``."""
 
 
 @builtin(types=INTEGER_TYPES, combines="xor")
 def red_xor(
     ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
 ) -> None:
-    """Flip the bits of an integer that are set in ``value``. Otherwise as ``red_add``."""
+    """Flip the bits of an integer that are set in ``value``. Otherwise like ``red_add``."""

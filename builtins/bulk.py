@@ -1,27 +1,28 @@
-"""Bulk copies (``cp.async.bulk``): one thread moves a contiguous piece between shared and global
-memory.
+"""Bulk copies (``cp.async.bulk``) of contiguous memory between shared and global memory.
 
 They are asynchronous. Loads complete on an mbarrier, stores and reductions in groups::
 
-    full = T.alloc_barrier(128)                   # as many arrivals as the block has threads
+    full = T.alloc_barrier(128)                   # the number of threads of the block
     W.bulk_load(tile, A[0], 4096, full[0])
     T.mbarrier_arrive(full[0])
-    T.mbarrier_wait_parity(full[0], 0)            # tile is there
+    T.mbarrier_wait_parity(full[0], 0)            # the tile has arrived
     W.bulk_store(S[peer, 0], tile, 4096)
     W.bulk_commit()
-    W.bulk_wait(0, read=True)                     # tile may be overwritten
+    W.bulk_wait(0, read=True)                     # the tile may be overwritten
 
-Where the whole block reaches them, as above, one thread (always the same) issues each of them and
-the block meets where the order needs it. Under a condition on the thread index each thread that
-reaches them issues them and nothing is added. The program then does itself: commit and wait in the
-issuing thread; ``T.fence_proxy_async()`` by the writing threads and ``T.sync_threads()`` between
-ordinary stores to shared memory and a bulk store of it; ``T.sync_threads()`` between ordinary
-accesses of shared memory and a bulk load that overwrites it, and between ``bulk_wait`` and new
-stores by other threads.
+Where the whole block reaches them, as above, one thread issues all of them, and the compiler adds
+the block barriers that their order needs. Under a condition on the thread index, each thread that
+reaches a call issues it, and the compiler adds nothing. The program is then responsible for:
 
-Tiles they move lie row by row, so they cannot be operands of ``T.gemm``; and no two tiles of a
-kernel with bulk stores share memory. A store must have been waited for, at least for the read,
-before the block ends; a release that follows it does that.
+- commit and wait in the issuing thread;
+- ``T.fence_proxy_async()`` in the writing threads and ``T.sync_threads()``, between ordinary stores
+  to shared memory and a bulk store of it;
+- ``T.sync_threads()`` between ordinary accesses of shared memory and a bulk load that overwrites
+  it, and between ``bulk_wait`` and new stores by other threads.
+
+The tiles that they move are row-major in shared memory, so they cannot be operands of ``T.gemm``.
+In a kernel with bulk stores, no two tiles share memory. Before the block ends, the program must
+wait for each store, at least for its read; a release after the store does this, too.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ from .symmetric import packed_strides
 __all__ = ["bulk_commit", "bulk_load", "bulk_reduce", "bulk_store", "bulk_wait"]
 
 MAX_BYTES = (1 << 20) - 1
-"""What an mbarrier can count at a time (PTX ISA, mbarrier tx-count)."""
+"""Limit of the bytes that an mbarrier counts in one phase (PTX ISA, mbarrier tx-count)."""
 
+_EXTREMUM_TYPES = (*INTEGER_TYPES, "f16", "bf16")
 _COPY = dict(level="leader", barrier_before=True, moves="size", async_proxy=True, sm=90)
 
 
@@ -63,18 +65,25 @@ def _check(op: str, src: Any, dst: Any, size: Any, spaces: tuple[str, str]) -> N
     for name, ref, space in (("src", source, spaces[0]), ("dst", target, spaces[1])):
         room = math.prod(int(e) for e in ref.buffer.shape) if space == "shared" else int(size)
         if int(size) > room:
-            raise reject(op, f"size={int(size)}, {name}={ref.buffer.name}", f"at most its {room}")
-        first = _first(ref) if space == "shared" else None
+            raise reject(
+                op,
+                f"size={int(size)} exceeds {name}={ref.buffer.name}",
+                f"at most its {room} elements",
+            )
+        first = _flat_index(ref) if space == "shared" else None
         if first is not None:
             if first + int(size) > room:
                 raise reject(
-                    op, f"size={int(size)}, {name}={ref}", f"at most {room - first}, up to its end"
+                    op,
+                    f"size={int(size)} from {name}={ref} exceeds the tensor",
+                    f"at most the {room - first} elements up to its end",
                 )
             if first * itemsize % 16:
-                raise reject(op, f"{name}={ref}", "a start at a multiple of 16 bytes")
+                start = f"{name}={ref} starts at byte {first * itemsize}"
+                raise reject(op, start, "a multiple of 16 bytes")
 
 
-def _first(ref: tirx.BufferLoad) -> int | None:
+def _flat_index(ref: tirx.BufferLoad) -> int | None:
     """Return the flat index of an element in shared memory; None if it is not constant."""
     if not all(isinstance(index, tirx.IntImm) for index in ref.indices):
         return None
@@ -84,18 +93,20 @@ def _first(ref: tirx.BufferLoad) -> int | None:
 
 @builtin(**_COPY, observes=True)
 def bulk_load(dst: SharedWrite, src: Read, size: Int32, barrier: Barrier) -> None:
-    """Start copying ``size`` elements from global to shared memory; an mbarrier says when they are
-    there.
+    """Start a copy of ``size`` elements from global to shared memory. It completes on an mbarrier.
 
-    Adds the bytes to what the barrier's current phase expects, but does not arrive: as with
-    ``T.tma_copy``, the program arrives (``T.mbarrier_arrive``) after its loads and waits
-    (``T.mbarrier_wait_parity``). The block meets before it, so ``dst`` may be in use until then. A
-    wait (``W.wait_reached``, ...) before it orders what a peer wrote to ``src``.
+    The call adds the bytes to the count that the current phase of the mbarrier expects, but does
+    not arrive. As with ``T.tma_copy``, the program arrives (``T.mbarrier_arrive``) after its loads
+    and waits (``T.mbarrier_wait_parity``). All threads of the block synchronize before the call, so
+    ``dst`` may be in use until then. A wait (``W.wait_reached``, ...) before the call orders writes
+    of a peer to ``src``.
 
     Args:
         dst: first element in shared memory, 16-byte aligned.
-        src: first element in global memory, own or a peer's, 16-byte aligned, of the same type.
-        size: elements; a multiple of 16 bytes, less than 1 MiB. Constants are checked when traced.
+        src: first element in global memory of this rank or a peer, 16-byte aligned, of the same
+            type.
+        size: number of elements, a multiple of 16 bytes below 1 MiB. Constants are checked when
+            the program is traced.
         barrier: an element of ``T.alloc_barrier``.
 
     Needs: sm_90.
@@ -106,16 +117,18 @@ def bulk_load(dst: SharedWrite, src: Read, size: Int32, barrier: Barrier) -> Non
 
 @builtin(**_COPY)
 def bulk_store(dst: Write, src: SharedRead, size: Int32) -> None:
-    """Start copying ``size`` elements from shared to global memory, own or a peer's.
+    """Start a copy of ``size`` elements from shared to global memory of this rank or a peer.
 
-    What the block wrote to ``src`` before is stored: the block meets before it. ``src`` may be
-    overwritten after ``bulk_commit`` and ``bulk_wait(read=True)``. The data is published by a
-    release that follows, such as ``W.signal``; the compiler waits there until it has arrived.
+    All threads of the block synchronize before the call, so their writes to ``src`` are copied.
+    ``src`` may be overwritten after ``bulk_commit`` and ``bulk_wait(read=True)``. A release that
+    follows, such as ``W.signal``, publishes the data: the compiler waits there until it has
+    arrived.
 
     Args:
         dst: first element in global memory, 16-byte aligned.
         src: first element in shared memory, 16-byte aligned, of the same type.
-        size: elements; a multiple of 16 bytes. Constants are checked when traced.
+        size: number of elements, a multiple of 16 bytes. Constants are checked when the program is
+            traced.
 
     Needs: sm_90.
     Source: PTX ISA, ``cp.async.bulk``.
@@ -124,10 +137,10 @@ def bulk_store(dst: Write, src: SharedRead, size: Int32) -> None:
 
 
 @builtin(
-    types="u32 s32 u64 s64 f16 bf16 f32 f64",
+    types=(*_EXTREMUM_TYPES, "f32", "f64"),
     op_types={
-        "min": "u32 s32 u64 s64 f16 bf16",
-        "max": "u32 s32 u64 s64 f16 bf16",
+        "min": _EXTREMUM_TYPES,
+        "max": _EXTREMUM_TYPES,
         "and": INTEGER_TYPES,
         "or": INTEGER_TYPES,
         "xor": INTEGER_TYPES,
@@ -135,16 +148,18 @@ def bulk_store(dst: Write, src: SharedRead, size: Int32) -> None:
     **_COPY,
 )
 def bulk_reduce(dst: Write, src: SharedRead, size: Int32, *, op: BulkReduceOp = "add") -> None:
-    """Start combining ``size`` elements of shared memory into global memory, own or a peer's.
+    """Start a reduction of ``size`` elements of shared memory into global memory.
 
-    Each element is changed atomically, with relaxed order; float16 and bfloat16 sums are rounded to
-    the type at each step. PTX promises this at gpu scope and has no other; between GPUs it relies
-    on NVLink, where the memory of the owner carries out the change. Otherwise as ``bulk_store``.
+    The global memory belongs to this rank or a peer. Each element is changed atomically, with
+    relaxed order; float16 and bfloat16 sums are rounded to the type at each step. PTX guarantees
+    this at gpu scope only. Between GPUs it depends on NVLink, where the memory of the owner
+    executes the operation. Otherwise like ``bulk_store``.
 
     Args:
         dst: first element in global memory, 16-byte aligned.
         src: first element in shared memory, 16-byte aligned, of the same type.
-        size: elements; a multiple of 16 bytes. Constants are checked when traced.
+        size: number of elements, a multiple of 16 bytes. Constants are checked when the program is
+            traced.
         op: ``add`` (all types), ``min`` and ``max`` (integers, float16, bfloat16), ``and``, ``or``
             and ``xor`` (integers).
 
@@ -156,7 +171,7 @@ def bulk_reduce(dst: Write, src: SharedRead, size: Int32, *, op: BulkReduceOp = 
 
 @builtin(level="leader", bulk_group="commit", sm=90)
 def bulk_commit() -> None:
-    """Make one group of the bulk stores and reductions its thread issued since the last.
+    """Put the bulk stores and reductions of this thread since its last commit into one group.
 
     Needs: sm_90.
     Source: PTX ISA, ``cp.async.bulk.commit_group``.
@@ -165,12 +180,14 @@ def bulk_commit() -> None:
 
 @builtin(level="leader", barrier_after=True, bulk_group="wait", sm=90)
 def bulk_wait(n: Constant = 0, *, read: ConstantFlag = False) -> None:
-    """Stand until at most ``n`` groups of bulk stores are under way; then the block meets.
+    """Wait until at most ``n`` groups of bulk stores are in flight.
+
+    All threads of the block synchronize after the wait.
 
     Args:
-        n: groups that may remain, the youngest; 0 waits for all.
-        read: wait only until the shared memory has been read and may be overwritten; else until
-            what was written is visible to the issuing thread, which may then publish it.
+        n: number of most recent groups that may stay in flight; 0 waits for all.
+        read: wait only until the shared memory has been read and may be overwritten. Otherwise,
+            wait until the issuing thread can publish the data.
 
     Needs: sm_90.
     Source: PTX ISA, ``cp.async.bulk.wait_group``.

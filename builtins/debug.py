@@ -1,4 +1,4 @@
-"""For tests of timing: nothing here changes what a program computes."""
+"""Operations for tests of timing. They do not change the results of a program."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["delay"]
 
 @builtin(implicit=("context",))
 def delay(seed: Constant, place: Constant) -> None:
-    """Sleep up to 16 microseconds; the time differs between ranks, blocks and places.
+    """Sleep up to 16 microseconds. The time differs between ranks, blocks and calls.
 
-    ``pass_configs={"tileweave.delays": seed}`` puts one before every signal and after every wait
-    but those that stand by themselves in ``T.Pipelined``.
+    ``pass_configs={"tileweave.delays": seed}`` inserts a call before every signal and after every
+    wait, except waits that are statements of their own in ``T.Pipelined``.
 
     Args:
-        seed: chooses the times.
+        seed: seed of the random times.
         place: number of the call in its program.
 
     Source: PTX ISA, ``nanosleep``.

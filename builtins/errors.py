@@ -1,27 +1,27 @@
-"""Errors a user of the language can cause, each naming the value, the place and what is legal."""
+"""Errors in programs. A message names the value, the source line and what is legal."""
 
 from __future__ import annotations
 
 
 class TileWeaveError(Exception):
-    """Base of every error TileWeave raises on purpose."""
+    """Base class of the errors that TileWeave raises."""
 
 
 class LanguageError(TileWeaveError, ValueError):
-    """A builtin was given something it has no instruction for; raised while tracing."""
+    """A program, or an operand of a builtin, that cannot be compiled."""
 
 
 class SyncWarning(UserWarning):
-    """Warning about synchronization that is legal but probably not meant, or not verified.
+    """Warning about synchronization that is legal but probably unintended, or not verified.
 
-    Examples: a read wholly outside of its tensor, one counter for a whole axis of which each access
-    touches a part, a part that is too large to verify, and refusals where ``tileweave.verify`` is
-    ``warn``.
+    Examples: a read that is completely outside of its tensor; one counter for a whole axis although
+    each access touches a part of it; a program that is too large to verify. With
+    ``tileweave.verify`` set to ``warn``, errors of the inference are also given as this warning.
     """
 
 
 def source_location() -> str:
-    """`` --> file:line`` of the statement being traced, or nothing outside a TileLang program."""
+    """Return `` --> file:line`` of the traced statement, or "" outside of a TileLang program."""
     from tilelang.language.eager.builder import Builder
 
     builder = Builder.current()
@@ -30,5 +30,5 @@ def source_location() -> str:
 
 
 def reject(op: str, what: str, expected: str) -> LanguageError:
-    """The error for ``op``: ``<op>: <what>; expected <legal>`` and the source line when known."""
+    """Return the error ``<op>: <what>; expected <legal>``, with the source line if it is known."""
     return LanguageError(f"{op}: {what}; expected {expected}{source_location()}")

@@ -1,4 +1,4 @@
-"""Operands the compiler supplies: not written by the program, needed by the device template."""
+"""Implicit operands: the device template needs them, and the compiler supplies them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ register_op(CONTEXT, "address of the runtime's context on this device", 0)
 
 @dataclass(frozen=True)
 class Loc:
-    """Place of a builtin in a program, and the type of its flag, for messages.
+    """Source location of a builtin, and the type of its flag, for messages.
 
     Attributes:
-        inferred: whether a pass put it in, not the program.
+        inferred: whether the compiler inserted the builtin.
     """
 
     op: str
@@ -39,8 +39,10 @@ class Loc:
 
 
 LOCS: dict[int, Loc] = {}
-"""Builtins that can time out, by the number their device code reports. Every rank traces every
-program, so the table is complete on each, also where the kernel came from a cache."""
+"""Locations of builtins that can time out, by the number that their device code reports.
+
+Every rank traces every program, so the table is complete on each rank, even if the kernel comes
+from a cache."""
 
 
 def supply(kind: str, spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
@@ -53,19 +55,21 @@ def _context(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
 
 
 def register_loc(loc: Loc) -> tirx.IntImm:
-    """The number that device code reports for ``loc``."""
+    """Record ``loc``, and return the number that device code reports for it."""
     number = zlib.crc32(str(loc).encode()) & 0x7FFFFFFF
     LOCS[number] = loc
     return tirx.IntImm("int32", number)
 
 
 def loc_of(call: tirx.Call) -> Loc | None:
-    """Return the place of the builtin ``call``, which has a loc; None if this process did not trace
-    it."""
+    """Return the location of ``call``, a builtin with the operand ``loc``.
+
+    Return None if this process did not trace the call.
+    """
     return LOCS.get(int(builtin_of(call).operand(call, "loc")))
 
 
-def _site(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+def _loc(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     from tilelang.language.eager.builder import Builder
 
     builder = Builder.current()
@@ -90,4 +94,4 @@ def _threads(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.IntImm("int32", math.prod(int(e) for e in T.get_thread_extents()))
 
 
-_SUPPLIERS = {"context": _context, "loc": _site, "thread": _thread, "threads": _threads}
+_SUPPLIERS = {"context": _context, "loc": _loc, "thread": _thread, "threads": _threads}

@@ -1,4 +1,4 @@
-"""Everything a tile program may use beyond TileLang: ``from tileweave import language as W``."""
+"""The language beside TileLang's: ``from tileweave import language as W``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Single loads, stores and fences with the scope and semantics of PTX's memory model.
 
-Data and its flag may be one access: up to 128 bits arrive whole.
+An access of up to 128 bits is never torn, so it can hold data together with its flag.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def _check_width(op: str, ref: Any, value: Any = None, lanes: Any = 1) -> None:
     if not isinstance(lanes, int):
         return  # refused with the operands
     ref = element(op, "ref", ref, "global")
-    kind = tvm.DataType(ref_dtype(ref, value))
-    lanes *= kind.lanes
-    if kind.bits * lanes not in (SCALAR_BITS if lanes == 1 else VECTOR_BITS):
+    dtype = tvm.DataType(ref_dtype(ref, value))
+    lanes *= dtype.lanes
+    if dtype.bits * lanes not in (SCALAR_BITS if lanes == 1 else VECTOR_BITS):
         raise reject(
             op,
-            f"{buffer_of(ref).name} of type {kind.with_lanes(1)}, {lanes} at a time, "
-            f"is {kind.bits * lanes} bits",
+            f"{buffer_of(ref).name} has type {dtype.with_lanes(1)}, and an access of {lanes} "
+            f"lane{'s' * (lanes != 1)} has {dtype.bits * lanes} bits",
             "an element of 8, 16, 32 or 64 bits, or a vector of 32, 64 or 128 bits",
         )
 
@@ -41,15 +41,16 @@ def _check_width(op: str, ref: Any, value: Any = None, lanes: Any = 1) -> None:
 def ld(
     ref: Read, lanes: Constant = 1, *, scope: Scope = "gpu", sem: LoadSem = "acquire"
 ) -> Element:
-    """Load an element, or ``lanes`` consecutive ones as a vector, in one piece.
+    """Load an element, or ``lanes`` consecutive ones as a vector, in a single access.
 
-    Each thread that reaches it loads. With ``acquire``, what was released with the value seen is
-    visible afterwards to this thread.
+    Each thread that reaches the call loads. With ``acquire``, data that was released with the
+    loaded value is visible to this thread afterwards.
 
     Args:
-        ref: the first element, in global memory, aligned to the whole size.
-        lanes: how many elements: 1 of 8 to 64 bits, or several that make 32, 64 or 128 bits.
-        scope: who may have released it; ``sys`` for another GPU or the host. ``volatile`` has none.
+        ref: the first element, in global memory, aligned to the size of the access.
+        lanes: number of elements: 1 of 8 to 64 bits, or several of 32, 64 or 128 bits together.
+        scope: threads that may release the value; ``sys`` includes other GPUs and the host.
+            ``volatile`` has no scope.
         sem: ``relaxed`` orders nothing; ``volatile`` is ``relaxed`` at ``sys``, never elided.
 
     Source: PTX ISA, ``ld``.
@@ -59,16 +60,17 @@ def ld(
 
 @builtin()
 def st(ref: Write, value: Element, *, scope: Scope = "gpu", sem: StoreSem = "relaxed") -> None:
-    """Store an element, or the consecutive ones of a vector, in one piece.
+    """Store an element, or the consecutive elements of a vector, in a single access.
 
-    Each thread that reaches it stores. With ``release`` the block meets first, and whoever acquires
-    the value sees what the block wrote before.
+    Each thread that reaches the call stores. With ``release`` all threads of the block synchronize
+    first, and a thread that acquires the value sees what the block wrote before.
 
     Args:
-        ref: the first element, in global memory, own or a peer's, aligned to the whole size.
-        value: of the element's type, of 8 to 64 bits, or a vector of it of 32, 64 or 128 bits.
-        scope: who may acquire it; ``sys`` for another GPU or the host.
-        sem: ``relaxed`` publishes nothing but the value.
+        ref: the first element, in global memory of this rank or a peer, aligned to the size of the
+            access.
+        value: value of the element's type, of 8 to 64 bits, or a vector of 32, 64 or 128 bits.
+        scope: threads that may acquire the value; ``sys`` includes other GPUs and the host.
+        sem: ``relaxed`` publishes only the value.
 
     Source: PTX ISA, ``st``.
     """
@@ -77,14 +79,15 @@ def st(ref: Write, value: Element, *, scope: Scope = "gpu", sem: StoreSem = "rel
 
 @builtin()
 def fence(scope: Scope, sem: FenceSem = "acq_rel") -> None:
-    """Order this thread's accesses before it against those after it, as seen by ``scope``.
+    """Order this thread's accesses before the fence before those after it, as seen by ``scope``.
 
-    With a relaxed store or atomic after it, it releases; with a relaxed load before it, it
-    acquires. It speaks for its own thread only. Bulk stores that thread issued are completed first.
+    With a relaxed store or atomic after it, the fence releases. With a relaxed load before it, it
+    acquires. It orders only the accesses of its own thread. Bulk stores of the thread complete
+    first.
 
     Args:
-        scope: who must see the order.
-        sem: ``sc`` also puts all such fences in one total order.
+        scope: threads that observe the order.
+        sem: ``sc`` also puts all ``sc`` fences in one total order.
 
     Source: PTX ISA, ``fence``.
     """
@@ -92,10 +95,11 @@ def fence(scope: Scope, sem: FenceSem = "acq_rel") -> None:
 
 @builtin(proxy_fence=True, sm=90)
 def fence_proxy_async() -> None:
-    """Make this thread's ordinary accesses and those of TMA and bulk copies see each other's order.
+    """Order this thread's ordinary accesses with those of TMA and bulk copies.
 
-    In all state spaces. Needed between a wait and a TMA load of what was written by ordinary stores
-    (put in by the compiler), and between ordinary stores and a TMA store of them.
+    The fence covers all state spaces. The compiler inserts it between a wait and a TMA load of data
+    from ordinary stores. The program needs it between ordinary stores and a TMA store of their
+    data.
 
     Needs: sm_90.
 
@@ -118,14 +122,14 @@ def unordered(region: Any, *, reason: str) -> Any:
         T.copy(W.unordered(S[peer, 0, 0], reason="written between launches only"), tile)
 
     Args:
-        region: a tensor, an element or a region of it, as an operand of the statement it stands in.
-        reason: why that is right, for those who read the program.
+        region: a tensor, an element or a region of it, as an operand of the enclosing statement.
+        reason: why no order is needed, for readers of the program.
 
     Raises:
-        LanguageError: no reason, or ``region`` is no part of a tensor.
+        LanguageError: ``reason`` is empty, or ``region`` is not part of a tensor.
     """
     if not isinstance(reason, str) or not reason.strip():
-        raise reject("unordered", f"reason={reason!r}", "why no order is needed, in words")
+        raise reject("unordered", f"reason={reason!r}", "a text that says why no order is needed")
     if isinstance(region, tirx.Buffer):
         start = tirx.BufferLoad(region, [0] * len(region.shape))
     elif isinstance(region, tirx.BufferRegion):
@@ -137,15 +141,15 @@ def unordered(region: Any, *, reason: str) -> Any:
     if start.buffer.scope().startswith(("shared", "local")):
         name, scope = start.buffer.name, start.buffer.scope()
         raise reject("unordered", f"{name} is in {scope} memory", "a tensor in global memory")
-    _put(tirx.call_intrin("handle", tvm.ir.Op.get(UNORDERED), start, tirx.StringImm(reason)))
+    _emit(tirx.call_intrin("handle", tvm.ir.Op.get(UNORDERED), start, tirx.StringImm(reason)))
     return region
 
 
-def _put(call: tirx.PrimExpr) -> None:
-    """``call`` as a statement before the one that is being traced."""
+def _emit(call: tirx.PrimExpr) -> None:
+    """Add ``call`` as a statement before the traced one."""
     from tilelang.language.eager.builder import Builder
 
     builder = Builder.current()
     if builder is None:
-        raise reject("unordered", "stands outside a program", "a T.prim_func")
+        raise reject("unordered", "called outside a program", "a call in a T.prim_func")
     builder.eval(call)

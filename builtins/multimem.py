@@ -1,7 +1,7 @@
-"""Multicast memory: one address that stands for the same element of every GPU of a group.
+"""Multicast memory: one address refers to the same element on every GPU of a group.
 
 The tensor must be mapped to a multicast object. A launch on a machine without multicast is refused.
-float16 and bfloat16 come as vectors of 2, 4 or 8, float32 also as vectors of 2 or 4.
+float16 and bfloat16 are accessed as vectors of 2, 4 or 8; float32 also as vectors of 2 or 4.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .symmetric import is_scratch
 
 __all__ = ["multimem_ld_reduce", "multimem_red", "multimem_st"]
 
-_FAMILY = dict(types=ADD_TYPES, vectors="f32 f16x2 bf16x2", multicast=True, sm=90)
+_FAMILY = dict(types=ADD_TYPES, vectors=("f32", "f16x2", "bf16x2"), multicast=True, sm=90)
 _BITWISE = {"and": INTEGER_TYPES, "or": INTEGER_TYPES, "xor": INTEGER_TYPES}
-_LOAD_EXTREMA = {"min": f"{INTEGER_TYPES} f16x2 bf16x2", "max": f"{INTEGER_TYPES} f16x2 bf16x2"}
+_LOAD_EXTREMA = dict.fromkeys(("min", "max"), (*INTEGER_TYPES, "f16x2", "bf16x2"))
 _RED_EXTREMA = {"min": INTEGER_TYPES, "max": INTEGER_TYPES}
 
 
@@ -28,8 +28,8 @@ def _require_parameter(op: str, ref: Any) -> None:
     """Refuse ``W.alloc_symmetric`` memory, which has no multicast address."""
     buffer = buffer_of(ref)
     if is_scratch(buffer):
-        what = f"ref={buffer.name} is made by W.alloc_symmetric"
-        raise reject(op, what, "a parameter mapped to a multicast object")
+        problem = f"ref={buffer.name} is allocated by W.alloc_symmetric"
+        raise reject(op, problem, "a parameter mapped to a multicast object")
 
 
 @builtin(**_FAMILY, op_types=_BITWISE | _LOAD_EXTREMA)
@@ -41,16 +41,16 @@ def multimem_ld_reduce(
     scope: Scope = "sys",
     sem: WaitSem = "relaxed",
 ) -> Element:
-    """Load an element, or ``lanes`` consecutive ones, from every GPU, reduced on the way.
+    """Load an element, or ``lanes`` consecutive ones, from every GPU, and return their reduction.
 
     Sums of float16 and bfloat16 are accumulated in float32 and rounded once.
 
     Args:
-        ref: the first element of a multicast tensor, aligned to the whole size.
-        lanes: 1, or as the type allows.
-        op: how the GPUs' values are combined.
-        scope: who may have released them.
-        sem: ``acquire`` makes visible what was released with the values seen.
+        ref: the first element in a multicast tensor, aligned to the size of the access.
+        lanes: 1, or a number of lanes that the type supports.
+        op: operation that combines the values of the GPUs.
+        scope: threads that may release the values.
+        sem: ``acquire`` makes data visible that was released with the loaded values.
 
     Needs: sm_90, NVLink switches with multicast.
 
@@ -66,9 +66,9 @@ def multimem_st(
     """Store an element, or a vector of consecutive ones, on every GPU.
 
     Args:
-        ref: the first element of a multicast tensor, aligned to the whole size.
-        value: of the element's type, or a vector of it as the type allows.
-        scope: who may acquire it.
+        ref: the first element in a multicast tensor, aligned to the size of the access.
+        value: value of the element's type, or a vector that the type supports.
+        scope: threads that may acquire the value.
         sem: ``release`` publishes what the block wrote before, as for ``st``.
 
     Needs: sm_90, NVLink switches with multicast.
@@ -90,10 +90,10 @@ def multimem_red(
     """Combine ``value`` into an element, or a vector into consecutive ones, on every GPU.
 
     Args:
-        ref: the first element of a multicast tensor, aligned to the whole size.
-        value: of the element's type, or a vector of it as the type allows.
-        op: how; floating-point types are only added.
-        scope: who takes part.
+        ref: the first element in a multicast tensor, aligned to the size of the access.
+        value: value of the element's type, or a vector that the type supports.
+        op: operation; floating-point types support only ``add``.
+        scope: threads among which the operation is atomic.
         sem: ``release`` publishes what the block wrote before, as for ``red_add``.
 
     Needs: sm_90, NVLink switches with multicast.

@@ -23,6 +23,7 @@ from .symmetric import is_scratch
 def trace_operand(
     spec: Builtin, parameter: str, kind: Any, arguments: dict[str, Any]
 ) -> tirx.PrimExpr:
+    """Return the operand of the TIR call for the argument ``parameter``; refuse an illegal one."""
     value = arguments[parameter]
     if isinstance(kind, Pointer):
         if kind.optional and value is None:
@@ -47,7 +48,7 @@ def trace_operand(
 
 
 def element(op: str, parameter: str, ref: Any, space: str) -> tirx.BufferLoad:
-    """Normalise a tensor or ``tensor[i, j]`` to one element, checking the memory it lives in."""
+    """Return the first element of a tensor or region; check its memory and its indices."""
     if isinstance(ref, tirx.Buffer):
         ref = tirx.BufferLoad(ref, [0] * len(ref.shape))
     if isinstance(ref, tirx.BufferRegion):
@@ -57,8 +58,8 @@ def element(op: str, parameter: str, ref: Any, space: str) -> tirx.BufferLoad:
             op, f"{parameter}={ref!r}", f"an element of a {space}-memory tensor, such as S[i]"
         )
     scope = "global" if is_scratch(ref.buffer) else ref.buffer.scope()
-    found = "barrier" if "barrier" in scope else "shared" if scope.startswith("shared") else scope
-    if found != space:
+    memory = "barrier" if "barrier" in scope else "shared" if scope.startswith("shared") else scope
+    if memory != space:
         raise reject(
             op, f"{parameter}={ref.buffer.name} is in {scope} memory", f"a {space}-memory tensor"
         )
@@ -73,7 +74,7 @@ def element(op: str, parameter: str, ref: Any, space: str) -> tirx.BufferLoad:
 
 
 def require_same_type(op: str, src: Any, dst: Any) -> int:
-    """Bytes of one element of ``src`` and ``dst``: one type, of 1, 2, 4, 8 or 16 bytes."""
+    """Require one type of 1, 2, 4, 8 or 16 bytes for ``src`` and ``dst``; return its bytes."""
     source, target = buffer_of(src), buffer_of(dst)
     if source.dtype != target.dtype:
         raise reject(
@@ -81,10 +82,11 @@ def require_same_type(op: str, src: Any, dst: Any) -> int:
             f"src={source.name} has type {source.dtype}",
             f"type {target.dtype}, as dst={target.name}",
         )
-    kind = tvm.DataType(str(source.dtype))
-    if kind.bits * kind.lanes not in (8, 16, 32, 64, 128):
-        raise reject(op, f"src={source.name} has type {kind}", "elements of 1, 2, 4, 8 or 16 bytes")
-    return kind.bits * kind.lanes // 8
+    dtype = tvm.DataType(str(source.dtype))
+    if dtype.bits * dtype.lanes not in (8, 16, 32, 64, 128):
+        problem = f"src={source.name} has type {dtype}"
+        raise reject(op, problem, "elements of 1, 2, 4, 8 or 16 bytes")
+    return dtype.bits * dtype.lanes // 8
 
 
 def buffer_of(ref: Any) -> tirx.Buffer:
@@ -92,14 +94,17 @@ def buffer_of(ref: Any) -> tirx.Buffer:
 
 
 def ref_dtype(ref: Any, value: Any = None) -> str:
-    """Element type of ``ref``, widened to the lanes of a vector ``value`` of the same element."""
+    """Return the element type of ``ref``, with the lanes of ``value`` if that is a vector."""
     dtype = tvm.DataType(str(buffer_of(ref).dtype))
     lanes = tvm.DataType(str(value.dtype)).lanes if isinstance(value, tirx.PrimExpr) else 1
     return str(dtype.with_lanes(lanes)) if dtype.lanes == 1 and lanes > 1 else str(dtype)
 
 
 def as_vector(value: Any) -> Any:
-    """A slice of constant length along the last axis, ``x[i, 0:8]``, as a vector."""
+    """Return a slice of constant length along the last axis, such as ``x[i, 0:8]``, as a vector.
+
+    Other values are returned unchanged.
+    """
     if not isinstance(value, tirx.BufferRegion):
         return value
     *outer, last = value.region
@@ -138,7 +143,7 @@ def _is_integer(dtype: str) -> bool:
 
 
 def _literal(spec: Builtin, parameter: str, value: Any, dtype: str) -> Any:
-    """A Python number as one of ``dtype``; negative ones become unsigned by their bits."""
+    """Return a Python number as a value of ``dtype``; a negative one wraps to an unsigned type."""
     if not _is_integer(dtype):
         return float(value)
     bits = tvm.DataType(dtype).bits
@@ -151,19 +156,20 @@ def _literal(spec: Builtin, parameter: str, value: Any, dtype: str) -> Any:
 
 
 def ptx_type_of(spec: Builtin, arguments: dict[str, Any]) -> str:
+    """Return the PTX type of a call's element; refuse a type that the instruction lacks."""
     ref = arguments[spec.operands[0][0]]
-    found = tvm.DataType(ref_dtype(ref, arguments.get("value")))
-    lanes = found.lanes * arguments.get("lanes", 1)
+    dtype = tvm.DataType(ref_dtype(ref, arguments.get("value")))
+    lanes = dtype.lanes * arguments.get("lanes", 1)
     legal = spec.types_of(arguments.get("op"))
     for ptx in legal:
-        if PTX_TYPES[ptx][0] == str(found.with_lanes(1)) and lanes in spec.lanes_of(ptx):
+        if PTX_TYPES[ptx][0] == str(dtype.with_lanes(1)) and lanes in spec.lanes_of(ptx):
             return ptx
-    what = f"{buffer_of(ref).name} has type {found}"
+    problem = f"{buffer_of(ref).name} has type {dtype}"
     if "lanes" in arguments:
-        what += f", lanes={arguments['lanes']}"
+        problem += f", lanes={arguments['lanes']}"
     if spec.op_types:
-        what = f"op={arguments['op']!r}: {what}"
-    raise reject(spec.name, what, ", ".join(t for p in legal for t in _tilelang_types(spec, p)))
+        problem = f"op={arguments['op']!r}: {problem}"
+    raise reject(spec.name, problem, ", ".join(t for p in legal for t in _tilelang_types(spec, p)))
 
 
 def _tilelang_types(spec: Builtin, ptx: str) -> list[str]:
@@ -172,6 +178,7 @@ def _tilelang_types(spec: Builtin, ptx: str) -> list[str]:
 
 
 def result_dtype(spec: Builtin, arguments: dict[str, Any]) -> str:
+    """Return the type of a call's result; ``handle`` if it has none."""
     if spec.result is None:
         return "handle"
     if isinstance(spec.result, Scalar):

@@ -1,8 +1,8 @@
 """Qualifiers of builtins, named as in PTX.
 
-Each alias is a ``Literal``: a builtin accepts what its signature lists. The IR carries a
-qualifier as a string; the lowering emits the enumerator of the same name in
-``codegen/include/tileweave/words.cuh``.
+Each alias is a ``Literal``: a builtin accepts the values that its signature lists. In the IR a
+qualifier is a string. The lowering emits the enumerator of the same name in
+``codegen/include/tileweave/qualifiers.cuh``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Literal
 
 Scope = Literal["cta", "gpu", "sys"]
-"""Who must observe the order: the block, the GPU, or every GPU and the host."""
+"""Threads that observe the order: those of the block, of the GPU, or of all GPUs and the host."""
 
 AtomSem = Literal["relaxed", "acquire", "release", "acq_rel"]
 """Memory semantics of ``atom`` (PTX ISA, atom)."""
 
 RedSem = Literal["relaxed", "release"]
-"""Memory semantics of ``red``, which returns nothing and so cannot acquire (PTX ISA, red)."""
+"""Memory semantics of ``red``, which cannot acquire because it returns nothing (PTX ISA, red)."""
 
 LoadSem = Literal["relaxed", "acquire", "volatile"]
 """Memory semantics of ``ld`` (PTX ISA, ld)."""

@@ -1,4 +1,4 @@
-"""Rank of this process and number of ranks."""
+"""Rank of this process, and the number of ranks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ __all__ = ["rank", "world_size"]
 
 @builtin()
 def rank() -> Int32:
-    """Rank of this process in the group, 0 to ``world_size() - 1``.
+    """Return the rank of this process in the group, 0 to ``world_size() - 1``.
 
-    A run-time value: one compiled kernel serves every rank. Bound by the host at each launch.
+    It is a run-time value that the host binds at each launch, so all ranks use the same compiled
+    kernel.
     """
 
 
 @builtin()
 def world_size() -> Int32:
-    """Number of ranks in the group.
+    """Return the number of ranks in the group.
 
-    A constant in programs compiled by ``tw.jit`` or ``tw.compile``; elsewhere a run-time value.
+    It is a constant in programs that ``tw.jit`` or ``tw.compile`` compiles, and a run-time value
+    elsewhere.
     """
 
 
@@ -29,4 +31,4 @@ RANK = declaration_of(rank).op_name
 WORLD_SIZE = declaration_of(world_size).op_name
 
 HOST_VALUES = frozenset({RANK, WORLD_SIZE, CONTEXT})
-"""Operators whose value the host binds at each launch: the same for all threads."""
+"""Operators whose value the host binds at each launch. The value is the same for all threads."""

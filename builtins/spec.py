@@ -1,10 +1,10 @@
-"""Declaration of a builtin as data: operands, qualifiers, level, and what it orders."""
+"""Declaration of a builtin as data: its operands, qualifiers and roles."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from tilelang import tvm
@@ -15,13 +15,13 @@ from .qualifiers import PTX_TYPES
 
 @dataclass(frozen=True)
 class Pointer:
-    """An element of a tensor, taken by address."""
+    """An operand that is the address of an element of a tensor."""
 
     access: Literal["r", "w", "rw"]
     space: Literal["global", "shared", "barrier"] = "global"
     optional: bool = False
     extent: str = ""
-    """Operand that says how many elements are accessed; TileLang must know in shared memory."""
+    """Operand that holds the number of accessed elements. TileLang needs it for shared memory."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ConstantBool:
 
 @dataclass(frozen=True)
 class TraceOnly:
-    """Used by the stub's body when the program is traced; no operand of the intrinsic."""
+    """An argument that only the stub's body uses; the intrinsic has no such operand."""
 
 
 Read = Annotated[Any, Pointer("r")]
@@ -93,48 +93,108 @@ Peer = Annotated[Any, TraceOnly()]
 
 
 Level = Literal["thread", "warp", "block", "leader"]
-"""Who runs it: each thread that reaches it, a whole warp, the block, or one elected thread."""
+"""Threads that execute a builtin: each thread that reaches it, a whole warp, the whole block, or
+one elected thread of the block (``leader``)."""
 
 
 Participants = Literal["", "grid", "ranks", "blocks"]
-"""Who meets at a barrier: all blocks of this launch on this GPU, one block of each rank, or all
+"""Participants of a barrier: all blocks of this launch on this GPU, one block of each rank, or all
 blocks of all ranks."""
 
 
 BulkGroup = Literal["", "commit", "wait"]
-"""Role for the groups of asynchronous stores of a thread: it closes a group, or waits for some."""
+"""Effect on the groups of asynchronous stores of a thread: close a group, or wait for groups."""
 
 
 Relation = Literal["", "eq", "ne", "ge", "gt", "le", "lt", "reached"]
-"""Relation between a flag and the value for which a wait waits."""
+"""Relation between a flag and the awaited value that ends a wait."""
 
 
-@dataclass(frozen=True)
-class Builtin:
-    """One intrinsic, as declared."""
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """Roles of a builtin, as its declaration gives them.
+
+    Passes, runtime and simulator read the roles; they identify no builtin by its name. Its operands
+    say what it reads and writes; its qualifier ``sem`` says whether it releases or acquires.
+    """
+
+    types: tuple[str, ...] = ()
+    """PTX types that the instruction supports, if it does not support all."""
+
+    op_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """PTX types for one value of the qualifier ``op``, if they are fewer."""
+
+    vectors: tuple[str, ...] = ()
+    """PTX types that the instruction also supports as vectors of 2 and 4 (``.v2``, ``.v4``)."""
+
+    implicit: tuple[str, ...] = ()
+    """Operands that the compiler supplies after the declared ones; see ``implicit.py``."""
+
+    level: Level = "thread"
+    """Threads that execute it."""
+
+    barrier_before: bool = False
+    """Whether all threads of the block synchronize before it."""
+
+    barrier_after: bool = False
+    """Whether all threads of the block synchronize after it."""
+
+    moves: str = ""
+    """Operand that holds the number of elements that it copies from the operand it reads to the
+    operand it writes. A builtin without this role only orders memory, or accesses one element."""
+
+    combines: str = ""
+    """Operation of an atomic change, such as ``add``, if no qualifier ``op`` names it and the
+    builtin does not replace the element."""
+
+    async_proxy: bool = False
+    """Whether it accesses shared memory by the async proxy and returns before the access ends.
+    Before the block synchronizes, every thread makes its own accesses visible to that proxy."""
+
+    proxy_fence: bool = False
+    """Whether it is a fence between ordinary accesses and those of the async proxy."""
+
+    bulk_group: BulkGroup = ""
+    """Whether it closes a group of asynchronous stores, or waits for groups. A wait has the
+    operands ``n`` and ``read``."""
+
+    participants: Participants = ""
+    """Participants of a barrier. A barrier releases and acquires for the whole block."""
+
+    waits: Relation = ""
+    """Relation between a flag and the second operand that ends the wait. The wait guards the loads
+    after it."""
+
+    observes: bool = False
+    """Whether it reads memory that other threads may change at the same time. Every builtin that
+    waits, and every one with operands and a result, does."""
+
+    multicast: bool = False
+    """Whether its first operand is an address of multicast memory."""
+
+    sm: int = 80
+    """First compute capability (80, 90, 100) that has the instruction."""
+
+    type_sm: Mapping[str, int] = field(default_factory=dict)
+    """First compute capability for single PTX types, if it is a later one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Builtin(Roles):
+    """One intrinsic, as declared.
+
+    Attributes:
+        operands: name and kind of each operand.
+        qualifiers: name and legal values of each qualifier.
+        result: kind of the result, or None.
+        signature: signature of the function of the language.
+        doc: the docstring, which is the manual.
+    """
 
     name: str
     operands: tuple[tuple[str, Any], ...]
     qualifiers: tuple[tuple[str, tuple[str, ...]], ...]
     result: Any
-    types: tuple[str, ...]
-    op_types: Mapping[str, tuple[str, ...]]
-    vectors: tuple[str, ...]
-    implicit: tuple[str, ...]
-    level: Level
-    barrier_before: bool
-    barrier_after: bool
-    moves: str
-    combines: str
-    async_proxy: bool
-    proxy_fence: bool
-    bulk_group: BulkGroup
-    participants: Participants
-    waits: Relation
-    observes: bool
-    multicast: bool
-    sm: int
-    type_sm: Mapping[str, int]
     signature: inspect.Signature
     doc: str
 
@@ -148,7 +208,7 @@ class Builtin:
 
     @property
     def arity(self) -> int:
-        """Arguments of a call: operands, then the PTX type if it has one, then qualifiers."""
+        """Number of arguments of a call: operands, the PTX type if it has one, and qualifiers."""
         return len(self.operands) + len(self.implicit) + bool(self.types) + len(self.qualifiers)
 
     @property
@@ -158,12 +218,12 @@ class Builtin:
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
-        """The operands that are accessed in memory."""
+        """The operands that are addresses."""
         return tuple(kind for _, kind in self.operands if isinstance(kind, Pointer))
 
     @property
     def writes(self) -> bool:
-        """True if it changes memory: run once more it does so once more."""
+        """True if it changes memory, so that repeating it changes memory again."""
         return any("w" in pointer.access for pointer in self.pointers)
 
     @property
@@ -173,7 +233,7 @@ class Builtin:
 
     @property
     def fetches(self) -> bool:
-        """True if it changes an element and returns the value before."""
+        """True if it changes an element and returns the old value."""
         return self.result is not None and self.writes
 
     @property
@@ -208,8 +268,11 @@ class Builtin:
         return call.args[self.arity - len(self.qualifiers) + index].value
 
     def combination(self, call: tirx.Call) -> str:
-        """The operation by which ``call`` changes memory: ``set`` for a plain store, such as
-        ``add`` for a reduction, or an empty string if it changes nothing."""
+        """Return the operation by which ``call`` changes memory.
+
+        It is ``set`` for a plain store, the reduction's operation, such as ``add``, or "" if the
+        call changes nothing.
+        """
         if not self.writes:
             return ""
         return self.qualifier(call, "op") if self.has_qualifier("op") else self.combines or "set"
@@ -223,16 +286,16 @@ class Builtin:
         return self.op_types.get(op, self.types)
 
     def lanes_of(self, ptx: str) -> tuple[int, ...]:
-        """Elements that one access of this PTX type may cover."""
+        """Return the numbers of elements that one access of this PTX type may cover."""
         lanes = PTX_TYPES[ptx][1]
         return (lanes, 2 * lanes, 4 * lanes) if ptx in self.vectors else (lanes,)
 
     def ptx_type(self, call: tirx.Call) -> str:
-        """The PTX type that ``call`` was traced with, or an empty string."""
+        """Return the PTX type that ``call`` was traced with, or ""."""
         return call.args[self.arity - len(self.qualifiers) - 1].value if self.types else ""
 
     def least_sm(self, call: tirx.Call) -> int:
-        """The first compute capability that has the instruction ``call`` asks for."""
+        """Return the first compute capability that has the instruction of ``call``."""
         return self.type_sm.get(self.ptx_type(call), self.sm)
 
 
@@ -248,11 +311,11 @@ def builtin_of(node: Any) -> Builtin | None:
 
 
 def declaration_of(function: Callable[..., tirx.PrimExpr]) -> Builtin:
-    """The declaration of a function of the language, such as ``W.signal``."""
+    """Return the declaration of a function of the language, such as ``W.signal``."""
     return BUILTINS[f"tileweave.{function.__name__}"]
 
 
-# Listed, not looked up: the first failing Op.get of a process costs 400 ms of C++ backtrace.
+# A list, because the first failing Op.get of a process takes 400 ms for its C++ backtrace.
 _OPS = set(tvm.ir.Op.list_op_names())
 
 

@@ -1,4 +1,4 @@
-"""Symmetric tensors in signatures: all ranks' heaps as one tensor whose first axis is the rank."""
+"""Symmetric tensors: the copies on all ranks form one tensor whose first axis is the rank."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from .errors import reject
 __all__ = ["Symmetric", "alloc_symmetric"]
 
 WORLD_SIZE = tirx.Var("world_size", "int32")
-"""Extent of the rank axis, until the program is compiled for a group."""
+"""Extent of the rank axis before the program is compiled for a group."""
 
 _HEAP_STRIDES = {size: tirx.Var(f"heap_stride_{size}", "int64") for size in (1, 2, 4, 8, 16)}
 
 
 def heap_stride(itemsize: int) -> tirx.Var:
-    """Elements of ``itemsize`` bytes between two ranks' copies, until compiled for a group."""
+    """Return the distance between two ranks' copies, in elements of ``itemsize`` bytes.
+
+    It is a variable until the program is compiled for a group.
+    """
     return _HEAP_STRIDES[itemsize]
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element, or 0 where elements are smaller than a byte."""
-    kind = tvm.DataType(str(dtype))
-    return kind.bits * kind.lanes // 8
+    """Return the bytes of one element, or 0 if it is smaller than a byte."""
+    data_type = tvm.DataType(str(dtype))
+    return data_type.bits * data_type.lanes // 8
 
 
 def packed_strides(shape: Sequence[Any]) -> list[Any]:
-    """Strides of a tensor without gaps, in elements; of numbers or expressions."""
+    """Return the strides of a tensor without gaps, in elements, as numbers or expressions."""
     strides: list[Any] = [1] * len(shape)
     for axis in reversed(range(len(shape) - 1)):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
@@ -41,26 +44,25 @@ def packed_strides(shape: Sequence[Any]) -> list[Any]:
 
 
 class SymmetricProxy(StridedTensorProxy):
-    """``W.Symmetric(shape, dtype)``: a tensor that every rank allocates, seen by all of them.
+    """``W.Symmetric(shape, dtype)``: a tensor with a copy on every rank, visible to all ranks.
 
-    In the kernel it has shape ``(world_size, *shape)``: ``S[r, ...]`` is rank ``r``'s copy,
-    whatever rank runs the code, and any TileLang operation reads or writes it there. Pass
+    In the kernel it has the shape ``(world_size, *shape)``. ``S[r, ...]`` is the copy of rank
+    ``r`` on every rank, and all TileLang operations can read and write it. Pass
     ``tw.symmetric(shape, dtype)`` (or its ``.all``) as the argument.
 
     Args:
-        shape: of one rank's copy, in elements.
-        dtype: element type, of 1, 2, 4, 8 or 16 bytes.
+        shape: shape of one rank's copy, in elements.
+        dtype: element type of 1, 2, 4, 8 or 16 bytes.
 
     Raises:
-        LanguageError: the element type has no whole power-of-two number of bytes, or an extent is
-            no positive integer.
+        LanguageError: the element type has another size, or an extent is not a positive integer.
     """
 
     def __call__(self, shape: Any, dtype: str = "float32") -> tirx.Buffer:  # type: ignore[override]
         shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
         size = _checked_itemsize("Symmetric", dtype)
         _require_extents("Symmetric", shape, "positive integers, or dynamic extents")
-        # TileLang widens offsets of 32 bits only where strides are alike; the heap's has 64.
+        # TileLang widens 32-bit offsets only if all strides have one type; the heap's has 64 bits.
         packed = (tirx.Cast("int64", s) if isinstance(s, tirx.PrimExpr) else s
                   for s in packed_strides(shape))  # fmt: skip
         strides = (heap_stride(size), *packed)
@@ -77,22 +79,22 @@ _SCRATCH = "tileweave.symmetric"
 
 
 def alloc_symmetric(shape: Any, dtype: str = "float32") -> tirx.Buffer:
-    """Symmetric memory of the program's own, made when it is compiled and kept between launches.
+    """Allocate symmetric memory for the program. It exists from compilation on, across launches.
 
-    In the kernel it is what a ``W.Symmetric`` parameter is, ``S[r, ...]`` being rank ``r``'s copy;
-    outside it is not seen. It is zeroed once, when it is made: a program that signals explicitly
-    may keep its flags there. Where the synchronization is inferred, a read of what no launch has
-    written is refused. How many buffers there are is the compiler's choice: it may let launches
-    take two of them in turn instead of waiting.
+    In the kernel it behaves like a ``W.Symmetric`` parameter: ``S[r, ...]`` is the copy of rank
+    ``r``. The caller cannot access it. It is zeroed once, so a program with explicit signals may
+    keep its flags there. In a program with inferred synchronization, a read of an element that no
+    launch has written is refused, and the compiler may allocate two buffers that launches use in
+    turn instead of waiting.
 
     Args:
-        shape: of one rank's copy, in elements; constants, or made of dynamic extents of the
-            program's parameters where its synchronisation is inferred.
-        dtype: element type, of 1, 2, 4, 8 or 16 bytes.
+        shape: shape of one rank's copy, in elements: constants. In a program with inferred
+            synchronization, it may contain dynamic extents of the parameters.
+        dtype: element type of 1, 2, 4, 8 or 16 bytes.
 
     Raises:
-        LanguageError: the element type has no whole power-of-two number of bytes, or an extent is
-            not positive or not known when the program is compiled.
+        LanguageError: the element type has another size, or an extent is not positive, or not
+            known when the program is compiled.
     """
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     _checked_itemsize("alloc_symmetric", dtype)
@@ -117,14 +119,14 @@ def _require_extents(op: str, shape: tuple, legal: str) -> None:
 
 
 def _is_extent(value: Any) -> bool:
-    """Return true for a positive integer, and for an expression of integers."""
+    """Return whether ``value`` is a positive integer or an integer expression."""
     if isinstance(value, (numbers.Integral, tirx.IntImm)):
         return not isinstance(value, bool) and int(value) > 0
     return isinstance(value, tirx.PrimExpr) and str(value.dtype).startswith(("int", "uint"))
 
 
 def is_scratch(buffer: tirx.Buffer) -> bool:
-    """Return whether ``alloc_symmetric`` made ``buffer``."""
+    """Return whether ``alloc_symmetric`` allocated ``buffer``."""
     return buffer.scope() == _SCRATCH
 
 
@@ -139,7 +141,8 @@ def is_symmetric(buffer: tirx.Buffer) -> bool:
 def at_rank(op: str, parameter: str, ref: tirx.BufferLoad, peer: Any) -> tirx.BufferLoad:
     """Return the element of a symmetric tensor with these indices in ``peer``'s copy."""
     if not is_symmetric(ref.buffer):
-        raise reject(op, f"{parameter}={ref.buffer.name} with peer={peer}", "a W.Symmetric tensor")
+        problem = f"peer={peer}, and {parameter}={ref.buffer.name} is not symmetric"
+        raise reject(op, problem, "a W.Symmetric tensor")
     return tirx.BufferLoad(ref.buffer, [tirx.convert(peer), *ref.indices[1:]])
 
 

@@ -21,24 +21,23 @@ def swizzle_2d(index: Any, rows: Any, columns: Any, group: int = 8) -> tuple[Any
     outside of the grid.
 
     Args:
-        index: from 0 on; an integer, an expression or a NumPy array.
-        rows, columns: tiles in each direction.
-        group: rows of tiles in a group.
+        index: 0 or more; an integer, an expression or a NumPy array.
+        rows, columns: number of tiles in each direction.
+        group: number of rows of tiles in a group.
 
     Returns:
         (row, column), in tiles.
 
     Raises:
-        LanguageError: a height below 1.
+        LanguageError: ``group`` is less than 1.
     """
     _require_positive("W.swizzle_2d", "group", group)
-    band = index // (group * columns)
-    first = band * group
-    left = rows - first
-    least, most = _least_most(left)
-    height = most(least(left, group), 1)
-    within = index % (group * columns)
-    return first + within % height, within // height
+    first_row = index // (group * columns) * group
+    rows_left = rows - first_row
+    minimum, maximum = _min_max(rows_left)
+    height = maximum(minimum(rows_left, group), 1)
+    offset = index % (group * columns)
+    return first_row + offset % height, offset // height
 
 
 def swizzle_ranks(
@@ -56,36 +55,40 @@ def swizzle_ranks(
 
     Args:
         index: 0 to world_size * tiles - 1; an integer, an expression or a NumPy array.
-        tiles: tiles of one owner.
-        chunk: tiles of an owner that are taken together, the last time maybe fewer; None for all.
+        tiles: number of tiles of one owner.
+        rank: the rank that runs the code.
+        world_size: number of ranks.
+        chunk: number of tiles in a chunk of one owner; the last chunk may be smaller. None puts
+            all tiles of an owner into one chunk.
 
     Returns:
         (owner rank, tile 0 to tiles - 1 of that owner).
 
     Raises:
-        LanguageError: a chunk of less than one tile.
+        LanguageError: ``chunk`` is less than 1.
     """
     if chunk is not None:
         _require_positive("W.swizzle_ranks", "chunk", chunk)
     if chunk is None or (isinstance(tiles, int) and chunk >= tiles) or world_size == 1:
         return (rank + 1 + index // tiles) % world_size, index % tiles
-    least, most = _least_most(index)
-    others, last = world_size - 1, (tiles - 1) // chunk
-    # The others' first chunk is turn -1; a turn has their next one and then the own one.
-    turn = least((index - others * chunk) // (world_size * chunk), last - 1)
-    within = index - most((turn * world_size + others) * chunk, 0)
-    height = least(tiles - (turn + 1) * chunk, chunk)
-    place = least(within // height, others)
-    tile = (turn + 1 - place // others) * chunk + within - place * height
-    return (rank + 1 + place) % world_size, tile
+    minimum, maximum = _min_max(index)
+    others, last_chunk = world_size - 1, (tiles - 1) // chunk
+    # Round -1 is the others' first chunk; each later round has their next chunk, then an own chunk.
+    round_ = minimum((index - others * chunk) // (world_size * chunk), last_chunk - 1)
+    offset = index - maximum((round_ * world_size + others) * chunk, 0)
+    size = minimum(tiles - (round_ + 1) * chunk, chunk)
+    distance = minimum(offset // size, others)
+    tile = (round_ + 1 - distance // others) * chunk + offset - distance * size
+    return (rank + 1 + distance) % world_size, tile
 
 
 def _require_positive(op: str, name: str, value: Any) -> None:
     if isinstance(value, int) and value < 1:
-        raise reject(op, f"{name}={value}", "at least 1 tile")
+        raise reject(op, f"{name}={value}", "1 or more")
 
 
-def _least_most(value: Any) -> tuple[Any, Any]:
+def _min_max(value: Any) -> tuple[Any, Any]:
+    """Return the functions for the minimum and maximum of values such as ``value``."""
     if isinstance(value, np.ndarray):
         return np.minimum, np.maximum
     return (min, max) if isinstance(value, int) else (T.min, T.max)

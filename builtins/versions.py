@@ -8,22 +8,22 @@ from importlib.metadata import PackageNotFoundError, version
 __version__ = "0.1.0"
 SUPPORTED_TILELANG = ("0.1.15",)
 SUPPORTED_TORCH = ((2, 11), (2, 13))
-"""The oldest and the newest minor release."""
+"""The oldest and the newest supported minor release."""
 
 
 def require_supported_tilelang() -> None:
-    """Raise ImportError, naming the supported releases, unless one of them is installed."""
+    """Raise ImportError, which names the supported releases, if none of them is installed."""
     supported = " or ".join(f"tilelang=={v}" for v in SUPPORTED_TILELANG)
     try:
-        found = version("tilelang")
+        installed = version("tilelang")
     except PackageNotFoundError:
         raise ImportError(f"tileweave: tilelang is not installed; expected {supported}") from None
-    if found.split("+")[0] not in SUPPORTED_TILELANG:
-        raise ImportError(f"tileweave: tilelang {found} is not supported; expected {supported}")
+    if installed.split("+")[0] not in SUPPORTED_TILELANG:
+        raise ImportError(f"tileweave: tilelang {installed} is not supported; expected {supported}")
 
 
 def unsupported_torch(release: str) -> str:
-    """Return what is wrong with a release of torch; an empty string if it is supported."""
+    """Return the reason why a release of torch is not supported; "" if it is supported."""
     low, high = SUPPORTED_TORCH
     if low <= numbers_of(release)[:2] <= high:
         return ""

@@ -1,1 +1,1 @@
-"""Lowering of builtins to CUDA: the hook into TileLang, the device headers, and their stamp."""
+"""Lowering of builtins to CUDA: the hook into TileLang, and the device headers."""

@@ -1,4 +1,4 @@
-"""The device headers: which a kernel includes, and the stamp that makes an edit recompile it."""
+"""Device headers: the include line of a kernel, and the stamp that recompiles it after an edit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..passes.ir.walk import uses_tileweave
 
 _ROOT = Path(__file__).resolve().parent
 INCLUDE_DIR = _ROOT / "include"
-"""For nvcc's include path, to use the headers by hand: ``#include <tileweave/tileweave.cuh>``."""
+"""Include path for nvcc, for direct use: ``#include <tileweave/tileweave.cuh>``."""
 
 
 def include_headers(mod: IRModule) -> IRModule:
-    """Put the include line of our headers into every device function that calls a builtin.
+    """Add the include line of the headers to every device function that calls a builtin.
 
     Before: the function's body
-    After:  the same under ``pragma_import_c``, which TileLang prints above the kernel
+    After:  the same body in a ``pragma_import_c``, which TileLang prints above the kernel
     """
     functions = {}
     for name, func in mod.functions.items():
@@ -34,7 +34,7 @@ def include_headers(mod: IRModule) -> IRModule:
 
 
 def stamp() -> str:
-    """Hash of all that decides what a kernel compiles to: headers, builtins, passes, codegen."""
+    """Return a hash of all files that affect a kernel: headers, builtins, passes and codegen."""
     files = [*INCLUDE_DIR.rglob("*.cuh")]
     for package in ("builtins", "passes", "codegen"):
         files += (_ROOT.parent / package).rglob("*.py")

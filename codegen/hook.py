@@ -1,4 +1,4 @@
-"""The one place where TileWeave touches TileLang: around its CUDA pipeline, and its cache key."""
+"""Hook into TileLang: TileWeave wraps its CUDA pipeline and its cache key, and nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 
 def activate() -> None:
-    """Teach the TileLang in this process our builtins. Again, or reloaded, it does nothing."""
+    """Register the builtins and the pipeline with TileLang. Further calls have no effect."""
     with _lock:
         for name in BUILTINS:
             _register_lowering(name, lowered_call)
@@ -60,14 +60,14 @@ def _wrap_pipeline() -> None:
         return
 
     def lower(mod: IRModule, target: Target) -> IRModule:
-        if not any(_ours(f) for f in mod.functions.values()):
+        if not any(_uses_extension(f) for f in mod.functions.values()):
             return stock_pipeline._lower(mod, target)
-        symmetric = _symmetric(mod)
+        symmetric = _symmetric_names(mod)
         mod = passes.run(passes.TARGET_PASSES, mod, target)
         mod = passes.run(passes.TILE_PASSES, mod)
         mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, every=True)
         tile, calls = passes.number_builtins(mod)
-        with _keeping_tiles_apart(tile):
+        with _without_shared_reuse(tile):
             mod = stock_pipeline._lower(tile, target)
         mod = passes.run(passes.BARRIER_PASSES, mod, every=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, every=True)
@@ -79,10 +79,11 @@ def _wrap_pipeline() -> None:
     tilelang_backends._BACKENDS["cuda"] = dataclasses.replace(stock, pipelines=pipelines)
 
 
-def _keeping_tiles_apart(mod: IRModule) -> contextlib.AbstractContextManager:
-    """No two tiles in the same place where a bulk store may still read one that is no longer named.
+def _without_shared_reuse(mod: IRModule) -> contextlib.AbstractContextManager:
+    """Return a context in which no two tiles share memory, if ``mod`` has asynchronous stores.
 
-    TileLang takes a tile to be free after the call that starts the store.
+    TileLang considers a tile free after the call that starts a store, although the store may still
+    read it.
     """
     calls = [call for f in mod.functions.values() for call in builtins_in(f.body)]
     if not any(builtin_of(call).is_async_store for call in calls):
@@ -98,31 +99,33 @@ def _keeping_tiles_apart(mod: IRModule) -> contextlib.AbstractContextManager:
 
 
 def _wrap_cache_key() -> None:
-    """TileLang's kernel cache sees the program and its options: add our headers and passes."""
+    """Add the headers and passes to TileLang's cache key, which covers the program and options."""
     stock = KernelCache._generate_key
     if _is_wrapper(stock):
         return
 
-    def key(self, func, *args, **kwargs) -> str:
-        found = stock(self, func, *args, **kwargs)
-        return hashlib.sha256(f"{found}{stamp()}".encode()).hexdigest() if _ours(func) else found
+    def generate_key(self, func, *args, **kwargs) -> str:
+        key = stock(self, func, *args, **kwargs)
+        if not _uses_extension(func):
+            return key
+        return hashlib.sha256(f"{key}{stamp()}".encode()).hexdigest()
 
-    KernelCache._generate_key = key
+    KernelCache._generate_key = generate_key
 
 
 def _is_wrapper(function: Callable[..., Any]) -> bool:
-    """Return whether this module made ``function``, now or before a reload."""
+    """Return whether this module defines ``function``, also if it was reloaded since."""
     return function.__module__ == __name__
 
 
-def _ours(func) -> bool:
+def _uses_extension(func) -> bool:
     """Return whether ``func`` uses a builtin or a symmetric tensor."""
     return isinstance(func, tirx.PrimFunc) and bool(
         uses_tileweave(func) or passes.heap_tensors(func)
     )
 
 
-def _symmetric(mod: IRModule) -> set[str]:
-    """Names of the parameters that are symmetric tensors."""
+def _symmetric_names(mod: IRModule) -> set[str]:
+    """Return the names of the parameters that are symmetric tensors."""
     functions = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
     return {tensor.data.name for f in functions for tensor in passes.heap_tensors(f)}

@@ -1,4 +1,4 @@
-"""Lowering of a builtin's call to a call of its device template."""
+"""Lowering of builtin calls to calls of device templates."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from ..builtins.spec import (
 def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
     """Return ``tileweave.x(operands, qualifiers)`` as ``tw::x<qualifiers>(operands)``."""
     spec = BUILTINS[call.op.name]
-    count = len(spec.qualifiers) + bool(spec.types)
-    cut = len(call.args) - count
-    operands, qualifiers = list(call.args[:cut]), [q.value for q in call.args[cut:]]
+    count = len(call.args) - len(spec.qualifiers) - bool(spec.types)
+    operands, qualifiers = list(call.args[:count]), [q.value for q in call.args[count:]]
     names = (["type"] if spec.types else []) + [n for n, _ in spec.qualifiers]
     template = [_enumerator(n, q) for n, q in zip(names, qualifiers, strict=True)]
     kinds = [kind for _, kind in spec.operands] + [None] * len(spec.implicit)
@@ -42,16 +41,16 @@ def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
 def _vector_call(dtype: str, name: str, arguments: list[tirx.PrimExpr]) -> tirx.PrimExpr:
     """Return a call whose result is a vector.
 
-    TileLang makes an extern call of vector type one call a lane. It prints its own ``tl.ldg`` as it
-    is, so the call goes inside one, and ``bits.cuh`` overloads what that prints to hand its
-    argument through. The variable keeps two equal calls from being merged into one.
+    TileLang splits an extern call of vector type into one call for each lane, but it does not split
+    ``tl.ldg``. So the call becomes the argument of a ``tl.ldg``, and ``bits.cuh`` overloads its
+    printed form to return the argument. The variable prevents that two equal calls are merged.
     """
-    kind = tvm.DataType(str(dtype))
+    vector = tvm.DataType(str(dtype))
     call = tirx.call_extern("handle", name, *arguments)
     bits = tirx.call_extern("handle", "tw::bits", call)
-    handed = tirx.Call(dtype, tvm.ir.Op.get(f"tl.ldg{kind.bits * kind.lanes}"), [bits])
+    load = tirx.Call(dtype, tvm.ir.Op.get(f"tl.ldg{vector.bits * vector.lanes}"), [bits])
     value = tirx.Var("value", dtype)
-    return tirx.Let(value, handed, value)
+    return tirx.Let(value, load, value)
 
 
 def _enumerator(parameter: str, qualifier: str) -> str:

@@ -1,4 +1,4 @@
-"""Keep the names of a program's variables, because TileLang renames some while it compiles."""
+"""Restore the names of a program's variables, because TileLang's compilation renames some."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from tvm.tirx.stmt_functor import post_order_visit
 
 @contextmanager
 def names_kept(func: tirx.PrimFunc) -> Iterator[None]:
-    """On leaving, give the variables and buffers of ``func`` the names back that they had.
+    """Restore the names of the variables and buffers of ``func`` at the end of the context.
 
-    To lower a ``T.gemm`` by mma, TileLang binds the thread index by another name, in place. The
-    program would then read otherwise where it was compiled than where it was loaded from the
-    cache, and so would its digest, which the ranks compare, and its key in that cache.
+    When TileLang lowers a ``T.gemm`` to mma, it renames the thread index of the program in place.
+    The text of a compiled program would then differ from that of a program loaded from the cache.
+    Its cache key, and its digest, which the ranks compare, would differ as well.
     """
     names = names_in(func)
     try:
         yield
     finally:
-        for named, name in names.items():
-            if named.name != name:
-                IRBuilder.name(name, named)
+        for variable, name in names.items():
+            if variable.name != name:
+                IRBuilder.name(name, variable)
 
 
 def names_in(func: tirx.PrimFunc) -> dict[tirx.Var | tirx.Buffer, str]:
     """Return the names of the variables and buffers that ``func`` binds or uses."""
-    found: dict[tirx.Var | tirx.Buffer, str] = {}
+    names: dict[tirx.Var | tirx.Buffer, str] = {}
 
     def visit(node) -> None:
-        for named in (node, *(getattr(node, part, None) for part in ("var", "loop_var", "buffer"))):
-            if isinstance(named, (tirx.Var, tirx.Buffer)):
-                found[named] = named.name
+        parts = (getattr(node, part, None) for part in ("var", "loop_var", "buffer"))
+        for variable in (node, *parts):
+            if isinstance(variable, (tirx.Var, tirx.Buffer)):
+                names[variable] = variable.name
 
     post_order_visit(func.body, visit)
-    return found
+    return names

@@ -1,4 +1,4 @@
-"""Rename variables of device code that clash with names of CUDA C++ or of the headers."""
+"""Rename variables of device code whose names CUDA C++ or the headers reserve."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ uchar2 uchar4 uint1 uint2 uint3 uint4 int1 int2 int3 int4 float1 float2 float3 f
 Barrier AtomicAdd AtomicAddRet AtomicAddx2 AtomicAddx4 AtomicLoad AtomicMax AtomicMin AtomicStore
 """
 RESERVED = frozenset(f"{_KEYWORDS} {_CUDA} {_NAMESPACES} {_FUNCTIONS}".split())
-"""Keywords of C++20, and names of CUDA's, TileLang's and our headers that generated code uses."""
+"""Keywords of C++20, and names in the headers of CUDA, TileLang and TileWeave that generated code
+uses."""
 
 
 def rename_reserved(mod: IRModule) -> IRModule:
@@ -47,13 +48,13 @@ def rename_reserved(mod: IRModule) -> IRModule:
     functions = {}
     for name, func in mod.functions.items():
         if isinstance(func, tirx.PrimFunc) and is_device(func) and _reserved_in(func):
-            func = tvm.ir.load_json(tvm.ir.save_json(func))  # with variables of its own
-            for named, name in _reserved_in(func).items():
-                IRBuilder.name(f"{name}_", named)
+            func = tvm.ir.load_json(tvm.ir.save_json(func))  # a copy with its own variables
+            for variable, reserved in _reserved_in(func).items():
+                IRBuilder.name(f"{reserved}_", variable)
         functions[name] = func
     return IRModule(functions, attrs=mod.attrs)
 
 
 def _reserved_in(func: tirx.PrimFunc) -> dict[tirx.Var | tirx.Buffer, str]:
     names = names_in(func) | {p: p.name for p in func.params}
-    return {named: name for named, name in names.items() if name in RESERVED}
+    return {variable: name for variable, name in names.items() if name in RESERVED}

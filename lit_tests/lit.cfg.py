@@ -1,4 +1,4 @@
-"""lit: what the compiler must emit. No GPU is needed."""
+"""Configuration of lit, which tests the code that the compiler emits. No GPU is needed."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ config.substitutions += [
     ("%python", sys.executable),
     ("%filecheck", str(scripts / "filecheck")),
 ]
-# A test must not see its own folder: a file named like a standard module would shadow it.
+# A test must not import from its own folder: a file could shadow a standard module.
 config.environment["PYTHONSAFEPATH"] = "1"
 config.environment["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(checkout), os.environ.get("PYTHONPATH")])

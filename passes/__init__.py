@@ -1,4 +1,4 @@
-"""IR-to-IR passes that make the order of memory between ranks right. One pass a file."""
+"""IR-to-IR passes that order memory accesses between ranks. Each file contains one pass."""
 
 from .device.verify_builtins import verify_builtins
 from .group.specialize_group import heap_tensors

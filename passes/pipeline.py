@@ -1,4 +1,4 @@
-"""The passes, in the order in which they run, each with the reason for its place."""
+"""The passes in their order. Each has the reason for its position."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from .tile import (
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over a function and why it stands where it does."""
+    """One pass over a function, and the reason for its position."""
 
     run: Callable[..., tirx.PrimFunc]
     reason: str
@@ -67,126 +67,127 @@ class Pass:
 PREPARE_PASSES = (
     Pass(
         lift_symmetric.lift_symmetric,
-        "first: its tensors are specialised like those of the program",
+        "first: its tensors are specialized like those of the program",
     ),
     Pass(
         specialize_group.specialize_group,
-        "shapes and strides must be constants before anything reads them",
+        "before all passes that read shapes and strides, which must be constants",
     ),
 )
-"""Make a program that of one group."""
+"""Specialize a program for one group."""
 
 VERIFY_PASSES = (
-    Pass(verify_sync.verify_sync, "judges what the program itself orders, before delays are added"),
+    Pass(verify_sync.verify_sync, "before delays: it verifies the program's own synchronization"),
 )
-"""Change nothing; what is left out of the inference they judge."""
+"""Verify programs that the inference skips. They change nothing."""
 
 FINISH_PASSES = (
-    Pass(drop_unordered.drop_unordered, "behind those that heed its marks"),
-    Pass(insert_delays.insert_delays, "sees the signals and waits that were inferred"),
+    Pass(drop_unordered.drop_unordered, "after the passes that read its marks"),
+    Pass(insert_delays.insert_delays, "after the inference, whose signals and waits it delays"),
 )
-"""Follow the inference."""
+"""Run after inference and verification."""
 
 GROUP_PASSES = (
     *PREPARE_PASSES,
-    Pass(infer_sync.infer_sync, "needs the number of ranks; adds builtins for all later passes"),
+    Pass(
+        infer_sync.infer_sync, "after the number of ranks is known; later passes see its builtins"
+    ),
     *VERIFY_PASSES,
     *FINISH_PASSES,
 )
-"""Run by ``tw.compile`` and ``tw.emit``, with the group, before TileLang sees the program."""
+"""Passes that ``tw.compile`` and ``tw.emit`` run for a group, before TileLang's pipeline."""
 
 SIMULATED_PASSES = tuple(p for p in GROUP_PASSES if p not in VERIFY_PASSES)
-"""The same for the simulator, which itself reports what a program does not order, unless
-``tileweave.verify`` is given."""
+"""Group passes of the simulator, which itself reports races. With ``tileweave.verify`` it runs
+``VERIFY_PASSES``, too."""
 
 TARGET_PASSES = (
-    Pass(require_arch.require_arch, "first: names the program's own lines, before passes add any"),
-    Pass(fold_axes.fold_axes, "before predicate_loads, whose indices it could not fold"),
+    Pass(require_arch.require_arch, "first: its errors name lines of the unchanged program"),
+    Pass(fold_axes.fold_axes, "before predicate_loads, whose indices it cannot fold"),
     Pass(
         predicate_loads.predicate_loads,
-        "needs the target; before those that look for loads of pipelined loops",
+        "before the passes that look for loads of pipelined loops",
     ),
 )
-"""Run with the target before the tile passes, for every kernel that uses a builtin."""
+"""Passes that need the target. They run before the tile passes, for kernels with builtins."""
 
 SYNC_PASSES = (
     Pass(
         drop_unordered.drop_unordered,
-        "first: a program that was not compiled for a group has its marks still",
+        "first: a program that is not compiled for a group still has its marks",
     ),
-    Pass(verify_indices.verify_indices, "early: judges the program as it was written"),
+    Pass(verify_indices.verify_indices, "early: it verifies the program as written"),
     Pass(
         verify_barriers.verify_barriers,
-        "early, too: names the program's own lines; needs the number of ranks",
+        "early: its errors name lines of the program; after the number of ranks is known",
     ),
     Pass(
         elect_leader.elect_leader,
-        "decides who runs a builtin while the program still has its own shape",
+        "before passes that move builtins: it chooses threads by the conditions of the program",
     ),
-    Pass(order_releases.order_releases, "needs the barriers that electing a leader placed"),
-    Pass(pin_pipelined.pin_pipelined, "needs the placeholders that order_releases placed"),
-    Pass(hoist_waits.hoist_waits, "needs the marks of pin_pipelined, and the statements it added"),
-    Pass(stage_waits.stage_waits, "counts the statements of a loop, so all of them are in place"),
-    Pass(linear_bulk_tiles.linear_bulk_tiles, "names tiles, which free_async_tiles then hides"),
-    Pass(free_async_tiles.free_async_tiles, "sees each bulk copy in its final place"),
+    Pass(order_releases.order_releases, "after elect_leader, whose barriers it uses"),
+    Pass(pin_pipelined.pin_pipelined, "after order_releases, whose placeholders it uses"),
+    Pass(hoist_waits.hoist_waits, "after pin_pipelined, whose marks and statements it uses"),
+    Pass(stage_waits.stage_waits, "after all passes that add statements to loops: it counts them"),
+    Pass(linear_bulk_tiles.linear_bulk_tiles, "before free_async_tiles, which hides its tiles"),
+    Pass(free_async_tiles.free_async_tiles, "last: every bulk copy is in its final position"),
 )
-"""What a program means: run on tile-level IR, also for the simulator."""
+"""Passes that complete the synchronization on tile-level IR, also for the simulator."""
 
 HOST_PASSES = (
     Pass(
         bind_runtime.bind_runtime,
-        "behind the passes that add operands, which the host must bind",
+        "after the passes that add operands, which the host must bind",
     ),
-    Pass(compare_unsigned.compare_unsigned, "last: sees the conditions that passes added, too"),
+    Pass(compare_unsigned.compare_unsigned, "last: it also changes conditions that passes added"),
 )
-"""Tie a program to the runtime that launches it on a GPU."""
+"""Passes that connect a program to the runtime that launches it on a GPU."""
 
 TILE_PASSES = SYNC_PASSES + HOST_PASSES
-"""Run on tile-level IR before TileLang's pipeline, for every kernel that uses a builtin."""
+"""Passes on tile-level IR before TileLang's pipeline, for kernels with builtins."""
 
 SPECIALIZED_PASSES = (
     Pass(
         defer_initializations.defer_initializations,
-        "last before TileLang: sees all statements before a pipelined loop in their final order",
+        "last before TileLang: all statements before a pipelined loop have their final order",
     ),
 )
-"""Run with the target on tile-level IR just before TileLang's pipeline, for every kernel of a
-program that uses a builtin or a symmetric tensor: prevent what warp specialization would change."""
+"""Passes that protect a program from warp specialization. They need the target, and run on
+tile-level IR for every kernel of a program with a builtin or a symmetric tensor."""
 
 BARRIER_PASSES = (
-    Pass(sync_branches.sync_branches, "before those below, which then see every barrier"),
+    Pass(sync_branches.sync_branches, "before the device passes, which then see every barrier"),
 )
-"""Run on lowered device functions after TileLang's pipeline, for every kernel of a program that
-uses a builtin, whether one is left in it or not."""
+"""Passes on lowered device functions, for every kernel of a program with builtins, even for a
+kernel without one."""
 
 ATOMIC_PASSES = (
     Pass(
         widen_atomics.widen_atomics,
-        "after TileLang's pipeline, which makes elements and vectors of tiles",
+        "after TileLang's pipeline, which divides tiles into elements and vectors",
     ),
 )
-"""Run with the names of the symmetric tensors on lowered device functions after TileLang's
-pipeline, for every kernel of a program that uses a builtin or a symmetric tensor."""
+"""Passes on lowered device functions that need the names of the symmetric tensors. They run for
+every kernel of a program with a builtin or a symmetric tensor."""
 
 DEVICE_PASSES = (
-    Pass(guard_loads.guard_loads, "first: what follows sees where loads happen"),
-    Pass(verify_pipelined.verify_pipelined, "reads what TileLang made of the loops"),
-    Pass(keep_to_block.keep_to_block, "before those that follow conditions on the thread index"),
-    Pass(end_by_producer.end_by_producer, "before idle warps of the producer leave"),
-    Pass(dismiss_idle_warps.dismiss_idle_warps, "sees what TileLang lets a producer do"),
-    Pass(complete_bulk_stores.complete_bulk_stores, "sees which copies became bulk stores"),
-    Pass(wait_once.wait_once, "sees the final loops; fences follow the waits that stay"),
-    Pass(fence_after_wait.fence_after_wait, "sees which copies became bulk loads"),
-    Pass(drop_readonly.drop_readonly, "last: only attributes, no code"),
+    Pass(guard_loads.guard_loads, "first: later passes see the conditions of loads"),
+    Pass(verify_pipelined.verify_pipelined, "early: it verifies the loops as TileLang lowers them"),
+    Pass(keep_to_block.keep_to_block, "before passes that follow conditions on the thread index"),
+    Pass(end_by_producer.end_by_producer, "before idle producer warps leave"),
+    Pass(dismiss_idle_warps.dismiss_idle_warps, "after end_by_producer, which adds to producers"),
+    Pass(complete_bulk_stores.complete_bulk_stores, "after lowering, which chooses bulk stores"),
+    Pass(wait_once.wait_once, "before fence_after_wait, which adds a fence to each remaining wait"),
+    Pass(fence_after_wait.fence_after_wait, "after lowering, which chooses bulk loads"),
+    Pass(drop_readonly.drop_readonly, "last: it changes only attributes"),
 )
-"""Run on lowered device functions after TileLang's pipeline, for every kernel that uses a
-builtin."""
+"""Passes on lowered device functions after TileLang's pipeline, for kernels with builtins."""
 
 
 def run_group(
     mod: IRModule, world_size: int, heap_stride: int, passes: Iterable[Pass] = GROUP_PASSES
 ) -> IRModule:
-    """``mod`` compiled for a group: every function, since a symmetric tensor needs no builtin."""
+    """Run ``passes`` for a group on all functions of ``mod``, also those without builtins."""
     functions = {}
     for name, func in mod.functions.items():
         for p in passes if isinstance(func, tirx.PrimFunc) else ():
@@ -196,8 +197,7 @@ def run_group(
 
 
 def run(passes: Iterable[Pass], mod: IRModule, *arguments: Any, every: bool = False) -> IRModule:
-    """``mod`` with the functions that use a builtin, or ``every`` one, put through ``passes``; the
-    others untouched."""
+    """Run ``passes`` on the functions of ``mod`` that use a builtin, or on ``every`` function."""
     functions = {}
     for name, func in mod.functions.items():
         if isinstance(func, tirx.PrimFunc) and (every or uses_tileweave(func)):

@@ -53,18 +53,16 @@ def simulate(
         program: a ``@T.prim_func``, or a ``@tw.plan``.
         inputs: one dict per rank, parameter name -> NumPy array (ml_dtypes for bfloat16 and fp8).
             For a symmetric tensor the array is the rank's own part. A scalar is a number or a
-            callable epoch -> number. Tensors that are not given are poison until written. A tensor
-            that multimem operations access is a multicast address: give the copy of each rank as an
-            array, or the name of the symmetric tensor at that address.
+            callable epoch -> number. Tensors that are not given are poison until written. A
+            multicast address is the copy of each rank, or the name of a symmetric tensor.
         schedules: number of interleavings to run.
         seed: seed of the first schedule; the next ones use the following numbers.
         epochs: number of calls of the program on each rank, back to back.
         resident_blocks: number of blocks of all streams of a rank that fit on its GPU at a time.
             None: the smallest ``tileweave.resident_blocks`` of its kernels.
-        progress: print an estimate to stderr if the simulation takes more than a few seconds, and
-            show a progress bar if that is a terminal.
-        timeline: file for a drawing of the schedule that fails, else of the last one: ``.html``,
-            ``.svg`` or, with matplotlib, ``.png``.
+        progress: print an estimate to stderr if it takes long, and show a bar if it is a terminal.
+        timeline: drawing of the schedule that fails, else of the last one: an ``.html``, ``.svg``
+            or, with matplotlib, ``.png`` file.
         pass_configs: as for ``tw.compile``; for a plan, they apply to each of its kernels.
         most_seconds: refuse a simulation that is estimated to take longer.
 
@@ -77,30 +75,15 @@ def simulate(
         TileWeaveError: inputs do not match the program, or the timeline cannot be drawn.
     """
     check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
-    if timeline is not None:
-        check_file(timeline)
-    write = None if timeline is None else writer(timeline)
-    executable = program
+    write = _checked_writer(timeline)
     if not isinstance(program, Executable):
-        program = configured("simulate", program, pass_configs)
-        executable = Executable(program, world_size)
-    case = Case(executable, checked_inputs(executable, inputs), epochs)
-    if resident_blocks is None:
-        resident_blocks = executable.resident_blocks
-    name, unread = executable.plan.name, {}
+        program = Executable(configured("simulate", program, pass_configs), world_size)
+    case = Case(program, checked_inputs(program, inputs), epochs)
+    blocks = program.resident_blocks if resident_blocks is None else resident_blocks
+    name, unread = program.plan.name, {}
     bar = Progress(name, schedules, progress, most_seconds)
     for number in range(seed, seed + schedules):
-        kind = Machine if write is None else Recorder
-        machine = case.machine(number, resident_blocks, kind)
-        try:
-            while not _ends(machine, case, bar):
-                machine = case.machine(number, resident_blocks, kind)
-            refuse_surplus(machine.every_tensor())
-        except SimulationError as error:
-            fault = error.in_schedule(number)
-            if write is not None:
-                _draw_fault(write, machine, name, fault)
-            raise fault from None
+        machine = _run_schedule(case, number, blocks, bar, write)
         signals = unconsumed(machine.every_tensor())
         unread = signals if number == seed else {k: v for k, v in unread.items() if k in signals}
     for text in unread.values():
@@ -110,6 +93,36 @@ def simulate(
     return _outputs(machine)
 
 
+def _checked_writer(timeline: str | Path | None) -> Callable[[Drawing], None] | None:
+    """Return the function that writes drawings to ``timeline``, which must be writable."""
+    if timeline is None:
+        return None
+    check_file(timeline)
+    return writer(timeline)
+
+
+def _run_schedule(
+    case: Case,
+    seed: int,
+    resident_blocks: int,
+    bar: Progress,
+    write: Callable[[Drawing], None] | None,
+) -> Machine:
+    """Run one schedule and return its machine. ``write`` draws the schedule if it has a fault."""
+    kind = Machine if write is None else Recorder
+    machine = case.machine(seed, resident_blocks, kind)
+    try:
+        while not _ends(machine, case, bar):
+            machine = case.machine(seed, resident_blocks, kind)
+        refuse_surplus(machine.every_tensor())
+    except SimulationError as error:
+        fault = error.in_schedule(seed)
+        if write is not None:
+            _draw_fault(write, machine, case.executable.plan.name, fault)
+        raise fault from None
+    return machine
+
+
 def _draw_fault(
     write: Callable[[Drawing], None], machine: Recorder, name: str, fault: SimulationError
 ) -> None:
@@ -117,7 +130,7 @@ def _draw_fault(
     try:
         write(draw(machine.timeline(name, fault.seed, fault)))
     except TileWeaveError as error:
-        warnings.warn(str(error), SimulationWarning, stacklevel=3)
+        warnings.warn(str(error), SimulationWarning, stacklevel=4)
 
 
 def _ends(machine: Machine, case: Case, bar: Progress) -> bool:

@@ -1,4 +1,4 @@
-"""Ranks without GPUs, and the compiler."""
+"""Fixtures: ranks without GPUs, nvcc and ptxas."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import torch.distributed as dist
 
 from tileweave.runtime.host.group import Group
 
-# A deadline says how busy the machine is, not what is wrong with a program.
+# A deadline would fail on a busy machine, not on a wrong program.
 hypothesis.settings.register_profile("tileweave", deadline=None)
 hypothesis.settings.load_profile("tileweave")
 
 
 @pytest.fixture
 def every_rank(monkeypatch) -> Callable[..., list[Any]]:
-    """Runs ``function(group)`` once a rank, each in a thread of its own, on one store.
+    """Return a runner that calls ``function(group)`` on each rank, in threads that share a store.
 
-    Returns what each rank returned, or the exception it raised.
+    The runner returns what each rank returned, or the exception that it raised.
     """
     # CPython 3.11 counts the depth of all threads' trees in one place: parsing tile programs in
     # several threads at a time raises SystemError now and then. Ranks are processes otherwise.
@@ -62,7 +62,7 @@ def every_rank(monkeypatch) -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def nvcc() -> str:
-    """Where it is."""
+    """Return the path of nvcc."""
     if os.environ.get("TILEWEAVE_NO_NVCC") == "1":
         pytest.skip("TILEWEAVE_NO_NVCC=1: nothing was assembled")
     toolkit = Path(os.environ.get("CUDA_HOME", ""), "bin")
@@ -70,14 +70,14 @@ def nvcc() -> str:
     if found is None:
         pytest.fail(
             "nvcc is neither on PATH nor in CUDA_HOME; install CUDA, or set TILEWEAVE_NO_NVCC=1 to "
-            "go without"
+            "skip these tests"
         )
     return found
 
 
 @pytest.fixture
 def ptxas(nvcc: str, tmp_path: Path) -> Callable[[str], str]:
-    """Takes PTX for sm_90a, which it must be able to assemble; what it says of the kernels."""
+    """Return a function that assembles PTX for sm_90a and returns the messages of ptxas."""
 
     def run(ptx: str) -> str:
         file = tmp_path / "kernel.ptx"

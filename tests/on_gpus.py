@@ -1,4 +1,4 @@
-"""What programs of tests/gpu share. Without a GPU the ranks meet by gloo."""
+"""Common parts of the programs in tests/gpu. Without a GPU the ranks use gloo."""
 
 import argparse
 import os
@@ -13,11 +13,11 @@ from tileweave.runtime.host import session
 
 GPU = torch.cuda.is_available()
 Verdicts = Iterator[tuple[str, ...]]
-"""Of each check when it has run: what it is, "" or what is wrong, and remarks."""
+"""Result of each check: its description, the fault or "", and remarks."""
 
 
 def parser_of(doc: str, checks: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """What a program takes: the names of checks to run, if it has such; more can be added."""
+    """Return a parser whose arguments are the names of the checks to run, if there are any."""
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
     if checks:
         parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(checks))
@@ -25,12 +25,12 @@ def parser_of(doc: str, checks: Iterable[str] = ()) -> argparse.ArgumentParser:
 
 
 def say(text: str) -> None:
-    # In one piece: ranks that have met write at the same time.
+    # One write per line: all ranks print at the same time.
     print(f"rank {group_of('').rank}: {text}\n", end="", flush=True)
 
 
 def runs_here(name: str, need_gpu: Collection[str]) -> bool:
-    """Whether there is a GPU or the check needs none; else that is said."""
+    """Return whether a check can run here; print a line if it needs a GPU that is missing."""
     if GPU or name not in need_gpu:
         return True
     say(f"{name}: not run: no GPU")
@@ -38,7 +38,7 @@ def runs_here(name: str, need_gpu: Collection[str]) -> bool:
 
 
 def transports_here(asked: list[str]) -> list[str]:
-    """Those that ranks can take which share a GPU, if they do; the others are said."""
+    """Return the transports that work if ranks share a GPU; print a line for the others."""
     joined = session.joined()
     if joined is None or not joined.group.shares_gpus or "copy_engine" not in asked:
         return asked
@@ -49,10 +49,10 @@ def transports_here(asked: list[str]) -> list[str]:
 def main(
     verdicts: Callable[[argparse.Namespace], Verdicts], parser: argparse.ArgumentParser, **init
 ) -> int:
-    """Join the ranks, say what the checks find, and leave; the exit status.
+    """Join the ranks, print the verdict of each check and finalize. Return the exit status.
 
     Args:
-        verdicts: given the parsed options, runs the checks.
+        verdicts: parsed options -> runs the checks.
         init: options of ``tw.init``.
     """
     options = parser.parse_args()

@@ -106,7 +106,7 @@ def test_options_that_are_refused(options, message, monkeypatch):
 
 
 def up(monkeypatch):
-    """A session that is up as far as calls of kernels ask."""
+    """A session with the attributes that calls of kernels use."""
     watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
     session = types.SimpleNamespace(watchdog=watchdog)
     monkeypatch.setattr(kernel, "current", lambda: session)
@@ -114,7 +114,7 @@ def up(monkeypatch):
 
 
 def made(result_idx=(), implicit=(), session=None):
-    """A kernel of ``taken`` that returns what TileLang's would be given."""
+    """Return a kernel of ``taken`` that returns the arguments for TileLang's kernel."""
     adapter = types.SimpleNamespace(result_idx=list(result_idx))
     found = kernel.Kernel(types.SimpleNamespace(adapter=adapter), taken, dict(implicit), session)
     found.__dict__["launch"] = lambda *args: args
@@ -122,7 +122,7 @@ def made(result_idx=(), implicit=(), session=None):
 
 
 def test_kernels_take_arguments_by_name(monkeypatch):
-    """TileLang's take them in their order only, and hidden memory stands behind all."""
+    """TileLang's kernel takes them in order only, and implicit memory comes last."""
     up(monkeypatch)
     X, Y, counter = (torch.zeros(n) for n in (8, 8, 1))
     both = (X, 3, Y)
@@ -143,7 +143,7 @@ def test_kernels_of_an_earlier_session_are_not_launched(monkeypatch):
         made(session=types.SimpleNamespace())(X, 3, X)
 
 
-def test_a_new_session_compiles_anew(monkeypatch):
+def test_a_new_session_compiles_again(monkeypatch):
     sessions, compiled = [None, object()], []
 
     @tw.jit
@@ -171,7 +171,7 @@ def test_a_folder_for_debugging_is_refused():
 
 
 def test_kernels_are_copied_and_looked_at_without_end():
-    """What a kernel has not is asked of TileLang's, which a copy has not at first."""
+    """Missing attributes are looked up in TileLang's kernel, which a copy has not at first."""
     found = made()
     assert copy.copy(found).kernel is found.kernel
     assert not hasattr(found, "nothing_of_the_kind")

@@ -22,10 +22,10 @@ What is changed, and what the verdicts mean: docs/guides/simulator.md, "Mutation
 INFERRED = """\
 # Mutants of inferred synchronization
 
-The programs of tests/sync/programs.py contain no explicit synchronization call. Only the mutants
+The programs of tests/corpus/programs contain no explicit synchronization call. Only the mutants
 that survive are listed; the others are killed. *Inferred* reasons hold for every program and are
 part of the tool, *proven* ones are the simulator's; the others are in
-tests/sync/programs.equivalent.json.
+tests/corpus/programs/*.equivalent.json.
 """
 
 
@@ -46,12 +46,12 @@ def example_section(number: int) -> str:
 
 
 def inferred_section(name: str) -> str:
-    from tests.sync.programs import CASES
+    from tests.corpus import PROGRAMS
     from tests.sync.test_mutants import mutants
 
     found = mutants(name)
     survivors = [m for m in found if m.verdict != "killed"]
-    head = f"## {name}\n\n{CASES[name].mutated} ranks: {_counts(found)}.\n"
+    head = f"## {name}\n\n{PROGRAMS[name].mutated} ranks: {_counts(found)}.\n"
     return head + _table(survivors, ("op", "flag", "change", "verdict", "why"))
 
 
@@ -69,12 +69,12 @@ def _table(found: list[Mutant], columns: tuple[str, ...]) -> str:
 
 
 def main(each: Callable[..., Iterable[str]]) -> None:
+    from tests.corpus import PROGRAMS
     from tests.simulator.mutation.example_programs import instances
-    from tests.sync.programs import CASES
 
     numbers = range(len(list(instances())))
     write_page("mutants.md", EXAMPLES, each(example_section, numbers))
-    write_page("mutants-inferred.md", INFERRED, each(inferred_section, CASES))
+    write_page("mutants-inferred.md", INFERRED, each(inferred_section, PROGRAMS))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Atomics, loads and stores stand in macros, branches and pipelined loops, specialised or not."""
+"""Atomics, loads and stores work in macros, branches and pipelined loops, specialized or not."""
 
 import tilelang
 import tilelang.language as T
@@ -42,8 +42,8 @@ def gemm(
             T.gemm(As, Bs, Cl)
 
 
-# The consumers run them: once a stage, by the first of them.
-# CHECK-LABEL: TEST: specialised
+# The first consumer thread executes them once in each stage.
+# CHECK-LABEL: TEST: specialized
 # CHECK: tl::tma_load(
 # CHECK-NOT: tw::
 # CHECK: } else {
@@ -54,10 +54,10 @@ def gemm(
 # CHECK-NEXT: old[0] = tw::atom_add<tw::Type::u32, tw::Scope::gpu, tw::Sem::relaxed>((&(F[[[K]]])), (uint)1);
 # CHECK-NEXT: tw::st<tw::Scope::gpu, tw::Sem::relaxed>((&(G[old[0]])), old[0]);
 # CHECK-NOT: tw::
-show("specialised", gemm)
+show("specialized", gemm)
 
-# Seven stages in the loop, the last after it.
-# CHECK-LABEL: TEST: unspecialised
+# Seven stages are in the loop; the last one is after it.
+# CHECK-LABEL: TEST: unspecialized
 # CHECK: for (int k = 0; k < 7; ++k) {
 # CHECK: if ((uint)3 < tw::ld<tw::Scope::sys, tw::Sem::relaxed, 1>((&(G[k])))) {
 # CHECK: if (((int)threadIdx.x) == 0) {
@@ -66,7 +66,7 @@ show("specialised", gemm)
 # CHECK: tw::atom_add<{{.*}}>((&(F[7])), (uint)1);
 # CHECK-NOT: tw::atom_add
 with tilelang.transform.PassContext(config={"tl.disable_warp_specialized": True}):
-    show("unspecialised", gemm)
+    show("unspecialized", gemm)
 
 # CHECK-LABEL: TEST: ampere
 # CHECK: for (int k = 0; k < 7; ++k) {

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Each atomic operation leaves as the template of its name, with its type, scope and semantics."""
+"""Each atomic operation calls the template of its name with its type, scope and semantics."""
 
 import tilelang.language as T
 

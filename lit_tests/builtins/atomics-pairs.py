@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Pairs of half precision: as elements of a tensor of pairs, or as slices of a tensor of halves."""
+"""Pairs of half-precision values are elements of a tensor of pairs, or slices of a tensor of halves."""
 
 import tilelang.language as T
 

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Atomics: type, scope and semantics reach the template; a release meets the block first."""
+"""Type, scope and semantics of atomics reach the template; the block synchronizes before a release."""
 
 import tilelang.language as T
 

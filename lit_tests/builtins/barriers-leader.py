@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Barriers: the block meets, one thread of it speaks, the block meets again."""
+"""A barrier is called by one thread, and the block synchronizes before and after it."""
 
 import tilelang.language as T
 
@@ -18,7 +18,7 @@ def grid():
         W.sync_grid()
 
 
-# Without words of its own it uses the process's: a null pointer.
+# Without own words it uses those of the process, which a null pointer selects.
 # CHECK-LABEL: TEST: grid
 # CHECK: __syncthreads();
 # CHECK-NEXT: if (((int)threadIdx.x) == 0) {
@@ -36,7 +36,7 @@ def ranks(B: W.Symmetric((6,), "uint32")):
             W.sync_ranks(B[W.rank(), 0])
 
 
-# A condition on the block is the same for all its threads.
+# A condition on the block index is uniform.
 # CHECK-LABEL: TEST: ranks
 # CHECK: if (((int)blockIdx.x) == 0) {
 # CHECK-NEXT: __syncthreads();
@@ -54,7 +54,7 @@ def blocks(S: W.Symmetric((512, 512), "bfloat16")):
         W.barrier_blocks()
 
 
-# TMA stores are complete before the barrier publishes them.
+# TMA stores complete before the barrier publishes them.
 # CHECK-LABEL: TEST: blocks
 # CHECK: tl::tma_store(
 # CHECK: tw::complete_bulk_stores();

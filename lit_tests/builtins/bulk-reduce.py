@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""bulk_reduce: each operation and type becomes the PTX instruction of that name."""
+"""bulk_reduce becomes the PTX instruction for its operation and type."""
 
 import tilelang.language as T
 

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Load, store, commit and wait, reached by the whole block: right with nothing added by hand."""
+"""Load, store, commit and wait that the whole block reaches need no explicit barriers or fences."""
 
 import tilelang.language as T
 
@@ -57,7 +57,7 @@ def after_stores(A: T.Tensor((4096,), "float32"), S: W.Symmetric((4096,), "float
         W.bulk_wait()
 
 
-# Ordinary stores to the tile: each thread fences, then the block meets, then one thread stores.
+# After ordinary stores to the tile, each thread fences, the block synchronizes, and one thread stores.
 # CHECK-LABEL: TEST: after_stores
 # CHECK: *(float4*)(tile +
 # CHECK: tl::fence_proxy_async();
@@ -85,7 +85,7 @@ def guarded(A: T.Tensor((64, 4096), "uint8"), B: T.Tensor((64, 4096), "uint8"), 
             W.bulk_wait(1)
 
 
-# Under a condition on the thread index the program has chosen: nothing is added of ours.
+# Under a condition on the thread index, the compiler adds nothing.
 # CHECK-LABEL: TEST: guarded
 # CHECK: guarded_kernel(
 # CHECK-NOT: fence_proxy_async

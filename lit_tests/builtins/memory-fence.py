@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Fences: scope and semantics by position or name, one instruction, no block barrier."""
+"""A fence is one instruction without a block barrier; its qualifiers are given by position or name."""
 
 import tilelang.language as T
 

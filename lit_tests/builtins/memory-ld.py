@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Loads: one element, or a vector in one instruction; two equal loads stay two."""
+"""A load reads an element or a vector in one instruction; equal loads are not merged."""
 
 import tilelang.language as T
 
@@ -63,7 +63,7 @@ def instructions(
         Q[8] = W.ld(Q[9], sem="volatile")
 
 
-# 128 bits in one piece, not as a vector that may be torn.
+# One access of 128 bits, not a vector, which may be torn.
 # CHECK-LABEL: TEST: instructions
 # CHECK: ld.acquire.sys.global.b128
 # CHECK: ld.relaxed.cta.global.b64

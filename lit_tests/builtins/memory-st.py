@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Stores: the value takes the element's type; a vector goes in one instruction."""
+"""A store converts the value to the element's type; a vector is stored by one instruction."""
 
 import tilelang.language as T
 
@@ -34,7 +34,7 @@ def release(S: W.Symmetric((64,), "float32"), x: T.float32):
             W.st(S[1, 40], x, scope="sys", sem="release")
 
 
-# The block meets before the condition, where all its threads pass.
+# The block synchronizes before the condition, where all its threads arrive.
 # CHECK-LABEL: TEST: release
 # CHECK: S[{{.*}}] = x;
 # CHECK-NEXT: __syncthreads();
@@ -57,7 +57,7 @@ def instructions(
         W.st(L[0], -1)
 
 
-# C++ widens the sum of bytes and the literal: they are stored as what the tensor holds.
+# C++ widens the sum of bytes and the literal; they are stored in the tensor's type.
 # CHECK-LABEL: TEST: instructions
 # CHECK: st.release.sys.global.b128
 # CHECK: st.relaxed.gpu.global.b32

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Multicast memory: scalars and vectors; the host asks for multicast before the launch."""
+"""Multicast operations accept scalars and vectors; the host checks for multicast before a launch."""
 
 import tilelang.language as T
 
@@ -41,7 +41,7 @@ show("host", reduce, stage="tile")
 # CHECK-NEXT: tw::multimem_red<tw::Type::u64, tw::Op::xor_, tw::Scope::sys, tw::Sem::release>((&(U[2])), (uint64_t)6);
 show("cuda", reduce)
 
-# Half precision is summed in single.
+# Sums of half precision accumulate in single precision.
 # CHECK-LABEL: TEST: instructions
 # CHECK: multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2
 # CHECK: multimem.st.relaxed.sys.global.v4.bf16x2

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Block copies: the peer replaces the rank index, all threads of the program take part."""
+"""Block copies use all threads of the program; the peer replaces the rank index."""
 
 import tilelang.language as T
 
@@ -34,7 +34,7 @@ def get(S: W.Symmetric((64, 4096), "uint8"), B: T.Tensor((64, 4096), "uint8"), n
         W.get_block(S[W.rank(), bx, 0], B[bx, 0], n, peer=3)
 
 
-# A uint8 heap of 1 GiB a rank: the third peer's copy is past 2^31 elements.
+# In a uint8 heap of 1 GiB for each rank, the third peer's copy is after 2^31 elements.
 # CHECK-LABEL: TEST: get
 # CHECK: tw::get_block((&(S[{{.*}}(int64_t)3221225472{{.*}}])), (&(B[{{.*}}])), n,
 # CHECK-SAME: ((((int)threadIdx.y) * 32) + ((int)threadIdx.x)), 128);
@@ -47,14 +47,14 @@ def as_it_stands(S: W.Symmetric((64,), "float32"), B: T.Tensor((64,), "float32")
         W.get_block(S[2, 5], B, 7)
 
 
-# Without a peer the references are used as they are; a whole tensor is its first element.
+# Without a peer the references do not change; a whole tensor means its first element.
 # CHECK-LABEL: TEST: as_it_stands
 # CHECK: tw::get_block((&(S[536870917])), (&(B[0])), 7, ((int)threadIdx.x), 32);
 show(as_it_stands)
 
 
 @T.prim_func
-def specialised(
+def specialized(
     A: T.Tensor((512, 512), "bfloat16"),
     S: W.Symmetric((512, 512), "bfloat16"),
     C: T.Tensor((512, 512), "bfloat16"),
@@ -72,11 +72,11 @@ def specialised(
         T.copy(Cl, C[by * 128, bx * 128])
 
 
-# The consumers, 256 threads from thread 128 on, copy; the producer does not.
-# CHECK-LABEL: TEST: specialised
+# The 256 consumers, from thread 128 on, copy; the producer does not.
+# CHECK-LABEL: TEST: specialized
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: if (((int)threadIdx.x) < 128) {
 # CHECK-NOT: put_block
 # CHECK: } else {
 # CHECK: tw::put_block({{.*}}, 64, (((int)threadIdx.x) - 128), 256);
-show(specialised)
+show(specialized)

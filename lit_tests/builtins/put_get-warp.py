@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Warp copies: the lanes of whichever warp reaches them."""
+"""The lanes of the warp that reaches a warp copy execute it."""
 
 import tilelang.language as T
 

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""rank is a run-time parameter of the kernel, world_size a constant of the group."""
+"""rank is a run-time parameter of the kernel; world_size is a constant of the group."""
 
 import tilelang.language as T
 

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""A signal: the block meets, then one thread changes the flag once."""
+"""The block synchronizes before a signal; then one thread changes the flag once."""
 
 import tilelang.language as T
 
@@ -46,18 +46,18 @@ def guarded(F: W.Symmetric((8,), "uint32")):
             W.signal(F[thread, 0])
 
 
-# Each thread that reaches it signals; the block meets before the condition.
+# Each thread that reaches it signals; the block synchronizes before the condition.
 # CHECK-LABEL: TEST: guarded
 # CHECK: __syncthreads();
 # CHECK-NEXT: if (((int)threadIdx.x) < 4) {
 # CHECK-NEXT: tw::signal<
 # CHECK-NOT: __syncthreads
-# CHECK-LABEL: TEST: specialised
+# CHECK-LABEL: TEST: specialized
 show(guarded)
 
 
 @T.prim_func
-def specialised(
+def specialized(
     A: T.Tensor((512, 512), "bfloat16"),
     S: W.Symmetric((512, 512), "bfloat16"),
     F: W.Symmetric((8,), "uint32"),
@@ -75,9 +75,9 @@ def specialised(
         W.signal(F[1, 0])
 
 
-# The block is then its 256 consumers, and the first of them, thread 128, speaks.
+# The 256 consumers synchronize, and the first of them, thread 128, signals.
 # CHECK: *(uint1*)(S +
 # CHECK: tl::__sync_thread_partial({{[0-9]+}}, 256);
 # CHECK-NEXT: if (((int)threadIdx.x) == 128) {
 # CHECK-NEXT: tw::signal<
-show(specialised)
+show(specialized)

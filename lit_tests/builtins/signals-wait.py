@@ -1,12 +1,12 @@
 # RUN: %python %s | %filecheck %s
-"""Waits: every thread that reaches one polls; it carries the peer, the context and its site."""
+"""Every thread that reaches a wait polls; the call has the peer, the context and the location."""
 
 import tilelang.language as T
 
 import tileweave as tw
 from tileweave import language as W
 
-UNORDERED = {"tileweave.verify": "off"}  # only what is emitted matters here, not who signals
+UNORDERED = {"tileweave.verify": "off"}  # this test checks emitted code only
 
 
 def show(program, **options):

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""A symmetric tensor: one TMA descriptor for all ranks, whose rank stride is the heap's."""
+"""A symmetric tensor has one TMA descriptor for all ranks; its rank stride is that of the heap."""
 
 import tilelang
 import tilelang.language as T
@@ -21,7 +21,7 @@ def store(A: T.Tensor((128, 64), "bfloat16"), S: W.Symmetric((128, 64), "bfloat1
 
 
 def host(name, program):
-    """What stock TileLang makes of ``program``: the host code, which encodes the descriptors, and the kernel."""
+    """Return the host code, which encodes the descriptors, and the kernel from stock TileLang."""
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
     with target:
         artifact = tilelang.lower(program, target=target)
@@ -31,14 +31,14 @@ def host(name, program):
 
 
 def in_group(world_size):
-    """``store`` compiled for a group whose heaps are 1 MiB apart."""
+    """Compile ``store`` for a group with heaps at a distance of 1 MiB."""
     unordered, _ = passes.split_options(store, UNORDERED)
     mod = tvm.IRModule({"store": unordered})
     (program,) = passes.run_group(mod, world_size, 1 << 20).functions.values()
     return program
 
 
-# One descriptor: extents, then byte strides; the last is the rank's, a constant of the group.
+# One descriptor with extents and byte strides; the last stride is the rank's, a constant of the group.
 # CHECK-LABEL: TEST: four
 # CHECK: T.call_packed("__tvm_tensormap_create_tiled", S_desc, 9, 3, S, 64, 128, 4, 2, 128, 1048576, 64, 128, 1,
 # CHECK-NEXT: T.call_packed("store_kernel", A, S_desc, peer,
@@ -54,7 +54,7 @@ host("two", in_group(2))
 # CHECK: T.call_packed("__tvm_tensormap_create_tiled", S_desc, 9, 3, S, 64, 128, 1, 2, 128, 1048576, 64, 128, 1,
 host("alone", in_group(1))
 
-# Stock tilelang.lower, which knows no group: size and stride come from the tensor at each launch.
+# Stock tilelang.lower has no group: size and stride come from the tensor at each launch.
 # CHECK-LABEL: TEST: no_group
 # CHECK: world_size = {{.*}}store_S_shape
 # CHECK: heap_stride_2 = {{.*}}store_S_strides
@@ -71,7 +71,7 @@ def elements(S: W.Symmetric((8, 16), "float32"), B: W.Symmetric((16,), "uint8"),
         S[W.rank(), 0, 0] = 2.0
 
 
-# The rank axis is arithmetic in 64 bits, in elements of each type. No look-up, no check of the own rank.
+# The rank axis uses 64-bit arithmetic in elements of each type, without a table or a bounds check.
 # CHECK-LABEL: TEST: elements
 # CHECK: S[((((int64_t)peer) * (int64_t)268435456) + (int64_t)53)] =
 # CHECK: B[((((int64_t)peer) * (int64_t)1073741824) + (int64_t)5)] =
@@ -91,7 +91,7 @@ def last_row(A: T.Tensor((128,), "int8"), S: W.Symmetric((ROWS, COLUMNS), "int8"
             A[i] = W.ld(S[W.rank(), ROWS - 1, i])
 
 
-# More than 2^31 elements are behind rows of dynamic extents, too.
+# Rows of dynamic extents can also be after more than 2^31 elements.
 # CHECK-LABEL: TEST: last_row
 # CHECK: (((int64_t)rows) - (int64_t)1) * ((int64_t)columns)
 print("TEST: last_row")

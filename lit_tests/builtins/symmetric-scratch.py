@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""W.alloc_symmetric memory is an operand of builtins, as a W.Symmetric parameter is."""
+"""Memory of W.alloc_symmetric can be an operand of builtins, like a W.Symmetric parameter."""
 
 import tilelang.language as T
 
@@ -63,8 +63,8 @@ def refused(name, use):
         print(f"{name}: {error}".splitlines()[0])
 
 
-# A multicast address is not the address of symmetric memory; shared memory is no global memory.
-# CHECK: multicast: multimem_st: ref=S is made by W.alloc_symmetric; expected a parameter mapped to a multicast object
+# Symmetric memory has no multicast address, and shared memory is not global memory.
+# CHECK: multicast: multimem_st: ref=S is allocated by W.alloc_symmetric; expected a parameter mapped to a multicast object
 refused("multicast", lambda S, tile: W.multimem_st(S[W.rank(), 0], 1.0))
 # CHECK: shared: put_block: src=tile is in shared{{.*}} memory; expected a global-memory tensor
 refused("shared", lambda S, tile: W.put_block(tile[0], S[W.rank(), 0], N, peer=0))

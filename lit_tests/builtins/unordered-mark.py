@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""``W.unordered`` leaves no trace, and nothing is inferred for what it marks."""
+"""``W.unordered`` emits no code, and nothing is inferred for the marked access."""
 
 import tilelang
 import tilelang.language as T

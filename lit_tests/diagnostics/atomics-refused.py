@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Atomics: each type, word and value that has no instruction is refused when traced."""
+"""Atomics refuse types, qualifiers and values without an instruction when they are traced."""
 
 import tilelang.language as T
 

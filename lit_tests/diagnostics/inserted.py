@@ -18,7 +18,7 @@ def refused(program, **configs):
 
 
 def pipelined(name, first, last):
-    """A loop that reads S after the loads of X, or before them."""
+    """Build a loop that reads S after the loads of X, or before them."""
 
     @T.prim_func
     def program(
@@ -46,7 +46,7 @@ def pipelined(name, first, last):
     return program.with_attr("global_symbol", name)
 
 
-# CHECK: after_loads: the wait that the compiler inserts for the read of S: stands after the loads of T.Pipelined, and those of the next round overtake it; expected it before the loads, or T.serial (the compiler keeps it beside the read of S, which you can move)
+# CHECK: after_loads: the wait that the compiler inserts for the read of S: called after the loads of T.Pipelined, so loads of the next iteration overtake it; expected a call before the loads, or T.serial (the compiler keeps it beside the read of S, which you can move)
 # CHECK-NEXT: --> {{.*}}inserted.py:42
 refused(pipelined("after_loads", False, True))
 
@@ -55,7 +55,7 @@ refused(pipelined("before_loads", True, False))
 
 
 @T.prim_func
-def by_hand(F: W.Symmetric((8,), "uint32"), X: T.Tensor((64, 64), "float16")):
+def explicit(F: W.Symmetric((8,), "uint32"), X: T.Tensor((64, 64), "float16")):
     with T.Kernel(1, threads=128):
         a = T.alloc_shared((64, 16), "float16")
         for k in T.Pipelined(4, num_stages=2):
@@ -64,9 +64,9 @@ def by_hand(F: W.Symmetric((8,), "uint32"), X: T.Tensor((64, 64), "float16")):
         W.signal(F[0, 0])
 
 
-# A wait of the program's own keeps its name.
-# CHECK: by_hand: wait_reached: stands after the loads of T.Pipelined, and those of the next round overtake it; expected it before the loads, or T.serial{{$}}
-refused(by_hand, **{"tileweave.verify": "off"})
+# An explicit wait keeps its name.
+# CHECK: explicit: wait_reached: called after the loads of T.Pipelined, so loads of the next iteration overtake it; expected a call before the loads, or T.serial{{$}}
+refused(explicit, **{"tileweave.verify": "off"})
 
 
 @T.prim_func
@@ -79,7 +79,7 @@ def shown(S: W.Symmetric((64, 64), "float16"), X: T.Tensor((64, 64), "float16"))
         T.copy(tile, X)
 
 
-# What only messages need is not shown with the program.
+# Annotations that only messages need are not printed with the program.
 # CHECK: wait_reached
 # CHECK-NOT: tileweave.origin
 # CHECK: the end

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Loads, stores and fences: each width, word and value that has no instruction is refused."""
+"""Loads, stores and fences refuse widths, qualifiers and values without an instruction."""
 
 import tilelang.language as T
 
@@ -22,20 +22,20 @@ def refuse(name, call, dtype="float32"):
 
 
 # CHECK-LABEL: TEST: ld_wide
-# CHECK: ld: S of type float32, 8 at a time, is 256 bits; expected an element of 8, 16, 32 or 64 bits, or a vector of 32, 64 or 128 bits
+# CHECK: ld: S has type float32, and an access of 8 lanes has 256 bits; expected an element of 8, 16, 32 or 64 bits, or a vector of 32, 64 or 128 bits
 # CHECK-NEXT: --> {{.*}}memory-refused.py:18
 refuse("ld_wide", lambda S, x, n: W.ld(S[0], 8))
 
 # CHECK-LABEL: TEST: ld_odd
-# CHECK: ld: S of type uint8, 3 at a time, is 24 bits; expected
+# CHECK: ld: S has type uint8, and an access of 3 lanes has 24 bits; expected
 refuse("ld_odd", lambda S, x, n: W.ld(S[0], 3), "uint8")
 
 # CHECK-LABEL: TEST: ld_none
-# CHECK: ld: S of type float32, 0 at a time, is 0 bits; expected
+# CHECK: ld: S has type float32, and an access of 0 lanes has 0 bits; expected
 refuse("ld_none", lambda S, x, n: W.ld(S[0], 0))
 
 # CHECK-LABEL: TEST: ld_nibble
-# CHECK: ld: S of type float4_e2m1fn, 1 at a time, is 4 bits; expected
+# CHECK: ld: S has type float4_e2m1fn, and an access of 1 lane has 4 bits; expected
 refuse("ld_nibble", lambda S, x, n: W.ld(S[0]), "float4_e2m1fn")
 
 # CHECK-LABEL: TEST: ld_variable
@@ -55,7 +55,7 @@ refuse("ld_scope", lambda S, x, n: W.ld(S[0], scope="system"))
 refuse("ld_memory", lambda S, x, n: W.ld(x[0]))
 
 # CHECK-LABEL: TEST: st_wide
-# CHECK: st: S of type float32, 16 at a time, is 512 bits; expected
+# CHECK: st: S has type float32, and an access of 16 lanes has 512 bits; expected
 refuse("st_wide", lambda S, x, n: W.st(S[0], x[0:16]))
 
 # CHECK-LABEL: TEST: st_sem

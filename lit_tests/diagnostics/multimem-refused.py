@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Multicast memory: each operation, type and width that has no instruction is refused."""
+"""Multicast operations refuse operations, types and widths without an instruction."""
 
 import tilelang.language as T
 

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Builtins in illegal places, refused by elect_leader, order_releases and passes for pipelined loops."""
+"""elect_leader, order_releases and the passes for pipelined loops refuse builtins in illegal places."""
 
 import tilelang.language as T
 
@@ -29,7 +29,7 @@ def register(F: W.Symmetric((8,), "uint32"), n: T.int32):
             W.signal(F[1, 0])
 
 
-# CHECK: register: signal: stands under a condition on a register, which may differ between threads; expected a place that the whole block reaches, or a condition on the thread index
+# CHECK: register: signal: called under a condition on a register, which may differ between threads; expected a call that the whole block reaches, or a condition on the thread index
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(register)
 
@@ -41,8 +41,8 @@ def answer(F: W.Symmetric((8,), "uint32")):
             W.signal(F[1, 0])
 
 
-# Each thread has its own answer.
-# CHECK: answer: signal: stands under a condition on a register
+# Each thread has its own result.
+# CHECK: answer: signal: called under a condition on a register
 refused(answer)
 
 
@@ -53,7 +53,7 @@ def part_of_block(S: W.Symmetric((8,), "uint32"), A: T.Tensor((8,), "uint32")):
             W.put_block(A, S, 8, peer=1)
 
 
-# CHECK: part_of_block: put_block: stands under a condition on the thread index; expected a place that the whole block reaches{{$}}
+# CHECK: part_of_block: put_block: called under a condition on the thread index; expected a call that the whole block reaches{{$}}
 refused(part_of_block)
 
 
@@ -87,15 +87,15 @@ def put_warp(S, F):
     W.put_warp(S[W.rank(), 0], S[1, 0], 4096)
 
 
-# Each thread would arrive at the barrier by itself.
-# CHECK: first_warp: sync_grid: 32 threads run it, each by itself, under a condition on the thread index; expected a place that the whole block reaches, or a condition that one thread meets, such as if T.get_thread_binding() == 0
+# Each thread would arrive at the barrier separately.
+# CHECK: first_warp: sync_grid: 32 threads call it separately under a condition on the thread index; expected a call that the whole block reaches, or a condition that holds in one thread, such as if T.get_thread_binding() == 0
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(chosen(lambda tx, n: tx < 32, sync_grid, "first_warp"))
 
-# CHECK: unknown_count: sync_ranks: up to 128 threads run it
+# CHECK: unknown_count: sync_ranks: up to 128 threads call it
 refused(chosen(lambda tx, n: tx < n, sync_ranks, "unknown_count"))
 
-# CHECK: lanes: sync_ranks: 4 threads run it
+# CHECK: lanes: sync_ranks: 4 threads call it
 refused(chosen(lambda tx, n: tx % 32 == 0, sync_ranks, "lanes"))
 
 # CHECK: one_thread: accepted
@@ -107,17 +107,17 @@ refused(chosen(lambda tx, n: tx * 2 + 1 == 75, sync_grid, "one_lane"))
 # CHECK: elected: accepted
 refused(chosen(lambda tx, n: T.shuffle_elect(128), sync_grid, "elected"))
 
-# CHECK: elected_of_two: sync_grid: up to 2 threads run it
+# CHECK: elected_of_two: sync_grid: up to 2 threads call it
 refused(chosen(lambda tx, n: T.shuffle_elect(64), sync_grid, "elected_of_two"))
 
 # CHECK: on_block: accepted
 refused(chosen(lambda tx, n: n > 3, sync_grid, "on_block"))
 
-# A signal is for each thread that the program chose.
+# A signal may be executed by several threads that the program selects.
 # CHECK: signals: accepted
 refused(chosen(lambda tx, n: tx < 32, signal, "signals"))
 
-# CHECK: half_warp: put_warp: threads 0 to 15 run it, under a condition on the thread index; expected whole warps
+# CHECK: half_warp: put_warp: threads 0 to 15 call it under a condition on the thread index; expected whole warps
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(chosen(lambda tx, n: tx < 16, put_warp, "half_warp"))
 
@@ -134,7 +134,7 @@ def half_done(S: W.Symmetric((128, 128), "float32"), F: W.Symmetric((8,), "uint3
             W.signal(F[1, 0])
 
 
-# CHECK: half_done: signal: releases after T.copy under a condition that not every thread of the block takes; expected T.sync_threads() between them, or the release outside the condition
+# CHECK: half_done: signal: releases after T.copy under a condition that does not hold in every thread of the block; expected T.sync_threads() between the two, or a release outside the condition
 refused(half_done)
 
 
@@ -145,7 +145,7 @@ def in_condition(F: W.Symmetric((8,), "uint32")):
             pass
 
 
-# CHECK: in_condition: atom_add: releases in the condition of a loop; expected it in the body
+# CHECK: in_condition: atom_add: releases in the condition of a loop; expected a release in its body
 refused(in_condition)
 
 
@@ -155,7 +155,7 @@ def in_index(A: T.Tensor((8,), "uint32")):
         A[W.atom_add(A[0], 1)] = T.uint32(1)
 
 
-# CHECK: in_index: atom_add: stands in an index, which may be evaluated more than once; expected its value in a variable first
+# CHECK: in_index: atom_add: called in an index, which may be evaluated more than once; expected a call before, with its value in a variable
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(in_index)
 
@@ -166,7 +166,7 @@ def in_pointer(F: W.Symmetric((8,), "uint32"), A: T.Tensor((8,), "uint32")):
         W.wait_ge(F[W.ld(A[0]) % T.uint32(4), 0], 1)
 
 
-# CHECK: in_pointer: ld: stands in an index
+# CHECK: in_pointer: ld: called in an index
 refused(in_pointer)
 
 
@@ -177,7 +177,7 @@ def in_bound(A: T.Tensor((8,), "int32")):
             A[k] = 1
 
 
-# CHECK: in_bound: ld: stands in the bound of a loop, which may be evaluated more than once; expected its value in a variable first
+# CHECK: in_bound: ld: called in the bound of a loop, which may be evaluated more than once; expected a call before, with its value in a variable
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(in_bound)
 
@@ -188,7 +188,7 @@ def in_remainder(A: T.Tensor((8,), "int32")):
         A[1] = W.atom_add(A[0], 1) % 7
 
 
-# CHECK: in_remainder: atom_add: stands in a signed quotient or remainder, which may be evaluated
+# CHECK: in_remainder: atom_add: called in a signed quotient or remainder, which may be evaluated
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(in_remainder)
 
@@ -199,7 +199,7 @@ def in_absolute(A: T.Tensor((8,), "int32")):
         A[1] = T.abs(W.ld(A[0]))
 
 
-# CHECK: in_absolute: ld: stands in what is chosen from, as T.abs is made of
+# CHECK: in_absolute: ld: called in an operand of a selection such as T.abs
 refused(in_absolute)
 
 
@@ -210,7 +210,7 @@ def on_both_sides(A: T.Tensor((8,), "int32")):
             A[1] = 1
 
 
-# CHECK: on_both_sides: ld: stands on both sides of an operator
+# CHECK: on_both_sides: ld: called on both sides of an operator
 refused(on_both_sides)
 
 
@@ -223,7 +223,7 @@ def beside_fragment(F: T.Tensor((64,), "float32"), D: T.Tensor((16,), "float32")
         T.copy(o, D)
 
 
-# CHECK: beside_fragment: atom_add: stands in a parallel loop that fills the fragment o, whose elements several
+# CHECK: beside_fragment: atom_add: called in a parallel loop that fills the fragment o, whose elements several
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(beside_fragment)
 
@@ -304,7 +304,7 @@ def acquire(S, F, k):
     F[W.rank(), 7] = seen
 
 
-# CHECK: acquiring_atomic: T.atomic_load: acquires in T.Pipelined, whose loads overtake it; expected W.wait_ge or another wait before the loads, memory_order='relaxed', or T.serial
+# CHECK: acquiring_atomic: T.atomic_load: acquires in T.Pipelined, so loads overtake it; expected W.wait_ge or another wait before the loads, memory_order='relaxed', or T.serial
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(acquire, "acquiring_atomic"))
 
@@ -315,7 +315,7 @@ def poll(S, F, k):
         T.evaluate(0)
 
 
-# CHECK: polling_atomic: T.atomic_load: polled by a while loop in T.Pipelined, whose loads overtake it; expected W.wait_ge or another wait before the loads, or T.serial
+# CHECK: polling_atomic: T.atomic_load: polled by a while loop in T.Pipelined, so loads overtake it; expected W.wait_ge or another wait before the loads, or T.serial
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(poll, "polling_atomic"))
 
@@ -331,12 +331,12 @@ def look(S, F, k):
 # CHECK: relaxed_atomic: accepted
 refused(gemm(look, "relaxed_atomic"))
 
-# CHECK: kept_back: wait_ge: loads of T.Pipelined overtake it, since st before it keeps it in the consumer warps; expected that after the loads
+# CHECK: kept_back: wait_ge: loads of T.Pipelined overtake it, because st before it keeps it in the consumer warps; expected st after the loads
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(send_and_wait, "kept_back"))
 
 
-# CHECK: late_wait: wait_ge: stands after the loads of T.Pipelined, and those of the next round overtake it; expected it before the loads, or T.serial
+# CHECK: late_wait: wait_ge: called after the loads of T.Pipelined, so loads of the next iteration overtake it; expected a call before the loads, or T.serial
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(nothing, "late_wait", wait))
 
@@ -346,7 +346,7 @@ def barrier(S, F, k):
     W.sync_grid()
 
 
-# CHECK: late_barrier: sync_grid: stands after the loads of T.Pipelined, and those of the next round overtake it; expected a wait before the loads, or T.serial
+# CHECK: late_barrier: sync_grid: called after the loads of T.Pipelined, so loads of the next iteration overtake it; expected a wait before the loads, or T.serial
 refused(gemm(nothing, "late_barrier", barrier))
 
 
@@ -356,7 +356,7 @@ def late_load(S, F, k):
         W.st(F[1, k], 1)
 
 
-# CHECK: late_condition: ld: stands after the loads of T.Pipelined, and those of the next round overtake it; expected a wait before the loads, sem='relaxed', or T.serial
+# CHECK: late_condition: ld: called after the loads of T.Pipelined, so loads of the next iteration overtake it; expected a wait before the loads, sem='relaxed', or T.serial
 refused(gemm(nothing, "late_condition", late_load), arch="sm_80")
 
 
@@ -374,11 +374,11 @@ def fetch(S, F, k):
     W.get_block(S[1, k * 64, 0], S[W.rank(), k * 64, 0], 64 * 512)
 
 
-# CHECK: own_fetch: get_block: writes S, which the loads of T.Pipelined read rounds ahead; expected another tensor, or T.serial
+# CHECK: own_fetch: get_block: writes S, which T.Pipelined loads iterations ahead; expected another tensor, or T.serial
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(fetch, "own_fetch"))
 
-# CHECK: late_fetch: get_block: writes S, which the loads of T.Pipelined read rounds ahead
+# CHECK: late_fetch: get_block: writes S, which T.Pipelined loads iterations ahead
 refused(gemm(nothing, "late_fetch", fetch), arch="sm_80")
 
 
@@ -403,7 +403,7 @@ def own_tensor(S: W.Symmetric((512, 64), "bfloat16"), B: T.Tensor((512, 64), "bf
             T.copy(tile, S[2, k * 64, 0])
 
 
-# CHECK: own_tensor: get_block: writes B, which the loads of T.Pipelined read rounds ahead
+# CHECK: own_tensor: get_block: writes B, which T.Pipelined loads iterations ahead
 refused(own_tensor)
 
 
@@ -425,7 +425,7 @@ def scheduled(stage):
     return own_schedule
 
 
-# CHECK: own_schedule: wait_ge: in stage 2 of T.Pipelined, with order 0, runs after a load it guards, in stage 0 with order 1; expected the stage and order of a wait not to exceed those of the loads after it
+# CHECK: own_schedule: wait_ge: in stage 2 of T.Pipelined, with order 0, runs after a load that it guards, in stage 0 with order 1; expected a stage and an order that do not exceed those of the loads after it
 # CHECK-NEXT: --> {{.*}}placement.py:
 refused(scheduled([2, 0, 2]), arch="sm_80")
 
@@ -448,7 +448,7 @@ def filled():
     return prepared
 
 
-# CHECK: prepared: wait_ge: loads of T.Pipelined overtake it, since there is no warp specialisation; expected T.serial, or num_stages=0
+# CHECK: prepared: wait_ge: loads of T.Pipelined overtake it, because there is no warp specialization; expected T.serial, or num_stages=0
 refused(filled(), arch="sm_80")
 
 
@@ -464,11 +464,11 @@ def prepared_forward(S: W.Symmetric((512, 512), "bfloat16")):
             T.copy(tile, S[1, 0, k * 64])
 
 
-# CHECK: prepared_forward: put_block: writes a tensor from which T.Pipelined loads into memory that the loop writes otherwise, too; expected T.serial
+# CHECK: prepared_forward: put_block: writes a tensor that T.Pipelined loads into memory that other statements of the loop write; expected T.serial
 refused(prepared_forward, arch="sm_80")
 
-# CHECK: unspecialised: accepted
-refused(gemm(wait, "unspecialised"), arch="sm_80")
+# CHECK: unspecialized: accepted
+refused(gemm(wait, "unspecialized"), arch="sm_80")
 
-# CHECK: specialised: accepted
-refused(gemm(wait, "specialised"))
+# CHECK: specialized: accepted
+refused(gemm(wait, "specialized"))

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""What put, get and bulk copies refuse when a program is traced, and where."""
+"""Put, get and bulk copies refuse illegal operands when they are traced, and name the line."""
 
 import tilelang.language as T
 
@@ -43,10 +43,10 @@ refused("put value", lambda A, S, P, t, f: W.put_block(3, S, 3))
 # CHECK: put size: put_block: size=-1; expected a number of elements, 0 or more
 refused("put size", lambda A, S, P, t, f: W.put_block(A, S, -1))
 
-# CHECK: put float: get_warp: peer=1.5; expected a rank, an integer
+# CHECK: put float: get_warp: peer=1.5; expected a rank as an integer
 refused("put float", lambda A, S, P, t, f: W.get_warp(S, A, 3, peer=1.5))
 
-# CHECK: get own: get_block: src=A with peer=1; expected a W.Symmetric tensor
+# CHECK: get own: get_block: peer=1, and src=A is not symmetric; expected a W.Symmetric tensor
 refused("get own", lambda A, S, P, t, f: W.get_block(A, S, 3, peer=1))
 
 # CHECK: arguments: put_block: {{.*}}missing a required argument: 'size'; expected put_block(
@@ -55,10 +55,10 @@ refused("arguments", lambda A, S, P, t, f: W.put_block(A, S))
 # CHECK: load space: bulk_load: dst=A is in global memory; expected a shared-memory tensor
 refused("load space", lambda A, S, P, t, f: W.bulk_load(A, S, 4, f[0]))
 
-# CHECK: load end: bulk_load: size=4096, dst=tile[1, 0]; expected at most 4032, up to its end
+# CHECK: load end: bulk_load: size=4096 from dst=tile[1, 0] exceeds the tensor; expected at most the 4032 elements up to its end
 refused("load end", lambda A, S, P, t, f: W.bulk_load(t[1, 0], S, 4096, f[0]))
 
-# CHECK: load start: bulk_load: dst=tile[0, 1]; expected a start at a multiple of 16 bytes
+# CHECK: load start: bulk_load: dst=tile[0, 1] starts at byte 4; expected a multiple of 16 bytes
 refused("load start", lambda A, S, P, t, f: W.bulk_load(t[0, 1], S, 4, f[0]))
 
 # CHECK: load barrier: bulk_load: barrier=A is in global memory; expected a barrier-memory tensor
@@ -70,7 +70,7 @@ refused("store size", lambda A, S, P, t, f: W.bulk_store(S, t, 3))
 # CHECK: load size: bulk_load: size=262144 of type float32 is 1048576 bytes; expected a positive
 refused("load size", lambda A, S, P, t, f: W.bulk_load(t, S, 1 << 18, f[0]))
 
-# CHECK: store tile: bulk_store: size=65536, src={{.*}}; expected at most its
+# CHECK: store tile: bulk_store: size=65536 exceeds src={{.*}}; expected at most its
 refused("store tile", lambda A, S, P, t, f: W.bulk_store(S, t, 1 << 16))
 
 # CHECK: reduce type: bulk_reduce: op='min': S has type float32; expected uint32, int32, uint64, int64, float16, bfloat16

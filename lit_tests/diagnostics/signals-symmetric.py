@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""What signals, waits, barriers and symmetric tensors refuse when a program is traced."""
+"""Signals, waits, barriers and symmetric tensors refuse illegal operands when they are traced."""
 
 import tilelang.language as T
 
@@ -100,7 +100,7 @@ def refused_words(name, barrier):
         print(f"{name}: {error}")
 
 
-# CHECK: ranks: sync_ranks: barrier=U is no symmetric tensor; expected this rank's copy of a W.Symmetric tensor, such as B[W.rank(), 0]
+# CHECK: ranks: sync_ranks: barrier=U is not a symmetric tensor; expected this rank's copy of a W.Symmetric tensor, such as B[W.rank(), 0]
 refused_words("ranks", W.sync_ranks)
-# CHECK: blocks: barrier_blocks: barrier=U is no symmetric tensor; expected this rank's copy of a W.Symmetric tensor, such as B[W.rank(), 0]
+# CHECK: blocks: barrier_blocks: barrier=U is not a symmetric tensor; expected this rank's copy of a W.Symmetric tensor, such as B[W.rank(), 0]
 refused_words("blocks", W.barrier_blocks)

@@ -1,6 +1,6 @@
 # RUN: %python %s | %filecheck %s
-"""TileLang renames the thread index where it lowers a T.gemm by mma; the program has its name back
-behind that."""
+"""The program keeps the name of its thread index, although TileLang renames it when it lowers a
+T.gemm to mma."""
 
 import tilelang
 import tilelang.language as T

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""What tw.emit refuses, in one line."""
+"""tw.emit refuses illegal arguments with one line."""
 
 import tilelang.language as T
 

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""The stages of ``tw.emit`` show one program on its way."""
+"""``tw.emit`` prints a program at each stage of its compilation."""
 
 import tilelang.language as T
 

@@ -120,8 +120,8 @@ for make in (
 # CHECK-NEXT: tileweave.ops.attention.kernels.flash_attention []
 # CHECK-NEXT: sp_attention_plan []
 
-# TMA feeds one wgmma loop. Tiles are stored by TMA and complete before their signals. Own tiles wait
-# for the parts of other ranks before they read them.
+# TMA loads the operands of one wgmma loop. Tiles are stored by TMA and complete before their signals.
+# Own tiles wait for the parts of other ranks before they read them.
 # CHECK-LABEL: TEST: gemm_rs_store
 # CHECK: __launch_bounds__(384, 1)
 # CHECK: tl::tma_load(A_desc

@@ -1,1 +1,1 @@
-"""Passes over lowered device functions, after TileLang's pipeline."""
+"""Passes on lowered device functions, after TileLang's pipeline."""

@@ -14,16 +14,15 @@ from ..tile.order_releases import is_placeholder
 
 
 def complete_bulk_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Keep each placeholder of ``order_releases`` that a TMA or bulk store reaches; remove the
-    others.
+    """Keep each placeholder of ``order_releases`` that a TMA or bulk store reaches.
 
-    TileLang ends a store with a wait for the *read* of shared memory, after which the data may
-    still be on its way to the peer. A kept placeholder becomes a full ``cp.async.bulk.wait_group
-    0``, which all threads execute, including the issuing one, before the block barrier of the
-    release.
+    The other placeholders are removed. TileLang ends a store with a wait for the *read* of shared
+    memory, after which the data may still be in flight to the peer. A kept placeholder becomes a
+    full ``cp.async.bulk.wait_group 0``. All threads execute it, including the issuing one, before
+    the block barrier of the release.
 
     Before: ``T.tma_store(...); T.tma_store_wait(0, read=True); T.tileweave.complete_bulk_stores()``
-    After:  the same; without the store, the placeholder is gone
+    After:  the same; without the store, the placeholder is removed
     """
     pending = _Pending()
     pending.follow(func.body, frozenset(), frozenset())
@@ -33,30 +32,37 @@ def complete_bulk_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return tirx.Evaluate(tirx.IntImm("int32", 0))
         if isinstance(stmt, tirx.SeqStmt):
             new = [resolve(s) for s in stmt.seq]
-            return flatten([s for s in new if not _is_nothing(s)] or new[:1])
+            return flatten([s for s in new if not _is_empty(s)] or new[:1])
         return rewrite_children(stmt, resolve)
 
     return func.with_body(resolve(func.body))
 
 
 Path = frozenset[tuple[int, bool]]
-"""Conditions on the thread index, by hash, and whether they held."""
+"""Conditions on the thread index, each as its hash and whether it holds."""
 
 
 @dataclass(frozen=True)
 class _Store:
-    """A bulk store that may be in flight: the threads that issued it, and whether it is in a
-    group."""
+    """A bulk store that may be in flight.
+
+    Attributes:
+        path: conditions that hold in the issuing threads.
+        committed: whether the store is in a group.
+    """
 
     path: Path
     committed: bool = False
 
 
 class _Pending:
-    """Follows the bulk stores that may be in flight along every path through a function.
+    """Analysis of the bulk stores that may be in flight on every path through a function.
 
-    A wait completes only the stores of its own thread: one under ``thread == 0`` completes those
-    issued under ``thread == 0``. On the paths of the other threads there were none.
+    A wait completes only the stores of its own thread: a wait under ``thread == 0`` completes the
+    stores that were issued under ``thread == 0``. The other threads have no stores then.
+
+    Attributes:
+        reached: placeholders at which stores may be in flight.
     """
 
     def __init__(self) -> None:
@@ -71,9 +77,9 @@ class _Pending:
             return stores
         if isinstance(stmt, tirx.IfThenElse):
             after = [
-                self.follow(case, inside, path | taken) if case is not None else inside
+                self.follow(case, inside, path | condition) if case is not None else inside
                 for case, holds in ((stmt.then_case, True), (stmt.else_case, False))
-                for taken, inside in [self._take(stmt.condition, holds, stores)]
+                for condition, inside in [self._take(stmt.condition, holds, stores)]
             ]
             return after[0] | after[1]
         if isinstance(stmt, (tirx.For, tirx.While)):
@@ -92,15 +98,15 @@ class _Pending:
         return stores
 
     def _take(self, condition: tirx.PrimExpr, holds: bool, stores: frozenset[_Store]) -> tuple:
-        """Add one side of a condition to the path, with the stores that its threads may own."""
+        """Return the path's addition for one side of a condition, and the stores of that side."""
         if not self._is_on_indices(condition):
             return frozenset(), stores
         key = tvm.ir.structural_hash(condition)
-        mine = frozenset(s for s in stores if (key, not holds) not in s.path)
-        return frozenset({(key, holds)}), mine
+        stores_of_side = frozenset(s for s in stores if (key, not holds) not in s.path)
+        return frozenset({(key, holds)}), stores_of_side
 
     def _is_on_indices(self, condition: tirx.PrimExpr) -> bool:
-        """Return whether ``condition`` has the same value for a thread at every place."""
+        """Return whether ``condition`` always has the same value in a thread."""
         fixed = True
 
         def visit(node):
@@ -136,5 +142,5 @@ def _group_role(call: tirx.Call) -> str:
     return spec.bulk_group if spec is not None else _TMA_GROUPS.get(op_name(call), "")
 
 
-def _is_nothing(stmt: tirx.Stmt) -> bool:
+def _is_empty(stmt: tirx.Stmt) -> bool:
     return isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, tirx.IntImm)

@@ -1,4 +1,4 @@
-"""Keep warps that load nothing away from the barriers of the loading warp."""
+"""Let producer warps that load nothing leave, because they may miss a phase of a barrier."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _WARP = 32
 _FOLLOWED = frozenset(
     {"tl.mbarrier_wait_parity", "tl.fence_proxy_async", declaration_of(fence_proxy_async).op_name}
 )
-"""What TileLang and our passes let every producer thread do."""
+"""Operations that TileLang and the passes let every producer thread execute."""
 _REGISTERS = frozenset({"tl.set_max_nreg", "tl.no_set_max_nreg"})
 
 
 def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Let only the warp that issues a producer's TMA loads run the producer's code.
 
-    In TileLang all producer warps wait for free stages, and one thread loads. A stage's barrier
-    distinguishes only two phases. A warp that sees a flag later than the loading warp may find that
-    its phase is over and the next one has begun. It then deadlocks, because the loading warp does
-    not wait for it. The idle warps have no work there, so they leave. Producers in which every
-    thread loads or arrives do wait for each other; they are not changed.
+    In TileLang all producer warps wait for free stages, and one thread loads. The barrier of a
+    stage distinguishes only two phases. A warp that observes a flag later than the loading warp may
+    miss a whole phase. It then deadlocks, because the loading warp does not wait for it. The idle
+    warps have no work there, so they leave. Producers in which every thread loads or arrives do
+    wait for each other; they are not changed.
 
     Before: ``if tx < 128: set_max_nreg(24); for k in ...: mbarrier_wait_parity(...); if elect(128):
     tma_load(...)``
@@ -39,17 +39,17 @@ def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
-            return rewrite_children(stmt, lambda s: specialised(s, int(stmt.node[0])))
+            return rewrite_children(stmt, lambda s: in_scope(s, int(stmt.node[0])))
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
             if stmt.node.thread_tag == "threadIdx.x":
                 thread[:] = [stmt.node.var]
         return rewrite_children(stmt, visit)
 
-    def specialised(stmt: tirx.Stmt, producers: int) -> tirx.Stmt:
+    def in_scope(stmt: tirx.Stmt, producers: int) -> tirx.Stmt:
         if isinstance(stmt, tirx.IfThenElse) and _is_below(stmt.condition, thread[0], producers):
-            cases = iter([_dismissed(stmt.then_case, thread[0]), stmt.else_case])
+            cases = iter([_without_idle_warps(stmt.then_case, thread[0]), stmt.else_case])
             return rewrite_children(stmt, lambda _: next(cases))
-        return rewrite_children(stmt, lambda s: specialised(s, producers))
+        return rewrite_children(stmt, lambda s: in_scope(s, producers))
 
     return func.with_body(visit(func.body))
 
@@ -59,11 +59,10 @@ def _is_below(condition: tirx.PrimExpr, thread: tirx.Var, count: int) -> bool:
     return below and isinstance(condition.b, tirx.IntImm) and int(condition.b) == count
 
 
-def _dismissed(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:
+def _without_idle_warps(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:
     stmts = statements_of(producer)
-    # A warp group gives registers away as a whole.
-    given = itertools.takewhile(lambda s: op_name(getattr(s, "value", None)) in _REGISTERS, stmts)
-    first = len(list(given))
+    # All warps of a warp group must release registers together.
+    first = len(list(itertools.takewhile(_sets_registers, stmts)))
     groups = {int(c.args[0]) for s in stmts[first:] for c in _elections(s)}
     if len(groups) != 1 or not all(_is_idle(_without_elected(s)) for s in stmts[first:]):
         return producer
@@ -72,15 +71,19 @@ def _dismissed(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:
     return flatten([*stmts[:first], busy])
 
 
+def _sets_registers(stmt: tirx.Stmt) -> bool:
+    return op_name(getattr(stmt, "value", None)) in _REGISTERS
+
+
 def _without_elected(stmt: tirx.Stmt) -> tirx.Stmt:
-    """Return ``stmt`` without the statements of one elected thread."""
+    """Return ``stmt`` without the statements of an elected thread."""
     if isinstance(stmt, tirx.IfThenElse) and _elections(stmt.condition) and stmt.else_case is None:
         return tirx.Evaluate(tirx.IntImm("int32", 0))
     return rewrite_children(stmt, _without_elected)
 
 
 def _is_idle(stmt: tirx.Stmt) -> bool:
-    """Return whether only the thread that executes ``stmt`` needs its effect."""
+    """Return whether only the executing thread needs the effects of ``stmt``."""
     idle = True
 
     def visit(node) -> None:

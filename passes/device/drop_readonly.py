@@ -1,4 +1,4 @@
-"""Do not read data that a peer writes during the kernel through the read-only cache."""
+"""Prevent loads through the read-only cache of data that a peer writes during the kernel."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from .keep_to_block import SCOPE
 
 
 def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Let the producer execute the waits with which the consumers' part ends.
+    """Move the waits at the end of the consumers' part to the producer.
 
-    A wait that times out calls a function. In the consumers that call costs registers: wgmma is
+    A wait that times out calls a function. In the consumers this call uses registers: wgmma is
     serialized, or register allocation fails. Only the end of the kernel follows these waits, so the
-    producer, which has issued all loads, can wait as well.
+    producer, which has issued all loads, can execute them.
 
-    A wait of a thread that the program chose by its index stays, because the producers have other
+    A wait of a thread that the program selects by its index stays, because the producers have other
     indices.
 
     Before: ``if tx < 128: load; else: multiply; if block == last: wait_reached(...)``
@@ -33,17 +33,17 @@ def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
             if stmt.node.thread_tag.startswith("threadIdx"):
                 threads.add(stmt.node.var)
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
-            return rewrite_children(stmt, specialised)
+            return rewrite_children(stmt, move_waits)
         if isinstance(stmt, (tirx.For, tirx.While)):
-            return stmt  # the next iteration follows
+            return stmt  # another iteration may follow
         if isinstance(stmt, tirx.SeqStmt):
             last = stmt.seq[-1]
             return rewrite_children(stmt, lambda s: visit(s) if s.same_as(last) else s)
         return rewrite_children(stmt, visit)
 
-    def specialised(stmt: tirx.Stmt) -> tirx.Stmt:
+    def move_waits(stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
-            return rewrite_children(stmt, specialised)
+            return rewrite_children(stmt, move_waits)
         rest = list(stmt.else_case.seq) if isinstance(stmt.else_case, tirx.SeqStmt) else []
         fixed = _bound_in(rest) | threads
         moved: list[tirx.Stmt] = []

@@ -11,20 +11,19 @@ from ..ir.walk import calls_in, flatten, is_async_load, is_async_store, rewrite_
 
 
 def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Put one ``fence.proxy.async`` after each acquire that a TMA or bulk access may follow.
+    """Insert one ``fence.proxy.async`` after each acquire that a TMA or bulk access may follow.
 
-    The acquire orders the generic proxy; the TMA reads and writes by the async proxy. The TMA must
-    see the published data, and must not overwrite data that a peer has yet to read. Each wait gets
-    one fence, and pipeline stages get none: a fence in each stage slows a GEMM by several percent.
-    Barriers acquire as waits do.
+    The acquire orders the generic proxy, but the TMA reads and writes by the async proxy. The TMA
+    must see the published data, and must not overwrite data that a peer still reads. Each wait has
+    one fence. Pipeline stages have none, because a fence in each stage slows down a GEMM by several
+    percent. Barriers acquire like waits.
 
     Before: ``T.tileweave.wait_ge(...); ... T.tma_load(...)``
     After:  ``T.tileweave.wait_ge(...); T.tileweave.fence_proxy_async(); ... T.tma_load(...)``
     """
 
     def fence(stmt: tirx.Stmt, follows: bool) -> tuple[tirx.Stmt, bool]:
-        """Return the statement with its fences, and whether it or a later statement has a bulk
-        access."""
+        """Insert fences; return also whether ``stmt`` or a later statement has a bulk access."""
         if isinstance(stmt, tirx.SeqStmt):
             out = []
             for inner in reversed(stmt.seq):
@@ -38,10 +37,10 @@ def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
         in_condition = isinstance(stmt, (tirx.IfThenElse, tirx.While)) and _acquires(stmt.condition)
 
         def case(inner: tirx.Stmt) -> tirx.Stmt:
-            new, needed = fence(inner, inside)
+            new, has_bulk = fence(inner, inside)
             if isinstance(stmt, tirx.While):
-                needed = _is_bulk(inner)
-            return flatten([_fence(), new]) if in_condition and needed else new
+                has_bulk = _is_bulk(inner)
+            return flatten([_fence(), new]) if in_condition and has_bulk else new
 
         new = rewrite_children(stmt, case)
         leaves = isinstance(stmt, tirx.While) or getattr(stmt, "else_case", None) is None

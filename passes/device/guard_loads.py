@@ -1,5 +1,4 @@
-"""Execute a conditional load only where its condition holds, and let its barrier expect bytes only
-there."""
+"""Execute a conditional load, and count its bytes, only if its condition holds."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ _EXPECTS = frozenset({"tl.mbarrier_expect_tx", "tirx.ptx_arrive_barrier_expect_t
 
 
 def guard_loads(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Move the conditions that ``predicate_loads`` put into indices around the lowered copy.
+    """Move the conditions that ``predicate_loads`` put into indices around the lowered copies.
 
-    The barrier of a TMA load that is not executed expects no bytes. The producer still arrives
-    there, so that the barrier's phases advance.
+    The barrier of a TMA load that is not executed expects no bytes. The producer still arrives, so
+    that the phases of the barrier advance.
 
     Before: ``mbarrier_expect_tx(bar, 16384); tma_load(A, bar, tile, only_if(mine, k), m)``
     After:  ``mbarrier_expect_tx(bar, mine ? 16384 : 0); if mine: tma_load(A, bar, tile, k, m)``
@@ -45,9 +44,9 @@ def _expects(stmt: tirx.Stmt) -> bool:
 
 
 def _expecting(stmt: tirx.Evaluate, following: list[tirx.Stmt]) -> tirx.Stmt:
-    """Return ``stmt``, which announces to a barrier the bytes of the next loads in ``following``.
+    """Make ``stmt``, which announces bytes to a barrier, depend on the next load in ``following``.
 
-    The result announces only the bytes of loads that are executed.
+    It then announces only the bytes of loads that are executed.
     """
     loads = itertools.takewhile(lambda s: not _expects(s), following)
     condition = next((c for s in loads if (c := _condition_of(s)) is not None), None)
@@ -60,7 +59,7 @@ def _expecting(stmt: tirx.Evaluate, following: list[tirx.Stmt]) -> tirx.Stmt:
 
 
 def _condition_of(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
-    """Return the condition of the copy that ``stmt`` is a part of; None for other statements."""
+    """Return the condition of a load; None for other statements."""
     marks = calls_in(stmt, lambda call: op_name(call) == ONLY_IF)
     return marks[0].args[0] if marks else None
 

@@ -1,4 +1,4 @@
-"""Run builtins that write only in the program's own threads."""
+"""Restrict builtins that write to the program's own threads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..ir.walk import has_loads, location, rewrite_children
 from ..tile.number_builtins import calls_of, mark_of
 
 SCOPE = "kWarpSpecializationScope"
-"""TileLang's attribute around specialised warps; its node is [producer, consumer] threads."""
+"""TileLang's attribute around specialized warps; its node is [producer, consumer] threads."""
 
 
 def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Guard builtins that write by the indices of the program's threads.
 
-    With warp specialization TileLang launches producer threads in addition to the program's. Before
-    the specialized part all threads run the same code, and the program's threads are the first
-    ones; after it they are those after the producers. TileLang guards its own loops, but not
-    builtins. The mark of a call states which thread of the program runs it. A wait or a load by
-    more threads does no harm. A builtin with a result is refused, because the result would be
-    missing in the excluded threads.
+    With warp specialization, TileLang launches producer threads in addition to the program's.
+    Before the specialized part, all threads run the same code, and the program's threads are the
+    first ones. After it, they are the threads after the producers. TileLang guards its own loops,
+    but not builtins. The mark of a call identifies the program's thread that executes it. Waits and
+    loads by additional threads are harmless. A builtin with a result is refused, because the
+    excluded threads would miss the result.
 
     Before: ``T.tileweave.red_add(..., 7, tx, 256); T.attr([128, 256], "kWarpSpecializationScope",
     0): ...``
@@ -56,17 +56,16 @@ def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return rewrite_children(stmt, lambda _: next(cases))
 
     def guard_of(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
-        """Return the condition that restricts ``stmt`` to the program's threads, where more run
-        it."""
+        """Return the condition that restricts ``stmt`` to the program's threads, or None."""
         for call in filter(writes, calls_of(stmt)):
             mark = mark_of(call)
             own = [mark.thread >= 0, mark.thread < mark.threads] if mark is not None else []
             missing = [condition for condition in own if not analyzer.can_prove(condition)]
             if missing and _needs_result(stmt):
                 raise LanguageError(
-                    f"{name_of(call)}: its result is used before a loop whose warps are "
-                    f"specialised, where more than the program's {mark.threads} threads run; "
-                    "expected it under a condition on the thread index, such as "
+                    f"{name_of(call)}: its result is used outside of warp specialization, where "
+                    f"more than the program's {mark.threads} threads run; expected a call under a "
+                    "condition on the thread index, such as "
                     f"if T.get_thread_binding() == 0{location(stmt)}"
                 )
             if missing:
@@ -77,7 +76,7 @@ def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _needs_result(stmt: tirx.Stmt) -> bool:
-    """Return true if code that a guard would not cover uses what ``stmt`` evaluates."""
+    """Return whether code outside of a guard around ``stmt`` uses its result."""
     return not isinstance(stmt, tirx.Evaluate) and not (
         isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "global"
     )

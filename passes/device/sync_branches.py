@@ -1,5 +1,4 @@
-"""Insert block barriers that TileLang omits in else-branches and after loops that may run zero
-times."""
+"""Insert block barriers that TileLang omits in branches and after loops that may not run."""
 
 from __future__ import annotations
 
@@ -12,17 +11,17 @@ from ..ir.walk import children_of, flatten, rewrite_children, statements_of
 
 
 def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Put a block barrier on each path that bypasses a barrier which TileLang relies on.
+    """Insert a block barrier on each path that bypasses a barrier that TileLang relies on.
 
-    TileLang puts barriers between accesses of shared memory as if both cases of a branch ran, one
-    after the other, and every loop ran at least once. A barrier in the first case then does not
-    order accesses of the second case. A barrier in the second case does not order accesses of the
-    first case with those after it. A warp group may overwrite a tile that another still multiplies,
-    because tiles share memory. So the second case begins with a barrier if the first one has any,
-    the first one ends with a barrier if the second one has any, and a barrier follows a loop that
-    may run zero times.
+    TileLang inserts barriers between accesses of shared memory as if both cases of a branch ran,
+    one after the other, and every loop ran at least once. But a barrier in the first case does not
+    order accesses of the second case, and a barrier in the second case does not order accesses of
+    the first case with those after the branch. A warp group may then overwrite a tile that another
+    one still multiplies, because tiles share memory.
 
-    Conditions on the thread index are not changed: the threads on each path have their own
+    So the second case begins with a barrier if the first one has any, the first one ends with a
+    barrier if the second one has any, and a barrier follows a loop that may run zero times.
+    Branches on the thread index are not changed, because the threads on each path have their own
     barriers.
 
     Before: ``if C: sync(); tile[i] = x  else: tile[i] = y; sync()``
@@ -39,9 +38,9 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return stmt
         if _may_not_run(stmt) and (barrier := barrier_in(stmt.body)) is not None:
             return flatten([stmt, barrier])
-        return met(stmt) if isinstance(stmt, tirx.IfThenElse) else stmt
+        return with_barriers(stmt) if isinstance(stmt, tirx.IfThenElse) else stmt
 
-    def met(stmt: tirx.IfThenElse) -> tirx.Stmt:
+    def with_barriers(stmt: tirx.IfThenElse) -> tirx.Stmt:
         then, other = stmt.then_case, stmt.else_case
         first, second = barrier_in(then), barrier_in(other)
         if second is not None and not is_barrier(statements_of(then)[-1]):
@@ -53,7 +52,7 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return tirx.IfThenElse(stmt.condition, then, other)
 
     def barrier_in(stmt: tirx.Stmt | None) -> tirx.Stmt | None:
-        """Return a barrier inside ``stmt`` that all threads which reach ``stmt`` execute."""
+        """Return a barrier inside ``stmt`` that all threads reaching ``stmt`` execute, or None."""
         if stmt is None or is_barrier(stmt):
             return stmt
         if control.enter(stmt) is Divergence.DIVERGENT:
@@ -64,7 +63,7 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _may_not_run(stmt: tirx.Stmt) -> bool:
-    """Return whether ``stmt`` is a loop that is not known to run at least once."""
+    """Return whether ``stmt`` is a loop that may run zero times."""
     if isinstance(stmt, tirx.While):
         return True
     return isinstance(stmt, tirx.For) and not tvm.arith.Analyzer().can_prove(stmt.extent > 0)

@@ -14,43 +14,44 @@ from ..tile.stage_waits import STAGED
 
 
 def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Refuse a kernel in which a wait of a pipelined loop is separated from the loads it guards.
+    """Refuse a kernel in which a wait of a pipelined loop does not precede the loads it guards.
 
-    With warp specialization a wait moves to the producer, before its TMA loads, unless a statement
-    between the top of the loop and the loads keeps it with the consumers. Without warp
-    specialization, the loads of later iterations are issued before their waits, unless
-    ``stage_waits`` scheduled the loop.
+    With warp specialization, a wait moves to the producer, before its TMA loads, unless a statement
+    between the start of the loop and the loads keeps it with the consumers. Without warp
+    specialization, loads of later iterations are issued before their waits, unless ``stage_waits``
+    scheduled the loop.
 
     Before: the lowered kernel
     After:  the same
     """
 
-    def check(stmt: tirx.Stmt, specialised: bool, loads: bool) -> tirx.Stmt:
+    def check(stmt: tirx.Stmt, specialized: bool, loads: bool) -> tirx.Stmt:
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "kWarpSpecializationScope":
-            specialised, loads = True, False
+            specialized, loads = True, False
         if isinstance(stmt, tirx.For):
             loads = loads or bool(calls_in(stmt.body, lambda c: op_name(c) in TMA_LOADS))
-        if isinstance(stmt, tirx.Evaluate) and not (specialised and loads):
+        if isinstance(stmt, tirx.Evaluate) and not (specialized and loads):
             for call in calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations):
-                if specialised or STAGED not in call.annotations:
-                    raise _overtaken(call, specialised)
-        return rewrite_children(stmt, lambda s: check(s, specialised, loads))
+                if specialized or STAGED not in call.annotations:
+                    raise _overtaken(call, specialized)
+        return rewrite_children(stmt, lambda s: check(s, specialized, loads))
 
     return func.with_body(check(func.body, False, False))
 
 
-def _overtaken(wait: tirx.Call, specialised: bool) -> LanguageError:
+def _overtaken(wait: tirx.Call, specialized: bool) -> LanguageError:
     loc = loc_of(wait)
-    where = f"\n --> {loc.file}:{loc.line}" if loc is not None else ""
-    by = str(wait.annotations[KEPT_BY].value) if KEPT_BY in wait.annotations else ""
-    what, _, line = by.partition("\n")
-    where += f"\n{line}" if line else ""
-    why = (
-        f"{what or 'something'} before it keeps it in the consumer warps; expected that after the "
-        f"loads{', or T.gemm(clear_accum=True)' if what == 'T.fill' else ''}"
-        if specialised
-        else "there is no warp specialisation; expected T.serial, or num_stages=0"
+    lines = f"\n --> {loc.file}:{loc.line}" if loc is not None else ""
+    obstacle = str(wait.annotations[KEPT_BY].value) if KEPT_BY in wait.annotations else ""
+    name, _, line = obstacle.partition("\n")
+    lines += f"\n{line}" if line else ""
+    reason = (
+        f"because {name or 'a statement'} before it keeps it in the consumer warps; expected "
+        f"{name or 'that statement'} after the loads"
+        f"{', or T.gemm(clear_accum=True)' if name == 'T.fill' else ''}"
+        if specialized
+        else "because there is no warp specialization; expected T.serial, or num_stages=0"
     )
     return LanguageError(
-        f"{name_of(wait)}: loads of T.Pipelined overtake it, since {why}{hint_of(wait)}{where}"
+        f"{name_of(wait)}: loads of T.Pipelined overtake it, {reason}{hint_of(wait)}{lines}"
     )

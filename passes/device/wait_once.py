@@ -16,27 +16,30 @@ def wait_once(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Skip an inferred wait in a loop if the previous iteration waited for the same counter.
 
     One granule often covers many iterations, and each acquire invalidates L1, from which consumer
-    warps read, too. Counters of inferred waits only increase: a value that was reached stays
-    reached.
+    warps also read. Skipping is correct because counters of inferred waits only increase.
 
     Before: ``for k in range(n): wait_reached(arrived[k // 64], epoch, ...); ...``
     After:  ``waited = -1; for k in range(n): if waited != k // 64: wait_reached(...);
     waited = k // 64; ...``
     """
-    done: set[tirx.Stmt] = set()
+    handled: set[tirx.Stmt] = set()
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.For):
             return rewrite_children(stmt, visit)
-        starts, loop = _with_memory(stmt, done)
+        starts, loop = _without_repeated_waits(stmt, handled)
         return flatten([*starts, rewrite_children(loop, visit)])
 
     return func.with_body(visit(func.body))
 
 
-def _with_memory(loop: tirx.For, done: set[tirx.Stmt]) -> tuple[list[tirx.Stmt], tirx.Stmt]:
-    """Return the statements before ``loop``, and the loop without repeated waits except those in
-    ``done``, to which it adds."""
+def _without_repeated_waits(
+    loop: tirx.For, handled: set[tirx.Stmt]
+) -> tuple[list[tirx.Stmt], tirx.Stmt]:
+    """Return initial statements for ``loop``, and the loop without repeated waits.
+
+    Waits in ``handled`` stay unchanged; the waits that this call changes are added to it.
+    """
     changed = bound_in(loop) | written_tensors(loop)
     starts: list[tirx.Stmt] = []
 
@@ -44,13 +47,13 @@ def _with_memory(loop: tirx.For, done: set[tirx.Stmt]) -> tuple[list[tirx.Stmt],
         if not isinstance(stmt, (tirx.SeqStmt, tirx.Evaluate)):
             return rewrite_children(stmt, skip)
         out = []
-        for counter, run in _runs(stmt, changed, done):
+        for counter, run in _runs(stmt, changed, handled):
             if counter is None or counter.same_as(loop.loop_var):
                 out += [s if s is stmt else skip(s) for s in run]
                 continue
-            done.update(run)
+            handled.update(run)
             waited = tirx.decl_buffer((1,), counter.dtype, "waited", scope="local.var")
-            none = tirx.min_value(counter.dtype)  # no counter is so far away
+            none = tirx.min_value(counter.dtype)  # not the index of a counter
             starts.extend([tirx.AllocBuffer(waited), tirx.BufferStore(waited, none, [0])])
             is_new = tirx.NE(tirx.BufferLoad(waited, [0]), counter)
             run.append(tirx.BufferStore(waited, counter, [0]))
@@ -62,14 +65,16 @@ def _with_memory(loop: tirx.For, done: set[tirx.Stmt]) -> tuple[list[tirx.Stmt],
 
 
 def _runs(
-    stmt: tirx.Stmt, changed: set[tirx.Var], done: set[tirx.Stmt]
+    stmt: tirx.Stmt, changed: set[tirx.Var], handled: set[tirx.Stmt]
 ) -> list[tuple[tirx.PrimExpr | None, list[tirx.Stmt]]]:
-    """Return the statements of ``stmt`` in runs: waits, with the values that distinguish their
-    counters, or others."""
+    """Split the statements of ``stmt`` into runs of waits for one counter, and other statements.
+
+    Each run of waits has the index of its counter; other runs have None.
+    """
     runs: list[tuple[tirx.PrimExpr | None, list[tirx.Stmt]]] = []
     for inner in statements_of(stmt):
         counter = None
-        if inner not in done and _waits_for_one_value(inner, changed):
+        if inner not in handled and _waits_for_one_value(inner, changed):
             counter = _narrow(_changing_part(inner.value.args[0].args[2], changed))
         if runs and structural_equal(runs[-1][0], counter):
             runs[-1][1].append(inner)
@@ -89,22 +94,22 @@ def _waits_for_one_value(stmt: tirx.Stmt, changed: set[tirx.Var]) -> bool:
     return inferred and _is_fixed(spec.operand(call, "target"), changed)
 
 
-def _changing_part(place: tirx.PrimExpr, changed: set[tirx.Var]) -> tirx.PrimExpr:
-    """Return ``place`` without the terms that are the same in every iteration."""
-    if isinstance(place, tirx.Add):
-        for fixed, rest in ((place.a, place.b), (place.b, place.a)):
+def _changing_part(index: tirx.PrimExpr, changed: set[tirx.Var]) -> tirx.PrimExpr:
+    """Return ``index`` without the terms that are equal in all iterations."""
+    if isinstance(index, tirx.Add):
+        for fixed, rest in ((index.a, index.b), (index.b, index.a)):
             if _is_fixed(fixed, changed):
                 return _changing_part(rest, changed)
-    return place
+    return index
 
 
-def _narrow(place: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return ``place`` in 32 bits where it fits, because a producer has few registers."""
-    if isinstance(place, tirx.Cast) and place.value.dtype == "int32":
-        return place.value
-    bound = tvm.arith.Analyzer().const_int_bound(place)
+def _narrow(index: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return ``index`` in 32 bits if it fits, because a producer has few registers."""
+    if isinstance(index, tirx.Cast) and index.value.dtype == "int32":
+        return index.value
+    bound = tvm.arith.Analyzer().const_int_bound(index)
     fits = -(1 << 31) <= bound.min_value and bound.max_value < 1 << 31
-    return tirx.Cast("int32", place) if fits else place
+    return tirx.Cast("int32", index) if fits else index
 
 
 def _is_fixed(expr: tirx.PrimExpr, changed: set[tirx.Var]) -> bool:

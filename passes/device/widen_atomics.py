@@ -27,20 +27,20 @@ _LEGAL = {
     "addx2": ("float16", "bfloat16", "float32"), "addx4": ("float16", "bfloat16", "float32"),
     "addx2_ret": (), "addx4_ret": (),
 }  # fmt: skip
-"""By kind of operation, the element types of ``system_atomics.cuh``."""
+"""Element types that ``system_atomics.cuh`` supports, by kind of operation."""
 
 
 def widen_atomics(func: tirx.PrimFunc, symmetric: Collection[str]) -> tirx.PrimFunc:
-    """Replace each of TileLang's atomic operations on a symmetric tensor by one of TileWeave's.
+    """Replace TileLang's atomic operations on symmetric tensors by TileWeave's.
 
     TileLang's operations are atomic only among the threads of one GPU, and additions of most types
-    drop ``memory_order``. TMA reductions stay: no instruction has another scope.
+    ignore ``memory_order``. TMA reductions stay, because PTX has no other scope for them.
 
     Args:
         symmetric: names of the parameters that are symmetric tensors.
 
     Raises:
-        LanguageError: there is no such operation on the tensor's type.
+        LanguageError: the tensor's type does not support the operation.
 
     Before: ``AtomicAdd(&S[i], value, 3)``
     After:  ``tw::system::atomic_add<tw::Type::f32, 3>(&S[i], value)``
@@ -60,20 +60,24 @@ def widen_atomics(func: tirx.PrimFunc, symmetric: Collection[str]) -> tirx.PrimF
             _require_type(call, stmt)
         if not own:
             return stmt
-        return ir_transform(stmt, None, lambda c: _widened(c) if is_atomic(c) else None, _CALLS)
+
+        def widen(call: tirx.Call) -> tirx.Call | None:
+            return _at_system_scope(call) if is_atomic(call) else None
+
+        return ir_transform(stmt, None, widen, _CALLS)
 
     return func.with_body(visit(func.body))
 
 
 def _kind(call: tirx.Call) -> str:
-    """``add_ret`` of ``tl.atomic_add_ret_elem_op``."""
+    """Return the kind of an atomic operation: ``add_ret`` for ``tl.atomic_add_ret_elem_op``."""
     name = op_name(call)
     if not (name.startswith(_PREFIX) and name.endswith(_SUFFIX)):
         return ""
     return name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
 
 
-def _widened(call: tirx.Call) -> tirx.Call:
+def _at_system_scope(call: tirx.Call) -> tirx.Call:
     kind, pointer = _kind(call), call.args[0]
     count = 1 if kind == "load" else 2
     operands, rest = call.args[1:count], call.args[count:]
@@ -89,8 +93,8 @@ def _require_type(call: tirx.Call, stmt: tirx.Stmt) -> None:
     op, legal = f"T.atomic_{kind.removesuffix('_ret')}", _LEGAL[kind]
     if not legal:
         raise LanguageError(
-            f"{op}: return_prev=True of symmetric tensor {tensor}; expected one element at a time, "
-            f"by T.atomic_add{location(stmt)}"
+            f"{op}: return_prev=True for symmetric tensor {tensor}; expected T.atomic_add of "
+            f"single elements{location(stmt)}"
         )
     if dtype not in legal:
         raise LanguageError(

@@ -11,7 +11,7 @@ from ..ir.walk import op_name, rewrite_children, uses_op
 
 
 def drop_unordered(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-    """Remove the marks, so that TileLang sees the program as if it had none.
+    """Remove the marks, which TileLang does not know.
 
     Before: ``T.tileweave.unordered(S[peer, 0], "why"); T.copy(S[peer, 0], tile)``
     After:  ``T.copy(S[peer, 0], tile)``

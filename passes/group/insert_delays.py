@@ -1,4 +1,4 @@
-"""Delay signals and waits at random, so that missing synchronization becomes visible."""
+"""Delay signals and waits randomly, to expose missing synchronization."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..tile.pin_pipelined import is_pipelined
 
 
 def insert_delays(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
-    """Put a random sleep before each signal and after each wait, if ``tileweave.delays`` says so.
+    """Insert a random sleep before each signal and after each wait, if ``tileweave.delays`` is set.
 
-    A wait that is a statement of its own in ``T.Pipelined`` gets none: TileLang would assign the
-    sleep, and the loads after it, to the consumers.
+    A wait that is a statement of its own in ``T.Pipelined`` has no sleep, because TileLang would
+    assign the sleep, and the loads after it, to the consumers.
 
     Before: ``T.tileweave.signal(...)``
     After:  ``T.tileweave.delay(seed, 1); T.tileweave.signal(...)``
@@ -26,25 +26,25 @@ def insert_delays(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tir
     seed = options_of(func).delays
     if seed is None:
         return func
-    places = 0
+    count = 0
 
     def delay() -> tirx.Stmt:
-        nonlocal places
-        places += 1
+        nonlocal count
+        count += 1
         context = tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
-        operands = tirx.IntImm("int32", seed), tirx.IntImm("int32", places), context
+        operands = tirx.IntImm("int32", seed), tirx.IntImm("int32", count), context
         op = declaration_of(delay_builtin).op
         return tirx.Evaluate(tirx.call_intrin("handle", op, *operands))
 
-    def insert_in_round(stmt: tirx.Stmt) -> tirx.Stmt:
+    def insert_in_pipelined(stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt):
-            return rewrite_children(stmt, insert_in_round)
+            return rewrite_children(stmt, insert_in_pipelined)
         spec = builtin_of(getattr(stmt, "value", None))
         return stmt if spec is not None and spec.waits else insert(stmt)
 
     def insert(stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.For) and is_pipelined(stmt):
-            return rewrite_children(stmt, insert_in_round)
+            return rewrite_children(stmt, insert_in_pipelined)
         spec = builtin_of(getattr(stmt, "value", None))
         if spec is not None and isinstance(stmt, tirx.Evaluate):
             if spec.waits:

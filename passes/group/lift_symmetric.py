@@ -1,4 +1,4 @@
-"""Make a program's own symmetric memory a parameter that the runtime supplies."""
+"""Turn the program's own symmetric memory into parameters that the runtime supplies."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from ..ir.walk import format_expr, location
 
 
 def lift_symmetric(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
-    """Make each ``W.alloc_symmetric`` an implicit parameter.
+    """Turn each ``W.alloc_symmetric`` into an implicit parameter.
 
     Raises:
-        LanguageError: an extent is not a positive number, such as a dynamic size of a program that
-            is not specialized for sizes.
+        LanguageError: an extent is not a positive number, for example a dynamic size of a program
+            that is not specialized for sizes.
 
     Before: ``S = W.alloc_symmetric((M, N), "bfloat16")``
     After:  ``S: W.Symmetric((M, N), "bfloat16")`` after the program's own parameters
     """
-    found = {a.buffer.data: _parameter(a) for a in scratch_of(func.body)}
-    if not found:
+    buffers = {a.buffer.data: _parameter(a) for a in scratch_of(func.body)}
+    if not buffers:
         return func
 
-    body = on_buffers(func.body, found, lambda made: tirx.Evaluate(0))
+    body = with_buffers(func.body, buffers, lambda allocation: tirx.Evaluate(0))
     func = func.with_body(body)
     implicit = [
         Implicit(b.name, True, tuple(int(e) for e in b.shape[1:]), str(b.dtype), scratch=True)
-        for b in found.values()
+        for b in buffers.values()
     ]
-    return with_implicit(func, implicit, list(found.values()))
+    return with_implicit(func, implicit, list(buffers.values()))
 
 
-def on_buffers(
+def with_buffers(
     body: tirx.Stmt, buffers: Mapping[tirx.Var, tirx.Buffer],
-    make: Callable[[tirx.AllocBuffer], tirx.Stmt],
+    replace: Callable[[tirx.AllocBuffer], tirx.Stmt],
 ) -> tirx.Stmt:  # fmt: skip
-    """``body`` with other buffers.
+    """Replace buffers in ``body``.
 
     Args:
-        buffers: by the data pointer of those they stand for.
-        make: what stands where one was made.
+        buffers: the new buffers, by the data pointers of the old ones.
+        replace: returns the statement that replaces an allocation.
     """
 
     def change(node):
@@ -54,7 +54,7 @@ def on_buffers(
         if new is None:
             return None
         if isinstance(node, tirx.AllocBuffer):
-            return make(node)
+            return replace(node)
         if isinstance(node, tirx.BufferLoad):
             return tirx.BufferLoad(new, node.indices, node.predicate, node.span)
         store = tirx.BufferStore(new, node.value, node.indices, node.predicate)
@@ -67,25 +67,25 @@ def on_buffers(
 
 
 def scratch_of(body: tirx.Stmt) -> list[tirx.AllocBuffer]:
-    """Return the allocations in ``body`` that ``W.alloc_symmetric`` made."""
-    found: list[tirx.AllocBuffer] = []
+    """Return the allocations of ``W.alloc_symmetric`` in ``body``."""
+    allocations: list[tirx.AllocBuffer] = []
 
     def visit(node) -> None:
         if isinstance(node, tirx.AllocBuffer) and is_scratch(node.buffer):
-            found.append(node)
+            allocations.append(node)
 
     post_order_visit(body, visit)
-    return found
+    return allocations
 
 
-def _parameter(made: tirx.AllocBuffer) -> tirx.Buffer:
-    buffer = made.buffer
-    own = [tvm.arith.Analyzer().simplify(e) for e in buffer.shape[1:]]
-    if any(not isinstance(e, tirx.IntImm) or int(e) < 1 for e in own):
+def _parameter(allocation: tirx.AllocBuffer) -> tirx.Buffer:
+    buffer = allocation.buffer
+    shape = [tvm.arith.Analyzer().simplify(e) for e in buffer.shape[1:]]
+    if any(not isinstance(e, tirx.IntImm) or int(e) < 1 for e in shape):
         raise LanguageError(
-            f"alloc_symmetric: {buffer.name} has shape ({', '.join(map(format_expr, own))}); "
+            f"alloc_symmetric: {buffer.name} has shape ({', '.join(map(format_expr, shape))}); "
             "expected positive constants, or dynamic extents of the parameters in a program whose "
-            f"synchronisation is inferred{location(made)}"
+            f"synchronization is inferred{location(allocation)}"
         )
-    strides = [heap_stride(itemsize(buffer.dtype)), *packed_strides(own)]
-    return tirx.decl_buffer([WORLD_SIZE, *own], buffer.dtype, buffer.name, strides=strides)
+    strides = [heap_stride(itemsize(buffer.dtype)), *packed_strides(shape)]
+    return tirx.decl_buffer([WORLD_SIZE, *shape], buffer.dtype, buffer.name, strides=strides)

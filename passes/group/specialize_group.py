@@ -1,4 +1,4 @@
-"""Make the size of the group and the stride of its heap constants of the program."""
+"""Replace the size of the group and the stride of its heap by constants."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from ..ir.implicit import implicit_of
 from ..ir.walk import location, op_name, uses_tileweave
 
 GROUP_SIZE = "tileweave.group_size"
-"""Attribute of a program compiled for a group: its number of ranks."""
+"""Attribute of a program compiled for a group that holds the number of ranks."""
 _OF_HEAP = "tileweave.of_heap"
-"""Another one: which of its parameters are symmetric. Their strides do not tell: a tensor of the
-rank alone may have that of the heap, too."""
+"""Attribute of such a program that holds the indices of its symmetric parameters. Their strides do
+not identify them, because a tensor that is local to the rank may have the same stride."""
 
 
 def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
-    """Compile the program for one group.
+    """Specialize the program for one group.
 
-    Constants turn ``(rank + 1) % world_size`` into plain arithmetic, give the TMA descriptor its
-    shape and make the compiled kernel, and its cache entry, one per group size. An attribute keeps
-    the size for ``bind_runtime``. Negative constants as indices count from the end, as TileLang
-    reads them later.
+    Constants turn ``(rank + 1) % world_size`` into simple arithmetic and give the TMA descriptor
+    its shape. The compiled kernel and its cache entry then depend on the group size. An attribute
+    holds the size for ``bind_runtime``. Negative constant indices, which count from the end, are
+    replaced by indices from the start.
 
     Args:
-        world_size: ranks in the group.
+        world_size: number of ranks in the group.
         heap_stride: bytes between the heaps of two ranks.
 
     Raises:
-        LanguageError: the program accesses a symmetric tensor by another shape.
+        LanguageError: the program accesses a symmetric tensor through a view of another shape.
 
     Before: ``S: (world_size, M, N), strides (heap_stride_2, N, 1)``; ``tileweave.world_size()``;
     ``S[rank, -1, 0]``
     After:  ``S: (4, M, N), strides (1073741824, N, 1)``; ``4``; ``S[rank, M - 1, 0]``
     """
     ranks = tirx.IntImm("int32", world_size)
-    concrete, places = {}, []
-    for place, parameter in enumerate(func.params):
+    concrete, positions = {}, []
+    for position, parameter in enumerate(func.params):
         buffer = func.buffer_map.get(parameter)
         if buffer is not None and is_symmetric(buffer):
-            places.append(place)
+            positions.append(position)
             stride = tirx.IntImm("int64", heap_stride // itemsize(buffer.dtype))
             concrete[parameter] = tirx.decl_buffer(
                 [ranks, *buffer.shape[1:]],
@@ -58,23 +58,24 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
     if concrete:
         _refuse_views(func)
         func = func.specialize(concrete)
-        func = func.with_attr(_OF_HEAP, tirx.StringImm(json.dumps(places)))
+        func = func.with_attr(_OF_HEAP, tirx.StringImm(json.dumps(positions)))
 
     def constant(node):
         return ranks if op_name(node) == WORLD_SIZE else None
 
-    body = _from_start(ir_transform(func.body, None, constant, ["tirx.Call"]))
+    body = _with_positive_indices(ir_transform(func.body, None, constant, ["tirx.Call"]))
     func = func.with_body(body)
     return func.with_attr(GROUP_SIZE, ranks) if uses_tileweave(func) else func
 
 
 def heap_tensors(func: tirx.PrimFunc) -> list[tirx.Buffer]:
-    """The symmetric tensors of a program that was made one of a group, implicit ones too."""
+    """Return the symmetric tensors of a program compiled for a group, with implicit ones."""
     marked = func.attrs[_OF_HEAP].value if func.attrs and _OF_HEAP in func.attrs else "[]"
     implicit = implicit_of(func)
     first = len(func.params) - len(implicit)
-    places = {*json.loads(marked), *(first + n for n, one in enumerate(implicit) if one.symmetric)}
-    return [func.buffer_map[func.params[place]] for place in sorted(places)]
+    positions = {*json.loads(marked)}
+    positions |= {first + n for n, parameter in enumerate(implicit) if parameter.symmetric}
+    return [func.buffer_map[func.params[position]] for position in sorted(positions)]
 
 
 def _refuse_views(func: tirx.PrimFunc) -> None:
@@ -94,14 +95,13 @@ def _refuse_views(func: tirx.PrimFunc) -> None:
     if views:
         name = tensors[views[0].data].name
         raise LanguageError(
-            f"{views[0].name} is {name} in another shape; expected accesses to {name} itself: a "
-            f"symmetric tensor has no views{''.join(lines[:1])}"
+            f"specialize_group: {views[0].name} is a view of {name}; expected accesses to {name} "
+            f"itself, because symmetric tensors have no views{''.join(lines[:1])}"
         )
 
 
-def _from_start(body: tirx.Stmt) -> tirx.Stmt:
-    """``body`` with indices that count from the end, which are negative constants, counted from
-    0."""
+def _with_positive_indices(body: tirx.Stmt) -> tirx.Stmt:
+    """Replace negative constant indices, which count from the end, by indices from the start."""
 
     def change(node):
         if not any(_is_negative(i) for i in node.indices):

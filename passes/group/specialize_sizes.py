@@ -1,4 +1,4 @@
-"""Make the sizes of one call constants of a program whose synchronization depends on them."""
+"""Replace dynamic sizes by constants in a program whose synchronization depends on them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..ir.sizes import LARGEST, set_sizes
 from ..sync.infer.infer_sync import is_explicit
 from ..sync.infer.options import options_of
 from ..sync.regions.accesses import Access, Program, collect_accesses
-from .lift_symmetric import on_buffers, scratch_of
+from .lift_symmetric import scratch_of, with_buffers
 
 
 def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
-    """``func`` specialised for ``sizes`` if its synchronisation depends on them; else as it is.
+    """Specialize ``func`` for ``sizes`` if its synchronization depends on them.
 
     Raises:
-        TileWeaveError: sizes that are missing, or that the program does not have.
+        TileWeaveError: a size is missing, or the program does not have it.
     """
     names = dynamic_sizes(func)
     if not isinstance(sizes, Mapping):
@@ -40,16 +40,16 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
 
 
 def specialize_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
-    """``func`` with constants for its dynamic extents; the same object for the same sizes.
+    """Replace the dynamic extents of ``func`` by constants. Equal sizes return the same object.
 
-    A loop over a dynamic extent has unknown rounds, a tensor of one unknown counters: what is
-    inferred of a program is proven for sizes, not for all of them.
+    A loop over a dynamic extent has an unknown number of iterations, and a tensor with one has an
+    unknown number of counters. So the inference proves a program for given sizes only.
 
     Args:
-        sizes: of every dynamic extent, by name.
+        sizes: size of every dynamic extent, by name.
 
     Raises:
-        TileWeaveError: an extent without a size, or no positive size.
+        TileWeaveError: an extent has no size, or a size is not positive.
 
     Before: ``S: (world_size, M, N)``, ``T.Kernel(T.ceildiv(M, 8))``
     After:  ``S: (world_size, 20, N)``, ``T.Kernel(3)``
@@ -58,12 +58,12 @@ def specialize_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.Prim
     for size, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
             raise TileWeaveError(
-                f"{name}: size {size}={value!r}; expected a positive integer of 31 bits"
+                f"{name}: size {size}={value!r}; expected an integer from 1 to {LARGEST}"
             )
     missing = [n for n in names if n not in sizes]
     if missing:
         raise TileWeaveError(
-            f"{name}: no size of {', '.join(missing)}, on which its synchronisation depends; "
+            f"{name}: no size for {', '.join(missing)}, on which its synchronization depends; "
             f"expected sizes={{{', '.join(f'{n!r}: ...' for n in missing)}}} "
             f"({' '.join(f'--size {n}=...' for n in missing)} on the command line)"
         )
@@ -72,44 +72,43 @@ def specialize_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.Prim
 
 @cache
 def _specialized(func: tirx.PrimFunc, sizes: tuple[tuple[str, int], ...]) -> tirx.PrimFunc:
-    known = dict(sizes)
-    values = {v: tirx.IntImm(v.dtype, known[v.name]) for v in _extents(func)}
-    params = [*func.params, *values]  # what is no parameter cannot be specialised
-    body = _with_scratch(func.body, values)
+    size_of = dict(sizes)
+    values = {v: tirx.IntImm(v.dtype, size_of[v.name]) for v in _extents(func)}
+    params = [*func.params, *values]  # TVM specializes parameters only
+    body = _with_scratch_shapes(func.body, values)
     func = tirx.PrimFunc(params, body, func.ret_type, func.buffer_map, func.attrs, func.span)
-    return set_sizes(func.specialize(values), known)
+    return set_sizes(func.specialize(values), size_of)
 
 
-def _with_scratch(body: tirx.Stmt, values: Mapping[tirx.Var, tirx.IntImm]) -> tirx.Stmt:
-    """``body`` with known shapes of what ``W.alloc_symmetric`` makes, where TVM's own
-    specialisation does not look."""
-    made = [a.buffer for a in scratch_of(body)]
+def _with_scratch_shapes(body: tirx.Stmt, values: Mapping[tirx.Var, tirx.IntImm]) -> tirx.Stmt:
+    """Insert ``values`` into the shapes of ``W.alloc_symmetric``, which TVM does not specialize."""
+    scratch = [a.buffer for a in scratch_of(body)]
     buffers = {
         b.data: tirx.decl_buffer(
             [substitute(e, values) for e in b.shape], b.dtype, b.name, data=b.data, scope=b.scope()
         )
-        for b in made
+        for b in scratch
     }
 
-    def make(old: tirx.AllocBuffer) -> tirx.Stmt:
+    def replace(old: tirx.AllocBuffer) -> tirx.Stmt:
         new = tirx.AllocBuffer(buffers[old.buffer.data], old.annotations)
         if (span := get_stmt_span(old)) is not None:
             set_stmt_span(new, span)
         return new
 
-    return on_buffers(body, buffers, make) if buffers else body
+    return with_buffers(body, buffers, replace) if buffers else body
 
 
 def dynamic_sizes(func: tirx.PrimFunc) -> tuple[str, ...]:
-    """The names of the dynamic extents of a program's tensors, in the order of its parameters."""
+    """Return the names of the dynamic extents of a program's tensors, in parameter order."""
     return tuple(dict.fromkeys(v.name for v in _extents(func)))
 
 
 @lru_cache(maxsize=256)
 def needs_sizes(func: tirx.PrimFunc) -> bool:
-    """Return true if an access to a symmetric tensor depends on a dynamic extent.
+    """Return whether an access to a symmetric tensor depends on a dynamic extent.
 
-    The synchronization of such a program can only be inferred for known sizes. Programs with
+    The synchronization of such a program can only be inferred for given sizes. Programs with
     explicit synchronization keep their dynamic extents.
 
     Args:
@@ -118,40 +117,40 @@ def needs_sizes(func: tirx.PrimFunc) -> bool:
     extents = set(_extents(func))
     if not extents or options_of(func).verify == "off" or is_explicit(func):
         return False
-    scratch = [made.buffer for made in scratch_of(func.body)]
+    scratch = [allocation.buffer for allocation in scratch_of(func.body)]
     tensors = [b for b in func.buffer_map.values() if is_symmetric(b)] + scratch
     try:
         program = collect_accesses(func, tensors)
     except LanguageError:
-        return False  # infer_sync says so
+        return False  # infer_sync reports the error
     exprs = [e for buffer in scratch for e in buffer.shape]
     exprs += [e for access in program.accesses for e in _exprs(access)]
     return _depends(exprs, extents, program)
 
 
 def _extents(func: tirx.PrimFunc) -> list[tirx.Var]:
-    """Variables that are extents of a tensor, of one rank's part if symmetric."""
+    """Return the variables that are extents of tensors, except the number of ranks."""
     shapes = [func.buffer_map[p].shape for p in func.params if p in func.buffer_map]
-    found = [e for shape in shapes for e in shape if isinstance(e, tirx.Var)]
-    return list(dict.fromkeys(e for e in found if not e.same_as(WORLD_SIZE)))
+    extents = [e for shape in shapes for e in shape if isinstance(e, tirx.Var)]
+    return list(dict.fromkeys(e for e in extents if not e.same_as(WORLD_SIZE)))
 
 
 def _exprs(access: Access) -> Iterable[tirx.PrimExpr]:
-    """Return the expressions that decide where and how often an access happens."""
+    """Return the expressions that determine where and how often an access happens."""
     yield from (*access.starts, *access.extents, *access.conditions, *access.tensor.shape)
     for loop in (*access.loops, *access.inner):
         yield from (loop.min, loop.extent)
 
 
 def _depends(exprs: Iterable[tirx.PrimExpr], variables: set[tirx.Var], program: Program) -> bool:
-    seen: set[tirx.Var] = set()
+    visited: set[tirx.Var] = set()
 
     def visit(node) -> None:
-        if isinstance(node, tirx.Var) and node not in seen:
-            seen.add(node)
+        if isinstance(node, tirx.Var) and node not in visited:
+            visited.add(node)
             if node in program.values:
                 post_order_visit(program.values[node], visit)
 
     for expr in exprs:
         post_order_visit(tvm.runtime.convert(expr), visit)
-    return bool(seen & variables)
+    return bool(visited & variables)

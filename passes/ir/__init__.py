@@ -1,1 +1,1 @@
-"""Analyses and helpers that passes share; no pass."""
+"""Analyses and helpers that passes share."""

@@ -1,4 +1,4 @@
-"""Memory that a statement reads and writes, by the data pointers of its buffers."""
+"""Buffers that a statement reads and writes, by their data pointers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ...builtins.spec import builtin_of
 from .walk import calls_in, effects_in, op_name
 
 REGIONS = ("tl.region", "tl.access_ptr")
-"""Operators that name a box of memory and how it is accessed."""
+"""Operators that name a box of memory and its access mode."""
 READS, WRITES = 1, 2
-"""Bits of a mode of access."""
+"""Bits of an access mode."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Accesses:
     writes: dict[tirx.Var, tirx.Buffer] = field(default_factory=dict)
 
     def add(self, node) -> None:
-        """Add what the statement or expression ``node`` accesses."""
+        """Add the buffers that the statement or expression ``node`` accesses."""
         for _, buffer, mode in touches_in(node):
             if mode & READS:
                 self.reads[buffer.data] = buffer
@@ -59,7 +59,7 @@ def touches_in(node) -> list[Touch]:
 
 
 def mode_of(region: tirx.Call) -> int:
-    """Return how an operator of ``REGIONS`` accesses its box; reads and writes if unknown."""
+    """Return the access mode of an operator of ``REGIONS``; both bits if it is unknown."""
     mode = region.args[1] if op_name(region) == "tl.region" else region.args[-1]
     return int(mode) if isinstance(mode, tirx.IntImm) else READS | WRITES
 
@@ -70,7 +70,7 @@ def written_tensors(body: tirx.Stmt) -> set[tirx.Var]:
 
 
 def accesses_of(*nodes) -> Accesses:
-    """Memory that statements or expressions access."""
+    """Return the buffers that statements or expressions access."""
     accesses = Accesses()
     for node in nodes:
         accesses.add(node)
@@ -78,12 +78,12 @@ def accesses_of(*nodes) -> Accesses:
 
 
 def is_private(buffer: tirx.Buffer) -> bool:
-    """Return whether each thread has its own part of ``buffer``: fragments and local variables."""
+    """Return whether each thread has its own part of ``buffer``, as of fragments and variables."""
     return buffer.scope().startswith("local")
 
 
 def name_of(stmt: tirx.Stmt) -> str:
-    """Return what a program calls ``stmt``: its builtin, TileLang's operator, or an assignment."""
+    """Return the name of ``stmt`` for messages: a builtin, TileLang operator, or assignment."""
     for call in effects_in(stmt):
         return builtin_of(call).name
     for call in calls_in(stmt, lambda c: op_name(c).startswith("tl.tileop.")):

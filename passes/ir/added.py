@@ -1,4 +1,4 @@
-"""Operations that passes after the inference add to order memory, and the operations they serve."""
+"""Barriers, fences and waits that passes after the inference add, and the operations they serve."""
 
 from __future__ import annotations
 
@@ -22,87 +22,88 @@ _FENCES = ("tl.fence_proxy_async", declaration_of(fence_proxy_async).op_name)
 
 @dataclass(frozen=True)
 class Added:
-    """One operation.
+    """One added operation.
 
     Attributes:
         kind: ``barrier``, ``fence`` or ``bulk_wait``.
-        place: file and line of the operation that it serves.
-        flag: name of the tensor which that operation is on.
+        loc: file and line of the operation that it serves.
+        flag: name of the tensor that the served operation accesses.
         reason: the summary of the pass.
-        times: how often a block runs it at most, or None.
+        times: maximum number of executions by a block, or None if it is unknown.
     """
 
     kind: str
-    place: tuple[str, int]
+    loc: tuple[str, int]
     flag: str
     reason: str
     times: int | None
 
 
 def add_by_table(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[Added]]:
-    """Return ``func`` after the passes on tile-level IR, and the barriers and fences they have
-    added.
+    """Run the passes on tile-level IR; return ``func`` and the barriers and fences that they added.
 
     Args:
-        func: specialised for the group, with its signals and waits.
+        func: a program specialized for the group, with its signals and waits.
     """
-    found: dict[tirx.Stmt, Added] = {}
-    for one in SYNC_PASSES:
+    added: dict[tirx.Stmt, Added] = {}
+    for step in SYNC_PASSES:
         before = {leaf.stmt for leaf in leaves_of(func.body)}
-        func = one.run(func)
+        func = step.run(func)
         leaves = leaves_of(func.body)
-        for at, leaf in enumerate(leaves):
+        for index, leaf in enumerate(leaves):
             kind = _kind(leaf)
             if kind and leaf.stmt not in before:
-                served = _neighbour(leaves, at)
-                found[leaf.stmt] = _added(kind, served, one, leaf.times)
-    left = {leaf.stmt for leaf in leaves_of(func.body)}
-    return func, [added for stmt, added in found.items() if stmt in left]
+                served = _served_by(leaves, index)
+                added[leaf.stmt] = _added(kind, served, step, leaf.times)
+    remaining = {leaf.stmt for leaf in leaves_of(func.body)}
+    return func, [op for stmt, op in added.items() if stmt in remaining]
 
 
 def added_on_device(func: tirx.PrimFunc, kernels: Iterable[tirx.PrimFunc]) -> list[Added]:
-    """Return the operations that the device passes have kept or added in lowered ``kernels`` of
-    ``func``.
+    """Return the operations that the device passes kept or added in the lowered ``kernels``.
 
-    TileLang may have made several of one operation, for warps with different tasks; it is reported
-    once.
+    TileLang may have copied an operation for warps with different roles; it is reported once.
 
     Args:
-        func: after the passes on tile-level IR.
+        func: the program after the passes on tile-level IR.
     """
-    known = {
-        (one.place, _flag(one)): one
-        for one in leaves_of(func.body)
-        if _does(releases, one) or _does(acquires, one)
+    tile_leaves = {
+        (leaf.loc, _flag(leaf)): leaf
+        for leaf in leaves_of(func.body)
+        if _has(releases, leaf) or _has(acquires, leaf)
     }
     passes = {p.name: p for p in DEVICE_PASSES}
-    found: dict[Added, None] = {}
+    added: dict[Added, None] = {}
     for kernel in kernels:
         leaves = leaves_of(kernel.body)
-        for at, leaf in enumerate(leaves):
+        for index, leaf in enumerate(leaves):
             if is_placeholder(leaf.stmt):
-                kind, by = "bulk_wait", "complete_bulk_stores"
-                served = next((one for one in leaves[at:] if _does(releases, one)), None)
-            elif _kind(leaf) == "fence" and _is_ours(leaf):
-                kind, by = "fence", "fence_after_wait"
-                before = reversed(leaves[:at])
-                served = next((one for one in before if _does(acquires, one)), None)
+                kind, pass_name = "bulk_wait", "complete_bulk_stores"
+                served = _first(leaves[index:], releases)
+            elif _kind(leaf) == "fence" and _is_inserted(leaf):
+                kind, pass_name = "fence", "fence_after_wait"
+                served = _first(reversed(leaves[:index]), acquires)
             else:
                 continue
             if served is not None:
-                tile = known.get((served.place, _flag(served))) or _by_flag(known, served)
-                found[_added(kind, tile or served, passes[by], leaf.times)] = None
-    return list(found)
+                key = served.loc, _flag(served)
+                tile_leaf = tile_leaves.get(key) or _by_flag(tile_leaves, served)
+                added[_added(kind, tile_leaf or served, passes[pass_name], leaf.times)] = None
+    return list(added)
 
 
-def _by_flag(known: dict, leaf: Leaf) -> Leaf | None:
-    """Return the operation on the same flag, where TileLang has lost the line."""
-    same = [tile for (_, flag), tile in known.items() if flag == _flag(leaf)]
+def _first(leaves: Iterable[Leaf], effect: Callable[[tirx.Call], bool]) -> Leaf | None:
+    return next((leaf for leaf in leaves if _has(effect, leaf)), None)
+
+
+def _by_flag(tile_leaves: dict, leaf: Leaf) -> Leaf | None:
+    """Return the operation on the same flag; used if TileLang has lost the line."""
+    same = [tile_leaf for (_, flag), tile_leaf in tile_leaves.items() if flag == _flag(leaf)]
     return same[0] if same else None
 
 
-def _added(kind: str, served: Leaf, by: Pass, times: int | None) -> Added:
-    return Added(kind, served.place, _flag(served), by.summary, times)
+def _added(kind: str, served: Leaf, step: Pass, times: int | None) -> Added:
+    return Added(kind, served.loc, _flag(served), step.summary, times)
 
 
 def _kind(leaf: Leaf) -> str:
@@ -112,17 +113,19 @@ def _kind(leaf: Leaf) -> str:
     return "fence" if is_fence else ""
 
 
-def _is_ours(leaf: Leaf) -> bool:
-    """Return whether a pass inserted a fence on the device: such a fence has no line of its own,
-    and TileLang's own has another name."""
+def _is_inserted(leaf: Leaf) -> bool:
+    """Return whether a device pass inserted a fence.
+
+    Such a fence has no line, and fences that TileLang inserts have another name.
+    """
     return get_stmt_span(leaf.stmt) is None and op_name(leaf.stmt.value).startswith("tileweave.")
 
 
-def _neighbour(leaves: list[Leaf], at: int) -> Leaf:
-    """Return the operation that the one at ``at`` serves: the next one, else the previous one."""
-    others = [leaf for leaf in leaves[at + 1 :] if not _is_between(leaf)][:1]
-    others += [leaf for leaf in reversed(leaves[:at]) if not _is_between(leaf)][:1]
-    return next((leaf for leaf in others if leaf.builtins), leaves[at])
+def _served_by(leaves: list[Leaf], index: int) -> Leaf:
+    """Return the operation that ``leaves[index]`` serves: the next one, else the previous one."""
+    others = [leaf for leaf in leaves[index + 1 :] if not _is_between(leaf)][:1]
+    others += [leaf for leaf in reversed(leaves[:index]) if not _is_between(leaf)][:1]
+    return next((leaf for leaf in others if leaf.builtins), leaves[index])
 
 
 def _is_between(leaf: Leaf) -> bool:
@@ -131,8 +134,8 @@ def _is_between(leaf: Leaf) -> bool:
     return bool(_kind(leaf)) or is_placeholder(leaf.stmt) or is_condition
 
 
-def _does(what: Callable[[tirx.Call], bool], leaf: Leaf) -> bool:
-    return any(map(what, leaf.builtins))
+def _has(effect: Callable[[tirx.Call], bool], leaf: Leaf) -> bool:
+    return any(map(effect, leaf.builtins))
 
 
 def _flag(leaf: Leaf) -> str:

@@ -1,4 +1,4 @@
-"""The block barrier as IR."""
+"""Block barriers in the IR."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from .walk import op_name
 
 
 def sync_threads() -> tirx.Stmt:
-    """Return ``T.sync_threads()``; TileLang makes it a partial barrier inside a specialized warp
-    group."""
+    """Return ``T.sync_threads()``.
+
+    TileLang makes it a partial barrier inside a specialized warp group.
+    """
     op = tvm.ir.Op.get("tirx.tvm_storage_sync")
     return tirx.Evaluate(tirx.call_intrin("int32", op, tirx.StringImm("shared")))
 
 
 def is_barrier(stmt: tirx.Stmt) -> bool:
-    """Return whether ``stmt`` is only a barrier of the block, or of a part of it."""
+    """Return whether ``stmt`` is a barrier of the block, or of a part of it."""
     if not isinstance(stmt, tirx.Evaluate) or op_name(stmt.value) != "tirx.tvm_storage_sync":
         return False
     return stmt.value.args[0].value.startswith("shared")
 
 
 def is_sync_threads(stmt: tirx.Stmt) -> bool:
-    """Return whether ``stmt`` is only a barrier of the whole block."""
+    """Return whether ``stmt`` is a barrier of the whole block."""
     return is_barrier(stmt) and len(stmt.value.args) == 1

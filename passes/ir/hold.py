@@ -1,4 +1,4 @@
-"""An operator that reads a value, and does nothing else: TileLang's passes see the use."""
+"""An operator that reads a value, so that TileLang's passes see a use. It emits no code."""
 
 from __future__ import annotations
 

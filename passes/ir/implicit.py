@@ -1,4 +1,4 @@
-"""Parameters that passes add to a program and the runtime supplies, zeroed once."""
+"""Implicit parameters: passes add them to a program. The runtime supplies them, zeroed once."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tvm import tirx
 from ...builtins.symmetric import itemsize, packed_strides
 
 IMPLICIT = "tileweave.implicit"
-"""Attribute of a program: its implicit parameters, which follow its own, as JSON."""
+"""Attribute of a program that holds its implicit parameters, which follow its own, as JSON."""
 
 
 @dataclass(frozen=True)
 class Implicit:
-    """Parameter that passes add.
+    """One parameter that passes add.
 
     Attributes:
-        symmetric: whether every rank's copy is visible to all.
-        shape: of one rank's copy.
-        scratch: whether it holds data, of a ``W.alloc_symmetric`` or of versions of a tensor;
-            otherwise it holds counters.
+        symmetric: whether all ranks can access every rank's copy.
+        shape: shape of one rank's copy.
+        scratch: whether it holds data of ``W.alloc_symmetric`` or of versions of a tensor.
+            Otherwise it holds counters.
     """
 
     name: str
@@ -44,7 +44,7 @@ def implicit_of(func: tirx.PrimFunc) -> list[Implicit]:
 def heap_buffer(
     name: str, shape: Sequence[int], dtype: str, world_size: int, heap_stride: int
 ) -> tirx.Buffer:
-    """A symmetric tensor of a group, ``shape`` on each rank."""
+    """Declare a symmetric tensor of a group, with ``shape`` on each rank."""
     stride = tirx.IntImm("int64", heap_stride // itemsize(dtype))
     strides = [stride, *packed_strides(shape)]
     return tirx.decl_buffer([world_size, *shape], dtype, name, strides=strides)
@@ -55,8 +55,8 @@ def with_implicit(
 ) -> tirx.PrimFunc:
     """Return ``func`` with more implicit parameters, after its existing ones."""
     params, buffer_map = list(func.params), dict(func.buffer_map.items())
-    for one, buffer in zip(implicit, buffers, strict=True):
-        param = tirx.Var(f"{one.name}_handle", "handle")
+    for parameter, buffer in zip(implicit, buffers, strict=True):
+        param = tirx.Var(f"{parameter.name}_handle", "handle")
         params.append(param)
         buffer_map[param] = buffer
     new = tirx.PrimFunc(params, func.body, func.ret_type, buffer_map, func.attrs, func.span)

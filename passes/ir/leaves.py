@@ -1,4 +1,4 @@
-"""The statements of a program that do something, in order, and how often a block gets there."""
+"""Statements of a program without inner statements, in order, and how often a block runs them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .walk import builtins_in, op_name, rewrite_children
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A statement without others inside, or a condition that calls a builtin.
+    """A statement without inner statements, or a condition that calls a builtin.
 
     Attributes:
-        stmt: it, or the statement whose condition it is.
-        node: what it evaluates.
-        times: how often a block runs it at most; None where that is not known.
+        stmt: the statement, or the statement with the condition.
+        node: the statement or condition that is evaluated.
+        times: maximum number of executions by a block, or None if it is unknown.
     """
 
     stmt: tirx.Stmt
@@ -32,27 +32,27 @@ class Leaf:
         return builtins_in(self.node)
 
     @property
-    def place(self) -> tuple[str, int]:
-        """File and line; empty where TileLang has lost them."""
+    def loc(self) -> tuple[str, int]:
+        """File and line; ``("", 0)`` if TileLang has lost them."""
         span = get_stmt_span(self.stmt)
         return (str(span.source_name.name), int(span.line)) if span is not None else ("", 0)
 
 
 def leaves_of(body: tirx.Stmt) -> list[Leaf]:
-    """Every leaf of ``body``, in the order of the program."""
-    found: list[Leaf] = []
+    """Return the leaves of ``body`` in program order."""
+    leaves: list[Leaf] = []
 
     def walk(stmt: tirx.Stmt, times: int | None) -> tirx.Stmt:
         if isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
-            found.append(Leaf(stmt, stmt, times))
+            leaves.append(Leaf(stmt, stmt, times))
             return stmt
         if isinstance(stmt, (tirx.IfThenElse, tirx.While)) and builtins_in(stmt.condition):
-            found.append(Leaf(stmt, stmt.condition, times))
+            leaves.append(Leaf(stmt, stmt.condition, times))
         inside = times if times is None else _times(stmt, times)
         return rewrite_children(stmt, lambda s: walk(s, inside))
 
     walk(body, 1)
-    return found
+    return leaves
 
 
 def _times(stmt: tirx.Stmt, times: int) -> int | None:
@@ -66,12 +66,12 @@ def _times(stmt: tirx.Stmt, times: int) -> int | None:
 
 
 def leaves_with_builtins(stmt: tirx.Stmt) -> Iterator[tirx.Stmt]:
-    """The statements inside ``stmt`` that call a builtin which does something to memory."""
+    """Yield the statements inside ``stmt`` that call a builtin on global memory."""
     return (leaf.stmt for leaf in leaves_of(stmt) if any(map(tensor_of, leaf.builtins)))
 
 
 def tensor_of(call: tirx.Call) -> str:
-    """Name of the tensor in global memory that a builtin gets first, or an empty string."""
+    """Return the name of the first tensor in global memory that a builtin accesses, or ""."""
     for (_, kind), pointer in zip(builtin_of(call).operands, call.args, strict=False):
         if isinstance(kind, Pointer) and kind.space == "global":
             if op_name(pointer) == "tl.access_ptr":

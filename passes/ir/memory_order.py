@@ -1,4 +1,4 @@
-"""Effect of a builtin on the order of memory, by its declaration and its qualifiers."""
+"""Effects of builtins on the order of memory, according to their declarations and qualifiers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ def _sem(call: tirx.Call) -> str:
 
 
 def writes(call: tirx.Call) -> bool:
-    """Return whether ``call`` is a builtin that changes memory, so that repeating it changes it
-    again."""
+    """Return whether ``call`` is a builtin that changes memory, so that it must not be repeated."""
     spec = builtin_of(call)
     return spec is not None and spec.writes
 
 
 def pointers_written(call: tirx.Call) -> list[tirx.BufferLoad]:
-    """The elements at which the builtin ``call`` starts to write, of tensors of the program."""
+    """Return the first element in each of the program's tensors that ``call`` writes."""
     operands = zip(builtin_of(call).operands, call.args, strict=False)
     return [
         pointer.args[0]

@@ -1,5 +1,4 @@
-"""Names of builtin calls in messages: a call that the compiler inserted is no operation of the
-user's program."""
+"""Names of builtin calls in messages. The name of an inserted call says what it is inserted for."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.spec import builtin_of
 
 ORIGIN = "tileweave.origin"
-"""Annotation of an inserted call: what it is, and which access of the program it is for."""
+"""Annotation of an inserted call with its name, which names the access that needs it."""
 _KINDS = {"read": "read of", "write": "write of", "add": "addition to"}
 
 
@@ -18,7 +17,7 @@ def inserted(role: str, kind: str = "", tensor: str = "") -> dict[str, tirx.Stri
 
     Args:
         role: ``wait``, ``signal``, ...
-        kind: of the access that the call is for: ``read``, ``write`` or ``add``.
+        kind: kind of the access that needs the call: ``read``, ``write`` or ``add``.
         tensor: name of the accessed tensor.
     """
     access = f" for the {_KINDS[kind]} {tensor}" if kind else ""
@@ -26,7 +25,7 @@ def inserted(role: str, kind: str = "", tensor: str = "") -> dict[str, tirx.Stri
 
 
 def without_origins(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return ``func`` as it is shown: without what only messages need."""
+    """Return ``func`` without origins, for printing: only messages need them."""
 
     def plain(call: tirx.Call) -> tirx.Call | None:
         if ORIGIN not in call.annotations:
@@ -38,12 +37,12 @@ def without_origins(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def name_of(call: tirx.Call) -> str:
-    """Return what a message calls ``call``: the builtin's name, or its origin if inserted."""
+    """Return the name of ``call`` for messages: the builtin's name, or the origin if inserted."""
     origin = call.annotations.get(ORIGIN)
     return builtin_of(call).name if origin is None else str(origin.value)
 
 
 def hint_of(call: tirx.Call) -> str:
-    """Return what the user can move in place of an inserted call, for the end of a message."""
+    """Return a hint for the end of a message: the access to move instead of an inserted call."""
     _, separator, access = name_of(call).partition(" inserts for ")
     return f" (the compiler keeps it beside {access}, which you can move)" if separator else ""

@@ -1,4 +1,4 @@
-"""Sets of threads that reach a statement, by the conditions on the thread index around it."""
+"""Sets of threads that reach a statement, according to the conditions on the thread index."""
 
 from __future__ import annotations
 
@@ -51,25 +51,31 @@ _DIVIDES = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 @dataclass(frozen=True)
 class Value:
-    """An integer in each thread of a block: an array over the threads, or unknown.
+    """An integer in each thread of a block.
 
     Attributes:
+        values: the integers as an array over the threads, or None if they are unknown.
         varies: whether an unknown value may differ between threads.
     """
 
-    known: np.ndarray | None
+    values: np.ndarray | None
     varies: bool = False
 
     @property
     def differs(self) -> bool:
-        """True if it may differ between threads."""
-        return self.varies if self.known is None else bool(np.ptp(self.known))
+        """True if the value may differ between threads."""
+        return self.varies if self.values is None else bool(np.ptp(self.values))
 
 
 @dataclass(frozen=True)
 class Truth:
-    """A condition in each thread: where it may hold, where it must, and whether the answer of the
-    threads in between may differ."""
+    """A condition in each thread.
+
+    Attributes:
+        may: threads in which it may hold.
+        must: threads in which it certainly holds.
+        varies: whether it may differ between threads in which it may hold but need not.
+    """
 
     may: np.ndarray
     must: np.ndarray
@@ -81,8 +87,8 @@ class ThreadSet:
     """Threads that may reach a statement.
 
     Attributes:
-        members: one bool for each thread of the block, by its indices on x, y and z.
-        is_exact: whether all of them reach it when one does.
+        members: a bool for each thread of the block, by its indices on x, y and z.
+        is_exact: whether all of them reach the statement if one of them does.
     """
 
     members: np.ndarray
@@ -94,15 +100,17 @@ class ThreadSet:
 
     @property
     def is_warps(self) -> bool:
-        """True if they are whole warps."""
+        """True if the set consists of whole warps."""
         lanes = self.members.ravel(order="F")
         warps = (lanes[i : i + _WARP] for i in range(0, lanes.size, _WARP))
         return all(warp.all() or not warp.any() for warp in warps)
 
     @property
     def names(self) -> str:
-        """Their indices for a message, such as ``threads 0 to 63``; on x, y and z where the block
-        has several axes."""
+        """Indices of the threads for a message, such as ``threads 0 to 63``.
+
+        If the block has several axes, each index is a tuple (x, y, z).
+        """
         indices = [tuple(map(int, index)) for index in np.argwhere(self.members)]
         shown: list[object] = list(indices)
         if self.members.shape[1:] == (1, 1):
@@ -114,12 +122,12 @@ class ThreadSet:
 
 
 class Block:
-    """The threads of one block, and what expressions evaluate to in each."""
+    """The threads of one block, and the values of expressions in each thread."""
 
     def __init__(self, axes: Mapping[int, tuple[tirx.Var | None, int]]) -> None:
         """
         Args:
-            axes: index variable and extent of the axes 0, 1 and 2; those left out have one thread.
+            axes: index variable and extent of the axes 0, 1 and 2. A missing axis has one thread.
         """
         self.index = axes[0][0] if 0 in axes else None
         """The thread index on x."""
@@ -133,7 +141,7 @@ class Block:
         x, y, z = np.indices(self.extents, np.int64)
         self._linear = x + self.extents[0] * (y + self.extents[1] * z)
         self.bound: dict[tirx.Var, tirx.PrimExpr] = {}
-        """Variables that have the value of an expression."""
+        """Values of bound variables, as expressions."""
         self.divided: set[tirx.Var] = set()
         """Variables of loops whose iterations are divided among the threads."""
 
@@ -142,7 +150,7 @@ class Block:
         return ThreadSet(np.ones(self.extents, bool))
 
     def value(self, expr: tirx.PrimExpr) -> Value:
-        """The integer ``expr`` in each thread."""
+        """Return the value of the integer ``expr`` in each thread."""
         if isinstance(expr, tirx.IntImm):
             return Value(np.int64(int(expr)).reshape(1, 1, 1))
         if isinstance(expr, tirx.Var):
@@ -165,7 +173,7 @@ class Block:
         return Value(None, self._depends(expr))
 
     def truth(self, expr: tirx.PrimExpr) -> Truth:
-        """The condition ``expr`` in each thread."""
+        """Return the value of the condition ``expr`` in each thread."""
         if isinstance(expr, (tirx.And, tirx.Or)):
             a, b = self.truth(expr.a), self.truth(expr.b)
             join = operator.and_ if isinstance(expr, tirx.And) else operator.or_
@@ -181,13 +189,13 @@ class Block:
             group = int(expr.args[0]) or self._linear.size
             return replace(_decided(self._linear % group == 0), varies=True)
         if type(expr) in _COMPARISONS:
-            found = self._apply(_COMPARISONS[type(expr)], expr.a, expr.b)
+            value = self._apply(_COMPARISONS[type(expr)], expr.a, expr.b)
         else:
-            found = self.value(expr)
-        if found.known is not None:
-            return _decided(found.known != 0)
+            value = self.value(expr)
+        if value.values is not None:
+            return _decided(value.values != 0)
         may = np.ones((1, 1, 1), bool)
-        return Truth(may, ~may, found.varies)
+        return Truth(may, ~may, value.varies)
 
     def _variable(self, variable: tirx.Var) -> Value:
         if variable in self._indices:
@@ -202,27 +210,27 @@ class Block:
         self, function: Callable, a: tirx.PrimExpr, b: tirx.PrimExpr, divides: bool = False
     ) -> Value:
         x, y = self.value(a), self.value(b)
-        if x.known is None or y.known is None or (divides and not y.known.all()):
+        if x.values is None or y.values is None or (divides and not y.values.all()):
             return Value(None, x.differs or y.differs)
-        return Value(function(x.known, y.known))
+        return Value(function(x.values, y.values))
 
     def _depends(self, expr: tirx.PrimExpr) -> bool:
-        """Return true if an expression of another kind may differ between threads."""
-        found = False
+        """Return whether an expression of another kind may differ between threads."""
+        differs = False
 
         def visit(node) -> None:
-            nonlocal found
+            nonlocal differs
             if isinstance(node, (tirx.Var, tirx.BufferLoad)):
-                found = found or self.value(node).differs
+                differs = differs or self.value(node).differs
             elif isinstance(node, tirx.Call):
-                found = found or not (op_name(node) in HOST_VALUES or _is_function(node))
+                differs = differs or not (op_name(node) in HOST_VALUES or _is_function(node))
 
         post_order_visit(expr, visit)
-        return found
+        return differs
 
 
 def _is_function(call: tirx.Call) -> bool:
-    """Return true if the result of ``call`` depends on its arguments only."""
+    """Return whether the result of ``call`` depends only on its arguments."""
     return op_name(call).startswith("tirx.") and not has_effect(call)
 
 
@@ -234,9 +242,10 @@ Visit = Callable[[tirx.Stmt, ThreadSet, "Block | None"], tirx.Stmt]
 
 
 def follow_threads(body: tirx.Stmt, visit: Visit) -> tirx.Stmt:
-    """``body`` with each statement replaced by what ``visit`` makes of it, from the outside in.
+    """Replace each statement of ``body`` by the result of ``visit``, outer statements first.
 
-    ``visit`` gets the threads that reach the statement, and their block; none outside a kernel.
+    ``visit(stmt, threads, block)`` receives the threads that reach the statement, and their block,
+    which is None outside of a kernel.
     """
     return _Follow(visit).follow(body, ThreadSet(np.ones((1, 1, 1), bool)))
 
@@ -248,21 +257,21 @@ class _Follow:
         self._variables: dict[int, tirx.Var] = {}
         self._extents: dict[int, int] = {}
 
-    def follow(self, stmt: tirx.Stmt, here: ThreadSet) -> tirx.Stmt:
-        here = self._enter(stmt, here)
-        stmt = self._visit(stmt, here, self._block)
+    def follow(self, stmt: tirx.Stmt, threads: ThreadSet) -> tirx.Stmt:
+        threads = self._enter(stmt, threads)
+        stmt = self._visit(stmt, threads, self._block)
         block = self._block
         if isinstance(stmt, tirx.IfThenElse) and block is not None:
             truth = block.truth(stmt.condition)
-            exact = here.is_exact and not truth.varies
-            sides = [ThreadSet(here.members & truth.may, exact)]
-            sides += [ThreadSet(here.members & ~truth.must, exact)]
+            exact = threads.is_exact and not truth.varies
+            sides = [ThreadSet(threads.members & truth.may, exact)]
+            sides += [ThreadSet(threads.members & ~truth.must, exact)]
             cases = iter(sides)
             return rewrite_children(stmt, lambda s: self.follow(s, next(cases)))
-        inside = self._inside(stmt, here, block) if block is not None else here
+        inside = self._inside(stmt, threads, block) if block is not None else threads
         return rewrite_children(stmt, lambda s: self.follow(s, inside))
 
-    def _inside(self, stmt: tirx.Stmt, here: ThreadSet, block: Block) -> ThreadSet:
+    def _inside(self, stmt: tirx.Stmt, threads: ThreadSet, block: Block) -> ThreadSet:
         if isinstance(stmt, tirx.Bind):
             block.bound[stmt.var] = stmt.value
         if isinstance(stmt, tirx.While):
@@ -270,30 +279,30 @@ class _Follow:
         elif isinstance(stmt, tirx.For):
             if stmt.kind == tirx.ForKind.PARALLEL:
                 block.divided.add(stmt.loop_var)
-                return ThreadSet(here.members, False)
+                return ThreadSet(threads.members, False)
             truth = block.truth(stmt.extent > 0)
         else:
-            return here
-        return ThreadSet(here.members & truth.may, here.is_exact and not truth.varies)
+            return threads
+        return ThreadSet(threads.members & truth.may, threads.is_exact and not truth.varies)
 
-    def _enter(self, stmt: tirx.Stmt, here: ThreadSet) -> ThreadSet:
-        """Note the indices and extents of threads; a new block has all its threads here."""
+    def _enter(self, stmt: tirx.Stmt, threads: ThreadSet) -> ThreadSet:
+        """Record thread indices and extents; return the threads inside ``stmt``."""
         if op_name(getattr(stmt, "value", None)) == "tl.launch_thread_idx":
             self._variables[int(stmt.value.args[0])] = stmt.var
-            return here
+            return threads
         if isinstance(stmt, tirx.SBlockRealize):
             extents = stmt.block.annotations.get("tl.launch_threads")
             if extents is None:
-                return here
+                return threads
             self._extents = {axis: int(extent) for axis, extent in enumerate(extents)}
         elif isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
             tag = stmt.node.thread_tag
             if not tag.startswith("threadIdx."):
-                return here
+                return threads
             self._variables["xyz".index(tag[-1])] = stmt.node.var
             self._extents["xyz".index(tag[-1])] = int(stmt.value)
         else:
-            return here
+            return threads
         bound = self._block.bound if self._block is not None else {}
         self._block = Block({a: (self._variables.get(a), n) for a, n in self._extents.items()})
         self._block.bound.update(bound)

@@ -25,7 +25,7 @@ _THREAD_OPS = frozenset(
 
 
 class Divergence(IntEnum):
-    """How sure it is that the threads of a block differ in a value or in the way they take."""
+    """Degree to which the threads of a block may differ in a value, or in the path they take."""
 
     UNIFORM = 0
     MAYBE_DIVERGENT = 1
@@ -33,12 +33,14 @@ class Divergence(IntEnum):
 
 
 class ThreadControl:
-    """Follows, from the top of ``func``, which variables depend on the thread index.
+    """Analysis of the variables that depend on the thread index, in program order.
 
-    A register is the same in all threads if every value stored to it is, and every store is reached
-    by all threads. ``threads`` lists the thread indices, x first, of the kernel entered last: a
-    program may hold several. A load of global memory is taken to be the same in all threads, as
-    that of a tile index or a count is; whether another rank changes it meanwhile is unknown.
+    A register is uniform if every value that is stored to it is uniform and all threads reach every
+    store. A load of global memory is assumed to be uniform, because programs load tile indices and
+    counts. The analysis does not know whether another rank changes that memory at the same time.
+
+    Attributes:
+        threads: thread indices, x first, of the last entered kernel; a program may have several.
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:
@@ -48,15 +50,15 @@ class ThreadControl:
         self._follow_registers(func.body)
 
     def bind(self, stmt: tirx.Bind) -> None:
-        """Note a binding; its variable differs between threads if its value does."""
+        """Record a binding: the variable has the divergence of its value."""
         if op_name(stmt.value) == "tl.launch_thread_idx":
             self.threads.append(stmt.var)
-        self._divergence[stmt.var] = self.of(stmt.value)
+        self._divergence[stmt.var] = self.divergence_of(stmt.value)
 
     def enter(self, stmt: tirx.Stmt) -> Divergence:
-        """How what stands inside ``stmt`` may differ between threads, by ``stmt`` alone."""
+        """Return the divergence that ``stmt`` itself causes for the statements inside it."""
         if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
-            return self.of(stmt.condition)
+            return self.divergence_of(stmt.condition)
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
             self._index(stmt.node.thread_tag, stmt.node.var)
         if not isinstance(stmt, tirx.For):
@@ -67,10 +69,10 @@ class ThreadControl:
         if stmt.kind == tirx.ForKind.PARALLEL:
             self._divergence[stmt.loop_var] = Divergence.DIVERGENT
             return Divergence.DIVERGENT
-        return max(self.of(stmt.min), self.of(stmt.extent))
+        return max(self.divergence_of(stmt.min), self.divergence_of(stmt.extent))
 
     def _index(self, tag: str, variable: tirx.Var) -> bool:
-        """Note an index of blocks or threads; whether it is one of threads."""
+        """Record a block or thread index; return whether it is a thread index."""
         if tag == "blockIdx.x":
             self.threads.clear()
         if not tag.startswith("threadIdx"):
@@ -79,24 +81,25 @@ class ThreadControl:
         self._divergence[variable] = Divergence.DIVERGENT
         return True
 
-    def of(self, expr: tirx.PrimExpr) -> Divergence:
-        """How ``expr`` may differ between threads: a call with effects may answer each its own."""
-        found = Divergence.UNIFORM
+    def divergence_of(self, expr: tirx.PrimExpr) -> Divergence:
+        """Return the divergence of ``expr``. A call with effects may differ between threads."""
+        divergence = Divergence.UNIFORM
 
         def visit(node):
-            nonlocal found
+            nonlocal divergence
             if isinstance(node, tirx.Var):
-                found = max(found, self._divergence.get(node, Divergence.UNIFORM))
+                divergence = max(divergence, self._divergence.get(node, Divergence.UNIFORM))
             elif isinstance(node, tirx.Call):
                 if op_name(node) in _THREAD_OPS:
-                    found = Divergence.DIVERGENT
+                    divergence = Divergence.DIVERGENT
                 elif op_name(node) not in HOST_VALUES and has_effect(node):
-                    found = max(found, Divergence.MAYBE_DIVERGENT)
+                    divergence = max(divergence, Divergence.MAYBE_DIVERGENT)
             elif isinstance(node, tirx.BufferLoad) and is_private(node.buffer):
-                found = max(found, self._registers.get(node.buffer.data, Divergence.UNIFORM))
+                register = self._registers.get(node.buffer.data, Divergence.UNIFORM)
+                divergence = max(divergence, register)
 
         post_order_visit(expr, visit)
-        return found
+        return divergence
 
     def _follow_registers(self, body: tirx.Stmt) -> None:
         before = None
@@ -108,7 +111,7 @@ class ThreadControl:
         if isinstance(stmt, tirx.Bind):
             self.bind(stmt)
         if isinstance(stmt, tirx.BufferStore) and is_private(stmt.buffer):
-            values = (self.of(e) for e in (stmt.value, *stmt.indices))
+            values = (self.divergence_of(e) for e in (stmt.value, *stmt.indices))
             self._differs(stmt.buffer, max(divergence, *values))
         if isinstance(stmt, tirx.Evaluate):
             for call in calls_in(stmt.value, lambda c: True):
@@ -119,5 +122,5 @@ class ThreadControl:
         return rewrite_children(stmt, lambda s: self._follow(s, divergence))
 
     def _differs(self, buffer: tirx.Buffer, divergence: Divergence) -> None:
-        found = max(self._registers.get(buffer.data, Divergence.UNIFORM), divergence)
-        self._registers[buffer.data] = min(found, Divergence.MAYBE_DIVERGENT)
+        divergence = max(self._registers.get(buffer.data, Divergence.UNIFORM), divergence)
+        self._registers[buffer.data] = min(divergence, Divergence.MAYBE_DIVERGENT)

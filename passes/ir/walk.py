@@ -1,4 +1,4 @@
-"""Traversal of structured statements, for passes that must know what encloses or precedes one."""
+"""Traversal of statements and expressions, and their text for messages."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ Rewrite = Callable[[tirx.Stmt], tirx.Stmt]
 
 
 def rewrite_children(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
-    """``stmt`` with each statement directly inside it replaced by ``f`` of it; itself if none
-    changed."""
+    """Replace each statement directly inside ``stmt`` by the result of ``f``.
+
+    Return ``stmt`` itself if no statement changes.
+    """
     new = _rebuild(stmt, f)
     if new is not stmt and (span := get_stmt_span(stmt)) is not None:
         set_stmt_span(new, span)
@@ -53,14 +55,14 @@ def statements_of(stmt: tirx.Stmt) -> list[tirx.Stmt]:
 
 def children_of(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     """Return the statements directly inside ``stmt``, in order."""
-    found: list[tirx.Stmt] = []
+    children: list[tirx.Stmt] = []
 
     def keep(inner: tirx.Stmt) -> tirx.Stmt:
-        found.append(inner)
+        children.append(inner)
         return inner
 
     _rebuild(stmt, keep)
-    return found
+    return children
 
 
 def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
@@ -98,7 +100,7 @@ def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
         return tirx.While(stmt.condition, body)
     if isinstance(stmt, tirx.AttrStmt):
         return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
-    raise TypeError(f"statement {type(stmt).__name__} with a body is not known to the passes")
+    raise TypeError(f"the passes do not support a {type(stmt).__name__} statement with a body")
 
 
 def _same(new: list, old) -> bool:
@@ -114,48 +116,48 @@ def flatten(stmts: list[tirx.Stmt]) -> tirx.Stmt:
 
 
 def calls_in(node, match: Callable[[tirx.Call], bool]) -> list[tirx.Call]:
-    """Calls inside a statement or expression that ``match``."""
-    found: list[tirx.Call] = []
+    """Return the calls inside a statement or expression for which ``match`` holds."""
+    calls: list[tirx.Call] = []
 
     def visit(n):
         if isinstance(n, tirx.Call) and match(n):
-            found.append(n)
+            calls.append(n)
 
     post_order_visit(node, visit)
-    return found
+    return calls
 
 
 def variables_in(node) -> list[tirx.Var]:
-    """Variables that a statement or expression names, each once."""
-    found: dict[tirx.Var, None] = {}
+    """Return the variables in a statement or expression, each once."""
+    variables: dict[tirx.Var, None] = {}
 
     def visit(n):
         if isinstance(n, tirx.Var):
-            found[n] = None
+            variables[n] = None
 
     post_order_visit(node, visit)
-    return list(found)
+    return list(variables)
 
 
 def variables_and_loads(expr: tirx.PrimExpr) -> list[tirx.Var | tirx.BufferLoad]:
     """Return the variables and the elements of memory that ``expr`` reads."""
-    found: list[tirx.Var | tirx.BufferLoad] = []
+    nodes: list[tirx.Var | tirx.BufferLoad] = []
 
     def visit(node) -> None:
         if isinstance(node, (tirx.Var, tirx.BufferLoad)):
-            found.append(node)
+            nodes.append(node)
 
     post_order_visit(expr, visit)
-    return found
+    return nodes
 
 
 def has_loads(expr: tirx.PrimExpr) -> bool:
-    """Return whether ``expr`` may have another value when it is evaluated again."""
+    """Return whether ``expr`` reads memory, so that its value may change."""
     return any(isinstance(node, tirx.BufferLoad) for node in variables_and_loads(expr))
 
 
 def bound_in(stmt: tirx.Stmt) -> set[tirx.Var]:
-    """Return the variables that ``stmt`` defines: of its loops, and by name."""
+    """Return the variables that ``stmt`` defines: loop variables and bound names."""
     bound: set[tirx.Var] = set()
 
     def visit(node) -> None:
@@ -169,12 +171,13 @@ def bound_in(stmt: tirx.Stmt) -> set[tirx.Var]:
 
 
 def op_name(call) -> str:
-    """Name of the operator an IR call calls, or an empty string."""
+    """Return the name of the operator of an IR call; "" for other nodes."""
     return getattr(getattr(call, "op", None), "name", "")
 
 
 _EFFECTS = (tirx.CallEffectKind.UpdateState.value, 6)
-"""Changes of state and jumps. What TVM counts in between, addresses and hints, does nothing."""
+"""Effect kinds for changes of state and for jumps. The kinds between them, for addresses and hints,
+have no effect."""
 
 
 def has_effect(call: tirx.Call) -> bool:
@@ -194,7 +197,7 @@ def uses_op(node, name: str) -> bool:
 
 
 def builtins_in(node) -> list[tirx.Call]:
-    """Calls of builtins inside a statement or expression."""
+    """Return the calls of builtins inside a statement or expression."""
     return calls_in(node, lambda c: builtin_of(c) is not None)
 
 
@@ -216,8 +219,10 @@ def uses_multicast(node) -> bool:
 
 
 def effects_in(node) -> list[tirx.Call]:
-    """Calls of builtins inside ``node`` that do something; the others, such as ``rank``, are
-    values: a result without an operand."""
+    """Return the calls of builtins with effects inside ``node``.
+
+    Builtins with a result but no operand, such as ``rank``, are values without effects.
+    """
     return [
         call
         for call in builtins_in(node)
@@ -227,7 +232,7 @@ def effects_in(node) -> list[tirx.Call]:
 
 
 def line_of(stmt: tirx.Stmt) -> str:
-    """``file:line`` of a statement, or nothing where TileLang kept no source position."""
+    """Return ``file:line`` of a statement, or "" if TileLang has lost its source position."""
     span = get_stmt_span(stmt)
     return f"{span.source_name.name}:{span.line}" if span is not None else ""
 
@@ -239,17 +244,18 @@ def location(stmt: tirx.Stmt) -> str:
 
 
 def arrows(places: Iterable[tuple[str, str]]) -> str:
-    """Return places at the end of a message, each once; several are labelled.
+    """Format source lines for the end of a message, each once. Several lines have labels.
 
     Args:
-        places: (what is there, such as ``read``, and ``file:line`` or "") of each.
+        places: pairs of a label, such as ``read``, and ``file:line`` or "".
 
-    ``\\n read --> file:3\\n write --> file:5``
+    Returns:
+        Text such as ``\\n read --> file:3\\n write --> file:5``.
     """
-    found = dict.fromkeys((label, line) for label, line in places if line)
-    if len(found) == 1:
-        return "".join(f"\n --> {line}" for _, line in found)
-    return "".join(f"\n {label} --> {line}" for label, line in found)
+    unique = dict.fromkeys((label, line) for label, line in places if line)
+    if len(unique) == 1:
+        return "".join(f"\n --> {line}" for _, line in unique)
+    return "".join(f"\n {label} --> {line}" for label, line in unique)
 
 
 def with_rank(expr: tirx.PrimExpr, rank: tirx.Var) -> tirx.PrimExpr:

@@ -1,1 +1,1 @@
-"""Passes over tile-level IR, before TileLang's pipeline."""
+"""Passes on tile-level IR, before TileLang's pipeline."""

@@ -16,25 +16,25 @@ _PARAMETERS = {
     RANK: ("rank", "int32"),
     WORLD_SIZE: ("world_size", "int32"),
 }
-"""Operators whose value the host binds -> name and type of the kernel parameter they become."""
+"""Operator whose value the host binds -> name and type of its kernel parameter."""
 
 BIND = "tileweave.bind"
-"""Function of the runtime: ``bind(slots, names)`` writes the value of each name to its slot."""
+"""Global function of the runtime: ``bind(slots, names)`` writes the value of each name to its slot.
+"""
 
 REQUIRE_MULTICAST = "tileweave.require_multicast"
-"""Global function of the runtime: raises, naming the kernel, where the machine has no multicast."""
+"""Global function of the runtime that raises an error if the machine has no multicast."""
 
-_FFI_ANY_VALUE = 15  # field of a TVMFFIAny slot, for tvm_struct_get
+_FFI_ANY_VALUE = 15  # number of the value field of a TVMFFIAny slot, for tvm_struct_get
 
 
 def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Evaluate run-time values on the host, once a launch, and pass them to the kernel as scalars.
+    """Evaluate run-time values on the host at each launch, and pass them to the kernel as scalars.
 
-    The host part of the program calls a global function that the runtime registers. The signature
-    does not change, so this works under stock ``tilelang.jit`` as well. The values come back
-    through slots on the host's stack because TileLang's C host code drops what a packed call
-    returns. A program with a multimem builtin first asks the runtime whether the machine has
-    multicast.
+    The host code of the program calls a global function that the runtime registers. The signature
+    of the program does not change, so it also works with stock ``tilelang.jit``. The function
+    writes the values to slots on the host's stack, because TileLang's C host code drops the result
+    of a packed call. A program with a multimem builtin first checks that the machine has multicast.
 
     Before: ``... T.tileweave.rank() ...``
     After:  ``slots = T.tvm_stack_alloca(...);
@@ -52,7 +52,7 @@ def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if name in variables:
             body = tirx.AttrStmt(variables[name] >= least, "tl.assume", tirx.StringImm(name), body)
     if RANK in variables and GROUP_SIZE in func.attrs:
-        # Without it TileLang checks the rank index at each access of S[rank, ...].
+        # Without this bound TileLang checks the rank index at each access of S[rank, ...].
         below = variables[RANK] < func.attrs[GROUP_SIZE]
         body = tirx.AttrStmt(below, "tl.assume", tirx.StringImm(RANK), body)
     head: list[tirx.Stmt] = []

@@ -10,16 +10,16 @@ _COMPARISONS = ("tirx.EQ", "tirx.NE", "tirx.LT", "tirx.LE", "tirx.GT", "tirx.GE"
 _SOLVED = (
     tirx.Var, tirx.IntImm, tirx.Cast, tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod,
 )  # fmt: skip
-"""A comparison made of these only is solved for its variables; casts of constants are folded."""
+"""Nodes that the solver supports: it solves comparisons that consist only of these."""
 
 
 def compare_unsigned(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Keep comparisons of unsigned integers out of TileLang's solver of linear inequalities.
 
-    To learn what a branch around a ``T.Pipelined`` loop accesses, TileLang solves its condition for
-    the variables in it. It negates constants on the way, which fails for unsigned ones: ``Literal
-    value -15 is negative for unsigned integer type uint32``. The solver skips conditions that
-    contain anything but sums and products; nvcc removes the added operation.
+    TileLang solves the condition of a branch around ``T.Pipelined`` for its variables, to find what
+    the branch accesses. The solver negates constants, which fails for unsigned ones: ``Literal
+    value -15 is negative for unsigned integer type uint32``. It skips conditions with other
+    operations than sums and products, so this pass adds one. nvcc removes the added operation.
 
     Before: ``if counted == T.uint32(15): ...``
     After:  ``if T.bitwise_or(counted, T.uint32(0)) == T.uint32(15): ...``

@@ -1,4 +1,4 @@
-"""Run statements before a loop around T.Pipelined once, although TileLang moves them into it."""
+"""Run statements before a loop around T.Pipelined once, although TileLang moves them inside."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _NO_PRODUCER = (PassConfigKey.TL_DISABLE_TMA_LOWER, PassConfigKey.TL_DISABLE_WAR
 
 
 def defer_initializations(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """Run fragment writes that stand before loops around ``T.Pipelined`` in the first iteration.
+    """Defer fragment writes before loops around ``T.Pipelined`` to the first iteration.
 
     Warp specialization moves each statement that writes fragments or local variables of the
-    consumers next to ``T.Pipelined``, through all loops and conditions in between: an accumulator
-    is then cleared in every iteration, or never. This pass moves it there first, under a flag that
-    says whether it has run. Statements after the loops, and other branches, run it first if no
-    iteration has. Single values need no layout: an operator that reads them holds them in place
-    instead.
+    consumers next to ``T.Pipelined``, through all loops and conditions between them. An accumulator
+    is then cleared in every iteration, or never. This pass moves the statement there itself, under
+    a flag that records whether it has run. If no iteration runs it, it runs before the statements
+    after the loops, and in other branches. Local variables need no layout, so an operator that
+    reads them keeps their statements in place instead.
 
-    A statement that reads memory which is overwritten, or released to other blocks, before
-    ``T.Pipelined`` is refused, because TileLang runs it after that.
+    A statement is refused if it reads memory that is overwritten, or released to other blocks,
+    before ``T.Pipelined``: TileLang would run it after that.
 
     Before: ``T.clear(acc); for step in range(4): for k in T.Pipelined(n): ...``
     After:  ``done = 0; hold(done); for step in range(4): if done == 0: T.clear(acc); done = 1;
@@ -61,16 +61,20 @@ def defer_initializations(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
 
 @dataclass
 class _Level:
-    """A sequence of statements on the way to ``T.Pipelined``."""
+    """A sequence of statements that contains ``T.Pipelined`` at some depth.
+
+    Attributes:
+        index: index of the statement that contains ``T.Pipelined``.
+        crosses: whether a loop or a condition is between the sequence and ``T.Pipelined``.
+        moved: statements before ``T.Pipelined`` that TileLang moves next to it, in order.
+        held: local variables whose definitions TileLang would move as well.
+    """
 
     seq: tirx.SeqStmt
     index: int
     crosses: bool
-    """Whether a loop or a condition is between it and ``T.Pipelined``."""
     moved: list[tirx.Stmt] = field(default_factory=list)
-    """Statements before ``T.Pipelined`` that TileLang moves next to it, in order."""
     held: list[tirx.PrimExpr] = field(default_factory=list)
-    """Single values that it would move as well."""
 
     @property
     def before(self) -> list[tirx.Stmt]:
@@ -81,8 +85,7 @@ class _Level:
 
 
 def _path_to_pipelined(stmt: tirx.Stmt) -> list[tirx.Stmt] | None:
-    """Statements from ``stmt`` to the first loop that TileLang specializes, each in the one
-    before."""
+    """Return the nested statements from ``stmt`` to the first loop that TileLang specializes."""
     if isinstance(stmt, tirx.For) and "num_stages" in stmt.annotations:
         return [stmt] if int(stmt.annotations["num_stages"]) >= 1 else None
     for child in children_of(stmt):
@@ -112,8 +115,11 @@ def _may_repeat(stmt: tirx.Stmt) -> bool:
 
 
 def _sort_statements(path: list[tirx.Stmt], levels: list[_Level]) -> None:
-    """Find the statements that TileLang moves, as its pass does: those that set what the loop or a
-    statement after it reads, and that no statement which stays needs."""
+    """Find the statements that TileLang moves, in the same way as TileLang's pass.
+
+    They write memory that the loop or a statement after it reads, and no statement that stays in
+    place needs this memory.
+    """
     needed = _private_reads(path[-1], *(s for x in levels for s in x.seq[x.index + 1 :]))
     headers = [_header(s) for s in path[:-1]]
     stay = _private_reads(*(h for h in headers if h is not None))
@@ -126,14 +132,14 @@ def _sort_statements(path: list[tirx.Stmt], levels: list[_Level]) -> None:
                 continue
             accesses = accesses_of(stmt)
             reads = {v for v, b in accesses.reads.items() if is_private(b)}
-            sets = {v: b for v, b in accesses.writes.items() if is_private(b)}
-            values = [b for b in sets.values() if b.scope() == "local.var"]
-            if sets.keys().isdisjoint(needed) or (
-                not sets.keys().isdisjoint(stay) or len(values) == len(sets)
+            writes = {v: b for v, b in accesses.writes.items() if is_private(b)}
+            values = [b for b in writes.values() if b.scope() == "local.var"]
+            if writes.keys().isdisjoint(needed) or (
+                not writes.keys().isdisjoint(stay) or len(values) == len(writes)
             ):
                 stay |= reads
                 _refuse_matrix_copy(stmt, needed)
-                if level.crosses and not sets.keys().isdisjoint(needed):
+                if level.crosses and not writes.keys().isdisjoint(needed):
                     level.held += [tirx.BufferLoad(b, [0] * len(b.shape)) for b in values]
             else:
                 level.moved.insert(0, stmt)
@@ -141,8 +147,10 @@ def _sort_statements(path: list[tirx.Stmt], levels: list[_Level]) -> None:
 
 
 def _refuse_matrix_copy(stmt: tirx.Stmt, needed: set[tirx.Var]) -> None:
-    """Refuse a copy that stays between shared memory and a fragment of 16-bit elements that the
-    loop uses: TileLang makes it of stmatrix or ldmatrix, which threads of the producer run, too."""
+    """Refuse a copy that stays in place, of shared memory and a 16-bit fragment that the loop uses.
+
+    TileLang lowers it to stmatrix or ldmatrix, which producer threads execute, too.
+    """
     for call in calls_in(stmt, lambda c: op_name(c) == "tl.tileop.copy"):
         source, target = (region.args[0].buffer for region in call.args[:2])
         for fragment, other in ((source, target), (target, source)):
@@ -153,9 +161,9 @@ def _refuse_matrix_copy(stmt: tirx.Stmt, needed: set[tirx.Var]) -> None:
                 and other.scope().startswith("shared")
             ):
                 raise LanguageError(
-                    f"T.copy: {fragment.name} and {other.name} before T.Pipelined, which uses "
-                    f"{fragment.name}, too: threads of the producer would copy to wrong places; "
-                    f"expected two fragments, one of them for T.Pipelined{location(stmt)}"
+                    f"T.copy: copies {fragment.name} and {other.name} before T.Pipelined, which "
+                    f"also uses {fragment.name}, so producer threads would copy to wrong places; "
+                    f"expected another fragment for T.Pipelined{location(stmt)}"
                 )
 
 
@@ -170,13 +178,12 @@ def _header(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
 
 
 def _overwritten_elsewhere(func: tirx.PrimFunc) -> set[tirx.Var]:
-    """Tensors that another block may overwrite after a signal of this one."""
+    """Return the tensors that another block may overwrite after a signal of this block."""
     return {b.data for b in heap_tensors(func)} | written_tensors(func.body)
 
 
 def _refuse_overtaken(levels: list[_Level], overwritten: set[tirx.Var]) -> None:
-    """Refuse a moved statement that reads what a later statement, which stays, overwrites or
-    releases."""
+    """Refuse a moved statement if one that stays changes or releases the memory that it reads."""
     moved: list[tirx.Stmt] = []
     for level in levels:
         for stmt in level.before:
@@ -194,21 +201,21 @@ def _refuse_conflict(early: tirx.Stmt, late: tirx.Stmt, shared: set[tirx.Var]) -
     release = next(iter(calls_in(late, releases)), None)
     if overwritten:
         name = overwritten[0].name
-        what, legal = f"{name_of(late)} writes {name}", "another buffer for one of them"
+        cause, legal = f"{name_of(late)}, which writes {name}", "another buffer for one of the two"
     elif published and release is not None:
-        name, what = published[0].name, f"{builtin_of(release).name}, which releases it"
+        name, cause = published[0].name, f"{builtin_of(release).name}, which releases it"
         legal = f"{builtin_of(release).name} after the loop, or {name} copied to shared memory"
     else:
         return
     raise LanguageError(
-        f"{name_of(early)}: reads {name} before T.Pipelined, and warp specialization runs it "
-        f"after {what}; expected {legal}{location(early)}{location(late)}"
+        f"{name_of(early)}: reads {name} before T.Pipelined, but warp specialization moves it "
+        f"after {cause}; expected {legal}{location(early)}{location(late)}"
     )
 
 
 @dataclass
 class _Deferred:
-    """Statements that run once, before the next ``T.Pipelined``, and whether they have."""
+    """Statements that run once, before ``T.Pipelined``, and the flag ``done`` that records it."""
 
     done: tirx.Buffer
     stmts: list[tirx.Stmt]
@@ -229,7 +236,7 @@ class _Rewriter:
         self._flags: list[tirx.Buffer] = []
 
     def rewrite(self, stmt: tirx.Stmt, deferred: list[_Deferred]) -> tirx.Stmt:
-        """``stmt``, a statement of the path, with ``deferred`` just before the pipelined loop."""
+        """Rewrite a statement of the path; insert ``deferred`` before the pipelined loop."""
         if stmt.same_as(self._path[-1]):
             return flatten([*(d.unless_done() for d in deferred), stmt])
         level = next((x for x in self._levels if x.seq.same_as(stmt)), None)
@@ -249,33 +256,35 @@ class _Rewriter:
                 before.append(inner)
         before += [hold(value) for value in level.held]
         if not level.moved:
-            return self._with_rest(before, child, deferred, after)
+            return self._sequence(before, child, deferred, after)
         done = tirx.decl_buffer((1,), "int32", f"done_{len(self._flags)}", scope="local.var")
         self._flags.append(done)
         new = _Deferred(done, [self._inlined(s) for s in level.moved])
         before += [new.set(0), hold(tirx.BufferLoad(done, [0]))]
-        return self._with_rest(before, child, [*deferred, new], after)
+        return self._sequence(before, child, [*deferred, new], after)
 
-    def _with_rest(
+    def _sequence(
         self,
         before: list[tirx.Stmt],
         child: tirx.Stmt,
         deferred: list[_Deferred],
         after: list[tirx.Stmt],
     ) -> tirx.Stmt:
-        """The sequence, in which what ``child`` did not reach runs before the statements after."""
+        """Return a sequence that runs ``deferred`` in ``child``, or else before ``after``."""
         missed = [d.unless_done() for d in deferred]
         return flatten([*before, self.rewrite(child, deferred), *missed, *after])
 
     def _on_path(self, stmt: tirx.Stmt, deferred: list[_Deferred]) -> tirx.Stmt:
-        """``stmt`` below a statement of the path; another branch runs what is deferred, too."""
+        """Rewrite a child of a statement of the path; another branch also runs ``deferred``."""
         if any(stmt.same_as(s) for s in self._path):
             return self.rewrite(stmt, deferred)
         return flatten([*(d.unless_done() for d in deferred), stmt])
 
     def _inlined(self, node):
-        """``node`` with values bound before the loops in place of their names, because TileLang
-        moves these definitions, too."""
+        """Replace names that are bound before the loops by their values.
+
+        TileLang also moves the definitions of these names.
+        """
         if not isinstance(node, tirx.Stmt):
             return self._inlined(tirx.Evaluate(node)).value
         return tirx.stmt_functor.substitute(node, self._values)

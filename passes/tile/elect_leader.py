@@ -23,13 +23,15 @@ _UNDER = {
 
 
 def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Run ``leader`` builtins in one thread of the block, between the barriers they declare.
+    """Run ``leader`` builtins in one thread of the block, between the barriers that they declare.
 
-    This applies only where the whole block arrives: under a condition on the thread index the
-    program has chosen its threads itself. A condition on a register that may differ between threads
-    is refused, because the arriving threads are unknown. These are refused as well: a ``block``
-    builtin that only a part of the block reaches, a barrier that several threads but not the whole
-    block reach, and a ``warp`` builtin that a part of a warp reaches.
+    This applies to calls that the whole block reaches. Under a condition on the thread index, the
+    program chooses the threads itself.
+
+    Four kinds of calls are refused: a call under a condition on a register that may differ between
+    threads, because the arriving threads are unknown; a ``block`` builtin that only a part of the
+    block reaches; a barrier that several threads, but not the whole block, reach; and a ``warp``
+    builtin that a part of a warp reaches.
 
     Before: ``T.tileweave.signal(...)``
     After:  ``T.sync_threads(); if thread == 0: T.tileweave.signal(...)``
@@ -48,7 +50,7 @@ def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
             _require_arrival(stmt.value, stmt, divergence)
             _require_threads(stmt.value, stmt, divergence, reached.get(stmt))
             return (
-                _led(spec, stmt, control.threads)
+                _run_by_leader(spec, stmt, control.threads)
                 if spec.level == "leader" and not divergence
                 else stmt
             )
@@ -66,14 +68,14 @@ def _require_arrival(call: tirx.Call, stmt: tirx.Stmt, divergence: Divergence) -
     ):
         return
     raise LanguageError(
-        f"{name_of(call)}: stands under {_UNDER[divergence]}; expected a place that the whole "
+        f"{name_of(call)}: called under {_UNDER[divergence]}; expected a call that the whole "
         f"block reaches{', or a condition on the thread index' if chooses else ''}{hint_of(call)}"
         f"{location(stmt)}"
     )
 
 
 def _threads_of_builtins(func: tirx.PrimFunc) -> dict[tirx.Stmt, ThreadSet]:
-    """Return the threads that reach each statement which is a builtin."""
+    """Return the threads that reach each statement that is a builtin."""
     reached: dict[tirx.Stmt, ThreadSet] = {}
 
     def note(stmt: tirx.Stmt, threads: ThreadSet, block: Block | None) -> tirx.Stmt:
@@ -88,27 +90,27 @@ def _threads_of_builtins(func: tirx.PrimFunc) -> dict[tirx.Stmt, ThreadSet]:
 def _require_threads(
     call: tirx.Call, stmt: tirx.Stmt, divergence: Divergence, threads: ThreadSet | None
 ) -> None:
-    """Refuse a barrier and a ``warp`` builtin in threads that cannot run it together."""
+    """Refuse a barrier or a ``warp`` builtin in threads that cannot execute it together."""
     spec = builtin_of(call)
     if threads is None or not divergence:
         return
     if spec.participants and threads.size > 1:
-        what = (
+        count = (
             f"up to {threads.size} threads" if not threads.is_exact else f"{threads.size} threads"
         )
         raise LanguageError(
-            f"{name_of(call)}: {what} run it, each by itself, under {_UNDER[divergence]}; expected "
-            "a place that the whole block reaches, or a condition that one thread meets, such as "
+            f"{name_of(call)}: {count} call it separately under {_UNDER[divergence]}; expected a "
+            "call that the whole block reaches, or a condition that holds in one thread, such as "
             f"if T.get_thread_binding() == 0{hint_of(call)}{location(stmt)}"
         )
     if spec.level == "warp" and threads.is_exact and not threads.is_warps:
         raise LanguageError(
-            f"{name_of(call)}: {threads.names} run it, under {_UNDER[divergence]}; expected whole "
+            f"{name_of(call)}: {threads.names} call it under {_UNDER[divergence]}; expected whole "
             f"warps{hint_of(call)}{location(stmt)}"
         )
 
 
-def _led(spec: Builtin, stmt: tirx.Stmt, threads: list[tirx.Var]) -> tirx.Stmt:
+def _run_by_leader(spec: Builtin, stmt: tirx.Stmt, threads: list[tirx.Var]) -> tirx.Stmt:
     fence = tvm.ir.Op.get("tl.fence_proxy_async")
     return flatten(
         ([tirx.Evaluate(tirx.call_intrin("handle", fence))] if spec.async_proxy else [])

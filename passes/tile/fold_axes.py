@@ -1,4 +1,4 @@
-"""Fold axes of symmetric tensors that have more axes than the TMA supports."""
+"""Fold axes of symmetric tensors with more axes than the TMA supports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..ir.walk import calls_in, children_of, location, op_name, rewrite_children
 from .require_arch import TMA_SM, asks_for_tma, sm_of, tma_name
 
 TMA_AXES = 5
-"""Axes of a TMA descriptor."""
+"""Maximum number of axes of a TMA descriptor."""
 _LARGEST = 1 << 31
 _REGION = "tl.region"
 _COPY = "tl.tileop.copy"
@@ -26,19 +26,19 @@ Node = tirx.BufferLoad | tirx.BufferStore
 
 
 def fold_axes(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """Fold axes of symmetric tensors until the TMA takes them.
+    """Fold axes of symmetric tensors until the TMA supports them.
 
     The compiler adds axes to those of the program: the rank, and in the program's own memory the
-    buffers that launches take in turn and the versions of a tensor that is written again. All but
-    the rank's are packed: two neighbors become one axis where every access is a single index on the
-    outer one, and provably within the inner one, so that what the TMA cuts off at the end of an
-    axis stays the same. A copy of a tensor that keeps too many axes is done without the TMA.
+    buffers that launches use in turn and the versions of a tensor that is written again. All axes
+    except the rank's are packed. Two neighboring axes become one if every access has a single index
+    on the outer axis and is provably inside the inner one, because the TMA then clips the same
+    elements at the end of an axis. If a tensor keeps too many axes, its copies do not use the TMA.
 
     Before: ``S: (4, 2, 3, 8, 64, 64)``; ``T.copy(tile, S[r, half, version, i, 0, 0])``
     After:  ``S: (4, 6, 8, 64, 64)``; ``T.copy(tile, S[r, half * 3 + version, i, 0, 0])``
 
     Raises:
-        LanguageError: an operation asks for the TMA on a tensor that keeps too many axes.
+        LanguageError: an operation requires the TMA for a tensor that keeps too many axes.
     """
     if sm_of(target) < TMA_SM:
         return func
@@ -47,10 +47,11 @@ def fold_axes(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         return func
     accesses = _Accesses(large)
     accesses.visit(func.body)
-    folds = {data: _fold_of(b, accesses.of[data]) for data, b in large.items() if accesses.of[data]}
-    body = _folded(func.body, folds)
-    rest = {b for b in (fold.buffer for fold in folds.values()) if len(b.shape) > TMA_AXES}
-    return func.with_body(_without_tma(body, rest) if rest else body)
+    used = {data: accesses.by_tensor[data] for data in large if accesses.by_tensor[data]}
+    folds = {data: _fold_of(large[data], accesses) for data, accesses in used.items()}
+    body = _with_folds(func.body, folds)
+    too_large = {b for b in (fold.buffer for fold in folds.values()) if len(b.shape) > TMA_AXES}
+    return func.with_body(_without_tma(body, too_large) if too_large else body)
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class _Access:
     """An access to a tensor.
 
     Attributes:
-        single: of each axis, whether one index is accessed.
-        inside: of each axis, whether what is accessed is provably within it.
+        single: for each axis, whether a single index is accessed.
+        inside: for each axis, whether the access is provably inside of it.
     """
 
     single: tuple[bool, ...]
@@ -68,20 +69,20 @@ class _Access:
 
 @dataclass
 class _Accesses:
-    """Collects the accesses to tensors, which are given by their data pointers."""
+    """Accesses to tensors, by data pointer."""
 
     tensors: dict[tirx.Var, tirx.Buffer]
-    of: dict[tirx.Var, list[_Access]] = field(init=False)
+    by_tensor: dict[tirx.Var, list[_Access]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.of = {data: [] for data in self.tensors}
+        self.by_tensor = {data: [] for data in self.tensors}
         self._analyzer = tvm.arith.Analyzer()
         ranks = next(iter(self.tensors.values())).shape[0]
         self._rank = tirx.Var("rank", "int32")
         self._analyzer.bind(self._rank, tvm.ir.Range(0, ranks))
 
     def visit(self, stmt: tirx.Stmt) -> None:
-        """Collect the accesses inside ``stmt``, with what is known there of its variables."""
+        """Collect the accesses inside ``stmt``, with the bounds of its variables."""
         if isinstance(stmt, tirx.For):
             low, extent = with_rank(stmt.min, self._rank), with_rank(stmt.extent, self._rank)
             self._analyzer.bind(stmt.loop_var, tvm.ir.Range.from_min_extent(low, extent))
@@ -103,14 +104,14 @@ class _Accesses:
             self._collect(stmt)
 
     def _collect(self, node) -> None:
-        """Collect the accesses of a statement without others inside, or of an expression."""
+        """Collect the accesses of a statement without inner statements, or of an expression."""
         sizes = {region.args[0]: region.args[2:] for region in calls_in(node, _is_region)}
 
         def visit(inner) -> None:
             if isinstance(inner, (tirx.BufferLoad, tirx.BufferStore)):
                 if inner.buffer.data in self.tensors:
                     extents = sizes.get(inner, [tirx.IntImm("int32", 1)] * len(inner.indices))
-                    self.of[inner.buffer.data].append(self._access(inner, extents))
+                    self.by_tensor[inner.buffer.data].append(self._access(inner, extents))
 
         post_order_visit(node, visit)
 
@@ -133,7 +134,9 @@ class _Fold:
     """A tensor with fewer axes.
 
     Attributes:
-        groups: neighboring axes of the program's tensor that are one axis of ``buffer``.
+        groups: for each axis of ``buffer``, the neighboring axes of the program's tensor.
+        shape: shape of the program's tensor.
+        buffer: the folded tensor.
     """
 
     groups: list[list[int]]
@@ -141,7 +144,7 @@ class _Fold:
     buffer: tirx.Buffer
 
     def indices(self, indices: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
-        """Return the indices of an element."""
+        """Return the indices of an element in ``buffer``."""
         out = []
         for first, *others in self.groups:
             index = indices[first]
@@ -151,20 +154,20 @@ class _Fold:
         return out
 
     def extents(self, extents: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
-        """Return the extents of a region: of a group, all but the last are 1."""
+        """Return the extents of a region in ``buffer``. Only the last of a group may exceed 1."""
         return [extents[group[-1]] for group in self.groups]
 
 
 def _fold_of(buffer: tirx.Buffer, accesses: Sequence[_Access]) -> _Fold:
-    """Fold as many axes as necessary, the outer ones first: the compiler's own are among them."""
+    """Fold as many axes as necessary, outer axes first, because the compiler adds outer axes."""
     groups = [[axis] for axis in range(len(buffer.shape))]
-    place = 1
-    while len(groups) > TMA_AXES and place < len(groups) - 1:
-        outer, inner = groups[place], groups[place + 1]
+    index = 1
+    while len(groups) > TMA_AXES and index < len(groups) - 1:
+        outer, inner = groups[index], groups[index + 1]
         if _may_fold(buffer, outer, inner[0], accesses):
-            groups[place : place + 2] = [[*outer, *inner]]
+            groups[index : index + 2] = [[*outer, *inner]]
         else:
-            place += 1
+            index += 1
     shape = [math.prod(int(buffer.shape[axis]) for axis in group) for group in groups]
     strides = [buffer.strides[group[-1]] for group in groups]
     data, name = buffer.data, buffer.name
@@ -175,7 +178,7 @@ def _fold_of(buffer: tirx.Buffer, accesses: Sequence[_Access]) -> _Fold:
 def _may_fold(
     buffer: tirx.Buffer, outer: Sequence[int], inner: int, accesses: Sequence[_Access]
 ) -> bool:
-    """Return True where ``outer`` axes, which are one already, can be one with ``inner``."""
+    """Return whether the ``outer`` axes, which are already folded, can be folded with ``inner``."""
     sizes = [buffer.shape[axis] for axis in (*outer, inner)]
     if not all(isinstance(n, tirx.IntImm) for n in sizes):
         return False
@@ -191,8 +194,8 @@ def _is_region(call: tirx.Call) -> bool:
     return op_name(call) == _REGION
 
 
-def _folded(body: tirx.Stmt, folds: dict[tirx.Var, _Fold]) -> tirx.Stmt:
-    """Return ``body`` with accesses to the folded tensors."""
+def _with_folds(body: tirx.Stmt, folds: dict[tirx.Var, _Fold]) -> tirx.Stmt:
+    """Redirect the accesses of ``body`` to the folded tensors."""
 
     def change(node):
         if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
@@ -214,21 +217,21 @@ def _folded(body: tirx.Stmt, folds: dict[tirx.Var, _Fold]) -> tirx.Stmt:
 
 
 def _without_tma(body: tirx.Stmt, tensors: set[tirx.Buffer]) -> tirx.Stmt:
-    """Return ``body`` with copies of ``tensors`` that are done without the TMA."""
+    """Disable the TMA for the copies of ``tensors`` in ``body``."""
 
     def regions_of(call: tirx.Call) -> Iterator[tirx.Buffer]:
         regions = (a for a in call.args if op_name(a) == _REGION)
         return (r.args[0].buffer for r in regions if r.args[0].buffer in tensors)
 
     def refuse(stmt: tirx.Stmt) -> tirx.Stmt:
-        rewrite_children(stmt, refuse)  # inner statements first: theirs is the line to name
+        rewrite_children(stmt, refuse)  # inner statements first, because their lines are exact
         for call in calls_in(stmt, asks_for_tma):
             for tensor in regions_of(call):
                 raise LanguageError(
-                    f"{tma_name(call)}: {tensor.name} has {len(tensor.shape)} axes, shape "
-                    f"({', '.join(map(str, tensor.shape))}) with those of the rank, the buffers "
-                    f"and the versions; expected at most {TMA_AXES}, or indices within the inner "
-                    f"axes that the compiler can prove{location(stmt)}"
+                    f"{tma_name(call)}: {tensor.name} has {len(tensor.shape)} axes, with those "
+                    "for the rank, buffers and versions: shape "
+                    f"({', '.join(map(str, tensor.shape))}); expected at most {TMA_AXES}, or "
+                    f"indices that are provably inside of the inner axes{location(stmt)}"
                 )
         return stmt
 

@@ -1,4 +1,4 @@
-"""Keep TileLang from putting block barriers between bulk copies of shared memory."""
+"""Prevent TileLang from inserting block barriers between bulk copies of shared memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NO_ACCESS = 0
 
 
 def free_async_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Hide bulk copies from TileLang's barrier insertion in kernels that use shared memory for
-    nothing else.
+    """Hide bulk copies from TileLang's barrier insertion if only bulk copies use shared memory.
 
-    TileLang takes a pointer to shared memory for an ordinary access and puts block barriers
-    between two of them; under a condition on the thread index it can only warn. A ring buffer that
-    bulk loads fill and bulk stores empty is ordered by its mbarriers and bulk waits. Where threads
-    read or write any shared memory, which TileLang may put in the same place, the barriers stay.
+    TileLang treats a pointer to shared memory as an ordinary access and inserts a block barrier
+    between two of them. Under a condition on the thread index it can only warn. But mbarriers and
+    bulk waits already order a ring buffer that bulk loads fill and bulk stores empty. If threads
+    access any shared memory, the barriers remain, because TileLang may place two tiles in the same
+    memory.
 
     Before: ``T.tileweave.bulk_store(..., T.access_ptr(tile[0], "r"), ...)``
     After:  ``T.tileweave.bulk_store(..., T.access_ptr(tile[0], none), ...)``
@@ -32,14 +32,14 @@ def free_async_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
         for pointer in call.args
         if _is_shared_pointer(pointer)
     )
-    mentions: Counter[tirx.Var] = Counter()
+    uses: Counter[tirx.Var] = Counter()
 
     def count(node) -> None:
         if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)) and _is_tile(node.buffer):
-            mentions[node.buffer.data] += 1
+            uses[node.buffer.data] += 1
 
     post_order_visit(func.body, count)
-    if not by_bulk or by_bulk != mentions:
+    if not by_bulk or by_bulk != uses:
         return func
 
     def hide(call: tirx.Call) -> tirx.Call | None:

@@ -19,17 +19,17 @@ from ..ir.walk import (
 from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined, loads_in
 
 KEPT_BY = "tileweave.kept_by"
-"""Annotation of a wait: the statement before it that keeps it with the arithmetic."""
+"""Annotation of a wait that names the statement which keeps it with the consumers."""
 
 
 def hoist_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Move the waits and loads of a pipelined loop before statements that are independent of them.
 
-    Warp specialization gives the producer the statements before the first use of a loaded tile, if
-    all of them are waits. A ``T.clear`` of an accumulator there keeps the waits with the consumers.
-    Statements that only compute, on other memory, therefore follow the waits and the loads; an
-    operator that reads the first tile marks where the consumers' part begins. A loop
-    that the program schedules itself stays as it is, because its statements are counted.
+    Warp specialization assigns the statements before the first use of a loaded tile to the producer
+    if all of them are waits. A ``T.clear`` of an accumulator there keeps the waits with the
+    consumers. So statements that only compute, on other memory, are moved after the waits and the
+    loads. An operator that reads the first tile marks the start of the consumers' part. A loop that
+    the program schedules itself stays unchanged, because the schedule counts its statements.
 
     Before: ``for k in T.Pipelined(n): T.clear(s); wait; T.copy(A, tile); T.fill(m, 0); gemm``
     After:  ``for k in T.Pipelined(n): wait; T.copy(A, tile); hold(tile); T.clear(s); T.fill(m, 0);
@@ -48,7 +48,7 @@ def hoist_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _hoist_in(body: tirx.Stmt) -> tirx.Stmt:
-    """Rewrite ``body``, of a pipelined loop or of the one condition that it consists of."""
+    """Rewrite the body of a pipelined loop, or of the only condition in it."""
     if isinstance(body, tirx.IfThenElse) and body.else_case is None:
         return rewrite_children(body, _hoist_in)
     if not isinstance(body, tirx.SeqStmt) or not any(map(_guards, body.seq)):
@@ -65,13 +65,13 @@ def _guards(stmt: tirx.Stmt) -> bool:
 
 
 def _precedes(stmt: tirx.Stmt) -> bool:
-    """Return whether ``stmt`` belongs before what the loop computes: a wait, a load, or a value."""
+    """Return whether ``stmt`` is a wait, a load or a value, which may precede the computation."""
     is_value = isinstance(stmt, tirx.Bind) and not effects_in(stmt)
     return _guards(stmt) or bool(loads_in(stmt)) or is_value
 
 
 def _computes(stmt: tirx.Stmt) -> bool:
-    """Return whether ``stmt`` only computes: operators and assignments on the block's memory."""
+    """Return whether ``stmt`` only computes on the block's own memory."""
     accesses = accesses_of(stmt)
     calls = calls_in(stmt, lambda c: has_effect(c) and op_name(c) not in REGIONS)
     return (
@@ -82,27 +82,27 @@ def _computes(stmt: tirx.Stmt) -> bool:
 
 
 def _sorted(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
-    """Return ``stmts`` with those that compute after the waits and loads independent of them."""
+    """Move statements that compute after the waits and loads that are independent of them."""
     out: list[tirx.Stmt] = []
     for stmt in stmts:
-        place = len(out)
+        index = len(out)
         if _precedes(stmt):
-            while place and _computes(out[place - 1]) and _independent(out[place - 1], stmt):
-                place -= 1
-        if _guards(stmt) and not all(map(_precedes, out[:place])):
-            stmt = _kept(stmt, next(s for s in reversed(out[:place]) if not _precedes(s)))
-        out.insert(place, stmt)
+            while index and _computes(out[index - 1]) and _independent(out[index - 1], stmt):
+                index -= 1
+        if _guards(stmt) and not all(map(_precedes, out[:index])):
+            stmt = _with_reason(stmt, next(s for s in reversed(out[:index]) if not _precedes(s)))
+        out.insert(index, stmt)
     return out
 
 
-def _independent(one: tirx.Stmt, other: tirx.Stmt) -> bool:
-    a, b = accesses_of(one), accesses_of(other)
+def _independent(first: tirx.Stmt, second: tirx.Stmt) -> bool:
+    a, b = accesses_of(first), accesses_of(second)
     return {*b.reads, *b.writes}.isdisjoint(a.writes) and b.writes.keys().isdisjoint(a.reads)
 
 
-def _kept(wait: tirx.Stmt, by: tirx.Stmt) -> tirx.Stmt:
-    """``wait``, which names the statement that it cannot pass."""
-    text = tirx.StringImm(f"{name_of(by)}{location(by)}")
+def _with_reason(wait: tirx.Stmt, obstacle: tirx.Stmt) -> tirx.Stmt:
+    """Annotate ``wait`` with the statement that it cannot pass."""
+    text = tirx.StringImm(f"{name_of(obstacle)}{location(obstacle)}")
 
     def mark(call: tirx.Call) -> tirx.Call | None:
         if GUARDS_LOADS not in call.annotations:
@@ -113,8 +113,10 @@ def _kept(wait: tirx.Stmt, by: tirx.Stmt) -> tirx.Stmt:
 
 
 def _with_hold(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
-    """``stmts`` with a use of the first loaded tile after waits and loads, if what comes next does
-    not use it."""
+    """Insert a use of the first loaded tile after the waits and loads.
+
+    None is necessary if the next statement uses the tile.
+    """
     target = next((t for s in stmts for t in _targets(s)), None)
     first = next((i for i, s in enumerate(stmts) if not _precedes(s)), None)
     if target is None or first is None or target.data in accesses_of(stmts[first]).reads:
@@ -124,7 +126,7 @@ def _with_hold(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
 
 
 def _targets(stmt: tirx.Stmt) -> list[tirx.Buffer]:
-    """Shared tiles that loads of ``stmt`` fill."""
+    """Return the shared tiles that loads of ``stmt`` fill."""
     if not loads_in(stmt):
         return []
     return [c.args[1].args[0].buffer for c in calls_in(stmt, lambda c: op_name(c) in COPIES)]

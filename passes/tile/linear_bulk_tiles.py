@@ -1,4 +1,4 @@
-"""Store the tiles that bulk copies move row by row in shared memory."""
+"""Give shared tiles that bulk copies move a row-major layout."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ _LAYOUT_MAP = "layout_map"
 
 
 def linear_bulk_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Fix the layout of shared tiles that ``W.bulk_*`` reads or writes: a bulk copy is contiguous.
+    """Give shared tiles that ``W.bulk_*`` accesses a row-major layout, because it moves raw bytes.
 
-    TileLang is free to swizzle a tile for the tensor cores or the TMA. A tile that needs such a
-    layout cannot also be moved as a run of bytes; an operand of ``T.gemm`` is refused here, any
-    other conflict by TileLang.
+    TileLang may swizzle a tile for the tensor cores or the TMA. A bulk copy cannot move such a
+    tile. This pass refuses operands of ``T.gemm``; TileLang refuses other conflicts.
 
     Before: ``tile = T.sblock_alloc_buffer(...)``
-    After:  the same, with ``layout_map`` of its block giving ``tile`` the row-major layout
+    After:  the same, with a ``layout_map`` of its block that gives ``tile`` a row-major layout
     """
     tiles: dict[tirx.Var, tirx.Buffer] = {}
     for call in builtins_in(func.body):
@@ -40,10 +39,10 @@ def linear_bulk_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if not isinstance(stmt, tirx.SBlockRealize):
             return stmt
         block = stmt.block
-        ours = {b.data: _row_major(b) for b in block.alloc_buffers if b.data in tiles}
-        if not ours:
+        row_major = {b.data: _row_major(b) for b in block.alloc_buffers if b.data in tiles}
+        if not row_major:
             return stmt
-        layouts: dict[Any, Any] = {**ours, **dict(block.annotations.get(_LAYOUT_MAP, {}))}
+        layouts: dict[Any, Any] = {**row_major, **dict(block.annotations.get(_LAYOUT_MAP, {}))}
         block = tirx.SBlock(
             block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
             block.alloc_buffers, block.match_buffers, {**block.annotations, _LAYOUT_MAP: layouts},
@@ -55,10 +54,10 @@ def linear_bulk_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _row_major(buffer: tirx.Buffer) -> Layout:
     def offset(*indices: tirx.Var) -> tirx.PrimExpr:
-        at: Any = 0
+        flat: Any = 0
         for index, extent in zip(indices, buffer.shape, strict=True):
-            at = at * extent + index
-        return at
+            flat = flat * extent + index
+        return flat
 
     return Layout(buffer.shape, offset)
 
@@ -70,9 +69,9 @@ def _refuse_gemm_operands(func: tirx.PrimFunc, tiles: dict[tirx.Var, tirx.Buffer
                 buffer = region.args[0].buffer
                 if buffer.data in tiles:
                     raise LanguageError(
-                        f"bulk copy: {buffer.name} is also an operand of T.gemm, which swizzles "
-                        "it, and a bulk copy moves bytes as they lie; expected T.copy for one of "
-                        f"the two, or a tile of its own{location(stmt)}"
+                        f"bulk copy: {buffer.name} is also an operand of T.gemm, which needs a "
+                        "swizzled layout, but a bulk copy needs a row-major one; expected T.copy "
+                        f"instead of the bulk copy, or separate tiles{location(stmt)}"
                     )
         return rewrite_children(stmt, refuse)
 

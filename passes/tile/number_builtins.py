@@ -1,4 +1,4 @@
-"""Carry a number and the thread index with each builtin through TileLang's pipeline."""
+"""Mark each builtin call with a number and its thread index for TileLang's pipeline."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Mark:
     """Operands that ``number_builtins`` appends to a call.
 
     Attributes:
-        number: of the call in the tile program; copies that TileLang makes share it.
-        thread: index on x of the program's thread that runs the call. Where TileLang gives the
-            program's threads other places in a larger block, it replaces the index here, too.
+        number: number of the call in the tile program; copies that TileLang makes share it.
+        thread: index on x of the program's thread that executes the call. If TileLang gives the
+            program's threads other indices in a larger block, it also replaces this index.
         threads: extent on x of the program's block.
     """
 
@@ -38,9 +38,9 @@ class NumberedCall:
     """A builtin call of the tile program.
 
     Attributes:
-        name: what messages call it: the builtin, or what the compiler inserts it for.
-        line: ``file:line``, or nothing where it is not known.
-        threads: those that reach it.
+        name: name for messages: the builtin, or the access for which it is inserted.
+        line: ``file:line``, or "" if it is not known.
+        threads: threads that reach it.
     """
 
     name: str
@@ -49,9 +49,9 @@ class NumberedCall:
 
 
 def number_builtins(mod: IRModule) -> tuple[IRModule, dict[int, NumberedCall]]:
-    """Append a ``Mark`` to each builtin call that does something.
+    """Append a ``Mark`` to each builtin call with an effect.
 
-    TileLang copies calls, gives the program's threads other indices in a larger block, and drops
+    TileLang copies calls, gives the program's threads other indices in a larger block, and removes
     calls that it considers dead. The mark identifies a call afterwards.
 
     Before: ``T.tileweave.signal(flag, 1, "u32", "add", "sys", "release")``
@@ -61,12 +61,12 @@ def number_builtins(mod: IRModule) -> tuple[IRModule, dict[int, NumberedCall]]:
     functions = {}
     for name, func in mod.functions.items():
         if isinstance(func, tirx.PrimFunc) and uses_tileweave(func):
-            func = func.with_body(_numbered(func, calls))
+            func = func.with_body(_with_marks(func, calls))
         functions[name] = func
     return IRModule(functions, attrs=mod.attrs), calls
 
 
-def _numbered(func: tirx.PrimFunc, calls: dict[int, NumberedCall]) -> tirx.Stmt:
+def _with_marks(func: tirx.PrimFunc, calls: dict[int, NumberedCall]) -> tirx.Stmt:
     def visit(stmt: tirx.Stmt, threads: ThreadSet, block: Block | None) -> tirx.Stmt:
         if block is None or block.index is None:
             return stmt
@@ -125,10 +125,10 @@ def with_calls(stmt: tirx.Stmt, replace: Callable[[tirx.Call], tirx.Call]) -> ti
         return replace(node) if effects_in(node)[-1:] == [node] else None
 
     if isinstance(stmt, tirx.IfThenElse):
-        condition = _transformed(stmt.condition, replaced)
+        condition = _replace_calls(stmt.condition, replaced)
         new: tirx.Stmt = tirx.IfThenElse(condition, stmt.then_case, stmt.else_case)
     elif isinstance(stmt, tirx.While):
-        new = tirx.While(_transformed(stmt.condition, replaced), stmt.body)
+        new = tirx.While(_replace_calls(stmt.condition, replaced), stmt.body)
     else:
         new = ir_transform(stmt, None, replaced, ["tirx.Call"])
     if (span := get_stmt_span(stmt)) is not None:
@@ -136,5 +136,5 @@ def with_calls(stmt: tirx.Stmt, replace: Callable[[tirx.Call], tirx.Call]) -> ti
     return new
 
 
-def _transformed(expr: tirx.PrimExpr, replace: Callable) -> tirx.PrimExpr:
+def _replace_calls(expr: tirx.PrimExpr, replace: Callable) -> tirx.PrimExpr:
     return ir_transform(tirx.Evaluate(expr), None, replace, ["tirx.Call"]).value

@@ -20,14 +20,16 @@ register_op(COMPLETE, "bulk stores issued before this point are complete", 0)
 
 
 def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Put before each release the point at which bulk stores must be complete, and a block barrier.
+    """Insert a placeholder and a block barrier before each release.
 
-    A release is cumulative over what its own thread observed; with the barrier it covers the whole
-    block's writes. The point is a placeholder; ``complete_bulk_stores`` keeps it where a bulk store
-    reaches it. Both are placed outside conditions on the thread index, where every thread passes. A
-    second placeholder is placed inside, for bulk stores of the releasing thread itself. A fence
-    publishes only the accesses of its own thread and gets no barrier. A loop in which the first
-    thread only releases gets one barrier before all iterations.
+    A release publishes what its own thread wrote or observed. With the barrier it covers the writes
+    of the whole block. At the placeholder, bulk stores must be complete; ``complete_bulk_stores``
+    keeps it if a bulk store reaches it.
+
+    Both are placed before conditions on the thread index, where every thread arrives. A second
+    placeholder inside the condition is for bulk stores of the releasing thread itself. A fence has
+    no barrier, because it publishes only the accesses of its own thread. A loop in which the first
+    thread only releases has one barrier before all iterations.
 
     Before: ``if thread == 0: T.tileweave.red_add(..., "release")``
     After:  ``T.tileweave.complete_bulk_stores(); T.sync_threads(); if thread == 0: ...``
@@ -45,8 +47,8 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if isinstance(stmt, tirx.While) and _releases_in(stmt.condition):
             (call, *_) = _releases_in(stmt.condition)
             raise LanguageError(
-                f"{name_of(call)}: releases in the condition of a loop; expected it in "
-                f"the body{location(stmt)}"
+                f"{name_of(call)}: releases in the condition of a loop; expected a release in its "
+                f"body{location(stmt)}"
             )
         if isinstance(stmt, tirx.For) and stmt.thread_binding is None and _releases_in(stmt):
             if _only_leads(stmt, first_thread(control.threads)):
@@ -54,10 +56,10 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
         guarded = bool(control.enter(stmt))
         if not guarded and not is_simple(stmt):
             return [rewrite_children(stmt, lambda s: flatten(order(s)))]
-        found = _releases_in(stmt)
-        if not found:
+        release_calls = _releases_in(stmt)
+        if not release_calls:
             return [stmt]
-        fences_only = all(builtin_of(c).is_fence for c in found)
+        fences_only = all(builtin_of(c).is_fence for c in release_calls)
         barrier = [] if fences_only else [sync_threads()]
         return [placeholder(), *barrier, _Guarded().order(stmt) if guarded else stmt]
 
@@ -65,10 +67,10 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 class _Guarded:
-    """Inside a condition that not every thread takes: no barrier of ours can stand here."""
+    """Statements under a condition that some threads do not meet, where no barrier is possible."""
 
     def __init__(self) -> None:
-        self._unmet = ""
+        self._unordered_op = ""
         self._at_start = True
 
     def order(self, stmt: tirx.Stmt) -> tirx.Stmt:
@@ -86,26 +88,25 @@ class _Guarded:
         return flatten([*before, rewrite_children(stmt, self.order)])
 
     def _complete_before(self, node, stmt: tirx.Stmt) -> list[tirx.Stmt]:
-        """Return the placeholder before ``stmt``, which evaluates ``node`` first, if that
-        releases."""
-        found = _releases_in(node)
-        if found and self._unmet:
+        """Return a placeholder if ``node``, which ``stmt`` evaluates first, releases."""
+        release = next(iter(_releases_in(node)), None)
+        if release is not None and self._unordered_op:
             raise LanguageError(
-                f"{name_of(found[0])}: releases after {self._unmet} under a condition that "
-                "not every thread of the block takes; expected T.sync_threads() between them, or "
-                f"the release outside the condition{hint_of(found[0])}{location(stmt)}"
+                f"{name_of(release)}: releases after {self._unordered_op} under a condition that "
+                "does not hold in every thread of the block; expected T.sync_threads() between "
+                f"the two, or a release outside the condition{hint_of(release)}{location(stmt)}"
             )
         for call in calls_in(node, lambda c: True):
             name = op_name(call)
             if name.startswith("tl.tileop."):
-                self._unmet = "T." + name.removeprefix("tl.tileop.")
+                self._unordered_op = "T." + name.removeprefix("tl.tileop.")
             elif name == "tirx.tvm_storage_sync":
-                self._unmet = ""
-        return [placeholder()] if found and not self._at_start else []
+                self._unordered_op = ""
+        return [placeholder()] if release is not None and not self._at_start else []
 
 
 def _only_leads(stmt: tirx.Stmt, leader: tirx.PrimExpr) -> bool:
-    """Return whether ``stmt`` only releases by the first thread, after block barriers."""
+    """Return whether ``stmt`` contains only block barriers and releases by the first thread."""
     if is_sync_threads(stmt):
         return True
     if isinstance(stmt, tirx.SeqStmt):
@@ -118,9 +119,8 @@ def _only_leads(stmt: tirx.Stmt, leader: tirx.PrimExpr) -> bool:
         return False
     if not structural_equal(stmt.condition, leader):
         return _only_leads(stmt.then_case, leader)
-    told = stmt.then_case
-    only = all(releases(c) and not acquires(c) for c in effects_in(told))
-    return isinstance(told, tirx.Evaluate) and only
+    only_releases = all(releases(c) and not acquires(c) for c in effects_in(stmt.then_case))
+    return isinstance(stmt.then_case, tirx.Evaluate) and only_releases
 
 
 def _without_barriers(stmt: tirx.Stmt) -> tirx.Stmt:
@@ -131,18 +131,18 @@ def _without_barriers(stmt: tirx.Stmt) -> tirx.Stmt:
 
 
 def _append(out: list[tirx.Stmt], ordered: list[tirx.Stmt]) -> None:
-    """Append ``ordered`` to ``out``, with one barrier in place of several in a row.
+    """Append ``ordered`` to ``out``, with one barrier instead of several consecutive ones.
 
-    The barrier follows the placeholder: the thread that completes its bulk stores must meet the
-    thread that releases.
+    The barrier follows the placeholder, because a thread must complete its bulk stores before it
+    synchronizes with the releasing thread.
     """
     if len(ordered) > 1 and is_placeholder(ordered[0]):
-        met = is_sync_threads(ordered[1])
+        has_barrier = is_sync_threads(ordered[1])
         while out and is_sync_threads(out[-1]):
             barrier = out.pop()
-            if not met:
+            if not has_barrier:
                 ordered.insert(1, barrier)
-                met = True
+                has_barrier = True
     out.extend(ordered)
 
 
@@ -155,8 +155,10 @@ def _releases_in(node) -> list[tirx.Call]:
 
 
 def placeholder() -> tirx.Stmt:
-    """Return the placeholder at which bulk stores must be complete; ``complete_bulk_stores`` keeps
-    or removes it."""
+    """Return a placeholder at which bulk stores must be complete.
+
+    ``complete_bulk_stores`` keeps or removes it.
+    """
     return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get(COMPLETE)))
 
 

@@ -1,4 +1,4 @@
-"""Keep builtins of a pipelined loop with their threads, and before the loads they guard."""
+"""Keep builtins of a pipelined loop in their threads, and before the loads that they guard."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _ACQUIRE_ORDERS = frozenset({1, 2, 4, 5})
 
 
 def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Keep builtins of a pipelined loop with the consumers, and mark the waits that must not stay.
+    """Keep builtins of a pipelined loop with the consumers, and mark the waits for the producer.
 
     Warp specialization moves the statements before a loop's first use of loaded data to the
-    producer if all of them look like reads. That is correct for a wait and wrong for anything else:
-    the producer has other threads, and no block barrier reaches it. TileLang does not know the
-    placeholder, so the statements after it stay, and ``complete_bulk_stores`` removes it.
-    ``stage_waits`` schedules the marked waits, and ``verify_pipelined`` checks them in the lowered
-    program.
+    producer if all of them look like reads. That is correct only for waits: the producer has other
+    threads, and block barriers do not include it. TileLang does not know the placeholder, so the
+    statements after it stay with the consumers, and ``complete_bulk_stores`` removes it.
+    ``stage_waits`` schedules the marked waits, and ``verify_pipelined`` verifies them in the
+    lowered program.
 
     Before: ``for k in T.Pipelined(...): T.tileweave.put_block(...); T.copy(...)``
     After:  ``for k in T.Pipelined(...): T.tileweave.complete_bulk_stores();
@@ -60,8 +60,8 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
         _refuse_overtaken(stmt.body, loads_in(stmt.body), False)
         if loads_in(stmt.body) and "tl_pipeline_stage" not in stmt.annotations:
             _refuse_polls(stmt.body)
-        if "tl_pipeline_stage" in stmt.annotations:  # its statements are counted
-            return ir_transform(stmt, None, _marked, ["tirx.Call"])
+        if "tl_pipeline_stage" in stmt.annotations:  # the schedule counts the statements
+            return ir_transform(stmt, None, _mark_wait, ["tirx.Call"])
         return rewrite_children(stmt, pin_body)
 
     def pin_body(stmt: tirx.Stmt) -> tirx.Stmt:
@@ -73,7 +73,7 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
             others = [c for c in effects_in(inner) if not (_is_wait(c) or _only_delays(c))]
             if any(loads[index:]):
                 _refuse_acquires(others, inner)
-                inner = ir_transform(inner, None, _marked, ["tirx.Call"])
+                inner = ir_transform(inner, None, _mark_wait, ["tirx.Call"])
             pinned = any(is_placeholder(s) for s in out[-2:])
             out += [placeholder(), inner] if others and not pinned else [inner]
         return flatten(out)
@@ -89,13 +89,15 @@ def is_pipelined(loop: tirx.For) -> bool:
 
 
 def loads_in(node) -> list[tirx.BufferLoad]:
-    """Return the global memory that ``node`` loads into shared memory; TileLang issues these loads
-    iterations ahead."""
-    found: list[tirx.BufferLoad] = []
+    """Return the global memory that ``node`` loads into shared memory.
+
+    TileLang issues these loads iterations ahead.
+    """
+    loads: list[tirx.BufferLoad] = []
 
     def read(n) -> None:
         if isinstance(n, tirx.BufferLoad) and n.buffer.scope() == "global":
-            found.append(n)
+            loads.append(n)
 
     def visit(n) -> None:
         if op_name(n) in COPIES:
@@ -106,14 +108,16 @@ def loads_in(node) -> list[tirx.BufferLoad]:
             post_order_visit(n.value, read)
 
     post_order_visit(node, visit)
-    return found
+    return loads
 
 
 def _refuse_overtaken(
     stmt: tirx.Stmt, loads: list[tirx.BufferLoad], loads_follow: bool
 ) -> tirx.Stmt:
-    """Refuse what loads of a later iteration overtake: an acquire after the last load of its own
-    iteration, and a change of the memory they read."""
+    """Refuse operations that loads of a later iteration overtake.
+
+    These are acquires after the last load of their iteration, and writes of the loaded memory.
+    """
     if isinstance(stmt, tirx.SeqStmt):
         for inner in reversed(stmt.seq):
             _refuse_overtaken(inner, loads, loads_follow)
@@ -121,36 +125,38 @@ def _refuse_overtaken(
         return stmt
     for call in builtins_in(_evaluated(stmt)):
         for written, load in written_loads(call, loads):
-            if not _elsewhere(written, load):
+            if not _are_of_different_ranks(written, load):
                 raise LanguageError(
-                    f"{name_of(call)}: writes {load.buffer.name}, which the loads of "
-                    "T.Pipelined read rounds ahead; expected another tensor, or T.serial"
+                    f"{name_of(call)}: writes {load.buffer.name}, which T.Pipelined loads "
+                    "iterations ahead; expected another tensor, or T.serial"
                     f"{location(stmt)}"
                 )
         if (_is_wait(call) or acquires(call)) and loads and not loads_follow and not loads_in(stmt):
             raise LanguageError(
-                f"{name_of(call)}: stands after the loads of T.Pipelined, and those of the "
-                f"next round overtake it; expected {_instead(call)}{hint_of(call)}"
+                f"{name_of(call)}: called after the loads of T.Pipelined, so loads of the "
+                f"next iteration overtake it; expected {_alternative_to(call)}{hint_of(call)}"
                 f"{location(stmt)}"
             )
     return rewrite_children(stmt, lambda s: _refuse_overtaken(s, loads, loads_follow))
 
 
 def _refuse_polls(stmt: tirx.Stmt) -> tirx.Stmt:
-    """Refuse TileLang's own ways to wait: its loads overtake them, and warp specialization knows no
-    while loop."""
+    """Refuse TileLang's polling loops and acquiring atomics, because its loads overtake them.
+
+    Warp specialization does not support while loops.
+    """
     if isinstance(stmt, tirx.While):
         polled = [builtin_of(c).name for c in effects_in(stmt)]
         polled += [_atomic_name(c) for c in calls_in(stmt, _returns_atomic)]
         if polled:
             raise LanguageError(
-                f"{polled[0]}: polled by a while loop in T.Pipelined, whose loads overtake it; "
+                f"{polled[0]}: polled by a while loop in T.Pipelined, so loads overtake it; "
                 f"expected W.wait_ge or another wait before the loads, or T.serial{location(stmt)}"
             )
     for call in calls_in(_evaluated(stmt), _returns_atomic):
         if any(int(order) in _ACQUIRE_ORDERS for order in call.args[_RETURNING[op_name(call)] :]):
             raise LanguageError(
-                f"{_atomic_name(call)}: acquires in T.Pipelined, whose loads overtake it; expected "
+                f"{_atomic_name(call)}: acquires in T.Pipelined, so loads overtake it; expected "
                 "W.wait_ge or another wait before the loads, memory_order='relaxed', or T.serial"
                 f"{location(stmt)}"
             )
@@ -166,35 +172,36 @@ def _atomic_name(call: tirx.Call) -> str:
 
 
 def _evaluated(stmt: tirx.Stmt):
-    """Return the expressions that ``stmt`` evaluates itself, without the statements inside it."""
+    """Return the expressions that ``stmt`` itself evaluates, without its inner statements."""
     if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
         return stmt.condition
     return stmt if is_simple(stmt) else tirx.IntImm("int32", 0)
 
 
-def _instead(acquire: tirx.Call) -> str:
+def _alternative_to(acquire: tirx.Call) -> str:
     if _is_wait(acquire):
-        return "it before the loads, or T.serial"
+        return "a call before the loads, or T.serial"
     qualifiers = dict(builtin_of(acquire).qualifiers)
     relaxed = "sem='relaxed', " if "relaxed" in qualifiers.get("sem", ()) else ""
     return f"a wait before the loads, {relaxed}or T.serial"
 
 
 def written_loads(call: tirx.Call, loads: list[tirx.BufferLoad]) -> list[tuple]:
-    """Return the writes of the builtin ``call``, each with the one of ``loads`` that reads its
-    tensor."""
+    """Return the pairs of a write by the builtin ``call`` and one of ``loads`` of its tensor."""
     written = pointers_written(call)
     return [(w, load) for w in written for load in loads if w.buffer.same_as(load.buffer)]
 
 
-def _elsewhere(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
-    """Return whether the two may be in different ranks' copies of a symmetric tensor: only the
-    stride of its rank axis exceeds the extent of the axes after it."""
-    shape, strides = one.buffer.shape, one.buffer.strides
+def _are_of_different_ranks(first: tirx.BufferLoad, second: tirx.BufferLoad) -> bool:
+    """Return whether two elements may be in different ranks' copies of a symmetric tensor.
+
+    Only the stride of a rank axis exceeds the extent of the axes after it.
+    """
+    shape, strides = first.buffer.shape, first.buffer.strides
     if len(strides) < 2:
         return False
     packed = tvm.arith.Analyzer().can_prove_equal(strides[0], shape[1] * strides[1])
-    return not packed and not tvm.ir.structural_equal(one.indices[0], other.indices[0])
+    return not packed and not tvm.ir.structural_equal(first.indices[0], second.indices[0])
 
 
 def _is_wait(call: tirx.Call) -> bool:
@@ -203,11 +210,11 @@ def _is_wait(call: tirx.Call) -> bool:
 
 
 def _only_delays(call: tirx.Call) -> bool:
-    """Return whether ``call`` is a sleep of ``insert_delays``, which moves with its wait."""
+    """Return whether ``call`` is a sleep of ``insert_delays``, which belongs to a wait."""
     return builtin_of(call) is declaration_of(delay)
 
 
-def _marked(call: tirx.Call) -> tirx.Call | None:
+def _mark_wait(call: tirx.Call) -> tirx.Call | None:
     if not _is_wait(call):
         return None
     annotations = {**call.annotations, GUARDS_LOADS: tirx.IntImm("bool", 1)}
@@ -218,6 +225,6 @@ def _refuse_acquires(calls: list[tirx.Call], stmt: tirx.Stmt) -> None:
     for call in calls:
         if acquires(call):
             raise LanguageError(
-                f"{name_of(call)}: acquires in T.Pipelined before a load, which overtakes "
-                f"it; expected W.wait_reached or another wait, or T.serial{location(stmt)}"
+                f"{name_of(call)}: acquires in T.Pipelined before a load, which overtakes it; "
+                f"expected W.wait_reached or another wait, or T.serial{location(stmt)}"
             )

@@ -19,22 +19,22 @@ from .pin_pipelined import is_pipelined
 from .require_arch import sm_of
 
 ONLY_IF = "tileweave.only_if"
-"""Its second operand, an index; what it is an index of is accessed only where the first holds."""
-register_op(ONLY_IF, "an index of what is loaded under a condition", 2)
+"""Operator ``only_if(condition, index)``: an index of an access that happens under a condition."""
+register_op(ONLY_IF, "index of a conditional load", 2)
 
 _TMA_BYTES = 16
-"""The TMA takes tiles whose rows, and the strides between these, are a multiple of it."""
+"""Alignment that the TMA needs for the rows of a tile and for the strides between them."""
 _NO_PRODUCER = (PassConfigKey.TL_DISABLE_TMA_LOWER, PassConfigKey.TL_DISABLE_WARP_SPECIALIZED)
 
 
 def predicate_loads(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """Take copies out of a branch of a pipelined loop that only chooses one of them for a tile.
+    """Move copies out of a branch of a pipelined loop that only selects the source of a tile.
 
-    TileLang's producer takes copies that stand in the loop itself. One in a branch it leaves to the
-    consumers, who would move each tile through their registers. Out of the branch an index says
-    when the copy happens, in words that TileLang does not know, and ``guard_loads`` puts that
-    around the lowered load. Waits before a copy are left in a branch of their own, which TileLang
-    takes for the producer's. A branch stays where the TMA could not load all that it chooses from.
+    TileLang's producer executes only copies that are direct statements of the loop. The consumers
+    execute copies in branches, through their registers. So the copies move out of the branch, and
+    an operator in an index holds the condition. ``guard_loads`` restores the condition around the
+    lowered load. Waits before a copy stay in a branch of their own, which TileLang assigns to the
+    producer. A branch stays unchanged if the TMA cannot load all its sources.
 
     Before: ``if mine: T.copy(A[m, k], tile) else: T.copy(B[m, k], tile)``
     After:  ``T.copy(A[m, only_if(mine, k)], tile); T.copy(B[m, only_if(not mine, k)], tile)``
@@ -44,29 +44,29 @@ def predicate_loads(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         return func
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
-        # The statements of a loop that the program schedules itself are counted.
+        # A loop that the program schedules itself is unchanged: its schedule counts statements.
         scheduled = isinstance(stmt, tirx.For) and "tl_pipeline_stage" in stmt.annotations
         if isinstance(stmt, tirx.For) and is_pipelined(stmt) and not scheduled:
-            return rewrite_children(stmt, taken_out)
+            return rewrite_children(stmt, without_branch)
         return rewrite_children(stmt, visit)
 
-    def taken_out(stmt: tirx.Stmt) -> tirx.Stmt:
+    def without_branch(stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt):
-            return rewrite_children(stmt, taken_out)
+            return rewrite_children(stmt, without_branch)
         if not isinstance(stmt, tirx.IfThenElse):
             return stmt
         choices = list(_choices(stmt, []))
         if not _fill_one_tile(choices):
             return stmt
         waits = [tirx.IfThenElse(c.holds, flatten(c.waits), None) for c in choices if c.waits]
-        return flatten([*waits, *map(_predicated, choices)])
+        return flatten([*waits, *map(_predicated_copy, choices)])
 
     return func.with_body(visit(func.body))
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """One side of a branch: what must hold, and a copy with waits before it, if it is no more."""
+    """One side of a branch: its conditions, and its last statement with the waits before it."""
 
     conditions: list[tirx.PrimExpr]
     waits: list[tirx.Stmt]
@@ -78,7 +78,7 @@ class _Choice:
 
 
 def _choices(stmt: tirx.Stmt | None, conditions: list[tirx.PrimExpr]) -> Iterator[_Choice]:
-    """Yield the loads between which ``stmt`` chooses, each with its conditions."""
+    """Yield the loads among which ``stmt`` selects, each with its conditions."""
     if isinstance(stmt, tirx.IfThenElse):
         yield from _choices(stmt.then_case, [*conditions, stmt.condition])
         yield from _choices(stmt.else_case, [*conditions, tirx.Not(stmt.condition)])
@@ -88,8 +88,7 @@ def _choices(stmt: tirx.Stmt | None, conditions: list[tirx.PrimExpr]) -> Iterato
 
 
 def _fill_one_tile(choices: list[_Choice]) -> bool:
-    """Return whether each of ``choices`` is one copy that the TMA supports, all into the same
-    tile."""
+    """Return whether all of ``choices`` are copies into the same tile that the TMA supports."""
     copies = [c.copy.value for c in choices if isinstance(c.copy, tirx.Evaluate)]
     if len(copies) < len(choices) or not all(map(_is_tma_load, copies)):
         return False
@@ -102,7 +101,7 @@ def _fill_one_tile(choices: list[_Choice]) -> bool:
 
 
 def _is_tma_load(call: tirx.PrimExpr) -> bool:
-    if op_name(call) != "tl.tileop.copy" or call.annotations:  # which may ask for another way
+    if op_name(call) != "tl.tileop.copy" or call.annotations:  # annotations may disable the TMA
         return False
     (source, _, *extents), (target, *_) = (region.args for region in call.args[:2])
     proved = tvm.arith.Analyzer().can_prove
@@ -128,16 +127,17 @@ def _is_wait(stmt: tirx.Stmt) -> bool:
 
 
 def _is_fixed(condition: tirx.PrimExpr) -> bool:
-    """Return whether ``condition`` reads no memory, so that it may be evaluated again elsewhere."""
+    """Return whether ``condition`` reads no memory, so that it can be evaluated elsewhere."""
     return not has_loads(condition) and not effects_in(condition)
 
 
-def _predicated(choice: _Choice) -> tirx.Stmt:
+def _predicated_copy(choice: _Choice) -> tirx.Stmt:
     call = choice.copy.value
-    first, *rest = call.args
-    start, *more = first.args
+    source, *other_arguments = call.args
+    start, *extents = source.args
     index = start.indices[-1]
-    marked = tirx.call_intrin(index.dtype, tvm.ir.Op.get(ONLY_IF), choice.holds, index)
-    start = tirx.BufferLoad(start.buffer, [*start.indices[:-1], marked])
-    region = tirx.Call(first.dtype, first.op, [start, *more])
-    return tirx.Evaluate(tirx.Call(call.dtype, call.op, [region, *rest], call.annotations))
+    conditional = tirx.call_intrin(index.dtype, tvm.ir.Op.get(ONLY_IF), choice.holds, index)
+    start = tirx.BufferLoad(start.buffer, [*start.indices[:-1], conditional])
+    region = tirx.Call(source.dtype, source.op, [start, *extents])
+    arguments = [region, *other_arguments]
+    return tirx.Evaluate(tirx.Call(call.dtype, call.op, arguments, call.annotations))

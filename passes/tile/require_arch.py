@@ -17,28 +17,27 @@ TMA_SM = 90
 
 
 def require_arch(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """Refuse builtins, and TileLang's TMA operations, that need a later GPU than the one compiled
-    for.
+    """Refuse builtins and TMA operations of TileLang that need a later GPU than the target.
 
-    What a builtin needs is in its declaration, by PTX type where types differ. TileLang refuses its
-    own operations without their line.
+    The declaration of a builtin has its first architecture, by PTX type if types differ. TileLang
+    also refuses its own operations, but without their line.
 
     Before: ``T.tileweave.fence_proxy_async()``, for sm_80
-    After:  LanguageError; what the target has stays as it is
+    After:  LanguageError; programs that the target supports stay unchanged
     """
     if "arch" not in target.attrs:
         return func
     arch, sm = target.attrs["arch"], sm_of(target)
 
     def check(stmt: tirx.Stmt) -> tirx.Stmt:
-        rewrite_children(stmt, check)  # inner statements first: theirs is the line to name
+        rewrite_children(stmt, check)  # inner statements first, because their lines are exact
         for call in builtins_in(stmt):
             spec = builtin_of(call)
             needed = spec.least_sm(call)
             if needed > sm:
-                what = f" of {spec.ptx_type(call)}" if needed > spec.sm else ""
+                ptx_type = f" of {spec.ptx_type(call)}" if needed > spec.sm else ""
                 raise LanguageError(
-                    f"{name_of(call)}{what}: compiled for {arch}; expected sm_{needed} or later"
+                    f"{name_of(call)}{ptx_type}: compiled for {arch}; expected sm_{needed} or later"
                     f"{location(stmt)}"
                 )
         for name, change in _tma_operations(stmt) if sm < TMA_SM else ():
@@ -53,13 +52,13 @@ def require_arch(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
 
 
 def _tma_operations(stmt: tirx.Stmt) -> Iterator[tuple[str, str]]:
-    """Yield each tile operation that asks for the TMA, with what to write where there is none."""
+    """Yield each tile operation that requires the TMA, with an alternative without the TMA."""
     for call in calls_in(stmt, asks_for_tma):
         yield tma_name(call), "T.copy" if op_name(call) == TMA_COPY else "use_tma=False"
 
 
 def asks_for_tma(call: tirx.Call) -> bool:
-    """Return True for a tile operation that is only done by the TMA."""
+    """Return whether ``call`` is a tile operation that requires the TMA."""
     name = op_name(call)
     return name == TMA_COPY or (
         name == "tl.tileop.atomicadd" and bool(int(call.annotations.get("use_tma", 0)))
@@ -67,10 +66,10 @@ def asks_for_tma(call: tirx.Call) -> bool:
 
 
 def tma_name(call: tirx.Call) -> str:
-    """Return the name that the program gives such an operation."""
+    """Return the name of such an operation in a program."""
     return "tma_copy" if op_name(call) == TMA_COPY else "atomic_add with use_tma=True"
 
 
 def sm_of(target: Target) -> int:
-    """The number of the architecture that ``target`` names, such as 90; 0 if it names none."""
+    """Return the number of the target's architecture, such as 90; 0 if it has none."""
     return int(str(target.attrs.get("arch", "sm_0")).removeprefix("sm_").rstrip("af"))

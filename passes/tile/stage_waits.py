@@ -1,4 +1,5 @@
-"""Run a wait in a pipelined loop before the loads it guards, also without warp specialization."""
+"""Schedule a wait in a pipelined loop before the loads that it guards, also without warp
+specialization."""
 
 from __future__ import annotations
 
@@ -26,14 +27,16 @@ STAGED = "tileweave.staged"
 
 
 def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Schedule pipelined loops with waits explicitly: waits and loads first, the rest last.
+    """Schedule pipelined loops with waits explicitly: waits and loads first, then the computation.
 
-    TileLang's own schedule runs loads rounds ahead and leaves what it does not know, a wait, with
-    the arithmetic. It finds none where a builtin writes another rank's copy of what the loop loads:
-    that builtin then stays with the arithmetic, in the order of the program. Where TileLang
-    specialises warps it drops the schedule, and the wait goes to the producer. A loop that the
-    program schedules itself must put no load before its wait. A loop in which something else
-    prepares the memory a load fills stays as it is, for ``verify_pipelined`` to judge.
+    TileLang's own schedule issues loads iterations ahead, but leaves waits, which it does not know,
+    with the computation. It finds no schedule if a builtin writes another rank's copy of the loaded
+    tensor; here that builtin stays with the computation, in program order. With warp
+    specialization, TileLang drops the schedule, and the wait moves to the producer.
+
+    A loop that the program schedules itself must not schedule a load before its wait. A loop in
+    which other statements write the memory that a load fills stays unchanged, and
+    ``verify_pipelined`` verifies it.
 
     Before: ``for k in T.Pipelined(n, num_stages=3): wait; copy; copy; gemm``
     After:  ``for k in T.Pipelined(n, num_stages=3, order=[0, 1, 2, 3], stage=[0, 0, 0, 2]): ...``
@@ -51,7 +54,7 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
         writers = _writers(stmt.body)
         if not any(guards) and not writers:
             return stmt
-        if _prepared(stmts, loads):
+        if _is_prepared(stmts, loads):
             _refuse_writers(writers, stmt)
             return stmt
         annotations = dict(stmt.annotations)
@@ -75,7 +78,7 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _statements(body: tirx.Stmt, written: set[tirx.Var]) -> list[tirx.Stmt]:
-    """Return the statements that TileLang schedules, which splits branches without an ``else``.
+    """Return the statements that TileLang schedules. It splits branches without an ``else``.
 
     Args:
         written: data pointers of the tensors that the loop writes.
@@ -88,14 +91,14 @@ def _statements(body: tirx.Stmt, written: set[tirx.Var]) -> list[tirx.Stmt]:
             continue
         inside = _statements(stmt.then_case, written)
         names = [i for i, inner in enumerate(inside) if isinstance(inner, tirx.Bind)]
-        if names:  # what follows a name stays in its scope
+        if names:  # statements after a definition stay in its scope
             inside[names[0] :] = [flatten(inside[names[0] :])]
         out += [tirx.IfThenElse(stmt.condition, inner, None) for inner in inside]
     return out
 
 
 def _reads(expr: tirx.PrimExpr, tensors: set[tirx.Var]) -> bool:
-    """Return True where ``expr`` reads one of ``tensors``, given by their data pointers."""
+    """Return whether ``expr`` reads one of ``tensors``, which are data pointers."""
     return any(
         isinstance(node, tirx.BufferLoad) and node.buffer.data in tensors
         for node in variables_and_loads(expr)
@@ -105,7 +108,7 @@ def _reads(expr: tirx.PrimExpr, tensors: set[tirx.Var]) -> bool:
 def _check_schedule(
     stmts: list[tirx.Stmt], guards: list[bool], loads: list[bool], annotations: dict
 ) -> None:
-    """Refuse a schedule of the program's own in which a load runs before a wait that guards it."""
+    """Refuse an explicit schedule in which a load runs before a wait that guards it."""
     places = list(
         zip(annotations["tl_pipeline_stage"], annotations["tl_pipeline_order"], strict=True)
     )
@@ -113,7 +116,7 @@ def _check_schedule(
         timed = [i for i, s in enumerate(stmts) if not isinstance(s, tirx.Bind)]
         stmts, guards, loads = ([values[i] for i in timed] for values in (stmts, guards, loads))
     if len(places) != len(stmts):
-        return  # TileLang refuses it, with the counts
+        return  # TileLang refuses the schedule, and names the counts
     for index, guard in enumerate(guards):
         stage, order = map(int, places[index])
         for later in range(index + 1, len(stmts)) if guard else ():
@@ -121,9 +124,9 @@ def _check_schedule(
             if loads[later] and (stage, order) > (load_stage, load_order):
                 raise LanguageError(
                     f"{_wait_in(stmts[index])}: in stage {stage} of T.Pipelined, with order "
-                    f"{order}, runs after a load it guards, in stage {load_stage} with order "
-                    f"{load_order}; expected the stage and order of a wait not to exceed those of "
-                    "the loads after it"
+                    f"{order}, runs after a load that it guards, in stage {load_stage} with order "
+                    f"{load_order}; expected a stage and an order that do not exceed those of the "
+                    "loads after it"
                     f"{location(stmts[index])}"
                 )
 
@@ -133,10 +136,10 @@ def _wait_in(stmt: tirx.Stmt) -> str:
 
 
 def _is_value(stmt: tirx.Stmt, written: set[tirx.Var]) -> bool:
-    """Return True for a name of a value that may be computed at any time, any number of times.
+    """Return whether ``stmt`` only names a value that may be computed at any time.
 
-    TileLang does not schedule these, and may already have replaced the name by its value: they are
-    not counted.
+    TileLang does not schedule such definitions, and may already have inlined them. A schedule does
+    not count them.
 
     Args:
         written: data pointers of the tensors that the loop writes.
@@ -146,7 +149,7 @@ def _is_value(stmt: tirx.Stmt, written: set[tirx.Var]) -> bool:
 
 
 def _writers(body: tirx.Stmt) -> list[tirx.Call]:
-    """Return the builtins that write a tensor which loads of the same loop read."""
+    """Return the builtins that write a tensor that loads of the same loop read."""
     loads = loads_in(body)
     return [call for call in builtins_in(body) if written_loads(call, loads)]
 
@@ -154,13 +157,13 @@ def _writers(body: tirx.Stmt) -> list[tirx.Call]:
 def _refuse_writers(writers: list[tirx.Call], loop: tirx.For) -> None:
     for call in writers:
         raise LanguageError(
-            f"{name_of(call)}: writes a tensor from which T.Pipelined loads into memory "
-            f"that the loop writes otherwise, too; expected T.serial{location(loop)}"
+            f"{name_of(call)}: writes a tensor that T.Pipelined loads into memory "
+            f"that other statements of the loop write; expected T.serial{location(loop)}"
         )
 
 
-def _prepared(stmts: list[tirx.Stmt], loads: list[bool]) -> bool:
-    """Return whether anything but a load writes shared memory that a load fills."""
+def _is_prepared(stmts: list[tirx.Stmt], loads: list[bool]) -> bool:
+    """Return whether a statement other than a load writes shared memory that a load fills."""
     filled = [
         copy.args[1].args[0].buffer
         for stmt, load in zip(stmts, loads, strict=True)
@@ -182,14 +185,14 @@ def _writes(stmt: tirx.Stmt, buffer: tirx.Buffer) -> bool:
             return call.args[0].buffer.same_as(buffer) and int(call.args[1]) & 2 != 0
         return name == "tl.access_ptr" and call.args[0].buffer.same_as(buffer)
 
-    found = bool(calls_in(stmt, region))
+    writes = bool(calls_in(stmt, region))
 
     def visit(node) -> None:
-        nonlocal found
-        found = found or (isinstance(node, tirx.BufferStore) and node.buffer.same_as(buffer))
+        nonlocal writes
+        writes = writes or (isinstance(node, tirx.BufferStore) and node.buffer.same_as(buffer))
 
     tirx.stmt_functor.post_order_visit(stmt, visit)
-    return found
+    return writes
 
 
 def _mark_staged(call: tirx.Call) -> tirx.Call | None:

@@ -1,5 +1,4 @@
-"""Verify that a barrier has all the 32-bit words it counts in, and that nothing else changes
-them."""
+"""Verify that a barrier has all its 32-bit words, and that nothing else changes them."""
 
 from __future__ import annotations
 
@@ -22,26 +21,25 @@ from ..ir.walk import arrows, calls_in, children_of, format_expr, line_of, op_na
 
 
 def verify_barriers(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Refuse barriers whose words are too few, overlap those of another barrier, or are changed by
-    something else in the kernel.
+    """Refuse barriers with too few words, and words that another barrier or statement changes.
 
-    Only places that are constants are looked at, but for the rank; the simulator reports the
-    others. Barriers that begin at the same word may share it, one after another.
+    Only indices that are constants, except for the rank, are verified; the simulator reports the
+    other faults. Barriers that begin at the same word may share it, one after another.
 
     Raises:
         LanguageError: names the barrier, its words and the lines.
 
     Before: ``W.sync_ranks(B[W.rank(), 2])`` of ``B: W.Symmetric((5,), "uint32")``, two ranks
-    After:  LanguageError: 4 words are needed, 3 follow; every other program stays as it is
+    After:  LanguageError, because 3 of 4 words are left; legal programs stay unchanged
     """
     uses = _Uses(func)
     uses.visit(func.body, 0)
     for use in uses.barriers:
-        if use.count > use.left:
+        if use.count > use.words_left:
             raise _too_few(use)
-    for one, other in itertools.combinations(uses.barriers, 2):
-        if one.buffer.data.same_as(other.buffer.data) and one.overlaps(other):
-            raise _overlap(one, other)
+    for first, second in itertools.combinations(uses.barriers, 2):
+        if first.buffer.data.same_as(second.buffer.data) and first.overlaps(second):
+            raise _overlap(first, second)
     for change, barrier in itertools.product(uses.changes, uses.barriers):
         if change.kernel == barrier.kernel and change.touches(barrier):
             raise _changed(change, barrier)
@@ -50,12 +48,14 @@ def verify_barriers(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @dataclass(frozen=True)
 class _Words:
-    """32-bit words that one barrier counts in.
+    """32-bit words of one barrier.
 
     Attributes:
-        own: shape of the tensor, or of a rank's part of it.
-        first: flat index of the first word in there; a lower bound unless ``is_exact``.
-        kernel: number of the kernel that the barrier is in.
+        shown: the barrier's first word as text.
+        own: shape of the tensor, or of one rank's copy.
+        first: flat index of the first word; a lower bound unless ``is_exact``.
+        count: number of words that the barrier needs.
+        kernel: number of the kernel that calls the barrier.
     """
 
     op: str
@@ -69,7 +69,8 @@ class _Words:
     line: str
 
     @property
-    def left(self) -> int:
+    def words_left(self) -> int:
+        """Number of words from the first one to the end of the tensor."""
         return math.prod(self.own) - self.first
 
     def overlaps(self, other: _Words) -> bool:
@@ -79,7 +80,7 @@ class _Words:
         return high.first < low.first + low.count
 
     def indices(self) -> Iterator[tuple[int, ...]]:
-        """Return the index of each word in its rank's part."""
+        """Yield the index of each word in its rank's copy."""
         for flat in range(self.first, self.first + self.count if self.is_exact else self.first):
             yield tuple(
                 flat // stride % extent
@@ -89,7 +90,7 @@ class _Words:
 
 @dataclass(frozen=True)
 class _Change:
-    """A box of constant place that a statement writes, without the rank."""
+    """A box at a constant place, without the rank axis, that a statement writes."""
 
     op: str
     shown: str
@@ -109,7 +110,7 @@ class _Change:
 
 
 class _Uses:
-    """Uses of the words of barriers in a program, as far as they are known when traced."""
+    """Uses of barrier words in a program, as far as their indices are constants."""
 
     def __init__(self, func: tirx.PrimFunc) -> None:
         self.barriers: list[_Words] = []
@@ -120,12 +121,12 @@ class _Uses:
         self._kernels = 0
 
     def visit(self, stmt: tirx.Stmt, kernel: int) -> None:
-        """Note the barriers and changes of ``stmt``, which is in the kernel of this number."""
+        """Record the barriers and writes of ``stmt`` in the kernel with this number."""
         if isinstance(stmt, tirx.SBlockRealize) and stmt.block.name_hint == "tilelang_root":
             self._kernels += 1
             kernel = self._kernels
         if isinstance(stmt, tirx.Bind):
-            self._values[stmt.var] = self._known(stmt.value)
+            self._values[stmt.var] = self._simplified(stmt.value)
         if isinstance(stmt, tirx.For):
             bounds = tvm.ir.Range.from_min_extent(stmt.min, stmt.extent)
             self._analyzer.bind(stmt.loop_var, bounds, allow_override=True)
@@ -133,9 +134,9 @@ class _Uses:
         for child in children:
             self.visit(child, kernel)
         if not children:
-            self._note(stmt, kernel)
+            self._record(stmt, kernel)
 
-    def _note(self, stmt: tirx.Stmt, kernel: int) -> None:
+    def _record(self, stmt: tirx.Stmt, kernel: int) -> None:
         line = line_of(stmt)
         if isinstance(stmt, tirx.BufferStore):
             self._change(stmt.buffer, stmt.indices, (), stmt, kernel)
@@ -153,7 +154,7 @@ class _Uses:
         buffer, axes = load.buffer, self._axes(load.buffer)
         own = tuple(int(e) if isinstance(e, tirx.IntImm) else 1 << 31 for e in buffer.shape[axes:])
         ranks = buffer.shape[0]
-        indices = [self._known(i) for i in load.indices[axes:]]
+        indices = [self._simplified(i) for i in load.indices[axes:]]
         bounds = [self._analyzer.const_int_bound(i) for i in indices]
         strides = packed_strides(own)
         return _Words(
@@ -165,10 +166,10 @@ class _Uses:
         )  # fmt: skip
 
     def _change(self, buffer, indices, extents, stmt: tirx.Stmt, kernel: int) -> None:
-        """Note a write if its place is constant."""
+        """Record a write if its place is constant."""
         axes = self._axes(buffer)
-        starts = [self._known(i) for i in list(indices)[axes:]]
-        sizes = [self._known(e) for e in list(extents)[axes:]] or [1] * len(starts)
+        starts = [self._simplified(i) for i in list(indices)[axes:]]
+        sizes = [self._simplified(e) for e in list(extents)[axes:]] or [1] * len(starts)
         if all(isinstance(n, (int, tirx.IntImm)) for n in (*starts, *sizes)):
             shown = f"{buffer.name}[{', '.join(map(format_expr, indices))}]"
             self.changes.append(_Change(
@@ -177,38 +178,38 @@ class _Uses:
             ))  # fmt: skip
 
     def _axes(self, buffer: tirx.Buffer) -> int:
-        """Return how many axes of ``buffer`` are for the rank."""
+        """Return the number of rank axes of ``buffer``, 0 or 1."""
         return int(buffer.data in self._heap or is_symmetric(buffer))
 
-    def _known(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    def _simplified(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
         return self._analyzer.simplify(substitute(expr, self._values))
 
 
 def _counts(call: tirx.Call) -> bool:
-    """Return whether ``call`` is a barrier with words of the program's own."""
+    """Return whether ``call`` is a barrier with the program's own words."""
     spec = builtin_of(call)
     return spec is not None and bool(spec.participants) and op_name(call.args[0]) == "tl.access_ptr"
 
 
 def _too_few(use: _Words) -> LanguageError:
     return LanguageError(
-        f"{use.op}: barrier={use.shown} has {max(0, use.left)} words to the end of "
+        f"{use.op}: barrier={use.shown} has {max(0, use.words_left)} words up to the end of "
         f"{use.buffer.name}; expected {use.count}{arrows([('barrier', use.line)])}"
     )
 
 
-def _overlap(one: _Words, other: _Words) -> LanguageError:
+def _overlap(first: _Words, second: _Words) -> LanguageError:
     return LanguageError(
-        f"{other.op}: barrier={_sized(other)} overlaps that of {one.op}, {_sized(one)}; expected "
-        "words of its own, or the same first word"
-        f"{arrows([('barrier', other.line), ('other barrier', one.line)])}"
+        f"{second.op}: barrier={_sized(second)} overlaps the words of {first.op}, {_sized(first)}; "
+        "expected separate words, or the same first word"
+        f"{arrows([('barrier', second.line), ('other barrier', first.line)])}"
     )
 
 
 def _changed(change: _Change, barrier: _Words) -> LanguageError:
     return LanguageError(
-        f"{change.op}: {change.shown} is written, where {barrier.op} counts in "
-        f"barrier={_sized(barrier)}; expected that in a kernel only barriers change their words"
+        f"{change.op}: writes {change.shown}, a word of {barrier.op} with "
+        f"barrier={_sized(barrier)}; expected only barriers to change it in this kernel"
         f"{arrows([('write', change.line), ('barrier', barrier.line)])}"
     )
 

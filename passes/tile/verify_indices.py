@@ -1,4 +1,4 @@
-"""Refuse effects in expressions that TileLang evaluates several times."""
+"""Refuse builtins with effects in expressions that TileLang evaluates several times."""
 
 from __future__ import annotations
 
@@ -18,40 +18,39 @@ _BINARY = (
 
 
 def verify_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Refuse builtins in an index, in the bound of a loop, and where arithmetic is made simpler, or
-    of several operations.
+    """Refuse builtins with effects in expressions that TileLang repeats or merges.
 
-    TileLang repeats indices and bounds as it needs them, in bounds checks, offsets and copies of
-    the loop; and signed quotients, in finding out their sign. It takes two equal calls for one
-    value. Parallel loops that fill fragments it runs once for each thread that holds an element.
-    The rank and the world size are values and may stand anywhere.
+    TileLang repeats indices and loop bounds in bounds checks, offsets and copies of the loop, and
+    the operands of signed quotients. It may merge two equal calls into one value. It runs an
+    iteration of a parallel loop that fills a fragment in each thread that holds the element. The
+    rank and the world size are values, which are legal everywhere.
 
     Before: ``A[T.tileweave.atom_add(...)] = 1``
-    After:  LanguageError; everything else stays as it is
+    After:  LanguageError; legal programs stay unchanged
     """
 
     def check(stmt: tirx.Stmt) -> tirx.Stmt:
-        rewrite_children(stmt, check)  # inner statements first: theirs is the line to name
+        rewrite_children(stmt, check)  # inner statements first, because their lines are exact
         if isinstance(stmt, tirx.For):
             _refuse([stmt.min, stmt.extent], "in the bound of a loop", stmt)
             _refuse_replicas(stmt)
-        if not effects_in(stmt):
+        if not any(effects_in(part) for part in _own_parts(stmt)):
             return stmt
-        found: list[tuple[str, list[tirx.PrimExpr]]] = []
+        uses: list[tuple[str, list[tirx.PrimExpr]]] = []
 
         def visit(node) -> None:
             if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
-                found.append(("in an index", list(node.indices)))
+                uses.append(("in an index", list(node.indices)))
             elif isinstance(node, tirx.Select):
-                found.append(("in what is chosen from, as T.abs is made of", [node]))
+                uses.append(("in an operand of a selection such as T.abs", [node]))
             elif isinstance(node, (tirx.FloorDiv, tirx.FloorMod)) and node.dtype.startswith("int"):
-                found.append(("in a signed quotient or remainder", [node]))
+                uses.append(("in a signed quotient or remainder", [node]))
             elif isinstance(node, _BINARY):
-                found.append(("on both sides of an operator", _on_both_sides(node)))
+                uses.append(("on both sides of an operator", _on_both_sides(node)))
 
         post_order_visit(stmt, visit)
-        for where, expressions in found:
-            _refuse(expressions, where, stmt)
+        for position, expressions in uses:
+            _refuse(expressions, position, stmt)
         return stmt
 
     check(func.body)
@@ -59,8 +58,11 @@ def verify_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _refuse_replicas(loop: tirx.For) -> None:
-    """Refuse what writes memory in a parallel loop that fills a fragment: of one that has fewer
-    elements than the block has threads, several threads hold each, and all do the round."""
+    """Refuse builtins that write memory in a parallel loop that fills a fragment.
+
+    If the fragment has fewer elements than the block has threads, several threads hold an element,
+    and each of them executes the iteration.
+    """
     if loop.kind != tirx.ForKind.PARALLEL:
         return
     fragments: list[str] = []
@@ -72,14 +74,25 @@ def _refuse_replicas(loop: tirx.For) -> None:
     post_order_visit(loop.body, visit)
     for call in (c for c in effects_in(loop.body) if fragments and writes(c)):
         raise LanguageError(
-            f"{name_of(call)}: stands in a parallel loop that fills the fragment "
-            f"{fragments[0]}, whose elements several threads may hold; expected a loop of its own, "
+            f"{name_of(call)}: called in a parallel loop that fills the fragment "
+            f"{fragments[0]}, whose elements several threads may hold; expected a separate loop, "
             f"or shared memory{hint_of(call)}{location(loop)}"
         )
 
 
+def _own_parts(stmt: tirx.Stmt) -> list:
+    """Return the parts of ``stmt`` that are in no statement inside it, nor in its bounds."""
+    if isinstance(stmt, tirx.SeqStmt):
+        return []
+    if isinstance(stmt, tirx.For):
+        return [] if stmt.step is None else [stmt.step]
+    if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
+        return [stmt.condition]
+    return [stmt.value] if isinstance(stmt, tirx.AttrStmt) else [stmt]
+
+
 def _on_both_sides(node) -> list[tirx.PrimExpr]:
-    """Calls that are equal to one of the other side; those that give vectors stay apart."""
+    """Return the calls that occur on both sides of an operator; TileLang does not merge vectors."""
     if tvm.DataType(str(node.a.dtype)).lanes > 1:
         return []
     others = effects_in(node.b)
@@ -89,9 +102,9 @@ def _on_both_sides(node) -> list[tirx.PrimExpr]:
     ]  # fmt: skip
 
 
-def _refuse(expressions: list[tirx.PrimExpr], where: str, stmt: tirx.Stmt) -> None:
+def _refuse(expressions: list[tirx.PrimExpr], position: str, stmt: tirx.Stmt) -> None:
     for call in (c for e in expressions for c in effects_in(e)):
         raise LanguageError(
-            f"{name_of(call)}: stands {where}, which may be evaluated more than once; "
-            f"expected its value in a variable first{location(stmt)}"
+            f"{name_of(call)}: called {position}, which may be evaluated more than once; "
+            f"expected a call before, with its value in a variable{location(stmt)}"
         )

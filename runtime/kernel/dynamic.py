@@ -9,7 +9,7 @@ from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...passes import dynamic_sizes, specialize_sizes, with_sizes
-from ...passes.ir.sizes import in_numbers, named, sizes_of
+from ...passes.ir.sizes import format_sizes, named, sizes_of
 from ..host.session import current
 from ..plans.parameters import Shape, parameters_of, shapes_of, shown_sizes
 from .barrier import barrier
@@ -109,7 +109,7 @@ class DynamicKernel:
             if shapes.get(tensor, expected) != expected:
                 raise TileWeaveError(
                     f"{name}: {tensor} has shape {shapes[tensor]}; expected {expected} for "
-                    f"{in_numbers(sizes)}"
+                    f"{format_sizes(sizes)}"
                 )
         return self.at(**sizes)
 

@@ -118,16 +118,8 @@ def mutate(
     """
     check_numbers("mutate", world_size, schedules, seed, epochs, resident_blocks)
     run = _Runs(world_size, inputs, range(seed, seed + schedules), epochs, resident_blocks)
-    kernels: list[_Kernel] = []
-
-    def probed(func: tirx.PrimFunc, ranks: int) -> Program:
-        kernels.append(_Kernel(func, ranks))
-        return kernels[-1].probed()
-
-    steps: list[HostStep] = []
     plan = Executable(program, world_size).plan
-    watched = ChangedPlan(plan, lambda traced: (steps.extend(traced), traced)[1])
-    run.reference(Executable(watched, world_size, probed))
+    kernels, steps = _reference(run, plan, world_size)
     todo = [*_of_host(plan, steps, world_size), *(c for k in kernels for c in k.changes(plan))]
     places = [place for kernel in kernels for place in places_in(kernel.lowered.body)]
     places += [(op.file, op.line) for op, *_ in todo]
@@ -139,6 +131,22 @@ def mutate(
         mutant = Mutant(op.name, change, op.file, op.line, "survived", "", flag=flag)
         mutants.append(_judged(run, mutant, proof, known, mutated))
     return _explained(mutants, explanations)
+
+
+def _reference(
+    run: _Runs, plan: TracedPlan, world_size: int
+) -> tuple[list[_Kernel], list[HostStep]]:
+    """Run the unchanged plan. Return its kernels and the steps of all ranks."""
+    kernels: list[_Kernel] = []
+    steps: list[HostStep] = []
+
+    def probed(func: tirx.PrimFunc, ranks: int) -> Program:
+        kernels.append(_Kernel(func, ranks))
+        return kernels[-1].probed()
+
+    watched = ChangedPlan(plan, lambda traced: (steps.extend(traced), traced)[1])
+    run.reference(Executable(watched, world_size, probed))
+    return kernels, steps
 
 
 def _judged(

@@ -1,4 +1,4 @@
-"""A new builtin needs a declaration; passes and simulator treat it rightly from that alone."""
+"""A new builtin needs only a declaration; passes and simulator handle it correctly."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ STRIDE = 1 << 40
 
 @pytest.fixture
 def declared():
-    """Forget what a test declares."""
+    """Remove the declarations of a test."""
     before = dict(BUILTINS)
     yield
     BUILTINS.clear()
@@ -32,20 +32,20 @@ def declared():
 
 @pytest.fixture
 def red_mul(declared):
-    """``W.red_mul`` as an experiment would declare it."""
+    """Declare ``W.red_mul`` as an experiment would."""
 
     @builtin(types=INTEGER_TYPES, combines="mul")
     def red_mul(
         ref: ReadWrite, value: Element, *, scope: Scope = "gpu", sem: RedSem = "relaxed"
     ) -> None:
-        """Multiply an integer by ``value``. Otherwise as ``red_add``."""
+        """Multiply an integer by ``value``. Otherwise like ``red_add``."""
 
     return red_mul
 
 
 @pytest.fixture
 def put_sum(declared):
-    """A copy that adds, by all threads of the block."""
+    """Declare a copy that adds, by all threads of the block."""
 
     @builtin(level="block", moves="size", combines="add")
     def put_sum(src: Read, dst: Write, size: Int64) -> None:
@@ -86,7 +86,7 @@ def test_events_are_those_of_its_declaration(red_mul):
     _, events = collect_events(func, heap_tensors(func))
     (event,) = [e for e in events if e.op == "W.red_mul"]
     assert (event.kind, event.sem, event.scope) == ("signal", "release", "sys")
-    assert event.value is None and not event.adds  # not a sum that waits could count
+    assert event.value is None and not event.adds  # waits cannot count this reduction
 
 
 def ordered(func):

@@ -1,4 +1,4 @@
-"""The arithmetic of put and get, compiled for the CPU.
+"""The index arithmetic of put and get, compiled for the CPU.
 
 Every element arrives, nothing else is touched, and every access is aligned.
 """
@@ -47,7 +47,7 @@ def library(tmp_path_factory):
 
 
 def aligned(size: int) -> tuple[ctypes.Array, int]:
-    """A buffer and the first address in it that is a multiple of 128."""
+    """Return a buffer and the first address in it that is a multiple of 128."""
     buffer = (ctypes.c_uint8 * (size + 128))()
     return buffer, -(-ctypes.addressof(buffer) // 128) * 128
 

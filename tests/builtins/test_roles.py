@@ -1,4 +1,4 @@
-"""Passes, runtime and simulator read what a builtin does from its declaration, not its name."""
+"""Passes, runtime and simulator read roles from declarations, not names of builtins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and with which exit status."""
+"""The command line: output, streams and exit status."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_emit_refuses_in_one_line(file, capsys, programs, suffix, options, messa
 
 
 @pytest.mark.parametrize("command", ["emit", "explain", "simulate", "mutate"])
-def test_a_missing_file_is_told_by_the_command_that_was_given(command, capsys):
+def test_the_command_names_a_missing_file(command, capsys):
     assert main([command, "missing.py"]) == 1
     assert capsys.readouterr().err.startswith(f"tileweave: {command}: there is no file missing.py")
 
@@ -130,6 +130,32 @@ def test_simulate_prints_a_verdict_for_each_program(file, capsys):
     assert "clean: 2 schedules of 2 ranks, no fault\n" in out
     assert "stuck: deadlock: no block or stream can continue\n" in out and "replay it with" in out
     assert "unheard: 2 schedules of 2 ranks, no fault\nwarning: unheard: " in out
+
+
+HINT = "(for 4 ranks, the default; --ranks N sets another number)"
+
+
+def test_a_fault_names_the_default_number_of_ranks(file, capsys, monkeypatch):
+    """Locations below the current folder are relative to it."""
+    path = Path(file(STUCK))
+    monkeypatch.chdir(path.parent)
+    more = ["--schedules", "1", "--set", "epoch=0", "--epochs", "1"]
+    for ranks in ([], ["--ranks", "4"]):
+        with pytest.raises(SystemExit):
+            main(["simulate", str(path), *ranks, *more])
+        out = capsys.readouterr().out
+        assert out.endswith(f"{HINT}\n") == (not ranks)
+        assert f"--> {path.name}:" in out and str(path.parent) not in out
+
+
+def test_an_error_names_the_default_number_of_ranks(file, capsys, monkeypatch):
+    path = Path(file(PROGRAM.format(name="one", value=1.0).replace("W.rank()", "5")))
+    monkeypatch.chdir(path.parent)
+    for ranks in ([], ["--ranks", "3"]):
+        assert main(["explain", str(path), *ranks]) == 1
+        err = capsys.readouterr().err
+        assert err.endswith(f"{HINT}\n") == (not ranks)
+        assert "which has rank index 5; expected 0 to" in err and f"--> {path.name}:" in err
 
 
 def test_simulate_as_json(file, capsys):
@@ -213,7 +239,7 @@ def test_it_can_be_stopped(file, monkeypatch, capsys):
     assert capsys.readouterr().err == "tileweave: stopped\n"
 
 
-def test_module_runs_and_stands_a_closed_pipe(file):
+def test_module_runs_and_survives_a_closed_pipe(file):
     path = file(PROGRAM.format(name="one", value=1.0))
     run = subprocess.run(
         f"{sys.executable} -m tileweave emit {path} | true; exit ${{PIPESTATUS[0]}}",
@@ -326,9 +352,9 @@ def test_sizes_of_dynamic_extents(dynamic, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", ":shift"], "shift: no size of M, on which its synchronisation depends; "
+        (["explain", ":shift"], "shift: no size for M, on which its synchronization depends; "
          "expected sizes={'M': ...} (--size M=... on the command line)"),
-        (["emit", ":shift"], "shift: no size of M"),
+        (["emit", ":shift"], "shift: no size for M"),
         (["explain", ":plan"], "explain plan: M of A is dynamic; expected an input that shows its "
          "size, or its size: M=... (--size M=... on the command line)"),
         (["simulate", ":shift"], "simulate: M of S is dynamic; expected an input that shows its "

@@ -1,4 +1,4 @@
-"""Messages of the command line: no program, or one that a compiler refuses."""
+"""Messages of the command line about files without programs and programs that do not compile."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Programs that use nothing of TileWeave.
+"""Programs without TileWeave.
 
-``stock_programs.py [tileweave]`` prints the CUDA source of each by "NAME ARCH", as JSON, after
-importing TileWeave if asked to.
+``stock_programs.py [tileweave]`` prints the CUDA source of each program and architecture as JSON;
+the argument imports TileWeave first.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Every builtin, in every form its declaration allows, is code that nvcc and ptxas take."""
+"""nvcc and ptxas accept every builtin in every form that its declaration allows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ struct bfloat16_t { uint16_t bits; };
 
 @dataclass(frozen=True)
 class Data:
-    """What a builtin's pointers and values are: elements of ``dtype``, ``lanes`` at a time."""
+    """Type of a builtin's pointers and values: ``lanes`` elements of ``dtype`` in one access."""
 
     dtype: str
     lanes: int = 1
@@ -89,7 +89,7 @@ class Row:
         return self.spec.type_sm.get(self.data.ptx, self.spec.sm)
 
     def kernel(self, name: str) -> str:
-        """A kernel that makes this one call as TileLang would print it."""
+        """Return a kernel with this call as TileLang would print it."""
         parameters, arguments, body = ["Out *out"], [], []
         for operand, kind in self.spec.operands:
             cxx = self.data.pointee
@@ -132,7 +132,7 @@ class Row:
 
 
 def data_of(spec: Builtin, op: str | None) -> Iterator[Data]:
-    """Element types and lanes that the declaration allows."""
+    """Yield the element types and lanes that the declaration allows."""
     if spec.types:
         for ptx in spec.types_of(op):
             dtype, width = PTX_TYPES[ptx]
@@ -153,7 +153,7 @@ def data_of(spec: Builtin, op: str | None) -> Iterator[Data]:
 
 
 def rows_of(spec: Builtin) -> Iterator[Row]:
-    """Every form of a builtin."""
+    """Yield every form of a builtin."""
     for words in itertools.product(*(legal for _, legal in spec.qualifiers)):
         named = dict(zip((n for n, _ in spec.qualifiers), words, strict=True))
         for data in data_of(spec, named.get("op")):
@@ -173,7 +173,7 @@ _SINGLE = {"", "add", "min", "max", "and", "or", "xor", "cas"}
 
 
 def instruction(row: Row) -> str | None:
-    """The PTX that a row must become, spelled out here once more; None where it is a sequence."""
+    """Return the expected PTX of a row, independent of the headers; None if it is a sequence."""
     name, ptx, bits = row.spec.name, row.data.ptx, row.data.bits
     words = row.words
     order = f".{words.get('sem')}.{words.get('scope')}"
@@ -221,7 +221,7 @@ ROWS = [
 
 
 def assemble(nvcc: str, arch: str, rows: list[Row], folder: Path) -> list[str]:
-    """The PTX of each row's kernel, after ptxas took it all."""
+    """Return the PTX of each row's kernel, after ptxas has assembled all of it."""
     source = folder / "rows.cu"
     source.write_text(PRELUDE + "".join(r.kernel(f"row_{i}") for i, r in enumerate(rows)))
     command = [nvcc, "-cubin", f"-arch={arch}", "-std=c++17", f"-I{INCLUDE_DIR}", "-Werror"]

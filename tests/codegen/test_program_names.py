@@ -1,11 +1,11 @@
-"""What a rank says of a program does not depend on whether it compiled it or loaded it."""
+"""The text of a program does not depend on whether a rank compiled it or loaded it."""
 
 import types
 
 import tilelang
 from tilelang import tvm
 
-from tests.sync.programs import CASES
+from tests.corpus import PROGRAMS
 from tileweave import passes
 from tileweave.runtime.kernel import kernel
 
@@ -38,7 +38,7 @@ def test_a_program_compiled_before_is_called_the_same(monkeypatch):
     monkeypatch.setattr(kernel, "_memory", lambda *_: None)
     for prepare in (lower, load):
         monkeypatch.setattr(kernel.tilelang, "compile", prepare)
-        program = CASES["ring_gemm_reduce_scatter"].make(RANKS)
+        program = PROGRAMS["ring_gemm_reduce_scatter"].make(RANKS)
         for configs in ({}, {"tileweave.delays": 11}):
             kernel.compiled(passes.split_options(program, configs)[0], {}, session)
     first, second, *loaded = said

@@ -1,4 +1,4 @@
-"""Names that C++, CUDA or our headers keep for themselves are names that a program may use."""
+"""A program may use names that C++, CUDA or the headers reserve."""
 
 import pytest
 import tilelang.language as T
@@ -50,7 +50,7 @@ def test_nvcc_compiles_a_program_that_uses_reserved_names(program):
     assert program.script() == before
 
 
-def test_a_renamed_variable_keeps_apart_from_another_of_its_new_name():
+def test_a_renamed_variable_stays_distinct_from_another_one_with_its_new_name():
     @T.prim_func
     def program(new: T.Tensor((64,), F32), new_: W.Symmetric((64,), F32)):
         with T.Kernel(1, threads=64):
@@ -58,6 +58,20 @@ def test_a_renamed_variable_keeps_apart_from_another_of_its_new_name():
                 new_[W.rank(), i] = new[i]
 
     assert ".visible .entry" in tw.emit(program, stage="ptx", pass_configs=UNORDERED)
+
+
+def test_kernels_that_use_the_same_reserved_name_all_remain():
+    @T.prim_func
+    def program(new: T.Tensor((64,), F32), S: W.Symmetric((64,), F32), R: W.Symmetric((64,), F32)):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                S[W.rank(), i] = new[i]
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                R[W.rank(), i] = new[i]
+
+    cuda = tw.emit(program, pass_configs=UNORDERED)
+    assert cuda.count("__global__ void __launch_bounds__") == 2
 
 
 def test_other_names_stay():

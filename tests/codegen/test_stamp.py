@@ -1,4 +1,4 @@
-"""What a kernel was compiled by is in its source and its cache key."""
+"""The source and the cache key of a kernel have a stamp of the headers, builtins and passes."""
 
 import shutil
 from pathlib import Path
@@ -35,7 +35,7 @@ def include_line() -> str:
 
 @pytest.fixture
 def copy_of_checkout(tmp_path, monkeypatch) -> Path:
-    """A copy of the files that the stamp covers, in place of them, to edit."""
+    """Replace the files that the stamp covers by a copy that the test may edit."""
     for folder in ("builtins", "codegen", "passes"):
         shutil.copytree(include._ROOT.parent / folder, tmp_path / folder)
     monkeypatch.setattr(include, "_ROOT", tmp_path / "codegen")
@@ -47,7 +47,7 @@ def copy_of_checkout(tmp_path, monkeypatch) -> Path:
     "edited",
     [
         "codegen/include/tileweave/signals.cuh",
-        "codegen/include/tileweave/words.cuh",
+        "codegen/include/tileweave/qualifiers.cuh",
         "passes/tile/order_releases.py",
         "builtins/signals.py",
         "codegen/hook.py",

@@ -1,4 +1,4 @@
-"""A kernel without builtins comes out of TileLang byte for byte as if TileWeave were not there."""
+"""TileWeave does not change a byte of the kernels that use none of its builtins."""
 
 import functools
 import json
@@ -13,7 +13,7 @@ PROGRAMS = Path(__file__).with_name("stock_programs.py")
 
 @functools.cache
 def sources(*imported: str) -> dict[str, str]:
-    """The CUDA source of each program and architecture, lowered by a fresh process."""
+    """Return the CUDA source of each program and architecture, lowered by a new process."""
     command = [sys.executable, str(PROGRAMS), *imported]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(run.stdout)

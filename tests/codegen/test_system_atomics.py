@@ -25,7 +25,7 @@ ORDERS = {0: "relaxed", 2: "acquire", 3: "release", 4: "acq_rel", 5: "seq_cst"}
 
 
 def forms():
-    """(name of the kernel, parameters, statement) of each form."""
+    """Yield (name of the kernel, parameters, statement) of each form."""
     for order in ORDERS:
         for ptx, cxx in CXX.items():
             what = f"<tw::Type::{ptx}, {order}>"
@@ -50,7 +50,7 @@ def forms():
 
 
 def expected(name: str, sm: int) -> str:
-    """The PTX of a form; "" where it is a loop."""
+    """Return the expected PTX of a form; "" if it is a loop."""
     kind, ptx = re.match(r"(\w+?(?:_ret)?)_([a-z]+\d+)_\d", name).groups()
     base, bits = kind.removesuffix("_ret"), re.search(r"\d+", ptx)[0]
     if base in ("load", "store"):

@@ -1,4 +1,4 @@
-"""``tw.explain`` and ``tileweave explain``: everything that is put in, for which line, and why."""
+"""``tw.explain`` and ``tileweave explain``: every inserted operation, its line and its reason."""
 
 import inspect
 import json
@@ -7,23 +7,21 @@ from xml.etree import ElementTree
 import pytest
 
 import tileweave as tw
-from tests.sync.programs import CASES
+from tests.corpus import PROGRAMS
 from tileweave.cli.main import main
 from tileweave.passes.ir.walk import calls_in, op_name
 
-programs = inspect.getmodule(CASES["ring_shift"].make)
-
 
 def line_of(case: str, text: str) -> int:
-    """The line of this text in a program, which has it once."""
-    lines, first = inspect.getsourcelines(CASES[case].make)
+    """Return the line of this text in a program, which contains it once."""
+    lines, first = inspect.getsourcelines(PROGRAMS[case].make)
     found = [first + n for n, line in enumerate(lines) if text in line]
     assert len(found) == 1, (text, found)
     return found[0]
 
 
 def explained(case: str, ranks: int = 4, **options) -> tw.Explanation:
-    return tw.explain(CASES[case].make(ranks), ranks, **options)
+    return tw.explain(PROGRAMS[case].make(ranks), ranks, **options)
 
 
 def of(found: tw.Explanation, **values) -> list:
@@ -56,13 +54,14 @@ def test_operation(case, kind, tensor, text, granule, amount, per_block):
     assert [(o.tensor, o.granule, o.amount, o.per_block) for o in found] == [
         (tensor, granule, amount, per_block)
     ]
-    assert found[0].file == programs.__file__ and found[0].kernel == "program"
+    file = inspect.getsourcefile(PROGRAMS[case].make)
+    assert found[0].file == file and found[0].kernel == "program"
 
 
-def test_as_many_signals_and_waits_as_the_program_gets():
-    """Nothing that is put in is left out: the counts are those of the emitted program."""
+def test_counts_equal_those_of_the_program():
+    """The counts equal those of the emitted program."""
     for case in ("ring_shift", "gemm_reduce_add", "halo_exchange", "persistent"):
-        cuda = tw.emit(CASES[case].make(4))
+        cuda = tw.emit(PROGRAMS[case].make(4))
         found = explained(case)
         waits = cuda.count("tw::wait_reached<")
         signals = cuda.count("tw::signal<") + cuda.count("tw::atom_add<")
@@ -137,7 +136,7 @@ def lines_of(source: str) -> dict[str, int]:
     return {line.partition("# ")[2]: n for n, line in enumerate(source.splitlines(), 1)}
 
 
-def test_what_was_merged_is_told(tmp_path, capsys):
+def test_merged_operations_are_listed(tmp_path, capsys):
     file = tmp_path / "twice.py"
     file.write_text(MERGED)
     assert main(["explain", str(file), "--ranks", "2", "--json"]) == 0
@@ -180,24 +179,26 @@ def test_reuse(case, configs, reason):
 
 
 @pytest.mark.parametrize(
-    ("case", "told"),
+    ("case", "reasons"),
     [
         ("ring_all_reduce", {"S": "6 versions, each with its own copy, 3072 bytes"}),
         (
             "shift_again",
             {
                 "S": "3 versions, each with its own copy, 2048 bytes; the last version is in "
-                "place, the others in S_rounds"
+                "place, the others in S_versions"
             },
         ),
         ("ring_shift", {}),
     ],
 )
-def test_rounds(case, told):
+def test_versions(case, reasons):
     found = explained(case)
-    assert found.rounds == told
-    assert ("again in the same launch because:" in str(found)) == bool(told)
-    assert all(f"  {reason}" in str(found) and reason in found.html() for reason in told.values())
+    assert found.versions == reasons
+    assert ("again in the same launch because:" in str(found)) == bool(reasons)
+    assert all(
+        f"  {reason}" in str(found) and reason in found.html() for reason in reasons.values()
+    )
 
 
 # programs that need nothing, or order themselves
@@ -223,7 +224,7 @@ def ring(S: W.Symmetric((8, 32), "float32"), F: W.Symmetric((1,), "uint32"),
 """
 
 
-def test_program_that_signals_by_hand(tmp_path, capsys):
+def test_program_with_explicit_signals(tmp_path, capsys):
     file, lines = tmp_path / "ring.py", lines_of(BY_HAND)
     file.write_text(BY_HAND)
     assert main(["explain", str(file), "--ranks", "2", "--json"]) == 0
@@ -273,7 +274,7 @@ def test_unordered_accesses_are_listed_with_their_reasons(tmp_path, capsys):
     assert f"  twice.py:{lines['second']}  S: a copy is enough" in capsys.readouterr().out
 
 
-def test_what_the_compiler_refuses_is_refused_here(tmp_path, capsys):
+def test_refusals_of_the_compiler(tmp_path, capsys):
     file = tmp_path / "ring.py"
     file.write_text(BY_HAND.replace("W.wait_reached(F[W.rank(), 0], epoch + T.uint32(1))", "pass"))
     assert main(["explain", str(file), "--ranks", "2"]) == 1
@@ -283,7 +284,7 @@ def test_what_the_compiler_refuses_is_refused_here(tmp_path, capsys):
 
 
 def test_warnings_instead_of_refusals():
-    program = CASES["ring_shift"].make(2)  # made for two ranks: of four, others are not written
+    program = PROGRAMS["ring_shift"].make(2)  # made for two ranks: of four, others are not written
     with pytest.raises(tw.LanguageError):
         tw.explain(program, 4)
     with pytest.warns(tw.SyncWarning, match="nothing orders its accesses"):
@@ -293,7 +294,7 @@ def test_warnings_instead_of_refusals():
 # plans
 
 
-def test_plan_is_told_with_its_kernels_and_copies():
+def test_plan_is_explained_with_its_kernels_and_copies():
     found = explained("all_gather_gemm")
     assert [name for name, *_ in found.sources] == ["plan", "gemm"]
     sent = line_of("all_gather_gemm", "p.copy(gathered[peer")
@@ -310,7 +311,7 @@ def test_plan_is_told_with_its_kernels_and_copies():
     assert not of(found, kernel="gemm", kind="signal", tensor="started")
 
 
-def test_kernels_of_one_name_are_told_apart():
+def test_kernels_of_one_name_are_distinguished():
     found = explained("two_kernels")
     assert [name for name, *_ in found.sources] == ["plan", "program", "double", "program (2)"]
     both = [of(found, kernel=k, kind="signal") for k in ("program", "program (2)")]
@@ -378,8 +379,8 @@ def gather(p, X: T.Tensor((1, 8), "float32"), S: W.Symmetric((4, 8), "float32"),
 """
 
 
-def test_command_tells_a_kernel_with_its_plan_only(tmp_path, capsys):
-    """By itself it reads what nobody writes, and has nothing to order."""
+def test_command_explains_a_kernel_with_its_plan_only(tmp_path, capsys):
+    """By itself the kernel reads data that no rank writes, and has nothing to order."""
     file = tmp_path / "gather.py"
     file.write_text(PLAN)
     assert main(["explain", str(file), "--json"]) == 0
@@ -421,7 +422,7 @@ def test_options_reach_the_compiler(twice, capsys):
 def test_simulate_takes_options():
     with pytest.raises(tw.SimulationError):
         tw.simulate(
-            CASES["ring_shift"].make(2), 2, [{}, {}], pass_configs={"tileweave.verify": "off"}
+            PROGRAMS["ring_shift"].make(2), 2, [{}, {}], pass_configs={"tileweave.verify": "off"}
         )
 
 
@@ -464,8 +465,8 @@ def test_no_html_of_two_programs(tmp_path, capsys):
 
 
 def test_explaining_changes_nothing():
-    """The program that is compiled afterwards is that which is compiled without."""
-    program = CASES["ring_shift"].make(4)
+    """The program compiles afterwards as it does without an explanation."""
+    program = PROGRAMS["ring_shift"].make(4)
     before = program.script()
     tw.explain(program, 4)
     assert program.script() == before
@@ -506,8 +507,8 @@ explicit, inferred = mixed(ranks), mixed(grid)
 """
 
 
-def test_says_what_turns_the_inference_off(tmp_path, capsys):
-    """A barrier of the grid is none between ranks: the program is synchronized beside it."""
+def test_names_the_operation_that_disables_the_inference(tmp_path, capsys):
+    """A barrier of the grid does not synchronize ranks, so the inference stays on."""
     file = tmp_path / "mixed.py"
     file.write_text(MIXED)
     line = 1 + MIXED.splitlines().index("    W.sync_ranks()")

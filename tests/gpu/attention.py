@@ -39,9 +39,9 @@ TOLERANCE, LSE_TOLERANCE = 2e-2, 2e-3
 SIZES = (1, 3, 16, 40, 64, 127, 128, 129, 200, 320, 512)
 """Rows of a chunk."""
 HEADS = ((1, 1), (4, 4), (4, 2), (8, 2), (6, 1))
-"""Of q, and of k and v."""
+"""Numbers of heads of q, and of k and v."""
 LARGE = 4 if GPU else 1
-"""Chunks are as many times as large as ``SIZES`` at most."""
+"""Largest multiple of ``SIZES`` in a chunk."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Case:
     sliced: bool = False
 
     @classmethod
-    def drawn(cls, draw: random.Random) -> "Case":
+    def draw(cls, draw: random.Random) -> "Case":
         packed, causal = draw.random() < 0.5, draw.random() < 0.6
         layout = draw.choice(sorted(PARTS))
         chunks = Sharding(layout, group_of("").world_size).chunks
@@ -83,12 +83,12 @@ class Case:
 
     @property
     def group(self) -> str:
-        """Which line tells of it."""
+        """Return the name of the printed line that counts this configuration."""
         words = "packed" if self.packed else "batch", "causal" if self.causal else "full"
         return " ".join((*words, self.layout))
 
     def problem(self, ranks: int) -> AttentionProblem:
-        """What is compiled for it."""
+        """Return the problem for which programs are compiled."""
         (heads, kv_heads), (dim, v_dim) = self.heads, self.dims
         count, batch, more = len(self.lengths), [len(self.lengths)], {}
         rows, keys = self.lengths[0]
@@ -107,14 +107,14 @@ class Case:
 
     @property
     def offsets(self) -> list[torch.Tensor] | list[None]:
-        """``cu_seqlens`` of q and of k, on the host."""
+        """Return ``cu_seqlens`` of q and of k, on the host."""
         if not self.packed:
             return [None, None]
         return [torch.tensor([0, *n]).cumsum(0).int() for n in zip(*self.lengths, strict=True)]
 
 
 def _lengths(draw: random.Random, causal: bool) -> tuple[int, int]:
-    """Rows of a chunk of q and of k."""
+    """Draw the numbers of rows of a chunk of q and of k."""
     q, k = (draw.choice(SIZES) * draw.randint(1, LARGE) for _ in range(2))
     if draw.random() < 0.5:
         k = q
@@ -147,7 +147,7 @@ class Run:
         self.problem = checked_attention(*self.given, self.ranks, **self.more)
 
     def fresh(self) -> list[torch.Tensor]:
-        """Whole sequences of random numbers, the same on all ranks."""
+        """Return whole sequences of random numbers, equal on all ranks."""
         case = self.case
         dims = (case.dims[0], *case.dims)
         heads = (case.heads[0], case.heads[1], case.heads[1])
@@ -158,7 +158,7 @@ class Run:
         return [torch.randn(shape, device=DEVICE).to(case.dtype) for shape in shapes]
 
     def shards(self) -> list[list[torch.Tensor]]:
-        """Of q, k and v, of all ranks."""
+        """Return q, k and v of all ranks."""
         q, k = self.offsets
         dim = 0 if self.case.packed else 1
         return [
@@ -181,12 +181,12 @@ class Run:
         return ops.sp_attention(*self.given, **self.more, return_lse=True, strategy=STRATEGY)
 
     def right(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """In fp32."""
+        """Return the reference result in fp32."""
         qs, ks, vs = self.shards()
         return reference_attention(self.problem, self.rank, qs[self.rank], ks, vs, *self.offsets)
 
     def errors(self, found, right=None) -> tuple[float, float]:
-        """Of the result and of the logarithms of the sums."""
+        """Return the largest errors of the result and of the logarithms of the sums."""
         (out, lse), (right, sums) = found, right or self.right()
         if out.shape != right.shape or lse.shape != sums.shape or out.dtype != right.dtype:
             return float("inf"), float("inf")
@@ -204,11 +204,11 @@ def _error(found: torch.Tensor, right: torch.Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def drawn(options: argparse.Namespace, count: int) -> list[Case]:
-    """The first configurations of a seed, compiled many at a time."""
+def random_cases(options: argparse.Namespace, count: int) -> list[Case]:
+    """Return the first configurations of a seed, compiled in parallel."""
     draw = random.Random(options.seed)
     torch.manual_seed(options.seed)
-    cases = [Case.drawn(draw) for _ in range(count)]
+    cases = [Case.draw(draw) for _ in range(count)]
     if GPU:
         problems = [case.problem(group_of("").world_size) for case in cases]
         compile_ahead(sp_attention_plan(problem, tiles_for(problem)) for problem in problems)
@@ -216,9 +216,9 @@ def drawn(options: argparse.Namespace, count: int) -> list[Case]:
 
 
 def check_values(options: argparse.Namespace) -> str:
-    """Each configuration twice, with other inputs; a line for each kind, then the first fault."""
+    """Run each configuration with two inputs; print a line for each kind, then the first fault."""
     faults, count, worst = [], Counter(), {}
-    for case in drawn(options, options.count):
+    for case in random_cases(options, options.count):
         run = Run(case)
         for _ in range(2):
             run.refill()
@@ -238,8 +238,8 @@ def check_values(options: argparse.Namespace) -> str:
 
 
 def check_back_to_back(options: argparse.Namespace, calls: int = 200) -> str:
-    """Many calls without the host waiting, with inputs that change, ranks late at random."""
-    runs = [Run(case) for case in drawn(options, 6)]
+    """Many calls without host synchronization, with changing inputs and random delays of ranks."""
+    runs = [Run(case) for case in random_cases(options, 6)]
     sets = []
     for run in runs:
         run.call()
@@ -248,7 +248,7 @@ def check_back_to_back(options: argparse.Namespace, calls: int = 200) -> str:
             run.refill()
             given.append(([x.clone() for x in run.given], run.right()))
         sets.append(given)
-    order = [(random_of(options, n, len(runs)), n % 3) for n in range(calls)]
+    order = [(random_index(options, n, len(runs)), n % 3) for n in range(calls)]
     late = random.Random(group_of("").rank)
     found = []
     for which, number in order:
@@ -262,14 +262,14 @@ def check_back_to_back(options: argparse.Namespace, calls: int = 200) -> str:
     return ""
 
 
-def random_of(options: argparse.Namespace, number: int, count: int) -> int:
-    """The same on all ranks."""
+def random_index(options: argparse.Namespace, number: int, count: int) -> int:
+    """Return a random number that is equal on all ranks."""
     return random.Random(f"{options.seed} {number}").randrange(count)
 
 
 def check_graph(options: argparse.Namespace, replays: int = 100) -> str:
-    """Two calls of each in one graph, replayed with inputs that change, ranks late at random."""
-    runs = [Run(case) for case in drawn(options, 5) for _ in range(2)]
+    """Two calls of each in one graph, replayed with changing inputs and random delays of ranks."""
+    runs = [Run(case) for case in random_cases(options, 5) for _ in range(2)]
     for run in runs:
         run.call()
     torch.cuda.synchronize()
@@ -294,8 +294,8 @@ def check_graph(options: argparse.Namespace, replays: int = 100) -> str:
 
 
 def check_maxima(options: argparse.Namespace) -> str:
-    """Packed sequences with maxima that are too large, and without; bad ones are told by name."""
-    for case in drawn(options, 8):
+    """Packed sequences with maxima that are missing, too large or illegal, which are refused."""
+    for case in random_cases(options, 8):
         run = Run(replace(case, packed=True))
         for maxima in ([None, None], [2 * run.problem.q_total, run.problem.k_total]):
             run.more["max_seqlen_q"], run.more["max_seqlen_k"] = maxima
@@ -311,7 +311,7 @@ def check_maxima(options: argparse.Namespace) -> str:
 
 
 def check_disagreement(options: argparse.Namespace) -> str:
-    """Ranks that ask for different results are told, and go on."""
+    """Ranks that ask for different results are refused, and can continue."""
     me = group_of("").rank
     q = torch.randn(1, 64, 4, 64, device=DEVICE).to(torch.bfloat16)
     try:
@@ -321,7 +321,7 @@ def check_disagreement(options: argparse.Namespace) -> str:
             return str(error)
     else:
         return "" if group_of("").world_size == 1 else "not told"
-    (case,) = drawn(options, 1)
+    (case,) = random_cases(options, 1)
     run = Run(case)
     return run.fault(run.call())
 

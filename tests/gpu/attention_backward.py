@@ -1,4 +1,4 @@
-"""The gradients of attention over a sharded sequence between real GPUs, against the reference's.
+"""Gradients of attention over a sharded sequence between real GPUs, against the reference.
 
     torchrun --nproc-per-node=4 tests/gpu/attention_backward.py [--transport ldst]
 
@@ -23,7 +23,7 @@ from tests.on_gpus import GPU, Verdicts, main, parser_of
 
 HEAP_BYTES = 6 << 30
 UNIT = 128 if GPU else 4
-"""Rows of which each rank's part of a sequence is a multiple."""
+"""Number of rows that divides each rank's part of a sequence."""
 ERROR = 2e-2
 """Relative norm, of inputs drawn from N(0, 1)."""
 
@@ -52,7 +52,7 @@ CASES = [
 
 
 def fault(case: Case, causal: bool, layout: str, transport: str) -> str:
-    """What is wrong, or ""."""
+    """Return what is wrong, or ""."""
     group, device = group_of(""), "cuda" if GPU else "cpu"
     q_rows, k_rows = (UNIT * sum(x) for x in zip(*case.lengths, strict=True))
     batch = (case.batch,) if case.batch else ()

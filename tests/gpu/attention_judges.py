@@ -1,4 +1,4 @@
-"""What ``tileweave bench`` judges attention by: PyTorch's back ends, an all-gather, a ring.
+"""References of ``tileweave bench`` for attention: PyTorch back ends, all-gather and ring.
 
     torchrun --nproc-per-node=2 tests/gpu/attention_judges.py
 
@@ -27,7 +27,7 @@ ROWS, HEADS, KV_HEADS, HEAD_DIM = (1024, 32, 8, 128) if GPU else (32, 4, 2, 16)
 
 
 def fault(shape: Length, group) -> str:
-    """What is wrong, or ""."""
+    """Return what is wrong, or ""."""
     problem = problem_of("sp_attention", shape, group.world_size, torch.bfloat16)
     given = next(Inputs.random(problem, group))
     judges, missing = implementations_of(Buffers(problem, group, None), given, 1, JUDGES)

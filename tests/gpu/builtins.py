@@ -1,4 +1,4 @@
-"""What the builtins do between real GPUs, each against what it must do.
+"""Effects of the builtins between real GPUs.
 
     torchrun --nproc-per-node=2 tests/gpu/builtins.py
 
@@ -37,7 +37,7 @@ def signed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors of all ranks, in rank order, on the CPU."""
+    """Return the tensors of all ranks, in rank order, on the CPU."""
     if tw.world_size() == 1:
         return [tensor.cpu()]
     parts = [None] * tw.world_size()
@@ -240,7 +240,7 @@ BLOCKS = 32
 
 
 def barrier_program(kind: str, blocks: int, rounds: int):
-    """Each block writes its round to all peers, meets, and counts what it does not find."""
+    """Each block writes its iteration to all peers, passes a barrier and counts missing values."""
 
     @T.prim_func
     def meet(board: W.Symmetric((2, blocks), "int32"), missing: T.Tensor((1,), "int32")):
@@ -404,7 +404,7 @@ def ring_shift(
 
 
 def check_graph() -> bool:
-    """A kernel that synchronises, and the stream barrier, captured once and replayed."""
+    """A kernel that synchronizes, and the stream barrier, captured once and replayed."""
     mail, flags = tw.symmetric((2, 1024), torch.int32), tw.symmetric((2,), torch.uint32)
     state = torch.zeros(1, dtype=torch.uint32, device="cuda")
     out = torch.empty(1024, dtype=torch.int32, device="cuda")
@@ -482,7 +482,7 @@ def check_jit_styles() -> bool:
 
 
 def check_heap() -> bool:
-    """Freed memory is used again, zeroed; what differs between ranks is refused by name."""
+    """Freed memory is used again, zeroed; arguments that differ between ranks are refused."""
     first = tw.symmetric((1000,), torch.float32)
     offset = first.offset
     first.local.fill_(7)
@@ -512,7 +512,7 @@ def release(flag: T.Tensor((1,), "uint32")):
 
 
 def check_first_launch_beside_a_standing_kernel() -> bool:
-    """Compiled programs are loaded: the first launch of one gets by a kernel that stands."""
+    """Compiled programs are loaded: the first launch of one passes a kernel that waits."""
     flag = torch.zeros(1, dtype=torch.uint32, device="cuda")
     waiting, releasing = tw.compile(stand), tw.compile(release)
     side = torch.cuda.Stream()
@@ -525,7 +525,7 @@ def check_first_launch_beside_a_standing_kernel() -> bool:
 
 
 def check_refusals() -> bool:
-    """Bad calls are refused with words, before anything runs."""
+    """Illegal calls raise errors before anything runs."""
     refused = 0
     for attempt, words in (
         (lambda: tw.symmetric((1 << 40,), torch.uint8), "larger TILEWEAVE_HEAP_BYTES"),

@@ -1,4 +1,4 @@
-"""The collectives of tileweave.ops between real GPUs: values, bits, gradients, graphs, refusals.
+"""Collectives of tileweave.ops between real GPUs: values, bits, gradients, graphs, refusals.
 
     torchrun --nproc-per-node=4 tests/gpu/collectives.py [CHECK ...] [--transports ...]
 
@@ -42,7 +42,7 @@ LAYOUTS = [
     ("broadcast", (0,), [(1024, 256), (3, 5, 8), (7, 8), (5 << 20, 4)]),
     ("broadcast", (1,), [(3, 5, 8)]),
 ]
-"""Operator, axes or root, shapes: a multiple of the ranks along the axis that is shared out."""
+"""Operator, axes or root, shapes: the sharded axis is a multiple of the number of ranks."""
 ODD = [
     ("all_gather", (), (3, 7), torch.uint8),
     ("all_gather", (), (5, 3), torch.float64),
@@ -51,12 +51,13 @@ ODD = [
     ("all_reduce", (), (13,), torch.bfloat16),
     ("broadcast", (0,), (3, 7), torch.uint8),
 ]
-"""What begins at odd places, or is of types that are only moved: not for the TMA; an all-reduce by
-copy engines needs a multiple of the ranks."""
+"""Cases that the TMA cannot transfer: unaligned parts, and types that are only moved.
+
+An all-reduce by copy engines needs a multiple of the number of ranks."""
 
 
 class Case(NamedTuple):
-    """A collective, and the shape of a rank's share of what is exchanged."""
+    """A collective, and the shape of each rank's part."""
 
     op: str
     axes: tuple[int, ...]
@@ -65,7 +66,7 @@ class Case(NamedTuple):
 
     @property
     def given(self) -> tuple[int, ...]:
-        """The shape of what a rank gives."""
+        """Return the shape of a rank's input."""
         shape = list(self.shape)
         if self.op in ("reduce_scatter", "all_to_all"):
             shape[self.axes[0] if self.axes else 0] *= group_of("").world_size
@@ -96,7 +97,7 @@ def cases(last: int | None = None) -> list[Case]:
 
 
 class Exchange:
-    """One collective with its input; what is right."""
+    """One collective with its input and reference."""
 
     def __init__(self, case: Case, transport: str) -> None:
         self.op, self.axes, self.transport = case.op, case.axes, transport if GPU else "nccl"
@@ -107,14 +108,14 @@ class Exchange:
         self.out = self.call(None)
 
     def refill(self) -> None:
-        """Sums of these integers are exact, in any order and type."""
+        """Fill the input with integers whose sums are exact in any order and type."""
         self.x.copy_(torch.randint(0, 9, self.x.shape, device=self.x.device))
 
     def call(self, out: torch.Tensor | None) -> torch.Tensor:
         return getattr(ops, self.op)(self.x, *self.axes, out=out, transport=self.transport)
 
     def again(self) -> torch.Tensor:
-        """The result of one more call, in ``out``, of which nothing was right before."""
+        """Return the result of one more call in ``out``, which is overwritten with 77 first."""
         return self.call(self.out.fill_(77))
 
     def right(self) -> torch.Tensor:
@@ -131,7 +132,7 @@ class Exchange:
         return total if self.op == "all_reduce" else total.chunk(ranks)[me]
 
     def fault(self, found: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
-        """What is wrong with ``found``, by default ``out``, or ""."""
+        """Return what is wrong with ``found``, by default ``out``, or ""."""
         right = self.right() if right is None else right
         found = self.out if found is None else found
         if found.shape != right.shape:
@@ -141,11 +142,11 @@ class Exchange:
 
 
 LEFT_OUT: set[Case] = set()
-"""What the transport of the check that runs cannot take."""
+"""Cases that the transport of the running check does not support."""
 
 
 def exchanges(transport: str, last: int | None = None) -> list[Exchange]:
-    """Of every layout that a transport can take; the others go to ``LEFT_OUT``.
+    """Return cases of every layout that a transport supports; add the others to ``LEFT_OUT``.
 
     Args:
         last: how many of the shapes of each are taken; None for all.
@@ -156,7 +157,7 @@ def exchanges(transport: str, last: int | None = None) -> list[Exchange]:
 
 
 def compile_all(transports: list[str]) -> None:
-    """What most checks need, many at a time."""
+    """Compile the programs of most checks in parallel."""
     every = [*cases(), *(Case(*odd) for odd in ODD)]
     compile_ahead(
         OPERATORS[case.op].steps(case.problem, transport)
@@ -177,7 +178,7 @@ def check_values(transport: str) -> str:
 
 
 def check_odd(transport: str) -> str:
-    """Parts that begin at odd places, and types that are only moved; others are refused."""
+    """Unaligned parts, and types that are only moved; the others are refused."""
     for odd in ODD:
         case = Case(*odd)
         try:
@@ -196,8 +197,8 @@ def check_odd(transport: str) -> str:
 
 
 def check_bits(transport: str) -> str:
-    """Of numbers whose sum depends on the order: equal inputs give equal bits, an all-reduce the
-    same on all ranks."""
+    """Equal inputs give equal bits even if sums depend on the order; so do all ranks of an
+    all-reduce."""
     for one in exchanges(transport, 2):
         if not one.x.is_floating_point() or one.op not in ("reduce_scatter", "all_reduce"):
             continue
@@ -218,7 +219,7 @@ def check_bits(transport: str) -> str:
 
 
 def check_back_to_back(transport: str, calls: int = 300) -> str:
-    """Many calls without the host waiting, ranks late at random."""
+    """Many calls without host synchronization, with random delays of ranks."""
     torch.manual_seed(1)
     every = [exchanges(transport, 2) for _ in range(3)]
     choice = torch.randint(len(every[0]), (calls,)).tolist()
@@ -237,7 +238,7 @@ def check_back_to_back(transport: str, calls: int = 300) -> str:
 
 
 def check_graph(transport: str, replays: int = 100) -> str:
-    """Two calls of each in one graph, replayed with inputs that change."""
+    """Two calls of each in one graph, replayed with changing inputs."""
     given = [one for one in exchanges(transport, 2) for _ in range(2)]
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -265,7 +266,7 @@ def weighted(op, axes, weight):
 
 
 def check_gradients(transport: str) -> str:
-    """Against those of torch.distributed; and compiled."""
+    """Gradients equal those of torch.distributed, eager and compiled."""
     for one in exchanges(transport, 1):
         weight = torch.randint(0, 5, one.out.shape, device=one.x.device).to(one.x.dtype)
         f = weighted(getattr(ops, one.op), one.axes, weight)

@@ -1,5 +1,6 @@
-"""A rank whose peer never signals ends within the time-out plus 5 s, saying who waited for whom and
-for what.
+"""A rank whose peer never signals ends within the time-out plus 5 s.
+
+Its error names the waiting rank, the peer and the flag.
 
     python tests/gpu/dead_peer.py
 
@@ -16,7 +17,7 @@ TIMEOUT_S = 3
 
 
 def program() -> None:
-    """What the ranks do: rank 0 waits for rank 1, which stands still."""
+    """Run the ranks: rank 0 waits for rank 1, which sleeps."""
     import tilelang.language as T
     import torch
 

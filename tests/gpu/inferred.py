@@ -1,11 +1,10 @@
-"""Programs without a word of synchronisation, between real GPUs: many launches, late ranks, graphs.
+"""Programs without explicit synchronization on real GPUs: many launches, delays, graphs.
 
     torchrun --nproc-per-node=2 tests/gpu/inferred.py [--launches 200] [NAME ...]
 
-Each program of tests/sync/programs.py is launched back to back, without the host waiting, with
-inputs that differ from launch to launch, in their sizes, too, where these are dynamic; then in a
-CUDA graph; then once more with random sleeps before launches and at every signal and wait of its
-kernels.
+Each program of tests/corpus/programs is launched back to back, without host synchronization.
+Inputs, and dynamic sizes, differ from launch to launch. Then it runs in a CUDA graph, and again
+with random sleeps before launches and at every signal and wait of its kernels.
 """
 
 import argparse
@@ -24,10 +23,11 @@ from tileweave.runtime.plans.parameters import parameters_of, shapes_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.sync.programs import CASES, Case
+from tests.corpus import PROGRAMS
+from tests.corpus.programs import Case
 
 SEED = 11
-"""Of the random sleeps."""
+"""Seed of the random sleeps."""
 
 
 class Run:
@@ -49,7 +49,7 @@ class Run:
         self.arguments: dict[str, list] = {}
         self.symmetric: dict[str, tw.SymmetricTensor] = {}
         self.copies: dict[str, list[torch.Tensor]] = {}
-        """What the caller finds in its own symmetric memory behind each launch."""
+        """Copies of the caller's own symmetric memory after each launch."""
         parameters = list(program.parameters if is_plan else parameters_of(program))
         self.shapes = [
             shapes_of(parameters, {n: v.shape for n, v in inputs[me].items()}, "inputs")
@@ -70,7 +70,7 @@ class Run:
             self.arguments[p.name] = values
 
     def _views(self, name: str, shapes: list[tuple], dtype: torch.dtype) -> list[torch.Tensor]:
-        """A symmetric tensor for every launch, all in the same memory."""
+        """Return a symmetric tensor for every launch, all in the same memory."""
         memory = self.symmetric[name] = tw.symmetric((max(map(math.prod, shapes)),), dtype)
         ranks = tw.world_size()
         return [memory.all[:, : math.prod(s)].view(ranks, *s) for s in shapes]
@@ -81,7 +81,7 @@ class Run:
             copies[number].copy_(self.arguments[name][number][tw.rank()])
 
     def wrong(self, numbers) -> list[int]:
-        """The launches with another result than NumPy's."""
+        """Return the launches whose results differ from NumPy."""
         bad = []
         for number in numbers:
             for name, value in self.expected[number].items():
@@ -104,7 +104,7 @@ class Run:
 
 
 def unwritten(dtype: torch.dtype) -> float:
-    """What no program computes."""
+    """Return a value that no program computes."""
     return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
@@ -119,7 +119,7 @@ def back_to_back(run: Run, launches: int) -> list[int]:
 
 
 def replayed(run: Run, launches: int, replays: int = 5) -> list[int]:
-    """The same launches from a graph, replayed back to back."""
+    """Replay the launches from a CUDA graph, back to back."""
     graph = torch.cuda.CUDAGraph()
     run.clear()
     torch.cuda.synchronize()
@@ -133,7 +133,7 @@ def replayed(run: Run, launches: int, replays: int = 5) -> list[int]:
 
 
 def configs_of(delays: int | None) -> dict[str, Any]:
-    """``pass_configs``, with sleeps or without."""
+    """Return ``pass_configs``, with sleeps or without."""
     return {} if delays is None else {"tileweave.delays": delays}
 
 
@@ -144,15 +144,15 @@ def main() -> int:
     options = parser.parse_args()
     tw.init()
     ranks, failed = tw.world_size(), 0
-    names = [name for name in options.names or CASES if ranks in CASES[name].ranks]
+    names = [name for name in options.names or PROGRAMS if ranks in PROGRAMS[name].ranks]
     compile_ahead(
-        configured(name, CASES[name].make(ranks), configs_of(delays))
+        configured(name, PROGRAMS[name].make(ranks), configs_of(delays))
         for name in names
         for delays in (None, SEED)
-        if not CASES[name].sizes
+        if not PROGRAMS[name].sizes
     )
     for name in names:
-        case = CASES[name]
+        case = PROGRAMS[name]
         results = []
         for delays in (None, SEED):
             run = Run(case, options.launches, delays)

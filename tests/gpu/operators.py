@@ -1,4 +1,4 @@
-"""The operators of tileweave.ops between real GPUs: values, gradients, graphs, refusals.
+"""Operators of tileweave.ops between real GPUs: values, gradients, graphs, refusals.
 
     torchrun --nproc-per-node=4 tests/gpu/operators.py [CHECK ...]
 
@@ -38,16 +38,17 @@ SIZES = [
     (256, 512, 256), (1024, 2048, 1024), (264, 520, 4104), (200, 328, 136), (1000, 2056, 1800),
     (8, 8, 8),
 ]  # fmt: skip
-"""share, N, K: whole tiles, long rows, tails along every axis, less than a tile. An all-reduce has
-a row less than the shares of the ranks."""
+"""Rows per rank, N, K: whole tiles, long rows, tails along every axis, less than a tile.
+
+An all-reduce has one row less in total."""
 ALIKE = torch.Generator().manual_seed(0)
-"""Gives every rank the same numbers."""
+"""Generator that gives every rank the same numbers."""
 FP8 = torch.float8_e4m3fn
 OPERATORS = (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce)
 
 
 class Product:
-    """One operator with inputs; what is right."""
+    """One operator with its inputs and reference."""
 
     def __init__(
         self, op, share, N, K, dtype=torch.bfloat16, transposed=True, biased=False
@@ -108,7 +109,7 @@ class Product:
         return right
 
     def fault(self, found: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
-        """What is wrong with ``found``, by default ``out``, or ""."""
+        """Return what is wrong with ``found``, by default ``out``, or ""."""
         right = self.right() if right is None else right
         found = self.out if found is None else found
         error = error_of(found, right)
@@ -125,7 +126,7 @@ def products(**options) -> list[Product]:
 
 
 def every_product() -> list[Product]:
-    """Types, layouts and a bias in all sizes."""
+    """Return problems of all sizes with several types and layouts, and a bias."""
     return [
         product
         for dtype, transposed, biased in (
@@ -142,8 +143,8 @@ def problem_of(product: Product) -> Problem:
 
 
 def share_out_programs() -> None:
-    """Every program of each operator, in any number of pieces, serves some of the problems, not the
-    table's choices alone."""
+    """Every program of each operator runs for some of the problems, with any number of chunks, not
+    only the choices of the table."""
     known = table_for(group_of(""))
     for number, product in enumerate(every_product()):
         problem = problem_of(product)
@@ -156,12 +157,12 @@ def share_out_programs() -> None:
     invalidate()
 
 
-def of_most() -> list[Product]:
+def usual_products() -> list[Product]:
     return [*every_product(), *products(biased=True)]
 
 
-def of_gradients() -> list[Product]:
-    """What ``two_layers`` computes, forwards and backwards."""
+def gradient_products() -> list[Product]:
+    """Return the products of ``two_layers``, forwards and backwards."""
     wide, narrow = (
         (ops.all_gather_matmul, 200, 1032, 512),
         (ops.matmul_reduce_scatter, 200, 512, 1032),
@@ -172,17 +173,17 @@ def of_gradients() -> list[Product]:
     ]
 
 
-def of_heap() -> list[Product]:
-    """Three that each need two fifths of the heap."""
+def heap_products() -> list[Product]:
+    """Return three problems, each of which needs two fifths of the heap."""
     share = HEAP_BYTES * 2 // 5 // (2 * 1024 * group_of("").world_size)
     return [Product(ops.all_gather_matmul, share - 8 * i, 512, 1024) for i in range(3)]
 
 
 def compile_all(checks: Iterable[str]) -> None:
-    """What the checks need, many at a time."""
+    """Compile the programs of the checks in parallel."""
     group = group_of("")
-    needed = dict.fromkeys(NEEDED.get(name, of_most) for name in checks)
-    problems = [problem_of(product) for of_check in needed for product in of_check()]
+    needed = dict.fromkeys(NEEDED.get(name, usual_products) for name in checks)
+    problems = [problem_of(product) for products_of in needed for product in products_of()]
     choices = [choice_of("fused", problem, group) for problem in problems]
     compile_ahead(
         program
@@ -202,7 +203,7 @@ def check_values() -> str:
 
 
 def check_exact(calls: int = 500) -> str:
-    """Of sums that every type holds, each element: a wrong one in thousands is seen, too."""
+    """Compare each element of sums that every type represents exactly."""
     calls = calls if GPU else 4
     for product in products():
         given = [(sparse(product.a), sparse(product.b)) for _ in range(4)]
@@ -219,14 +220,14 @@ def check_exact(calls: int = 500) -> str:
 
 
 def sparse(like: torch.Tensor) -> torch.Tensor:
-    """-1 and 1 in a tenth of the places, in the memory order of ``like``."""
+    """Return -1 and 1 in a tenth of the elements, with the memory order of ``like``."""
     found = torch.empty_like(like)
     signs = torch.randn(like.shape, device=like.device).sign()
     return found.copy_(signs * (torch.rand(like.shape, device=like.device) < 0.1))
 
 
 def check_bits() -> str:
-    """Equal inputs give equal bits, an all-reduce the same on all ranks; gathered rows are rows."""
+    """Equal inputs give equal bits, on all ranks of an all-reduce; gathered rows are copies."""
     for product in [*products(), *products(dtype=FP8, biased=True)]:
         first = product.call().clone()
         if any(not torch.equal(product.call(), first) for _ in range(10)):
@@ -245,7 +246,7 @@ def check_bits() -> str:
 
 
 def check_back_to_back(calls: int = 200) -> str:
-    """Many calls of operators of all sizes without the host waiting, ranks late at random."""
+    """Many calls of all sizes without host synchronization, with random delays of ranks."""
     torch.manual_seed(1)
     choice = torch.randint(len(SIZES) * len(OPERATORS), (calls,)).tolist()
     every = [products(biased=True), products(), products(dtype=FP8)]
@@ -264,7 +265,7 @@ def check_back_to_back(calls: int = 200) -> str:
 
 
 def check_graph(replays: int = 100) -> str:
-    """Two calls of each in one graph, replayed with inputs that change."""
+    """Two calls of each in one graph, replayed with changing inputs."""
     every = [*products(), *products(biased=True), *products(dtype=FP8)]
     given = [p for p in every for _ in range(2)]
     for product in given:
@@ -299,7 +300,7 @@ def two_layers(x, up, down, before, behind, strategy):
 
 
 def check_gradients() -> str:
-    """Fused against torch's, and compiled against eager."""
+    """Compare fused with torch, and compiled with eager."""
     new = Product(ops.all_gather_matmul, 8, 8, 8).new
     names = ("y", "x", "up", "down", "before", "behind")
     shapes = ((200, 512), (1032, 512), (512, 1032), (1032,), (512,), (200, 512))
@@ -319,7 +320,7 @@ def check_gradients() -> str:
 
 def check_heap() -> str:
     """Operators make room for each other; one that cannot fit is refused."""
-    given = of_heap()
+    given = heap_products()
     share = given[0].sizes[0]
     for _ in range(2):
         for product in given:
@@ -366,8 +367,8 @@ CHECKS = {
     "disagreement": check_disagreement,
 }
 NEED_GPU = ("graph", "heap")
-NEEDED = {"gradients": of_gradients, "heap": of_heap, "disagreement": list}
-"""The products of checks that have not those of most."""
+NEEDED = {"gradients": gradient_products, "heap": heap_products, "disagreement": list}
+"""Products of checks that do not use the usual ones."""
 
 
 def verdicts(options: argparse.Namespace) -> Verdicts:

@@ -29,7 +29,7 @@ def count_up(count: T.Tensor((1,), "uint32")):
 
 
 def exchange(ranks: int, by: str):
-    """Every rank gives its tensor to all others, who add 1 to it.
+    """Return a plan that sends each rank's tensor to all others, which add 1 to it.
 
     Args:
         by: ``write_value`` announces the epoch that the host counts, ``copy_value`` the one that
@@ -76,45 +76,49 @@ def exchange(ranks: int, by: str):
     return plan, width
 
 
-def overlapped(ranks: int, kernels: int):
-    """A kernel adds 1 to a rank's tensor; each part of it goes to all others when it is there.
-
-    Args:
-        kernels: 2, another one takes what comes; or 1, the blocks behind do, so that it ends only
-            if copies go beside it.
-    """
+def overlapped_blocks(ranks: int, low: int, high: int):
+    """Return the kernel of blocks ``low`` to ``high``: they add, or read received parts."""
     rows = ROWS // PARTS
 
-    def blocks(low: int, high: int):
-        @T.prim_func
-        def work(
-            A: T.Tensor((ROWS, COLUMNS), "int32"),
-            sums: T.Tensor((ROWS, COLUMNS), "int32"),
-            done: T.Tensor((PARTS,), "uint32"),
-            inbox: W.Symmetric((2, ranks, ROWS, COLUMNS), "int32"),
-            flags: W.Symmetric((2, ranks, PARTS), "uint32"),
-            count: T.Tensor((1,), "uint32"),
-            out: T.Tensor((ranks, ROWS, COLUMNS), "int32"),
-            half: T.int32,
-        ):
-            with T.Kernel(high - low, threads=128) as block:
-                if block + low < ROWS:
-                    for i in T.Parallel(COLUMNS):
-                        sums[block + low, i] = A[block + low, i] + 1
-                    W.signal(done[(block + low) // rows])
-                else:
-                    source, part = (block + low - ROWS) % ranks, (block + low - ROWS) // ranks
-                    if source != W.rank():
-                        W.wait_reached(flags[W.rank(), half, source, part], count[0], peer=source)
-                        for row, i in T.Parallel(rows, COLUMNS):
-                            out[source, part * rows + row, i] = inbox[
-                                W.rank(), half, source, part * rows + row, i
-                            ]
+    @T.prim_func
+    def work(
+        A: T.Tensor((ROWS, COLUMNS), "int32"),
+        sums: T.Tensor((ROWS, COLUMNS), "int32"),
+        done: T.Tensor((PARTS,), "uint32"),
+        inbox: W.Symmetric((2, ranks, ROWS, COLUMNS), "int32"),
+        flags: W.Symmetric((2, ranks, PARTS), "uint32"),
+        count: T.Tensor((1,), "uint32"),
+        out: T.Tensor((ranks, ROWS, COLUMNS), "int32"),
+        half: T.int32,
+    ):
+        with T.Kernel(high - low, threads=128) as block:
+            if block + low < ROWS:
+                for i in T.Parallel(COLUMNS):
+                    sums[block + low, i] = A[block + low, i] + 1
+                W.signal(done[(block + low) // rows])
+            else:
+                source, part = (block + low - ROWS) % ranks, (block + low - ROWS) // ranks
+                if source != W.rank():
+                    W.wait_reached(flags[W.rank(), half, source, part], count[0], peer=source)
+                    for row, i in T.Parallel(rows, COLUMNS):
+                        out[source, part * rows + row, i] = inbox[
+                            W.rank(), half, source, part * rows + row, i
+                        ]
 
-        return work
+    return work
 
+
+def overlapped(ranks: int, kernels: int):
+    """Return a plan whose kernel adds 1 to a tensor; each finished part goes to all other ranks.
+
+    Args:
+        kernels: 2: another kernel reads the received parts. 1: later blocks of the kernel read
+            them, so the kernel ends only if copies run beside it.
+    """
+    rows = ROWS // PARTS
     last = ROWS + ranks * PARTS
-    parts = [blocks(0, last)] if kernels == 1 else [blocks(0, ROWS), blocks(ROWS, last)]
+    bounds = [(0, last)] if kernels == 1 else [(0, ROWS), (ROWS, last)]
+    parts = [overlapped_blocks(ranks, low, high) for low, high in bounds]
 
     @tw.plan
     def plan(
@@ -167,7 +171,7 @@ class Exchange:
         self.epoch += 1
 
     def wrong(self, A: torch.Tensor) -> str:
-        """What is wrong with ``out`` after a call with ``A`` everywhere, or nothing."""
+        """Return what is wrong with ``out`` after a call with ``A`` on all ranks, or ""."""
         torch.cuda.synchronize()
         parts = [A.cpu()]
         if tw.world_size() > 1:
@@ -188,7 +192,7 @@ class Exchange:
 
 
 class Overlapped(Exchange):
-    """The same of ``overlapped``."""
+    """``overlapped`` with its memory."""
 
     def __init__(self, kernels: int) -> None:
         ranks = tw.world_size()
@@ -209,7 +213,7 @@ def numbers(turn: int) -> torch.Tensor:
 
 
 def check_calls(operator: Exchange, calls: int = 200) -> str:
-    """Back to back, neither host nor barrier in between."""
+    """Calls back to back, without host synchronization or barriers in between."""
     inputs = [numbers(turn) for turn in range(3)]
     for call in range(calls):
         operator(inputs[call % 3])
@@ -219,8 +223,10 @@ def check_calls(operator: Exchange, calls: int = 200) -> str:
 
 
 def check_graph(operator: Exchange, replays: int = 100) -> str:
-    """Two calls, one of each half, captured once and replayed with other inputs and counts; between
-    replays the same calls, by the same events and streams."""
+    """Two calls, one of each half, captured once and replayed with other inputs and counts.
+
+    Between replays the same calls use the same events and streams.
+    """
     A = numbers(0)
     for _ in range(2):
         operator(A)
@@ -269,7 +275,7 @@ def check_threads(calls: int = 20) -> str:
 
 
 def check_refusals() -> str:
-    """Nothing is enqueued where an argument does not fit."""
+    """Nothing is enqueued if an argument is illegal."""
     operator, A = Exchange("write_value"), numbers(0)
     for bad, words in ((A.float(), "expected torch.int32"), (A[:, ::2], "has shape"),
                        (A.cpu(), "is on cpu")):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tuning between real GPUs: the same on all ranks, never what is wrong, kept, and right afterwards.
+"""Tuning on real GPUs: equal choices on all ranks, never a wrong program, stored, right afterwards.
 
     torchrun --nproc-per-node=2 tests/gpu/tune.py [OPERATOR ...]
 
@@ -32,12 +32,12 @@ from tileweave.runtime.host.session import current
 
 SHAPES = [(512, 1024, 1024), (2048, 2048, 4096)]
 NEW = (1024, 1024, 2048)
-"""What a first call tunes."""
+"""Problems that a first call tunes."""
 TOO_LARGE, ODD = Tiles(256, 256, 128, stages=4), Tiles(100, 100, 64, stages=2)
 
 
 def tamper(name: str) -> None:
-    """Give an operator a program "wrong", which spoils one number, on the last rank only."""
+    """Give an operator a program "wrong" that changes one number, on the last rank only."""
     operator = OPERATORS[name]
 
     class Tampered(operator, op=name):
@@ -112,7 +112,7 @@ def check_tuned(name: str, shape: tuple[int, int, int]) -> str:
 
 
 def check_kept(name: str, found: ops.Tuned) -> str:
-    """A process that comes later does not tune, though it may."""
+    """A later process does not tune, although it may."""
     group = group_of("")
     del table_for(group)[found.problem]
     invalidate()
@@ -136,7 +136,7 @@ def _never(*_) -> None:
 
 
 def check_first_call(name: str) -> str:
-    """A call with ``TILEWEAVE_TUNE=1`` of what is new; its result is right, and so is a graph's."""
+    """A call of a new problem with ``TILEWEAVE_TUNE=1`` is right, and so is its graph."""
     group = group_of("")
     problem = problem_of(name, *NEW, group.world_size, torch.bfloat16)
     trial = Trial(problem, group)

@@ -27,11 +27,11 @@ from tests.on_gpus import GPU, transports_here
 TRANSPORTS = ["copy_engine", "tma", "ldst", "nccl"]
 HEAP_BYTES = 4 << 30
 SHAPES = [(1024, 256), (7, 8), (3, 5), (5 << 20, 4)]
-"""Of what a rank has in the end, or begins with; ``(3, 5)`` begins at odd places."""
+"""Shapes of a rank's result or input; parts of ``(3, 5)`` are unaligned."""
 
 
 class Exchange:
-    """One collective with its input; what is right."""
+    """One collective with its input and reference."""
 
     def __init__(self, op: str, shape, transport: str, mesh) -> None:
         self.op, self.mesh, self.transport = op, mesh, transport if GPU else "nccl"
@@ -44,21 +44,21 @@ class Exchange:
         self.out = self.call(self.x)
 
     def refill(self) -> None:
-        """Sums of these integers are exact, in any order and type."""
+        """Fill the input with integers whose sums are exact in any order and type."""
         self.x.copy_(torch.randint(0, 9, self.x.shape, device=self.x.device))
 
     def call(self, x, out=None) -> torch.Tensor:
         return getattr(ops, self.op)(x, self.mesh, out=out, transport=self.transport)
 
     def again(self) -> torch.Tensor:
-        """The result of one more call, in ``out``, of which nothing was right before."""
+        """Return the result of one more call in ``out``, which is overwritten with 77 first."""
         return self.call(self.x, self.out.fill_(77))
 
     def flat(self, x) -> torch.Tensor:
         return getattr(ops, self.op)(x, dist.group.WORLD, transport="nccl")
 
     def fault(self, found, right=None) -> str:
-        """What is wrong, or ""."""
+        """Return what is wrong, or ""."""
         right = self.flat(self.x) if right is None else right
         if found.shape != right.shape:
             return f"{self.name}: shape {tuple(found.shape)}; expected {tuple(right.shape)}"
@@ -85,7 +85,7 @@ def check_values(mesh, transport) -> str:
 
 
 def check_bits(mesh, transport) -> str:
-    """Of numbers whose sum depends on the order: equal inputs give equal bits."""
+    """Equal inputs give equal bits even if sums depend on the order."""
     for one in exchanges(mesh, transport, SHAPES[:2]):
         if one.op == "all_gather":
             continue
@@ -101,7 +101,7 @@ def check_bits(mesh, transport) -> str:
 
 
 def check_back_to_back(mesh, transport, calls: int = 100) -> str:
-    """Many calls without the host waiting, ranks late at random."""
+    """Many calls without host synchronization, with random delays of ranks."""
     torch.manual_seed(1)
     every = [exchanges(mesh, transport, SHAPES[:2]) for _ in range(3)]
     choice = torch.randint(len(every[0]), (calls,)).tolist()
@@ -119,7 +119,7 @@ def check_back_to_back(mesh, transport, calls: int = 100) -> str:
 
 
 def check_gradients(mesh, transport) -> str:
-    """Against those without nodes; and compiled."""
+    """Gradients equal those without nodes, eager and compiled."""
     for one in exchanges(mesh, transport, SHAPES[:1]):
         weight = torch.randint(0, 5, one.out.shape, device=one.x.device).to(one.x.dtype)
         torch.compiler.reset()

@@ -31,11 +31,11 @@ from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here, transports_
 TRANSPORTS = ["auto", "copy_engine", "tma", "ldst", "nccl"] if GPU else ["auto"]
 HEAP_BYTES = 6 << 30
 VALUE_ERROR, GRADIENT_ERROR = 2e-2, 2e-2
-"""Largest absolute error of results of inputs drawn from N(0, 1); relative norm of gradients'."""
+"""Largest absolute error of results, and relative norm of gradients, for inputs from N(0, 1)."""
 
 
 class Case(NamedTuple):
-    """Extents of the whole sequence. Heads are those of one rank; 0 of k and v are one for all
+    """Extents of the whole sequence. Heads are per rank; 0 heads of k and v mean one for all
     ranks."""
 
     batch: int
@@ -49,7 +49,7 @@ class Case(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
 
     def shapes(self, ranks: int) -> dict[str, tuple[int, ...]]:
-        """Of what each rank gives."""
+        """Return the shapes of a rank's inputs."""
         kv = self.kv_heads * ranks or 1
         whole = {
             "q": (self.rows, self.heads * ranks, self.width),
@@ -77,7 +77,7 @@ if not GPU:
 
 
 class Attention:
-    """One call with its inputs; what is right."""
+    """One call with its inputs and reference."""
 
     def __init__(self, case: Case, transport: str, seed: int) -> None:
         self.case, self.transport, self.group = case, transport, group_of("")
@@ -94,13 +94,13 @@ class Attention:
         )
 
     def gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows of all ranks in fp32."""
+        """Return the rows of all ranks in fp32."""
         every = nccl.all_gather(x.detach()[None], self.group)
         return torch.cat([*every], 1).float()
 
     @torch.enable_grad()
     def right(self) -> list[torch.Tensor]:
-        """The result and the gradients."""
+        """Return the reference result and gradients."""
         whole = [self.gathered(x).requires_grad_() for x in (self.q, self.k, self.v)]
         q, k, v = (x.transpose(1, 2) for x in whole)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -114,7 +114,7 @@ class Attention:
         ]
 
     def fault(self, out: torch.Tensor, right: torch.Tensor) -> str:
-        """What is wrong with a result, or ""."""
+        """Return what is wrong with a result, or ""."""
         if out.shape != right.shape or out.dtype != self.case.dtype:
             return f"{self.case}: {tuple(out.shape)} {out.dtype}; expected {tuple(right.shape)}"
         error = (out.float() - right).abs().max().item()
@@ -122,7 +122,7 @@ class Attention:
 
 
 def compile_all(transports: list[str]) -> None:
-    """The exchanges, and those of gradients, many at a time."""
+    """Compile the exchanges, also of gradients, in parallel."""
     ranks, found = group_of("").world_size, []
     for case in CASES:
         q, k, v, _ = (
@@ -176,7 +176,7 @@ def check_gradients(transport: str) -> str:
 
 
 def check_back_to_back(transport: str, calls: int = 60) -> str:
-    """Many calls, forwards and backwards, without the host waiting; ranks late at random."""
+    """Many calls, forwards and backwards, without host synchronization, with random delays."""
     every = [Attention(case, transport, seed) for case in CASES[:3] for seed in (7, 8, 9)]
     rights = [one.right() for one in every]
     torch.manual_seed(1)
@@ -200,7 +200,7 @@ def check_back_to_back(transport: str, calls: int = 60) -> str:
 
 
 def check_graph(transport: str, replays: int = 20) -> str:
-    """Calls of all cases in one graph, replayed with inputs that change."""
+    """Calls of all cases in one graph, replayed with changing inputs."""
     given = attentions(transport)[:5]
     with torch.no_grad():
         for one in given:

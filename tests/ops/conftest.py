@@ -1,4 +1,5 @@
-"""Processes that all tests of operators share: to start them takes longer than most of these."""
+"""Processes that all tests of operators share, because starting them takes longer than
+most tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rank of tests/ops does, in a process of its own, on a CPU."""
+"""Functions that tests/ops runs on each rank, in its own process, on a CPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FP8 = torch.float8_e4m3fn
 
 
 class Ranks:
-    """Processes that have met, each of which runs what it is told to."""
+    """Connected processes; each runs functions by name."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -48,7 +48,7 @@ class Ranks:
         ]
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What each rank returns from ``function(*args)``, or the error it raises."""
+        """Return the result of ``function(*args)`` on each rank, or its error."""
         futures = [process.submit(_outcome, function, args) for process in self._processes]
         return [future.result(timeout=120) for future in futures]
 
@@ -71,13 +71,13 @@ def _outcome(function: Callable[..., Any], args: tuple) -> Any:
 
 
 def numbers(*shape: int, of: int, what: str) -> torch.Tensor:
-    """Of one rank; every rank can make those of all."""
+    """Return the inputs of one rank; every rank can generate those of all."""
     generator = torch.Generator().manual_seed(1000 * of + sum(map(ord, what)))
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def transposed(b: torch.Tensor) -> torch.Tensor:
-    """The same values, lying in memory column by column."""
+    """Return the same values in column-major memory."""
     return b.t().contiguous().t()
 
 
@@ -86,7 +86,7 @@ def _gathered(count: int) -> torch.Tensor:
 
 
 def part_of_the_world(form: str) -> Any:
-    """The group of the first two ranks, and how a user says it."""
+    """Return the group of the first two ranks, and the user's name for it."""
     part = dist.new_group([0, 1])
     if dist.get_rank() > 1:
         return part
@@ -99,7 +99,7 @@ def part_of_the_world(form: str) -> Any:
 
 
 def gather(order: str, where: str, form: str | None = None) -> dict[str, bool]:
-    """``all_gather_matmul`` on every rank of a group: what is right."""
+    """Compare ``all_gather_matmul`` on every rank of a group with one process."""
     group = part_of_the_world(form) if form else None
     me, count = dist.get_rank(), 2 if form else dist.get_world_size()
     a, b = numbers(SHARE, K, of=me, what="a"), numbers(K, N, of=me, what="b")
@@ -121,7 +121,7 @@ def gather(order: str, where: str, form: str | None = None) -> dict[str, bool]:
 
 
 def scatter(order: str, where: str, form: str | None = None) -> dict[str, bool]:
-    """``matmul_reduce_scatter`` on every rank of a group: what is right."""
+    """Compare ``matmul_reduce_scatter`` on every rank of a group with one process."""
     group = part_of_the_world(form) if form else None
     me, count = dist.get_rank(), 2 if form else dist.get_world_size()
     a, b = numbers(SHARE * count, K, of=me, what="a"), numbers(K, N, of=me, what="b")
@@ -143,7 +143,7 @@ def scatter(order: str, where: str, form: str | None = None) -> dict[str, bool]:
 
 
 def reduce(order: str, where: str, form: str | None = None) -> dict[str, bool]:
-    """``matmul_all_reduce`` on every rank of a group: what is right."""
+    """Compare ``matmul_all_reduce`` on every rank of a group with one process."""
     group = part_of_the_world(form) if form else None
     me, count = dist.get_rank(), 2 if form else dist.get_world_size()
     a, b = numbers(SHARE + 1, K, of=me, what="a"), numbers(K, N, of=me, what="b")
@@ -164,8 +164,10 @@ def reduce(order: str, where: str, form: str | None = None) -> dict[str, bool]:
 
 
 def fp8(out_dtype: torch.dtype | None, biased: bool) -> dict[str, bool]:
-    """All operators on fp8 operands: what is right. Numbers are small integers, scales powers of
-    two, so that every sum is exact."""
+    """Compare all operators on fp8 operands with one process.
+
+    Numbers are small integers and scales powers of two, so every sum is exact.
+    """
     me, count, wanted = dist.get_rank(), dist.get_world_size(), out_dtype or torch.bfloat16
 
     def integers(*shape: int, of: int, what: str, dtype: torch.dtype = FP8) -> torch.Tensor:
@@ -205,13 +207,13 @@ def fp8(out_dtype: torch.dtype | None, biased: bool) -> dict[str, bool]:
 
 
 def parallel_layer(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Of a tensor-parallel transformer: each rank has columns of a and rows of b."""
+    """Run a layer of a tensor-parallel transformer: each rank has columns of a and rows of b."""
     return ops.matmul_all_reduce(a.relu(), b, bias=bias).relu()
 
 
 def gradients_of_a_sum(compiled: bool) -> dict[str, bool]:
-    """Of ``parallel_layer``, weighted alike on all ranks, against those of one process that has the
-    numbers of all ranks."""
+    """Compare gradients of ``parallel_layer``, with equal weights on all ranks, with
+    one process."""
     me, count = dist.get_rank(), dist.get_world_size()
     every = [
         [
@@ -240,7 +242,7 @@ def gradients_of_a_sum(compiled: bool) -> dict[str, bool]:
 def two_layers(
     a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, e: torch.Tensor, f: torch.Tensor, keep: bool
 ) -> torch.Tensor:
-    """A block of a sequence-parallel transformer: gather, multiply, multiply, scatter."""
+    """Run a block of a sequence-parallel transformer: gather, multiply, multiply, scatter."""
     if keep:
         h, rows = ops.all_gather_matmul(a, b, bias=e, return_gathered=True)
         h = h.relu() + rows.sum(1, keepdim=True)
@@ -250,8 +252,7 @@ def two_layers(
 
 
 def gradients(keep: bool, compiled: bool) -> dict[str, bool]:
-    """Of ``two_layers``, weighted by numbers of each rank, against those of one process that has
-    the numbers of all ranks."""
+    """Compare gradients of ``two_layers``, with weights of each rank, with one process."""
     me, count = dist.get_rank(), dist.get_world_size()
     every = [
         [
@@ -279,13 +280,13 @@ def gradients(keep: bool, compiled: bool) -> dict[str, bool]:
 
 
 def differ() -> None:
-    """Every rank asks for other columns."""
+    """Call with other columns on every rank."""
     me = dist.get_rank()
     ops.matmul_reduce_scatter(torch.ones(6 * dist.get_world_size(), K), torch.ones(K, 16 + me))
 
 
 def benchmark(json: str, figure: str | None, wrong: tuple[str, ...] = ()) -> tuple[bool, str]:
-    """Whether ``tileweave bench`` found all operators right, and what it printed.
+    """Return whether ``tileweave bench`` finds all operators right, and its output.
 
     Args:
         wrong: strategies with which operators return zeros.
@@ -307,7 +308,7 @@ def benchmark(json: str, figure: str | None, wrong: tuple[str, ...] = ()) -> tup
 
 
 def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
-    """Whether ``tileweave bench`` found all collectives right, and what it printed.
+    """Return whether ``tileweave bench`` finds all collectives right, and its output.
 
     Args:
         wrong: an implementation whose result has one wrong element, on the last rank.
@@ -369,7 +370,7 @@ def who_takes_part(broken: int) -> tuple[list[str], dict[str, str]]:
 
 
 def async_tp() -> dict[str, float]:
-    """Errors of PyTorch's operators, whose CPU versions gather and multiply one after the other."""
+    """Return the errors of PyTorch's operators, whose CPU versions gather, then multiply."""
     import torch.distributed._symmetric_memory as symmetric_memory
 
     with torch.library._scoped_library("symm_mem", "IMPL") as library:
@@ -400,7 +401,7 @@ EXCHANGES = {
 
 
 def exchange_by_one(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
-    """What each rank gets, computed by one process from what all of them give."""
+    """Return the result of each rank, computed by one process from all inputs."""
     op, axes = what.split()[0], EXCHANGES[what]
     if op == "all_gather":
         return [torch.cat(x)] * len(x)
@@ -414,7 +415,7 @@ def exchange_by_one(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
 
 
 def exchange(what: str, where: str, form: str | None = None) -> dict[str, bool]:
-    """A collective on every rank of a group: what is right."""
+    """Compare a collective on every rank of a group with one process."""
     group = part_of_the_world(form) if form else None
     me, count = dist.get_rank(), 2 if form else dist.get_world_size()
     shape = (2 * count, 3 * count, 5)
@@ -428,8 +429,10 @@ def exchange(what: str, where: str, form: str | None = None) -> dict[str, bool]:
 
 
 def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
-    """Of a collective, against those of one process that has the numbers of all ranks; weighted by
-    numbers of each rank, or alike on all for an all-reduce."""
+    """Compare gradients of a collective with one process.
+
+    Weights differ between ranks; for an all-reduce they are equal.
+    """
     me, count = dist.get_rank(), dist.get_world_size()
     op, axes = getattr(ops, what.split()[0]), EXCHANGES[what]
     shape = (2 * count, 3 * count, 5)
@@ -457,7 +460,7 @@ def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
 
 
 def exchange_differs() -> None:
-    """Every rank gives another shape."""
+    """Call with another shape on every rank."""
     ops.all_gather(torch.ones(2, 3 + dist.get_rank()))
 
 
@@ -506,7 +509,7 @@ def _everyones(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def groups_that_come_and_go() -> int:
-    """How many descriptors five groups leave open, each of which was used and destroyed."""
+    """Return the number of descriptors that five groups leave open after use and destruction."""
 
     def once() -> None:
         group = dist.new_group()

@@ -1,4 +1,5 @@
-"""``tileweave bench`` on ranks that are processes of a CPU: who is measured, checked and told."""
+"""``tileweave bench`` on ranks that are processes of a CPU: measured and checked implementations,
+and reports."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import torch
 
 import tileweave as tw
 from tests.ops import on_ranks
-from tests.runtime.test_plan import Ranks
+from tests.runtime.plans.fakes import Ranks
 from tileweave.bench import case, collectives, gemm, results
 from tileweave.bench import command as bench
 from tileweave.bench.case import Checker, Implementation
@@ -160,7 +161,7 @@ def test_a_figure_that_cannot_be_written(tmp_path, capsys):
 
 
 def test_wrong_results_are_written_as_json(tmp_path):
-    """Which has no infinite numbers."""
+    """JSON has no infinite numbers."""
     file = tmp_path / "bench.json"
     wrong = result({"ours": 1.0, "nccl": 1.5}, ours=math.inf)
     results.save(str(file), {}, [wrong])
@@ -356,7 +357,7 @@ def test_one_wrong_element_of_a_collective(three, tmp_path, wrong):
     [("all_gather", 3), ("reduce_scatter", 3 / 4), ("all_reduce", 6 / 4), ("all_to_all", 3 / 4)],
 )
 def test_bus_bandwidth(op, factor, tmp_path, capsys):
-    """A GB in a ms is 1000 GB/s; of four ranks three are others."""
+    """1 GB in 1 ms is 1000 GB/s; of four ranks, three are peers."""
     ms = {"ours": 2.0, "transport/tma": 1.0, "nccl": 3.0, "exchange/copies": 1.5}
     r = Result(op, Size(10**9, 4), "tma", "asked for", ms, dict.fromkeys(ms, 0.0), 1)
     assert r.rate("ours") == pytest.approx(500 * factor)
@@ -391,8 +392,8 @@ def test_every_transport_is_compiled_ahead(op, monkeypatch):
     ],
 )  # fmt: skip
 def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, M, kernels):
-    """The product alone, and the kernels of the operator that are made if there is a GPU, unless it
-    is handed over."""
+    """The product alone, and the kernels of the operator if there is a GPU, unless it
+    is passed in."""
     problem = problem_of(op, M, 2 * M, 2 * M, 2, torch.bfloat16)
     heap = types.SimpleNamespace(stride=1 << 30)
 
@@ -407,7 +408,7 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, M, kernels
 
 
 def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
-    """In memory that is larger than it must be; copies are real, streams are not."""
+    """Memory is larger than needed; copies are real, streams are not."""
     world = Ranks(2, monkeypatch)
     a = torch.randn(2, 24, 16).bfloat16()
     rows = a.view(48, 16)
@@ -436,7 +437,7 @@ def copies_of(op):
 
 @pytest.mark.parametrize("op", [op for op in COLLECTIVES if copies_of(op) is not None])
 def test_copies_alone_exchange(op, every_rank, monkeypatch):
-    """As above, for each collective that copies alone compute."""
+    """Memory is larger than needed; copies are real, streams are not."""
     world = Ranks(2, monkeypatch)
     problem = collectives.problem_of(op, Size(96, 2), torch.bfloat16)
     x = torch.randn(2, 48).bfloat16()
@@ -503,8 +504,8 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
 
 
 def test_each_size_finds_the_heap_empty(monkeypatch):
-    """It has room for all transports of the largest, and once more for what callers get, but not
-    beside that of another size."""
+    """The heap fits all transports of the largest size and one result, but not another size beside
+    it."""
     sizes = [Size(4 << 10, 1), Size(16 << 10, 1)]
     heap = FreeList(0, max(collectives.symmetric_bytes("all_gather", size) for size in sizes))
     kept = OpCache()

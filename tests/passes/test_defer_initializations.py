@@ -1,4 +1,4 @@
-"""A program means the same after its initializations are deferred, for any number of iterations."""
+"""Deferred initializations keep the results of a program, for any number of iterations."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What `make demo` runs where there is no GPU."""
+"""`make demo` on a machine without a GPU."""
 
 import re
 import sys
@@ -29,7 +29,7 @@ def demo(monkeypatch):
 
 @pytest.mark.parametrize("right", [True, False])
 def test_demo(demo, right, tmp_path, monkeypatch, capsys):
-    """Its first part is an example, which tests/simulator/test_examples.py runs."""
+    """The first part is an example, which tests/simulator/test_examples.py runs."""
     monkeypatch.setattr(demo, "simulated", lambda: right)
     monkeypatch.setattr("sys.argv", ["without_gpu.py", "--timeline", str(tmp_path / "new" / "a")])
     assert demo.main() == (0 if right else 1)
@@ -47,7 +47,7 @@ def test_demo(demo, right, tmp_path, monkeypatch, capsys):
         assert out == "wrong: relative error above 1e-2\n"
 
 
-def test_a_change_that_there_is_not(demo):
+def test_an_unknown_change(demo):
     program = demo.gemm_reduce_scatter(64, 32, 32, 2, 32, 32, 32)
     with pytest.raises(tw.TileWeaveError, match=r"'signal lost'; expected .*signal drop or "):
         changed(program, 2, "signal lost")

@@ -83,7 +83,7 @@ def _readme_blocks() -> list[str]:
 
 @pytest.fixture
 def readme_program(tmp_path):
-    """A file with the first block of the README."""
+    """Return a file with the first block of the README."""
     file = tmp_path / "readme.py"
     file.write_text(_readme_blocks()[0])
     return file
@@ -188,7 +188,7 @@ def test_pages_that_code_names_exist():
 
 
 def _simulator_cases() -> dict[str, tuple[str, str]]:
-    """Programs of docs/guides/simulator.md by heading, and the text after their commands."""
+    """Return program and quoted report of each case in docs/guides/simulator.md, by heading."""
     page = (CHECKOUT / "docs" / "guides" / "simulator.md").read_text()
     blocks = re.findall(r"^#+ ([^\n]*)|^```(python|diff|console)\n(.*?)^```$", page, re.M | re.S)
     ring = changed = heading = ""
@@ -214,7 +214,8 @@ SIMULATOR_CASES = _simulator_cases()
 
 @pytest.mark.parametrize("name", SIMULATOR_CASES)
 def test_simulator_page(name, tmp_path, monkeypatch, capsys):
-    """The commands say it: the same first line, but for numbers, and the same lines of source."""
+    """The command prints the quoted report: the same first line, but for numbers, and the same
+    source lines."""
     program, text = SIMULATOR_CASES[name]
     (tmp_path / "ring.py").write_text(program)
     monkeypatch.chdir(tmp_path)
@@ -307,7 +308,7 @@ def _text_of(node: ast.AST) -> str:
 
 
 def _refusals(file: Path) -> list[str]:
-    """The messages with which a file refuses programs, with an ellipsis for each value."""
+    """Return the messages with which a file refuses programs, with an ellipsis for each value."""
     found = []
     for node in ast.walk(ast.parse(file.read_text())):
         name = getattr(getattr(node, "func", None), "id", "")

@@ -16,7 +16,7 @@ from tileweave.codegen import hook
 
 
 def hooks() -> tuple[object, ...]:
-    """What of TileLang is ours."""
+    """Return the functions of TileLang that TileWeave has replaced."""
     return tilelang_backends._BACKENDS["cuda"], KernelCache._generate_key
 
 
@@ -51,7 +51,7 @@ print(*(a is not b for a, b in zip(stock, first)), *(a is b for a, b in zip(firs
 """
 
 
-def test_importing_anew_wraps_nothing_twice():
+def test_importing_again_wraps_nothing_twice():
     run = subprocess.run(
         [sys.executable, "-c", IMPORT_TWICE], capture_output=True, text=True, check=False
     )

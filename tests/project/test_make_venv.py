@@ -1,5 +1,7 @@
-"""``make`` uses a CUDA build of torch that its Python has, also if that is in an environment of its
-own. No package is downloaded: pip has no index here."""
+"""``make`` uses a CUDA build of torch that its Python has, also in another environment.
+
+No package is downloaded: pip has no index here.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ WHAT = "import torch, editable; print(torch.__version__, torch.__file__, editabl
 
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory) -> Path:
-    """An environment with TileLang and a package that is installed as editable."""
+    """Create an environment with TileLang and a package that is installed as editable."""
     folder = tmp_path_factory.mktemp("parent")
     venv.create(folder / "env", symlinks=True, with_pip=False)
     install(folder / "env", "tilelang", "0.1.15", {"contrib/nvcc.py": NVCC})
@@ -32,7 +34,7 @@ def parent(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """What making the environment reads, and a package that imports."""
+    """Copy the files that create the environment, and a package that can be imported."""
     for name in ("Makefile", "constraints.txt", "requirements.txt", "requirements-nvcc.txt"):
         shutil.copy(CHECKOUT / name, tmp_path)
     for name in ("tools/make_venv.py", "builtins/versions.py"):

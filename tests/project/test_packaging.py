@@ -1,4 +1,4 @@
-"""What is installed is what the checkout holds."""
+"""An installed wheel has the files of the checkout."""
 
 from __future__ import annotations
 

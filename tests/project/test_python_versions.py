@@ -1,4 +1,4 @@
-"""What only some of the supported versions of Python refuse."""
+"""Code that only some of the supported versions of Python refuse."""
 
 import ast
 from pathlib import Path
@@ -7,14 +7,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def decorators(tree: ast.Module) -> set[str]:
-    """Names of what decorates the functions of a module, without their modules."""
+    """Return the names of the decorators of all functions in a module."""
     found = (d for node in ast.walk(tree) for d in getattr(node, "decorator_list", []))
     called = (d.func if isinstance(d, ast.Call) else d for d in found)
     return {d.attr if isinstance(d, ast.Attribute) else getattr(d, "id", "") for d in called}
 
 
-def test_tensors_are_no_annotations_in_words():
-    """Of a kernel they are evaluated by TileLang, which on Python 3.10 takes types only."""
+def test_annotations_of_kernels_are_no_strings():
+    """TileLang evaluates annotations of kernels, and on Python 3.10 accepts types only."""
     folders = ("builtins", "ops", "runtime", "passes", "tileweave", "examples", "benchmarks")
     modules = [p for f in (*folders, "tests", "lit_tests") for p in (ROOT / f).rglob("*.py")]
     assert len(modules) > 300

@@ -1,4 +1,4 @@
-"""What is compiled ahead is what is asked for later, once, and shared out among the ranks."""
+"""Programs that are compiled ahead are compiled once, by one of the ranks, and found later."""
 
 import threading
 import types
@@ -35,7 +35,7 @@ def shift(columns, ranks=2):
 
 
 class Compilers:
-    """Of ranks that are threads: what they are asked for.
+    """Compilers of ranks that are threads; they record the requests.
 
     Attributes:
         asked: (rank, program, options) of each request.

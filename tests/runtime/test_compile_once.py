@@ -1,4 +1,4 @@
-"""One rank of a node compiles before the others, and a failure is everyone's."""
+"""One rank of a node compiles before the others, and a failure raises on all ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_first_rank_of_each_node_compiles_first(every_rank):
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_failure_is_an_error_on_every_rank(every_rank, broken):
-    """Of the first rank of the node, and of another."""
+    """The first rank of a node fails, or another one."""
     compiled = []
 
     def compile_gemm(group: Group) -> str:
@@ -73,7 +73,7 @@ def test_different_programs_are_refused_on_every_rank(every_rank):
 
 
 def test_compilations_do_not_mix(every_rank):
-    """A failure stays with its compilation; the next one, of the same program too, starts anew."""
+    """A failure belongs to one compilation; the next one, also of the same program, runs."""
 
     def compile_three(group: Group) -> list[str]:
         def fail() -> str:

@@ -15,7 +15,8 @@ TWINS = {"Record": Record, "Context": DeviceContext}
 
 
 def layout_in_cxx(name: str, fields: list[str], folder) -> list[list[str]]:
-    """Name, offset and size of each field, as a C++ compiler sees them, then the whole."""
+    """Return name, offset and size of each field as a C++ compiler lays them out, then the total
+    size."""
     print_fields = "\n".join(
         f'  std::printf("{f} %zu %zu\\n", offsetof(tw::{name}, {f}), sizeof(tw::{name}::{f}));'
         for f in fields

@@ -1,4 +1,4 @@
-"""Driver calls are checked, and a failure says which, where and with what. The driver is a fake."""
+"""Failures of driver calls name the call, the place and the arguments. The driver is a fake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CUresult(enum.IntEnum):
 
 
 class FakeDriver(types.ModuleType):
-    """Answers every call with the next of ``answers`` and remembers what was asked."""
+    """Driver that answers each call with the next of ``answers`` and records the calls."""
 
     CUresult = CUresult
 

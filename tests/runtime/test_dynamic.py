@@ -1,4 +1,4 @@
-"""Programs that are compiled for each set of sizes: when they are, what is refused, what is kept.
+"""Programs that are compiled for each set of sizes: time of compilation, refusals and caches.
 
 The compiler is a fake, and ranks are threads; sizes, arguments and agreement are real.
 """
@@ -11,7 +11,7 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
-from tests.sync.programs import CASES
+from tests.corpus import PROGRAMS
 from tileweave import language as W
 from tileweave.passes import dynamic_sizes, needs_sizes, specialize_sizes
 from tileweave.passes.ir.sizes import sizes_of
@@ -23,11 +23,11 @@ from tileweave.runtime.kernel.dynamic import DynamicKernel, Turns
 from tileweave.runtime.kernel.kernel import Kernel
 
 RANKS, N = 2, 32
-PROGRAM = CASES["dynamic_shift"].make(RANKS)
+PROGRAM = PROGRAMS["dynamic_shift"].make(RANKS)
 
 
 class Compiled(Kernel):
-    """Remembers its calls; nothing runs."""
+    """Compiled program that records its calls; nothing runs."""
 
     def __init__(self, program, implicit=()):
         super().__init__(None, program, dict(implicit))
@@ -43,7 +43,7 @@ class Compiled(Kernel):
 
 @pytest.fixture
 def made(monkeypatch):
-    """What was compiled and which barriers were enqueued, in their order, as sizes and words."""
+    """Record compilations and enqueued barriers in order, as sizes and words."""
     log = []
 
     def compiled(program, options, session):
@@ -103,11 +103,11 @@ def test_free_gives_back_all_sizes(made):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda f: f.at(), "program: no size of M, on which its synchronisation depends"),
+        (lambda f: f.at(), "program: no size for M, on which its synchronization depends"),
         (lambda f: f.at(M=20, K=3), "program: size K=3; expected M"),
-        (lambda f: f.at(M=0), "program: size M=0; expected a positive integer"),
-        (lambda f: f.at(M=2.5), "program: size M=2.5; expected a positive integer"),
-        (lambda f: f.at(M=1 << 31), "size M=2147483648; expected a positive integer of 31 bits"),
+        (lambda f: f.at(M=0), "program: size M=0; expected an integer from 1 to"),
+        (lambda f: f.at(M=2.5), "program: size M=2.5; expected an integer from 1 to"),
+        (lambda f: f.at(M=1 << 31), "size M=2147483648; expected an integer from 1 to 2147483647"),
         (lambda f: tw.emit(PROGRAM, sizes=[3]), "program: sizes=[3]; expected a dict"),
         (lambda f: f(*arguments(20, X=(1, 20, N))), "X has shape (1, 20, 32); expected 2 axes"),
         (lambda f: f(*arguments(20, Y=(24, N))),
@@ -126,8 +126,8 @@ def test_refused_sizes(made, call, message):
     assert made == []
 
 
-def test_ranks_with_different_sizes_are_told(made, monkeypatch, every_rank):
-    """All of them, before anything is compiled."""
+def test_different_sizes_raise_on_all_ranks(made, monkeypatch, every_rank):
+    """All ranks raise an error before anything is compiled."""
     here = threading.local()
     monkeypatch.setattr(dynamic_kernel, "current", lambda: session_of(here.group))
 
@@ -181,11 +181,11 @@ def test_calls_of_a_plan_with_other_kernels_are_kept_apart(made, monkeypatch):
     one, other = (Compiled(PROGRAM, {"flags": torch.zeros(1)}) for _ in range(2))
     plan = tw.Plan.of_program(PROGRAM)
     assert turns(plan, [one], [one], [other], [Compiled(PROGRAM)]) == ["barrier"]
-    assert turns(tw.Plan.of_program(CASES["ring_shift"].make(RANKS)), [one], [other]) == []
+    assert turns(tw.Plan.of_program(PROGRAMS["ring_shift"].make(RANKS)), [one], [other]) == []
 
 
 def test_compile_waits_for_sizes_where_they_matter(monkeypatch):
-    """The program of another kind keeps its dynamic extent, as TileLang compiles it."""
+    """A program without inference keeps its dynamic extent, as TileLang compiles it."""
     monkeypatch.setattr(compiler, "init", lambda: None)
     monkeypatch.setattr(compiler, "compiled", lambda func, options, session: func)
     assert isinstance(tw.compile(PROGRAM), DynamicKernel)
@@ -217,7 +217,7 @@ def programs_without_inference():
 
 def test_which_programs_need_sizes():
     assert needs_sizes(PROGRAM)
-    assert needs_sizes(CASES["dynamic_gather"].make(2))
+    assert needs_sizes(PROGRAMS["dynamic_gather"].make(2))
     assert not any(needs_sizes(f) for f in programs_without_inference())
     assert not needs_sizes(specialize_sizes(PROGRAM, {"M": 20}))
 
@@ -251,8 +251,8 @@ def test_scratch_of_dynamic_size_in_a_program_with_signals():
 
 
 def test_one_program_with_several_sizes_in_a_plan():
-    """Each has counters of its own, and a name."""
-    f, a, b = CASES["dynamic_shift"].make(RANKS), T.dynamic("a"), T.dynamic("b")
+    """Each size has its own counters and its own name."""
+    f, a, b = PROGRAMS["dynamic_shift"].make(RANKS), T.dynamic("a"), T.dynamic("b")
 
     @tw.plan
     def plan(

@@ -1,4 +1,4 @@
-"""The ranks of a group meet and exchange words through the host."""
+"""The ranks of a group synchronize and exchange bytes through the host."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ dist.barrier()
 
 
 def test_groups_joined_one_after_the_other_do_not_mix(tmp_path):
-    """Not even where some ranks have joined more of them than others."""
+    """Not even if some ranks have joined more groups than others."""
     command = [sys.executable, "-c", JOIN]
     ranks = [
         subprocess.Popen(
@@ -126,7 +126,7 @@ def test_groups_joined_one_after_the_other_do_not_mix(tmp_path):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """One, of which nothing is asked, and no torchrun."""
+    """One GPU, which is never used, and no torchrun."""
     for name, value in (
         ("is_available", True), ("device_count", 1), ("current_device", 0), ("set_device", None)
     ):  # fmt: skip

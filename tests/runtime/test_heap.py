@@ -1,5 +1,7 @@
-"""The symmetric heap: who gets which bytes, and what it refuses. On the CPU: the ranks are threads,
-and their heaps lie side by side in one buffer, as they do on GPUs."""
+"""The symmetric heap: allocation, reuse and refusals, on the CPU.
+
+Ranks are threads whose heaps are adjacent in one buffer, as they are on GPUs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def alone(nbytes: int = PAGE) -> Heap:
 
 
 class Shared:
-    """The memory of ``ranks`` ranks on the CPU."""
+    """Memory of ``ranks`` ranks on the CPU."""
 
     def __init__(self, ranks: int) -> None:
         self._bytes = torch.full((ranks * 2 * PAGE,), 0xEE, dtype=torch.uint8)
@@ -98,8 +100,8 @@ def test_freed_neighbours_merge(order):
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
-def test_no_byte_is_given_twice_and_none_is_lost(steps):
-    """Against a table of the bytes."""
+def test_each_byte_is_allocated_at_most_once_and_freed(steps):
+    """Compare with a table of bytes."""
     free, live = FreeList(5, 37), []
     owner = [-1] * 5 + [0] * 32 + [-1] * 3
     for number, (take, size) in enumerate(steps, start=1):
@@ -139,8 +141,8 @@ def test_shapes_that_are_refused(shape):
     assert str(error.value) == f"symmetric: shape={shape}; expected positive integers"
 
 
-def test_extents_are_numbers_of_any_kind():
-    """Which ranks agree on, whoever says them."""
+def test_extents_of_any_integer_type():
+    """Ranks agree on extents of different integer types."""
     tensor = alone().allocate((np.int64(3), torch.tensor(5)), torch.float32)
     assert tensor.shape == (3, 5) and {*map(type, tensor.shape)} == {int}
 
@@ -176,7 +178,7 @@ def test_only_a_live_tensor_of_this_heap_can_be_freed():
 
 
 def test_freed_memory_is_not_handed_out():
-    """It may be another tensor's; after the heap is closed it is nobody's."""
+    """A freed tensor cannot be used: its memory may belong to another one, or be unmapped."""
     heap = alone()
     freed, closed = heap.allocate((4,), torch.int32), heap.allocate((4,), torch.int32)
     freed.free()
@@ -241,7 +243,7 @@ def free_another(heap: Heap, rank: int, tensors: list[SymmetricTensor]) -> None:
     ],
 )
 def test_ranks_that_disagree(every_rank, call, said):
-    """Both say so, and their heaps are as before."""
+    """Both ranks raise an error, and their heaps do not change."""
     shared = Shared(2)
 
     def disagree(group: Group) -> tuple[str, int]:

@@ -1,4 +1,5 @@
-"""The host part of a compiled program asks the runtime, once a launch, for what it binds."""
+"""The host part of a compiled program asks the runtime once per launch for the values that it
+binds."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class FakeSession:
 
 @pytest.fixture(params=["Python", "C++"])
 def begin(request, monkeypatch):
-    """Begins a session, or ends it; Python or the native part answers."""
+    """Begin or end a session; Python or the native part answers."""
     monkeypatch.setenv("TILEWEAVE_NATIVE", "1" if request.param == "C++" else "0")
 
     def begin(up):
@@ -36,7 +37,7 @@ def begin(request, monkeypatch):
 
 
 def bind(names: str) -> list[int]:
-    """What stands in the slots."""
+    """Return the contents of the slots."""
     slots = (ctypes.c_int64 * 8)(*([-1] * 8))
     tvm_ffi.get_global_func(BIND)(ctypes.c_void_p(ctypes.addressof(slots)), names)
     return list(slots[1::2])

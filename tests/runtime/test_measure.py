@@ -1,4 +1,4 @@
-"""Rounds of contenders: who is called when, with what, and which time is taken."""
+"""Measured rounds: order and arguments of the calls, and the reported time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
 
 
 class OfTwo(Group):
-    """Rank 0 of two, of which rank 1 says what ``peer`` makes of rank 0's words."""
+    """Rank 0 of two; ``peer`` computes rank 1's answer from rank 0's bytes."""
 
     def exchange(self, topic, value, timeout_s=300.0):
         return [value, json.dumps({name: ms + 5 for name, ms in json.loads(value).items()})]
@@ -22,7 +22,7 @@ class OfTwo(Group):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Each call takes as many ms as the next of these numbers says."""
+    """Set the milliseconds that each call takes."""
     left: list[float] = []
 
     def milliseconds(self, call):

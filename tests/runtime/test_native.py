@@ -1,5 +1,7 @@
-"""The native part does what Python does, in the same order. The driver and a kernel are stand-ins,
-written in C; memory is real."""
+"""The native part does the same as Python, in the same order.
+
+The driver and a kernel are stand-ins, written in C; memory is real.
+"""
 
 import ctypes
 import os
@@ -59,7 +61,7 @@ class Tensor(ctypes.Structure):
 
 
 class StandIn:
-    """The driver and the kernel, and what they were asked since that was last looked at."""
+    """Stand-ins for driver and kernel, with the calls since the last look."""
 
     def __init__(self, path: Path) -> None:
         self.kernel = tvm_ffi.load_module(str(path))["kernel"]
@@ -69,7 +71,8 @@ class StandIn:
         self._asked = (Asked * 256).in_dll(self.library, "asked")
 
     def arguments(self) -> list:
-        """Of the kernel's last launch: numbers, and of tensors address, sizes and type."""
+        """Return the arguments of the kernel's last launch: numbers, and address, sizes and type of
+        tensors."""
         found = []
         for i, any_ in enumerate((Any * 16).in_dll(self.library, "given")):
             if any_.type == Any.TENSOR:
@@ -175,7 +178,8 @@ def test_driver_calls(stand_in):
 
 
 def test_kernels(stand_in):
-    """They get this call's tensors, hidden ones and numbers, on their stream, in their turn."""
+    """Kernels receive the tensors, implicit tensors and numbers of this call, on their stream, in
+    order."""
     implicit, b, a = torch.zeros(3), torch.zeros(5, dtype=torch.int64), ints(4, 8)[:, :4]
     wait = DriverCall("cuStreamWaitEvent", SIDE, (SIDE, EVENT, 0))
     kernel = launches(stand_in.kernel, Place(1, 0), 3, 0.5, Place(0, 0), implicit=[implicit])
@@ -250,7 +254,7 @@ def test_a_failure_of_the_driver_is_told_as_from_python(stand_in, monkeypatch, f
 
 
 def test_what_tilelang_compiles(stand_in, nvcc):
-    """Its host code takes these arguments, and refuses, without a GPU, where the memory is."""
+    """TileLang's host code accepts these arguments, and refuses CPU memory without a GPU."""
 
     @T.prim_func
     def nothing(A: T.Tensor((4, 8), "int32"), x: T.float32, i: T.int32):
@@ -282,7 +286,7 @@ def test_a_missing_driver_is_named(monkeypatch):
 
 
 def test_python_remains(monkeypatch, tmp_path):
-    """Where it is wanted, and, with a word, where nothing can be compiled."""
+    """Python is used if it is asked for, and, with a message, if nothing can be compiled."""
     monkeypatch.setenv("TILEWEAVE_NATIVE", "0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -313,7 +317,8 @@ def test_python_remains(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "changed"])
 def test_a_damaged_library_in_the_cache_is_compiled_again(monkeypatch, tmp_path, damage):
-    """Loading a truncated one ended the process with SIGBUS; hence a process of its own."""
+    """Loading a truncated library ended the process with SIGBUS, so the test runs in its own
+    process."""
     program = "from tileweave.runtime.host import native; print(native.library() is not None)"
     environment = os.environ | {"TILELANG_CACHE_DIR": str(tmp_path)}
     load = [sys.executable, "-W", "error", "-c", program]

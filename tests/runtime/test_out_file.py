@@ -1,4 +1,4 @@
-"""Where files can be written is known before the work that fills them."""
+"""Output files are checked before the work whose results they hold."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""``tw.init`` refuses what cannot work, and everything else asks for it."""
+"""``tw.init`` refuses illegal settings, and everything else asks for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ barrier = sys.modules["tileweave.runtime.kernel.barrier"]
 
 @pytest.fixture(autouse=True)
 def down(monkeypatch):
-    """No session, no GPU and no variable, whatever this machine has."""
+    """Hide session, GPUs and variables of this machine."""
     monkeypatch.setattr(session, "_session", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for variable in ("TILEWEAVE_HEAP_BYTES", "TILEWEAVE_TIMEOUT_S"):
@@ -53,7 +53,7 @@ def test_torch_that_is_supported(monkeypatch, release):
 
 @pytest.mark.parametrize("value", ["", "many", "1 GiB", "-1", "0", "65535", "nan", "inf", "1e30"])
 def test_heap_bytes_that_are_refused(monkeypatch, value):
-    """Before the GPU is asked for, so that they are named on any machine."""
+    """Illegal sizes are refused before a GPU is needed, so on any machine."""
     monkeypatch.setenv("TILEWEAVE_HEAP_BYTES", value)
     assert message_of(tw.init) == (
         f"init: TILEWEAVE_HEAP_BYTES={value!r}; expected a number from 65536 to 1.1259e+15"
@@ -116,7 +116,7 @@ def test_finalize_without_init_does_nothing():
     [(4, (4,)), ((4, 2), (4, 2)), ([4, 2], (4, 2)), (torch.Size([4]), (4,)), (2.5, (2.5,))],
 )
 def test_shapes_of_symmetric(monkeypatch, shape, taken):
-    """An extent or a sequence of them; what is no extent is left for the heap to refuse."""
+    """A shape is an extent or a sequence of extents; the heap refuses other values."""
 
     class FakeSession:
         class heap:
@@ -127,7 +127,7 @@ def test_shapes_of_symmetric(monkeypatch, shape, taken):
 
 
 def test_a_session_that_cannot_compile_is_not_up(monkeypatch):
-    """Else the next ``tw.init`` would do nothing."""
+    """Otherwise the next ``tw.init`` would do nothing."""
     group = Group(0, 1, 0, torch.device("cpu"), None, None)
     closed = []
     watchdog = types.SimpleNamespace(close=lambda: closed.append("watchdog"))

@@ -1,4 +1,4 @@
-"""What is found out about a machine, from a stand-in NVML and from what nvidia-smi prints."""
+"""Topology of a machine, from a stand-in for NVML and from output of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ P2P_PCIE = """\
 
 @pytest.fixture(autouse=True)
 def bare_machine(monkeypatch, tmp_path):
-    """No NVML, no nvidia-smi, no CUDA, nothing remembered."""
+    """Hide NVML, nvidia-smi, CUDA and cached results."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
@@ -85,7 +85,7 @@ class NVMLError(Exception):
 
 
 def nvml(gpus: list[Gpu], remote_of_link, nvlink_status=0, **overrides) -> types.ModuleType:
-    """A pynvml with ``gpus``; ``remote_of_link(gpu, link)`` is a bus id, or None."""
+    """Return a pynvml with ``gpus``; ``remote_of_link(gpu, link)`` is a bus id, or None."""
     fake = types.ModuleType("pynvml")
 
     def remote(gpu, link):
@@ -130,12 +130,12 @@ def bus(gpu: int) -> str:
 
 
 def switched(gpu: int, link: int) -> str | None:
-    """18 links, all of them to NVSwitches."""
+    """Connect 18 links, all of them to NVSwitches."""
     return f"00000000:{0xA0 + link % 4:02X}:00.0" if link < 18 else None
 
 
 def install_smi(directory: Path, gpus: str, topo: str = "", p2p: str = "") -> None:
-    """An nvidia-smi that prints these; without ``gpus`` it fails as it does without a driver."""
+    """Install an nvidia-smi that prints this; without ``gpus`` it fails as without a driver."""
     for name, text in {"gpus": gpus, "topo": topo, "p2p": p2p}.items():
         (directory / name).write_text(text)
     script = directory / "nvidia-smi"
@@ -313,7 +313,7 @@ def test_a_gpu_that_nvml_does_not_know(monkeypatch):
 
 
 def driver_with(monkeypatch, multicast: list[int], status: int = 0) -> list[str]:
-    """A cuda.bindings.driver that answers these; returns the names of the calls it gets."""
+    """Install a cuda.bindings.driver with these answers; return the names of its calls."""
     calls: list[str] = []
     driver = types.ModuleType("cuda.bindings.driver")
     attribute = types.SimpleNamespace(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED=132)

@@ -1,5 +1,7 @@
-"""A compiled program is launched once with stand-ins for its arguments, into a graph that is thrown
-away. The kernel is a fake; its program is not."""
+"""A compiled program is launched once with stand-in arguments, into a graph that is discarded.
+
+The kernel is a fake; its program is not.
+"""
 
 import contextlib
 from typing import Any
@@ -46,7 +48,7 @@ def symmetric(S: W.Symmetric((8,), "float32")):
 
 
 class FakeKernel:
-    """Of a TileLang kernel, what ``warm`` looks at; it remembers its calls."""
+    """Attributes of a TileLang kernel that ``warm`` reads; it records its calls."""
 
     def __init__(self, func, out_idx: list[int] | None = None) -> None:
         self.prim_func, self.out_idx = func, out_idx
@@ -70,7 +72,7 @@ class FakeSession:
 
 @pytest.fixture
 def graphs(monkeypatch) -> list[dict[str, Any]]:
-    """The graphs that were recorded."""
+    """Record the captured graphs."""
     recorded: list[dict[str, Any]] = []
 
     @contextlib.contextmanager

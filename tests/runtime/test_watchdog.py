@@ -1,5 +1,7 @@
-"""A wait that gave up becomes words and an exception, here and on the peers, and the processes end.
-Each rank is a process; the record is written by hand, as the device would."""
+"""A wait that gives up becomes a message and an exception on all ranks, and the processes end.
+
+Each rank is a process. The test writes the record as the device would.
+"""
 
 import subprocess
 import sys
@@ -25,7 +27,7 @@ REPORT = (
 
 
 def run(*what: str) -> list[subprocess.CompletedProcess]:
-    """One process for each rank; its main thread does ``what``. All must end by themselves."""
+    """Run one process per rank, whose main thread does ``what``. All must end by themselves."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [
         subprocess.Popen(
@@ -49,7 +51,7 @@ def run(*what: str) -> list[subprocess.CompletedProcess]:
 
 @pytest.mark.parametrize("what", ["python", "launch"])
 def test_every_rank_raises(what):
-    """Also where a launch asks before the record is complete, and then ends the interpreter."""
+    """Also if a launch asks before the record is complete, and then ends the interpreter."""
     first, second = run(what, "python")
     assert (first.returncode, second.returncode) == (1, 1)
     assert first.stdout == f"raised: {REPORT}\n"
@@ -59,7 +61,7 @@ def test_every_rank_raises(what):
 
 
 def test_a_process_that_never_returns_to_python_ends():
-    """Here and on a peer; both have printed why."""
+    """This rank and a peer have printed the reason."""
     first, second = run("stuck", "stuck")
     assert (first.returncode, second.returncode) == (1, 1)
     assert (first.stdout, second.stdout) == ("", "")
@@ -74,8 +76,8 @@ def test_an_interpreter_that_cannot_end_is_ended():
 
 
 @pytest.fixture
-def unwatched(monkeypatch):
-    """A watchdog without its thread, which would raise in pytest, and the record it looks at."""
+def watchdog_without_thread(monkeypatch):
+    """Return a watchdog without its thread, which would raise in pytest, and its record."""
     monkeypatch.setattr(Watchdog, "_watch", lambda self: None)
     record = Record(rank=2, peer=-1, loc=-5, flag=16)
     group = Group(2, 4, 2, torch.device("cpu"), None, None)
@@ -91,8 +93,8 @@ def unwatched(monkeypatch):
         ("uint64", (1 << 64) - 1, "18446744073709551615"),
     ],
 )
-def test_values_print_as_what_they_are(unwatched, monkeypatch, dtype, bits, shown):
-    dog, record = unwatched
+def test_values_print_as_what_they_are(watchdog_without_thread, monkeypatch, dtype, bits, shown):
+    dog, record = watchdog_without_thread
     monkeypatch.setitem(LOCS, 11, Loc("wait_eq", "F[0]", "p.py", 3, dtype))
     record.loc, record.seen, record.expected = 11, bits, 1
     assert f"seen {shown}, expected 1;" in dog.report()
@@ -100,8 +102,8 @@ def test_values_print_as_what_they_are(unwatched, monkeypatch, dtype, bits, show
     assert f"seen 1, expected {shown};" in dog.report()
 
 
-def test_unknown_site_and_peer(unwatched):
-    dog, record = unwatched
+def test_unknown_site_and_peer(watchdog_without_thread):
+    dog, record = watchdog_without_thread
     record.loc = 0x1F
     assert dog.report() == (
         "tileweave: rank 2 waited 0.5 s for a signal and gave up: wait 0x1f; flag at 16: seen 0, "
@@ -109,15 +111,15 @@ def test_unknown_site_and_peer(unwatched):
     )
 
 
-def test_ranks_that_share_a_gpu_are_told_why_a_copy_may_not_come(unwatched):
-    dog, _ = unwatched
+def test_ranks_that_share_a_gpu_are_told_why_a_copy_may_not_come(watchdog_without_thread):
+    dog, _ = watchdog_without_thread
     assert "share a GPU" not in dog.report()
     dog._group = replace(dog._group, gpus=("a", "b", "a", "b"))
     assert dog.report().endswith("expected a GPU for each rank, or such a kernel of fewer blocks")
 
 
-def test_a_launch_goes_on_where_nothing_gave_up(unwatched):
-    dog, _ = unwatched
+def test_a_launch_goes_on_where_nothing_gave_up(watchdog_without_thread):
+    dog, _ = watchdog_without_thread
     assert dog.raise_if_deadlocked() is None
 
 

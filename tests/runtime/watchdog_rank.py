@@ -31,7 +31,7 @@ group.meet("up")
 
 
 def give_up() -> None:
-    """As ``give_up`` in context.cuh, but slowly."""
+    """Write the record as ``give_up`` in context.cuh does, but slowly."""
     record.state = Record.CLAIMED
     time.sleep(0.05)
     record.loc, record.rank, record.peer = 7, rank, 1
@@ -40,17 +40,17 @@ def give_up() -> None:
     record.state = Record.READY
 
 
-def stand() -> None:
-    """A call that never returns to Python."""
+def hang() -> None:
+    """Never return to Python."""
     ctypes.CDLL(None).pause()
 
 
 if rank == 0:
     threading.Thread(target=give_up).start()
 if what == "stuck":
-    stand()
+    hang()
 if what == "stuck_at_exit":
-    atexit.register(stand)
+    atexit.register(hang)
 try:
     while True:
         time.sleep(0.001)

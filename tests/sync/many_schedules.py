@@ -1,8 +1,8 @@
-"""A thousand schedules of every program, in parts of a few, on all cores of a machine.
+"""Run a thousand schedules of every program on all cores of a machine.
 
-    python -m tests.sync.many_schedules [--schedules 1000] [--seconds 600]
+Usage: python -m tests.sync.many_schedules [--schedules 1000] [--seconds 600]
 
-Says what ``--seconds`` cut off, how much of each program was run, and its first fault.
+Prints the number of schedules that ``--seconds`` cut off, and the first fault of each program.
 """
 
 import argparse
@@ -15,14 +15,15 @@ from multiprocessing import get_context
 
 import torch
 
-from .programs import CASES
+from tests.corpus import PROGRAMS
+
 from .test_programs import run
 
 PART = 50
 
 
 def part(name: str, ranks: int, first: int, deadline: float) -> tuple[str, int, int, str]:
-    """Run ``PART`` schedules; how many were run, and what was wrong."""
+    """Run ``PART`` schedules. Return how many have run, and the fault."""
     if time.time() > deadline:
         return name, ranks, 0, ""
     torch.set_num_threads(1)
@@ -45,8 +46,8 @@ def main() -> int:
     tasks = [
         (name, ranks, first)
         for first in range(options.first, options.first + options.schedules, PART)
-        for name in options.names or CASES
-        for ranks in CASES[name].ranks
+        for name in options.names or PROGRAMS
+        for ranks in PROGRAMS[name].ranks
     ]
     done: Counter[tuple[str, int]] = Counter()
     wrong: dict[tuple[str, int], str] = {}

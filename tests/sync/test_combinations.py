@@ -1,4 +1,4 @@
-"""Which values occur together, in all iterations at once."""
+"""Combinations of values that occur together, over all iterations."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ SHAPE = (3, 4, 2, 5)
 
 
 def random_array(rng, most):
-    """Varies along some of the axes."""
+    """Return an array that varies along some of the axes."""
     shape = [n if rng.random() < 0.4 else 1 for n in SHAPE]
     return rng.integers(0, most, shape) * int(rng.integers(1, 9))
 
@@ -26,8 +26,8 @@ def test_each_combination_once(seed):
     assert set(found) == expected and len(found) == len(expected)
 
 
-def test_what_varies_apart_is_not_multiplied_before_it_is_looked_at(monkeypatch):
-    """A loop over k that says nothing of ranks and blocks does not make their arrays longer."""
+def test_independent_values_are_not_multiplied(monkeypatch):
+    """A loop over k that does not depend on rank and block does not make their arrays longer."""
     longest = 0
     marked = boxes._unique_rows
 

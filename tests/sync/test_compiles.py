@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 import tileweave as tw
+from tests.corpus import PROGRAMS
 from tileweave import passes
 from tileweave.cli import main as cli
 
-from .programs import CASES
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PROGRAMS = sorted(
+EXAMPLE_PROGRAMS = sorted(
     file.stem for file in EXAMPLES.glob("*.py") if "\n@T.prim_func" in file.read_text()
 )
 ARCHES = ("sm_80", "sm_90a")
@@ -30,7 +29,7 @@ SIZE = 20
 
 
 def compiled(kernel, case, arch, **more):
-    """Return what one kernel is compiled to for two ranks."""
+    """Return the code of one kernel for two ranks."""
     sizes = dict.fromkeys(passes.dynamic_sizes(kernel), SIZE) if case.sizes else {}
     return tw.emit(kernel, arch=arch, world_size=2, sizes=sizes, **more)
 
@@ -49,20 +48,22 @@ def kernels_of(case):
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_inferred_program(name, arch):
-    case = CASES[name]
+    case = PROGRAMS[name]
     if arch == "sm_80" and name in REFUSED:
         with pytest.raises(tw.LanguageError) as refused:
             [compiled(kernel, case, arch) for kernel in kernels_of(case)]
-        assert str(refused.value).startswith(REFUSED[name]) and "programs.py:" in str(refused.value)
+        file = Path(inspect.getsourcefile(case.make)).name
+        message = str(refused.value)
+        assert message.startswith(REFUSED[name]) and f"{file}:" in message
         return
     for kernel in kernels_of(case):
         assert "__global__" in compiled(kernel, case, arch)
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", EXAMPLE_PROGRAMS)
 def test_example(name, arch, capsys):
     status = cli.main(["emit", str(EXAMPLES / f"{name}.py"), "--arch", arch])
     out, err = capsys.readouterr()
@@ -72,7 +73,9 @@ def test_example(name, arch, capsys):
         assert status == 0 and "__global__" in out, err
 
 
-PIPELINED = [name for name, case in CASES.items() if "T.Pipelined" in inspect.getsource(case.make)]
+PIPELINED = [
+    name for name, case in PROGRAMS.items() if "T.Pipelined" in inspect.getsource(case.make)
+]
 
 
 @pytest.mark.parametrize("configs", [{"tl.disable_warp_specialized": True}, DELAYS])
@@ -80,11 +83,11 @@ PIPELINED = [name for name, case in CASES.items() if "T.Pipelined" in inspect.ge
 def test_pipelined_without_warp_specialization(name, configs):
     """Delays put branches of several statements before the loads, which TileLang splits."""
     arch = "sm_80" if configs is DELAYS else "sm_90a"
-    for kernel in kernels_of(CASES[name]):
-        assert "__global__" in compiled(kernel, CASES[name], arch, pass_configs=configs)
+    for kernel in kernels_of(PROGRAMS[name]):
+        assert "__global__" in compiled(kernel, PROGRAMS[name], arch, pass_configs=configs)
 
 
 @pytest.mark.parametrize("name", ["gemm_reduce_scatter", "gather_k"])
 def test_assembles_for_sm_80(name, ptxas):
-    for kernel in kernels_of(CASES[name]):
-        ptxas(compiled(kernel, CASES[name], "sm_80", stage="ptx"))
+    for kernel in kernels_of(PROGRAMS[name]):
+        ptxas(compiled(kernel, PROGRAMS[name], "sm_80", stage="ptx"))

@@ -1,7 +1,7 @@
-"""Every mutant of what the inference puts in is killed by the simulator, or explained.
+"""The simulator kills every mutant of the inserted synchronization, or a reason explains it.
 
-The programs that take the least time are tested; ``TILEWEAVE_MUTANTS=all`` tests all of them.
-``programs.equivalent.json`` explains the survivors.
+The cheapest programs are tested; ``TILEWEAVE_MUTANTS=all`` tests all of them. The
+``.equivalent.json`` files of tests/corpus/programs explain the survivors.
 """
 
 import os
@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 import tileweave as tw
+from tests.corpus import PROGRAMS
 from tileweave.simulator import Mutant
 
-from .programs import CASES
-
 FEW = ("ring_shift", "all_gather_loads", "gemm_reduce_scatter", "own_in_place", "two_producers")
-NAMES = tuple(CASES) if os.environ.get("TILEWEAVE_MUTANTS") == "all" else FEW
+NAMES = tuple(PROGRAMS) if os.environ.get("TILEWEAVE_MUTANTS") == "all" else FEW
 SCHEDULES = 5
 COUNTS = {
     "ring_shift": (42, 8),
@@ -32,15 +31,15 @@ COUNTS = {
     "all_gather_gemm": (35, 11),
     "copied_reduce_scatter": (50, 11),
     "recorded_reduce_scatter": (50, 13),
-    "fetched_by_copies": (38, 11),
+    "pulled_by_copies": (38, 11),
     "packed_gather": (40, 10),
     "scattered_loads": (40, 9),
-    "two_rounds": (62, 8),
+    "two_shifts": (62, 8),
     "reduce_scatter_tails": (36, 9),
     "reduce_scatter_bulk": (33, 17),
     "own_in_place": (26, 5),
     "gather_k": (19, 4),
-    "uneven_rounds": (39, 8),
+    "uneven_loops": (39, 8),
     "elementwise": (40, 10),
     "data_decides": (33, 7),
     "put_and_get": (50, 13),
@@ -54,14 +53,14 @@ COUNTS = {
     "ring_gemm_reduce_scatter": (28, 5),
     "ring_in_place": (57, 5),
     "add_again": (71, 10),
-    "walked_in_place": (30, 8),
+    "persistent_in_place": (30, 8),
 }
 """Mutants of each program that are killed, and explained."""
 
 
 def mutants(name: str) -> list[Mutant]:
-    """All mutants of a program, in the smallest group in which they make sense."""
-    case = CASES[name]
+    """Return all mutants of a program, in the smallest group in which every operation matters."""
+    case = PROGRAMS[name]
     inputs = case.inputs(np.random.default_rng(0), case.mutated)
     return tw.mutate(case.called(case.mutated), case.mutated, inputs, SCHEDULES)
 
@@ -76,4 +75,4 @@ def test_every_mutant_is_accounted_for(name):
 
 
 def test_every_program_is_counted():
-    assert COUNTS.keys() == CASES.keys()
+    assert COUNTS.keys() == PROGRAMS.keys()

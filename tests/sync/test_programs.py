@@ -1,7 +1,7 @@
-"""Programs without a word of synchronisation on simulated ranks, against NumPy.
+"""Programs without explicit synchronization on simulated ranks, against NumPy.
 
-``TILEWEAVE_SCHEDULES=1000`` tries as many schedules of each instead of a few; many_schedules.py
-does it on all cores of a machine.
+``TILEWEAVE_SCHEDULES=1000`` tries that many schedules of each; many_schedules.py does it on all
+cores of a machine.
 """
 
 import inspect
@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 import tileweave as tw
+from tests.corpus import PROGRAMS
+from tests.corpus.programs import Case
 from tileweave.simulator import Executable
-
-from .programs import CASES, Case
 
 SCHEDULES = int(os.environ.get("TILEWEAVE_SCHEDULES", 0))
 
 
 def run(name: str, ranks: int, seeds: range, epochs: int = 3) -> None:
-    """Every schedule ends with what NumPy computes; a fault raises."""
-    case = CASES[name]
+    """Run schedules of a program; each must end with the result of NumPy."""
+    case = PROGRAMS[name]
     program = Executable(case.called(ranks), ranks)
     rng = np.random.default_rng(ranks)
     for size in case.sizes or (None,):
@@ -31,7 +31,7 @@ def run(name: str, ranks: int, seeds: range, epochs: int = 3) -> None:
 
 
 def run_with(case: Case, program: Executable, inputs: list, seeds: range, epochs: int) -> None:
-    """The same with these inputs."""
+    """Run schedules of a program with these inputs."""
     ranks = program.world_size
     expected = case.expected(inputs)
     for seed in seeds:
@@ -41,28 +41,30 @@ def run_with(case: Case, program: Executable, inputs: list, seeds: range, epochs
         )
         for rank, tensors in enumerate(expected):
             for tensor, value in tensors.items():
-                found = out[rank].get(f"{tensor}_found", out[rank][tensor])
+                found = out[rank].get(f"{tensor}_after", out[rank][tensor])
                 assert np.allclose(found, value, rtol=0, atol=case.tolerance), (seed, rank, tensor)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [(n, r) for n, c in CASES.items() for r in c.ranks])
+@pytest.mark.parametrize(("name", "ranks"), [(n, r) for n, c in PROGRAMS.items() for r in c.ranks])
 def test_every_schedule_is_right(name, ranks):
-    run(name, ranks, range(SCHEDULES or max(2, 8 // ranks)))
+    run(name, ranks, range(SCHEDULES or 8 // ranks))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_eight_ranks(name):
     run(name, 8, range(1), epochs=2)
 
 
 DELAYS = {"tileweave.delays": 3}
-PIPELINED = [name for name, case in CASES.items() if "T.Pipelined" in inspect.getsource(case.make)]
+PIPELINED = [
+    name for name, case in PROGRAMS.items() if "T.Pipelined" in inspect.getsource(case.make)
+]
 
 
 @pytest.mark.parametrize("name", PIPELINED)
 def test_pipelined_programs_compile_with_delays(name):
     """Waits stay before the loads that they guard, as ``tests/gpu/inferred.py`` runs them."""
-    program = CASES[name].make(2)
+    program = PROGRAMS[name].make(2)
     kernels = program.kernels(2) if isinstance(program, tw.Plan) else [program]
     for kernel in kernels:
         assert "tw::delay<" in tw.emit(kernel, world_size=2, pass_configs=DELAYS)
@@ -70,8 +72,8 @@ def test_pipelined_programs_compile_with_delays(name):
 
 @pytest.mark.parametrize(("name", "delays"), [("gemm_all_reduce", {}), ("packed_gather", DELAYS)])
 def test_producer_and_consumers_may_wait(name, delays, ptxas):
-    """What a wait calls when it gives up must do with the registers of either."""
-    program = CASES[name].make(2)
+    """The time-out path of a wait must fit into the registers of producers and of consumers."""
+    program = PROGRAMS[name].make(2)
     kernel = program.kernels(2)[-1] if isinstance(program, tw.Plan) else program
     emit = partial(tw.emit, kernel, world_size=2, pass_configs=delays)
     _, producer, consumers = re.split(r"tl::warpgroup_reg_(?:de)?alloc<", emit())

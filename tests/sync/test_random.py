@@ -1,7 +1,7 @@
-"""Random programs full of conditions: each rank writes what a neighbour reads, block by block, in
-two random ways. What comes out is right, or the compiler has refused the program.
+"""Random programs full of conditions: each rank writes what a neighbor reads, in two random ways.
 
-``TILEWEAVE_PROGRAMS=1000`` tries as many instead of a few.
+Their results are right, or the compiler refuses them. ``TILEWEAVE_PROGRAMS=1000`` tests that many
+programs instead of a few.
 """
 
 import importlib.util
@@ -33,12 +33,12 @@ def program(X: T.Tensor(({rows}, {columns}), F32), S: W.Symmetric(({held}, {colu
 
 
 class Move(NamedTuple):
-    """Rows from ``base`` on, so many, which a block moves.
+    """``height`` rows from ``base`` on, which a block moves.
 
     Attributes:
         to, source: row, column -> the element.
-        rows, columns: that there are.
-        wide: columns that a loop runs over, some of them behind the end.
+        rows, columns: extents of the tensor.
+        wide: number of columns of a loop, which may exceed ``columns``.
     """
 
     to: Callable[[str, str], str]
@@ -58,7 +58,7 @@ def indented(lines: list[str]) -> list[str]:
 
 
 def row_of(rng: random.Random, move: Move) -> str:
-    """Forwards or backwards, by ``i``."""
+    """Return the row of iteration ``i``, forwards or backwards."""
     return f"{move.base} + i" if rng.random() < 0.7 else f"{move.base} + {move.height - 1} - i"
 
 
@@ -119,7 +119,8 @@ def by_tile(rng: random.Random, move: Move) -> list[str]:
 
 
 def random_program(rng: random.Random) -> tuple[str, int, int, int]:
-    """Its text, rows and columns, and whose rows each rank gets: so many ranks further."""
+    """Return the text, its rows and columns, and the distance to the rank whose rows each rank
+    reads."""
     rows, columns = rng.randrange(3, 40), rng.choice([4, 8, 12])
     held = rows + rng.choice([0, 0, rng.randrange(9)])
     wide = columns + rng.choice([0, 0, rng.randrange(1, 5)])

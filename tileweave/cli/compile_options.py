@@ -13,6 +13,8 @@ from ..passes.ir.sizes import LARGEST, MOST_RANKS
 from ..runtime import Plan
 from ..runtime.plans.parameters import dynamic_extents
 
+DEFAULT_RANKS = 4
+
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:
     """Add the number of ranks and ``--traceback``."""
@@ -20,21 +22,25 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         "--world-size",
         type=int,
-        default=4,
         metavar="N",
-        help="number of ranks; default: %(default)s",
+        help=f"number of ranks; default: {DEFAULT_RANKS}",
     )
     parser.add_argument(
         "--traceback", action="store_true", help="show all Python and C++ frames of an error"
     )
 
 
-def require_ranks(options: argparse.Namespace) -> None:
-    """Raise an error for a number of ranks that no command supports."""
-    ranks = getattr(options, "ranks", 1)
-    if not 1 <= ranks <= MOST_RANKS:
+def resolve_ranks(options: argparse.Namespace) -> None:
+    """Set the default number of ranks; raise an error for a number that no command supports."""
+    if not hasattr(options, "ranks"):
+        return
+    options.ranks_by_default = options.ranks is None
+    if options.ranks is None:
+        options.ranks = DEFAULT_RANKS
+    if not 1 <= options.ranks <= MOST_RANKS:
         raise TileWeaveError(
-            f"{options.command}: --ranks {ranks}; expected at least 1, and at most {MOST_RANKS}"
+            f"{options.command}: --ranks {options.ranks}; expected at least 1, and at most "
+            f"{MOST_RANKS}"
         )
 
 

@@ -69,7 +69,7 @@ def _lowered_op(error: BaseException, program: Any) -> tuple[str, list[str]]:
     if not ops or not isinstance(program, tirx.PrimFunc):
         return "", []
     op = f"tl.tileop.{ops[-1]}"
-    places = [leaf.place for leaf in leaves_of(program.body) if uses_op(leaf.node, op)]
+    places = [leaf.loc for leaf in leaves_of(program.body) if uses_op(leaf.node, op)]
     return f"{ops[-1]} ", list(dict.fromkeys(f"{f}:{line}" for f, line in places if line))
 
 

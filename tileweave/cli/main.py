@@ -9,9 +9,10 @@ import sys
 from .. import __version__
 from ..builtins.errors import TileWeaveError
 from . import bench, doctor, emit, explain, mutate, simulate, tune
-from .compile_options import require_ranks
+from .compile_options import resolve_ranks
 from .failures import failure
 from .program_files import split_location
+from .reports import ranks_hint, relative_paths
 
 COMMANDS = (emit, explain, simulate, mutate, bench, tune, doctor)
 """Commands in the order of ``--help``. ``add_parser`` declares the arguments of a command and
@@ -27,13 +28,15 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     options.running = "", None
     try:
-        require_ranks(options)
+        resolve_ranks(options)
         options.run(options)
         sys.stdout.flush()
     except TileWeaveError as error:
         if _shows_traceback(options):
             raise
-        return _fail(" ".join(str(error).split()), 1)
+        message = " ".join(str(error).split())
+        in_program = bool(options.running[0]) and "rank" in message
+        return _fail(message + (ranks_hint(options) if in_program else ""), 1)
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     except BrokenPipeError:  # the reader, such as `head`, needs no more output
@@ -63,5 +66,5 @@ def _shows_traceback(options: argparse.Namespace) -> bool:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"tileweave: {message}", file=sys.stderr)
+    print(f"tileweave: {relative_paths(message)}", file=sys.stderr)
     return status

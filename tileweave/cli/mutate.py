@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .program_files import PLANS_AND_KERNELS, load_programs
+from .reports import relative_paths
 from .simulation import Outcome, add_json, add_simulation, fault_of, run_each
 
 
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     programs = load_programs(options, PLANS_AND_KERNELS)
     outcomes = run_each(programs, _mutate, options)
     for outcome in outcomes:
-        print(json.dumps(outcome) if options.json else _text(outcome))
+        print(json.dumps(outcome) if options.json else relative_paths(_text(outcome)))
     if any(outcome["fault"] or outcome["unaccounted"] for outcome in outcomes):
         raise SystemExit(1)
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..builtins.errors import SyncWarning, TileWeaveError
 from .compile_options import add_config, configs_of
 from .program_files import PLANS_AND_KERNELS, load_programs
+from .reports import ranks_hint, relative_paths
 from .simulation import Outcome, add_json, add_simulation, fault_of, run_each
 
 _MOST_SECONDS = 600
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
         )
     outcomes = run_each(programs, _simulate, options, configs_of(options))
     for outcome in outcomes:
-        print(json.dumps(outcome) if options.json else _text(outcome))
+        print(json.dumps(outcome) if options.json else relative_paths(_text(outcome, options)))
     if any(outcome["fault"] for outcome in outcomes):
         raise SystemExit(1)
 
@@ -95,8 +96,8 @@ def _describe(kinds: dict[str, str]) -> str:
     return "; ".join(f"{kind} in {', '.join(names)}" for kind, names in tensors.items())
 
 
-def _text(outcome: Outcome) -> str:
+def _text(outcome: Outcome, options: argparse.Namespace) -> str:
     if outcome["fault"]:
-        return "{name}: {fault[kind]}: {fault[report]}".format(**outcome)
+        return "{name}: {fault[kind]}: {fault[report]}".format(**outcome) + ranks_hint(options)
     verdict = "{name}: {schedules} schedules of {ranks} ranks, no fault".format(**outcome)
     return "\n".join([verdict, *(f"warning: {text}" for text in outcome["warnings"])])

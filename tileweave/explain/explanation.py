@@ -33,7 +33,7 @@ class Explanation:
         unverified: accesses of explicitly synchronized programs that exceed the limits of the
             verification.
         sizes: sizes of the dynamic extents that the explanation holds for.
-        rounds: tensor with several versions in a launch -> how the versions are separated.
+        versions: tensor with several versions in a launch -> how the versions are separated.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Explanation:
     explicit: tuple[Operation, ...] = ()
     unverified: tuple[Operation, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
-    rounds: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def flag_bytes(self) -> int:

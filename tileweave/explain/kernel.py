@@ -23,7 +23,7 @@ from ..passes.ir.sizes import sizes_of
 from ..passes.ir.walk import uses_tileweave
 from ..passes.sync.infer.context import Inserted
 from ..passes.sync.infer.infer_sync import explained, explicit_sync
-from ..passes.sync.verify.launches import LeftOut
+from ..passes.sync.verify.launches import Unverified
 from ..passes.sync.verify.verify_sync import verified
 from .explanation import Explanation
 from .operation import EXPLICIT, Kind, Operation, sorted_in
@@ -48,7 +48,7 @@ def explain_kernel(
     func, inferred = explained(func, world_size, EMIT_HEAP_STRIDE)
     times = {leaf.stmt: leaf.times for leaf in leaves_of(func.body)}
     ops += [_inferred_op(i, times) for i in inferred.ops if i.stmts]
-    unverified = [_unverified_op(left_out) for left_out in verified(func, world_size)]
+    unverified = [_unverified_op(item) for item in verified(func, world_size)]
     func = _apply(passes.FINISH_PASSES, func, world_size)
     if uses_tileweave(func):
         tensors = {(i.line, i.flag): i.tensor for i in inferred.ops}
@@ -70,7 +70,7 @@ def explain_kernel(
         explicit=sorted_in(name, explicit),
         unverified=sorted_in(name, unverified),
         sizes=sizes_of(func),
-        rounds=inferred.rounds,
+        versions=inferred.versions,
     )
 
 
@@ -132,7 +132,7 @@ def _inference_blocker(func: tirx.PrimFunc) -> list[Operation]:
 def _explicit_op(leaf: Leaf, call: tirx.Call) -> Operation:
     kind = _kind_of(call)
     assert kind is not None
-    name, (file, line) = tensor_of(call), leaf.place
+    name, (file, line) = tensor_of(call), leaf.loc
     return Operation(kind, name, file, line, EXPLICIT, flag=name, per_block=leaf.times)
 
 
@@ -148,23 +148,23 @@ def _inferred_op(inserted: Inserted, times: Mapping[tirx.Stmt, int | None]) -> O
         int(line or 0),
         inserted.reason,
         inserted.granule,
-        amount=f"{inserted.each}{unit}",
+        amount=f"{inserted.amount}{unit}",
         flag=inserted.flag,
         per_block=sum(finite) if len(finite) == len(counts) else None,
     )
 
 
 def _added_op(added: Added, tensors: Mapping[tuple[str, str], str]) -> Operation:
-    file, line = added.place
+    file, line = added.loc
     tensor = tensors.get((f"{file}:{line}", added.flag), added.flag)
     return Operation(
         added.kind, tensor, file, line, added.reason, flag=added.flag, per_block=added.times
     )
 
 
-def _unverified_op(left_out: LeftOut) -> Operation:
-    event = left_out.event
+def _unverified_op(item: Unverified) -> Operation:
+    event = item.event
     file, _, line = event.line.rpartition(":")
     tensor = event.tensor.name if event.tensor is not None else event.op
-    reason = f"{event.text}: {left_out.reason}"
+    reason = f"{event.text}: {item.reason}"
     return Operation("unverified", tensor, file, int(line or 0), reason, per_block=None)

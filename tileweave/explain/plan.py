@@ -177,5 +177,5 @@ def _merged(name: str, world_size: int, parts: Sequence[Explanation]) -> Explana
         explicit=chain(lambda e: e.explicit),
         unverified=chain(lambda e: e.unverified),
         sizes=parts[0].sizes,
-        rounds=union(lambda e: e.rounds),
+        versions=union(lambda e: e.versions),
     )

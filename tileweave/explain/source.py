@@ -14,5 +14,5 @@ def source_of(func: tirx.PrimFunc) -> tuple[str, int, int] | None:
     if span is None or span.source_name is None:
         return None
     file, first = str(span.source_name.name), int(span.line)
-    places = [leaf.place for leaf in leaves_of(func.body)]
+    places = [leaf.loc for leaf in leaves_of(func.body)]
     return file, first, max([first, *(line for path, line in places if path == file)])

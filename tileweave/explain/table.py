@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..passes.ir.sizes import in_numbers
+from ..passes.ir.sizes import format_sizes
 from .operation import Operation
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _WIDEST_AMOUNT = 28
 
 def table_lines(e: Explanation) -> Iterator[str]:
     """Yield the title, one row per operation, and the lists below the table."""
-    sizes = f", {in_numbers(e.sizes)}" if e.sizes else ""
+    sizes = f", {format_sizes(e.sizes)}" if e.sizes else ""
     yield f"{e.name}, {e.world_size} rank{'s' * (e.world_size > 1)}{sizes}"
     if not e.ops:
         yield "  nothing is inserted: no rank reads what another rank writes, or verify is off"
@@ -61,7 +61,7 @@ def _accesses(e: Explanation) -> Iterator[str]:
 
 
 def _memory(e: Explanation) -> Iterator[str]:
-    for launch, reasons in (("the same", e.rounds), ("the next", e.reuse)):
+    for launch, reasons in (("the same", e.versions), ("the next", e.reuse)):
         if reasons:
             yield f"memory is used again in {launch} launch because:"
             width = max(map(len, reasons))

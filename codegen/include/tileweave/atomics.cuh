@@ -1,7 +1,7 @@
 // Atomic operations on global memory. Declarations: builtins/atomics.py. PTX ISA: atom, red.
 #pragma once
 #include "bits.cuh"
-#include "words.cuh"
+#include "qualifiers.cuh"
 
 namespace tw {
 

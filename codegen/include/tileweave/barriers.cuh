@@ -1,6 +1,7 @@
-// Barriers wider than a block, each called by one thread of a block that has met. Declarations:
-// builtins/barriers.py. Words: [0] blocks of the grid, [1] epoch of the rank barrier, [2 + r]
-// arrivals from rank r. The grid word counts up to bit 31 and flips it, so nothing is ever reset.
+// Barriers of several blocks. Declarations: builtins/barriers.py. One thread of each block calls
+// them after the threads of the block have synchronized. Words: [0] blocks of the grid, [1] epoch
+// of the rank barrier, [2 + r] arrivals from rank r. The grid word counts up to bit 31 and flips
+// it, so no word needs a reset.
 #pragma once
 #include "context.cuh"
 #include "signals.cuh"
@@ -20,9 +21,9 @@ struct BarrierWords {
                            : reinterpret_cast<uint32_t *>(context->barrier);
     heap_stride = context->heap_stride;
   }
-  __device__ uint32_t *of(int32_t rank) const {
-    int64_t away = static_cast<int64_t>(rank - context->rank) * static_cast<int64_t>(heap_stride);
-    return reinterpret_cast<uint32_t *>(reinterpret_cast<char *>(own) + away);
+  __device__ uint32_t *of_rank(int32_t rank) const {
+    int64_t offset = static_cast<int64_t>(rank - context->rank) * static_cast<int64_t>(heap_stride);
+    return reinterpret_cast<uint32_t *>(reinterpret_cast<char *>(own) + offset);
   }
 };
 
@@ -37,7 +38,8 @@ __device__ __forceinline__ uint32_t add_acq_rel_gpu(uint32_t *word, uint32_t val
 
 constexpr uint32_t kFlip = 0x80000000u;
 
-// Block 0 adds what makes the sum of all arrivals bit 31; the flip releases everyone.
+// Block 0 adds the value that makes the sum of all arrivals 2^31. The flip of bit 31 releases all
+// blocks.
 template <class BeforeRelease>
 __device__ __forceinline__ void grid(const BarrierWords &words, int32_t loc,
                                      BeforeRelease before_release) {
@@ -64,7 +66,8 @@ __device__ __forceinline__ void ranks(const BarrierWords &words, int32_t loc) {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
   for (int32_t step = 1; step < context->world_size; ++step) {
     const int32_t peer = (context->rank + step) % context->world_size;
-    signal<Type::u32, Op::add, Scope::sys, Sem::release>(words.of(peer) + 2 + context->rank, 1u);
+    signal<Type::u32, Op::add, Scope::sys, Sem::release>(words.of_rank(peer) + 2 + context->rank,
+                                                         1u);
   }
   for (int32_t step = 1; step < context->world_size; ++step) {
     const int32_t peer = (context->rank + step) % context->world_size;

@@ -1,4 +1,4 @@
-// Values as bits: what memory instructions move, whatever C++ type TileLang prints for it.
+// Values as bits, because memory instructions move bits, and TileLang prints various C++ types.
 #pragma once
 #include <stdint.h>
 
@@ -30,13 +30,14 @@ template <> struct RawOf<16> {
 template <int bytes> using Raw = typename detail::RawOf<bytes>::type;
 
 template <class To, class From> __device__ __forceinline__ To bit_cast(const From &from) {
-  static_assert(sizeof(To) == sizeof(From), "a value of another size");
+  static_assert(sizeof(To) == sizeof(From), "bit_cast: sizes differ");
   To to;
   memcpy(&to, &from, sizeof(To));
   return to;
 }
 
-// A vector on its way between TileLang's code and a template: becomes any type of its size.
+// A vector that is passed between TileLang's code and a template. It converts to any type of its
+// size.
 template <int bytes> struct Bits {
   Raw<bytes> raw;
   template <class T> __device__ __forceinline__ operator T() const { return bit_cast<T>(raw); }
@@ -49,8 +50,7 @@ template <int bytes> __device__ __forceinline__ Bits<bytes> bits(Bits<bytes> val
   return value;
 }
 
-// The bits of an operand for an element of type T: a vector's own, a scalar's after conversion to
-// T.
+// Returns the bits of an operand for an element of type T. A scalar is converted to T first.
 template <class T, class V> __device__ __forceinline__ Raw<sizeof(T)> raw(const V &value) {
   return bit_cast<Raw<sizeof(T)>>(static_cast<T>(value));
 }
@@ -58,7 +58,7 @@ template <class T, int bytes> __device__ __forceinline__ Raw<bytes> raw(Bits<byt
   return value.raw;
 }
 
-// What an instruction returned, as a T, or as bits where it spans several.
+// Converts the result of an instruction to T, or to bits if it covers several elements.
 template <class T, class R> __device__ __forceinline__ auto result(R raw) {
   if constexpr (sizeof(T) == sizeof(R)) {
     return bit_cast<T>(raw);
@@ -69,8 +69,8 @@ template <class T, class R> __device__ __forceinline__ auto result(R raw) {
 
 } // namespace tw
 
-// A call that returns a vector is lowered inside a ``tl.ldg`` (builtins/declare.py says why), whose
-// printed form hands it through.
+// A call that returns a vector is lowered inside a ``tl.ldg``; codegen/lower.py gives the reason.
+// These overloads of its printed form return their argument.
 namespace tl {
 __device__ __forceinline__ tw::Bits<4> load_global_32(tw::Bits<4> value) { return value; }
 __device__ __forceinline__ tw::Bits<8> load_global_64(tw::Bits<8> value) { return value; }

@@ -1,15 +1,15 @@
 // Bulk copies between shared and global memory by one thread. Declarations: builtins/bulk.py.
-// PTX ISA: cp.async.bulk, cp.reduce.async.bulk, mbarrier.expect_tx. All need sm_90 when they are
-// used.
+// PTX ISA: cp.async.bulk, cp.reduce.async.bulk, mbarrier.expect_tx. They need sm_90 when
+// instantiated.
 #pragma once
-#include "words.cuh"
+#include "qualifiers.cuh"
 
 namespace tw {
 
 namespace detail {
 
-__device__ __forceinline__ uint32_t shared_address(const void *at) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+__device__ __forceinline__ uint32_t shared_address(const void *pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 #define TW_BULK_REDUCE(OP)                                                                         \
@@ -62,7 +62,7 @@ __device__ __forceinline__ void bulk_reduce(void *dst, uint32_t src, uint32_t by
     TW_BULK_REDUCE("add.f64");
   } else if constexpr (type == Type::u32 || type == Type::s32) {
     TW_BULK_REDUCE("add.u32");
-  } else { // there is no add.s64; add.u64 gives the same bits
+  } else { // PTX has no add.s64, and add.u64 yields the same bits
     TW_BULK_REDUCE("add.u64");
   }
 }
@@ -80,8 +80,7 @@ __device__ __forceinline__ void bulk_load(T *dst, const T *src, int32_t size, vo
                :
                : "r"(detail::shared_address(barrier)), "r"(bytes)
                : "memory");
-  // shared::cluster, of which the block's own memory is a part: shared::cta needs a newer nvcc
-  // here.
+  // shared::cluster includes the block's own memory; shared::cta needs a newer nvcc here.
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                "[%0], [%1], %2, [%3];"
                :
@@ -116,8 +115,9 @@ template <int n, bool read> __device__ __forceinline__ void bulk_wait() {
   }
 }
 
-// What the calling thread stored is at its destination: put before a release that a bulk store
-// reaches. Commits first: a store in no group would not be waited for.
+// Waits until the bulk stores of the calling thread are at their destination. Passes insert it
+// before a release that a bulk store reaches. It commits first, because a wait covers only stores
+// in groups.
 __device__ __forceinline__ void complete_bulk_stores() {
   bulk_commit();
   bulk_wait<0, false>();

@@ -1,13 +1,14 @@
-// What the runtime tells every kernel, and what a kernel tells the runtime before it gives up.
-// The layouts are read and written by runtime/host/context.py: change both. They also compile for
-// the host, where tests/runtime/test_context.py compares them.
+// Context: values from the runtime for every kernel. Record: report of a kernel to the runtime
+// before it aborts. runtime/host/context.py reads and writes the same layouts: change both files
+// together. The structs also compile for the host, where tests/runtime/test_context.py compares
+// the layouts.
 #pragma once
 #include <stdint.h>
 
 namespace tw {
 
-// In pinned host memory, one a process. `state` is 0 until a thread claims it, 1 while that thread
-// fills it in, 2 when it can be read.
+// In pinned host memory, one for each process. `state` is 0 until a thread claims the record, 1
+// while that thread writes it, and 2 when it is complete.
 struct Record {
   uint32_t state;
   int32_t loc;
@@ -20,9 +21,9 @@ struct Record {
   uint32_t thread;
 };
 
-// In device memory, one a process.
+// In device memory, one for each process.
 struct Context {
-  uint64_t timeout_ns; // 0: wait for ever
+  uint64_t timeout_ns; // 0: wait without limit
   int32_t rank;
   int32_t world_size;
   uint64_t barrier;     // address of this rank's barrier words
@@ -38,8 +39,9 @@ __device__ __forceinline__ uint64_t now_ns() {
   return t;
 }
 
-// Ends the grid after a while. Not in give_up, which warps with different numbers of registers
-// (setmaxnreg) call: ptxas finds none (C7600) for a function with a loop that both of them call.
+// Aborts the grid after a delay. It is separate from give_up, because warps with different numbers
+// of registers (setmaxnreg) call give_up, and ptxas finds no register count (C7600) for a function
+// with a loop that such warps call.
 __device__ __noinline__ inline void trap_after(uint64_t linger_ns) {
   for (uint64_t start = now_ns(); now_ns() - start < linger_ns;) {
     __nanosleep(10000);
@@ -47,10 +49,10 @@ __device__ __noinline__ inline void trap_after(uint64_t linger_ns) {
   asm volatile("trap;");
 }
 
-// Leaves the record for the host and ends the grid. One thread of the process's device speaks; the
-// others stand still, because a trap of theirs would end the grid before the record is out. A
-// thread that finds the record taken but nobody trapping (a former kernel's record) traps after a
-// while itself. No printf: it would make ptxas serialise wgmma in the whole kernel.
+// Writes the record for the host and aborts the grid. One thread of the device writes; the others
+// wait, because their traps would abort the grid before the record is written. If the record
+// belongs to an earlier kernel, so that no thread of this grid writes it, they trap after a longer
+// delay. There is no printf, because it would make ptxas serialize wgmma in the whole kernel.
 __device__ __noinline__ inline void give_up(const Context *context, int32_t loc, int32_t peer,
                                             uint64_t flag, uint64_t expected, uint64_t seen) {
   Record *record = context->record;

@@ -1,4 +1,4 @@
-// Random sleeps, to look for what is right by luck only.
+// Random sleeps, to expose missing synchronization. Declaration: builtins/debug.py.
 #pragma once
 #include "context.cuh"
 
@@ -11,7 +11,7 @@ template <int seed, int place> __device__ __forceinline__ void delay(int64_t con
   x ^= x >> 15;
   x *= 0x2C1B3C6Du;
   x ^= x >> 13;
-  __nanosleep(x % 8 == 0 ? x >> 18 : x >> 22); // one in eight is long
+  __nanosleep(x % 8 == 0 ? x >> 18 : x >> 22); // one of eight sleeps is long
 }
 
 } // namespace tw

@@ -2,7 +2,7 @@
 // PTX ISA: ld, st, fence; memory consistency model.
 #pragma once
 #include "bits.cuh"
-#include "words.cuh"
+#include "qualifiers.cuh"
 
 namespace tw {
 

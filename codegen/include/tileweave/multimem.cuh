@@ -1,7 +1,7 @@
 // Multicast memory. Declarations: builtins/multimem.py. PTX ISA: multimem.
 #pragma once
 #include "bits.cuh"
-#include "words.cuh"
+#include "qualifiers.cuh"
 
 namespace tw {
 
@@ -17,12 +17,12 @@ template <> struct Accumulate<Op::add, Type::bf16x2> {
   static constexpr char value[] = ".acc::f32";
 };
 
-// Integers are stored by width: PTX has no vectors of them, and takes any type of the width.
+// Stores of integers use a type of their width, because PTX has no vectors of integers.
 __host__ __device__ constexpr Type stored_type(Type type) {
   return type == Type::f32 || type == Type::f64 || is_pair(type) ? type : ptx_type(Op::exch, type);
 }
 
-// Low and high words of 8 and 16 bytes that travel as vectors of 32-bit registers.
+// Low and high words of values of 8 and 16 bytes, which vectors of 32-bit registers hold.
 __device__ __forceinline__ uint32_t low(uint64_t value) { return static_cast<uint32_t>(value); }
 __device__ __forceinline__ uint32_t high(uint64_t value) {
   return static_cast<uint32_t>(value >> 32);
@@ -31,7 +31,7 @@ __device__ __forceinline__ uint64_t join(uint32_t low, uint32_t high) {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
-#define TW_WORDS                                                                                   \
+#define TW_QUALIFIERS                                                                              \
   "C"(Text<sem>::value), "C"(Text<scope>::value), "C"(Text<op>::value),                            \
       "C"(Accumulate<op, type>::value), "C"(Text<ptx_type(op, type)>::value)
 
@@ -41,36 +41,36 @@ __device__ __forceinline__ Raw<bytes> multimem_load(const void *ref) {
     uint32_t a;
     asm volatile("multimem.ld_reduce%2%3.global%4%5%6 %0, [%1];"
                  : "=r"(a)
-                 : "l"(ref), TW_WORDS
+                 : "l"(ref), TW_QUALIFIERS
                  : "memory");
     return a;
   } else if constexpr (is_wide(type)) {
     uint64_t a;
     asm volatile("multimem.ld_reduce%2%3.global%4%5%6 %0, [%1];"
                  : "=l"(a)
-                 : "l"(ref), TW_WORDS
+                 : "l"(ref), TW_QUALIFIERS
                  : "memory");
     return a;
   } else if constexpr (bytes == 8) {
     uint32_t a, b;
     asm volatile("multimem.ld_reduce%3%4.global%5%6.v2%7 {%0, %1}, [%2];"
                  : "=r"(a), "=r"(b)
-                 : "l"(ref), TW_WORDS
+                 : "l"(ref), TW_QUALIFIERS
                  : "memory");
     return join(a, b);
   } else {
     uint32_t a, b, c, d;
     asm volatile("multimem.ld_reduce%5%6.global%7%8.v4%9 {%0, %1, %2, %3}, [%4];"
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
-                 : "l"(ref), TW_WORDS
+                 : "l"(ref), TW_QUALIFIERS
                  : "memory");
     return {join(a, b), join(c, d)};
   }
 }
 
-#undef TW_WORDS
+#undef TW_QUALIFIERS
 
-// What `multimem.st` and `multimem.red` share: an instruction that takes a value and returns none.
+// Body of `multimem.st` and `multimem.red`: an instruction with a value and without a result.
 #define TW_WRITE(INSTRUCTION, OP, KIND)                                                            \
   if constexpr (sizeof(R) == 4) {                                                                  \
     asm volatile(INSTRUCTION "%2%3.global%4%5 [%0], %1;"                                           \

@@ -1,6 +1,6 @@
 // Copies between global memories by the threads of a block or a warp. Declarations:
-// builtins/put_get.py. PTX ISA: ld, st. What decides where a copy reads and writes also compiles
-// for the host, where tests/builtins/test_put_get_host.py tries it.
+// builtins/put_get.py. PTX ISA: ld, st. The address arithmetic also compiles for the host, where
+// tests/builtins/test_put_get_host.py tests it.
 #pragma once
 #include <stdint.h>
 
@@ -31,83 +31,88 @@ template <> struct Vector<1> {
   uint8_t x;
 };
 
-// Weak loads: a peer's data is ordered by the wait before, whose acquire also empties L1. Volatile
-// asm keeps them behind that wait and off ld.global.nc, which it would not order. Each byte is used
-// once.
-template <int bytes> TW_HOST_DEVICE Vector<bytes> load(const void *at) {
+// Weak loads are sufficient: the wait before them orders the data of a peer, and its acquire also
+// invalidates L1. Volatile asm keeps them after that wait, and avoids ld.global.nc, which the wait
+// would not order. L1::no_allocate: each byte is used once.
+template <int bytes> TW_HOST_DEVICE Vector<bytes> load(const void *address) {
 #ifdef __CUDA_ARCH__
   Vector<bytes> v;
   if constexpr (bytes == 16) {
     asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(at)
+                 : "l"(address)
                  : "memory");
   } else if constexpr (bytes == 8) {
     asm volatile("ld.global.L1::no_allocate.v2.b32 {%0, %1}, [%2];"
                  : "=r"(v.x), "=r"(v.y)
-                 : "l"(at)
+                 : "l"(address)
                  : "memory");
   } else if constexpr (bytes == 4) {
-    asm volatile("ld.global.L1::no_allocate.b32 %0, [%1];" : "=r"(v.x) : "l"(at) : "memory");
+    asm volatile("ld.global.L1::no_allocate.b32 %0, [%1];" : "=r"(v.x) : "l"(address) : "memory");
   } else if constexpr (bytes == 2) {
-    asm volatile("ld.global.L1::no_allocate.b16 %0, [%1];" : "=h"(v.x) : "l"(at) : "memory");
+    asm volatile("ld.global.L1::no_allocate.b16 %0, [%1];" : "=h"(v.x) : "l"(address) : "memory");
   } else {
     uint32_t wide;
-    asm volatile("ld.global.L1::no_allocate.u8 %0, [%1];" : "=r"(wide) : "l"(at) : "memory");
+    asm volatile("ld.global.L1::no_allocate.u8 %0, [%1];" : "=r"(wide) : "l"(address) : "memory");
     v.x = static_cast<uint8_t>(wide);
   }
   return v;
 #else
-  return *static_cast<const Vector<bytes> *>(at);
+  return *static_cast<const Vector<bytes> *>(address);
 #endif
 }
 
-template <int bytes> TW_HOST_DEVICE void store(void *at, Vector<bytes> v) {
+template <int bytes> TW_HOST_DEVICE void store(void *address, Vector<bytes> v) {
 #ifdef __CUDA_ARCH__
   if constexpr (bytes == 16) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                  :
-                 : "l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
   } else if constexpr (bytes == 8) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(at), "r"(v.x), "r"(v.y) : "memory");
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};"
+                 :
+                 : "l"(address), "r"(v.x), "r"(v.y)
+                 : "memory");
   } else if constexpr (bytes == 4) {
-    asm volatile("st.global.b32 [%0], %1;" : : "l"(at), "r"(v.x) : "memory");
+    asm volatile("st.global.b32 [%0], %1;" : : "l"(address), "r"(v.x) : "memory");
   } else if constexpr (bytes == 2) {
-    asm volatile("st.global.b16 [%0], %1;" : : "l"(at), "h"(v.x) : "memory");
+    asm volatile("st.global.b16 [%0], %1;" : : "l"(address), "h"(v.x) : "memory");
   } else {
-    asm volatile("st.global.u8 [%0], %1;" : : "l"(at), "r"(static_cast<uint32_t>(v.x)) : "memory");
+    asm volatile("st.global.u8 [%0], %1;"
+                 :
+                 : "l"(address), "r"(static_cast<uint32_t>(v.x))
+                 : "memory");
   }
 #else
-  *static_cast<Vector<bytes> *>(at) = v;
+  *static_cast<Vector<bytes> *>(address) = v;
 #endif
 }
 
-// Thread `thread` of `threads`' share of copying `count` vectors: four loads are under way at a
-// time.
+// Copies the share of thread `thread` of `threads` of `count` vectors, with four loads in flight.
 template <int bytes>
 TW_HOST_DEVICE void copy_vectors(char *dst, const char *src, int64_t count, int64_t thread,
                                  int64_t threads) {
   const int64_t stride = threads * bytes;
   const int64_t end = count * bytes;
-  int64_t at = thread * bytes;
-  for (; at + 3 * stride < end; at += 4 * stride) {
-    const Vector<bytes> a = load<bytes>(src + at);
-    const Vector<bytes> b = load<bytes>(src + at + stride);
-    const Vector<bytes> c = load<bytes>(src + at + 2 * stride);
-    const Vector<bytes> d = load<bytes>(src + at + 3 * stride);
-    store<bytes>(dst + at, a);
-    store<bytes>(dst + at + stride, b);
-    store<bytes>(dst + at + 2 * stride, c);
-    store<bytes>(dst + at + 3 * stride, d);
+  int64_t offset = thread * bytes;
+  for (; offset + 3 * stride < end; offset += 4 * stride) {
+    const Vector<bytes> a = load<bytes>(src + offset);
+    const Vector<bytes> b = load<bytes>(src + offset + stride);
+    const Vector<bytes> c = load<bytes>(src + offset + 2 * stride);
+    const Vector<bytes> d = load<bytes>(src + offset + 3 * stride);
+    store<bytes>(dst + offset, a);
+    store<bytes>(dst + offset + stride, b);
+    store<bytes>(dst + offset + 2 * stride, c);
+    store<bytes>(dst + offset + 3 * stride, d);
   }
-  for (; at < end; at += stride) {
-    store<bytes>(dst + at, load<bytes>(src + at));
+  for (; offset < end; offset += stride) {
+    store<bytes>(dst + offset, load<bytes>(src + offset));
   }
 }
 
-// The same for `size` items of `item` bytes: those before the first whole vector, vectors, those
-// after.
+// Copies `size` items of `item` bytes: items before the first whole vector, vectors, and the items
+// after them.
 template <int bytes, int item>
 TW_HOST_DEVICE void copy_aligned(char *dst, const char *src, int64_t size, int64_t thread,
                                  int64_t threads) {
@@ -125,18 +130,18 @@ TW_HOST_DEVICE void copy_aligned(char *dst, const char *src, int64_t size, int64
   }
 }
 
-// The widest vector at which source and destination can be aligned together.
+// Copies with the widest vectors to which source and destination can both be aligned.
 template <int item>
 TW_HOST_DEVICE void copy(char *dst, const char *src, int64_t size, int64_t thread,
                          int64_t threads) {
-  const uint64_t apart = reinterpret_cast<uint64_t>(dst) - reinterpret_cast<uint64_t>(src);
-  if (apart % 16 == 0) {
+  const uint64_t distance = reinterpret_cast<uint64_t>(dst) - reinterpret_cast<uint64_t>(src);
+  if (distance % 16 == 0) {
     copy_aligned<16, item>(dst, src, size, thread, threads);
-  } else if (item < 8 && apart % 8 == 0) {
+  } else if (item < 8 && distance % 8 == 0) {
     copy_aligned<8, item>(dst, src, size, thread, threads);
-  } else if (item < 4 && apart % 4 == 0) {
+  } else if (item < 4 && distance % 4 == 0) {
     copy_aligned<4, item>(dst, src, size, thread, threads);
-  } else if (item < 2 && apart % 2 == 0) {
+  } else if (item < 2 && distance % 2 == 0) {
     copy_aligned<2, item>(dst, src, size, thread, threads);
   } else {
     copy_vectors<item>(dst, src, size, thread, threads);

@@ -2,7 +2,7 @@
 // PTX ISA: red, st, ld; memory consistency model, release and acquire patterns.
 #pragma once
 #include "context.cuh"
-#include "words.cuh"
+#include "qualifiers.cuh"
 
 namespace tw {
 
@@ -27,7 +27,7 @@ template <Scope scope, Sem sem, class T> __device__ __forceinline__ T load_flag(
   if constexpr (sem == Sem::acquire) {
     TW_FOR_SCOPE(scope, TW_LOAD_ACQUIRE);
   } else {
-    static_assert(sem == Sem::relaxed, "a flag is read relaxed or acquire");
+    static_assert(sem == Sem::relaxed, "load_flag: expected relaxed or acquire");
     TW_FOR_SCOPE(scope, TW_LOAD_RELAXED);
   }
   if constexpr (sizeof(T) == 4) {
@@ -41,17 +41,17 @@ template <Scope scope, Sem sem, class T> __device__ __forceinline__ T load_flag(
 #undef TW_LOAD_ACQUIRE
 #undef TW_LOAD_RELAXED
 
-// Looks between two readings of the clock, which would delay the look that succeeds.
-constexpr int kLooksPerClock = 256;
+// Polls between two readings of the clock, because a reading delays the next poll.
+constexpr int kPollsPerClock = 256;
 
-// Polls until done(seen, value), or until the time is up.
+// Polls until done(seen, value), or until the timeout.
 template <Scope scope, Sem sem, class T, class Done>
 __device__ __forceinline__ void poll(const T *flag, T value, int32_t peer, int64_t context,
                                      int32_t loc, Done done) {
   const Context *c = reinterpret_cast<const Context *>(context);
   for (uint64_t start = 0;;) {
 #pragma unroll 1
-    for (int look = 0; look < kLooksPerClock; ++look) {
+    for (int i = 0; i < kPollsPerClock; ++i) {
       if (done(load_flag<scope, sem>(flag), value)) {
         return;
       }
@@ -65,7 +65,7 @@ __device__ __forceinline__ void poll(const T *flag, T value, int32_t peer, int64
         return;
       }
       give_up(c, loc, peer, reinterpret_cast<uint64_t>(flag), widen(value), widen(seen));
-      // Registers that must outlive the call would be missing in loops that do not even wait.
+      // The call does not return: no register needs to survive it, also in loops without waits.
       __builtin_unreachable();
     }
   }
@@ -123,7 +123,7 @@ TW_WAIT(wait_ge, seen >= value)
 TW_WAIT(wait_gt, seen > value)
 TW_WAIT(wait_le, seen <= value)
 TW_WAIT(wait_lt, seen < value)
-// The difference as a signed number, so that a counter may wrap around.
+// Compares the signed difference, so that a counter may wrap around.
 TW_WAIT(wait_reached,
         sizeof(T) == 4
             ? static_cast<int32_t>(static_cast<uint32_t>(seen) - static_cast<uint32_t>(value)) >= 0

@@ -1,15 +1,15 @@
-// TileLang's T.atomic_* at system scope, for symmetric tensors. Called by
-// passes/device/widen_atomics.py. PTX ISA: atom, red, fence; memory consistency model.
+// TileLang's T.atomic_* at system scope, for symmetric tensors. passes/device/widen_atomics.py
+// inserts the calls. PTX ISA: atom, red, fence; memory consistency model.
 #pragma once
 #include "atomics.cuh"
 #include "bits.cuh"
 #include "memory.cuh"
-#include "words.cuh"
+#include "qualifiers.cuh"
 
 namespace tw {
 namespace system {
 
-// Memory orders as C++ and TileLang number them.
+// Numbers of the memory orders in C++ and TileLang.
 inline constexpr int consume = 1, acquire = 2, release = 3, acq_rel = 4, seq_cst = 5;
 
 template <int order> __device__ __forceinline__ void fence_before() {
@@ -48,7 +48,7 @@ template <class R> __device__ __forceinline__ R compare_and_swap(void *ref, R co
   }
 }
 
-// Replaces an element by f of it where no instruction does; the element as it was before.
+// Replaces an element by f(element) for operations without an instruction. Returns the old value.
 template <class T, class F> __device__ __forceinline__ T replace(T *ref, F f) {
   using R = Raw<sizeof(T)>;
   R old = ::tw::detail::load<sizeof(T), sys, relaxed>(ref);
@@ -82,7 +82,7 @@ template <Type type, class T> __device__ __forceinline__ T add_half(T *ref, T va
   }
 }
 
-// T without const: TileLang marks parameters that a kernel only reads.
+// T without const, because TileLang marks parameters that a kernel only reads.
 template <class T> struct Mutable {
   using type = T;
 };
@@ -90,27 +90,27 @@ template <class T> struct Mutable<const T> {
   using type = T;
 };
 
-// The elements of a vector, or those a pointer points at, as elements of the tensor.
+// The elements of a vector, or of an array, converted to the type of the tensor.
 template <int lanes, class T, class V> struct Elements {
-  T each[lanes];
+  T values[lanes];
   __device__ __forceinline__ explicit Elements(const V &value) {
     if constexpr (sizeof(V) == lanes * sizeof(T)) {
-      memcpy(each, &value, sizeof(each));
+      memcpy(values, &value, sizeof(values));
     } else {
-      static_assert(sizeof(V) == lanes * sizeof(float), "a vector of another type");
+      static_assert(sizeof(V) == lanes * sizeof(float), "Elements: expected T or float");
       float wide[lanes];
       memcpy(wide, &value, sizeof(wide));
       for (int i = 0; i < lanes; ++i) {
-        each[i] = static_cast<T>(wide[i]);
+        values[i] = static_cast<T>(wide[i]);
       }
     }
   }
 };
 template <int lanes, class T, class V> struct Elements<lanes, T, V *> {
-  T each[lanes];
-  __device__ __forceinline__ explicit Elements(V *values) {
+  T values[lanes];
+  __device__ __forceinline__ explicit Elements(V *source) {
     for (int i = 0; i < lanes; ++i) {
-      each[i] = static_cast<T>(values[i]);
+      values[i] = static_cast<T>(source[i]);
     }
   }
 };
@@ -176,7 +176,7 @@ __device__ __forceinline__ void atomic_add(T *ref, V value) {
   }
 }
 
-// Minimum and maximum of floating-point numbers have no instruction.
+// PTX has no instruction for the minimum and maximum of floating-point numbers.
 #define TW_SYSTEM_EXTREME(NAME, OP, BETTER)                                                        \
   template <Type type, int order, class T, class V>                                                \
   __device__ __forceinline__ T NAME##_ret(T *ref, V value) {                                       \
@@ -222,16 +222,16 @@ __device__ __forceinline__ void atomic_store(T *ref, V value) {
   ::tw::detail::store<detail::sys, detail::relaxed>(ref, raw<T>(value));
 }
 
-// Several elements, each of them added atomically.
+// Adds several elements, each of them atomically.
 template <Type type, int order, int lanes, class T, class V>
 __device__ __forceinline__ void atomic_add_vector(T *ref, V value) {
   const detail::Elements<lanes, T, V> elements(value);
   fence_before<order>();
   if constexpr (type == Type::f32) {
-    detail::add_floats<lanes>(ref, elements.each);
+    detail::add_floats<lanes>(ref, elements.values);
   } else {
     for (int i = 0; i < lanes; i += 2) {
-      detail::add_pair<type>(ref + i, elements.each + i);
+      detail::add_pair<type>(ref + i, elements.values + i);
     }
   }
   fence_after<order>();

@@ -1,5 +1,5 @@
-// Everything a kernel with TileWeave builtins includes. Stands alone: it comes before TileLang's
-// headers.
+// All headers for a kernel with TileWeave builtins. They do not depend on TileLang's headers, which
+// the kernel includes after them.
 #pragma once
 #include "atomics.cuh"
 #include "barriers.cuh"
@@ -10,6 +10,6 @@
 #include "memory.cuh"
 #include "multimem.cuh"
 #include "put_get.cuh"
+#include "qualifiers.cuh"
 #include "signals.cuh"
 #include "system_atomics.cuh"
-#include "words.cuh"

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""TMA and bulk stores are complete before a release; where none is under way nothing is added."""
+"""TMA and bulk stores complete before a release; without stores in flight, no wait is added."""
 
 import tilelang.language as T
 
@@ -22,7 +22,7 @@ def tma(S: W.Symmetric((128, 128), "bfloat16"), F: W.Symmetric((8,), "uint32")):
         W.signal(F[1, 1])
 
 
-# All threads wait, the issuing one among them; the second signal has nothing left to wait for.
+# All threads wait, including the issuing one; at the second signal no store is in flight.
 # CHECK-LABEL: TEST: tma
 # CHECK: tl::tma_store_wait<0, true>();
 # CHECK-NEXT: }
@@ -34,7 +34,7 @@ def tma(S: W.Symmetric((128, 128), "bfloat16"), F: W.Symmetric((8,), "uint32")):
 # CHECK: tw::signal
 show(tma)
 
-# Without TMA the copy is made of ordinary stores.
+# Without TMA the copy uses ordinary stores.
 # CHECK-LABEL: TEST: tma
 # CHECK-NOT: complete_bulk_stores
 # CHECK: tw::signal
@@ -64,7 +64,7 @@ def loop(S: W.Symmetric((128, 128), "bfloat16"), F: W.Symmetric((8,), "uint32"),
             T.copy(tile, S[1, 0, 0])
 
 
-# The store of one round reaches the signal of the next.
+# The store of an iteration reaches the signal of the next one.
 # CHECK-LABEL: TEST: loop
 # CHECK: for (int {{[a-z_0-9]+}} = 0; {{.*}} < n;
 # CHECK-NEXT: tw::complete_bulk_stores();
@@ -109,7 +109,7 @@ def branches(S: W.Symmetric((512, 128), "bfloat16"), F: W.Symmetric((8,), "uint3
         W.signal(F[1, 0])
 
 
-# One branch has waited, the other has not.
+# Only one branch waits.
 # CHECK-LABEL: TEST: branches
 # CHECK: tl::tma_store_wait<0, false>();
 # CHECK: tl::tma_store_add(

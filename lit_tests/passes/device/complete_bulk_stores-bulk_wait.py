@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Whose bulk stores a bulk_wait has completed."""
+"""A bulk_wait completes the bulk stores of its own thread only."""
 
 import tilelang.language as T
 
@@ -23,7 +23,7 @@ def leader(S: W.Symmetric((4096,), "uint8"), F: W.Symmetric((8,), "uint32")):
         W.signal(F[1, 0])
 
 
-# The leader waited for what the leader stored.
+# The leader waits for its own stores.
 # CHECK-LABEL: TEST: leader
 # CHECK: tw::bulk_wait<0, false>();
 # CHECK-NOT: complete_bulk_stores
@@ -79,7 +79,7 @@ def uncommitted(S: W.Symmetric((4096,), "uint8"), F: W.Symmetric((8,), "uint32")
         W.signal(F[1, 0])
 
 
-# A store in no group is not waited for; complete_bulk_stores commits first.
+# A wait does not cover a store outside of a group, so complete_bulk_stores commits first.
 # CHECK-LABEL: TEST: uncommitted
 # CHECK: tw::bulk_wait<0, false>();
 # CHECK: tw::complete_bulk_stores();
@@ -97,7 +97,7 @@ def own_release(S: W.Symmetric((4096,), "uint8"), F: W.Symmetric((8,), "uint32")
             W.signal(F[1, 0])
 
 
-# A thread that stores and releases under one condition completes its own.
+# A thread that stores and releases under one condition completes its own stores.
 # CHECK-LABEL: TEST: own_release
 # CHECK: tw::bulk_store(
 # CHECK-NEXT: tw::complete_bulk_stores();

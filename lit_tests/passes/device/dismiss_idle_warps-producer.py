@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Producer warps that load nothing leave: they could come too late for a barrier's phase."""
+"""Producer warps that load nothing leave, because they could miss a phase of a barrier."""
 
 import tilelang.language as T
 
@@ -42,7 +42,7 @@ def show(name, by_threads=False, waits_inside=False):
     )
 
 
-# All threads of the group give up registers, one warp goes on.
+# All threads of the group release registers; one warp continues.
 # CHECK-LABEL: TEST: by_tma
 # CHECK: tw::wait_ge
 # CHECK: if (((int)threadIdx.x) < 128) {
@@ -55,7 +55,7 @@ def show(name, by_threads=False, waits_inside=False):
 # CHECK-NOT: < 32) {
 show("by_tma")
 
-# A wait for each round is the same warp's.
+# The same warp executes the wait of each iteration.
 # CHECK-LABEL: TEST: waits_inside
 # CHECK: if ((((int)threadIdx.x) & 127) < 32) {
 # CHECK-NEXT: for (int k = 0; k < 8; ++k) {
@@ -65,7 +65,7 @@ show("by_tma")
 # CHECK-NOT: < 32) {
 show("waits_inside", waits_inside=True)
 
-# Every producer thread loads and arrives: none is left behind.
+# Every producer thread loads and arrives, so no warp leaves.
 # CHECK-LABEL: TEST: by_threads
 # CHECK: tw::wait_ge
 # CHECK-NOT: & 127) < 32) {

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""A kernel that reads what others may change has no read-only parameters."""
+"""A kernel that reads memory which other threads may change has no read-only parameters."""
 
 import tilelang.language as T
 
@@ -54,7 +54,7 @@ def instructions(
         B[T.get_thread_binding()] = A[T.get_thread_binding()]
 
 
-# What matters: no load through the read-only cache.
+# No load uses the read-only cache.
 # CHECK-LABEL: TEST: instructions
 # CHECK: ld.acquire.sys.global
 # CHECK-NOT: ld.global.nc

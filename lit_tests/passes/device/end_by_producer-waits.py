@@ -50,7 +50,7 @@ def show(name, more):
 # CHECK: TEST: followed
 show("last", more=False)
 
-# A wait that something follows stays before it.
+# A wait before another statement stays there.
 # CHECK: if (((int)threadIdx.x) < 128) {
 # CHECK-NOT: tw::wait_ge
 # CHECK: tl::wgmma_ss

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""One proxy fence after each acquire that an access by the TMA may follow."""
+"""One proxy fence follows each acquire before an access by the TMA."""
 
 import tilelang.language as T
 
@@ -45,7 +45,7 @@ def bulk(F: W.Symmetric((8,), "uint32"), S: W.Symmetric((4096,), "uint8"), n: T.
         W.wait_ge(F[W.rank(), 2], 1)
 
 
-# Not after a relaxed wait, and not after the last, which no bulk access follows.
+# No fence follows a relaxed wait, or the last wait, because no bulk access follows it.
 # CHECK-LABEL: TEST: bulk
 # CHECK: tw::wait_ge
 # CHECK-NEXT: tw::fence_proxy_async();
@@ -78,7 +78,7 @@ def pipelined(
         T.copy(Cl, C[by * 128, bx * 128])
 
 
-# In the producer: wait, fence, load; once, not for each load.
+# In the producer, one fence is between the wait and all loads.
 # CHECK: if (((int)threadIdx.x) < 128) {
 # CHECK: tw::wait_ge
 # CHECK-NEXT: tw::fence_proxy_async();
@@ -103,7 +103,7 @@ def barrier_and_atomics(S: W.Symmetric((4096,), "uint8"), F: W.Symmetric((8,), "
                 W.bulk_load(tile, S[W.rank(), 0], 4096, full[0])
 
 
-# A barrier acquires, and so do an acquiring load and atomic, also as a condition.
+# A barrier acquires. An acquiring load or atomic does, too, also in a condition.
 # CHECK-LABEL: TEST: barrier_and_atomics
 # CHECK: tw::sync_grid(
 # CHECK-NEXT: tw::fence_proxy_async();
@@ -126,7 +126,7 @@ def writer(F: W.Symmetric((8,), "uint32"), S: W.Symmetric((4096,), "uint8")):
         W.bulk_store(S[1, 0], tile, 4096)
 
 
-# The peer has read the old data; the new must not overtake that.
+# New data must not overtake the peer's read of the old data.
 # CHECK-LABEL: TEST: writer
 # CHECK: tw::wait_ge
 # CHECK-NEXT: tw::fence_proxy_async();

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""A barrier expects the bytes of the loads that happen, and its phases go on if there are none."""
+"""A barrier expects the bytes of executed loads only, and its phases advance without loads."""
 
 import tilelang.language as T
 
@@ -37,7 +37,7 @@ def show(name, columns, chooses=True):
     print(tw.emit(program.with_attr("global_symbol", name)))
 
 
-# A and B are needed at different times, so each load has its own barrier, to which all rounds come.
+# A and B are needed at different times, so each load has a barrier, at which all iterations arrive.
 # CHECK-LABEL: TEST: own_barriers
 # CHECK: if (tl::tl_shuffle_elect<128>()) {
 # CHECK-NEXT: arrive_and_expect_tx((([[OWN:.*]]) ? 16384 : 0));
@@ -52,7 +52,7 @@ def show(name, columns, chooses=True):
 # CHECK-NEXT: tl::tma_load(B_desc
 show("own_barriers", 64)
 
-# One barrier, several loads.
+# One barrier counts several loads.
 # CHECK-LABEL: TEST: wide
 # CHECK: arrive_and_expect_tx((([[OWN:.*]]) ? 32768 : 0));
 # CHECK: if ([[OWN]]) {

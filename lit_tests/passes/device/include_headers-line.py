@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""The include line, with the stamp of what the kernel was compiled by."""
+"""The include line has the stamp of the headers, builtins and passes."""
 
 import tilelang.language as T
 

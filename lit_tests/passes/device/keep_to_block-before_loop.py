@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Builtins that write, before a warp-specialised loop, run in the program's own threads."""
+"""Builtins that write before a warp-specialized loop run in the program's own threads."""
 
 import tilelang.language as T
 
@@ -47,7 +47,7 @@ def send(S, B, F):
     W.red_add(F[1, 0], 1)
 
 
-# In the specialised part the builtins are where the consumers are.
+# In the specialized part, the consumers execute the builtins.
 # CHECK-LABEL: TEST: send{{ $}}
 # CHECK: __launch_bounds__(384
 # CHECK: if (((int)threadIdx.x) < 256) {
@@ -75,7 +75,7 @@ def observe(S, B, F):
         W.red_add(F[1, 1], W.atom_add(F[0, 2], 1))
 
 
-# Waits, one leader, and a chosen thread need no guard.
+# Waits, a leader, and a selected thread need no guard.
 # CHECK-LABEL: TEST: observe
 # CHECK-NOT: < 256
 # CHECK: tw::wait_ge
@@ -105,5 +105,5 @@ def answer(S, B, F):
 
 
 # CHECK-LABEL: TEST: answer
-# CHECK: atom_add: its result is used before a loop whose warps are specialised, where more than the program's 256 threads run; expected it under a condition on the thread index, such as if T.get_thread_binding() == 0
+# CHECK: atom_add: its result is used outside of warp specialization, where more than the program's 256 threads run; expected a call under a condition on the thread index, such as if T.get_thread_binding() == 0
 show(gemm(answer, "answer"))

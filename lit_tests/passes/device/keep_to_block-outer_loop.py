@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Builtins around T.Pipelined in an outer loop run in the program's threads, wherever those are."""
+"""Builtins around T.Pipelined in an outer loop run in the program's threads, in all parts."""
 
 import tilelang.language as T
 
@@ -51,8 +51,8 @@ def send(S, F, u):
         W.st(F[1, 2], W.atom_add(F[0, 3], 1))
 
 
-# Behind the outer loop the program's threads are those after the producers. No guard by the number
-# of the program's threads stands there: it would select none of 128, and half of 256.
+# After the outer loop, the program's threads are those after the producers. A guard by the number of
+# the program's threads would select none of 128 and half of 256, so there is none.
 # CHECK-LABEL: TEST: behind_128{{$}}
 # CHECK: __launch_bounds__(256
 # CHECK: for (int u = 0; u < 2; ++u) {
@@ -81,7 +81,7 @@ show("behind_128", behind=send, threads=128)
 # CHECK: tw::sync_grid
 show("behind_256", behind=send)
 
-# Without warp specialization nothing is guarded.
+# Without warp specialization there are no guards.
 # CHECK-LABEL: TEST: unspecialized{{$}}
 # CHECK: __launch_bounds__(256
 # CHECK: mma
@@ -99,7 +99,7 @@ def count(S, F, u):
     W.signal(F[1, 2 + u])
 
 
-# In the loop, but before the specialized part, the producers come along, behind the program's threads.
+# In the loop before the specialized part, the producers are after the program's threads.
 # CHECK-LABEL: TEST: before{{$}}
 # CHECK: for (int u = 0; u < 2; ++u) {
 # CHECK: if (((int)threadIdx.x) < 256) {
@@ -111,7 +111,7 @@ def count(S, F, u):
 # CHECK: tl::wgmma_ss
 show("before", before=count)
 
-# After it they are the consumers.
+# After it the program's threads are the consumers.
 # CHECK-LABEL: TEST: after{{$}}
 # CHECK: for (int u = 0; u < 2; ++u) {
 # CHECK: tl::wgmma_ss
@@ -152,7 +152,7 @@ def infer(name, threads, blocks):
     print(tw.emit(program.with_attr("global_symbol", name)))
 
 
-# An inferred program keeps the end of its launch: the credit and the epoch of the next one.
+# An inferred program keeps the end of its launch: the credit and the next epoch.
 # CHECK-LABEL: TEST: one_block{{$}}
 # CHECK: tl::wgmma_ss
 # CHECK: if (128 <= ((int)threadIdx.x)) {
@@ -161,7 +161,7 @@ def infer(name, threads, blocks):
 # CHECK: tw::st<{{.*}}launches
 infer("one_block", 128, 1)
 
-# With several blocks the last one of them is found by a counter, of which one thread gets the value.
+# With several blocks, one thread reads a counter to find the last block.
 # CHECK-LABEL: TEST: four_blocks{{$}}
 # CHECK: tl::wgmma_ss
 # CHECK: if (128 <= ((int)threadIdx.x)) {

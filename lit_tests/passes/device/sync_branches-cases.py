@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""No way through a branch, or past a loop, misses the barriers that stand in it."""
+"""Each path through a branch or past a loop has the barriers that TileLang relies on."""
 
 import tilelang.language as T
 
@@ -15,8 +15,8 @@ def show(program):
     print(tw.emit(program, world_size=2))
 
 
-# Tiles share memory: neither case writes one before all warp groups have multiplied. What is
-# chosen by the thread index has barriers of its own.
+# Tiles share memory: neither case writes a tile before all warp groups have multiplied. Branches on
+# the thread index have their own barriers.
 # CHECK-LABEL: TEST: gemm_rs_store
 # CHECK: void* A_tile = ((void*)((char*)buf_dyn_shmem + 0));
 # CHECK-NEXT: void* C_tile = ((void*)((char*)buf_dyn_shmem + 0));
@@ -52,7 +52,7 @@ def past_a_loop(x: T.Tensor((256,), "float32"), y: T.Tensor((256,), "float32")):
             y[i] = y[i] + first[255 - i]
 
 
-# Where the loop does not run, nothing else orders the write of ``first`` before its read.
+# If the loop does not run, nothing else orders the write of ``first`` before its read.
 # CHECK-LABEL: TEST: past_a_loop
 # CHECK: first{{.*}} = x[
 # CHECK-NEXT: for (int {{.*}} < (((int)blockIdx.x) + rank)

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""A builtin that is lost, or that other threads run, is refused; dead code and copies are not."""
+"""A builtin that is lost or that other threads execute is refused; dead code and copies are legal."""
 
 import tilelang.language as T
 from tvm import tirx
@@ -29,7 +29,7 @@ def check(name, program, faulty=None, without="", arch="sm_90a"):
 
 
 def on_builtins(change):
-    """A pass that replaces each statement with a builtin, given the thread index."""
+    """Return a pass that replaces each statement with a builtin, by a function of the thread index."""
 
     def faulty(func):
         threads = []
@@ -81,19 +81,19 @@ def gemm(threads, what):
 # CHECK: signal: accepted
 check("signal", gemm(128, "signal"))
 
-# This was the guard of keep_to_block, which selects none of the consumers, or half of them.
-# CHECK: signal_below: signal: after TileLang's lowering no thread runs it; expected thread 0 of the program, as with tl.disable_warp_specialized
+# Such a guard selects none of the consumers, or half of them.
+# CHECK: signal_below: signal: after TileLang's lowering no thread executes it; expected thread 0 of the program, as with tl.disable_warp_specialized
 # CHECK-NEXT: --> {{.*}}verify_builtins-threads.py:
 check("signal_below", gemm(128, "signal"), below(128))
 
-# CHECK: red_below: red_add: after TileLang's lowering threads 0 to 127 of the program run it; expected threads 0 to 255 of the program
+# CHECK: red_below: red_add: after TileLang's lowering threads 0 to 127 of the program execute it; expected threads 0 to 255 of the program
 check("red_below", gemm(256, "red"), below(256))
 
 # CHECK: red: accepted
 check("red", gemm(256, "red"))
 
-# The first warp of the block belongs to the producers.
-# CHECK: elected: red_add: after TileLang's lowering no thread runs it
+# The first warp of the block is a producer.
+# CHECK: elected: red_add: after TileLang's lowering no thread executes it
 check("elected", gemm(256, "elected"))
 
 # CHECK: elected_80: accepted
@@ -107,15 +107,15 @@ def plain(F: W.Symmetric((8,), "uint32")):
         W.red_add(F[1, 0], 1)
 
 
-# CHECK: removed: wait_ge: after TileLang's lowering no thread runs it; expected threads 0 to 127 of the program
+# CHECK: removed: wait_ge: after TileLang's lowering no thread executes it; expected threads 0 to 127 of the program
 # CHECK-NEXT: --> {{.*}}verify_builtins-threads.py:
 check("removed", plain, on_builtins(lambda stmt, tx: tirx.Evaluate(0)))
 
-# A wait may run in fewer threads.
+# Fewer threads may execute a wait.
 # CHECK: first_half: red_add: after TileLang's lowering threads 0 to 63
 check("first_half", plain, below(64))
 
-# Copies of a statement are one builtin.
+# Copies of a statement count as one builtin.
 # CHECK: twice: accepted
 check("twice", plain, on_builtins(lambda stmt, tx: flatten([stmt, stmt])))
 
@@ -137,7 +137,7 @@ def dead(F: W.Symmetric((8,), "uint32"), n: T.int32):
                 W.red_add(F[1, 3], 1)
 
 
-# What never runs may vanish.
+# Dead code may vanish.
 # CHECK: dead: accepted
 check("dead", dead)
 
@@ -158,7 +158,7 @@ def copied(F: W.Symmetric((8,), "uint32"), A: T.Tensor((64, 128), "uint32")):
             W.signal(F[1, i])
 
 
-# Loops that TileLang unrolls, pipelines or divides among the threads.
+# TileLang unrolls, pipelines or divides these loops.
 # CHECK: copied: accepted
 check("copied", copied)
 
@@ -185,7 +185,7 @@ def two_axes(F: W.Symmetric((8,), "uint32")):
         W.red_add(F[1, 1], 1)
 
 
-# CHECK: two_axes: red_add: after TileLang's lowering threads (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), ... of the program run it; expected threads (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), ... of the program
+# CHECK: two_axes: red_add: after TileLang's lowering threads (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), ... of the program execute it; expected threads (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), ... of the program
 check("two_axes", two_axes, below(16))
 
 
@@ -226,12 +226,12 @@ def claimed(
 
 
 # TileLang gives producers and consumers a ticket each, by two atomic operations.
-# CHECK: claimed: atom_add: after TileLang's lowering two threads of the block run it for one thread of the program; expected threads 0 to 127 of the program
+# CHECK: claimed: atom_add: after TileLang's lowering two threads of the block execute it for one thread of the program; expected threads 0 to 127 of the program
 check("claimed", claimed)
 
 # CHECK: claimed_80: accepted
 check("claimed_80", claimed, arch="sm_80")
 
-# The producers run what stands before the loop, too.
-# CHECK: unguarded: red_add: after TileLang's lowering threads run it that are none of the program's; expected threads 0 to 127 of the program
+# The producers also run the statements before the loop.
+# CHECK: unguarded: red_add: after TileLang's lowering threads that are not the program's execute it; expected threads 0 to 127 of the program
 check("unguarded", early, without="keep_to_block")

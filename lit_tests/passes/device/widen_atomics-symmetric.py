@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""TileLang's atomic operations on symmetric tensors leave at system scope, others as they are."""
+"""TileLang's atomic operations on symmetric tensors have system scope; others do not change."""
 
 import tilelang.language as T
 
@@ -31,7 +31,7 @@ def elements(
         T.atomic_add(L[tx], 1)
 
 
-# The parameters are read again after an acquire: not through the read-only cache.
+# Parameters are read again after an acquire, so loads do not use the read-only cache.
 # CHECK-LABEL: TEST: elements
 # CHECK-NOT: __restrict__
 # CHECK: tw::system::atomic_add<tw::Type::s32, 0>((&(S[{{.*}}])), 1);
@@ -56,7 +56,7 @@ def tiles(S: W.Symmetric((128, 64), "bfloat16"), A: T.Tensor((128, 64), "bfloat1
         W.sync_ranks()
 
 
-# A TMA reduction has no other scope than its own.
+# A TMA reduction has no other scope.
 # CHECK-LABEL: TEST: tiles
 # CHECK: tw::system::atomic_addx2<tw::Type::bf16, 0>((&(S[{{.*}}])), *(uint1*)(tile
 # CHECK: tl::tma_store_add
@@ -90,7 +90,7 @@ def refused(name, dtype, operation):
 
 # CHECK: bytes: T.atomic_add: symmetric tensor S has type int8; expected uint32, int32, uint64,
 refused("bytes", "int8", lambda S, A, tx: T.atomic_add(S[0, tx], 1))
-# CHECK: old vector: T.atomic_addx2: return_prev=True of symmetric tensor S; expected one element
+# CHECK: old vector: T.atomic_addx2: return_prev=True for symmetric tensor S; expected T.atomic_add of
 refused(
     "old vector", "float32",
     lambda S, A, tx: T.evaluate(T.atomic_addx2(S[0, tx * 2], A[tx * 2], return_prev=True)),

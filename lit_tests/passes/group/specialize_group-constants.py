@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Size and stride of the group become constants; TileLang knows the own rank to be in range."""
+"""Size and stride of the group become constants; TileLang knows that the own rank is in range."""
 
 import tilelang.language as T
 
@@ -25,7 +25,7 @@ def constants(S: W.Symmetric((8, 16), "float32"), A: T.Tensor((8,), "int32")):
 # CHECK: A[0] = 4
 show(constants, stage="tile")
 
-# The check of the rank index that TileLang puts at each access is gone.
+# TileLang omits its check of the rank index at each access.
 # CHECK-LABEL: TEST: constants
 # CHECK: A[0] = 4;
 # CHECK-NEXT: S[((((int64_t)rank) * (int64_t)268435456) + (int64_t)17)] =
@@ -38,7 +38,7 @@ def plain(A: T.Tensor((8,), "int32"), n: T.int32):
         A[n] = 1
 
 
-# A program without a symmetric tensor or builtin is left alone.
+# A program without a symmetric tensor or builtin does not change.
 # CHECK-LABEL: TEST: plain
 # CHECK-NOT: func_attr
 # CHECK-NOT: assume

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Dynamic extents on which the inference depends become constants; others stay dynamic."""
+"""Dynamic extents that the inference depends on become constants; others stay dynamic."""
 
 import tilelang.language as T
 
@@ -25,7 +25,7 @@ def shift(X: T.Tensor((M, N), "float32"), S: W.Symmetric((M, N), "float32")):
         T.copy(tile, X[row * B, 0])
 
 
-# The tail of 4 rows counts a quarter of what a whole tile counts.
+# The tail of 4 rows counts a quarter of a whole tile.
 # CHECK-LABEL: TEST: shift
 # CHECK: X = T.match_buffer(X_handle, (20, 64)
 # CHECK: S = T.match_buffer(S_handle, (4, 20, 64)
@@ -35,7 +35,7 @@ def shift(X: T.Tensor((M, N), "float32"), S: W.Symmetric((M, N), "float32")):
 # CHECK: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, bx]
 show(shift, sizes={"M": 20})
 
-# Another size, another number of counters.
+# Another size has another number of counters.
 # CHECK-LABEL: TEST: shift
 # CHECK: S_arrived = T.match_buffer({{.*}}, (4, 64), "uint32"
 show(shift, sizes={"M": 1024})
@@ -49,14 +49,14 @@ def scratch(X: T.Tensor((M, N), "float32")):
         T.copy(S[W.rank(), 0:4, 0:N], X[0:4, 0:N])
 
 
-# Memory of the program's own may depend on them.
+# The program's own memory may depend on them.
 # CHECK-LABEL: TEST: scratch
 # CHECK: S = T.match_buffer({{.*}}, (4, 48, 64)
 show(scratch, sizes={"M": 24})
 
 
 @T.prim_func
-def by_hand(
+def explicit(
     X: T.Tensor((M, N), "float32"),
     S: W.Symmetric((M, N), "float32"),
     ready: W.Symmetric((1,), "uint32"),
@@ -66,13 +66,13 @@ def by_hand(
         W.signal(ready[(W.rank() + 1) % 4, 0], T.uint32(1))
 
 
-# A program that orders memory itself keeps its dynamic extents; so does one of which no access to
-# a symmetric tensor depends on them.
-# CHECK-LABEL: TEST: by_hand
+# A program with explicit synchronization keeps its dynamic extents. So does a program if no access
+# to a symmetric tensor depends on them.
+# CHECK-LABEL: TEST: explicit
 # CHECK: M = T.int32()
 # CHECK: X = T.match_buffer(X_handle, (M, 64)
 # CHECK: S = T.match_buffer(S_handle, (4, M, 64)
-show(by_hand)
+show(explicit)
 
 
 @T.prim_func

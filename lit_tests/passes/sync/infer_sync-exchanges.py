@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Signals and waits of each kind of exchange: counter, granule, number in a block."""
+"""Each kind of exchange has its signals and waits, with their counters, granules and numbers."""
 
 import sys
 from pathlib import Path
@@ -8,11 +8,11 @@ import tileweave as tw
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tests.sync.programs import CASES
+from tests.corpus import PROGRAMS
 
 
 def show(name):
-    case = CASES[name]
+    case = PROGRAMS[name]
     found = tw.explain(case.make(4), 4, sizes={"M": 20} if case.sizes else {})
     print("PROGRAM", name)
     for op in (o for o in found.ops if o.kind in ("signal", "wait")):
@@ -21,7 +21,7 @@ def show(name):
         print(f"{tensor}: {why}")
 
 
-# Put, then read.
+# A put and a read.
 # CHECK-LABEL: PROGRAM ring_shift
 # CHECK-NEXT: signal started [] x3
 # CHECK-NEXT: signal launches [] x1
@@ -50,7 +50,7 @@ show("all_gather_gemm")
 # CHECK-NEXT: gathered: copies wait until the readers' ranks have begun the same call
 show("packed_gather")
 
-# An all-gather by loads from the peers: one producer of many readers.
+# An all-gather by loads from the peers: one producer has many readers.
 # CHECK-LABEL: PROGRAM all_gather_loads
 # CHECK-NEXT: signal launches [] x1
 # CHECK-NEXT: signal shared_arrived [8 x 16] x4
@@ -58,7 +58,7 @@ show("packed_gather")
 # CHECK-NEXT: shared: two buffers in turn: every writer waits for its readers' data
 show("all_gather_loads")
 
-# Loads from data-dependent places: the readers' waits do not prove what they have read.
+# Loads from data-dependent places: the waits of readers do not prove which data they have read.
 # CHECK-LABEL: PROGRAM scattered_loads
 # CHECK-NEXT: signal finished [] x3
 # CHECK-NEXT: signal launches [] x1
@@ -86,7 +86,7 @@ show("gemm_reduce_scatter")
 # CHECK-NEXT: C: writers first wait for what the readers write in the same launch
 show("gemm_reduce_add")
 
-# GEMM + all-reduce, two phases.
+# Two-shot GEMM + all-reduce.
 # CHECK-LABEL: PROGRAM gemm_all_reduce
 # CHECK-NEXT: signal launches [] x1
 # CHECK-NEXT: signal parts_arrived [16 x 16] x1
@@ -155,15 +155,15 @@ show("reduce_scatter_tails")
 # CHECK-NEXT: signal finished [] x3
 # CHECK-NEXT: signal launches [] x1
 # CHECK-NEXT: wait finished [] x1
-# CHECK-NEXT: signal S_rounds_arrived [1 x 8 x 16] x1
-# CHECK-NEXT: wait S_rounds_arrived [1 x 8 x 16] x1
+# CHECK-NEXT: signal S_versions_arrived [1 x 8 x 16] x1
+# CHECK-NEXT: wait S_versions_arrived [1 x 8 x 16] x1
 # CHECK-NEXT: wait started [] x2
 # CHECK-NEXT: signal S_arrived [8 x 16] x2
-# CHECK-NEXT: signal S_rounds_arrived [1 x 8 x 16] x2
+# CHECK-NEXT: signal S_versions_arrived [1 x 8 x 16] x2
 # CHECK-NEXT: wait S_arrived [8 x 16] x2
-# CHECK-NEXT: wait S_rounds_arrived [1 x 8 x 16] x2
+# CHECK-NEXT: wait S_versions_arrived [1 x 8 x 16] x2
 # CHECK-NEXT: S: writers wait until the owner's next launch has started
-# CHECK-NEXT: S_rounds: writers wait for a credit: the readers' last launch has finished
+# CHECK-NEXT: S_versions: writers wait for a credit: the readers' last launch has finished
 show("shift_again")
 
 # Blocks that iterate over tiles.

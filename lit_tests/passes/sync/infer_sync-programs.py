@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Statements that the inference inserts: at which access, for which ranks, outside which loops."""
+"""The inference inserts statements at the right accesses, for the right ranks, outside of loops."""
 
 import tilelang.language as T
 
@@ -89,8 +89,8 @@ def staged(X: T.Tensor((4 * B, N), "float32"), Y: T.Tensor((B, N), "float32")):
             T.copy(total, Y)
 
 
-# All ranks wait for all ranks: two buffers in turn, no wait before a write. A wait that leaves no
-# loop uses the expression of the program: source.
+# All ranks wait for all ranks, so two buffers in turn need no wait before a write. A wait that leaves
+# no loop uses the expression of the program: source.
 # CHECK-LABEL: TEST: staged
 # CHECK: parts = T.match_buffer({{.*}}, (4, 2, 64, 64)
 # CHECK: parts_arrived = T.match_buffer({{.*}}, (4, 2, 4), "uint32"
@@ -273,7 +273,7 @@ show(in_branches)
 
 
 @T.prim_func
-def rounds(X: T.Tensor((B, N), "float32"), Y: T.Tensor((B, N), "float32")):
+def versions(X: T.Tensor((B, N), "float32"), Y: T.Tensor((B, N), "float32")):
     with T.Kernel(1, threads=32) as _:
         S = W.alloc_symmetric((B, N), "float32")
         tile = T.alloc_shared((B, N), "float32")
@@ -287,7 +287,7 @@ def rounds(X: T.Tensor((B, N), "float32"), Y: T.Tensor((B, N), "float32")):
 
 # Six versions: each has its own copy and its own counter, and is waited for in its iteration. A
 # read uses the previous version.
-# CHECK-LABEL: TEST: rounds
+# CHECK-LABEL: TEST: versions
 # CHECK: S = T.match_buffer({{.*}}, (4, 6, 16, 64)
 # CHECK: S_arrived = T.match_buffer({{.*}}, (4, 6), "uint32"
 # CHECK: T.copy({{.*}}T.region(S[(rank + 1) % 4, 0, 0, 0], 2, 1, 1, 16, 64)
@@ -299,7 +299,7 @@ def rounds(X: T.Tensor((B, N), "float32"), Y: T.Tensor((B, N), "float32")):
 # CHECK: T.tileweave.signal(T.access_ptr(S_arrived[(rank + 1) % 4, step + 1]
 # CHECK: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, 5]
 # CHECK-NEXT: T.copy(T.region(S[rank, 5, 0, 0]
-show(rounds)
+show(versions)
 
 
 @T.prim_func
@@ -320,26 +320,26 @@ def last_in_place(
 # The caller finds the last version in its own tensor.
 # CHECK-LABEL: TEST: last_in_place
 # CHECK: S = T.match_buffer({{.*}}, (4, 16, 64)
-# CHECK: S_rounds = T.match_buffer({{.*}}, (4, 2, 16, 64)
+# CHECK: S_versions = T.match_buffer({{.*}}, (4, 2, 16, 64)
 # CHECK: T.copy(T.region(X[
 # CHECK: for step in range(3):
 # CHECK-NEXT: if step >= 2:
 # CHECK: T.copy({{.*}}T.region(S[(rank + 1) % 4, 0, 0]
 # CHECK: T.tileweave.signal(T.access_ptr(S_arrived[(rank + 1) % 4, 0]
 # CHECK: else:
-# CHECK: T.copy({{.*}}T.region(S_rounds[(rank + 1) % 4, step, 0, 0]
-# CHECK: T.tileweave.signal(T.access_ptr(S_rounds_arrived[(rank + 1) % 4, step]
+# CHECK: T.copy({{.*}}T.region(S_versions[(rank + 1) % 4, step, 0, 0]
+# CHECK: T.tileweave.signal(T.access_ptr(S_versions_arrived[(rank + 1) % 4, step]
 # CHECK: if step >= 2:
 # CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, 0]
 # CHECK: else:
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_rounds_arrived[rank, step]
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_versions_arrived[rank, step]
 show(last_in_place)
 
 # CHECK-LABEL: TEST: last_in_place
 # CHECK: if (step{{[_0-9]*}} == 2) {
 # CHECK: tl::tma_store(S_desc
 # CHECK: } else {
-# CHECK: tl::tma_store(S_rounds_desc
+# CHECK: tl::tma_store(S_versions_desc
 show(last_in_place, "cuda")
 
 

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""The host binds what only the runtime knows, once a launch, and only where it is used."""
+"""The host binds values of the runtime once for each launch, and only if the program uses them."""
 
 import tilelang.language as T
 
@@ -20,7 +20,7 @@ def twice(F: W.Symmetric((8,), "uint32")):
         W.wait_ge(F[W.rank(), 0], W.rank())
 
 
-# Two kernels, one binding.
+# Two kernels share one binding.
 # CHECK-LABEL: TEST: twice
 # CHECK: T.call_packed("tileweave.bind", {{.*}}, "tileweave.context,tileweave.rank")
 # CHECK: rank: T.int32 =

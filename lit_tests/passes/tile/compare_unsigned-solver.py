@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""compare_unsigned: a branch on an unsigned value next to a pipelined loop that TileLang schedules."""
+"""A branch on an unsigned value around a pipelined loop compiles with TileLang's schedule."""
 
 import tilelang.language as T
 
@@ -47,7 +47,7 @@ show(program(lambda before: before == 15, "equal"))
 # CHECK-NEXT: if ((uint64_t)15 < (before | (uint64_t)0)) {
 show(program(lambda before: before > 15, "above", "uint64"))
 
-# Signed values, and what the solver leaves alone, stay as they are.
+# Signed values, and conditions that the solver skips, do not change.
 # CHECK-LABEL: TEST: signed
 # CHECK: int before = tw::atom_add
 # CHECK-NEXT: if (before == 15) {

@@ -21,7 +21,7 @@ def show(program, arch="sm_90a"):
 
 
 def attention(before, loops, name, threads=256, B=128):
-    """Flash attention without its scaling: three accumulators, and two products for each tile."""
+    """Build flash attention without scaling: three accumulators, and two products for each tile."""
 
     @T.prim_func
     def program(
@@ -117,7 +117,7 @@ show(attention(nothing, serial, "one_loop_128", threads=128, B=64))
 show(attention(nothing, serial, "one_loop"), arch="sm_80")
 
 
-# Single values are set where the program sets them, for all threads.
+# Local variables are set at their place in the program, for all threads.
 # CHECK-LABEL: TEST: single_value sm_90a
 # CHECK: steps = counts[0];
 # CHECK: for (int step = 0; step < counts[1]
@@ -132,8 +132,8 @@ def read_overwritten(q, k, flags, Q, acc):
 
 
 # CHECK-LABEL: TEST: overwritten sm_90a
-# CHECK-NEXT: T.copy: reads Q before T.Pipelined, and warp specialization runs it after T.copy
-# CHECK-SAME: writes Q; expected another buffer for one of them
+# CHECK-NEXT: T.copy: reads Q before T.Pipelined, but warp specialization moves it after T.copy
+# CHECK-SAME: which writes Q; expected another buffer for one of the two
 # CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
 show(attention(read_overwritten, serial, "overwritten"))
 
@@ -145,7 +145,7 @@ def read_released(q, k, flags, Q, acc):
 
 
 # CHECK-LABEL: TEST: released sm_90a
-# CHECK-NEXT: T.copy: reads k before T.Pipelined, and warp specialization runs it after signal,
+# CHECK-NEXT: T.copy: reads k before T.Pipelined, but warp specialization moves it after signal,
 # CHECK-SAME: which releases it; expected signal after the loop, or k copied to shared memory
 show(attention(read_released, serial, "released"))
 
@@ -173,7 +173,7 @@ def conditions(
                 o[block * 128 + a, b] = acc[a, b]
 
 
-# The flag is reset where the program has the initialization.
+# The flag is reset at the place of the initialization.
 # CHECK-LABEL: TEST: conditions sm_90a
 # CHECK: for (int tile = 0; tile < 3
 # CHECK: done_0 = 0;
@@ -236,12 +236,12 @@ def two_uses(dtype, name):
 
 
 # CHECK-LABEL: TEST: two_uses sm_90a
-# CHECK-NEXT: T.copy: tile and kept before T.Pipelined, which uses tile, too: threads of the
-# CHECK-SAME: producer would copy to wrong places; expected two fragments, one of them for
+# CHECK-NEXT: T.copy: copies tile and kept before T.Pipelined, which also uses tile, so
+# CHECK-SAME: producer threads would copy to wrong places; expected another fragment for
 # CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
 show(two_uses("bfloat16", "two_uses"))
 
-# TileLang guards the stores that it makes of other copies.
+# TileLang guards the stores of other copies.
 # CHECK-LABEL: TEST: two_uses_of_floats sm_90a
 # CHECK: if (128 <= ((int)threadIdx.x)) {
 # CHECK: )kept)

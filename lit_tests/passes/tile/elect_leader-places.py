@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Who runs a leader builtin: one thread where the whole block arrives, else those the program chose."""
+"""One thread runs a leader builtin that the whole block reaches; else the selected threads run it."""
 
 import tilelang.language as T
 
@@ -43,7 +43,7 @@ def counter(F: W.Symmetric((8,), "uint32"), n: T.int32):
             tile = tile + 4
 
 
-# Registers that hold the same in every thread, as the counters of a persistent loop do.
+# Registers with the same value in every thread, such as counters of a persistent loop, are uniform.
 # CHECK-LABEL: TEST: counter
 # CHECK: while tile[0] < n:
 # CHECK: if phase[0] == 1:

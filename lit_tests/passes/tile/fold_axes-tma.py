@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""fold_axes: a symmetric tensor with more axes than the TMA takes is accessed with fewer."""
+"""Axes of a symmetric tensor are folded until the TMA supports their number."""
 
 import tilelang.language as T
 
@@ -38,12 +38,12 @@ def inside(S, tile, me, bx, order):
             T.copy(tile, S[me, i, j, bx // 2, 0, 0])
 
 
-# 2 and 3 are one axis; 4 stays.
+# Axes 2 and 3 become one; axis 4 stays.
 # CHECK-LABEL: TEST: inside sm_90a
 # CHECK: tl::tma_store(S_desc, (&(tile[0])), 0, 0, (((int)blockIdx.x) >> 1), (([[I:i[_0-9]*]] * 3) + j), rank)
 show("inside", inside, own=(2, 3, 4))
 
-# There is no TMA that has too few axes.
+# Without a TMA nothing is folded.
 # CHECK-LABEL: TEST: inside sm_80
 # CHECK-NOT: tma_store
 # CHECK: *(float4*)(S + {{.*}}rank
@@ -57,8 +57,8 @@ def behind(S, tile, me, bx, order):
         T.copy(tile, S[me, i, bx, 0, 0, 0])
 
 
-# Blocks 4 to 7 are behind the end of the third axis: folded with the second, they would be in it.
-# The third and the fourth are folded.
+# Blocks 4 to 7 are after the end of the third axis; folded with the second, they would be inside.
+# So the third and the fourth axis are folded.
 # CHECK-LABEL: TEST: behind sm_90a
 # CHECK: tl::tma_store(S_desc, (&(tile[0])), 0, 0, (((int)blockIdx.x) * 3), {{i[_0-9]*}}, rank)
 show("behind", behind, own=(2, 4, 3))
@@ -69,7 +69,7 @@ def unknown(S, tile, me, bx, order):
     T.copy(tile, S[me, 0, order[bx], order[7 - bx], 0, 0])
 
 
-# Nothing is known of these indices. Whole rows are folded with the axis before them.
+# The indices are unknown, so whole rows are folded with the axis before them.
 # CHECK-LABEL: TEST: unknown sm_90a
 # CHECK: tl::tma_store(S_desc, (&(tile[0])), 0, (order[(7 - ((int)blockIdx.x))] * 32), order[((int)blockIdx.x)], 0, rank)
 show("unknown", unknown, own=(2, 3, 4))
@@ -80,7 +80,7 @@ def unknown_row(S, tile, me, bx, order):
     T.copy(tile[0:8, 0:N], S[me, 0, order[bx], order[7 - bx], order[0], 0])
 
 
-# The TMA would have to cut off the rows behind the last one: the copy is done without it.
+# The TMA would have to clip rows after the last one, so the copy does not use it.
 # CHECK-LABEL: TEST: unknown_row sm_90a
 # CHECK: __global__ void __launch_bounds__
 # CHECK-NOT: tma_store
@@ -96,7 +96,7 @@ def unknown_sum(S, tile, me, bx, order):
 
 
 # CHECK-LABEL: TEST: unknown_sum sm_90a
-# CHECK-NEXT: atomic_add with use_tma=True: S has 6 axes, shape (4, 2, 3, 4, 32, 32) with those of the rank, the buffers and the versions; expected at most 5, or indices within the inner axes that the compiler can prove
+# CHECK-NEXT: atomic_add with use_tma=True: S has 6 axes, with those for the rank, buffers and versions: shape (4, 2, 3, 4, 32, 32); expected at most 5, or indices that are provably inside of the inner axes
 # CHECK-NEXT: --> {{.*}}fold_axes-tma.py:95
 show("unknown_sum", unknown_sum, own=(2, 3, 4))
 
@@ -130,7 +130,7 @@ def pipelined(X: T.Tensor((N, N), "float32"), Y: T.Tensor((N, N), "float32")):
         T.copy(total, Y)
 
 
-# The producer waits for what it loads.
+# The producer waits for the data that it loads.
 # CHECK-LABEL: TEST: pipelined
 # CHECK: tl::tma_store(S_desc, {{.*}}, 0, 0, 0, ((((int)(epoch & (uint)1)) * 4) + rank), ((rank + r) & 3))
 # CHECK: tw::wait_reached

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""A ring that only bulk copies touch gets no block barriers; a tile that threads touch keeps them."""
+"""A ring buffer with only bulk copies has no block barriers; a tile that threads access keeps them."""
 
 import tilelang.language as T
 

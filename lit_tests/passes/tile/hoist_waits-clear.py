@@ -110,7 +110,7 @@ def mask(flags, scores, block, j):
         T.clear(scores)
 
 
-# The causal mask of TileLang's flash attention.
+# This is the causal mask of TileLang's flash attention.
 # CHECK-LABEL: TEST: masked sm_90a
 # CHECK: < 128) {
 # CHECK: tw::wait_ge
@@ -128,7 +128,7 @@ def put(flags, scores, block, j):
     W.st(flags[1, j], 1)
 
 
-# A builtin between the wait and the first use stays with the consumers, too.
+# A builtin between the wait and the first use also stays with the consumers.
 # CHECK-LABEL: TEST: builtin_after sm_90a
 # CHECK: < 128) {
 # CHECK: tw::wait_ge
@@ -145,10 +145,10 @@ def put_then_wait(q, k, flags, scores, j):
     W.wait_ge(flags[W.rank(), j], 1)
 
 
-# No wait passes a builtin: what another rank needs may be in it.
+# No wait passes a builtin, because another rank may need its effect.
 # CHECK-LABEL: TEST: builtin_before sm_90a
-# CHECK-NEXT: wait_ge: loads of T.Pipelined overtake it, since st before it keeps it in the consumer
-# CHECK-SAME: warps; expected that after the loads
+# CHECK-NEXT: wait_ge: loads of T.Pipelined overtake it, because st before it keeps it in the consumer
+# CHECK-SAME: warps; expected st after the loads
 # CHECK-NEXT: --> {{.*}}hoist_waits-clear.py:[[#]]
 show(attention(put_then_wait, nothing, "builtin_before"))
 
@@ -160,7 +160,7 @@ def read_then_wait(q, k, flags, scores, j):
 
 
 # CHECK-LABEL: TEST: read_before sm_90a
-# CHECK-NEXT: wait_ge: loads of T.Pipelined overtake it, since T.copy before it keeps it in the
+# CHECK-NEXT: wait_ge: loads of T.Pipelined overtake it, because T.copy before it keeps it in the
 show(attention(read_then_wait, nothing, "read_before"))
 
 
@@ -169,7 +169,7 @@ def no_wait(q, k, flags, scores, j):
     T.clear(scores)
 
 
-# A loop without a wait is left alone.
+# A loop without a wait does not change.
 # CHECK-LABEL: TEST: no_wait tile
 # CHECK: for j in T.serial(4
 # CHECK-NEXT: T.fill(

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Tiles of bulk copies are row-major and apart; an operand of a GEMM is refused."""
+"""Tiles of bulk copies are row-major and share no memory; an operand of a GEMM is refused."""
 
 import tilelang.language as T
 
@@ -17,7 +17,7 @@ def show(program):
         print(error)
 
 
-# The second tile is written while the first is still being stored.
+# The second tile is written during the store of the first one.
 @T.prim_func
 def apart(S: W.Symmetric((8192,), "float32"), A: T.Tensor((8192,), "float32")):
     with T.Kernel(1, threads=128):
@@ -41,7 +41,7 @@ def apart(S: W.Symmetric((8192,), "float32"), A: T.Tensor((8192,), "float32")):
 show(apart)
 
 
-# Without a bulk store TileLang puts tiles where others were.
+# Without a bulk store TileLang reuses the memory of tiles.
 @T.prim_func
 def reused(S: T.Tensor((8192,), "float32"), A: T.Tensor((8192,), "float32")):
     with T.Kernel(1, threads=128):
@@ -82,7 +82,7 @@ def gemm(A: T.Tensor((128, 64), "bfloat16"), S: W.Symmetric((128, 128), "bfloat1
         W.bulk_wait(0)
 
 
-# The result leaves row by row, without a swizzle.
+# The result is stored in row-major order, without a swizzle.
 # CHECK-LABEL: TEST: gemm
 # CHECK: C_tile){{.*}} * 128)
 # CHECK-NOT: ^
@@ -106,6 +106,6 @@ def operand(A: T.Tensor((128, 64), "bfloat16"), S: W.Symmetric((128, 128), "bflo
 
 
 # CHECK-LABEL: TEST: operand
-# CHECK-NEXT: bulk copy: A_tile is also an operand of T.gemm, which swizzles it, and a bulk copy moves bytes as they lie; expected T.copy for one of the two, or a tile of its own
+# CHECK-NEXT: bulk copy: A_tile is also an operand of T.gemm, which needs a swizzled layout, but a bulk copy needs a row-major one; expected T.copy instead of the bulk copy, or separate tiles
 # CHECK-NEXT: --> {{.*}}linear_bulk_tiles-layout.py:
 show(operand)

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""A release is preceded by a block barrier, once, where the whole block passes."""
+"""One block barrier precedes a release, at a place that the whole block reaches."""
 
 import tilelang.language as T
 
@@ -21,7 +21,7 @@ def own_barrier(F: W.Symmetric((8,), "uint32")):
         W.signal(F[1, 0])
 
 
-# The program's barrier serves.
+# The program's barrier is sufficient.
 # CHECK-LABEL: TEST: own_barrier
 # CHECK: complete_bulk_stores()
 # CHECK-NEXT: tvm_storage_sync("shared")
@@ -37,7 +37,7 @@ def partial_barrier(F: W.Symmetric((8,), "uint32")):
         W.signal(F[1, 0])
 
 
-# A named barrier of some threads does not.
+# A named barrier of some threads is not sufficient.
 # CHECK-LABEL: TEST: partial_barrier
 # CHECK: tvm_storage_sync("shared", 1, 64)
 # CHECK: tvm_storage_sync("shared")
@@ -72,7 +72,7 @@ def in_loop(S: W.Symmetric((8, 128), "float32"), F: W.Symmetric((8,), "uint32"),
             W.red_add(F[1, 0], 1, sem="release")
 
 
-# Each round publishes its own stores: a barrier before the loop is not enough.
+# Each iteration publishes its own stores, so a barrier before the loop is not sufficient.
 # CHECK-LABEL: TEST: in_loop
 # CHECK: for i in range(n):
 # CHECK-NEXT: S[1, i, tx]
@@ -92,7 +92,7 @@ def to_all(S: W.Symmetric((8, 128), "float32"), F: W.Symmetric((8,), "uint32")):
                 W.signal(F[peer, 0])
 
 
-# Nothing else happens in the loop: one barrier before it serves for all rounds.
+# The loop only releases, so one barrier before it is sufficient for all iterations.
 # CHECK-LABEL: TEST: to_all
 # CHECK: S[1, 0, tx]
 # CHECK-NEXT: complete_bulk_stores()
@@ -127,7 +127,7 @@ def by_several(F: W.Symmetric((8,), "uint32")):
                 W.signal(F[step, 0])
 
 
-# Another thread in each round: it publishes what those before it did.
+# Another thread releases in each iteration, and publishes the work of the earlier threads.
 # CHECK-LABEL: TEST: by_several
 # CHECK: for step in range(7):
 # CHECK: tvm_storage_sync("shared")
@@ -158,7 +158,7 @@ def fence(S: W.Symmetric((8,), "float32"), F: W.Symmetric((8,), "uint32")):
         W.st(F[1, 0], 1)
 
 
-# A fence speaks for its own thread.
+# A fence orders only its own thread.
 # CHECK-LABEL: TEST: fence
 # CHECK: complete_bulk_stores()
 # CHECK-NEXT: tileweave.fence(
@@ -178,7 +178,7 @@ def fence_by_another(S: W.Symmetric((128, 64), "bfloat16"), F: W.Symmetric((8,),
             W.st(F[1, 0], 1, scope="sys")
 
 
-# The thread that completes the TMA store meets the one that publishes it.
+# A thread completes its TMA store before it synchronizes with the releasing thread.
 # CHECK-LABEL: TEST: fence_by_another
 # CHECK: tl::tma_store(
 # CHECK: tw::complete_bulk_stores();
@@ -210,7 +210,7 @@ def in_condition(F: W.Symmetric((8,), "uint32")):
                 W.st(F[1, 0], 1, scope="sys", sem="release")
 
 
-# The last arriver publishes: both releases are by the thread that the barrier came before.
+# The last thread to arrive publishes; the barrier is before both of its releases.
 # CHECK-LABEL: TEST: in_condition
 # CHECK: tvm_storage_sync("shared")
 # CHECK-NEXT: if tx == 0:

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""In a pipelined loop waits go to the producer, everything else stays with the consumers."""
+"""In a pipelined loop, waits move to the producer; other builtins stay with the consumers."""
 
 import tilelang.language as T
 
@@ -89,7 +89,7 @@ def wait_for_all(S, B, F, k):
         W.wait_ge(F[r, k], 1)
 
 
-# A loop of waits moves as one wait does.
+# A loop of waits moves like one wait.
 # CHECK-LABEL: TEST: loop_of_waits
 # CHECK: < 128) {
 # CHECK: for (int [[R:[a-z0-9_]+]] = 0; [[R]] < 4
@@ -99,7 +99,7 @@ def wait_for_all(S, B, F, k):
 # CHECK-NOT: tw::wait_ge
 show(gemm(wait_for_all, nothing, "loop_of_waits"))
 
-# So it does with the sleeps of tileweave.delays.
+# It also moves with the sleeps of tileweave.delays.
 # CHECK-LABEL: TEST: delayed_waits
 # CHECK: < 128) {
 # CHECK: for (int [[R:[a-z0-9_]+]] = 0; [[R]] < 4
@@ -111,7 +111,7 @@ show(gemm(wait_for_all, nothing, "loop_of_waits"))
 # CHECK-NOT: tw::
 show(gemm(wait_for_all, nothing, "delayed_waits"), delays=3)
 
-# A loop that is not pipelined is left alone.
+# A loop that is not pipelined does not change.
 # CHECK-LABEL: TEST: serial
 # CHECK: for k in range(8):
 # CHECK-NEXT: put_block(

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""A branch that chooses from where a tile comes is the producer's; any other is the consumers'."""
+"""The producer executes a branch that selects the source of a tile; consumers execute others."""
 
 import tilelang.language as T
 
@@ -91,7 +91,7 @@ def show(name, load, K=512, **options):
     print(tw.emit(program.with_attr("global_symbol", name), **options))
 
 
-# Either load takes place in the elected thread, for the bytes of one.
+# The elected thread executes one of the loads, and the barrier expects the bytes of one.
 # CHECK-LABEL: TEST: two
 # CHECK: if (((int)threadIdx.x) < 128) {
 # CHECK: if (tl::tl_shuffle_elect<128>()) {
@@ -122,7 +122,7 @@ show("two", one_of_two)
 # CHECK: } else {
 show("three", one_of_three)
 
-# So does the producer wait, for its side only.
+# The producer waits only for the selected side.
 # CHECK-LABEL: TEST: awaited
 # CHECK: if (((int)threadIdx.x) < 128) {
 # CHECK: if ([[OTHER:.*!= rank]]) {
@@ -138,8 +138,8 @@ show("three", one_of_three)
 show("awaited", awaited)
 
 
-# What keeps the tile of the round before, or fills only a part of it, does something else, too, or is
-# decided by memory, and what the TMA cannot load, stays in its branch.
+# These stay in their branch: loads that keep a part of the previous tile, branches with other
+# statements or with conditions that read memory, and loads that the TMA does not support.
 # CHECK-LABEL: TEST: maybe
 # CHECK-NOT: tma_load(A_desc
 # CHECK: tl::tma_load(B_desc
@@ -179,12 +179,12 @@ show("by_data", by_data)
 # CHECK: A_tile) +
 show("rows_of_odd_bytes", one_of_two, K=516)
 
-# So does all where no producer is.
-# CHECK-LABEL: TEST: unspecialised
+# Without a producer, all loads stay in their branches.
+# CHECK-LABEL: TEST: unspecialized
 # CHECK-NOT: tma_load
 # CHECK: == rank) {
 # CHECK: A_tile) +
-show("unspecialised", one_of_two, pass_configs={"tl.disable_warp_specialized": True})
+show("unspecialized", one_of_two, pass_configs={"tl.disable_warp_specialized": True})
 
 # CHECK-LABEL: TEST: sm_80
 # CHECK-NOT: tma_load

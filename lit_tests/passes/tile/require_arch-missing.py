@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""require_arch: what the target lacks is refused at its line, by type where types differ."""
+"""Builtins that the target lacks are refused with their line, by type if types differ."""
 
 import tilelang.language as T
 

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""verify_barriers: words that are too few, overlap, or are changed otherwise."""
+"""Barriers are refused if their words are too few, overlap, or are changed by other statements."""
 
 import tilelang.language as T
 
@@ -27,14 +27,14 @@ def show(name, program, ranks=2):
         print(f"{name}: accepted")
 
 
-# CHECK: few: sync_ranks: barrier=B[W.rank(), 3] has 3 words to the end of B; expected 4
+# CHECK: few: sync_ranks: barrier=B[W.rank(), 3] has 3 words up to the end of B; expected 4
 # CHECK-NEXT: --> {{.*}}verify_barriers-words.py:16
 refused("few", lambda B, U, me, n, block: W.sync_ranks(B[me, 3]))
 
 # CHECK: enough: accepted
 refused("enough", lambda B, U, me, n, block: W.sync_ranks(B[me, 2]))
 
-# CHECK: few_of_four: barrier_blocks: barrier=B[W.rank(), 2] has 4 words to the end of B; expected 6
+# CHECK: few_of_four: barrier_blocks: barrier=B[W.rank(), 2] has 4 words up to the end of B; expected 6
 refused("few_of_four", lambda B, U, me, n, block: W.barrier_blocks(B[me, 2]), ranks=4)
 
 # CHECK: last: accepted
@@ -52,11 +52,11 @@ def in_loop(name, first):
     show(name, program)
 
 
-# Each round needs more than is left.
-# CHECK: loop_few: sync_ranks: barrier=B[{{.*}}] has 3 words to the end of B; expected 4
+# Each iteration needs more words than are left.
+# CHECK: loop_few: sync_ranks: barrier=B[{{.*}}] has 3 words up to the end of B; expected 4
 in_loop("loop_few", 3)
 
-# Only the run knows which rounds reach the barrier.
+# The iterations that reach the barrier are known only at run time.
 # CHECK: loop_open: accepted
 in_loop("loop_open", 2)
 
@@ -74,7 +74,7 @@ def two(name, one, other):
     show(name, program)
 
 
-# CHECK: overlap: sync_ranks: barrier=B[W.rank(), 1] (4 words) overlaps that of sync_grid, B[W.rank(), 2] (1 word); expected words of its own, or the same first word
+# CHECK: overlap: sync_ranks: barrier=B[W.rank(), 1] (4 words) overlaps the words of sync_grid, B[W.rank(), 2] (1 word); expected separate words, or the same first word
 # CHECK-NEXT: barrier --> {{.*}}verify_barriers-words.py
 # CHECK-NEXT: other barrier --> {{.*}}verify_barriers-words.py
 two("overlap", lambda B, U, me: W.sync_grid(B[me, 2]), lambda B, U, me: W.sync_ranks(B[me, 1]))
@@ -100,12 +100,12 @@ def written(name, write):
     show(name, program)
 
 
-# CHECK: signalled: signal: B[{{.*}}, 4] is written, where barrier_blocks counts in barrier=B[W.rank(), 1] (4 words); expected that in a kernel only barriers change their words
+# CHECK: signalled: signal: writes B[{{.*}}, 4], a word of barrier_blocks with barrier=B[W.rank(), 1] (4 words); expected only barriers to change it in this kernel
 # CHECK-NEXT: write --> {{.*}}verify_barriers-words.py
 # CHECK-NEXT: barrier --> {{.*}}verify_barriers-words.py:
 written("signalled", lambda B, U, me: W.signal(B[1 - me, 4]))
 
-# CHECK: added: red_add: B[W.rank(), 1] is written, where barrier_blocks counts in
+# CHECK: added: red_add: writes B[W.rank(), 1], a word of barrier_blocks with
 written("added", lambda B, U, me: W.red_add(B[me, 1], 1))
 
 # CHECK: beside: accepted
@@ -123,7 +123,7 @@ def stored(U: T.Tensor((4,), "uint32"), V: T.Tensor((4,), "uint32")):
             U[2] = 0
 
 
-# CHECK: stored: assignment to U: U[2] is written, where sync_grid counts in
+# CHECK: stored: assignment to U: writes U[2], a word of sync_grid with
 show("stored", stored)
 
 
@@ -134,7 +134,7 @@ def copied(U: T.Tensor((4,), "uint32"), V: T.Tensor((4,), "uint32")):
         T.copy(V[0:2], U[1:3])
 
 
-# CHECK: copied: T.copy: U[1] is written, where sync_grid counts in
+# CHECK: copied: T.copy: writes U[1], a word of sync_grid with
 show("copied", copied)
 
 

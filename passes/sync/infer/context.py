@@ -37,7 +37,8 @@ class Inserted:
         line: ``file:line`` of the access that needs it.
         reason: explanation for the user.
         granule: size of the box that one counter covers, in elements, or a text such as ``all``.
-        each: number of units that a signal adds, or that have arrived in a launch when a wait ends.
+        amount: number of units that a signal adds, or that have arrived in a launch when a wait
+            ends.
         unit: elements of one unit, 0 if it counts launches.
         flag: name of the counters.
         stmts: the inserted statements, empty if another operation covers this one.
@@ -48,7 +49,7 @@ class Inserted:
     line: str
     reason: str
     granule: str = ""
-    each: str = ""
+    amount: str = ""
     unit: int = 0
     flag: str = ""
     stmts: tuple[tirx.Stmt, ...] = field(default=(), compare=False, repr=False)
@@ -79,8 +80,8 @@ def copies_with_granules(
     Args:
         footprints: the footprints of the copies.
     """
-    copies, owners = footprints.access.each, footprints.owner
-    granules = counter.granules.of_copies(footprints)
+    copies, owners = footprints.access.copies, footprints.owner
+    granules = counter.granules.numbers_of_copies(footprints)
     for copy, owner, numbers in zip(copies, owners, granules, strict=True):
         for granule in numbers:
             yield copy, int(owner), int(granule)
@@ -150,7 +151,7 @@ class SyncContext:
             return self.epoch
         return (self.epoch + count - tirx.const(1, "uint32")) // count
 
-    def guarded(
+    def guard(
         self, stmt: tirx.Stmt, footprints: Footprints,
         simple: Callable[[tirx.PrimExpr], tirx.PrimExpr], left: Sequence[Loop],
     ) -> tirx.Stmt:  # fmt: skip
@@ -162,7 +163,7 @@ class SyncContext:
             left: loops around the access that ``stmt`` was moved out of.
         """
         access = footprints.access
-        for condition in footprints.asked:
+        for condition in footprints.inner_conditions:
             stmt = tirx.IfThenElse(simple(self.symbols.at_start(condition, left)), stmt, None)
         for axis in footprints.outside:
             start = self.symbols.start(footprints, 1 + axis, [*left, *access.inner])
@@ -304,7 +305,7 @@ class SyncContext:
         """Declare a symmetric tensor of the group, with ``shape`` on each rank."""
         return heap_buffer(name, shape, dtype, self.world_size, self.heap_stride)
 
-    def note(
+    def record(
         self, kind: str, access: Access | None, tensor: str, reason: str,
         stmt: tirx.Stmt | None = None, **more: Any,
     ) -> None:  # fmt: skip
@@ -319,14 +320,14 @@ class SyncContext:
         stmts = () if stmt is None else tuple(leaves_with_builtins(stmt))
         self.inserted.append(Inserted(kind, tensor, line, reason, stmts=stmts, **more))
 
-    def note_of(
+    def record_counter_op(
         self, kind: str, access: Access, counter: Counter, reason: str, stmt: tirx.Stmt,
-        each: tirx.PrimExpr, granule: str = "",
+        amount: tirx.PrimExpr, granule: str = "",
     ) -> None:  # fmt: skip
         """Record why ``stmt``, an operation on a counter, is inserted."""
         assert counter.flags is not None
-        self.note(
-            kind, access, counter.traffic.tensor.name, reason, stmt, each=format_expr(each),
+        self.record(
+            kind, access, counter.traffic.tensor.name, reason, stmt, amount=format_expr(amount),
             granule=granule or counter.granules.text, flag=counter.flags.name,
             unit=0 if counter.is_of_copies else counter.unit,
         )  # fmt: skip

@@ -97,7 +97,7 @@ def _must_be_complete(accesses: TensorAccesses, kind: Kind, scratch: bool) -> bo
     certain = [b for b in reads if b.is_certain]
     if len(certain) == len(reads):
         return _has_unread(accesses, kind, accesses.coverage["read"])
-    coverage = Coverage.by(accesses.grid, accesses.world_size, "read", certain)
+    coverage = Coverage.of_accesses(accesses.grid, accesses.world_size, "read", certain)
     return _has_unread(accesses, kind, coverage)
 
 

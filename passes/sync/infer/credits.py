@@ -32,4 +32,4 @@ def place_credits(context: SyncContext) -> None:
             reason = "the first block signals to the writers that this launch has started"
             first = tirx.EQ(context.block, 0)
             context.placement.head.append(tirx.IfThenElse(first, signals, None))
-        context.note("signal", None, name, reason, signals, each="1", flag=flags.name)
+        context.record("signal", None, name, reason, signals, amount="1", flag=flags.name)

@@ -37,7 +37,7 @@ def _wait(context: SyncContext, counter: Counter, granule: tirx.PrimExpr) -> Non
         stmt = tirx.For(granule, 0, counter.granules.total, tirx.ForKind.SERIAL, stmt)
     last = tirx.EQ(context.block, context.grid - 1)
     context.placement.put_last(tirx.IfThenElse(last, stmt, None), access)
-    context.note_of(
+    context.record_counter_op(
         "wait", access, counter, "the last block: the launch ends when all has arrived", stmt,
         arrivals, granule="all",
     )  # fmt: skip

@@ -46,18 +46,18 @@ class Placement:
         """Insert ``stmt`` at the end of the kernel, with the source line of ``access``."""
         self.tail.append(at_line_of(access.anchor, stmt))
 
-    def applied(self, body: tirx.Stmt, program: Program) -> tirx.Stmt:
+    def apply(self, body: tirx.Stmt, program: Program) -> tirx.Stmt:
         """Return ``body`` with all statements inserted."""
 
-        def place(stmt: tirx.Stmt) -> tirx.Stmt:
-            new = rewrite_children(stmt, place)
+        def insert(stmt: tirx.Stmt) -> tirx.Stmt:
+            new = rewrite_children(stmt, insert)
             around = [*self.before.get(stmt, ()), new, *self.after.get(stmt, ())]
             if program.body is not None and stmt.same_as(program.body):
                 head = [at_line_of(program.kernel, s) for s in self.head]
                 around = [*head, *around, *(at_line_of(program.kernel, s) for s in self.tail)]
             return flatten(around)
 
-        return place(body)
+        return insert(body)
 
 
 def at_line_of(anchor: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt:
@@ -98,20 +98,20 @@ def loops_kept(
             break
         is_skipped = kept - 1 in footprints.skipped
         is_uneven = is_skipped or varies(footprints.mask, kept)
-        may_skip = guarded or (clipped and not is_skipped and not footprints.asked)
+        may_skip = guarded or (clipped and not is_skipped and not footprints.inner_conditions)
         if is_uneven and not (may_skip and _in_first_iteration(footprints.mask, kept)):
             break
         kept -= 1
     return kept
 
 
-def loops_shared(one: Access, other: Access) -> int:
+def loops_shared(first: Access, second: Access) -> int:
     """Count the loops that enclose both accesses."""
-    pairs = zip(one.loops, other.loops, strict=False)
+    pairs = zip(first.loops, second.loops, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda p: p[0].var.same_as(p[1].var), pairs))
 
 
-def moved(left: Sequence[Loop]) -> str:
+def moved_out_of(left: Sequence[Loop]) -> str:
     """Describe the loops that a statement was moved out of, as the end of its reason."""
     if not left:
         return ""

@@ -34,24 +34,24 @@ def count_epochs(context: SyncContext) -> None:
     one = tirx.const(1, "uint32")
     epoch = tirx.Bind(context.epoch, builtin_calls.load(number) + one)
     context.placement.head.insert(0, epoch)
-    done = [*context.at_end, builtin_calls.store(number, context.epoch)]
+    counting = [*context.at_end, builtin_calls.store(number, context.epoch)]
     is_single = isinstance(context.grid, tirx.IntImm) and int(context.grid) == 1
     if not is_single:
         counted = tirx.Var("counted", "uint32")
-        last = [builtin_calls.store(count, tirx.const(0, "uint32")), *done]
+        last = [builtin_calls.store(count, tirx.const(0, "uint32")), *counting]
         is_last = tirx.EQ(counted, tirx.Cast("uint32", context.grid) - one)
         bind = tirx.Bind(counted, builtin_calls.atomic_add(count, 1))
-        done = [bind, tirx.IfThenElse(is_last, flatten(last), None)]
-        context.note(
+        counting = [bind, tirx.IfThenElse(is_last, flatten(last), None)]
+        context.record(
             "signal", None, EPOCH, "the block counts itself; the last one counts the launch", bind,
-            each="1", flag=state.name,
+            amount="1", flag=state.name,
         )  # fmt: skip
     threads = context.program.threads
     axes = [thread.var for thread in threads]
     barrier = [sync_threads()] if is_single else []
     if context.at_end:
         chosen = first_thread(axes)
-        context.placement.tail += [*barrier, tirx.IfThenElse(chosen, flatten(done), None)]
+        context.placement.tail += [*barrier, tirx.IfThenElse(chosen, flatten(counting), None)]
     else:
         chosen = this_thread(axes, [thread.extent - 1 for thread in threads])
-        context.placement.head[1:1] = [*barrier, tirx.IfThenElse(chosen, flatten(done), None)]
+        context.placement.head[1:1] = [*barrier, tirx.IfThenElse(chosen, flatten(counting), None)]

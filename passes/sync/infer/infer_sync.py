@@ -17,7 +17,7 @@ from ...group.specialize_group import heap_tensors
 from ...ir.implicit import implicit_of, set_implicit, with_implicit
 from ...ir.leaves import Leaf, leaves_of
 from ...ir.memory_order import releases
-from ...ir.sizes import in_numbers, sizes_of
+from ...ir.sizes import format_sizes, sizes_of
 from ...ir.walk import builtins_in, uses_op
 from ..regions.accesses import Program, collect_accesses
 from ..regions.copies import copies_of
@@ -54,7 +54,7 @@ class Explanation:
         ops: the inserted operations.
         reuse: tensor -> why the next launch may reuse its memory.
         flag_bytes: bytes of counters on each rank.
-        rounds: tensor -> where the versions that one launch writes are stored.
+        versions: tensor -> where the versions that one launch writes are stored.
         signals_of_copies: by rank and number of a copy of the plan: (flag tensor, rank, its
             flags as a slice) that the copy signals.
         waits_of_copies: by rank and number of a copy of the plan: (flag tensor, index, value) that
@@ -65,7 +65,7 @@ class Explanation:
     ops: tuple[Inserted, ...] = ()
     reuse: Mapping[str, str] = field(default_factory=dict)
     flag_bytes: int = 0
-    rounds: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     signals_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     waits_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     leaves_room: bool = False
@@ -98,7 +98,7 @@ def explained(
         return _inferred(func, world_size, heap_stride)
     except LanguageError as error:
         if sizes := sizes_of(func):
-            error = LanguageError(f"with {in_numbers(sizes)}: {error}")
+            error = LanguageError(f"with {format_sizes(sizes)}: {error}")
         if options_of(func).verify != "warn":
             raise error from None
         message = f"{error}\n(the program stays as it is: nothing orders its accesses)"
@@ -138,14 +138,14 @@ def _inferred(
     for accesses in exchanged:
         context.buffers[accesses.tensor] = choose_buffers(context, accesses, accesses.tensor in own)
     _place_sync(context, own)
-    func = func.with_body(context.placement.applied(func.body, context.program))
+    func = func.with_body(context.placement.apply(func.body, context.program))
     func = _with_buffers(context, func)
     func = with_implicit(func, context.implicit, context.implicit_buffers)
     return func, Explanation(
         ops=(*context.inserted, *_unordered(func, tensors)),
         reuse=dict(context.reuse),
         flag_bytes=sum(4 * math.prod(h.shape) for h in context.implicit),
-        rounds=versions,
+        versions=versions,
         signals_of_copies=context.signals_of_copies(),
         waits_of_copies=context.waits_of_copies(),
         leaves_room=context.is_called and leaves_room(context),
@@ -206,8 +206,8 @@ def _unordered(func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer]) -> tuple[Ins
     """Return the accesses that ``W.unordered`` excludes from the inference."""
     if not uses_op(func.body, UNORDERED):
         return ()
-    left_out = collect_accesses(func, tensors).unordered
-    return tuple(Inserted("unordered", u.tensor, u.line, u.reason) for u in left_out)
+    accesses = collect_accesses(func, tensors).unordered
+    return tuple(Inserted("unordered", u.tensor, u.line, u.reason) for u in accesses)
 
 
 def _with_buffers(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -33,7 +33,7 @@ class Options:
         verify: ``error`` or ``warn`` if a program cannot be proven right. ``off`` leaves every
             program unchanged, for programs that are ordered outside the kernel.
         resident_blocks: number of blocks of a launch that run on a GPU at the same time.
-        round_bytes: maximum memory on a rank for the versions of one tensor.
+        version_bytes: maximum memory on a rank for the versions of one tensor.
         delays: seed of random sleeps before signals and after waits, for tests.
     """
 
@@ -41,7 +41,7 @@ class Options:
     granule: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     verify: str = "error"
     resident_blocks: int = 132
-    round_bytes: int = 1 << 28
+    version_bytes: int = 1 << 28
     delays: int | None = None
 
 
@@ -53,11 +53,11 @@ def split_options(
     Raises:
         TileWeaveError: an option is unknown, or has an illegal value.
     """
-    ours = own_options(configs)
+    own_configs = own_options(configs)
     others = {n: v for n, v in configs.items() if not n.startswith(PREFIX)}
-    if not ours:
+    if not own_configs:
         return func, others
-    return func.with_attr(OPTIONS, tirx.StringImm(json.dumps(ours, sort_keys=True))), others
+    return func.with_attr(OPTIONS, tirx.StringImm(json.dumps(own_configs, sort_keys=True))), others
 
 
 def own_options(configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,18 +68,18 @@ def own_options(configs: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(configs, Mapping) or not all(isinstance(n, str) for n in configs):
         raise TileWeaveError(f"pass_configs={configs!r}; expected a dict, option -> value")
-    ours = {n[len(PREFIX) :]: v for n, v in configs.items() if n.startswith(PREFIX)}
+    own_configs = {n[len(PREFIX) :]: v for n, v in configs.items() if n.startswith(PREFIX)}
     for name, value in configs.items():
         if not name.startswith(PREFIX):
             _require_stock(name, value)
-    for name, value in ours.items():
+    for name, value in own_configs.items():
         legal = _LEGAL.get(name)
         if legal is None:
             names = ", ".join(PREFIX + n for n in _LEGAL)
             raise TileWeaveError(f"pass_configs: {PREFIX}{name}; expected {names}")
         if not legal[0](value):
             raise TileWeaveError(f"pass_configs: {PREFIX}{name}={value!r}; expected {legal[1]}")
-    return ours
+    return own_configs
 
 
 def _require_stock(name: str, value: Any) -> None:
@@ -130,6 +130,6 @@ _LEGAL: dict[str, tuple] = {
     "granule": (_is_granules, "a dict, tensor name -> elements along each axis, such as (64, 64)"),
     "verify": _one_of(VERIFY),
     "resident_blocks": (lambda value: type(value) is int and value > 0, "a positive integer"),
-    "round_bytes": (lambda value: type(value) is int and value >= 0, "bytes, 0 or more"),
+    "version_bytes": (lambda value: type(value) is int and value >= 0, "bytes, 0 or more"),
     "delays": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
 }

@@ -43,10 +43,10 @@ def verify_residency(context: SyncContext) -> None:
         last[counter] = np.full(counter.arrivals.shape, -1, np.int64)
         for footprints in counter.traffic.in_kernel(counter.kind):
             time = _signal_times(context, timestamps, counter, footprints)
-            owner, granule, when = footprints.where(
-                footprints.owner, counter.granules.of(footprints), time
+            owner, granule, time = footprints.active(
+                footprints.owner, counter.granules.numbers_of(footprints), time
             )
-            np.maximum.at(last[counter], (owner, granule), when)
+            np.maximum.at(last[counter], (owner, granule), time)
     for queue in queues_of(counters):
         now = -1
         for copy in queue:
@@ -55,11 +55,12 @@ def verify_residency(context: SyncContext) -> None:
                 last[c][tuple(granule)] = max(last[c][tuple(granule)], now)
     for counter in counters:
         for footprints in counter.users:
-            signalled = last[counter][footprints.owner, counter.granules.of(footprints)]
+            signalled = last[counter][footprints.owner, counter.granules.numbers_of(footprints)]
             signalled = np.where(footprints.mask, signalled, -1)
             # Along an axis on which only one side varies, its minimum or maximum decides.
             first = footprints.block.min(axis=_fixed_axes(signalled), keepdims=True)
-            time = timestamps.of(footprints, wait_depth(context, counter, footprints), block=first)
+            depth = wait_depth(context, counter, footprints)
+            time = timestamps.of_access(footprints, depth, block=first)
             if np.any(signalled.max(axis=_fixed_axes(time), keepdims=True) >= time):
                 _Launch(context, timestamps).run(context.options.resident_blocks)
                 return
@@ -102,7 +103,8 @@ def leaves_room(context: SyncContext) -> bool:
         for footprints in counter.users:
             mask = footprints.mask
             if counter.own:
-                mask = mask & (counter.granules.of(footprints) // counter.own != footprints.rank)
+                share = counter.granules.numbers_of(footprints) // counter.own
+                mask = mask & (share != footprints.rank)
             loop_axes = tuple(range(1 + len(context.program.grid), mask.ndim))
             mask = np.logical_or.reduce(mask, axis=loop_axes, keepdims=True)
             rank, block = combinations([footprints.rank, footprints.block], mask)
@@ -115,7 +117,7 @@ def _signal_times(
 ) -> np.ndarray:
     """Return the timestamp of the signal of an access, in each iteration."""
     depth = signal_depth(context, counter, footprints)
-    return timestamps.of(footprints, depth, after=True)
+    return timestamps.of_access(footprints, depth, after=True)
 
 
 def _first_waits(columns: Sequence[np.ndarray], keys: int) -> list[np.ndarray]:
@@ -144,7 +146,7 @@ class _Launch:
                 self._note(counter, footprints, time, True)
             for footprints in counter.users:
                 depth = wait_depth(context, counter, footprints)
-                self._note(counter, footprints, timestamps.of(footprints, depth), False)
+                self._note(counter, footprints, timestamps.of_access(footprints, depth), False)
             for (owner, granule), units in np.ndenumerate(counter.arrivals):
                 self._missing[counter, owner, granule] = int(units)
         for events in self._events.values():
@@ -153,11 +155,11 @@ class _Launch:
 
     def _note(self, counter: Counter, footprints: Footprints, time, signals: bool) -> None:
         units = elements_of(footprints) // counter.unit
-        columns = footprints.where(
+        columns = footprints.active(
             footprints.rank,
             footprints.block,
             footprints.owner,
-            counter.granules.of(footprints),
+            counter.granules.numbers_of(footprints),
             time,
             units,
         )

@@ -12,7 +12,7 @@ from ..regions.granules import Counter
 from ..regions.tensor_accesses import TensorAccesses
 from . import builtin_calls
 from .context import SyncContext
-from .edits import anchor_of, loops_kept, loops_shared, moved
+from .edits import anchor_of, loops_kept, loops_shared, moved_out_of
 from .waits import dominates
 
 
@@ -70,14 +70,14 @@ def _guard(context: SyncContext, accesses: TensorAccesses, scratch: bool) -> Non
     name = accesses.tensor.name
     by_caller = not scratch or not accesses.has("read")
     started = by_caller or context.options.reuse == "barrier"
-    done: list[tuple[str, Access, int]] = []
+    placed: list[tuple[str, Access, int]] = []
     guarded = False
     for footprints in accesses.of_kind("write", "add"):
         readers = _readers_of(accesses, scratch)[footprints.owner] & ~(1 << footprints.rank)
         not_awaited = readers & ~_awaited_ranks(context, footprints)
         if np.any(not_awaited & -footprints.mask.astype(np.int64)):
             guarded = True
-            _wait(context, accesses, footprints, scratch, started, done)
+            _wait(context, accesses, footprints, scratch, started, placed)
     if not guarded:
         context.reuse[name] = "writers first wait for what the readers write in the same launch"
     elif started:
@@ -92,7 +92,7 @@ def _wait(
     footprints: Footprints,
     scratch: bool,
     started: bool,
-    done: list,
+    placed: list,
 ) -> None:
     access, symbols = footprints.access, context.symbols
     kept = loops_kept(access, footprints, [footprints.owner], clipped=True)
@@ -101,12 +101,12 @@ def _wait(
     pairs, readers = footprints.ranks_and_owners(), _readers_of(accesses, scratch)
     only_owner = all((int(readers[h]) ^ 1 << h) & ~(1 << r) == 0 for r, h in pairs)
     key = str(owner)
-    for k, other, other_kept in done:
+    for k, other, other_kept in placed:
         if key == k and dominates(other, other_kept, access, kept):
             reason = f"before {access.op} overwrites it: the wait at {other.line} covers it, too"
-            context.note("wait", access, accesses.tensor.name, reason)
+            context.record("wait", access, accesses.tensor.name, reason)
             return
-    done.append((key, access, kept))
+    placed.append((key, access, kept))
     flags = context.credits(started, _pairs(accesses, scratch))
     one = tirx.const(1, "uint32")
     target = context.epoch if started else context.epoch - one
@@ -121,11 +121,11 @@ def _wait(
         stmt = tirx.IfThenElse(tirx.NE(owner, symbols.rank), stmt, None)
     context.placement.put_before(anchor_of(access, kept), stmt, access)
     event = "its launch has started" if started else "its last launch has finished"
-    context.note(
+    context.record(
         "wait", access, accesses.tensor.name,
         f"before {access.op} overwrites it: {'the owner' if only_owner else 'its readers'} may "
-        f"still read until {event}{moved(left)}",
-        stmt, each="1", flag=flags.name,
+        f"still read until {event}{moved_out_of(left)}",
+        stmt, amount="1", flag=flags.name,
     )  # fmt: skip
 
 
@@ -148,9 +148,11 @@ def _awaited_ranks(context: SyncContext, footprints: Footprints) -> np.ndarray:
         producers = _producers(counter)
         for other in (b for b in counter.users if b.is_certain):
             shared = loops_shared(other.access, footprints.access)
-            if other.access.place[shared] > footprints.access.place[shared] or not other.repeats:
+            is_later = other.access.positions[shared] > footprints.access.positions[shared]
+            if is_later or not other.repeats:
                 continue
-            ranks = np.where(other.mask, producers[other.owner, counter.granules.of(other)], 0)
+            granules = counter.granules.numbers_of(other)
+            ranks = np.where(other.mask, producers[other.owner, granules], 0)
             ranks = np.bitwise_or.reduce(ranks, axis=tuple(range(1 + shared, ranks.ndim)))
             missing_axes = (1,) * (footprints.mask.ndim - ranks.ndim)
             awaited = awaited | ranks.reshape(ranks.shape + missing_axes)
@@ -162,7 +164,7 @@ def _producers(counter: Counter) -> np.ndarray:
     world_size, total = counter.arrivals.shape
     ranks = counter.traffic.coverage[counter.kind].ranks.reshape(world_size, -1)
     out = np.zeros((world_size, total), np.int64)
-    granules = counter.granules.of_cells(counter.traffic)
+    granules = counter.granules.numbers_of_cells(counter.traffic)
     for copy, producers in zip(out, ranks, strict=True):
         np.bitwise_or.at(copy, granules, producers)
     return out

@@ -13,7 +13,7 @@ from ..regions.granules import Counter, elements_of
 from ..regions.space import Loop
 from ..regions.symbols import Symbols
 from .context import SyncContext
-from .edits import anchor_of, loops_kept, moved, varies
+from .edits import anchor_of, loops_kept, moved_out_of, varies
 
 
 def place_signals(context: SyncContext) -> None:
@@ -33,7 +33,7 @@ def place_signals(context: SyncContext) -> None:
 def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints) -> int:
     """Count the loops around the access that enclose its signal."""
     access = footprints.access
-    numbers = [footprints.owner, counter.granules.of(footprints)]
+    numbers = [footprints.owner, counter.granules.numbers_of(footprints)]
     kept = loops_kept(access, footprints, numbers, clipped=True)
     if _pieces(counter, footprints, kept) is None:
         kept = loops_kept(access, footprints, [*numbers, elements_of(footprints)])
@@ -70,7 +70,7 @@ def _pieces(counter: Counter, footprints: Footprints, kept: int) -> dict[int, in
         footprints.mask,
         1 + number,
     )
-    most, end = int(footprints.where(size)[0].max()), counter.granules.shape[axis]
+    most, end = int(footprints.active(size)[0].max()), counter.granules.shape[axis]
     iterations = np.arange(low.shape[along]).reshape(-1, *[1] * (low.ndim - along - 1))
     begins = np.take(low, [0], axis=along) + iterations * most
     touched = np.take(mask, [0], axis=along) & (begins < end)
@@ -100,10 +100,10 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> N
     granule = simple(counter.granules.index(footprints, symbols, left))
     value = simple(tirx.Cast("uint32", _count(counter, footprints, symbols, left)))
     stmt = context.signal_to(counter, footprints, owner, granule, value)
-    stmt = context.guarded(stmt, footprints, simple, left)
+    stmt = context.guard(stmt, footprints, simple, left)
     context.placement.put_after(anchor_of(access, kept), stmt, access)
-    reason = f"{_reason(context, counter, access)}{moved(left)}"
-    context.note_of("signal", access, counter, reason, stmt, value)
+    reason = f"{_reason(context, counter, access)}{moved_out_of(left)}"
+    context.record_counter_op("signal", access, counter, reason, stmt, value)
 
 
 def _reason(context: SyncContext, counter: Counter, access: Access) -> str:
@@ -152,7 +152,7 @@ def _extent(
         LanguageError: the extent varies for another reason than the end of the tensor.
     """
     access, loops = footprints.access, [*left, *footprints.access.inner]
-    low, size = footprints.where(footprints.low[axis], footprints.size[axis])
+    low, size = footprints.active(footprints.low[axis], footprints.size[axis])
     most, end = int(size.max()), int((low + size).max())
     if iterations is not None:
         whole, end = most * iterations, counter.granules.shape[axis]

@@ -67,7 +67,7 @@ def expand_versions(
 
     Raises:
         LanguageError: the version of an access is ambiguous, or the copies need more memory than
-            ``tileweave.round_bytes``.
+            ``tileweave.version_bytes``.
 
     Before: ``for r in T.serial(3): T.copy(tile, S[right, 0]); T.copy(S[me, 0], tile)``
     After:  ``for r in T.serial(3): T.copy(tile, S[right, r, 0]); T.copy(S[me, r, 0], tile)``
@@ -82,7 +82,7 @@ def expand_versions(
         refuse_unwritten(accesses)
         _refuse_unseen(func, accesses, program)
         storage = _storage(accesses, versions_of(accesses, program), name in own, heap_stride)
-        _refuse_large(accesses, storage, options.round_bytes)
+        _refuse_large(accesses, storage, options.version_bytes)
         storages[tensor] = storage
         if name in granule:
             granule[storage.copies.name] = (1, *granule[name])
@@ -95,7 +95,7 @@ def _storage(accesses: TensorAccesses, versions: Versions, own: bool, heap_strid
     tensor = accesses.tensor
     count = versions.count if own else versions.overwritten
     shape = [count, *(int(n) for n in tensor.shape[1:])]
-    name = tensor.name if own else f"{tensor.name}_rounds"
+    name = tensor.name if own else f"{tensor.name}_versions"
     copies = heap_buffer(name, shape, str(tensor.dtype), accesses.world_size, heap_stride)
     return _Storage(versions, copies, None if own else tensor)
 
@@ -110,8 +110,8 @@ def _refuse_large(accesses: TensorAccesses, storage: _Storage, limit: int) -> No
         access = accesses.in_kernel("write")[0].access
         raise LanguageError(
             f"{access.text} in {storage.versions.count} versions in one launch, whose copies need "
-            f"{size} bytes; expected at most {limit} (tileweave.round_bytes), fewer versions, or a "
-            f"smaller tensor{access.location}"
+            f"{size} bytes; expected at most {limit} (tileweave.version_bytes), fewer versions, or "
+            f"a smaller tensor{access.location}"
         )
 
 
@@ -129,9 +129,9 @@ def _refuse_unseen(func: tirx.PrimFunc, accesses: TensorAccesses, program: Progr
     post_order_visit(func.body, visit)
     if unseen:
         first = accesses.of_kind("write")[0].access
-        where = f"{accesses.tensor.name}[{', '.join(map(format_expr, unseen[0].indices))}]"
+        element = f"{accesses.tensor.name}[{', '.join(map(format_expr, unseen[0].indices))}]"
         raise LanguageError(
-            f"{first.text} again in the same launch, and the version of {where}, which is not "
+            f"{first.text} again in the same launch, and the version of {element}, which is not "
             f"synchronized, is unknown; {_EXPECTED}{first.location}"
         )
 
@@ -165,12 +165,12 @@ def _redirected(body: tirx.Stmt, storages: Mapping[tirx.Buffer, _Storage]) -> ti
         for access in storage.versions.by_access:
             by_anchor.setdefault(access.anchor, []).append((access, storage))
 
-    def place(stmt: tirx.Stmt) -> tirx.Stmt:
+    def redirect(stmt: tirx.Stmt) -> tirx.Stmt:
         if stmt in by_anchor:
             return at_line_of(stmt, _replaced(stmt, by_anchor[stmt], {}))
-        return rewrite_children(stmt, place)
+        return rewrite_children(stmt, redirect)
 
-    return place(body)
+    return redirect(body)
 
 
 def _replaced(

@@ -1,4 +1,4 @@
-"""Versions of a tensor that one launch writes more than once. Each version gets its own memory.
+"""Versions of a tensor that one launch writes more than once. Each version has its own memory.
 
 The text of the program defines which write a read sees: the one that it would see if all blocks of
 all ranks executed each statement together. Each write of an element starts a new version of it. A
@@ -106,7 +106,7 @@ class _Events:
         for number, footprints in enumerate(tensor_accesses.footprints.values()):
             axes = len(footprints.low)
             depth = len(footprints.access.loops)
-            _, owner, *bounds, time = footprints.flat(timestamps.of(footprints, depth))
+            _, owner, *bounds, time = footprints.flat(timestamps.of_access(footprints, depth))
             time = time % timestamps.span
             for box, cell in tensor_accesses.grid.cells_in(owner, bounds[:axes], bounds[axes:]):
                 parts.append((cell, time[box], np.full(len(cell), number)))
@@ -187,16 +187,16 @@ class _Events:
         unordered = np.array([not _is_single(a.anchor) for a in self.accesses])[self.access]
         together = differ & (self.time[1:] == self.time[:-1]) & unordered[1:]
         added = differ & (kinds[1:] == _ORDER["add"]) & (kinds[:-1] == _ORDER["read"])
-        for is_refused, when in (
+        for is_refused, position in (
             (together, "in one statement of all threads"), (added, "after that"),
         ):  # fmt: skip
             for event in np.flatnonzero(is_refused)[:1]:
-                one, other = (self.accesses[self.access[n]] for n in (event, event + 1))
+                first, second = (self.accesses[self.access[n]] for n in (event, event + 1))
                 raise LanguageError(
-                    f"{one.text}, and {other.text} {when}, and {self._region(event)} is written "
-                    f"{int(self._num_writes[event])} times in one launch: the read may see either "
-                    f"version; {_EXPECTED}"
-                    f"{arrows([(one.kind, one.line), (other.kind, other.line)])}"
+                    f"{first.text}, and {second.text} {position}, and {self._region(event)} is "
+                    f"written {int(self._num_writes[event])} times in one launch: the read may see "
+                    f"either version; {_EXPECTED}"
+                    f"{arrows([(first.kind, first.line), (second.kind, second.line)])}"
                 )
 
     def _region(self, event: int) -> str:
@@ -221,7 +221,7 @@ class _VersionNumbers:
         self._repeated: set[Loop] = set()
         self._follows: set[tuple[Access, Access]] = set()
         self._compare()
-        self._number(sorted(writes, key=lambda a: a.place[events.grid :]), 0)
+        self._number(sorted(writes, key=lambda a: a.positions[events.grid :]), 0)
         number = np.zeros(len(events.cell), np.int64)
         for index, access in enumerate(events.accesses):
             if access in self.first_version:
@@ -248,7 +248,7 @@ class _VersionNumbers:
 
     def _number(self, writes: Sequence[Access], level: int) -> int:
         """Number the writes inside the same ``level`` loops. Return the number of versions."""
-        done: list[tuple[list[Access], int]] = []
+        numbered: list[tuple[list[Access], int]] = []
         depth = self._events.grid + level
 
         def loop_or_access(access: Access) -> Loop | Access:
@@ -263,14 +263,14 @@ class _VersionNumbers:
                     self.versions_per_iteration[key] = count
                     count *= self._events.timestamps.max_iterations(inside[0], level)
             ends = [
-                end for earlier, end in done
+                end for earlier, end in numbered
                 if any((a, b) in self._follows for a in earlier for b in inside)
             ]  # fmt: skip
             first = max(ends, default=0)
             for access in inside:
                 self.first_version[access] += first
-            done.append((inside, first + count))
-        return max(end for _, end in done)
+            numbered.append((inside, first + count))
+        return max(end for _, end in numbered)
 
     def _loops(self, access: Access) -> list[tuple[int, Loop]]:
         """Return the loops around an access whose iterations write versions, with their level."""
@@ -305,11 +305,11 @@ class _VersionNumbers:
                     return Version(version, self._is_last(access, selected, version))
         first = number - self._offset(loops, events.time[selected])
         sources = events.source[selected[[int(first.argmin()), int(first.argmax())]]]
-        one, other = (events.accesses[a] for a in events.access[sources])
+        first_source, second_source = (events.accesses[a] for a in events.access[sources])
         raise LanguageError(
-            f"{access.text}, which is in some iterations what {one.text}, in others what "
-            f"{other.text}, in versions that no loop counts; {_EXPECTED}"
-            f"{''.join(a.location for a in dict.fromkeys((access, one, other)))}"
+            f"{access.text}, which is in some iterations what {first_source.text}, in others what "
+            f"{second_source.text}, in versions that no loop counts; {_EXPECTED}"
+            f"{''.join(a.location for a in dict.fromkeys((access, first_source, second_source)))}"
         )
 
     def _is_last(

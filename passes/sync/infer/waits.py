@@ -19,7 +19,7 @@ from ..regions.granules import Counter
 from ..regions.space import Loop
 from . import builtin_calls
 from .context import SyncContext, by_rank
-from .edits import anchor_of, loops_kept, moved
+from .edits import anchor_of, loops_kept, moved_out_of
 
 
 def place_waits(context: SyncContext) -> None:
@@ -36,17 +36,16 @@ def place_waits(context: SyncContext) -> None:
     T.copy(S[me, row, 0], tile)``
     """
     for counter in context.counters:
-        done: list[tuple[list[tirx.PrimExpr], Access, int]] = []
+        placed: list[tuple[list[tirx.PrimExpr], Access, int]] = []
         for footprints in counter.users:
-            _wait(context, counter, footprints, done)
+            _wait(context, counter, footprints, placed)
 
 
 def wait_depth(context: SyncContext, counter: Counter, footprints: Footprints) -> int:
     """Count the loops around the access that enclose its wait."""
     access = footprints.access
-    kept = loops_kept(
-        access, footprints, [footprints.owner, counter.granules.of(footprints)], guarded=True
-    )
+    values = [footprints.owner, counter.granules.numbers_of(footprints)]
+    kept = loops_kept(access, footprints, values, guarded=True)
     while kept < len(access.loops) and (
         _signals_in(context, access.loops[kept])
         or not _may_leave(context, counter, footprints, kept)
@@ -79,16 +78,16 @@ def _signals_in(context: SyncContext, loop: Loop) -> bool:
     )
 
 
-def _wait(context: SyncContext, counter: Counter, footprints: Footprints, done: list) -> None:
+def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed: list) -> None:
     access, symbols, name = footprints.access, context.symbols, counter.traffic.tensor.name
     kept = wait_depth(context, counter, footprints)
     left = access.loops[kept:]
     loops = [*left, *access.inner]
     first = symbols.simplified(symbols.start(footprints, 0, loops), access)
     key = [first, counter.granules.index(footprints, symbols, left)]
-    for other_key, other, other_kept in done:
+    for other_key, other, other_kept in placed:
         if structural_equal(key, other_key) and dominates(other, other_kept, access, kept):
-            context.note("wait", access, name, f"the wait at {other.line} covers it, too")
+            context.record("wait", access, name, f"the wait at {other.line} covers it, too")
             return
     extents = [
         footprints.open_loops[number] if number in footprints.open_loops
@@ -97,8 +96,8 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, done: 
         if number in footprints.open_loops or number in footprints.skipped
     ]  # fmt: skip
     is_fixed = not any(has_loads(index) for index in _open_indices(counter, footprints))
-    if is_fixed and not footprints.outside and not footprints.asked and not extents:
-        done.append((key, access, kept))
+    if is_fixed and not footprints.outside and not footprints.inner_conditions and not extents:
+        placed.append((key, access, kept))
     owner = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
     granule = counter.granules.index(footprints, symbols, left, in_place=True)
     arrivals = _arrivals(counter, footprints, owner, granule)
@@ -113,13 +112,13 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, done: 
     if conditions:
         holds = symbols.simplified(functools.reduce(tirx.And, conditions), access)
         stmt = tirx.IfThenElse(holds, stmt, None)
-    stmt = context.guarded(stmt, footprints, lambda e: symbols.simplified(e, access), left)
+    stmt = context.guard(stmt, footprints, lambda e: symbols.simplified(e, access), left)
     for extent in extents:
         runs = tirx.GT(extent, 0)
         stmt = tirx.IfThenElse(symbols.simplified(runs, access), stmt, None)
     context.placement.put_before(anchor_of(access, kept), stmt, access)
-    reason = f"{access.op} {_needs(counter, footprints)}{moved(left)}"
-    context.note_of("wait", access, counter, reason, stmt, arrivals)
+    reason = f"{access.op} {_needs(counter, footprints)}{moved_out_of(left)}"
+    context.record_counter_op("wait", access, counter, reason, stmt, arrivals)
 
 
 def _needs(counter: Counter, footprints: Footprints) -> str:
@@ -135,22 +134,22 @@ def _reads_own(counter: Counter, footprints: Footprints) -> bool:
     """Return whether some ranks read their own share, which arrives before the kernel starts."""
     if not counter.own:
         return False
-    rank, granule = footprints.distinct(footprints.rank, counter.granules.of(footprints))
+    rank, granule = footprints.distinct(footprints.rank, counter.granules.numbers_of(footprints))
     return bool(np.any(granule // counter.own == rank))
 
 
-def dominates(one: Access, one_kept: int, other: Access, other_kept: int) -> bool:
+def dominates(first: Access, first_kept: int, second: Access, second_kept: int) -> bool:
     """Return whether a wait for ``one`` always precedes ``other`` in the same iteration."""
-    if one_kept > other_kept or one.place > other.place:
+    if first_kept > second_kept or first.positions > second.positions:
         return False
     loops = all(
         a.var.same_as(b.var)
-        for a, b in zip(one.loops[:one_kept], other.loops[:one_kept], strict=True)
+        for a, b in zip(first.loops[:first_kept], second.loops[:first_kept], strict=True)
     )
     return (
         loops
-        and len(other.conditions) >= len(one.conditions)
-        and all(a.same_as(b) for a, b in zip(one.conditions, other.conditions, strict=False))
+        and len(second.conditions) >= len(first.conditions)
+        and all(a.same_as(b) for a, b in zip(first.conditions, second.conditions, strict=False))
     )
 
 
@@ -163,7 +162,7 @@ def _arrivals(
         LanguageError: granules receive different numbers of elements.
     """
     arrivals, granules = counter.arrivals, counter.granules
-    owners, number = footprints.distinct(footprints.owner, granules.of(footprints))
+    owners, number = footprints.distinct(footprints.owner, granules.numbers_of(footprints))
     units = arrivals[owners, number]
     values = np.unique(units)
     if len(values) == 1:

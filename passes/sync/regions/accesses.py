@@ -65,7 +65,7 @@ class Access:
         anchor: the statement that the whole block reaches. Signals and waits go before or after it.
         around: the statements of ``loops``, by index; None for block axes.
         guards: for each of ``loops``, the number of ``conditions`` that are outside of it.
-        place: position of ``anchor`` among the statements of each loop around it.
+        positions: position of ``anchor`` among the statements of each loop around it.
         branches: number of leading ``conditions`` that come from an ``if`` around ``anchor`` whose
             condition is the same for the whole block.
         node: the part of ``anchor`` that names the first element of the box.
@@ -83,7 +83,7 @@ class Access:
     anchor: tirx.Stmt
     around: tuple[tirx.For | None, ...]
     guards: tuple[int, ...]
-    place: tuple[int, ...]
+    positions: tuple[int, ...]
     node: tirx.BufferLoad | tirx.BufferStore
     branches: int = 0
     unknown_count: str = ""
@@ -175,7 +175,7 @@ class AccessCollector:
         self._inner: list[Loop] = []
         self._conditions: list[tirx.PrimExpr] = []
         self._anchor: tirx.Stmt | None = None
-        self._place: list[int] = [0]
+        self._positions: list[int] = [0]
         self._branches = 0
         self._unknown_count = ""
         self._registers: dict[tirx.Var, tirx.Var] = {}
@@ -192,7 +192,7 @@ class AccessCollector:
         if isinstance(stmt, tirx.SeqStmt):
             return self.walk(stmt)
         if self._anchor is None:
-            self._place[-1] += 1
+            self._positions[-1] += 1
         if isinstance(stmt, (tirx.SBlockRealize, tirx.AttrStmt)):
             if isinstance(stmt, tirx.SBlockRealize) and stmt.block.name_hint == "tilelang_root":
                 self.program.body = stmt.block.body
@@ -266,9 +266,9 @@ class AccessCollector:
     ) -> None:
         self._around.append(around)
         self._guards.append(len(self._conditions))
-        self._place.append(0)
+        self._positions.append(0)
         self._visit_body(loops, loop, stmt)
-        self._place.pop()
+        self._positions.pop()
         self._guards.pop()
         self._around.pop()
 
@@ -438,7 +438,7 @@ class AccessCollector:
             tuple(self._resolve(base_of(i)) for i in starts),
             tuple(_widened(i, e) for i, e in zip(starts, extents, strict=True)),
             tuple(self._loops), (*self._inner, *used), tuple(self._conditions), self._anchor,
-            tuple(self._around), tuple(self._guards), tuple(self._place), node,
+            tuple(self._around), tuple(self._guards), tuple(self._positions), node,
             self._branches, self._unknown_count,
         ))  # fmt: skip
 
@@ -495,14 +495,14 @@ def _contiguous_extents(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx
     if not isinstance(size, tirx.IntImm):
         extents[-1] = size
         return extents
-    left = int(size)
+    rest = int(size)
     for axis in reversed(range(len(load.indices))):
         extent = load.buffer.shape[axis]
-        if not isinstance(extent, tirx.IntImm) or left < int(extent) or left % int(extent):
-            extents[axis] = tirx.IntImm("int32", left)
+        if not isinstance(extent, tirx.IntImm) or rest < int(extent) or rest % int(extent):
+            extents[axis] = tirx.IntImm("int32", rest)
             return extents
         extents[axis] = extent
-        left //= int(extent)
-        if left == 1:
+        rest //= int(extent)
+        if rest == 1:
             return extents
     return extents

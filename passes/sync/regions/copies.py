@@ -51,12 +51,12 @@ class Copies:
 
     tensor: tirx.Buffer
     kind: Kind
-    each: tuple[Copy, ...]
+    copies: tuple[Copy, ...]
     op: str = "p.copy"
 
     @property
     def line(self) -> str:
-        return self.each[0].line
+        return self.copies[0].line
 
     @property
     def location(self) -> str:
@@ -68,9 +68,9 @@ class Copies:
 
     def footprints(self) -> Footprints:
         """Return the regions as arrays of one axis, one element for each copy."""
-        start = np.array([c.start for c in self.each]).T
-        extent = np.array([c.extent for c in self.each]).T
-        rank = np.array([c.rank for c in self.each])
+        start = np.array([c.start for c in self.copies]).T
+        extent = np.array([c.extent for c in self.copies]).T
+        rank = np.array([c.rank for c in self.copies])
         # Callers test for ``Copies`` before they use what only an access of the kernel has.
         access = cast(Access, self)
         return Footprints(
@@ -89,12 +89,12 @@ def copies_of(func: tirx.PrimFunc, tensor: tirx.Buffer) -> list[Copies]:
     """Return the copies into ``tensor`` and the copies out of it, each only if there are any."""
     if not func.attrs or COPIES not in func.attrs:
         return []
-    each = [
+    tensor_copies = [
         Copy(**{**fields, "start": tuple(fields["start"]), "extent": tuple(fields["extent"])})
         for fields in json.loads(func.attrs[COPIES].value)
         if fields["tensor"] == tensor.name
     ]
     kinds: tuple[Kind, ...] = ("write", "read")
     of_kind: dict[Kind, tuple[Copy, ...]]
-    of_kind = {k: tuple(c for c in each if c.kind == k) for k in kinds}
+    of_kind = {k: tuple(c for c in tensor_copies if c.kind == k) for k in kinds}
     return [Copies(tensor, kind, copies) for kind, copies in of_kind.items() if copies]

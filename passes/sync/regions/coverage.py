@@ -48,16 +48,16 @@ class CellGrid:
             step = int(np.gcd.reduce(ends[ends < extent], initial=step))
         return step or extent
 
-    def cells_of(self, footprints: Footprints, *, each: bool = False):
+    def cells_of(self, footprints: Footprints, *, repeated: bool = False):
         """Return the flat arrays ``rank, owner`` of all boxes, and the cells of the boxes.
 
         The cells come in chunks of (box number, cell number).
 
         Args:
-            each: repeat a box as often as a rank accesses it, instead of listing it once.
+            repeated: repeat a box as often as a rank accesses it, instead of listing it once.
         """
         axes = len(self.shape)
-        rank, owner, *rest = footprints.flat() if each else footprints.each
+        rank, owner, *rest = footprints.flat() if repeated else footprints.unique_boxes
         return rank, owner, self.cells_in(owner, rest[:axes], rest[axes:])
 
     def cells_in(self, owner, low, high):
@@ -93,13 +93,13 @@ class Coverage:
     ranks: np.ndarray
 
     @classmethod
-    def by(
+    def of_accesses(
         cls, grid: CellGrid, world_size: int, kind: Kind, footprints: Sequence[Footprints]
     ) -> Coverage:
         size = world_size * int(np.prod(grid.cells, dtype=np.int64))
         coverage = cls(np.zeros(size, np.int64), np.zeros(size, np.int64))
         for boxes in footprints:
-            rank, _, chunks = grid.cells_of(boxes, each=kind != "read")
+            rank, _, chunks = grid.cells_of(boxes, repeated=kind != "read")
             for box, cell in chunks:
                 coverage.times += boxes.repeats * np.bincount(cell, minlength=size)
                 rank_of_cell = rank[box]

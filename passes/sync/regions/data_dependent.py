@@ -109,7 +109,7 @@ def stays_in(stmt: tirx.Stmt, expr: tirx.PrimExpr, program: Program) -> bool:
 
 def _is_uniform(access: Access, index: tirx.PrimExpr, program: Program) -> bool:
     """Return whether ``index`` has one value for all threads during the whole access."""
-    uniform = program.thread_control.of(index) is Divergence.UNIFORM
+    uniform = program.thread_control.divergence_of(index) is Divergence.UNIFORM
     return uniform and stays_in(access.anchor, index, program)
 
 

@@ -47,9 +47,9 @@ class Footprints:
         misses: whether some boxes are certainly completely outside of the tensor.
         skipped: numbers of the loops around the access that sometimes have no iteration.
         open_axes, open_loops, is_certain: see ``Region``.
-        asked: conditions inside ``access.anchor`` that decide whether the access happens, evaluated
-            in one iteration of ``access.inner`` in which they hold if they hold in any. Empty if
-            the access happens whenever the block reaches the anchor.
+        inner_conditions: conditions inside ``access.anchor`` that decide whether the access
+            happens, evaluated in one iteration of ``access.inner`` in which they hold if they hold
+            in any. Empty if the access happens whenever the block reaches the anchor.
         shifts: for each axis (0 is the rank axis), the distance from the place of the first
             iteration of ``access.inner`` to the start of the box. It is not 0 if a condition skips
             first iterations, and None if it varies.
@@ -70,7 +70,7 @@ class Footprints:
     open_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     open_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     is_certain: bool = True
-    asked: tuple[tirx.PrimExpr, ...] = ()
+    inner_conditions: tuple[tirx.PrimExpr, ...] = ()
     shifts: tuple[int | None, ...] = ()
 
     def shift(self, axis: int) -> int:
@@ -87,16 +87,16 @@ class Footprints:
             )
         return shift
 
-    def refused(self, what: str, expected: str) -> LanguageError:
-        """Return the error for an access that cannot be analyzed because it does ``what``."""
-        return _refused(self.access, what, expected)
+    def refused(self, problem: str, expected: str) -> LanguageError:
+        """Return the error for an access that cannot be analyzed because of ``problem``."""
+        return _refused(self.access, problem, expected)
 
     def flat(self, *more: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return flat arrays ``rank, owner, low..., high..., *more`` of the active iterations."""
-        rank, owner, *rest = self.where(self.rank, self.owner, *self.low, *self.size, *more)
+        rank, owner, *rest = self.active(self.rank, self.owner, *self.low, *self.size, *more)
         return rank, owner, *self._with_ends(rest)
 
-    def where(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
+    def active(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return flat arrays of ``values`` in the iterations in which the access happens.
 
         The arrays have no entries for an axis along which neither the values nor the mask vary.
@@ -110,15 +110,15 @@ class Footprints:
                 f"happens {count} times on all ranks in a launch, which is too much to infer from",
                 "smaller sizes, larger tiles",
             )
-        return _where(self.mask, values)
+        return _active(self.mask, values)
 
     def distinct(self, *values: np.ndarray) -> list[np.ndarray]:
         """Return the combinations of ``values`` in active iterations; see ``combinations``."""
         return combinations(values, self.mask)
 
     @cached_property
-    def each(self) -> tuple[np.ndarray, ...]:
-        """Flat arrays ``rank, owner, low..., high...`` with each box once for each rank."""
+    def unique_boxes(self) -> tuple[np.ndarray, ...]:
+        """Flat arrays ``rank, owner, low..., high...`` of the boxes, once for each rank."""
         rank, owner, *rest = self.distinct(self.rank, self.owner, *self.low, *self.size)
         return rank, owner, *self._with_ends(rest)
 
@@ -184,7 +184,7 @@ def _dependent_groups(
     return [numbers for _, numbers in groups]
 
 
-def _where(mask: np.ndarray, values: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+def _active(mask: np.ndarray, values: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     mask, *arrays = np.broadcast_arrays(mask, *values)
     if mask.all():
         return tuple(a.ravel() for a in arrays)
@@ -198,16 +198,16 @@ def _unique_rows(fields: Sequence[np.ndarray], mask: np.ndarray) -> Sequence[np.
     if a value is negative or the table would be too large.
     """
     if any(a.min(initial=0) < 0 for a in fields):
-        return _where(mask, fields)
+        return _active(mask, fields)
     units = [int(np.gcd.reduce(a, axis=None)) or 1 for a in fields]
     radix = [int(a.max(initial=0)) // u + 1 for a, u in zip(fields, units, strict=True)]
     if math.prod(radix) > _TABLE:
-        return _where(mask, fields)
+        return _active(mask, fields)
     code = np.int64(0)
     for field_, unit, n in zip(fields, units, radix, strict=True):
         code = code * n + field_ // unit
     occurs = np.zeros(math.prod(radix), np.bool_)
-    occurs[_where(mask, [np.asarray(code)])] = True
+    occurs[_active(mask, [np.asarray(code)])] = True
     rest, columns = np.flatnonzero(occurs), []
     for n, unit in zip(reversed(radix), reversed(units), strict=True):
         rest, digit = np.divmod(rest, n)
@@ -285,10 +285,10 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     low, size = merged
     if _overlap(size[0] != 1, happens):
         raise _refused(access, "touches the copies of several ranks at once", "one rank at a time")
-    asked = _asked(access, region, program, space, (around, mask), happens)
+    inner_conditions = _inner_conditions(access, region, program, space, (around, mask), happens)
     invalid = (low[0] < 0) | (low[0] >= world_size)
     if _overlap(invalid, happens):
-        (ranks,) = _where(invalid & happens, [low[0]])
+        (ranks,) = _active(invalid & happens, [low[0]])
         raise _refused(access, f"has rank index {ranks.min()}", f"0 to {world_size - 1}")
     owner = np.clip(low[0], 0, world_size - 1)
     if access.is_run and any(
@@ -296,7 +296,7 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
     ):
         raise _refused(access, "extends past the end of a row", "part of a row, or whole rows")
     shifts = tuple(
-        _common_value(*_where(happens, [a - _first(start, inner)]))
+        _common_value(*_active(happens, [a - _first(start, inner)]))
         for a, start in zip(low, starts if inner else (), strict=bool(inner))
     )
     clipped = [
@@ -319,15 +319,15 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
         access, space.rank, owner, tuple(c[0] for c in clipped),
         tuple(c[1] for c in clipped), happens, block, repeats,
         outside, before, misses and region.is_certain, skipped, region.open_axes,
-        region.open_loops, region.is_certain, asked, shifts,
+        region.open_loops, region.is_certain, inner_conditions, shifts,
     )  # fmt: skip
 
 
-def _asked(
+def _inner_conditions(
     access: Access, region: Region, program: Program, space: Space,
     masks: tuple[np.ndarray, np.ndarray], happens: np.ndarray,
 ) -> tuple[tirx.PrimExpr, ...]:  # fmt: skip
-    """Return ``Footprints.asked``.
+    """Return ``Footprints.inner_conditions``.
 
     Args:
         masks: two masks of the iterations; the access happens where both hold.
@@ -501,8 +501,8 @@ def _common_value(values: np.ndarray) -> int | None:
     return int(values.flat[0]) if np.ptp(values) == 0 else None
 
 
-def _refused(access: Access, what: str, expected: str) -> LanguageError:
+def _refused(access: Access, problem: str, expected: str) -> LanguageError:
     return LanguageError(
-        f"{access.text}, which {what}; expected {expected}, {_EXPECTED}, or W.unordered"
+        f"{access.text}, which {problem}; expected {expected}, {_EXPECTED}, or W.unordered"
         f"{access.location}"
     )

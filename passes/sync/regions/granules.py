@@ -50,12 +50,12 @@ class Granules:
     def total(self) -> int:
         return math.prod(self.counts)
 
-    def of(self, footprints: Footprints) -> np.ndarray:
+    def numbers_of(self, footprints: Footprints) -> np.ndarray:
         """Return the number of the granule that is accessed in each iteration."""
-        number = self.at(footprints.low)
+        number = self.number_at(footprints.low)
         return number.reshape(np.shape(number) or (1,) * footprints.mask.ndim)
 
-    def at(self, low: Sequence[np.ndarray]) -> np.ndarray:
+    def number_at(self, low: Sequence[np.ndarray]) -> np.ndarray:
         """Return the number of the granule that contains a box that begins at ``low``."""
         number = np.int64(0)
         for start, size, count in zip(low, self.size, self.counts, strict=True):
@@ -63,7 +63,7 @@ class Granules:
                 number = number * count + np.minimum(start // size, count - 1)
         return np.asarray(number)
 
-    def of_copies(self, copies: Footprints) -> Iterator[np.ndarray]:
+    def numbers_of_copies(self, copies: Footprints) -> Iterator[np.ndarray]:
         """Yield, for each copy of a plan, the numbers of the granules that it accesses."""
         low, size = (np.array(arrays).T.tolist() for arrays in (copies.low, copies.size))
         for starts, extents in zip(low, size, strict=True):
@@ -93,15 +93,15 @@ class Granules:
                 number = number * count + start // size
         return symbols.simplified(number, footprints.access)
 
-    def of_cells(self, traffic: TensorAccesses) -> np.ndarray:
+    def numbers_of_cells(self, traffic: TensorAccesses) -> np.ndarray:
         """Return the granule number of each cell of one copy, in the order of the cells."""
         number = np.int64(0)
         grid = traffic.grid
         for axis, (cells, cell) in enumerate(zip(grid.cells, grid.cell, strict=True)):
-            at = np.arange(cells) * cell // self.size[axis]
+            numbers_on_axis = np.arange(cells) * cell // self.size[axis]
             shape = [1] * len(grid.cells)
             shape[axis] = -1
-            number = number * self.counts[axis] + at.reshape(shape)
+            number = number * self.counts[axis] + numbers_on_axis.reshape(shape)
         return np.broadcast_to(number, grid.cells).ravel()
 
 
@@ -268,7 +268,7 @@ def counter_of(
         arrivals, increments = _count_copies(traffic, granules), [np.ones(1, np.int64)]
     else:
         arrivals = _count_elements(traffic, kind, granules)
-        increments = [np.unique(b.where(elements_of(b))[0]) for b in traffic.of_kind(kind)]
+        increments = [np.unique(b.active(elements_of(b))[0]) for b in traffic.of_kind(kind)]
     unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *increments]), initial=0)) or 1
     waiting = [0] * traffic.world_size
     for footprints in users:
@@ -286,7 +286,7 @@ def _count_elements(traffic: TensorAccesses, kind: Kind, granules: Granules) -> 
     grid = traffic.grid
     times = traffic.coverage[kind].times.reshape(traffic.world_size, -1)
     elements = times * volumes(grid.shape, grid.cell).ravel()
-    granule = granules.of_cells(traffic)
+    granule = granules.numbers_of_cells(traffic)
     counts = [np.bincount(granule, e, minlength=granules.total) for e in elements]
     return np.stack(counts).astype(int)
 
@@ -301,7 +301,7 @@ def _own_share(traffic: TensorAccesses, granules: Granules) -> int:
     share, rest = divmod(granules.total, traffic.world_size)
     if rest or not share:
         return 0
-    for copy, numbers in zip(copies.access.each, granules.of_copies(copies), strict=True):
+    for copy, numbers in zip(copies.access.copies, granules.numbers_of_copies(copies), strict=True):
         before = copy.before and copy.rank == copy.start[0]
         in_own_share = numbers // share == copy.start[0]
         if np.any(in_own_share != before):
@@ -333,7 +333,8 @@ def _times_copied(traffic: TensorAccesses, granules: Granules) -> np.ndarray:
     """Return the number of copies that write to each granule, by owner and granule."""
     count = np.zeros((traffic.world_size, granules.total), np.int64)
     if (copies := traffic.copies) is not None:
-        for copy, numbers in zip(copies.access.each, granules.of_copies(copies), strict=True):
+        granules_of_copies = granules.numbers_of_copies(copies)
+        for copy, numbers in zip(copies.access.copies, granules_of_copies, strict=True):
             count[copy.start[0], numbers] += 1
     return count
 

@@ -27,7 +27,7 @@ class Timestamps:
             a: Space(world_size, a.loops, program.values, partly=True) for a in accesses
         }
         self._grid = len(program.grid)
-        self._positions = 2 * max((max(a.place) for a in accesses), default=0) + 4
+        self._positions = 2 * max((max(a.positions) for a in accesses), default=0) + 4
         depth = max((len(a.loops) for a in accesses), default=self._grid) - self._grid
         self._iterations = [1] * depth
         for access in accesses:
@@ -50,7 +50,7 @@ class Timestamps:
         digit = 2 * level + 1
         return timestamp // self.weights[digit] % (self.weights[digit - 1] // self.weights[digit])
 
-    def of(
+    def of_access(
         self,
         footprints: Footprints,
         depth: int,
@@ -66,7 +66,7 @@ class Timestamps:
             block: block number to use instead of the access's own.
         """
         access = footprints.access
-        positions = access.place[self._grid :]
+        positions = access.positions[self._grid :]
         depth -= self._grid
         space = self._spaces[access]
         block = footprints.block if block is None else block

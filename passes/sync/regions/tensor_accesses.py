@@ -102,7 +102,7 @@ class TensorAccesses:
 
     def needs(self, read: Footprints, kind: Kind) -> bool:
         """Return whether accesses of ``kind`` complete some cell of ``read``."""
-        accessed = Coverage.by(self.grid, self.world_size, "read", [read]).times > 0
+        accessed = Coverage.of_accesses(self.grid, self.world_size, "read", [read]).times > 0
         return bool(np.any(accessed & self.complete_after(kind)))
 
 
@@ -129,7 +129,7 @@ def collect_tensor_accesses(
         return traffic
     for kind in ("write", "add", "read"):
         of_kind = traffic.of_kind(kind)
-        traffic.coverage[kind] = Coverage.by(grid, world_size, kind, of_kind)
+        traffic.coverage[kind] = Coverage.of_accesses(grid, world_size, kind, of_kind)
     return traffic
 
 
@@ -188,7 +188,7 @@ def refuse_unwritten(traffic: TensorAccesses) -> None:
         ("read", traffic.last_producer, "read, but no rank writes it"),
         ("add", "write", "added to, but no rank clears it first"),
     ]
-    for kind, producer, what in requirements:
+    for kind, producer, problem in requirements:
         accessed = traffic.coverage[kind].times > 0
         produced = traffic.coverage[producer].times > 0
         if producer == "add":
@@ -201,8 +201,8 @@ def refuse_unwritten(traffic: TensorAccesses) -> None:
             )
             verb = "is" if traffic.footprints[user].is_certain else "may be"
             raise LanguageError(
-                f"{user.text}: {region_of(traffic, cell)} {verb} {what} in this launch; expected a "
-                f"write of it in the same program, or W.unordered{user.location}"
+                f"{user.text}: {region_of(traffic, cell)} {verb} {problem} in this launch; "
+                f"expected a write of it in the same program, or W.unordered{user.location}"
             )
 
 
@@ -219,7 +219,7 @@ def region_of(traffic: TensorAccesses, cell: int) -> str:
         reversed(traffic.grid.cells), reversed(traffic.grid.cell), reversed(traffic.grid.shape),
         strict=True,
     ):  # fmt: skip
-        cell, at = divmod(cell, cells)
-        low, high = at * size, min((at + 1) * size, extent)
+        cell, position = divmod(cell, cells)
+        low, high = position * size, min((position + 1) * size, extent)
         index.insert(0, f"{low}:{high}" if high - low > 1 else str(low))
     return f"{traffic.tensor.name}[{', '.join([str(cell), *index])}]"

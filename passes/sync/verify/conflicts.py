@@ -11,7 +11,7 @@ import numpy as np
 
 from .events import DATA, Event
 from .happens_before import Place, Timeline
-from .launches import LeftOut, Rows
+from .launches import Rows, Unverified
 
 _MOST = 1 << 22
 """Limit of the cells, and of the pairs of accesses, of one tensor; larger ones are not verified."""
@@ -47,7 +47,7 @@ class Conflict:
     read: Touch
 
 
-def conflicts(timeline: Timeline, world_size: int) -> tuple[list[Conflict], list[LeftOut]]:
+def conflicts(timeline: Timeline, world_size: int) -> tuple[list[Conflict], list[Unverified]]:
     """Return all pairs of accesses that need an order, and the tensors that are too large.
 
     Pairs within one launch come first. Pairs between the same synchronization operations are
@@ -62,15 +62,15 @@ def conflicts(timeline: Timeline, world_size: int) -> tuple[list[Conflict], list
         if rows.event.kind in DATA:
             by_tensor[rows.event.tensor.name].append(rows)
     pairs: list[tuple[int, Conflict]] = []
-    left_out: list[LeftOut] = []
+    unverified: list[Unverified] = []
     for rows in by_tensor.values():
         touches = _Touches(timeline, rows, world_size, synced)
         for write, read in touches.pairs():
             launches_apart = abs(write.launch - read.launch)
             pairs.append((launches_apart, Conflict(write, read)))
-        left_out += touches.left_out
+        unverified += touches.unverified
     pairs.sort(key=lambda pair: pair[0])
-    return [conflict for _, conflict in pairs], left_out
+    return [conflict for _, conflict in pairs], unverified
 
 
 class _Touches:
@@ -80,7 +80,7 @@ class _Touches:
         self, timeline: Timeline, rows: list[Rows], world_size: int, synced: np.ndarray
     ) -> None:
         self._timeline, self._rows = timeline, rows
-        self.left_out: list[LeftOut] = []
+        self.unverified: list[Unverified] = []
         axes = len(rows[0].low)
 
         def joined(column) -> np.ndarray:
@@ -117,7 +117,7 @@ class _Touches:
     def _are_too_many(self, count: int, unit: str) -> bool:
         if count > _MOST:
             unit = f"{unit} in the analyzed launches"
-            self.left_out.append(LeftOut(self._rows[0].event, count, _MOST, unit))
+            self.unverified.append(Unverified(self._rows[0].event, count, _MOST, unit))
         return count > _MOST
 
     def _cells(self) -> tuple[np.ndarray, np.ndarray]:

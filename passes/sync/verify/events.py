@@ -78,7 +78,7 @@ class Event:
         return arrows(self.places)
 
     @property
-    def at(self) -> str:
+    def element(self) -> str:
         """The element, as in ``S[dst, row, 0]``, or the name of the operation."""
         if self.tensor is None:
             return self.op
@@ -88,12 +88,12 @@ class Event:
     def text(self) -> str:
         """The event for messages, as in ``T.copy writes S[dst, row, 0]``."""
         verbs = {"read": "reads", "write": "writes", "add": "adds to"}
-        return f"{self.op} {verbs[self.kind]} {self.at}" if self.kind in verbs else self.shown
+        return f"{self.op} {verbs[self.kind]} {self.element}" if self.kind in verbs else self.shown
 
     @property
     def shown(self) -> str:
         """The operation as a call, as in ``W.signal(flags[peer, 0])``."""
-        return f"{self.op}({self.at if self.tensor is not None else ''})"
+        return f"{self.op}({self.element if self.tensor is not None else ''})"
 
 
 def collect_events(

@@ -143,13 +143,13 @@ class HappensBefore:
         """Return whether everything written up to ``first`` is visible at ``second``."""
         if first[0] == second[0]:
             return first[1] < second[1]
-        seen: set[tuple] = set()
+        visited: set[tuple] = set()
         stack = list(self._arrivals(*second))
         while stack:
             arrival = stack.pop()
-            if arrival in seen:
+            if arrival in visited:
                 continue
-            seen.add(arrival)
+            visited.add(arrival)
             before = self._before.get(arrival)
             if before is None and len(self._sources[arrival]) >= _MANY:
                 before = self._all_before(arrival)
@@ -172,7 +172,7 @@ class HappensBefore:
     def _all_before(self, arrival: tuple) -> dict[int, int]:
         """Return, for each block, the last position that precedes ``arrival``."""
         last: dict[int, int] = {}
-        stack, seen = [arrival], {arrival}
+        stack, visited = [arrival], {arrival}
         while stack:
             current = stack.pop()
             before = self._before.get(current)
@@ -182,8 +182,8 @@ class HappensBefore:
                     continue
                 last[block] = position
                 if before is None:
-                    new = [a for a in self._arrivals(block, position) if a not in seen]
-                    seen.update(new)
+                    new = [a for a in self._arrivals(block, position) if a not in visited]
+                    visited.update(new)
                     stack += new
         self._before[arrival] = last
         return last

@@ -71,7 +71,7 @@ def _varies(indices) -> bool:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Unverified:
     """An event or a tensor that is not verified because it is too large.
 
     Attributes:
@@ -142,7 +142,7 @@ class Launches:
         )
         self._ordering = {v for e in events if e.kind not in DATA for _, v in e.trail}
         """Variables of the loops that contain synchronization; accesses of other loops merge."""
-        self.left_out: dict[Event, LeftOut] = {}
+        self.unverified: dict[Event, Unverified] = {}
         """Events that happen too often to be verified."""
         self.unplaced: set[str] = set()
         """Names of tensors with a signal that may be for any flag, as its index depends on data."""
@@ -223,16 +223,17 @@ class Launches:
         columns = [happens, space.rank, evaluated.block, *key, *low, *high]
         count = math.prod(np.broadcast_shapes(*(c.shape for c in columns)))
         if count > _MOST:
-            self.left_out[event] = LeftOut(event, count, _MOST, "times on all ranks in one launch")
+            unit = "times on all ranks in one launch"
+            self.unverified[event] = Unverified(event, count, _MOST, unit)
             return None
-        self.left_out.pop(event, None)
+        self.unverified.pop(event, None)
         value = evaluated.value
         if value is not None and any(value.shape[a] > 1 for a in axes):
             value = None
         if value is not None:
             columns.append(value)
-        where, *flat = np.broadcast_arrays(*columns)
-        rank, block, *rest = self._occurrences(event, [c[where] for c in flat])
+        active, *flat = np.broadcast_arrays(*columns)
+        rank, block, *rest = self._occurrences(event, [c[active] for c in flat])
         key, rest = rest[: len(key)], rest[len(key) :]
         n = len(low)
         number = np.full(rank.shape, launch * self._kernels + event.kernel)

@@ -19,7 +19,7 @@ from ..infer.options import options_of
 from .conflicts import Conflict, Touch, conflicts
 from .events import DATA, Event, collect_events
 from .happens_before import HOLDS, HappensBefore, Operation, Timeline
-from .launches import Launches, LeftOut, Rows
+from .launches import Launches, Rows, Unverified
 from .outside import reads_outside, warn_outside
 
 LAUNCHES = 4
@@ -48,28 +48,28 @@ def verify_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
     Before and after: the same program
     """
     name = func.attrs["global_symbol"]
-    for left_out in verified(func, world_size):
-        event = left_out.event
-        message = f"verify_sync of {name}: {event.text}: {left_out.reason}; it is not verified"
+    for unverified in verified(func, world_size):
+        event = unverified.event
+        message = f"verify_sync of {name}: {event.text}: {unverified.reason}; it is not verified"
         warnings.warn(f"{message}{event.location}", SyncWarning, stacklevel=2)
     return func
 
 
-def verified(func: tirx.PrimFunc, world_size: int) -> list[LeftOut]:
+def verified(func: tirx.PrimFunc, world_size: int) -> list[Unverified]:
     """Run ``verify_sync`` on a program; return what is too large to be verified."""
     options = options_of(func)
     inferred = any(not h.scratch for h in implicit_of(func))
     if options.verify == "off" or inferred or not is_explicit(func):
         return []
-    message, left_out = find_fault(func, world_size)
+    message, unverified = find_fault(func, world_size)
     if message and options.verify == "error":
         raise LanguageError(message)
     if message:
         warnings.warn(message, SyncWarning, stacklevel=3)
-    return left_out
+    return unverified
 
 
-def find_fault(func: tirx.PrimFunc, world_size: int) -> tuple[str, list[LeftOut]]:
+def find_fault(func: tirx.PrimFunc, world_size: int) -> tuple[str, list[Unverified]]:
     """Return the first fault of a program specialized for a group, or "", and what is too large."""
     tensors = heap_tensors(func)
     if not tensors:
@@ -77,7 +77,7 @@ def find_fault(func: tirx.PrimFunc, world_size: int) -> tuple[str, list[LeftOut]
     program, events = collect_events(func, tensors)
     launches = Launches(func, program, events, world_size)
     verifier = _Verifier(launches, {t.name for t in tensors}, func)
-    return verifier.first_fault(), verifier.left_out
+    return verifier.first_fault(), verifier.unverified
 
 
 Stronger = dict[Event, tuple[str, ...]]
@@ -95,7 +95,7 @@ class _Verifier:
     Attributes:
         symmetric: names of the symmetric tensors.
         signalled: names of the tensors whose flags the program signals, all at known indices.
-        left_out: events and tensors that are too large to be verified.
+        unverified: events and tensors that are too large to be verified.
     """
 
     launches: Launches
@@ -104,14 +104,14 @@ class _Verifier:
     signalled: set[str] = field(init=False)
     timeline: Timeline = field(init=False)
     operations: list[Operation] = field(init=False)
-    left_out: list[LeftOut] = field(default_factory=list)
+    unverified: list[Unverified] = field(default_factory=list)
 
     def first_fault(self) -> str:
         """Return the message of the first fault, or ""."""
         rows = [r for n in range(LAUNCHES) for r in self.launches.rows(n)]
         warn_outside(dict.fromkeys(reads_outside(rows)))
-        self.left_out += self.launches.left_out.values()
-        if any(left_out.event.kind not in DATA for left_out in self.left_out):
+        self.unverified += self.launches.unverified.values()
+        if any(unverified.event.kind not in DATA for unverified in self.unverified):
             return ""  # without these operations, ordered accesses would seem to race
         if self._has_resets(rows):
             rows = [r for r in rows if r.turn == 0]
@@ -122,8 +122,8 @@ class _Verifier:
         if deadlock:
             return deadlock
         self.timeline = Timeline(rows)
-        pairs, left_out = conflicts(self.timeline, self.launches.world_size)
-        self.left_out += left_out
+        pairs, unverified = conflicts(self.timeline, self.launches.world_size)
+        self.unverified += unverified
         if not pairs:
             return ""
         self.operations = self.timeline.operations()
@@ -213,17 +213,17 @@ class _Verifier:
         if c.write.launch != c.read.launch:
             return self._reuse_message(c)
         write, read = c.write.event, c.read.event
-        who = f"which {_actor(c.write, c.read)} writes in the same launch"
+        other = f"which {_actor(c.write, c.read)} writes in the same launch"
         before = list(self._operations_of_block(c.read, "wait", "barrier", before=True))
         if not before:
             late = [
                 o.event for o in self._operations_of_block(c.read, "wait", "barrier", before=False)
             ]
-            also = f" (the {late[0].op} after it comes too late)" if late else ""
+            hint = f" (the {late[0].op} after it comes too late)" if late else ""
             return (
-                f"{read.text}, {who}, and no wait comes before it{also}; expected W.wait_reached "
-                "or another wait for a flag that the writer signals after its write, or a "
-                f"barrier, before it{_lines([read, *late[:1], write])}"
+                f"{read.text}, {other}, and no wait comes before it{hint}; expected "
+                "W.wait_reached or another wait for a flag that the writer signals after its "
+                f"write, or a barrier, before it{_lines([read, *late[:1], write])}"
             )
         waited = {o.event for o in before}
         after = [o for o in self._operations_of_block(c.write, "signal", "barrier", before=False)
@@ -233,14 +233,14 @@ class _Verifier:
                 o.event
                 for o in self._operations_of_block(c.write, "signal", "barrier", before=True)
             ]
-            also = f" (the {early[-1].op} before it does not cover it)" if early else ""
+            hint = f" (the {early[-1].op} before it does not cover it)" if early else ""
             return (
                 f"{write.text}, which {_actor(c.read, c.write)} reads in the same launch, and no "
-                f"signal follows it{also}; expected W.signal of the flag that the reader waits "
+                f"signal follows it{hint}; expected W.signal of the flag that the reader waits "
                 f"for after it, or a barrier between the two{_lines([write, *early[-1:], read])}"
             )
         return (
-            f"{read.text}, {who}, but {before[-1].event.shown} before it does not wait for what "
+            f"{read.text}, {other}, but {before[-1].event.shown} before it does not wait for what "
             f"the writer signals after its write, {after[0].event.shown}; expected a wait for that "
             f"signal{_lines([read, write, before[-1].event, after[0].event])}"
         )
@@ -255,12 +255,12 @@ class _Verifier:
                 f"barrier, before the read{_lines([read, write])}"
             )
         launches = c.write.launch - c.read.launch
-        when = "in the launch before" if launches == 1 else f"in the launch {launches} before it"
+        launch = "in the launch before" if launches == 1 else f"in the launch {launches} before it"
         return (
-            f"{write.text}, which {_actor(c.read, c.write)} may still be reading {when}; expected "
-            "a wait before the write for a flag that the readers signal when they have read (a "
-            "credit), W.sync_ranks after the reads, or two buffers that launches use in turn if "
-            "every writer waits, in each launch, for all readers of what it writes"
+            f"{write.text}, which {_actor(c.read, c.write)} may still be reading {launch}; "
+            "expected a wait before the write for a flag that the readers signal when they have "
+            "read (a credit), W.sync_ranks after the reads, or two buffers that launches use in "
+            "turn if every writer waits, in each launch, for all readers of what it writes"
             f"{_lines([write, read])}"
         )
 
@@ -273,11 +273,11 @@ class _Verifier:
         early = [
             o.event for o in self._operations_of_block(c.read, "signal", "barrier", before=True)
         ][-1:]
-        what = early[0].shown if early else "nothing"
+        signal = early[0].shown if early else "nothing"
         return (
             f"{read.text} until {read.until}, and {_actor(c.write, c.read)} may overwrite it "
-            f"before, since {what} comes earlier; expected the signal that frees it after the wait"
-            f"{_lines([read, *early, write])}"
+            f"before, since {signal} comes earlier; expected the signal that frees it after the "
+            f"wait{_lines([read, *early, write])}"
         )
 
     def _too_weak_message(self, c: Conflict, stronger: Stronger) -> str:

@@ -1,4 +1,4 @@
-"""What each rank of test_attention_backward.py does."""
+"""Functions that test_backward.py runs on each rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ LENGTHS = [(0, 12), (12, 24), (18, 18), (6, 6)]
 
 
 def inputs(packed: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """q, k, v and the gradient of the result, of this rank; offsets if sequences are packed."""
+    """Return q, k, v and the gradient of the result of this rank; offsets if sequences
+    are packed."""
     me, count = dist.get_rank(), dist.get_world_size()
     rows, keys = (sum(x) // count for x in zip(*LENGTHS, strict=True)) if packed else (8, 12)
     batch = () if packed else (2,)
@@ -34,7 +35,7 @@ def inputs(packed: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 def differentiate(
     layout: str, causal: bool, packed: bool, dtype: torch.dtype, some: bool
 ) -> dict[str, bool]:
-    """Against those of the reference, by autograd.
+    """Compare gradients with those of the reference, by autograd.
 
     Args:
         some: compute for few queries at a time.
@@ -60,7 +61,7 @@ def differentiate(
 
 
 def compiled() -> bool:
-    """Whether it can be traced."""
+    """Return whether the gradients can be traced."""
     given, _ = inputs(False)
     *given, grad = given
     out, lse = gathered_attention(*given, causal=True)

@@ -1,4 +1,4 @@
-"""What each rank of test_bench_attention.py does, in a process of its own, on a CPU."""
+"""Functions that test_bench.py runs on each rank, in its own process, on a CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH, HEADS, KV_HEADS, HEAD_DIM = 2, 4, 2, 16
 
 
 def whole(length: int, ranks: int) -> tuple[torch.Tensor, ...]:
-    """q, k, v of all ranks, the same on each."""
+    """Return q, k and v of all ranks, equal on each."""
     return tuple(
         numbers(BATCH, length, heads, HEAD_DIM, of=ranks, what=name).float()
         for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
@@ -32,7 +32,7 @@ def whole(length: int, ranks: int) -> tuple[torch.Tensor, ...]:
 
 
 def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Attention of whole sequences, by PyTorch, in double precision."""
+    """Return attention of whole sequences, by PyTorch, in double precision."""
     q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=causal, enable_gqa=True
@@ -45,7 +45,7 @@ def length_of(length: int, causal: bool, layout: str, ranks: int, batch: int = B
 
 
 def errors(length: int, causal: bool, layout: str, group: Any = None) -> dict[str, float]:
-    """Of what PyTorch's implementations return on this rank, for numbers that all ranks know."""
+    """Return the errors of PyTorch's implementations on this rank."""
     group = group or group_of("")
     ranks, rank = group.world_size, group.rank
     problem = problem_of(
@@ -67,7 +67,7 @@ def errors(length: int, causal: bool, layout: str, group: Any = None) -> dict[st
 
 
 def right_results(length: int, causal: bool, layout: str) -> dict[str, float]:
-    """How far from ``expected`` what the benchmark takes for right is."""
+    """Return the distance of the benchmark's reference from ``expected``."""
     group = group_of("")
     ranks = group.world_size
     problem = problem_of(
@@ -83,7 +83,7 @@ def right_results(length: int, causal: bool, layout: str) -> dict[str, float]:
 
 
 def benchmark(json: str, figure: str | None, wrong: str = "") -> tuple[bool, str]:
-    """Whether ``tileweave bench`` found attention right, and what it printed.
+    """Return whether ``tileweave bench`` finds attention right, and its output.
 
     Args:
         wrong: an implementation that has one wrong number in one row of the last rank.

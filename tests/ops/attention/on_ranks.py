@@ -1,4 +1,4 @@
-"""What each rank of the tests of attention does, in a process of its own, on a CPU."""
+"""Functions that the tests of attention run on each rank, in its own process, on a CPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def attend_and_differentiate(layout: str, packed: bool) -> dict[str, bool]:
 
 
 def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """One whole sequence, causal, by torch."""
+    """Return attention of one whole sequence, causal, by torch."""
     hides = torch.ones(len(q), len(k)).tril(len(k) - len(q)).bool()
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, hides, enable_gqa=True)

@@ -1,4 +1,4 @@
-"""The gradients of attention over a sharded sequence, against those of the reference."""
+"""Gradients of attention over a sharded sequence, against those of the reference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_compiled(three):
     ("width", "v_width", "common"), [(128, 128, 128), (192, 128, 192), (60, 64, 64), (66, 5, 72)]
 )
 def test_what_flash_attention_gets(monkeypatch, width, v_width, common):
-    """Without a GPU: its arguments and the shapes of what comes back."""
+    """Without a GPU: its arguments and the shapes of its results."""
     shapes = []
     real = torch.ops.aten._flash_attention_backward
 
@@ -101,7 +101,7 @@ def test_offsets_cannot_be_read_into_a_graph(monkeypatch):
     ],
 )
 def test_offsets_are_checked(cu_q, cu_k, message):
-    """Of rows that are in no sequence nobody would compute the gradient."""
+    """Rows that belong to no sequence would have no gradient."""
     q, lse = torch.zeros(6, 2, 8), torch.zeros(2, 6)
     cu_q, cu_k = (torch.tensor(cu, dtype=torch.int32) for cu in (cu_q, cu_k))
     with pytest.raises(tw.TileWeaveError, match=f"^sp_attention_backward: {message}"):

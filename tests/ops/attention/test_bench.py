@@ -1,4 +1,5 @@
-"""Attention in ``tileweave bench``: its other implementations are judges, so they must be right."""
+"""Attention in ``tileweave bench``: its other implementations are references, so they must be
+right."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import tileweave as tw
 from tests.ops.attention import bench_on_ranks as bench_attention_on_ranks
 from tests.ops.attention.bench_on_ranks import errors, expected, length_of, whole
-from tests.runtime.test_plan import Ranks
+from tests.runtime.plans.fakes import Ranks
 from tileweave.bench import attention, results
 from tileweave.bench import command as bench
 from tileweave.bench.attention import IMPLEMENTATIONS, Inputs, Lengths, problem_of
@@ -57,14 +58,14 @@ def test_others_are_right_on_three_ranks(three, causal, layout):
 
 @pytest.mark.parametrize(("causal", "layout"), SHARDED)
 def test_what_is_taken_for_right(three, causal, layout):
-    """More rows than are computed in fp32."""
+    """More rows than the reference computes in fp32."""
     for found in three.run(bench_attention_on_ranks.right_results, 240, causal, layout):
         assert found["result"] < 1e-5
 
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Ranks that are threads send by queues."""
+    """Connect ranks that are threads by queues."""
     boxes = defaultdict(SimpleQueue)
 
     def start(given, to, got, source, group):
@@ -116,7 +117,7 @@ def test_a_ring_computes_each_pair_once(causal, layout, ranks):
 
 @pytest.mark.parametrize("ends_together", [True, False])
 def test_the_last_query_sees_the_last_key(ends_together):
-    """Whatever PyTorch's mask of a rectangle is."""
+    """PyTorch's mask of a rectangle may differ."""
     q, k, v = whole(24, 1)
     right = expected(q, k, v, True)[:, 16:]
     calls = []
@@ -138,7 +139,7 @@ def test_the_last_query_sees_the_last_key(ends_together):
 
 
 def test_sums_of_rounded_parts():
-    """In the type of the parts, as a ring of two ranks adds them: large ones with little weight."""
+    """A ring of two ranks adds parts in their type: large values with little weight."""
     q, k, v = (x.bfloat16() for x in whole(512, 1))
     backend = BACKENDS["cpu"]["flash"]
     total = backend(q, k[:, :2], v[:, :2], False)
@@ -187,7 +188,8 @@ def test_the_benchmark(three, tmp_path):
 
 
 def by_exact(problem, rank, q, k_by_rank, v_by_rank):
-    """(batch, rows, heads, head_dim) of a rank, of keys and values (ranks, batch, rows, ...)."""
+    """Return q of a rank as (batch, rows, heads, head_dim), and k and v as (ranks, batch, rows,
+    ...)."""
     k, v = (in_order(problem, x) for x in (k_by_rank, v_by_rank))
     seen = torch.full((problem.q_rows,), problem.k_total)
     if problem.causal:
@@ -217,7 +219,7 @@ def test_the_kernel_alone(causal, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_kernel_alone_finds_all_keys(every_rank, monkeypatch, layout):
-    """In memory that is larger than it must be; the kernel is torch."""
+    """Memory is larger than needed; the kernel is torch."""
     world = Ranks(2, monkeypatch)
     problem = problem_of(OP, length_of(32, True, layout, 2), 2, torch.float32)
     given = {rank: inputs_of(problem, rank) for rank in range(2)}

@@ -1,4 +1,4 @@
-"""examples/sp_attention.py on a CPU: what agrees is right, what does not is wrong."""
+"""examples/sp_attention.py on a CPU: results that agree are right, others are wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def example():
 
 
 def other(q, k, v, *, causal, layout, return_lse, strategy):
-    """Of a rank that is alone; not the example's reference."""
+    """Return attention of a single rank, which is not the reference of the example."""
     assert strategy == "nccl" and return_lse
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)

@@ -1,4 +1,4 @@
-"""What attention over a sharded sequence is asked for: what is right, and what is refused."""
+"""Problems of attention over a sharded sequence: legal and refused arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dense(q=(2, 8, 4, 64), k=(2, 8, 2, 64), v=None, ranks=2, **options):
 
 
 def packed(q=(8, 4, 64), k=(10, 2, 64), cu_q=(0, 4, 16), cu_k=(0, 4, 20), ranks=2, **options):
-    """Two sequences, of 4 and 12 queries and of 4 and 16 keys."""
+    """Return two sequences, of 4 and 12 queries and of 4 and 16 keys."""
     cu_q, cu_k = (offsets(*x) if isinstance(x, tuple) else x for x in (cu_q, cu_k))
     return dense(q, k, ranks=ranks, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
 
@@ -177,14 +177,14 @@ def test_the_gpu_takes_what_is_right():
 
 @pytest.fixture
 def asserted(monkeypatch):
-    """How often the GPU was told to assert something."""
+    """Count the assertions that are enqueued on the GPU."""
     calls = []
     monkeypatch.setattr(torch, "_assert_async", lambda right, message: calls.append(message))
     return calls
 
 
 def without_values():
-    """Offsets that no host could read."""
+    """Return offsets that the host cannot read."""
     return [zeros(3, dtype=torch.int32, device="meta") for _ in range(2)]
 
 

@@ -1,4 +1,5 @@
-"""The reference of attention over a sharded sequence, against torch's attention of the whole."""
+"""The reference of attention over a sharded sequence, against torch's attention of the
+whole one."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ LAYOUTS = sorted(PARTS)
 
 @st.composite
 def cases(draw):
-    """Whole sequences, and how they are attended to."""
+    """Return whole sequences and their options of attention."""
     sharding = Sharding(draw(st.sampled_from(LAYOUTS)), draw(st.integers(1, 4)))
     causal, packed = draw(st.booleans()), draw(st.booleans())
     size = st.integers(1, 3)
@@ -44,7 +45,7 @@ def cases(draw):
 
 
 def whole(q, k, v, causal, scale):
-    """One sequence by torch: the result and the logarithms of the sums."""
+    """Return the result and the logarithms of the sums of one sequence, by torch."""
     sees = torch.ones(len(q), len(k)).bool()
     if causal:
         sees = torch.arange(len(k)) <= torch.arange(len(q))[:, None] + len(k) - len(q)

@@ -1,4 +1,4 @@
-"""Layouts of sharded sequences: what each rank holds, sees and computes."""
+"""Layouts of sharded sequences: the rows that each rank stores, attends to and computes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lengths(sharding, most=4):
 
 
 def held(sharding, rank, length):
-    """The positions that a rank holds, by slices, without any arithmetic of ours."""
+    """Return the positions that a rank stores, by slices only."""
     chunks = list(torch.arange(length).tensor_split(sharding.chunks))
     mine = [chunks[rank], *([chunks[-1 - rank]] if sharding.layout == "zigzag" else [])]
     return torch.cat(mine)

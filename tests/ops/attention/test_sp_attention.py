@@ -24,7 +24,8 @@ from tileweave.runtime.plans.steps import Copy, Launch
 
 
 def asked(ranks, layout, q_chunk, more=0, **options):
-    """A problem of small heads; ``q_chunk`` rows a chunk of queries, ``more`` in one of keys."""
+    """Return a problem of small heads; ``q_chunk`` rows in a chunk of queries, ``more`` in one of
+    keys."""
     parts = PARTS[layout]
     facts = {
         "batch": 1, "q_rows": q_chunk * parts, "k_rows": (q_chunk + more) * parts, "heads": 2,
@@ -35,7 +36,7 @@ def asked(ranks, layout, q_chunk, more=0, **options):
 
 
 def inputs_of(problem, seed):
-    """q, k and v of every rank, and the same as the plan takes them."""
+    """Return q, k and v of every rank, and as arguments of the plan."""
     generator = torch.Generator().manual_seed(seed)
 
     def new(rows, heads, dim):
@@ -88,7 +89,7 @@ def test_values(ranks, layout, q_chunk, more, causal, batch, kv_heads, v_dim, se
 
 
 def packed_of(ranks, layout, lengths, **options):
-    """Sequences of so many rows a chunk of q and of k, and where they begin."""
+    """Return the offsets of sequences with these numbers of rows in a chunk of q and of k."""
     parts = PARTS[layout]
     q, k = (sum(n) for n in zip(*lengths, strict=True))
     problem = asked(ranks, layout, q, k - q, batch=len(lengths), packed=True, **options)
@@ -144,8 +145,10 @@ def test_packed_schedules():
 
 
 def test_packed_tiles():
-    """Of two sequences of 20 and of 40 rows a rank; tiles that see most come first, and behind them
-    comes what there is room for."""
+    """Two sequences of 20 and of 40 rows on each rank.
+
+    Tiles that attend to most keys come first; unused entries are last.
+    """
     problem, offsets = packed_of(2, "zigzag", [(10, 10), (20, 26)])
     tiles = packed_tiles(problem, FlashTiles(16, 16, 2, 128), 1, *offsets).tolist()
     # The second sequence begins at row 20; its second part is chunk 2 of 4.
@@ -156,7 +159,7 @@ def test_packed_tiles():
 
 
 def test_tiles_are_not_those_of_other_offsets():
-    """Those that were made serve until offsets change; also where torch does not count that."""
+    """Tiles are reused until offsets change, also if torch does not count the change."""
     problem, (cu_q, cu_k) = packed_of(2, "zigzag", [(10, 10), (20, 26)])
     made = object.__new__(SpAttention)
     made.problem, made.tiles = problem, FlashTiles(16, 16, 2, 128)
@@ -173,14 +176,16 @@ def test_tiles_are_not_those_of_other_offsets():
 
 @pytest.mark.parametrize("layout", PARTS)
 def test_schedules(layout):
-    """Many interleavings of what takes several tiles of everything."""
+    """Many interleavings of a problem with several tiles along every axis."""
     check(asked(2, layout, 24, heads=1), FlashTiles(16, 16, 2, 128), schedules=5)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_who_gets_what(ranks):
-    """Contiguous and causal, keys go to the ranks behind only; in zigzag to those before whole, to
-    those behind the first chunk."""
+    """Contiguous and causal: keys go to later ranks only.
+
+    Zigzag: whole keys go to earlier ranks, the first chunk to later ones.
+    """
 
     def copied(layout):
         problem = asked(ranks, layout, 32)
@@ -215,8 +220,10 @@ def test_tiles(q_chunk, chunk, dim, expected):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 def test_registers_suffice(ptxas, packed):
-    """For three groups of warps that attend, of which ptxas says when it holds up products. They do
-    not wait, so that another warp does must not cost them registers."""
+    """Three warp groups attend, and ptxas reports whether it serializes products.
+
+    They do not wait, and the wait of another warp must not use their registers.
+    """
     problem = asked(
         4, "zigzag", 2048, heads=32, kv_heads=8, dim=128, v_dim=128, dtype=torch.bfloat16,
         packed=packed,
@@ -234,7 +241,7 @@ def qkv(*shape, dtype=torch.bfloat16):
 
 
 def test_without_gpus():
-    """Plain torch computes it, with gradients; the module is the operator."""
+    """torch computes the result, with gradients; the module is the operator."""
     q, k, v = (x.requires_grad_() for x in qkv(2, 24, 2, 16, dtype=torch.float32))
     out, lse = ops.sp_attention(q, k, v, causal=True, return_lse=True)
     right = torch.nn.functional.scaled_dot_product_attention(

@@ -1,4 +1,4 @@
-"""Attention by exchanging sequence for heads, on ranks that are processes; what is refused."""
+"""Attention that exchanges sequence for heads, on ranks that are processes; and refusals."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_memory_order_of_the_result():
 @pytest.mark.parametrize("keys", [4, 6])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_autocast_leaves_it_alone(keys, compiled):
-    """The result is of the type of q, as of all operators."""
+    """The result has the type of q, as with all operators."""
     q, k = torch.randn(1, 4, 2, 8), torch.randn(1, keys, 2, 8)
 
     def attend(q, k):
@@ -143,7 +143,7 @@ def test_heads_that_several_ranks_get(kv_heads, copies):
 
 
 def test_all_exchanges_are_looked_at_before_the_first(monkeypatch):
-    """The TMA moves no less than 16 bytes: q has enough, k has not."""
+    """The TMA moves at least 16 bytes: q has enough, k has not."""
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     monkeypatch.setattr(ulysses, "group_of", lambda _: Group(0, 2, 0, CPU, None, None))
     q, k = ones(1, 4, 8, 2), ones(1, 4, 2, 2)

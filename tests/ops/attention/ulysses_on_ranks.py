@@ -1,4 +1,4 @@
-"""What each rank of test_ulysses.py does."""
+"""Functions that test_ulysses.py runs on each rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tileweave import ops
 
 
 class Shape(NamedTuple):
-    """Rows are those of one rank."""
+    """Extents of one rank's tensors."""
 
     batch: int = 1
     rows: int = 4
@@ -23,7 +23,7 @@ class Shape(NamedTuple):
     v_width: int = 8
 
     def tensors(self, of: int) -> list[torch.Tensor]:
-        """q, k and v of a rank, and weights for its result."""
+        """Return q, k and v of a rank, and weights for its result."""
         shapes = {
             "q": (self.rows, self.heads, self.width),
             "k": (self.keys, self.kv_heads, self.width),
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
 ) -> torch.Tensor:
-    """Of the whole sequence, one head after the other, by its definition."""
+    """Return attention of the whole sequence, one head after the other, by its definition."""
     heads = []
     rows, keys = q.shape[1], k.shape[1]
     seen = torch.arange(keys) <= torch.arange(rows)[:, None] + keys - rows
@@ -52,8 +52,8 @@ def attention(
 def attend(
     shape: Shape, causal: bool, scale: float | None, form: str | None, compiled: bool
 ) -> dict[str, bool]:
-    """``ulysses_attention`` on every rank of a group, and its gradients, against those of one
-    process that has the whole sequence."""
+    """Compare ``ulysses_attention`` and its gradients with one process that has the
+    whole sequence."""
     group = part_of_the_world(form) if form else None
     me, count = dist.get_rank(), 2 if form else dist.get_world_size()
     every = [shape.tensors(of=r) for r in range(count)]
@@ -77,6 +77,6 @@ def attend(
 
 
 def differ() -> None:
-    """Every rank has keys of another number."""
+    """Call with another number of keys on every rank."""
     q, k, v, _ = Shape(width=16, keys=4 + dist.get_rank()).tensors(of=0)
     ops.ulysses_attention(q, k, v, causal=False)

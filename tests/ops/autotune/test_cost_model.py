@@ -1,5 +1,7 @@
-"""What the table expects, against what was measured on 2 and 4 H200: benchmarks/LOG.md, from
-2026-11-22 on."""
+"""Predictions of the cost model, against measurements on 2 and 4 H200.
+
+benchmarks/LOG.md has the measurements, from 2026-11-22 on.
+"""
 
 from dataclasses import replace
 
@@ -97,7 +99,7 @@ def test_what_is_gathered(M, N, K, us):
     [(512, 7168, 8192, 224, 118, 109, 4), (1024, 7168, 8192, 224, 167, 167, 1)],
 )
 def test_rows_in_pieces(M, N, K, columns, whole, pieces, taken):
-    """Between 2 ranks: blocks begin with a peer's rows where own ones are too few."""
+    """Between 2 ranks, blocks start with a peer's rows if there are too few own ones."""
     tiles = next(tiles for tiles in PERSISTENT_TILES if tiles.N == columns)
     found = [
         estimate_ag_gemm_copy_engine_us(M // 2, N, K, 2, replace(tiles, num_chunks=cut))
@@ -112,7 +114,7 @@ def test_rows_in_pieces(M, N, K, columns, whole, pieces, taken):
 
 @pytest.mark.parametrize(("ranks", "share", "N", "K", "copied", "sent"), COMMUNICATED)
 def test_some_blocks_communicate(ranks, share, N, K, copied, sent):
-    """Where copies to many ranks take long to begin; else copy engines take it."""
+    """Blocks communicate if copies to many ranks start late; otherwise copy engines do."""
     predicted = min(
         estimate_ag_gemm_comm_blocks_us(share, N, K, ranks, tiles) for tiles in PERSISTENT_TILES
     )
@@ -147,7 +149,7 @@ def test_streams_wait_sooner_than_kernels(M, us):
 
 @pytest.mark.parametrize(("M", "N", "K"), BETWEEN_TWO)
 def test_pieces(M, N, K):
-    """The fastest is predicted, too."""
+    """The model predicts the fastest number of pieces, too."""
     summed, shared = BETWEEN_TWO[M, N, K]
     share, tiles = M // 2, PERSISTENT_TILES[0]
     alone = estimate_gemm_rs_persistent_us(share, N, K, 2, tiles)
@@ -176,7 +178,7 @@ def test_sums_are_fetched(shape, us):
     ("M", "N", "K", "summed", "shared"), [(512, 8192, 7168, 104, 124), (1024, 4096, 3584, 65, 82)]
 )
 def test_what_is_late(M, N, K, summed, shared):
-    """SMs store what copy engines would bring when all is done; 10 us less of 2 ranks."""
+    """SMs store what copy engines would deliver after the last product: 10 us less with 2 ranks."""
     assert stores_last_peer(M // 2, N, 2, PERSISTENT_TILES[0])
     assert estimate_gemm_rs_persistent_us(M // 2, N, K, 2, PERSISTENT_TILES[0]) == pytest.approx(
         summed, rel=0.02
@@ -238,7 +240,7 @@ FEW_ROWS = {
     [(op, M, N, K, *us) for (op, N, K), rows in FEW_ROWS.items() for M, us in rows.items()],
 )
 def test_few_rows(op, M, N, K, fused, nccl):
-    """The faster one is taken."""
+    """The model chooses the faster program."""
     problem = problem_of(op, M, N, K, 2, torch.bfloat16)
     assert OPERATORS[op].predicted(problem) == pytest.approx((fused, nccl), rel=0.2)
     taken = {"fused": fused, "nccl": nccl}[strategy.predicted(problem).name]
@@ -249,7 +251,8 @@ def test_few_rows(op, M, N, K, fused, nccl):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("ranks", "shape"), [(1, (8, 8, 8)), (3, (3, 24, 48)), (8, (8000, 8, 16))])
 def test_something_is_taken_of_all(op, dtype, ranks, shape):
-    """Whatever the sizes: a band higher than all rows, less than a tile, one rank."""
+    """All sizes have a choice: a group of tiles higher than all rows, less than a tile,
+    one rank."""
     problem = problem_of(op, *shape, ranks, dtype)
     choice = OPERATORS[op].table(problem)
     assert choice in OPERATORS[op].candidates(problem)
@@ -268,7 +271,7 @@ def test_a_tile_takes_as_long_as_it_is_large():
 
 @pytest.mark.parametrize("chunk", [None, 5, 7])
 def test_places_of_many_tiles(chunk):
-    """As those of each alone."""
+    """The cost equals the sum over single tiles."""
     numbers = np.arange(4 * 21)
     owners, tiles = W.swizzle_ranks(numbers, 21, 1, 4, chunk)
     each = [W.swizzle_ranks(number, 21, 1, 4, chunk) for number in numbers.tolist()]
@@ -279,7 +282,7 @@ def test_places_of_many_tiles(chunk):
 
 
 def test_copies_begin_when_products_are_there():
-    """One turn, then nothing is hidden: products of each peer go behind each other."""
+    """With one wave nothing is hidden: products for the peers are sent one after the other."""
     few = estimate_gemm_rs_persistent_us(128, 1024, 4096, 4, PERSISTENT_TILES[0])
     assert PersistentSchedule.for_tiles(4 * 4).waves == 1
     alone = estimate_tile_us(PERSISTENT_TILES[0], 4096, 2)

@@ -1,5 +1,8 @@
-"""Who wins, what is kept and who agrees. Operators and times are stand-ins; ranks are threads whose
-exchanges are real; test_torch.py tunes on processes."""
+"""Tuning: the winner, the stored result and the agreement of ranks.
+
+Operators and times are stand-ins; ranks are threads with real exchanges; test_torch.py tunes on
+processes.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,9 @@ FAST = Measured(Choice("two_shot", SMALL), 0.5, 0.75)
 
 
 class StandIn(MatmulAllReduce):
-    """Multiplies as its program's name says; remembers who was freed.
+    """Operator that multiplies as the name of its program says, and records who was freed.
 
-    Of threads, each of which is alone for torch.distributed: the sum over ranks is the rank's own.
+    For torch.distributed each thread is a single rank: the sum over ranks is its own value.
     """
 
     programs = dict.fromkeys(
@@ -102,8 +105,8 @@ TIMES = {"two_shot": 2.0, "quick": 1.0, "slow": 3.0, "nccl": 1.5} | dict.fromkey
 
 @pytest.fixture
 def contest(every_rank, monkeypatch, tmp_path):
-    """Tunes ``ASKED`` on two ranks with these candidates; gives what each rank found out, and who
-    is alive then."""
+    """Tune ``ASKED`` on two ranks with these candidates. Return the results of each rank, and the
+    candidates that still exist."""
     monkeypatch.setattr(env, "TILELANG_CACHE_DIR", str(tmp_path))
     monkeypatch.setitem(OPERATORS, OP, StandIn)
     here = threading.local()
@@ -141,7 +144,7 @@ def contest(every_rank, monkeypatch, tmp_path):
 
 
 def alike(found):
-    """What all ranks found out, which is the same."""
+    """Return the result of all ranks, which must be equal."""
     for each in found:
         if isinstance(each, Exception):
             raise each
@@ -178,7 +181,7 @@ def test_nccl_may_be_faster(contest):
 
 @pytest.mark.parametrize("program", ["wrong", "wrong on rank 1", "drifts"])
 def test_what_is_wrong_never_wins(contest, program):
-    """Though it is the fastest; from its first call on, or later, on whatever rank."""
+    """Although it is the fastest, from its first call on or later, on any rank."""
     tuned = alike(contest(program, "quick"))
     assert tuned.measured.choice.program == "quick"
     assert reasons(tuned)[program] == "relative error inf; expected at most 0.01"
@@ -186,7 +189,7 @@ def test_what_is_wrong_never_wins(contest, program):
 
 
 def test_the_best_may_turn_out_wrong(contest, monkeypatch):
-    """When it meets NCCL, or another candidate, after many right calls."""
+    """After many right calls, when it is compared with NCCL or another candidate."""
     monkeypatch.setattr(StandIn, "table", staticmethod(lambda problem: Choice("drifts", LARGE)))
     for tried in ((), ("slow",)):
         StandIn.alive.clear()
@@ -316,7 +319,7 @@ def test_the_variable_is_0_or_1(contest, monkeypatch):
 
 
 def test_either_all_ranks_may_tune_or_none(contest, monkeypatch):
-    """Where nothing was measured yet."""
+    """Nothing was measured before."""
     may = iter([True, False])
     monkeypatch.setattr(tuner, "_wanted", lambda: next(may))
     for error in contest("quick", function=choices()):
@@ -413,7 +416,7 @@ def test_strategy_of_says_what_was_measured(disk, monkeypatch):
 
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", OP])
 def test_candidates_fit(op):
-    """The table's own among them, none twice, and all into shared memory."""
+    """They include the choice of the table, have no duplicates, and fit into shared memory."""
     asked = Problem(op, 1024, 8192, 4096, 4, torch.bfloat16, True)
     found = list(OPERATORS[op].candidates(asked))
     assert OPERATORS[op].table(asked) in found and len(set(found)) == len(found) > 5

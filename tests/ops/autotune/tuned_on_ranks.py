@@ -1,4 +1,4 @@
-"""What each rank of test_torch.py tunes, in a process of its own, on a CPU."""
+"""Functions that test_torch.py runs on each rank to tune, in its own process, on a CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tileweave.ops.core.tiles import LARGE
 
 
 def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
-    """What tuning finds out where three stand-ins for kernels are all there is."""
+    """Return the result of tuning with three stand-ins for kernels."""
 
     class StandIn(OPERATORS[op], op=op):
         programs = dict.fromkeys(("right", "wrong", "as right"))

@@ -1,5 +1,5 @@
-"""What each rank of test_across_nodes.py does: four processes on a CPU are the ranks of several
-nodes."""
+"""Functions that test_across_nodes.py runs: four processes on a CPU are the ranks of
+several nodes."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _meshes: dict[tuple[tuple[int, ...], ...], DeviceMesh] = {}
 
 
 def mesh_of(*nodes: tuple[int, ...]) -> DeviceMesh:
-    """Nodes of these ranks."""
+    """Return a mesh with nodes of these ranks."""
     if nodes not in _meshes:
         _meshes[nodes] = DeviceMesh("cpu", torch.tensor(nodes), mesh_dim_names=("node", "local"))
     return _meshes[nodes]
 
 
 def in_order(nodes: tuple[tuple[int, ...], ...]) -> tuple[list[int], int]:
-    """The ranks as the result has them, and where this one is among them."""
+    """Return the ranks in the order of the result, and the index of this rank."""
     ranks = [rank for node in nodes for rank in node]
     return ranks, ranks.index(dist.get_rank())
 
 
 def integers(op: str, of: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """What a rank gives: parts begin at odd places, and sums are exact."""
+    """Return a rank's input: parts are unaligned, and sums are exact."""
     return (numbers(ROWS[op], 5, of=of, what="x") * 4).round().to(dtype)
 
 
 def values(op: str, nodes: tuple[tuple[int, ...], ...], where: str) -> dict[str, bool]:
-    """A collective of several nodes against one process that has what all ranks give."""
+    """Compare a collective of several nodes with one process that has all inputs."""
     ranks, me = in_order(nodes)
     every = [integers(op, rank) for rank in ranks]
     right = torch.cat(every) if op == "all_gather" else sum(every).chunk(len(ranks))[me]
@@ -45,7 +45,7 @@ def values(op: str, nodes: tuple[tuple[int, ...], ...], where: str) -> dict[str,
 
 
 def same_as_flat(op: str) -> dict[str, bool]:
-    """Of all types that are moved, against ``torch.distributed`` without nodes."""
+    """Compare all supported types with ``torch.distributed`` without nodes."""
     mesh, right = mesh_of((0, 1), (2, 3)), {}
     moved = (torch.uint8, torch.float8_e4m3fn, torch.float64)
     for dtype in moved if op == "all_gather" else (torch.float32, torch.float64, torch.int32):
@@ -58,7 +58,8 @@ def same_as_flat(op: str) -> dict[str, bool]:
 
 
 def order_of_sums(dtype: torch.dtype) -> bool:
-    """Whether four nodes of one rank add in fp32, the own first, then the right neighbour's."""
+    """Return whether four nodes of one rank add in fp32: the own value, then the right
+    neighbor's."""
     me, count = dist.get_rank(), dist.get_world_size()
     every = [numbers(400, of=rank, what="sums").to(dtype) for rank in range(count)]
     total = every[me].float()
@@ -69,7 +70,7 @@ def order_of_sums(dtype: torch.dtype) -> bool:
 
 
 def gradients(op: str, nodes: tuple[tuple[int, ...], ...], compiled: bool) -> dict[str, bool]:
-    """Against those without nodes; weighted by numbers of each rank."""
+    """Compare gradients, weighted by numbers of each rank, with those without nodes."""
     x = numbers(ROWS[op], 5, of=dist.get_rank(), what="x")
     found = []
     for group in (mesh_of(*nodes), dist.group.WORLD):
@@ -90,12 +91,12 @@ def gradients(op: str, nodes: tuple[tuple[int, ...], ...], compiled: bool) -> di
 
 
 def differ() -> None:
-    """One rank gives another shape."""
+    """Call with another shape on one rank."""
     ops.all_gather(torch.ones(2, 3 + (dist.get_rank() == 3)), mesh_of((0, 1), (2, 3)))
 
 
 def refusals() -> list[str]:
-    """What is said of calls that cannot be."""
+    """Return the messages of illegal calls."""
     mesh, said = mesh_of((0, 1), (2, 3)), []
     cube = DeviceMesh("cpu", torch.arange(4).reshape(2, 2, 1))
     for call in (
@@ -115,7 +116,7 @@ def refusals() -> list[str]:
 
 
 def other_order(*nodes: tuple[int, ...]) -> str:
-    """What is said of a mesh whose ranks rise along one axis and not along the other."""
+    """Return the message for a mesh whose ranks rise along one axis and not along the other."""
     try:
         ops.all_gather(torch.ones(2), mesh_of(*nodes))
     except tw.TileWeaveError as error:

@@ -101,7 +101,7 @@ def test_transport_is_that_within_a_node(four):
     ],
 )
 def test_nodes_exchange_while_ranks_of_a_node_do(monkeypatch, op, expected):
-    """Nothing waits before the last thing is moved that can be moved without it."""
+    """No wait comes before the last transfer that does not need it."""
     done = []
 
     def start(*given):

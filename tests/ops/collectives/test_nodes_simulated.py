@@ -1,5 +1,8 @@
-"""Several nodes whose ranks are threads: within a node the collectives' own programs and plans, run
-by the simulator; between nodes a mailbox."""
+"""Several nodes whose ranks are threads.
+
+Within a node the simulator runs the programs and plans of the collectives; between nodes there is a
+mailbox.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class Node:
 
 @pytest.fixture
 def mailbox(monkeypatch):
-    """Where ``start_exchange`` leaves what is to be fetched by ``wait``."""
+    """Replace exchanges: ``start_exchange`` stores the data that ``wait`` returns."""
     boxes = defaultdict(SimpleQueue)
 
     def start(given, to, got, source, nodes):
@@ -64,7 +67,7 @@ def mailbox(monkeypatch):
 
 
 def ranks_of_nodes() -> list[TwoLevels]:
-    """In the order of the result."""
+    """Return the ranks in the order of the result."""
     cpu = torch.device("cpu")
     return [
         TwoLevels(

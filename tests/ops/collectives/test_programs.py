@@ -1,4 +1,4 @@
-"""The programs and plans of the collectives on simulated ranks, against NumPy."""
+"""Programs and plans of the collectives on simulated ranks, against NumPy."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.f
 
 
 def lines_of(count, dtype):
-    """Of 16 elements at most, two in a tile of 4 bytes each."""
+    """Return lines of at most 16 elements, two in a tile, of 4 bytes each."""
     return Lines.of(count, dtype, 16, 128)
 
 
 def simulated(program, x, schedules=2):
-    """What each rank gets; a fault raises."""
+    """Return the result of each rank; a fault raises."""
     inputs = [{"x": given} for given in x]
     return [
         found["out"]
@@ -54,7 +54,7 @@ def simulated(program, x, schedules=2):
 
 
 def in_pieces(count, height):
-    """The first one of half the tiles, then one at a time, as far as there are any."""
+    """Split tiles: half of them in the first piece, then one at a time."""
     tiles = -(-count // height)
     starts = [0, *(tile * height for tile in range(max(1, tiles // 2), tiles))]
     return [slice(*ends) for ends in itertools.pairwise([*starts, count])]
@@ -76,7 +76,7 @@ def test_all_gather(ranks, count, transport):
 
 
 def numbers(ranks, shape, dtype):
-    """Whose sums are exact, so that no order of additions matters; and their sum."""
+    """Return integers whose sums are exact in any order, and their sum."""
     rng = np.random.default_rng(ranks)
     x = [rng.integers(-8, 9, shape).astype(DTYPES[dtype]) for _ in range(ranks)]
     return x, sum(given.astype(np.float32) for given in x).astype(DTYPES[dtype])
@@ -120,7 +120,7 @@ def test_all_reduce_by_copy_engines(ranks, dtype, count):
 
 @pytest.mark.parametrize("make", [one_shot_program, two_shot_program])
 def test_all_ranks_get_the_same_bits(make):
-    """Of numbers whose sum depends on the order."""
+    """The sum of these numbers depends on the order."""
     rng, ranks, lines = np.random.default_rng(0), 4, lines_of(320, "bfloat16")
     x = [rng.normal(size=lines.shape).astype(DTYPES["bfloat16"]) for _ in range(ranks)]
     first, *others = simulated(make(lines, ranks, "ldst"), x, schedules=1)
@@ -175,7 +175,7 @@ def test_all_to_all(shape, scatter, gather, transport):
     ],
 )
 def test_the_tma_moves_what_is_a_multiple_of_16_bytes(shape, scatter, gather, rows, width):
-    """Of bf16, by two ranks; words are of 4 bytes."""
+    """bf16 on two ranks; words have 4 bytes."""
     parts, _ = parts_of(shape, scatter, gather, 2, torch.bfloat16)
     assert (parts.rows, parts.width) == (rows, width)
     source = tw.emit(all_to_all_program(parts, "tma"), world_size=2)
@@ -201,7 +201,7 @@ axis has blocks; more than 32 bits can count."""
 
 @pytest.mark.parametrize(("op", "axes", "shape", "dtype"), ANY_SHAPES)
 def test_any_shape_compiles(op, axes, shape, dtype):
-    """By what ``auto`` takes, and by copy engines."""
+    """With the choice of ``auto``, and with copy engines."""
     problem = checked(op, torch.empty(shape, dtype=dtype, device="meta"), None, 2, axes)
     found = [OPERATORS[op].steps(problem, fastest(problem)[-1])]
     if OPERATORS[op].obstacle(problem, "copy_engine") is None:
@@ -246,7 +246,7 @@ def test_the_last_peer_gets_pieces():
     ],
 )
 def test_pieces_of_parts(shape, scatter, gather, pieces):
-    """By two ranks."""
+    """With two ranks."""
     parts, _ = parts_of(shape, scatter, gather, 2, torch.bfloat16)
     assert len(parts.pieces) == pieces and parts.pieces[-1].stop == parts.rows
 

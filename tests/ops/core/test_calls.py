@@ -1,4 +1,4 @@
-"""What operators refuse, copy and keep, before anything is launched."""
+"""Refusals, copies and caches of operators before anything is launched."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_no_copies_behind_a_kernel_of_the_same_gpu(monkeypatch, gpus):
 
 @pytest.mark.parametrize(("dtype", "taken"), [(BF16, "ldst"), (torch.float64, "nccl")])
 def test_what_is_gathered_of_any_type_has_a_gradient(monkeypatch, dtype, taken):
-    """Its gradient is added up, which ours does of some types only."""
+    """The gradient is a sum, which the fused collectives support for some types only."""
     asked = []
     monkeypatch.setattr(torch.ops.tileweave, "reduce_scatter", lambda *given: asked.append(given))
     grad = ones(4, dtype=dtype)
@@ -263,7 +263,7 @@ def test_what_is_no_operator_or_no_tensor(asked, said):
 @pytest.mark.parametrize("operator", [GATHER, SCATTER, REDUCE])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_out_is_memory_of_its_own(operator, place):
-    """Else some of the result would be multiplied."""
+    """Otherwise a part of the result would be used as an operand."""
     a, b, bias = given = ones(8, 8), ones(8, 8), ones(8, 8)[2]
     out = (a, b, bias.as_strided((8, 8), (8, 1), 0))[place]
     name = ("a_shard" if operator is GATHER else "a", "b", "bias")[place]
@@ -277,7 +277,7 @@ def test_out_is_memory_of_its_own(operator, place):
 
 
 def test_parts_change_their_places_between_two_tensors():
-    """Also where a call like it was right before."""
+    """Also if an equal call was right before."""
     x = ones(4, 8)
     for out in (ones(4, 8), x[:]):
         overlaps = out.data_ptr() == x.data_ptr()
@@ -330,7 +330,7 @@ def test_memory_order_of_b():
 
 
 def obstacle(monkeypatch, N=8, K=8, ranks=4, dtype=BF16, capability=(9, 0), group=None):
-    """Why a problem on a GPU is not fused."""
+    """Return why a problem on a GPU is not fused."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     joined = Group(0, ranks, 0, torch.device("cuda", 0), None, None)
     monkeypatch.setattr(strategy.session, "joined", lambda: types.SimpleNamespace(group=joined))
@@ -376,7 +376,7 @@ def test_strategy_that_was_asked_for():
 
 
 class Memory:
-    """An operator that takes bytes of a heap of ten."""
+    """Operator that needs bytes of a heap of ten."""
 
     def __init__(self, free, nbytes):
         if nbytes > free[0]:
@@ -396,7 +396,8 @@ def sized(nbytes):
 
 @pytest.fixture
 def heap(monkeypatch):
-    """Takes the operator for a problem that needs so many bytes, from a heap of ten."""
+    """Return a function that prepares the operator for a problem of these bytes, in a
+    heap of ten."""
     free, kept = [10], OpCache()
 
     def take(nbytes, captured=False):
@@ -570,7 +571,7 @@ def test_module_of_the_page():
     ],
 )
 def test_out_of_a_gradient(call):
-    """Of ``out`` there is none; and what needs its values for one notices."""
+    """Calls that record a gradient refuse ``out``; a user of its values notices."""
     x, weight = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
     with pytest.raises(tw.TileWeaveError, match="out requires a gradient; expected one that does"):
         call(x, weight * 3)

@@ -1,4 +1,4 @@
-"""A call like an earlier one decides nothing anew; any other does."""
+"""An equal call reuses its decision; any other call decides again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
 
 @pytest.fixture
 def join(monkeypatch):
-    """Begins a session."""
+    """Begin a session."""
     monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
     monkeypatch.setattr(problem, "_warned", set())
     recorded_calls.invalidate()
@@ -33,7 +33,7 @@ def join(monkeypatch):
 
 @pytest.fixture
 def decided(monkeypatch, join):
-    """The problems that were decided."""
+    """Record the problems that were decided."""
     join()
     problems = []
 
@@ -105,7 +105,7 @@ def test_what_was_tuned_and_a_new_session_are_heeded(decided, join):
 
 
 def test_a_graph_remembers_nothing(decided, monkeypatch):
-    """What it does not know it refuses later; a first call may then decide otherwise."""
+    """A captured call may be refused; the decision of a first call may then differ."""
     monkeypatch.setattr(call, "capturing", lambda: True)
     for _ in range(2):
         made(bf16(16, 8), bf16(8, 24))

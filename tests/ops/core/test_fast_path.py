@@ -37,7 +37,7 @@ MEMORY = 0xABC0
 
 
 class StandIn(MatmulReduceScatter):
-    """Operator that records its calls: "whole", or the addresses of a repeated call."""
+    """Operator that records its calls: in full, or by addresses."""
 
     said: list
     watchdog: types.SimpleNamespace
@@ -73,7 +73,7 @@ def places(*tensors):
 
 @pytest.fixture
 def said(monkeypatch):
-    """Calls of ``StandIn``, in a session on a machine with a driver."""
+    """Record calls in a session on a machine with a driver."""
     StandIn.said = []
     StandIn.watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
     monkeypatch.setattr(session, "_session", types.SimpleNamespace(group=ALONE))
@@ -247,7 +247,7 @@ def test_a_repeated_call_raises_after_a_deadlock(said):
 
 
 class StandInExchange(AllGather):
-    """``StandIn`` of a collective."""
+    """Collective that records its calls."""
 
     def __init__(self):
         self.kernel, self.said = Kernel(None, None), StandIn.said

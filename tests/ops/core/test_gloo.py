@@ -1,7 +1,7 @@
 """A collective by gloo returns when gloo's thread has released its tensors.
 
-The thread needs Python's lock to release them. In an interpreter that ends it gets the lock no
-more, and the process aborts.
+The thread needs Python's lock to release them. In an interpreter that ends, the thread never gets
+the lock, and the process aborts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def group_of(backend: str) -> types.SimpleNamespace:
 
 @pytest.fixture
 def released(monkeypatch) -> threading.Event:
-    """Set when a thread has released the tensors of a collective, some time after its end."""
+    """Event that is set when a thread has released the tensors of a collective."""
     event = threading.Event()
 
     def hold(tensors: list[torch.Tensor]) -> None:
@@ -78,7 +78,7 @@ def test_a_reference_of_the_caller_is_not_waited_for(monkeypatch):
 
 @pytest.fixture
 def two():
-    """Ranks of their own, as a collective that does not end stays in their process group."""
+    """Separate ranks, because a collective that never ends stays in their process group."""
     ranks = on_ranks.Ranks(2)
     yield ranks
     ranks.close()

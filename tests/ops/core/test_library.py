@@ -1,4 +1,4 @@
-"""Calls go past torch's dispatcher only where nobody listens to it."""
+"""Calls bypass torch's dispatcher only if nothing observes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tileweave.ops.core.library import concerns_torch
 
 
 class Subclass(torch.Tensor):
-    """What torch's functions make of it is of its class, too."""
+    """Tensor whose results of torch functions have its class, too."""
 
 
 def tensor(**how) -> torch.Tensor:
@@ -85,7 +85,7 @@ def test_transforms_listen(transform):
 @pytest.mark.parametrize("op", [ops.all_gather_matmul, ops.matmul_all_reduce])
 @pytest.mark.parametrize("where", ["new", "out"])
 def test_both_ways_compute_the_same(op, where):
-    """By way of the dispatcher, which the profiler shows, and past it."""
+    """Through the dispatcher, which the profiler shows, and past it."""
     a, b = torch.randn(4, 6), torch.randn(6, 8)
     out = torch.empty(4, 8) if where == "out" else None
     past = op(a, b, out=out).clone()

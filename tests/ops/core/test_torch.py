@@ -94,7 +94,7 @@ def test_groups_that_are_gone_are_forgotten(three):
 
 
 def test_a_group_with_the_name_of_another_exchanges_anew(monkeypatch):
-    """Of which another rank has only asked who is in it, and found what was said in the second."""
+    """Another rank has only asked for the members, and received the answer of the second group."""
     store = dist.HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(groups, "_met", Counter())
@@ -120,7 +120,8 @@ def test_ranks_that_disagree_are_told(three):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
 def test_tune(three, op, dtype):
-    """Inputs, results and times are real; what is tuned is torch's product, right or wrong."""
+    """Inputs, results and times are real; the tuned programs are torch's product, right
+    or wrong."""
     first, *others = three.run(tuned_on_ranks.tune, op, dtype)
     if isinstance(first, Exception):
         raise first

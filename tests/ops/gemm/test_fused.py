@@ -1,4 +1,4 @@
-"""The way of a fused call, from the user's tensors to the kernel's arguments and back, on one rank.
+"""A fused call on one rank, from the user's tensors to the kernel's arguments and back.
 
 The heap, the plan, its checks and its copies are real; a fake multiplies.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.runtime.test_plan import FakeKernel, Ranks
+from tests.runtime.plans.fakes import FakeKernel, Ranks
 from tileweave import ops
 from tileweave.ops.autotune import tuner
 from tileweave.ops.collectives import transport
@@ -64,8 +64,8 @@ OPERATORS = list(dict.fromkeys(operator for operator, _ in KERNELS))
 
 @pytest.fixture
 def on_rank(every_rank, monkeypatch):
-    """Runs a function on a rank with a heap, where everything can be fused; gives what it returns
-    and what ran."""
+    """Return a runner of functions on a rank with a heap; it returns their result and
+    the launches."""
     world = Ranks(1, monkeypatch)
 
     def compiled(program, **options):
@@ -93,7 +93,7 @@ def on_rank(every_rank, monkeypatch):
 
 @pytest.fixture
 def taking(monkeypatch):
-    """Lets the table take a program of an operator, whatever is foretold."""
+    """Make the table choose this program, whatever the cost model predicts."""
 
     def take(operator, program):
         kind = registry.OPERATORS[operator.__name__]
@@ -167,7 +167,7 @@ def test_gathered_rows_are_a_copy(on_rank, taking, program):
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_tuning_keeps_the_winner_alone(on_rank, monkeypatch, operator):
-    """Of kernels that are made of real programs, in a real heap, and multiply by a fake."""
+    """Kernels have real programs and a real heap; a fake multiplies."""
     monkeypatch.setattr(operators, "CANDIDATES", (LARGE, SMALL))
     monkeypatch.setattr(tuner, "compile_ahead", lambda programs: None)
     monkeypatch.setattr(tuner, "save", lambda *_: None)
@@ -194,7 +194,7 @@ def test_tuning_keeps_the_winner_alone(on_rank, monkeypatch, operator):
 
 
 def test_each_problem_is_prepared_once_and_makes_room(on_rank, taking):
-    """Of a heap of 2 MiB."""
+    """The heap has 2 MiB."""
     taking(ops.all_gather_matmul, "copy_engines")
     b = torch.randn(512, 24).bfloat16()
 
@@ -227,7 +227,7 @@ def test_each_problem_is_prepared_once_and_makes_room(on_rank, taking):
     ],
 )
 def test_exchange(on_rank, op, axes, by, dtype, ran):
-    """One rank gets what it gives, by way of symmetric memory where copy engines move it."""
+    """One rank receives its own input, through symmetric memory if copy engines move it."""
     x = torch.randint(0, 2, (16, 8, 32)).to(dtype)
 
     def calls():
@@ -240,7 +240,7 @@ def test_exchange(on_rank, op, axes, by, dtype, ran):
 
 
 def test_an_exchange_that_does_not_fit_leaves_nothing(on_rank):
-    """Of a heap of 2 MiB: two tensors of 1.5 MB are one too many."""
+    """The heap has 2 MiB: two tensors of 1.5 MB do not fit."""
     x = torch.ones(3 << 17)
 
     def calls():
@@ -253,7 +253,7 @@ def test_an_exchange_that_does_not_fit_leaves_nothing(on_rank):
 
 
 def test_products_that_do_not_fit_leave_nothing(on_rank, taking):
-    """Of a heap of 2 MiB: what arrives has room, what leaves has none any more."""
+    """The heap has 2 MiB: the gathered rows fit, the products do not."""
     taking(ops.matmul_reduce_scatter, "copy_engines")
     b = torch.randn(8, 1024).bfloat16()
 
@@ -269,7 +269,7 @@ def test_products_that_do_not_fit_leave_nothing(on_rank, taking):
 
 
 def test_room_is_made_for_what_kernels_of_plans_hide(on_rank, taking, monkeypatch):
-    """Of a heap of 2 MiB, of which each kernel takes 1.2 MB beside what the plan declares."""
+    """The heap has 2 MiB, of which each kernel uses 1.2 MB of implicit memory."""
     taking(ops.all_gather_matmul, "copy_engines")
     compiled = plan_streams.compile
 
@@ -295,7 +295,7 @@ def test_room_is_made_for_what_kernels_of_plans_hide(on_rank, taking, monkeypatc
 
 
 def test_graphs_record_what_needs_no_branch(on_rank, taking, monkeypatch):
-    """A kernel and copies that wait for each other are two branches, which nothing orders."""
+    """A kernel and copies that wait for each other are two unordered branches of a graph."""
     taking(ops.matmul_reduce_scatter, "copy_engines")
     a, b = torch.randn(40, 16).bfloat16(), torch.randn(16, 24).bfloat16()
 

@@ -1,7 +1,7 @@
-"""Random exchanges: correct ones are clean and right, and one changed operation is reported
-exactly where the memory model calls it a fault.
+"""Random exchanges: correct ones are clean and right, and a changed operation is reported exactly
+if the memory model calls it a fault.
 
-Always the same exchanges, unless ``TILEWEAVE_EXAMPLES`` asks for a number of new ones.
+The exchanges are always the same, unless ``TILEWEAVE_EXAMPLES`` is a number of new ones.
 """
 
 import os
@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 import tileweave as tw
-
-from .exchange import (
+from tests.corpus.exchange import (
     Exchange,
     Message,
     changes,
@@ -56,7 +55,7 @@ def exchanges(draw) -> Exchange:
 
 
 def _before(messages: list[Message], one: tuple[str, int], other: tuple[str, int]) -> bool:
-    """Whether step ``one`` has to stand before ``other``."""
+    """Return whether step ``one`` must come before ``other``."""
     if one[0] == "receive" or other[0] == "send":
         return False
     if other[0] == "relay":

@@ -1,4 +1,4 @@
-"""Each faulty program is found, named and located; its correct twin is clean and right.
+"""The simulator reports each faulty program by kind and line; its correct twin is clean and right.
 
 The long run: ``TILEWEAVE_SCHEDULES=1000 pytest tests/simulator/faults/test_faults.py``.
 """
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import tileweave as tw
-
-from .faults import CASES, EPOCHS, Case
+from tests.corpus import FAULTS
+from tests.corpus.faults import EPOCHS, Case
 
 SCHEDULES = int(os.environ.get("TILEWEAVE_SCHEDULES", "50"))
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_case = pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS)
 
 
 def simulate(case: Case, faulty: bool) -> list[dict[str, np.ndarray]]:
@@ -32,7 +32,7 @@ def simulate(case: Case, faulty: bool) -> list[dict[str, np.ndarray]]:
 
 @every_case
 def test_compiles(case):
-    """The simulator is not asked about programs that TileLang would refuse."""
+    """TileLang compiles all programs that the simulator is tested with."""
     for faulty in (True, False):
         off = {"tileweave.verify": "off"} if faulty else {}
         program = case.make(faulty)
@@ -47,8 +47,8 @@ def test_is_reported(case):
     fault = error.value
     assert fault.kind in case.kinds, fault.report
     assert re.search(case.report, fault.report), fault.report
-    named = {int(n) for n in re.findall(r"faults\.py:(\d+)", fault.report)}
-    assert case.lines and set(case.lines) <= named, (case.lines, fault.report)
+    lines = case.lines_in(fault.report)
+    assert case.lines and set(case.lines) <= lines, (case.lines, fault.report)
 
 
 @every_case

@@ -1,4 +1,4 @@
-"""What threads do under a condition orders memory for these threads only."""
+"""Operations under a condition on the thread order memory for these threads only."""
 
 import re
 
@@ -73,7 +73,7 @@ def signal_under(chosen, faulty):
 
 
 def accesses_under(chosen, faulty):
-    """The threads that wait read for themselves; the faulty program reads by their neighbours."""
+    """The waiting threads read for themselves; in the faulty program their neighbors read."""
 
     @T.prim_func
     def program(
@@ -179,7 +179,7 @@ def flag_of_each_peer(faulty):
     return program
 
 
-def test_each_thread_acquires_what_it_waited_for():
+def test_each_thread_acquires_for_itself():
     inputs = [{"flags": np.zeros(4, np.int32), "epoch": lambda e: e} for _ in range(4)]
     for values in tw.simulate(flag_of_each_peer(False), world_size=4, inputs=inputs, schedules=5):
         expected = 2000 + 100 * np.arange(4)[:, None] + np.arange(32)
@@ -229,8 +229,8 @@ def test_a_warp_orders_its_own_threads():
         tw.simulate(put_by_a_warp(False), world_size=2, inputs=inputs, schedules=5)
 
 
-def test_what_is_printed_is_printed_once(capsys):
-    """A schedule that starts again, to tell more threads apart, says nothing twice."""
+def test_output_is_printed_once(capsys):
+    """A schedule that restarts with finer thread groups prints nothing twice."""
 
     @T.prim_func
     def program(flags: T.Tensor((1,), "int32")):

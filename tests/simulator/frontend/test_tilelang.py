@@ -1,170 +1,17 @@
-"""The TileLang a kernel author uses, in the simulator, against NumPy; and what is refused."""
+"""TileLang operations that kernel authors use, in the simulator, against NumPy."""
 
-import inspect
-import re
+import functools
 
 import ml_dtypes
 import numpy as np
 import pytest
-import tilelang
 import tilelang.language as T
 
 import tileweave as tw
+from tests.simulator.frontend import launch
+from tests.simulator.frontend.launch import N, fault, integers, normal
 
-rng = np.random.default_rng(11)
-N = 64
-
-
-def normal(*shape, dtype="float32"):
-    return rng.standard_normal(shape).astype(getattr(ml_dtypes, dtype, dtype))
-
-
-def integers(*shape, dtype="int32"):
-    return rng.integers(-20, 20, shape).astype(dtype)
-
-
-def run(program, schedules=3, **tensors):
-    """The tensors of the only rank after one launch."""
-    return tw.simulate(program, 1, [tensors], epochs=1, schedules=schedules)[0]
-
-
-def fault(program, **tensors):
-    with pytest.raises(tw.SimulationError) as error:
-        run(program, **tensors)
-    return error.value
-
-
-# Threads of a warp and of a block.
-
-
-@T.prim_func
-def shuffles(A: T.Tensor((N,), "float32"), B: T.Tensor((5, N), "float32")):
-    with T.Kernel(1, threads=N) as _:
-        t = T.get_thread_binding()
-        B[0, t] = T.shfl_xor(A[t], 5)
-        B[1, t] = T.shfl_down(A[t], 2)
-        B[2, t] = T.shfl_up(A[t], 3)
-        B[3, t] = T.shfl_sync(A[t], 7)
-        B[4, t] = T.shfl_xor(A[t], 1, width=8)
-
-
-def test_shuffles():
-    A, t = normal(N), np.arange(N)
-    lane, first = t % 32, t - t % 32
-    right = [
-        A[t ^ 5], A[np.where(lane + 2 < 32, t + 2, t)], A[np.where(lane >= 3, t - 3, t)],
-        A[first + 7], A[t ^ 1],
-    ]  # fmt: skip
-    assert (run(shuffles, A=A)["B"] == right).all()
-
-
-def test_a_lane_that_is_not_there_gives_poison():
-    @T.prim_func
-    def program(A: T.Tensor((N,), "float32")):
-        with T.Kernel(1, threads=N) as _:
-            t = T.get_thread_binding()
-            if t < 16:
-                A[t] = T.shfl_down(A[t], 8)
-
-    assert fault(program, A=normal(N)).kind == "poison"
-
-
-@T.prim_func
-def warp_reductions(A: T.Tensor((N,), "float32"), B: T.Tensor((3, N), "float32"),
-                    K: T.Tensor((N,), "int32"), J: T.Tensor((2, N), "int32")):  # fmt: skip
-    with T.Kernel(1, threads=N) as _:
-        t = T.get_thread_binding()
-        B[0, t] = T.warp_reduce_sum(A[t])
-        B[1, t] = T.warp_reduce_max(A[t])
-        B[2, t] = T.warp_reduce_min(A[t])
-        J[0, t] = T.warp_reduce_bitand(K[t])
-        J[1, t] = T.warp_reduce_bitor(K[t])
-
-
-def test_warp_reductions():
-    A, K = normal(N), integers(N)
-    out = run(warp_reductions, A=A, K=K)
-    warps = A.reshape(2, 32)
-    right = [f(warps, axis=1).repeat(32) for f in (np.sum, np.max, np.min)]
-    np.testing.assert_allclose(out["B"], right, rtol=1e-4, atol=1e-5)
-    bits = [f.reduce(K.reshape(2, 32), axis=1).repeat(32) for f in (np.bitwise_and, np.bitwise_or)]
-    assert (out["J"] == bits).all()
-
-
-@T.prim_func
-def votes(A: T.Tensor((N,), "int32"), B: T.Tensor((7, N), "int32"), C: T.Tensor((2, N), "uint64")):
-    with T.Kernel(1, threads=N) as _:
-        t = T.get_thread_binding()
-        B[0, t] = T.any_sync(A[t] > 10)
-        B[1, t] = T.all_sync(A[t] > -10)
-        B[2, t] = T.syncthreads_count(A[t] > 0)
-        B[3, t] = T.syncthreads_and(A[t] > -30)
-        B[4, t] = T.syncthreads_or(A[t] > 30)
-        B[5, t] = T.Cast("int32", T.match_any_sync(A[t]) == T.uint32(1) << (t % 32))
-        B[6, t] = T.popcount(T.Cast("int32", T.ballot_sync(A[t] > 0)))
-        C[0, t] = T.ballot(A[t] > 0)
-        C[1, t] = T.activemask()
-
-
-def test_votes():
-    A = integers(N)
-    out = run(votes, A=A)
-    warps = A.reshape(2, 32)
-    alone = [(np.equal(w, w[:, None]).sum(1) == 1) for w in warps]
-    right = [
-        (warps > 10).any(1).repeat(32), (warps > -10).all(1).repeat(32),
-        np.full(N, (A > 0).sum()), np.ones(N), np.zeros(N), np.concatenate(alone),
-        (warps > 0).sum(1).repeat(32),
-    ]  # fmt: skip
-    assert (out["B"] == right).all()
-    ballot = ((warps > 0) << np.arange(32)).sum(1).repeat(32)
-    assert (out["C"] == [ballot, np.full(N, 2**32 - 1)]).all()
-
-
-@T.prim_func
-def specialised(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
-    with T.Kernel(1, threads=256) as _:
-        tile = T.alloc_shared((N,), "float32")
-        full = T.alloc_barrier(128)
-        T.annotate_layout({tile: tilelang.layout.Layout((N,), lambda i: i)})
-        T.use_swizzle(10)
-        T.disable_warp_group_reg_alloc()
-        with T.ws(0):
-            T.barrier_wait(full[0], 0)
-            for i in T.Parallel(N):
-                B[i] = tile[i] * 2
-        with T.ws(1):
-            for i in T.Parallel(N):
-                tile[i] = A[i]
-            T.barrier_arrive(full[0])
-
-
-def test_warp_groups_do_not_wait_for_the_text():
-    A = normal(N)
-    assert (run(specialised, A=A)["B"] == A * 2).all()
-
-
-@T.prim_func
-def grid(A: T.Tensor((4,), "int32"), B: T.Tensor((4,), "int32")):
-    with T.Kernel(4, threads=32) as block:
-        if T.get_thread_binding() == 0:
-            A[block] = block
-        T.sync_grid()
-        if T.get_thread_binding() == 0:
-            B[block] = A[3 - block]
-
-
-def test_a_grid_meets():
-    assert run(grid, schedules=10)["B"].tolist() == [3, 2, 1, 0]
-
-
-def test_a_grid_that_does_not_fit_is_a_deadlock():
-    with pytest.raises(tw.SimulationError, match=r"T\.sync_grid") as error:
-        tw.simulate(grid, 1, resident_blocks=3)
-    assert error.value.kind == "deadlock"
-
-
-# Loops.
+run = functools.partial(launch.run, schedules=3)
 
 
 @T.prim_func
@@ -217,9 +64,6 @@ def test_waits_in_parallel():
     assert run(waits_of_points, schedules=20, F=F)["B"].tolist() == [0, 1, 2, 3]
 
 
-# Tiles.
-
-
 @T.prim_func
 def reducers(A: T.Tensor((32, N), "float32"), B: T.Tensor((2, 32), "float32")):
     with T.Kernel(1, threads=N) as _:
@@ -250,7 +94,7 @@ def test_reducers():
     [(kind, "int32") for kind in ("bitand", "bitor", "bitxor", "sum", "max", "min")]
     + [(kind, "float16") for kind in ("sum", "max", "min")],
 )
-def test_reduce_onto_what_is_there(kind, dtype):
+def test_reduce_without_clear(kind, dtype):
     @T.prim_func
     def program(A: T.Tensor((8, 16), dtype), B: T.Tensor((8,), dtype)):
         with T.Kernel(1, threads=32) as _:
@@ -406,9 +250,6 @@ def test_an_asynchronous_copy_has_not_arrived_before_the_wait():
     assert fault(read_before_the_wait, A=normal(N, dtype="float16")).kind == "poison"
 
 
-# Atomics.
-
-
 @T.prim_func
 def atomics(A: T.Tensor((N,), "float32"), B: T.Tensor((8,), "float32"),
             H: T.Tensor((8,), "float16"), J: T.Tensor((6,), "int32"),
@@ -448,9 +289,6 @@ def test_atomics():
     assert sorted(out["old"][1]) == list(range(N))
 
 
-# Scalars.
-
-
 @T.prim_func
 def scalars(A: T.Tensor((N,), "int32"), B: T.Tensor((8, N), "int32"), C: T.Tensor((2,), "int32")):
     with T.Kernel(1, threads=N) as _:
@@ -480,9 +318,6 @@ def test_scalars():
     assert out["C"].tolist() == [1, 0]
 
 
-# What a program says.
-
-
 @T.prim_func
 def talks(A: T.Tensor((4,), "int32")):
     with T.Kernel(2, threads=32) as block:
@@ -491,7 +326,7 @@ def talks(A: T.Tensor((4,), "int32")):
         T.device_assert(A[2] > 0, "positive")
 
 
-def test_print_says_who(capsys):
+def test_print_names_block_and_thread(capsys):
     run(talks, schedules=1, A=np.array([1, 22, 3, 4], np.int32))
     (line,) = capsys.readouterr().out.splitlines()
     assert "second" in line and "22" in line and "rank 0, block 1 (1) in launch 0" in line
@@ -501,133 +336,3 @@ def test_a_failed_assertion_is_a_fault():
     error = fault(talks, A=np.array([1, 22, 0, 4], np.int32))
     assert error.kind == "assertion"
     assert "positive" in error.report and "test_tilelang.py" in error.report
-
-
-# What is not simulated is refused, by name and line.
-
-
-def refused(name):
-    def put(make):
-        REFUSED[name] = make
-        return make
-
-    return put
-
-
-REFUSED = {}
-
-
-@refused("gemm_sp")
-def sparse():
-    @T.prim_func
-    def program(A: T.Tensor((N, 32), "float16"), C: T.Tensor((N, N), "float32")):
-        with T.Kernel(1, threads=128) as _:
-            a = T.alloc_shared((N, 32), "float16")
-            e = T.alloc_shared((N, 8), "uint8")
-            b = T.alloc_shared((N, N), "float16")
-            c = T.alloc_fragment((N, N), "float32")
-            T.gemm_sp(a, e, b, c)  # HERE
-
-    return program
-
-
-@refused("im2col")
-def image():
-    @T.prim_func
-    def program(A: T.Tensor((1, 16, 16, 32), "float16")):
-        with T.Kernel(1, threads=128) as _:
-            a = T.alloc_shared((N, 32), "float16")
-            T.c2d_im2col(A, a, 0, 0, 3, 1, 1, 1)  # HERE
-
-    return program
-
-
-@refused("my_function")
-def extern():
-    @T.prim_func
-    def program(A: T.Tensor((4,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            T.call_extern("handle", "my_function", A.data)  # HERE
-
-    return program
-
-
-@refused("match_all_sync")
-def match_all():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            t = T.get_thread_binding()
-            A[t] = T.Cast("int32", T.match_all_sync(A[t]))  # HERE
-
-    return program
-
-
-@refused("finalize_reducer")
-def legacy_reducer():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            total = T.alloc_reducer((32,), "int32", op="sum", replication="all")
-            T.finalize_reducer(total)  # HERE
-
-    return program
-
-
-@refused("memory scratch")
-def global_memory_in_a_kernel():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            scratch = T.alloc_global((32,), "int32")  # HERE
-            T.copy(A, scratch)
-
-    return program
-
-
-@refused("memory allocated outside a kernel: scratch")
-def global_memory_outside_a_kernel():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "int32")):
-        scratch = T.alloc_global((32,), "int32")  # HERE
-        with T.Kernel(1, threads=32) as _:
-            T.copy(A, scratch)
-
-    return program
-
-
-@refused("a loop outside a kernel")
-def loop_of_kernels():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "int32")):
-        for k in T.serial(3):  # HERE
-            with T.Kernel(1, threads=32) as _:
-                A[T.get_thread_binding()] = k
-
-    return program
-
-
-@refused("bits, a view of another type")
-def view_of_another_type():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "float32"), B: T.Tensor((32,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            x = T.alloc_shared((32,), "float32")
-            T.copy(A, x)
-            bits = T.view(x, (32,), "int32")
-            for i in T.Parallel(32):
-                B[i] = bits[i]  # HERE
-
-    return program
-
-
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_is_not_simulated_is_named_with_its_line(name):
-    lines, first = inspect.getsourcelines(REFUSED[name])
-    (here,) = [first + n for n, line in enumerate(lines) if "# HERE" in line]
-    with pytest.raises(tw.SimulationError) as error:
-        tw.simulate(REFUSED[name](), 1)
-    assert error.value.kind == "unsupported"
-    assert re.search(name, error.value.report)
-    assert int(re.search(r"tilelang\.py:(\d+)", error.value.report)[1]) == here

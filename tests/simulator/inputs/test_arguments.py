@@ -1,4 +1,4 @@
-"""Arguments that ``tw.simulate`` cannot use are refused by name, before anything is allocated."""
+"""``tw.simulate`` refuses illegal arguments by name, before anything is allocated."""
 
 import numpy as np
 import pytest
@@ -126,7 +126,7 @@ def test_tensors_that_do_not_fit():
     )
 
 
-def test_what_fits_is_the_memory_that_is_free():
+def test_tensors_must_fit_into_free_memory():
     parameters = [Parameter("S", "float32", (1024,), True)]
     need = 2 * 1024 * (4 + 25)
     shapes = [{"S": (1024,)}] * 2

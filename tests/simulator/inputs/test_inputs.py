@@ -1,4 +1,5 @@
-"""Inputs that ``tileweave simulate`` makes: integers stay in the range that the program shows."""
+"""Inputs that ``tileweave simulate`` generates: integers stay in the range that the program
+implies."""
 
 import json
 
@@ -93,7 +94,7 @@ def pick(A: T.Tensor((8,), "float32"), index: T.Tensor((4,), "int32"), n: T.Tens
 MADE = {"A": "random numbers", "index": "random integers 0 to 7", "n": "zeros"}
 
 
-def test_command_says_how_inputs_were_made(tmp_path, capsys):
+def test_command_describes_inputs(tmp_path, capsys):
     path = tmp_path / "pick.py"
     path.write_text(PROGRAM)
     assert main(["simulate", str(path), "--ranks", "1"]) == 0

@@ -1,4 +1,4 @@
-"""Which blocks run when, and what is said when none can."""
+"""Order in which blocks run, and the report if no block can run."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""Misaligned addresses and odd sizes that only the run knows are reported with their values."""
+"""Misaligned addresses and odd sizes that are known only at run time are reported with their
+values."""
 
 import numpy as np
 import pytest

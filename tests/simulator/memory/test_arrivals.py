@@ -1,4 +1,4 @@
-"""Signals and waits that do not agree, what is said of them, and programs that are only unusual."""
+"""Signals and waits whose numbers do not match: reports, and unusual programs that are correct."""
 
 import re
 import warnings
@@ -14,7 +14,7 @@ THREADS = 32
 
 
 def run(program, ranks=2, epochs=4, schedules=10, **values):
-    """All integer tensors start at zero; warnings are errors."""
+    """Simulate with integer tensors that start at zero; warnings are errors."""
     inputs = [
         {
             **{
@@ -50,7 +50,7 @@ def between_neighbours(step, dtype="int32"):
 
 
 def ahead_by(window):
-    """What may run ahead by ``window``: its excess grows while nobody has to wait yet."""
+    """A rank may run ahead by ``window`` launches: the excess grows until a rank has to wait."""
 
     @T.macro
     def step(flags, me, peer, epoch):
@@ -62,7 +62,7 @@ def ahead_by(window):
 
 @T.macro
 def ping_pong(flags, me, peer, epoch):
-    """Set, not counted; each turn is overwritten by the next."""
+    """Flags are set, not counted; each iteration overwrites the last one."""
     for turn in T.serial(3):
         W.signal(flags[peer, turn % 2], epoch * 3 + turn + 1, op="set")
         W.wait_ge(flags[me, turn % 2], epoch * 3 + turn + 1)
@@ -77,7 +77,7 @@ def every_second_launch(flags, me, peer, epoch):
 
 @T.macro
 def growing_work(flags, me, peer, epoch):
-    """More arrivals in each launch, and all of them waited for."""
+    """Each launch has more arrivals, and waits for all of them."""
     for _ in T.serial(epoch + 1):
         W.signal(flags[peer, 0])
     W.wait_reached(flags[me, 0], (epoch + 1) * (epoch + 2) // 2)
@@ -85,7 +85,7 @@ def growing_work(flags, me, peer, epoch):
 
 @T.macro
 def several_targets(flags, me, peer, epoch):
-    """Rank 0 waits for the first of two arrivals only, then both wait for both."""
+    """Rank 0 waits for the first of two arrivals, then both ranks wait for both."""
     W.signal(flags[0, 0])
     if me == 0:
         W.wait_reached(flags[0, 0], epoch * 2 + 1)
@@ -94,14 +94,14 @@ def several_targets(flags, me, peer, epoch):
 
 @T.macro
 def first_of_two(flags, me, peer, epoch):
-    """Whoever comes first: a constant excess."""
+    """A wait for the first of two arrivals: the excess is constant."""
     W.signal(flags[0, 0])
     W.wait_reached(flags[0, 0], epoch * 2 + 1)
 
 
 @T.macro
 def counted_down(flags, me, peer, epoch):
-    """A word that also shrinks is no counter."""
+    """A word that is also decremented is no counter."""
     W.signal(flags[me, 0], 2)
     W.wait_ge(flags[me, 0], epoch + 1)
     W.signal(flags[me, 0], -1)
@@ -124,7 +124,7 @@ def test_unusual_counters_are_legal(step):
 
 
 def tickets(permits):
-    """A lock, or a semaphore with several permits, that serves tickets."""
+    """A lock, or a semaphore with several permits, that serves tickets in order."""
 
     @T.prim_func
     def program(lock: W.Symmetric((2,), "int32")):
@@ -161,7 +161,7 @@ def twice(flags, me, peer, epoch):
     W.wait_reached(flags[me, 1], epoch + 1)
 
 
-def test_a_duplicate_arrival_is_told_by_launch():
+def test_a_duplicate_arrival_is_reported_with_its_launch():
     error = fault(between_neighbours(twice), epochs=3)
     assert error.kind == "arrival" and error.seed == 0
     lines = error.report.splitlines()
@@ -178,13 +178,13 @@ def test_a_duplicate_arrival_is_told_by_launch():
 
 
 def twice_line(text):
-    """The first line of ``twice`` that has this text."""
+    """Return the number of the first line of ``twice`` with this text."""
     source = open(__file__).read().splitlines()
     start = source.index("def twice(flags, me, peer, epoch):")
     return next(n for n in range(start, len(source)) if text in source[n]) + 1
 
 
-def test_two_launches_tell_it_too():
+def test_two_launches_show_a_duplicate_arrival():
     assert fault(between_neighbours(twice), epochs=2).kind == "arrival"
     run(between_neighbours(twice), epochs=1)  # it may still be a credit
 
@@ -223,7 +223,7 @@ def one_short(flags, me, peer, epoch):
         W.wait_reached(flags[0, 0], 3)
 
 
-def test_a_lost_arrival_is_told_with_who_could_have():
+def test_a_lost_arrival_is_reported_with_possible_senders():
     error = fault(between_neighbours(one_short), ranks=3, epochs=1)
     assert error.kind == "deadlock"
     assert "waits at W.wait_reached(flags[0, 0]): value seen 2, value wanted reached 3" in (
@@ -242,7 +242,7 @@ def waits_only(flags, me, peer, epoch):
     W.wait_reached(flags[me, 0], 1)
 
 
-def test_nobody_could_have():
+def test_a_lost_arrival_without_possible_senders():
     assert "no line of the program signals flags" in fault(between_neighbours(waits_only)).report
 
 
@@ -254,7 +254,7 @@ def to_nobody(flags, me, peer, epoch):
     W.signal(flags[peer, 3])
 
 
-def test_signals_that_nobody_waits_for():
+def test_signals_without_a_wait():
     program = between_neighbours(to_nobody)
     inputs = [{"flags": np.zeros(4, np.int32), "epoch": lambda e: e} for _ in range(2)]
     with pytest.warns(tw.SimulationWarning) as found:

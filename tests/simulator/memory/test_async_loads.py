@@ -1,4 +1,4 @@
-"""Asynchronous copies act by themselves: what nothing waits for is not ordered before a signal."""
+"""Asynchronous copies progress independently: a signal does not order a copy without a wait."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ N = 64
 
 
 def load(by, ahead):
-    """Each rank loads its mail and then credits its left neighbour, who overwrites it.
+    """Each rank loads its mail and credits its left neighbor, which then overwrites it.
 
     Args:
         by: what loads.
@@ -81,7 +81,7 @@ def test_a_credit_after_the_wait_frees_what_was_loaded(by):
 
 
 def prefetch(waited):
-    """Two loads complete on mbarriers of their own; the credit follows one wait or both."""
+    """Two loads complete on their own mbarriers; the credit follows one wait or both."""
 
     @T.prim_func
     def program(
@@ -115,7 +115,7 @@ def prefetch(waited):
     return program
 
 
-def test_each_mbarrier_says_nothing_of_the_loads_of_another():
+def test_an_mbarrier_does_not_cover_loads_of_another():
     start = [{"mail": np.ones((2, N), np.int32), "credit": np.zeros(1, np.int32)}] * 2
     with pytest.raises(tw.SimulationError, match="asynchronous loads"):
         tw.simulate(prefetch(1), world_size=2, inputs=start, schedules=20, epochs=1)
@@ -124,7 +124,7 @@ def test_each_mbarrier_says_nothing_of_the_loads_of_another():
 
 
 def stores(by, wait):
-    """The same place is stored twice, by two copies with or without a wait between them."""
+    """Two copies store to the same place, with or without a wait between them."""
 
     @T.prim_func
     def program(out: W.Symmetric((N,), "int32")):

@@ -1,4 +1,4 @@
-"""TileLang's atomic operations: scope and order as they leave for the GPU."""
+"""TileLang's atomic operations have the scope and order that they have on the GPU."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ N = 64
 
 
 def handed_over(symmetric, order, dtype="int32"):
-    """A block fills ``data`` and raises a flag by T.atomic_add; another, of the same rank or of the
-    next, waits for it and reads."""
+    """A block fills ``data`` and raises a flag by T.atomic_add; another block, of this or the next
+    rank, waits for it and reads."""
 
     @T.prim_func
     def between_ranks(

@@ -1,4 +1,5 @@
-"""Words of barriers: each fault is reported, with who, where and what is legal; its twin is not."""
+"""Words of barriers: each fault is reported with ranks, line and legal values; its twin
+is clean."""
 
 import inspect
 import re
@@ -18,8 +19,10 @@ EPOCHS = 3
 
 
 def barrier_blocks(change=""):
-    """Each block writes to the next rank, a barrier, and each reads its own. Only the run knows
-    where the words begin, and what block 1 changes beside that."""
+    """Each block writes to the next rank, passes a barrier and reads its own part.
+
+    The start of the words, and other changes by block 1, are known only at run time.
+    """
 
     @T.prim_func
     def program(
@@ -52,7 +55,7 @@ def barrier_blocks(change=""):
 
 
 def sync_grid(change=""):
-    """The same on each rank by itself."""
+    """``barrier_blocks`` within each rank, with ``W.sync_grid``."""
 
     @T.prim_func
     def program(
@@ -112,7 +115,7 @@ def line(function, mark):
 
 
 def started(words, first=0, place=WORDS - 1):
-    """Inputs of ``barrier_blocks`` and ``sync_grid``: ``words`` and then zeros, or none."""
+    """Return inputs of ``barrier_blocks`` and ``sync_grid``: ``words`` and then zeros, or none."""
     inputs = zeros(first=first, place=place, epoch=lambda epoch: epoch)
     for values in inputs:
         if words is None:
@@ -206,7 +209,8 @@ def test_overlapping():
 
 
 def one_place():
-    """All barriers begin at the same word; block 0 meets other ranks while the rest waits."""
+    """All barriers start at the same word; block 0 synchronizes ranks while the other
+    blocks wait."""
 
     @T.prim_func
     def program(words: W.Symmetric((WORDS,), "uint32"), place: T.int32):
@@ -246,7 +250,7 @@ def test_an_arrival_too_many(change):
 
 
 def zeroed_between(value):
-    """The word is stored in between by a kernel of its own."""
+    """A kernel between the barriers stores to the word."""
 
     @T.prim_func
     def program(words: T.Tensor((4,), "uint32"), value: T.uint32):

@@ -130,7 +130,7 @@ def thread_writes_for_parallel(faulty):
 
 @case
 def counter_of_all_threads(faulty):
-    """Each thread reads what each of them then writes."""
+    """Each thread reads an element that all threads then write."""
 
     @T.prim_func
     def program(data: T.Tensor((1,), "int32"), out: T.Tensor((N,), "int32")):
@@ -146,7 +146,7 @@ def counter_of_all_threads(faulty):
 
 @case
 def overwritten_too_early(faulty):
-    """Two loops read, by the same and by other threads; the second read is not the only one."""
+    """Two loops read an element, the second one by other threads, before it is overwritten."""
 
     @T.prim_func
     def program(data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
@@ -179,7 +179,7 @@ def two_warps_put(faulty):
 
 @case
 def put_twice(faulty):
-    """The second copy reads what the first writes, two elements further."""
+    """The second copy reads what the first one writes, two elements further."""
 
     @T.prim_func
     def program(data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
@@ -285,12 +285,12 @@ def test_a_race_in_the_block_is_reported(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_its_twin_is_clean(name):
+def test_the_twin_is_clean(name):
     simulate(CASES[name](False))
 
 
 def clean(make):
-    """A correct program that is easily mistaken for a faulty one."""
+    """Register a correct program that resembles a faulty one."""
     CLEAN[make.__name__] = make
     return make
 
@@ -316,7 +316,7 @@ def same_points_again():
 
 @clean
 def each_thread_its_own_elements():
-    """Vectors of 2 elements a thread: T.Parallel may give a thread just these."""
+    """Vectors of 2 elements per thread: T.Parallel may give a thread exactly these."""
 
     @T.prim_func
     def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
@@ -332,7 +332,7 @@ def each_thread_its_own_elements():
 
 @clean
 def one_thread_after_the_same_element():
-    """Thread 0 executes point 0 of a loop that has one point a thread."""
+    """Thread 0 executes point 0 of a loop with one point per thread."""
 
     @T.prim_func
     def program(data: T.Tensor((THREADS,), "int32")):
@@ -358,7 +358,7 @@ def all_threads_write_one_value():
 
 @clean
 def a_barrier_for_shared_memory():
-    """TileLang puts a barrier between the threads that exchange the tile."""
+    """TileLang inserts a barrier between the threads that exchange the tile."""
 
     @T.prim_func
     def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
@@ -375,7 +375,7 @@ def a_barrier_for_shared_memory():
 
 @clean
 def fragments():
-    """The layout of a fragment decides which thread has which point."""
+    """The layout of a fragment decides which thread executes which point."""
 
     @T.prim_func
     def program(data: T.Tensor((16, 16), "float32"), out: T.Tensor((16, 16), "float32")):

@@ -1,4 +1,4 @@
-"""Atomic stores and read-modify-writes that nothing orders land in either order, coherently."""
+"""Unordered atomic stores and read-modify-writes take effect in either order, coherently."""
 
 import random
 
@@ -31,7 +31,7 @@ def run(program, ranks=2, schedules=100, epochs=EPOCHS, seed=0):
 
 
 def outcomes(program, seeds=range(100)):
-    """Every final state of ``words`` of rank 0."""
+    """Return every final state of ``words`` of rank 0."""
     return {tuple(run(program, 2, 1, 1, seed)[0]["words"].tolist()) for seed in seeds}
 
 
@@ -200,7 +200,7 @@ class Threads:
         self.x.store_words(words, [value] * len(words), access, sync, before=before)
 
     def add(self, thread):
-        """Add one, relaxed; the value before."""
+        """Add one, relaxed, and return the previous value."""
         access = self.access(thread)
         before = self.x.overtaken([(0,)], access)
         entry = self.x.newest((0,), before)
@@ -216,7 +216,7 @@ class Threads:
         return int(entry.value)
 
     def values(self):
-        """The values of the first word in modification order."""
+        """Return the values of the first word in modification order."""
         return [int(entry.value) for entry in self.x.words[0]]
 
 

@@ -27,7 +27,7 @@ class Instance(NamedTuple):
     inputs: list[dict[str, Any]]
 
     def mutants(self) -> list[Mutant]:
-        """All mutants, explained by the example's sidecar file, if there is one."""
+        """Return all mutants, explained by the sidecar file of the example, if there is one."""
         sidecar = SIDECARS / f"{self.title.partition('.py')[0]}.json"
         equivalent = sidecar if sidecar.is_file() else None
         return tw.mutate(self.program, self.ranks, self.inputs, SCHEDULES, equivalent=equivalent)

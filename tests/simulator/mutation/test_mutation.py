@@ -1,4 +1,5 @@
-"""Each kind of change to a synchronisation operation: where it is noticed, and where it is none."""
+"""Each kind of change of a synchronization operation: where it is detected, and where it changes
+nothing."""
 
 import functools
 import importlib.util
@@ -17,7 +18,8 @@ N = 32
 
 
 def exchange(ordered_anyhow):
-    """Two halves by epoch and one flag each; ``ordered_anyhow``: barriers do the same again."""
+    """Two buffers in turn with one flag each; with ``ordered_anyhow``, barriers order everything
+    again."""
 
     @T.prim_func
     def program(
@@ -49,7 +51,7 @@ def exchange(ordered_anyhow):
 
 
 def transfers(through_a_flag):
-    """A tile that is loaded, stored to the peer and announced by a fence, by hand."""
+    """A tile that is loaded, stored to the peer and published by an explicit fence."""
 
     @T.prim_func
     def program(
@@ -83,7 +85,7 @@ def transfers(through_a_flag):
 
 
 def counted(last_waits):
-    """Every block counts itself; the last one tells the next launch which round it is."""
+    """Every block counts itself; the last one publishes the iteration to the next launch."""
 
     @T.prim_func
     def program(state: T.Tensor((2,), "uint32"), out: T.Tensor((2, 4), "uint32")):
@@ -119,7 +121,7 @@ def mutants(make, variant):
 
 
 def outcomes(make, variant, name):
-    """Of each mutant of this name whose operation does something: the fault, or that it lives."""
+    """Return the outcome of each effective mutant of this name: the fault, or that it survives."""
     found = [m for m in mutants(make, variant) if m.name == name and "proven" not in m.why]
     assert found, [m.name for m in mutants(make, variant)]
     return {m.why.partition(":")[0] if m.verdict == "killed" else m.verdict for m in found}
@@ -219,7 +221,7 @@ NO_DATA = {"ping": {SIGNAL: {"signal sem=relaxed": "no data", "sync_threads drop
 
 
 def ping(tmp_path, explanations=None, program=PROGRAM, sidecar="ping.equivalent.json", **arguments):
-    """Mutants by name of a program with a sidecar file."""
+    """Return the mutants of a program with a sidecar file, by name."""
     file = tmp_path / "ping.py"
     file.write_text(program)
     if explanations is not None:
@@ -365,7 +367,7 @@ def test_barrier_at_the_words_of_another_rank():
 
 
 def test_steps_of_a_plan():
-    """A stream copies to the peer and says so; another stream copies what arrived, later."""
+    """A stream copies to the peer and signals it; another stream later copies the received data."""
 
     @T.prim_func
     def wait(flags: W.Symmetric((1,), "uint32"), epoch: T.int32):
@@ -409,8 +411,8 @@ def test_steps_of_a_plan():
     assert {"fork drop", "join drop"} <= found.keys()
 
 
-def test_streams_that_wait_for_words():
-    """A stream copies what two blocks have written, and makes their counter ready again."""
+def test_streams_that_wait_for_values():
+    """A stream copies what two blocks have written, and resets their counter."""
 
     @T.prim_func
     def fill(data: T.Tensor((2, N), "int32"), done: T.Tensor((1,), "uint32"), epoch: T.int32):
@@ -496,7 +498,7 @@ def test_command_refuses(tmp_path, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_command_names_what_has_no_value(tmp_path, capsys):
+def test_command_names_parameters_without_a_value(tmp_path, capsys):
     arguments = command(tmp_path)
     arguments = arguments[: arguments.index("--set")]
     assert main(arguments) == 1

@@ -1,4 +1,4 @@
-"""Long simulations say how long they take, and are refused where that is too long."""
+"""Long simulations print an estimate of their time, and are refused if it is too long."""
 
 import pytest
 import tilelang.language as T
@@ -78,7 +78,7 @@ def file(tmp_path, monkeypatch):
     return str(path)
 
 
-def test_command_refuses_what_takes_too_long(file, capsys, monkeypatch):
+def test_command_refuses_long_simulations(file, capsys, monkeypatch):
     monkeypatch.setattr("tileweave.cli.simulate._MOST_SECONDS", 0)
     assert main(["simulate", file, "--ranks", "1"]) == 1
     said = capsys.readouterr()
@@ -93,7 +93,7 @@ def test_estimate_without_a_terminal_is_one_line(file, capsys):
     assert said.startswith("simulate: many: estimated ") and said.count("\n") == 1
 
 
-def test_a_function_call_has_no_limit_and_says_nothing(file, capsys):
+def test_a_function_call_has_no_limit_and_prints_nothing(file, capsys):
     @T.prim_func
     def many(X: T.Tensor((64,), "int32")):
         with T.Kernel(64, threads=32) as block:

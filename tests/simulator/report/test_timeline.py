@@ -1,4 +1,4 @@
-"""Timelines: what is noted of a schedule, and the files that show it."""
+"""Timelines: recorded events of a schedule, and the files that show them."""
 
 import re
 import sys
@@ -21,7 +21,7 @@ N = 32
 
 
 def exchange(signals=True, waits=True):
-    """Each rank writes at its right neighbour, with two blocks."""
+    """Each rank writes to its right neighbor, with two blocks."""
 
     @T.prim_func
     def program(
@@ -51,7 +51,7 @@ def inputs(ranks):
 
 
 def recorded(program, ranks=3, epochs=2, seed=0, given=None):
-    """The timeline of one schedule, and the machine."""
+    """Return the timeline of one schedule, and the machine."""
     case = Case(Executable(program, ranks), given or inputs(ranks), epochs)
     machine = case.machine(seed, 4, Recorder)
     fault = None
@@ -149,7 +149,7 @@ def test_recording_changes_nothing(tmp_path, monkeypatch):
 
 
 def crosses(timeline):
-    """Two thick lines each."""
+    """Return the number of crosses, which have two thick lines each."""
     lines = [s for s in draw(timeline).shapes if isinstance(s, Line) and s.color == FAULTS]
     legend = 2
     return sum(s.width == 3.2 for s in lines) // 2 - legend // 2
@@ -223,7 +223,7 @@ def test_of_too_much_the_last_is_drawn(monkeypatch):
     assert re.search(r"the first \d+ are left out$", note)
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_missing_folder(tmp_path):
     with pytest.raises(tw.TileWeaveError, match="expected a name in a folder that exists"):
         tw.simulate(exchange(), 2, inputs(2), timeline=tmp_path / "no" / "a.svg")
 

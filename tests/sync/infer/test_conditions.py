@@ -52,8 +52,8 @@ def from_the_last(X, S, block):
 
 
 @T.macro
-def and_in_no_round(X, S, block):
-    """A loop, a loop within it, or the loops of all threads, which do not iterate."""
+def zero_iterations(X, S, block):
+    """A loop, a nested loop, or a parallel loop that runs zero iterations."""
     tail(X, S, block)
     for _ in T.serial(0):
         tail(X, S, block)
@@ -64,7 +64,7 @@ def and_in_no_round(X, S, block):
         X[i, j] = S[W.rank(), i, j]
 
 
-@pytest.mark.parametrize("write", [tail, behind_the_first, from_the_last, and_in_no_round])
+@pytest.mark.parametrize("write", [tail, behind_the_first, from_the_last, zero_iterations])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_right(write, ranks):
     rng = np.random.default_rng(ranks)

@@ -1,4 +1,4 @@
-"""Copies of a plan of several sizes into what one kernel reads: which flags each of them sets."""
+"""Copies of a plan, of several sizes, that one kernel reads: flags that each of them sets."""
 
 import itertools
 
@@ -49,8 +49,8 @@ def given(ranks):
     return [{"A": rng.standard_normal((ROWS, N), np.float32)} for _ in range(ranks)]
 
 
-def told(plan, ranks):
-    """How many flags each copy of rank 0 sets."""
+def flags_per_copy(plan, ranks):
+    """Return the number of flags that each copy of rank 0 sets."""
     shapes = {p.name: p.shape for p in plan.parameters}
     steps = plan.trace(0, ranks, shapes, {})
     return [step.dst.shape[-1] for step in steps if isinstance(step, CopyValue)]
@@ -68,12 +68,12 @@ def test_right(ranks, starts):
     ("starts", "flags"),
     [([0], [1, 1]), ([0, 4], [2, 1, 1]), ([0, 4, 6], [4, 2, 1, 1]), ([0, 6], [2, 1, 1])],
 )
-def test_a_copy_sets_all_flags_of_what_it_brings(starts, flags):
-    assert told(gather(3, starts), 3) == flags
+def test_a_copy_sets_all_flags_of_its_elements(starts, flags):
+    assert flags_per_copy(gather(3, starts), 3) == flags
 
 
 def test_copies_of_one_size_set_one_flag_each():
-    assert told(gather(2, [0, 4]), 2) == [1]
+    assert flags_per_copy(gather(2, [0, 4]), 2) == [1]
 
 
 def test_each_flag_is_needed():
@@ -82,7 +82,7 @@ def test_each_flag_is_needed():
     assert all(m.is_accounted_for for m in found)
 
 
-def test_a_read_of_what_two_copies_bring():
+def test_a_read_of_two_copies():
     with pytest.raises(
         tw.LanguageError, match="two copies write parts of a region that is read at once"
     ):

@@ -1,5 +1,4 @@
-"""Copies of a plan that take what a kernel computes beside them: what they wait for, and what is
-refused."""
+"""Copies of a plan that read results of a kernel beside them: their waits, and refusals."""
 
 import pytest
 import tilelang.language as T
@@ -57,7 +56,7 @@ def read_part(X: GIVEN, S: MINE, R: SENT):
 
 @T.prim_func
 def read_at_once(X: GIVEN, S: MINE, R: SENT, Y: GIVEN):
-    """Blocks that all wait, each of them when it has brought something."""
+    """All blocks wait, each of them after it has written its part."""
     with T.Kernel(ROWS, threads=32) as row:
         tile = T.alloc_shared((1, N), F32)
         T.copy(X[row, 0], tile)
@@ -87,7 +86,7 @@ def pass_on(S: MINE, R: SENT):
 
 
 def steps_of(body, ranks=2, rank=0, recorded=False, **configs):
-    """Those of a plan whose parameters are X, S, R and Y."""
+    """Return the steps of a plan whose parameters are X, S, R and Y."""
     parameters = {"X": GIVEN, "S": MINE, "R": SENT, "Y": GIVEN}
     given = [Parameter.of(name, kind) for name, kind in parameters.items()]
     plan = tw.Plan("f", given, body, "here:1", configs)
@@ -95,26 +94,26 @@ def steps_of(body, ranks=2, rank=0, recorded=False, **configs):
     return plan.trace(rank, ranks, shapes, {}, recorded=recorded)
 
 
-def said(body, **options):
-    """The steps that the plan says, and those that wait."""
+def explicit_and_waiting_steps(body, **options):
+    """Return the explicit steps of the plan, and the waiting ones."""
     return [s for s in steps_of(body, **options) if s.number > 0 or s.number == WAIT]
 
 
-def test_a_kernel_waits_for_what_a_copy_takes():
+def test_a_copy_waits_for_the_kernel_that_writes_its_source():
     def body(p, X, S, R, Y):
         p.launch(write_rows, X, S)
         for peer in p.peers():
             for rows in (slice(0, 4), slice(4, 8)):
                 p.copy(R[peer, rows], S[p.rank, rows], stream="copies")
 
-    steps = said(body, rank=1)
+    steps = explicit_and_waiting_steps(body, rank=1)
     assert [type(s) for s in steps] == [Launch, *[WaitValue, WriteValue, Copy] * 2]
     for half, (wait, clear) in enumerate(zip(steps[1::3], steps[2::3], strict=True)):
         assert {(s.stream, s.number) for s in (wait, clear)} == {("copies", WAIT)}
         assert wait.flag == clear.dst
         assert (wait.flag.start, wait.value, clear.value) == ((1, half), 4, 0)  # rows, each is 1
 
-    steps = said(body, rank=1, recorded=True)
+    steps = explicit_and_waiting_steps(body, rank=1, recorded=True)
     assert [type(s) for s in steps] == [Launch, *[Launch, Copy] * 2]
     for half, wait in enumerate(steps[1::2]):
         assert (wait.stream, wait.number) == ("copies", WAIT)
@@ -152,50 +151,50 @@ def fetch_first(p, X, S, R, Y):
         (fetch_first, set()),
     ],
 )
-def test_streams_wait_by_themselves_for_what_is_enqueued_before(body, streams):
+def test_streams_wait_for_earlier_steps_by_themselves(body, streams):
     """Later steps may be queued after them in a queue of the GPU."""
-    steps = said(body)
+    steps = explicit_and_waiting_steps(body)
     assert {s.stream for s in steps if isinstance(s, WaitValue)} == streams
     assert bool(streams) != any(isinstance(s, Launch) and s.number == WAIT for s in steps)
 
 
-def test_what_several_copies_take_is_waited_for_once():
+def test_several_copies_of_one_source_wait_once():
     def body(p, X, S, R, Y):
         p.launch(write_rows, X, S)
         for peer in p.peers():
             p.copy(R[peer], S[p.rank], stream="copies")
 
     expected = [Launch, WaitValue, WriteValue, Copy, Copy]
-    assert [type(s) for s in said(body, ranks=3)] == expected
+    assert [type(s) for s in explicit_and_waiting_steps(body, ranks=3)] == expected
 
 
-def test_a_copy_behind_the_kernel_in_its_stream_waits_for_nothing():
+def test_a_copy_after_the_kernel_in_its_stream_waits_for_nothing():
     def body(p, X, S, R, Y):
         p.launch(write_rows, X, S)
         p.copy(R[1 - p.rank], S[p.rank])
 
-    assert [type(s) for s in said(body)] == [Launch, Copy]
+    assert [type(s) for s in explicit_and_waiting_steps(body)] == [Launch, Copy]
 
 
-def test_what_the_kernel_only_reads_is_not_waited_for():
+def test_tensors_that_the_kernel_only_reads_need_no_wait():
     def body(p, X, S, R, Y):
         p.launch(read_last, X, S, R, Y)
         p.copy(R[1 - p.rank], S[p.rank], stream="there")
         p.wait_stream(None, stream="back")
         p.copy(Y, R[p.rank], stream="back")
 
-    waits = [s for s in said(body) if isinstance(s, WaitValue)]
+    waits = [s for s in explicit_and_waiting_steps(body) if isinstance(s, WaitValue)]
     assert [s.stream for s in waits] == ["there"]
 
 
-def test_what_waits_for_a_kernel_needs_an_sm_beside_it():
+def test_a_step_that_waits_for_a_kernel_needs_a_free_sm():
     def body(p, X, S, R, Y):
         p.launch(read_at_once, X, S, R, Y)
         p.copy(R[1 - p.rank], S[p.rank], stream="copies")
 
-    assert said(body, **{"tileweave.resident_blocks": ROWS + 1})
+    assert explicit_and_waiting_steps(body, **{"tileweave.resident_blocks": ROWS + 1})
     with pytest.raises(tw.LanguageError, match=f"expected at most {ROWS - 1} blocks"):
-        said(body, **{"tileweave.resident_blocks": ROWS})
+        explicit_and_waiting_steps(body, **{"tileweave.resident_blocks": ROWS})
 
 
 def to_and_from(p, X, S, R, Y):

@@ -1,5 +1,4 @@
-"""Data-dependent reads: indices, loops and conditions. The tests check what they wait for, and
-where."""
+"""Data-dependent reads: waits for indices, loops and conditions that are data."""
 
 import numpy as np
 import pytest
@@ -19,8 +18,10 @@ FOUND = T.Tensor((ROWS, N), F32)
 
 
 def reading(read):
-    """A program that writes all places of its right neighbor's S, row by row, and then does what
-    ``read`` says: a macro of the indices, S, a tile of a row and one of four, and Y."""
+    """Return a program that writes all rows of its right neighbor's S, then runs ``read``.
+
+    ``read`` is a macro of the indices, S, tiles of one and of four rows, and Y.
+    """
 
     @T.prim_func
     def program(
@@ -42,7 +43,7 @@ def reading(read):
 
 
 def waits_of(program):
-    """(granule, times in a block) of each wait for what S gets."""
+    """Return (granule, times per block) of each wait for S."""
     ops = tw.explain(program, RANKS).ops
     return [(op.granule, op.per_block) for op in ops if (op.kind, op.flag) == ("wait", "S_arrived")]
 
@@ -53,7 +54,8 @@ def text_of(program):
 
 
 def runs(program, expected):
-    """Simulate some schedules; ``expected`` says Y by indices and what the left neighbor has."""
+    """Simulate some schedules; ``expected`` computes Y from indices and the left
+    neighbor's data."""
     rng = np.random.default_rng(0)
     inputs = [
         {
@@ -109,7 +111,7 @@ def test_tiles_at_multiples_of_their_size_wait_for_one():
     )
 
 
-def test_a_wait_leaves_an_unknown_loop_and_asks_for_a_round():
+def test_a_wait_leaves_an_unknown_loop_with_a_guard():
     @T.macro
     def read(at, S, row, rows, Y):
         count = at[2]
@@ -201,7 +203,7 @@ def test_a_condition_keeps_its_wait():
     runs(program, lambda at, X: X[2] * (at[0] == 1))
 
 
-def test_what_is_not_surely_read_is_complete_when_the_launch_ends():
+def test_data_that_may_not_be_read_is_complete_at_the_end():
     @T.macro
     def read(at, S, row, rows, Y):
         T.copy(S[W.rank(), at[0], 0, 0], Y)

@@ -1,4 +1,4 @@
-"""Forms in which kernels say the same: what is inferred is right in each, or they are refused."""
+"""Equivalent forms of kernels: what is inferred is right in each, or they are refused."""
 
 from typing import Any
 
@@ -7,10 +7,9 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.corpus.programs import Case
 from tileweave import language as W
 from tileweave.simulator import Executable
-
-from ..programs import Case
 
 N, F32 = 16, "float32"
 pytestmark = pytest.mark.filterwarnings("ignore::tileweave.SimulationWarning")
@@ -83,7 +82,7 @@ def test_registers_of_inner_loops(program):
 
 @T.macro
 def sums_above_messages(X, S):
-    """The upper half of each copy gets additions, the lower half a message."""
+    """The upper half of each copy receives additions, the lower half a message."""
     right = (W.rank() + 1) % W.world_size()
     for i, j in T.Parallel(4, N):
         S[W.rank(), i, j] = 0
@@ -109,7 +108,7 @@ def sums_and_messages(
 def sums_of_some_ranks(
     X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)
 ):
-    """Rank 0 gets what its left neighbor adds, the others what they clear themselves."""
+    """Rank 0 receives additions of its left neighbor; the other ranks only clear their memory."""
     with T.Kernel(2, threads=32) as b:
         if b == 0:
             for i, j in T.Parallel(8, N):
@@ -124,7 +123,7 @@ def sums_of_some_ranks(
 
 @T.prim_func
 def sum_before_message(X: T.Tensor((8, N), F32), Y: T.Tensor((8, N), F32)):
-    """Both use the same memory, in different versions."""
+    """A sum and a message use the same memory, in different versions."""
     with T.Kernel(1, threads=32):
         S = W.alloc_symmetric((8, N), F32)
         right = (W.rank() + 1) % W.world_size()
@@ -156,7 +155,7 @@ def to_the_first(inputs):
     ],
 )
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_reads_of_what_gets_no_additions(program, right, ranks):
+def test_reads_of_elements_without_additions(program, right, ranks):
     inputs = inputs_of(ranks)
     for found, y in zip(simulated(program, ranks, inputs), right(inputs), strict=True):
         np.testing.assert_array_equal(found["Y"], y)
@@ -170,7 +169,7 @@ def left_to_the_caller(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32)):
 
 @T.prim_func
 def sums_of_other_blocks(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32)):
-    """Each block adds to what the other has cleared."""
+    """Each block adds to memory that the other block has cleared."""
     with T.Kernel(2, threads=32) as b:
         for i, j in T.Parallel(4, N):
             S[W.rank(), b * 4 + i, j] = 0
@@ -183,13 +182,13 @@ def sums_of_other_blocks(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32)):
     ("program", "steps", "ranks"),
     [(left_to_the_caller, 1, 2), (left_to_the_caller, 1, 3), (sums_of_other_blocks, 0, 2)],
 )
-def test_what_the_caller_finds(program, steps, ranks):
-    """Nothing is read in the kernel."""
+def test_only_the_caller_reads(program, steps, ranks):
+    """Only the caller reads the tensor."""
     inputs = inputs_of(ranks)
     called = Case(lambda _: program, lambda *_: [], lambda _: []).called(ranks)
     found = tw.simulate(Executable(called, ranks), ranks, inputs, schedules=10, epochs=3)
     for mine, right in zip(found, to_the_right(inputs, steps), strict=True):
-        np.testing.assert_array_equal(mine["S_found"], right)
+        np.testing.assert_array_equal(mine["S_after"], right)
 
 
 @T.prim_func
@@ -205,7 +204,7 @@ def passed_on(
 
 
 def test_copies_that_take_sums_and_messages():
-    """A plan's copies wait for both."""
+    """Copies of a plan wait for both."""
 
     @tw.plan
     def plan(
@@ -309,7 +308,7 @@ def test_jumps_over_accesses(write, name):
 
 @T.prim_func
 def break_beside(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
-    """What leaves a loop without accesses, in a loop of accesses."""
+    """Break out of a loop without accesses, inside a loop with accesses."""
     with T.Kernel(1, threads=32):
         found = T.alloc_var("int32")
         for half in T.serial(2):
@@ -331,7 +330,7 @@ def test_jumps_beside_accesses():
 
 
 def before_the_start(first, read_first, height=8):
-    """Blocks pass on tiles of which those of block 0 begin at rows ``first`` and ``read_first``."""
+    """Blocks pass tiles on; those of block 0 start at rows ``first`` and ``read_first``."""
 
     @T.prim_func
     def program(X: T.Tensor((32, N), F32), S: W.Symmetric((32, N), F32), Y: T.Tensor((32, N), F32)):
@@ -353,7 +352,7 @@ def before_the_start(first, read_first, height=8):
     ("first", "read_first", "text"),
     [(-8, 0, "T.copy writes"), (-4, 0, "T.copy writes"), (0, -8, "T.copy reads")],
 )
-def test_what_begins_before_the_start(first, read_first, text):
+def test_tiles_that_begin_out_of_bounds(first, read_first, text):
     message = refused(before_the_start(first, read_first))
     assert message.startswith(text)
     assert "which begins before the first element of an axis; expected indices from 0" in message
@@ -417,7 +416,7 @@ def by_some_threads(X, S, peer, b):
 def read_by_several(
     X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)
 ):
-    """Threads 2 n and 2 n + 1 read the same."""
+    """Threads 2 n and 2 n + 1 read the same element."""
     with T.Kernel(1, threads=256):
         for i, j in T.Parallel(8, N):
             S[(W.rank() + 1) % W.world_size(), i, j] = X[i, j]
@@ -446,8 +445,8 @@ def of_threads(write):
 
 
 @pytest.mark.parametrize("write", [by_first_warps, by_one_warp, by_some_threads, a_row_a_warp])
-def test_what_several_threads_touch(write):
-    """It is a box, however many threads touch each element."""
+def test_elements_that_several_threads_access(write):
+    """The accesses form a box, however many threads access each element."""
     inputs, program = inputs_of(2), of_threads(write)
     (told,) = [
         o for o in tw.explain(program, 2).ops if o.kind == "signal" and o.flag == "S_arrived"
@@ -482,7 +481,7 @@ def view(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, 
 
 
 def test_views():
-    assert "expected accesses to S itself: a symmetric tensor has no views" in refused(view)
+    assert "expected accesses to S itself, because symmetric tensors have no views" in refused(view)
 
 
 @T.prim_func
@@ -497,7 +496,7 @@ def lanes(X: T.Tensor((64, 4), "uint32"), Y: T.Tensor((64, 4), "uint32")):
 
 
 def test_as_many_lanes_as_threads():
-    """Of a vector in registers."""
+    """A vector in registers has one lane for each thread."""
     given = np.arange(256, dtype=np.uint32).reshape(64, 4)
     (found,) = tw.simulate(lanes, 1, [{"X": given, "Y": np.zeros_like(given)}])
     np.testing.assert_array_equal(found["Y"][:2, :2], given[:2, :2])

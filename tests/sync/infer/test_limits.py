@@ -1,4 +1,4 @@
-"""Programs of which too much would have to be held in memory are refused by name."""
+"""Programs whose analysis would need too much memory are refused by name."""
 
 import pytest
 import tilelang.language as T

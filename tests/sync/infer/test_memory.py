@@ -1,4 +1,4 @@
-"""The inference evaluates every iteration on all ranks: its memory must grow as these do."""
+"""The inference evaluates every iteration on all ranks: its memory grows no faster than these."""
 
 import tracemalloc
 
@@ -20,7 +20,8 @@ RANKS = 8
 
 
 def stores(rows: int):
-    """(what infers the kernel whose blocks store own rows at the peers, iterations of its loads)"""
+    """Return a function that infers a kernel of stores to peers, and the iterations of
+    its loads."""
     problem = problem_of("all_gather_matmul", rows, 14336, 8192, RANKS, torch.bfloat16)
     program = OPERATORS["all_gather_matmul"].program(problem, Choice("stores", LARGE))
     for p in PREPARE_PASSES:
@@ -30,7 +31,7 @@ def stores(rows: int):
 
 
 def attention(keys: int):
-    """(what infers attention over a causal sequence, iterations of its loads)"""
+    """Return a function that infers causal attention, and the iterations of its loads."""
     rows = keys // RANKS
     problem = AttentionProblem(
         1, rows, rows, 32, 8, 128, 128, RANKS, torch.bfloat16, True, "contiguous", 0.1

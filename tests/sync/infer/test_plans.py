@@ -1,7 +1,6 @@
-"""Plans whose copies and kernels are ordered, or refused, whatever rank makes a copy, launches the
-kernel, or comes last.
+"""Plans whose copies and kernels are ordered, or refused, for any distribution of steps over ranks.
 
-``TILEWEAVE_PLANS=1000`` tries as many random ones instead of a few.
+``TILEWEAVE_PLANS=1000`` tests that many random plans instead of a few.
 """
 
 import itertools
@@ -67,7 +66,7 @@ def swap(p, X: ROWS, S: PARTS, Y: ROWS):
     p.launch(collect, S, Y)
 
 
-def test_peers_bring_what_might_be_the_own_share():
+def test_peers_write_what_might_be_the_own_rows():
     inputs = [{"X": np.full((2, N), 1 + rank, np.float32)} for rank in range(2)]
     for rank, out in enumerate(run(swap, 2, inputs)):
         assert np.array_equal(out["Y"], inputs[1 - rank]["X"])
@@ -80,7 +79,7 @@ def fetch(p, X: ROW, S: PART, Y: ROW):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_fetch_of_what_kernels_write_in_the_launching_stream(ranks):
+def test_pull_of_kernel_results_in_the_launching_stream(ranks):
     inputs = inputs_of(ranks)
     for rank, out in enumerate(run(fetch, ranks, inputs)):
         assert np.array_equal(out["Y"], inputs[(rank + 1) % ranks]["X"])
@@ -225,7 +224,7 @@ def test_refused(plan, message):
 
 
 def exchange_called(name):
-    """A kernel that gives its numbers to all ranks, of another program's name."""
+    """Return an all-gather kernel with the name of another program."""
 
     @T.prim_func
     def exchange(X: T.Tensor((N,), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
@@ -286,7 +285,7 @@ def in_streams(*streams, wait=False):
     return in_streams
 
 
-def test_one_kernel_in_streams_behind_each_other():
+def test_one_kernel_in_consecutive_streams():
     inputs = inputs_of(2)
     for plan in (in_streams("a", "b", wait=True), in_streams("a", "a")):
         for out in run(plan, 2, inputs):
@@ -346,7 +345,7 @@ def test_ranks_that_read_nothing():
 
 @tw.plan
 def push_ring(p, X: ROW, S: W.Symmetric((3, N), F32), Y: T.Tensor((3, N), F32)):
-    """Each rank passes on to its right neighbor what its left one has passed on to it."""
+    """Each rank sends its right neighbor what it has received from the left one."""
     right = (p.rank + 1) % 3
     p.copy(S[p.rank, p.rank], X, stream="own")
     p.copy(S[right, p.rank], X, stream="push")
@@ -377,7 +376,7 @@ def test_copies_of_own_memory_that_peers_push_into(plan):
         assert np.array_equal(out["Y"], [i["X"] for i in inputs])
 
 
-def test_copies_of_own_memory_behind_the_kernel_need_nothing_else():
+def test_copies_of_own_memory_after_the_kernel_need_nothing_else():
     inputs = inputs_of(3)
     for rank, out in enumerate(run(behind_the_kernel, 3, inputs)):
         assert np.array_equal(out["Y"], inputs[rank - 1]["X"])
@@ -399,7 +398,7 @@ def test_some_calls_copy_nothing(first):
 
 
 def of_rows(say):
-    """A plan that is another when ``flag`` is 1."""
+    """Return a plan that has other steps if ``flag`` is 1."""
 
     @tw.plan
     def of_rows(p, X: ROW, S: PARTS, Y: ROWS, flag: T.int32):
@@ -459,7 +458,7 @@ def test_calls_that_differ(say, message):
 
 
 def consumer(rows, height, blocks, backwards):
-    """Reads ``rows`` in tiles, each block several."""
+    """Return a kernel that reads ``rows`` in tiles, several per block."""
 
     @T.prim_func
     def consume(S: W.Symmetric((rows, N), F32), Y: T.Tensor((rows, N), F32)):

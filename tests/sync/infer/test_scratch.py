@@ -46,7 +46,7 @@ def test_shift(program):
 
 
 def test_flags_in_scratch_memory_order_what_they_signal():
-    """Without the wait the same program has a fault, which both the compiler and a run find."""
+    """Without the wait, both the compiler and the simulator report a fault."""
     program = explicit(waits=False)
     with pytest.raises(tw.LanguageError, match="get_block reads S"):
         tw.emit(program, world_size=RANKS)

@@ -1,4 +1,4 @@
-"""Loops that run zero times on some ranks: statements before and after them there."""
+"""Loops that run zero times on some ranks: the statements before and after them on these ranks."""
 
 import re
 
@@ -12,18 +12,18 @@ from tileweave import language as W
 RANKS, N = 3, 32
 
 
-def sent_left(rounds):
-    """Ranks that have a left neighbor write to it in ``rounds`` iterations."""
+def sent_left(iterations):
+    """Ranks that have a left neighbor write to it in ``iterations`` iterations."""
 
     @T.prim_func
     def program(X: T.Tensor((2, N), "int32"), Y: T.Tensor((2, N), "int32")):
         with T.Kernel(1, threads=N):
             S = W.alloc_symmetric((2, N), "int32")
             me = W.rank()
-            for turn in T.serial(rounds(me)):
+            for turn in T.serial(iterations(me)):
                 for i in T.Parallel(N):
                     S[me - 1, turn, i] = X[turn, i]
-            for turn in T.serial(rounds((me + 1) % RANKS)):
+            for turn in T.serial(iterations((me + 1) % RANKS)):
                 for i in T.Parallel(N):
                     Y[turn, i] = S[me, turn, i]
 
@@ -32,27 +32,29 @@ def sent_left(rounds):
 
 @pytest.mark.parametrize("reuse", ["auto", "credit", "barrier"])
 @pytest.mark.parametrize(
-    "rounds",
+    "iterations",
     [
         pytest.param(lambda rank: T.min(rank, 1), id="none or one"),
         pytest.param(lambda rank: T.min(rank, 1) * 2, id="none or two"),
         pytest.param(lambda rank: rank, id="none to two"),
     ],
 )
-def test_nobody_tells_or_asks_a_rank_that_is_not_there(rounds, reuse):
-    """In the first iteration rank 0 would write to rank -1, but it runs no iteration."""
+def test_no_rank_signals_a_rank_out_of_bounds(iterations, reuse):
+    """In its first iteration rank 0 would write to rank -1, but it runs no iteration."""
     inputs = [{"X": np.full((2, N), r, np.int32), "Y": np.zeros((2, N), np.int32)}
               for r in range(RANKS)]  # fmt: skip
     options = {"tileweave.reuse": reuse}
-    out = tw.simulate(sent_left(rounds), RANKS, inputs, schedules=3, epochs=3, pass_configs=options)
+    out = tw.simulate(
+        sent_left(iterations), RANKS, inputs, schedules=3, epochs=3, pass_configs=options
+    )
     assert [o["Y"].any() for o in out] == [True, True, False]
 
 
-def read_by_the_last(rounds, behind=False):
+def read_by_the_last(iterations, after=False):
     """Rank 0 writes to the last rank, the only one whose loop runs.
 
     Args:
-        behind: whether the last rank reads after the loop, too.
+        after: whether the last rank reads after the loop, too.
     """
 
     @T.prim_func
@@ -63,10 +65,10 @@ def read_by_the_last(rounds, behind=False):
             if me == 0:
                 for i in T.Parallel(N):
                     S[RANKS - 1, i] = X[i]
-            for turn in T.serial(rounds(me)):
+            for turn in T.serial(iterations(me)):
                 for i in T.Parallel(N):
                     Y[turn, i] = S[me, i]
-            if behind and me == RANKS - 1:
+            if after and me == RANKS - 1:
                 for i in T.Parallel(N):
                     Y[2, i] = S[me, i]
 
@@ -77,13 +79,13 @@ LEFT = 1, "a load reads the result of writes; moved out of the loop over turn"
 
 
 def waits_of(program):
-    """(times in a block, reason) of each wait for what S gets."""
+    """Return (times per block, reason) of each wait for S."""
     return [(o.per_block, o.reason) for o in tw.explain(program, RANKS).ops
             if (o.kind, o.flag) == ("wait", "S_arrived")]  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_wait_leaves_a_loop_of_no_round_or_as_many(count):
+def test_the_wait_leaves_a_loop_that_may_run_zero_times(count):
     program = read_by_the_last(lambda rank: rank // 2 * count)
     assert waits_of(program) == [LEFT]
     inputs = [{"X": np.arange(N, dtype=np.int32)} for _ in range(RANKS)]
@@ -91,13 +93,13 @@ def test_the_wait_leaves_a_loop_of_no_round_or_as_many(count):
     assert np.array_equal(out[-1]["Y"][0], inputs[0]["X"])
 
 
-def test_a_read_behind_the_loop_waits_itself():
-    program = read_by_the_last(lambda rank: rank // 2 * 2, behind=True)
+def test_a_read_after_the_loop_has_its_own_wait():
+    program = read_by_the_last(lambda rank: rank // 2 * 2, after=True)
     assert len(waits_of(program)) == 2
 
 
 def test_a_loop_that_always_runs_needs_no_guard():
-    """Its wait covers later accesses."""
+    """The wait in the loop covers later accesses."""
 
     @T.prim_func
     def program(X: T.Tensor((N,), "int32"), Y: T.Tensor((RANKS + 1, N), "int32")):
@@ -116,8 +118,8 @@ def test_a_loop_that_always_runs_needs_no_guard():
     assert "covers it, too" in str(tw.explain(program, RANKS))
 
 
-def test_a_wait_stays_in_a_loop_whose_first_round_reads_nothing():
-    """It leaves the one inside, and asks there."""
+def test_a_wait_stays_in_a_loop_whose_first_iteration_reads_nothing():
+    """The wait leaves the inner loop only, and tests the condition there."""
 
     @T.prim_func
     def program(X: T.Tensor((N,), "int32"), Y: T.Tensor((3, N), "int32")):
@@ -139,8 +141,8 @@ def test_a_wait_stays_in_a_loop_whose_first_round_reads_nothing():
 
 
 @pytest.mark.filterwarnings("ignore:.*never waited for:tileweave.SimulationWarning")
-def test_nobody_waits_for_a_rank_that_does_not_read_what_it_gets():
-    """It gives no credit."""
+def test_no_rank_waits_for_a_rank_that_does_not_read():
+    """A rank that does not read gives no credit."""
 
     @T.prim_func
     def program(X: T.Tensor((N,), "int32"), Y: T.Tensor((N,), "int32")):

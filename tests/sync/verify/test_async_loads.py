@@ -1,4 +1,4 @@
-"""A signal between an asynchronous load and the wait for it frees what is still being read."""
+"""A signal between an asynchronous load and its wait frees memory that is still being read."""
 
 import numpy as np
 import pytest
@@ -36,8 +36,8 @@ def test_a_signal_after_the_wait_is_accepted(by):
 
 
 def pipelined(ahead):
-    """Pieces of the own mail are multiplied in a pipelined loop, and each is credited; the left
-    neighbour then overwrites it."""
+    """A pipelined loop multiplies pieces of the own mail and credits each; the left neighbor then
+    overwrites it."""
 
     @T.prim_func
     def program(

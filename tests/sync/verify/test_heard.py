@@ -1,4 +1,4 @@
-"""When a writer need not wait for the launches of its readers, since it has their data."""
+"""A writer need not wait for launches of its readers if it has received their data."""
 
 import pytest
 import tilelang.language as T
@@ -9,14 +9,15 @@ from tileweave import language as W
 RANKS, N = 3, 32
 
 
-def replied(whom=1, asks=lambda block, rank: True, blocks=1, late=False, rounds=lambda rank: 1):
-    """Each rank asks its left neighbour, so hears from its right one, and writes to another.
+def replied(distance=1, reads=lambda block, rank: True, blocks=1, late=False, times=lambda rank: 1):
+    """Each rank writes to its left neighbor, reads what its right one has written, and writes to a
+    third rank.
 
     Args:
-        whom: the distance to that rank.
-        asks: in which blocks the answer is read.
-        late: whether it is read behind the write.
-        rounds: how often it is read.
+        distance: distance to the third rank.
+        reads: block, rank -> whether it reads.
+        late: whether it reads after the write to the third rank.
+        times: rank -> number of reads.
     """
 
     @T.prim_func
@@ -27,12 +28,12 @@ def replied(whom=1, asks=lambda block, rank: True, blocks=1, late=False, rounds=
             if block == 0:
                 for i in T.Parallel(N):
                     asked[(me + RANKS - 1) % RANKS, i] = i + me
-            for _ in T.serial(0 if late else rounds(me)):
-                if asks(block, me):
+            for _ in T.serial(0 if late else times(me)):
+                if reads(block, me):
                     for i in T.Parallel(N):
                         Y[block, i] = asked[me, i]
             for i in T.Parallel(N):
-                S[(me + whom) % RANKS, block, i] = i + me
+                S[(me + distance) % RANKS, block, i] = i + me
             if late:
                 for i in T.Parallel(N):
                     Y[block, i] = asked[me, i]
@@ -44,7 +45,7 @@ def waits(program) -> bool:
     return "started" in tw.explain(program, RANKS).flags
 
 
-def test_who_has_data_of_the_reader_does_not_wait_for_it():
+def test_a_writer_with_data_of_the_reader_does_not_wait():
     assert not waits(replied())
     assert not waits(replied(blocks=2))
     assert "writers first wait for what the readers write" in str(tw.explain(replied(), RANKS))
@@ -53,21 +54,21 @@ def test_who_has_data_of_the_reader_does_not_wait_for_it():
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"whom": 2}, id="data of another rank"),
-        pytest.param({"late": True}, id="read behind the write"),
-        pytest.param({"asks": lambda block, rank: block == 1, "blocks": 2}, id="another block"),
-        pytest.param({"asks": lambda block, rank: rank != 1}, id="not on every rank"),
-        pytest.param({"rounds": lambda rank: rank}, id="in no round on one rank"),
-        pytest.param({"rounds": lambda rank: T.min(rank, 1)}, id="in no round on one rank, or one"),
+        pytest.param({"distance": 2}, id="data of another rank"),
+        pytest.param({"late": True}, id="read after the write"),
+        pytest.param({"reads": lambda block, rank: block == 1, "blocks": 2}, id="another block"),
+        pytest.param({"reads": lambda block, rank: rank != 1}, id="not on every rank"),
+        pytest.param({"times": lambda rank: rank}, id="zero times on one rank"),
+        pytest.param({"times": lambda rank: T.min(rank, 1)}, id="zero or one time"),
     ],
 )
-def test_who_has_not_waits(options):
+def test_a_writer_without_data_of_the_reader_waits(options):
     assert waits(replied(**options))
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_right_in_every_schedule(blocks):
-    """The caller reads what was written for it behind each launch."""
+    """The caller reads the received data after each launch."""
     program = replied(blocks=blocks)
 
     @tw.plan

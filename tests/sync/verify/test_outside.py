@@ -1,4 +1,4 @@
-"""Reads that lie wholly outside of their tensor, and axes for which there is one counter only."""
+"""Reads completely outside of their tensor, and axes with only one counter."""
 
 import inspect
 import warnings
@@ -16,7 +16,7 @@ N = 64
 
 
 def passes_on(first, explicit, copies=False):
-    """Each rank sends N numbers, and reads half as many from ``first`` on."""
+    """Each rank sends N numbers and reads half of them, from ``first`` on."""
 
     @T.prim_func
     def program(
@@ -44,7 +44,7 @@ def passes_on(first, explicit, copies=False):
 
 
 def tiles(read):
-    """Each rank sends tiles of 8 numbers, of which blocks read what ``read`` says."""
+    """Each rank sends tiles of 8 numbers; blocks read the range ``read``."""
 
     @T.prim_func
     def program(
@@ -61,7 +61,7 @@ def tiles(read):
 
 
 def warned(program):
-    """What is said of a program when it is compiled for two ranks."""
+    """Return the warnings of compiling a program for two ranks."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", tw.SyncWarning)
         passes.run_group(tvm.IRModule({"program": program}), 2, 1 << 40, passes.GROUP_PASSES)
@@ -69,7 +69,7 @@ def warned(program):
 
 
 def lines_of(make):
-    """``--> file:line`` of the reads of a program."""
+    """Return ``--> file:line`` of the reads of a program."""
     lines, first = inspect.getsourcelines(make)
     return [f" --> {__file__}:{first + n}" for n, x in enumerate(lines) if x.endswith("# read\n")]
 
@@ -101,18 +101,18 @@ def test_one_block_outside_is_enough():
     assert "wholly outside" in message
 
 
-def test_tiles_that_meet_what_was_sent_are_silent():
+def test_tiles_that_overlap_the_sent_part_give_no_warning():
     assert warned(tiles(lambda b: b * 8)) == []
 
 
-def test_a_counter_of_a_whole_axis_names_the_read_that_asks_for_it():
+def test_a_counter_of_a_whole_axis_names_the_read():
     (message,) = warned(tiles(lambda b: b * 7))
     assert message.startswith("a load reads S[")
     assert f"no granule smaller than the {N} elements of axis 0 fits" in message
     assert message.endswith(tuple(lines_of(tiles)))
 
 
-def test_the_command_line_tells_it(tmp_path, capsys):
+def test_the_command_line_prints_the_warning(tmp_path, capsys):
     source = inspect.getsource(passes_on)
     path = tmp_path / "outside.py"
     path.write_text(

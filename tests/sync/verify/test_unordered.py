@@ -1,4 +1,4 @@
-"""``W.unordered``: what it takes out, and what it does not."""
+"""``W.unordered``: accesses that it excludes from the inference."""
 
 import pytest
 import tilelang.language as T
@@ -85,7 +85,7 @@ def test_a_program_with_signals_of_its_own_may_use_it():
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
-        (lambda S, tile: W.unordered(S[0, 0], reason=" "), "reason=' '; expected why"),
+        (lambda S, tile: W.unordered(S[0, 0], reason=" "), "reason=' '; expected a text"),
         (lambda S, tile: W.unordered(tile[0], reason="why"), "tile is in shared.dyn memory"),
         (lambda S, tile: W.unordered(3, reason="why"), "region=3; expected a tensor, or a part"),
     ],

@@ -1,7 +1,6 @@
-"""Programs that order memory themselves: which faults are refused when they are compiled."""
+"""Programs with explicit synchronization: which faults the compiler refuses."""
 
 import inspect
-import re
 import warnings
 
 import numpy as np
@@ -11,8 +10,7 @@ from tilelang import tvm
 from tvm import tirx
 
 import tileweave as tw
-from tests.simulator.faults.faults import CASES as FAULTS
-from tests.sync.programs import CASES as PROGRAMS
+from tests.corpus import FAULTS, PROGRAMS
 from tileweave import language as W
 from tileweave import passes
 from tileweave.passes import dynamic_sizes, with_sizes
@@ -76,7 +74,7 @@ def grouped(func, ranks, configs=None, through=passes.GROUP_PASSES):
 
 
 @pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS)
-def test_of_the_faults_these_are_refused(case):
+def test_refused_faults(case):
     if case.name not in REFUSED:
         grouped(case.make(True), case.ranks)
         return
@@ -84,8 +82,7 @@ def test_of_the_faults_these_are_refused(case):
         grouped(case.make(True), case.ranks)
     message = str(error.value)
     assert REFUSED[case.name] in message
-    named = {int(n) for n in re.findall(r"faults\.py:(\d+)", message)}
-    assert set(case.lines) & named, message
+    assert set(case.lines) & case.lines_in(message), message
 
 
 @pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS)
@@ -95,7 +92,7 @@ def test_twins_are_accepted(case):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_was_inferred_would_be_accepted_had_it_been_written(name, ranks):
+def test_inferred_synchronization_is_accepted(name, ranks):
     program, sizes = PROGRAMS[name].make(ranks), PROGRAMS[name].sizes[:1]
     if isinstance(program, tirx.PrimFunc):
         program = with_sizes(program, dict(zip(dynamic_sizes(program), sizes, strict=True)))
@@ -128,7 +125,7 @@ def test_off():
         grouped(racing(), 2, {"tileweave.verify": "off"})
 
 
-def test_the_simulator_reports_what_would_be_refused():
+def test_the_simulator_reports_refused_programs():
     with pytest.raises(tw.SimulationError, match="race"):
         case = FAULTS["no_wait"]
         program = case.make(True)
@@ -139,7 +136,8 @@ def test_the_simulator_reports_what_would_be_refused():
 
 
 def exchange(parity="data"):
-    """Two buffers in turn by an epoch that is ``parity``: in memory, a parameter, or constant."""
+    """Two buffers in turn; ``parity`` says whether the epoch is in memory, a parameter, or
+    constant."""
     turns = 1 if parity == "constant" else 2
 
     @T.prim_func
@@ -195,7 +193,7 @@ def test_flags_that_the_caller_resets_are_judged_in_one_launch():
     grouped(program, 2)
 
 
-def test_what_depends_on_data_is_left_out():
+def test_data_dependent_accesses_are_not_verified():
     @T.prim_func
     def program(
         to: T.Tensor((4,), "int32"), mail: W.Symmetric((4, N), "int32"),
@@ -236,7 +234,7 @@ def test_kernels_of_one_program_follow_each_other():
 
 
 def test_large_grids():
-    """Many blocks: their accesses and flags are arrays, not lists."""
+    """Accesses and flags of many blocks are arrays, not lists."""
 
     @T.prim_func
     def program(
@@ -290,8 +288,8 @@ def rows_in_parts(unordered: bool):
          "which its accesses divide it in the analyzed launches, more than the limit of 2047"),
     ],
 )  # fmt: skip
-def test_what_is_too_much_is_told(monkeypatch, limit, most, line, text):
-    """And nothing is refused for want of what was left out."""
+def test_too_many_accesses_are_reported(monkeypatch, limit, most, line, text):
+    """A part that is too large to verify is reported, and nothing is refused because of it."""
     program = rows_in_parts(unordered=True)
     with pytest.raises(tw.LanguageError, match="or another wait for a flag"):
         grouped(program, 2)
@@ -309,7 +307,7 @@ def test_what_is_too_much_is_told(monkeypatch, limit, most, line, text):
     assert f"  test_verify_sync.py:{at}  {told.tensor}: {text}\n" in f"{listed}\n"
 
 
-def test_what_is_little_enough_is_verified():
+def test_few_accesses_are_verified():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         grouped(rows_in_parts(unordered=False), 2)
@@ -357,7 +355,7 @@ def locked(spin, leave, sem="acquire"):
 
 
 def in_a_register(sem="acquire"):
-    """A lock whose loop looks at a register that holds what the operation returned."""
+    """A lock whose loop tests a register that holds the result of the operation."""
 
     @T.prim_func
     def program(lock: W.Symmetric((1,), "int32"), data: W.Symmetric((N,), "int32")):
@@ -400,7 +398,8 @@ def test_a_spin_lock_must_acquire(name):
 
 
 def work_list():
-    """Which flags a block signals depends on the tickets that it draws; a reader waits for all."""
+    """The flags that a block signals depend on the tickets that it draws; a reader
+    waits for all."""
 
     @T.prim_func
     def program(
@@ -430,7 +429,7 @@ def test_a_work_list_signals_what_it_draws():
 
 
 def flag_from_a_table(waits=True):
-    """Known data, and a flag whose place depends on data."""
+    """Known data, and a flag whose index is data."""
 
     @T.prim_func
     def program(
@@ -483,7 +482,7 @@ def without_a_wait(S: W.Symmetric((64,), "float32"), X: T.Tensor((64,), "float32
         W.sync_ranks()
 
 
-def test_arrows_say_what_is_where():
+def test_arrows_label_their_locations():
     with pytest.raises(tw.LanguageError) as error:
         tw.emit(without_a_wait, stage="tile", world_size=2)
     arrows = [line for line in str(error.value).splitlines() if " --> " in line]
@@ -492,8 +491,9 @@ def test_arrows_say_what_is_where():
     ]  # fmt: skip
 
 
-def test_what_turned_the_inference_off_is_named():
-    """One signal is enough. It is not named where only its strength is wrong."""
+def test_the_operation_that_disables_the_inference_is_named():
+    """One explicit signal disables the inference. It is not named if only its
+    qualifiers are wrong."""
     lines, first = inspect.getsourcelines(mixed)
     line = next(first + n for n, text in enumerate(lines) if "# HERE" in text)
     with pytest.raises(tw.LanguageError) as error:

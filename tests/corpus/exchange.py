@@ -1,11 +1,11 @@
-"""Random exchanges between blocks of all ranks, and what the memory model says of them.
+"""Random exchanges between blocks of all ranks, and which changes of them are faults.
 
-An exchange is a list of messages. Each is written by one block into its own slot at a rank, and
-announced there, directly or through a third block that hands the signal on. The block it is for
+An exchange is a list of messages. One block writes each message into its own slot at a rank and
+signals it there, directly or through a third block that relays the signal. The receiving block
 waits for a counter that one or more messages share, and reads them.
 
-``changes`` says by reachability in the graph of the operations which change of one of them is a
-fault: it knows nothing of schedules.
+``changes`` derives from reachability in the graph of operations whether a change of one operation
+is a fault. It does not look at schedules.
 """
 
 from collections.abc import Iterator
@@ -37,10 +37,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Messages, the block that takes each delivery, and the order of all steps.
+    """Messages, the receiving block of each delivery, and the order of all steps.
 
-    Program order at each block is ``order`` restricted to it, so that no exchange deadlocks. Steps
-    are ``("send", message)``, ``("relay", message)`` and ``("receive", delivery)``.
+    ``order`` restricted to a block is its program order, so no exchange deadlocks. Steps are
+    ``("send", message)``, ``("relay", message)`` and ``("receive", delivery)``.
     """
 
     ranks: int
@@ -49,7 +49,7 @@ class Exchange:
     deliveries: tuple[Place, ...]
     order: tuple[tuple[str, int], ...]
 
-    def of(self, delivery: int) -> list[int]:
+    def messages_of(self, delivery: int) -> list[int]:
         return [m for m, message in enumerate(self.messages) if message.delivery == delivery]
 
 
@@ -58,18 +58,18 @@ class Op:
     """One operation of one block.
 
     Args:
-        rank, block: who does it.
-        to: rank whose memory it touches.
-        word: which flag, for signals and waits.
-        message: which slot, for writes and reads.
-        count: arrivals a wait wants each epoch; ``ahead`` is added to their sum.
+        rank, block: the block that performs it.
+        to: rank whose memory it accesses.
+        flag: number of the flag, for signals and waits.
+        message: number of the slot, for writes and reads.
+        count: arrivals that a wait expects in each epoch; ``ahead`` is added to their sum.
     """
 
     kind: Literal["write", "signal", "wait", "read"]
     rank: int
     block: int
     to: int
-    word: int = -1
+    flag: int = -1
     message: int = -1
     transport: str = ""
     count: int = 0
@@ -82,25 +82,26 @@ class Op:
         return self.rank, self.block
 
     def __repr__(self) -> str:
-        at = f"message {self.message}" if self.word < 0 else f"flag {self.word}"
+        at = f"message {self.message}" if self.flag < 0 else f"flag {self.flag}"
         wanted = f" {self.count}{self.ahead:+}" if self.kind == "wait" else ""
-        words = " ".join(w for w in (self.transport, self.sem, self.sem and self.scope) if w)
-        return f"{self.place}: {self.kind} {at} of rank {self.to}{wanted} {words}"
+        parts = (self.transport, self.sem, self.sem and self.scope)
+        qualifiers = " ".join(q for q in parts if q)
+        return f"{self.place}: {self.kind} {at} of rank {self.to}{wanted} {qualifiers}"
 
 
 def operations(x: Exchange) -> list[Op]:
-    """All operations of the exchange in its order. Flags of relays stand after the counters."""
+    """Return all operations in order. Flags of relays follow the counters of deliveries."""
     ops = []
 
-    def signal(place: Place, to: Place, word: int) -> None:
-        ops.append(Op("signal", *place, to[0], word, sem="release"))
+    def signal(place: Place, to: Place, flag: int) -> None:
+        ops.append(Op("signal", *place, to[0], flag, sem="release"))
 
-    def wait(place: Place, word: int, count: int) -> None:
-        ops.append(Op("wait", *place, place[0], word, count=count, sem="acquire"))
+    def wait(place: Place, flag: int, count: int) -> None:
+        ops.append(Op("wait", *place, place[0], flag, count=count, sem="acquire"))
 
     for step, number in x.order:
         if step == "receive":
-            place, messages = x.deliveries[number], x.of(number)
+            place, messages = x.deliveries[number], x.messages_of(number)
             wait(place, number, len(messages))
             for m in messages:
                 transport = x.messages[m].transport
@@ -126,14 +127,14 @@ def datum(epoch, message, i):
 
 
 def exchange_program(x: Exchange, ops: list[Op], barrier: bool = True):
-    """The kernel that does ``ops``; the ``barrier`` at its end makes the next epoch safe."""
+    """Return the kernel of ``ops``; the ``barrier`` at its end makes the next epoch safe."""
     messages, blocks = len(x.messages), x.blocks
-    words = len(x.deliveries) + messages
+    num_flags = len(x.deliveries) + messages
 
     @T.prim_func
     def program(
         mail: W.Symmetric((messages, TILE), "int32"),
-        flags: W.Symmetric((words,), "int32"),
+        flags: W.Symmetric((num_flags,), "int32"),
         outbox: T.Tensor((messages, TILE), "int32"),
         state: T.Tensor((blocks,), "int32"),
         out: T.Tensor((messages, TILE), "int32"),
@@ -146,10 +147,10 @@ def exchange_program(x: Exchange, ops: list[Op], barrier: bool = True):
             for op in ops:
                 if me == op.rank and block == op.block:
                     if op.kind == "signal":
-                        W.signal(flags[op.to, op.word], sem=op.sem, scope=op.scope)
+                        W.signal(flags[op.to, op.flag], sem=op.sem, scope=op.scope)
                     elif op.kind == "wait":
                         target = (epoch + 1) * op.count + op.ahead
-                        W.wait_reached(flags[op.to, op.word], target, sem=op.sem, scope=op.scope)
+                        W.wait_reached(flags[op.to, op.flag], target, sem=op.sem, scope=op.scope)
                     elif op.kind == "read":
                         if op.transport == "tile":
                             T.copy(mail[op.to, op.message, 0], tile)
@@ -199,10 +200,10 @@ def expected_out(x: Exchange, epoch: int, rank: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Change:
-    """One operation changed, and what that makes of the exchange.
+    """An exchange with one changed operation.
 
     Args:
-        kinds: what a simulator must report; none where the exchange stays correct.
+        kinds: fault kinds that the simulator may report; empty if the exchange stays correct.
     """
 
     what: str
@@ -212,10 +213,10 @@ class Change:
 
 
 def changes(x: Exchange) -> Iterator[Change]:
-    """Every change of one operation whose meaning is certain."""
+    """Yield each change of one operation of which it is certain whether it is a fault."""
     ops = operations(x)
     for index, op in enumerate(ops):
-        what = f"{op.kind} of flag {op.word} of rank {op.to} by block {op.block} of rank {op.rank}"
+        what = f"{op.kind} of flag {op.flag} of rank {op.to} by block {op.block} of rank {op.rank}"
 
         def changed(how: str, kinds=None, new=None, what=what, index=index, **fields) -> Change:
             new = new or [*ops[:index], replace(ops[index], **fields), *ops[index + 1 :]]
@@ -234,7 +235,7 @@ def changes(x: Exchange) -> Iterator[Change]:
             yield changed("relaxed", sem="relaxed")
             yield from _certain(changed("gpu scope", scope="gpu"))
             yield changed("one too many", ("deadlock",), ahead=1)
-            arrivals = [s for s in ops if s.kind == "signal" and _same_word(s, op)]
+            arrivals = [s for s in ops if s.kind == "signal" and _same_flag(s, op)]
             late = any(_unordered(_edges(ops, lost=(s, op)), ops) for s in arrivals)
             yield changed("one too few", ("race",) if late else (), ahead=-1)
     if _overtaken(x, ops):
@@ -242,7 +243,7 @@ def changes(x: Exchange) -> Iterator[Change]:
 
 
 def _certain(change: Change) -> Iterator[Change]:
-    """The change, unless all that may be said against it is that a look that fails is a race."""
+    """Yield the change, unless its only possible fault is a race of a failed poll."""
     if change.kinds or not _clash(_edges(change.ops), change.ops, True):
         yield change
 
@@ -251,8 +252,8 @@ def _reader(x: Exchange, message: int) -> Place:
     return x.deliveries[x.messages[message].delivery]
 
 
-def _same_word(a: Op, b: Op) -> bool:
-    return (a.to, a.word) == (b.to, b.word)
+def _same_flag(a: Op, b: Op) -> bool:
+    return (a.to, a.flag) == (b.to, b.flag)
 
 
 def _race(ops: list[Op]) -> tuple[str, ...]:
@@ -264,7 +265,7 @@ Edges = dict[int, set[int]]
 
 
 def _edges(ops: list[Op], lost: tuple[Op, Op] | None = None) -> Edges:
-    """What orders two operations: their block, or a release seen by an acquire.
+    """Return the order of operations: within a block, and from a release to its acquire.
 
     A tile store is complete only at the next release of its block. ``lost`` is an arrival that one
     wait does not wait for.
@@ -276,7 +277,7 @@ def _edges(ops: list[Op], lost: tuple[Op, Op] | None = None) -> Edges:
                 pending = a.kind == "write" and a.transport == "tile"
                 if not pending or b.sem == "release":
                     edges[i].add(j)
-            if a.sem == "release" and b.sem == "acquire" and _same_word(a, b):
+            if a.sem == "release" and b.sem == "acquire" and _same_flag(a, b):
                 wide = a.rank == b.rank or a.scope == b.scope == "sys"
                 if wide and not (lost and a is lost[0] and b is lost[1]):
                     edges[i].add(j)
@@ -294,7 +295,7 @@ def _reached(edges: Edges, start: int) -> set[int]:
 
 
 def _unordered(edges: Edges, ops: list[Op]) -> bool:
-    """Whether a message may be read before it is written."""
+    """Return whether a message may be read before it is written."""
     reads = {op.message: i for i, op in enumerate(ops) if op.kind == "read"}
     return any(
         reads[op.message] not in _reached(edges, i)
@@ -303,15 +304,15 @@ def _unordered(edges: Edges, ops: list[Op]) -> bool:
     )
 
 
-def _clash(edges: Edges, ops: list[Op], failed_looks: bool) -> bool:
-    """Whether two ranks may touch a flag at the same time, one of them only at gpu scope.
+def _clash(edges: Edges, ops: list[Op], failed_polls: bool) -> bool:
+    """Return whether two ranks may access a flag concurrently, one of them only at gpu scope.
 
-    With ``failed_looks`` a wait touches it from its start; else only when it succeeds.
+    With ``failed_polls``, a wait accesses it from its start; else only when it succeeds.
     """
 
     def ordered(i: int, j: int) -> bool:
         after = _reached(edges, i)
-        if not failed_looks or ops[j].kind != "wait":
+        if not failed_polls or ops[j].kind != "wait":
             return j in after
         return any(ops[k].place == ops[j].place for k in range(j) if k in after)
 
@@ -319,14 +320,14 @@ def _clash(edges: Edges, ops: list[Op], failed_looks: bool) -> bool:
     return any(
         not (ordered(i, j) or ordered(j, i))
         for i, j in combinations(flags, 2)
-        if _same_word(ops[i], ops[j])
+        if _same_flag(ops[i], ops[j])
         and ops[i].rank != ops[j].rank
         and (ops[i].scope, ops[j].scope) != ("sys", "sys")
     )
 
 
 def _overtaken(x: Exchange, ops: list[Op]) -> bool:
-    """Whether, without a barrier, a slot may be written again before it was read.
+    """Return whether, without a barrier, a slot may be written again before it was read.
 
     A rank's next launch begins when its last has ended, so two epochs are two copies of the graph
     joined at each rank.

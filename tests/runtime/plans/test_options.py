@@ -1,4 +1,5 @@
-"""``pass_configs`` of a plan reach its kernels, whoever compiles them."""
+"""``pass_configs`` of a plan reach its kernels, whether a call, explain or the simulator compiles
+them."""
 
 import re
 
@@ -7,7 +8,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tests.sync.programs import CASES
+from tests.corpus import PROGRAMS
 from tileweave.builtins.spec import builtin_of
 from tileweave.cli.main import main
 from tileweave.passes.ir.walk import builtins_in
@@ -20,14 +21,14 @@ RANKS, HERE = 2, f"{__file__}:1"
 
 
 def all_gather(**options) -> tw.Plan:
-    """Copies and a GEMM beside them, with these options of ours."""
-    plan = CASES["all_gather_gemm"].make(RANKS)
+    """Return a plan of copies beside a GEMM, with these TileWeave options."""
+    plan = PROGRAMS["all_gather_gemm"].make(RANKS)
     return plan.with_configs({f"tileweave.{name}": value for name, value in options.items()})
 
 
 def reduce_scatter(**options) -> tw.Plan:
-    """A plan of one kernel, which exchanges with its peers."""
-    program = CASES["gemm_reduce_scatter"].make(RANKS)
+    """Return a plan of one kernel that exchanges data with its peers."""
+    program = PROGRAMS["gemm_reduce_scatter"].make(RANKS)
     plan = tw.Plan(
         "plan", list(parameters_of(program)), lambda p, *given: p.launch(program, *given), HERE
     )
@@ -35,7 +36,7 @@ def reduce_scatter(**options) -> tw.Plan:
 
 
 def names_in(plan: tw.Plan) -> list[str]:
-    """The builtins of the kernels it says, as the simulator runs them."""
+    """Return the builtins in the kernels that the simulator runs."""
     steps = plan.trace(0, RANKS, {p.name: p.shape for p in plan.parameters}, {})
     kernels = [lowered(s.program, RANKS) for s in steps if isinstance(s, Launch) and s.number > 0]
     return [builtin_of(c).name for k in kernels for c in builtins_in(k.body)]
@@ -50,15 +51,15 @@ def test_delays_at_the_waits_of_its_kernels(make):
 
 
 def test_a_plan_with_delays_is_right():
-    case = CASES["all_gather_gemm"]
+    case = PROGRAMS["all_gather_gemm"]
     inputs = case.inputs(np.random.default_rng(0), RANKS)
     out = tw.simulate(all_gather(delays=3), RANKS, inputs)
     for rank, expected in enumerate(case.expected(inputs)):
         np.testing.assert_array_equal(out[rank]["C"], expected["C"])
 
 
-def test_explain_heeds_them():
-    """Those of the plan and those of the caller, who has the last word."""
+def test_explain_uses_options():
+    """Options of the caller take precedence over those of the plan."""
     granule = {"parts": [16, 32]}
     for found in (
         tw.explain(reduce_scatter(granule=granule), RANKS),
@@ -71,7 +72,7 @@ def test_explain_heeds_them():
 
 
 def test_simulate_heeds_them():
-    inputs = CASES["all_gather_gemm"].inputs(np.random.default_rng(0), RANKS)
+    inputs = PROGRAMS["all_gather_gemm"].inputs(np.random.default_rng(0), RANKS)
     off = {"tileweave.verify": "off"}
     with pytest.raises(tw.SimulationError):
         tw.simulate(all_gather(), RANKS, inputs, pass_configs=off)
@@ -107,7 +108,7 @@ def test_options_that_there_are_not(configs, message):
 
 
 def test_a_program_stays_one_program():
-    """Launched twice and traced twice, it is compiled once."""
+    """A program that is launched twice and traced twice is compiled once."""
 
     @T.prim_func
     def step(x: T.Tensor((4,), "int32")):
@@ -148,7 +149,7 @@ def gather(p, A: T.Tensor((1, 8), "float32"), S: W.Symmetric((4, 8), "float32"),
 
 
 def test_the_command_line(tmp_path, capsys):
-    """``--config`` is for plans, too; their kernels are not run a second time alone."""
+    """``--config`` applies to plans, too; their kernels do not run a second time by themselves."""
     path = tmp_path / "gather.py"
     path.write_text(KERNEL_OF_A_PLAN)
     arguments = [str(path), "--schedules", "1", "--epochs", "2"]

@@ -1,4 +1,4 @@
-"""Plans whose copies read what copies of other ranks bring: they are ordered, or refused."""
+"""Plans whose copies read data that copies of other ranks write: they are ordered, or refused."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ N = 24
 
 
 def gather(ranks, cut=8, skip=None):
-    """Each rank's numbers go to all, in two pieces."""
+    """Send each rank's numbers to all ranks, in two pieces."""
 
     @tw.plan
     def gather(
@@ -34,7 +34,7 @@ def gather(ranks, cut=8, skip=None):
 
 
 def ring(ranks):
-    """Each rank fetches from its left neighbour what that one has fetched before."""
+    """Each rank copies from its left neighbor what that rank has copied before."""
 
     @tw.plan
     def ring(
@@ -72,7 +72,7 @@ def test_every_schedule_is_right(make, ranks):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("wait", [False, True])
 def test_own_copies_in_two_streams(ranks, wait):
-    """A stream that waits orders them already; else they are ordered as copies of peers are."""
+    """A stream wait orders own copies; without one they are ordered like copies of peers."""
 
     @tw.plan
     def through_own_memory(
@@ -94,8 +94,8 @@ def test_own_copies_in_two_streams(ranks, wait):
     assert any(isinstance(step, CopyValue) for step in steps) is not wait
 
 
-def test_nothing_of_it_can_be_left_out():
-    """Every change of what was put in is noticed, or explained."""
+def test_all_inserted_synchronization_is_needed():
+    """Each change of the inserted synchronization is detected, or explained."""
     mutants = tw.mutate(gather(2), 2, inputs_of(2), schedules=3)
     assert {m.op for m in mutants if m.verdict == "killed"} >= {
         "copy_value", "join", "signal", "wait_reached",
@@ -103,8 +103,8 @@ def test_nothing_of_it_can_be_left_out():
     assert not [m for m in mutants if m.verdict == "survived"]
 
 
-def test_what_waits_comes_behind_what_peers_wait_for():
-    """Else it might keep that back, as a branch of a CUDA graph."""
+def test_waiting_copies_come_after_copies_that_peers_wait_for():
+    """Otherwise a waiting copy could delay it, as a branch of a CUDA graph."""
     plan = gather(3)
     shapes = {p.name: tuple(map(int, p.shape)) for p in plan.parameters}
     steps = plan.trace(0, 3, shapes, {})

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""A wait in a loop is skipped where the round before waited for the same counter."""
+"""A wait in a loop is skipped if the previous iteration waited for the same counter."""
 
 import tilelang.language as T
 
@@ -29,7 +29,7 @@ def inferred(X: T.Tensor((M, N), "float32"), Y: T.Tensor((4 * M, N), "float32"))
             T.copy(tile, Y[step * B, 0])
 
 
-# Four rounds read what one counter tells of; the fence is behind the waits that are done.
+# Four iterations read the granule of one counter; the fence follows the executed waits only.
 # CHECK-LABEL: TEST: inferred
 # CHECK: waited = -2147483648;
 # CHECK-NEXT: for (int step = 0; step < 16;
@@ -49,7 +49,7 @@ def explicit(F: W.Symmetric((8,), "uint32"), Y: T.Tensor((16,), "uint32")):
             Y[step] = W.ld(F[W.rank(), step // 4])
 
 
-# What the program says it means: its counters may go down.
+# Explicit waits are not skipped, because the program's counters may decrease.
 # CHECK-LABEL: TEST: explicit
 # CHECK-NOT: waited
 # CHECK: tw::wait_reached

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Without warp specialisation a wait in a pipelined loop runs rounds ahead, with the loads it guards."""
+"""Without warp specialization, a wait in a pipelined loop runs iterations ahead, like its loads."""
 
 import tilelang.language as T
 
@@ -50,7 +50,7 @@ def scale(Cl, F, k):
     W.wait_ge(F[W.rank(), k], 6)
 
 
-# Two rounds are loaded before the loop, each after its own wait; in the loop, round k + 2.
+# Two iterations load before the loop, each after its own wait; the loop loads iteration k + 2.
 # CHECK-LABEL: TEST: plain sm_80
 # CHECK: __global__ void __launch_bounds__
 # CHECK-NOT: cp_async_gs
@@ -79,7 +79,7 @@ show(gemm(nothing, "plain"), arch="sm_80")
 # CHECK: mma_sync
 show(gemm(scale, "between"), arch="sm_80")
 
-# Where TileLang specialises warps, the schedule is not used.
+# With warp specialization, TileLang does not use the schedule.
 # CHECK-LABEL: TEST: plain sm_90a
 # CHECK: < 128) {
 # CHECK: tw::wait_reached
@@ -103,7 +103,7 @@ def forward(S: W.Symmetric((512, 512), "float16"), B: T.Tensor((512, 512), "floa
         T.copy(sums, B[bx * 64, 0])
 
 
-# A builtin that writes another rank's copy of what is loaded: in its own round, with the arithmetic.
+# A builtin that writes another rank's copy of the loaded tensor stays with the computation.
 # CHECK-LABEL: TEST: forward sm_80
 # CHECK: __global__ void __launch_bounds__
 # CHECK-NOT: tw::put_block

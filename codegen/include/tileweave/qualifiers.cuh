@@ -1,4 +1,4 @@
-// The words of the language as enumerators: PTX's own, see builtins/qualifiers.py.
+// Qualifiers of builtins as enumerators, named as in PTX; see builtins/qualifiers.py.
 #pragma once
 #include <stdint.h>
 
@@ -9,14 +9,10 @@ enum class Sem { relaxed, acquire, release, acq_rel, sc, volatile_ };
 enum class Op { add, set, min, max, and_, or_, xor_, exch };
 enum class Type { u32, s32, u64, s64, f32, f64, f16, bf16, f16x2, bf16x2, b32, b64 };
 
-// Fails to compile, and only when instantiated: for words that a declaration lets through by
-// mistake.
-template <class...> inline constexpr bool illegal = false;
-
-// A word as PTX writes it, for the operands of constraint "C" of inline PTX.
-template <auto word> struct Text;
-#define TW_TEXT(WORD, TEXT)                                                                        \
-  template <> struct Text<WORD> {                                                                  \
+// Text of a qualifier in PTX, for operands with constraint "C" of inline PTX.
+template <auto qualifier> struct Text;
+#define TW_TEXT(QUALIFIER, TEXT)                                                                   \
+  template <> struct Text<QUALIFIER> {                                                             \
     static constexpr char value[] = TEXT;                                                          \
   };
 TW_TEXT(Scope::cta, ".cta")
@@ -55,8 +51,8 @@ __host__ __device__ constexpr bool is_wide(Type type) {
   return type == Type::u64 || type == Type::s64 || type == Type::f64 || type == Type::b64;
 }
 
-// The type PTX wants for an operation: bitwise ones and exchanges know only widths, and s64 is
-// added as u64, the bits being the same.
+// Returns the type of an operation in PTX. Bitwise operations and exchanges have only widths. s64
+// is added as u64, which yields the same bits.
 __host__ __device__ constexpr Type ptx_type(Op op, Type type) {
   if (op == Op::and_ || op == Op::or_ || op == Op::xor_ || op == Op::exch) {
     return is_wide(type) ? Type::b64 : Type::b32;
@@ -64,8 +60,8 @@ __host__ __device__ constexpr Type ptx_type(Op op, Type type) {
   return op == Op::add && type == Type::s64 ? Type::u64 : type;
 }
 
-// Runs STATEMENT(scope word) for the template parameter Scope S: inline PTX needs its words as
-// literals.
+// Expands to STATEMENT("scope") for the template parameter Scope S, because inline PTX needs its
+// qualifiers as literals.
 #define TW_FOR_SCOPE(S, STATEMENT)                                                                 \
   do {                                                                                             \
     if constexpr (S == ::tw::Scope::cta) {                                                         \

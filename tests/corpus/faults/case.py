@@ -1,0 +1,125 @@
+"""One fault of the corpus, and the registry of all faults."""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tileweave.builtins.symmetric import is_symmetric
+
+N = 64
+"""Elements of a message, and threads of a block: one element a thread."""
+
+EPOCHS = 3
+
+TILE = 48
+"""Elements of a tile that does not divide a message."""
+
+Expected = Callable[[int, int, int], dict[str, Any]]
+"""(Last epoch, rank, number of ranks) -> what the correct twin leaves, by parameter."""
+
+
+def datum(epoch, sender, i):
+    """Return element ``i`` of the message that ``sender`` sends in ``epoch``."""
+    return epoch * 1000 + sender * 100 + i
+
+
+def from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
+    """Expect at each rank the message of its left neighbor."""
+    return {"out": datum(epoch, (me - 1) % ranks, np.arange(N))}
+
+
+def nothing(epoch: int, me: int, ranks: int) -> dict[str, Any]:
+    """Expect no result: the program only synchronizes."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A faulty program, its correct twin, and the expected report.
+
+    Args:
+        make: faulty or not -> the program.
+        kinds: legal kinds of the reported fault; which effect shows depends on the schedule.
+        report: a regular expression that the report must match.
+        expected: results of the correct twin.
+        source: the function whose ``# FAULT`` lines the report must name.
+        label: restricts these lines to ``# FAULT <label>``; ``|`` separates several labels.
+        start: initial values by parameter; None leaves a symmetric tensor unwritten.
+    """
+
+    name: str
+    make: Callable[[bool], Any]
+    kinds: tuple[str, ...]
+    report: str
+    expected: Expected
+    source: Callable[..., Any]
+    ranks: int = 2
+    label: str = ""
+    start: dict[str, Any] = field(default_factory=dict)
+
+    def lines_in(self, text: str) -> set[int]:
+        """Return the lines of the case's file that a report names."""
+        file = Path(inspect.getsourcefile(self.source) or "").name
+        return {int(n) for n in re.findall(rf"{re.escape(file)}:(\d+)", text)}
+
+    @property
+    def lines(self) -> list[int]:
+        """Numbers of the lines that the report must name."""
+        text, first = inspect.getsourcelines(self.source)
+        mark = re.compile(rf"# FAULT ({self.label})$" if self.label else r"# FAULT$")
+        return [first + n for n, line in enumerate(text) if mark.search(line.rstrip())]
+
+    def inputs(self, program) -> list[dict[str, np.ndarray]]:
+        """Return one dict for each rank, with zeros or the values of ``start``."""
+        values = {}
+        for buffer in program.buffer_map.values():
+            shape = [int(n) for n in buffer.shape[1 if is_symmetric(buffer) else 0 :]]
+            value = self.start.get(buffer.name, 0)
+            if value is not None:
+                values[buffer.name] = np.full(shape, value, str(buffer.dtype))
+        return [{name: value.copy() for name, value in values.items()} for _ in range(self.ranks)]
+
+
+FAULTS: dict[str, Case] = {}
+
+
+def add_case(make, kinds: str, report: str, expected: Expected = from_left, **more: Any) -> None:
+    """Register a fault; ``kinds`` are separated by spaces."""
+    more = {"name": make.__name__, "source": make, **more}
+    FAULTS[more["name"]] = Case(
+        make=make, kinds=tuple(kinds.split()), report=report, expected=expected, **more
+    )
+
+
+def case(kinds: str, report: str, expected: Expected = from_left, **more: Any):
+    """Register the factory below as a fault."""
+
+    def register(make):
+        add_case(make, kinds, report, expected, **more)
+        return make
+
+    return register
+
+
+def with_fault(
+    skeleton,
+    name: str,
+    kinds: str,
+    report: str,
+    label: str,
+    ranks: int = 2,
+    expected: Expected = from_left,
+    **fault: Any,
+) -> None:
+    """Register a skeleton that is correct with its defaults and faulty with ``fault``."""
+
+    def make(faulty):
+        return skeleton(**fault) if faulty else skeleton()
+
+    more = dict(name=name, source=skeleton, label=label, ranks=ranks)
+    add_case(make, kinds, report, expected, **more)

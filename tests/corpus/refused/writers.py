@@ -1,0 +1,170 @@
+"""Elements without a writer or with several, and waits that no launch order fulfills."""
+
+import tilelang.language as T
+
+from tileweave import language as W
+
+from .case import F32, N, refused
+
+
+@refused(
+    "T.copy reads S[1 - W.rank(), 0]: S[0, 0:8] is read, but no rank writes it in this launch; "
+    "expected a write of it in the same program, or W.unordered"
+)
+def not_written():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            T.copy(S[1 - W.rank(), 0], Y)  # HERE
+
+    return program
+
+
+@refused("T.copy reads S[me, 0]: S[0, 4:8] is read, but no rank writes it in this launch")
+def half_is_written():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            me = W.rank()
+            for i in T.Parallel(N // 2):
+                S[1 - me, i] = Y[i]
+            T.copy(S[me, 0], Y)  # HERE
+
+    return program
+
+
+@refused("S[0, 0:8] is written 2 times in one launch, by rank 1; expected once")
+def two_blocks_write():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(2, threads=32):
+            other = 1 - W.rank()
+            T.copy(X, S[other, 0])  # HERE
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+@refused("S[0, 0:8] is written 2 times in one launch, by rank 0 and 1; expected once")
+def two_ranks_write():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            if W.rank() == 0:
+                T.copy(X, S[0, 0])  # HERE
+            else:
+                T.copy(X, S[0, 0])  # HERE
+            if W.rank() == 0:
+                T.copy(S[0, 0], Y)
+
+    return program
+
+
+@refused(
+    "T.copy reads S[W.rank(), owner, 0]: S[0, 0, 0:8] may be read, but no rank writes it in this "
+    "launch; expected a write of it in the same program, or W.unordered"
+)
+def one_index_not_written():
+    @T.prim_func
+    def program(at: T.Tensor((1,), "int32"), S: W.Symmetric((2, N), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            owner = at[0]
+            T.copy(Y, S[1 - W.rank(), W.rank(), 0])
+            T.copy(S[W.rank(), owner, 0], Y)  # HERE
+
+    return program
+
+
+@refused("T.atomic_add adds to S[0, i]: S[0, 0:8] is added to, but no rank clears it first")
+def element_added_but_not_cleared():
+    @T.prim_func
+    def program(S: W.Symmetric((8,), F32), Y: T.Tensor((8,), F32)):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(8):  # HERE
+                T.atomic_add(S[0, i], 1.0)
+            T.copy(S[0, 0:8], Y)
+
+    return program
+
+
+@refused("T.atomic_add adds to S[0, 0]: S[0, 0:8] is added to, but no rank clears it first")
+def added_but_not_cleared():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((N,), F32)
+            T.copy(Y, tile)
+            T.atomic_add(S[0, 0], tile)  # HERE
+
+    return program
+
+
+def readers_first(pieces=1):
+    @T.prim_func
+    def program(X: T.Tensor((N, N), F32), S: W.Symmetric((N, N), F32), Y: T.Tensor((N, N), F32)):
+        with T.Kernel(2 * N, threads=32) as block:
+            tile = T.alloc_shared((1, N), F32)
+            if block < N:
+                T.copy(S[W.rank(), block, 0], tile)  # HERE
+                T.copy(tile, Y[block, 0])
+            else:
+                T.copy(X[block - N, 0], tile)
+                for at in T.serial(0, N, N // pieces):
+                    T.copy(tile[0:1, at : at + N // pieces], S[1 - W.rank(), block - N, at])
+
+    return program
+
+
+refused(
+    "T.copy reads S[W.rank(), bx, 0]: block 0 of rank 0 waits for block 8 of rank 1, and with 8 "
+    "resident blocks a rank (tileweave.resident_blocks) the launch deadlocks; expected blocks to "
+    "wait for earlier blocks, or fewer waiting blocks",
+    resident_blocks=8,
+)(readers_first)
+
+
+@refused(
+    "T.copy writes S[(W.rank() + 1) % 3, 0]: tileweave.reuse=double_buffer is not sufficient: "
+    "rank 0 writes it for rank 1 and does not wait for anything from that rank in the same "
+    "launch; expected auto, barrier or credit",
+    ranks=3,
+    reuse="double_buffer",
+)
+def two_buffers_in_a_ring():
+    @T.prim_func
+    def program(Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            S = W.alloc_symmetric((N,), F32)
+            T.copy(Y, S[(W.rank() + 1) % 3, 0])  # HERE
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+@refused(
+    "T.copy writes S[1 - W.rank(), 0], and a second kernel of the program begins; expected one "
+    "T.Kernel in a program that accesses symmetric tensors"
+)
+def two_kernels():
+    @T.prim_func
+    def program(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            T.copy(Y, S[1 - W.rank(), 0])  # HERE
+        with T.Kernel(1, threads=32):  # HERE
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+@refused("S[W.rank()]: block 0 of rank 0 waits for block 0 of rank 1, and with 132 resident blocks")
+def one_number_by_one_thread():
+    """A tensor of one number a rank is no exception: what one thread does is ordered as a whole."""
+
+    @T.prim_func
+    def program(S: W.Symmetric((), F32), Y: T.Tensor((1,), F32)):
+        with T.Kernel(1, threads=32):
+            if T.get_thread_binding() == 0:  # HERE
+                S[1 - W.rank()] = Y[0]
+                Y[0] = S[W.rank()]
+
+    return program

@@ -1,0 +1,137 @@
+"""Operations that the simulator does not support: the report has name and line."""
+
+import inspect
+import re
+
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tests.simulator.frontend.launch import N
+
+
+def refused(name):
+    def put(make):
+        REFUSED[name] = make
+        return make
+
+    return put
+
+
+REFUSED = {}
+
+
+@refused("gemm_sp")
+def sparse():
+    @T.prim_func
+    def program(A: T.Tensor((N, 32), "float16"), C: T.Tensor((N, N), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            a = T.alloc_shared((N, 32), "float16")
+            e = T.alloc_shared((N, 8), "uint8")
+            b = T.alloc_shared((N, N), "float16")
+            c = T.alloc_fragment((N, N), "float32")
+            T.gemm_sp(a, e, b, c)  # HERE
+
+    return program
+
+
+@refused("im2col")
+def image():
+    @T.prim_func
+    def program(A: T.Tensor((1, 16, 16, 32), "float16")):
+        with T.Kernel(1, threads=128) as _:
+            a = T.alloc_shared((N, 32), "float16")
+            T.c2d_im2col(A, a, 0, 0, 3, 1, 1, 1)  # HERE
+
+    return program
+
+
+@refused("my_function")
+def extern():
+    @T.prim_func
+    def program(A: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            T.call_extern("handle", "my_function", A.data)  # HERE
+
+    return program
+
+
+@refused("match_all_sync")
+def match_all():
+    @T.prim_func
+    def program(A: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            t = T.get_thread_binding()
+            A[t] = T.Cast("int32", T.match_all_sync(A[t]))  # HERE
+
+    return program
+
+
+@refused("finalize_reducer")
+def legacy_reducer():
+    @T.prim_func
+    def program(A: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            total = T.alloc_reducer((32,), "int32", op="sum", replication="all")
+            T.finalize_reducer(total)  # HERE
+
+    return program
+
+
+@refused("memory scratch")
+def global_memory_in_a_kernel():
+    @T.prim_func
+    def program(A: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            scratch = T.alloc_global((32,), "int32")  # HERE
+            T.copy(A, scratch)
+
+    return program
+
+
+@refused("memory allocated outside a kernel: scratch")
+def global_memory_outside_a_kernel():
+    @T.prim_func
+    def program(A: T.Tensor((32,), "int32")):
+        scratch = T.alloc_global((32,), "int32")  # HERE
+        with T.Kernel(1, threads=32) as _:
+            T.copy(A, scratch)
+
+    return program
+
+
+@refused("a loop outside a kernel")
+def loop_of_kernels():
+    @T.prim_func
+    def program(A: T.Tensor((32,), "int32")):
+        for k in T.serial(3):  # HERE
+            with T.Kernel(1, threads=32) as _:
+                A[T.get_thread_binding()] = k
+
+    return program
+
+
+@refused("bits, a view of another type")
+def view_of_another_type():
+    @T.prim_func
+    def program(A: T.Tensor((32,), "float32"), B: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            x = T.alloc_shared((32,), "float32")
+            T.copy(A, x)
+            bits = T.view(x, (32,), "int32")
+            for i in T.Parallel(32):
+                B[i] = bits[i]  # HERE
+
+    return program
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_unsupported_operations_are_named_with_their_line(name):
+    lines, first = inspect.getsourcelines(REFUSED[name])
+    (here,) = [first + n for n, line in enumerate(lines) if "# HERE" in line]
+    with pytest.raises(tw.SimulationError) as error:
+        tw.simulate(REFUSED[name](), 1)
+    assert error.value.kind == "unsupported"
+    assert re.search(name, error.value.report)
+    assert int(re.search(r"test_unsupported\.py:(\d+)", error.value.report)[1]) == here
