@@ -87,6 +87,7 @@ format: .venv/ready-lint
 docs: .venv/ready
 	$(python) docs/generate.py
 	$(python) docs/command_line.py
+	$(python) docs/operators.py
 	$(python) docs/sequence.py
 	$(python) docs/speedup.py
 	$(python) tools/mutants.py

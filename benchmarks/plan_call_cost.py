@@ -43,8 +43,8 @@ from tileweave.ops.core import call, strategy
 from tileweave.ops.core import compiled as compiled_ops
 from tileweave.ops.core.cache import prepared
 from tileweave.ops.core.gemm_config import GemmConfig
-from tileweave.ops.core.operator import OPERATORS as OPERATORS_BY_NAME
 from tileweave.ops.core.operator import Choice
+from tileweave.ops.core.registry import OPERATORS as OPERATORS_BY_NAME
 from tileweave.ops.core.tiles import LARGE, SMALL
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
 from tileweave.passes.ir.implicit import implicit_of

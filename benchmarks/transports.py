@@ -22,8 +22,8 @@ import torch
 
 import tileweave as tw
 from tileweave.bench import collectives
+from tileweave.bench.case import Buffers, Checker, Implementation, Missing
 from tileweave.bench.command import INPUTS
-from tileweave.bench.implementations import Checker, Implementation, Missing
 from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program
 from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_shot_program
 from tileweave.ops.collectives.all_to_all import Parts, all_to_all_plan, all_to_all_program
@@ -32,6 +32,7 @@ from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce
 from tileweave.ops.collectives.vectors import Lines, words_of
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.groups import group_of
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.host.measure import interleaved, largest
 from tileweave.runtime.plans.parameters import parameters_of
@@ -44,6 +45,8 @@ PERSISTENT_PIECES = (5, 1)
 """Pieces of the variants whose kernel has ``BLOCKS`` persistent blocks, not one for each tile.
 Waiting blocks read the same word, so many of them may delay data that arrives."""
 BLOCKS = (131, 262, 524)
+OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+"""Collectives whose programs have such variants."""
 TRANSPORTS = ("copy_engine", "ldst", "tma")
 TILES = (1 << 13, 1 << 14, 1 << 15)
 """Bytes of the tile that a block moves."""
@@ -128,9 +131,10 @@ def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
     ]
 
 
-def implementation_of(buffers: collectives.Buffers, steps: Any) -> Implementation:
-    buffers.made.append(Moved(steps))
-    return buffers.into_out(buffers.made[-1])
+def implementation_of(buffers: Buffers, steps: Any) -> Implementation:
+    compiled = Moved(steps)
+    buffers.compiled.append(compiled)
+    return buffers.into("result", lambda inputs, out: compiled(inputs.x, out))
 
 
 def compare(
@@ -142,16 +146,14 @@ def compare(
     """Time and check all variants. Print a row for each, the fastest first. Return whether all
     results are correct."""
     begin, group = time.perf_counter(), group_of("")
-    buffers = collectives.Buffers(problem, group, gathered)
-    implementations = {"auto": collectives.MAKERS["ours"](buffers)}
+    memory, random = collectives.stage(problem, group)
+    buffers = Buffers(problem, group, gathered, memory)
+    implementations = {"auto": collectives.IMPLEMENTATIONS["ours"](buffers)}
     with suppress(Missing):
-        implementations["copies alone"] = collectives.MAKERS["exchange/copies"](buffers)
+        implementations["copies alone"] = collectives.IMPLEMENTATIONS["exchange/copies"](buffers)
     for variant, steps in programs.items():
         implementations[variant.name] = implementation_of(buffers, steps)
-    inputs, checker = (
-        list(islice(collectives.Inputs.random(problem, group), INPUTS)),
-        Checker(implementations),
-    )
+    inputs, checker = list(islice(random, INPUTS)), Checker(implementations)
     ms = interleaved(
         {name: implementation.call for name, implementation in implementations.items()},
         inputs,
@@ -182,7 +184,7 @@ def simulate_variants(op: str, variants: Sequence[Variant], ranks: int = 3) -> N
     """
     count = ranks << 14
     x = torch.empty(count, dtype=torch.float32, device="meta")
-    problem = checked(op, x, None, ranks, collectives.COLLECTIVES[op])
+    problem = checked(op, x, None, ranks, [0] * len(OPERATORS[op].options))
     rng = np.random.default_rng(0)
     inputs = [rng.integers(-8, 9, count).astype(np.float32) for _ in range(ranks)]
     parts = np.stack([values.reshape(ranks, -1) for values in inputs])

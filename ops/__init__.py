@@ -12,10 +12,14 @@ from .autotune.tuner import Tuned, tune
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
 from .collectives.all_to_all import all_to_all
-from .collectives.collective import transport_of
+from .collectives.broadcast import broadcast
+from .collectives.collective import Collective, define_exchange, transport_of
 from .collectives.reduce_scatter import reduce_scatter
 from .collectives.transport import Transport
 from .core.call import strategy_of
+from .core.library import define_product
+from .core.operator import Operator
+from .core.registry import operators_of
 from .core.strategy import Strategy
 from .gemm.all_gather_matmul import all_gather_matmul
 from .gemm.matmul_all_reduce import matmul_all_reduce
@@ -31,6 +35,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "attention_schedule",
+    "broadcast",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "reduce_scatter",
@@ -42,3 +47,8 @@ __all__ = [
     "ulysses_attention",
     "unshard_sequence",
 ]
+
+for _operator in operators_of(Operator).values():
+    define_product(_operator)
+for _collective in operators_of(Collective).values():
+    define_exchange(_collective)

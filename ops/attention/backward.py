@@ -19,7 +19,7 @@ from ...runtime.kernel.kernel import capturing
 from ..core.groups import group_of, name_of
 from ..core.library import define
 from ..core.problem import agree, refused, require_dense, require_dense_or_none, require_like
-from .problem import DTYPES, AttentionProblem, checked_attention, checked_maxima
+from .problem import DTYPES, OP, AttentionProblem, checked_attention, checked_maxima
 
 NAME = "sp_attention_backward"
 _SCORES = 1 << 26
@@ -306,7 +306,7 @@ def _save_nothing(ctx: Any, inputs: tuple, output: tuple) -> None: ...
 
 def _no_second_gradient(ctx: Any, *_: torch.Tensor) -> tuple:
     raise refused(
-        "sp_attention", "a gradient of its gradient is asked for",
+        OP, "a gradient of its gradient is asked for",
         "create_graph=False, or SequenceParallelAttention(reference=True)",
     )  # fmt: skip
 

@@ -27,6 +27,7 @@ from ..core.compiled import CompiledOp
 from ..core.groups import group_of, name_of
 from ..core.library import define
 from ..core.problem import agree, dense, require_dense, require_dense_or_none
+from ..core.registry import RegisteredOp, TableRow
 from ..core.strategy import Strategy, obstacle_of_ranks, unless_fused
 from .backward import NAME as BACKWARD
 from .flash import (
@@ -94,8 +95,15 @@ def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
     return sp_attention
 
 
-class SpAttention(CompiledOp):
+class SpAttention(CompiledOp, RegisteredOp, op=OP):
     """Compiled plan of one problem; its symmetric memory holds the gathered keys and values."""
+
+    arguments = ("q", "k", "v")
+    row = TableRow(
+        inputs="the rank's rows of `q`, `k`, `v`, [batched or packed](#layouts-and-shapes)",
+        result="the rank's rows of attention to the keys of all ranks; with `return_lse` also the "
+        "log-sum-exps",
+    )
 
     def __init__(self, problem: AttentionProblem, tiles: FlashTiles) -> None:
         """Compile, and allocate symmetric memory. Collective."""

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..collectives.collective import EXCHANGES, checked
+from ..collectives.all_to_all import AllToAll
+from ..collectives.collective import checked
 from ..collectives.transport import chosen
 from ..core.collective_problem import CollectiveProblem
 from ..core.groups import group_of, name_of
 from ..core.library import define_composite
 from ..core.problem import agree, refused, require_dense
+from ..core.registry import RegisteredOp, TableRow
 from .problem import AttentionProblem, checked_attention, checked_scale
 
 NAME = "ulysses_attention"
@@ -27,6 +29,16 @@ _SEQUENCE, _HEADS = 1, 2
 _TO_HEADS, _TO_SEQUENCE = (_HEADS, _SEQUENCE), (_SEQUENCE, _HEADS)
 """The axis that an all-to-all scatters, and the axis that it gathers."""
 _EMPTY = torch.empty(0)
+
+
+class Ulysses(RegisteredOp, op=NAME):
+    """Attention by all-to-alls. It has no kernel of its own."""
+
+    arguments = ("q", "k", "v")
+    row = TableRow(
+        inputs="the rank's rows of `q`, `k`, `v`, (B, S / W, H, D), `contiguous`",
+        result="the rank's rows of attention to all keys, by [all-to-alls](#ulysses)",
+    )
 
 
 def problem_of(
@@ -72,7 +84,7 @@ def exchanges_of(problem: AttentionProblem) -> list[CollectiveProblem]:
     ]
     return [
         checked(
-            "all_to_all", torch.empty(problem.batch, *shape, dtype=problem.dtype, device="meta"),
+            AllToAll.op, torch.empty(problem.batch, *shape, dtype=problem.dtype, device="meta"),
             None, problem.ranks, axes,
         )
         for *shape, axes in exchanges
@@ -125,7 +137,7 @@ def _ulysses_attention(
     problem = problem_of(q, k, v, causal, softmax_scale, ranks.world_size)
     # Transport "auto" supports every exchange.
     for exchange in exchanges_of(problem) if transport != "auto" else ():
-        chosen(transport, replace(exchange, op=NAME), q.device, ranks, EXCHANGES[exchange.op])
+        chosen(transport, replace(exchange, op=NAME), q.device, ranks, AllToAll)
     if not (torch.compiler.is_compiling() or isinstance(q.numel(), torch.SymInt)):
         agree(ranks, problem, transport)
     if (copies := copies_of(problem)) > 1:

@@ -24,8 +24,9 @@ from tilelang import env
 from ...builtins.errors import TileWeaveError
 from ...builtins.versions import __version__
 from ...runtime.host.group import Group
-from ..core.operator import OPERATORS, Choice
+from ..core.operator import Choice
 from ..core.problem import Problem
+from ..core.registry import OPERATORS
 from ..core.strategy import Strategy
 from ..core.tiles import Tiles
 

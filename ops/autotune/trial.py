@@ -9,6 +9,7 @@ from ...runtime.host.group import Group
 from ..core import nccl
 from ..core.epilogue import Epilogue
 from ..core.problem import Problem, result_of
+from ..core.registry import OPERATORS
 
 TOLERANCE = 1e-2
 """Largest relative error, in the Frobenius norm, of a right bf16 or fp16 result."""
@@ -20,13 +21,13 @@ def problem_of(
     """Return the problem of each rank for a GEMM of the whole group.
 
     Args:
-        M, N, K: extents of the whole group's GEMM. The ranks share N for ``all_gather_matmul``,
-            else K, and also M, except for ``matmul_all_reduce``.
+        M, N, K: extents of the whole group's GEMM. The ranks share N if the operator gathers, else
+            K; and also M, unless it returns the whole sum.
 
     Raises:
         TileWeaveError: the number of ranks does not divide these extents.
     """
-    gathers, scatters = op == "all_gather_matmul", op == "matmul_reduce_scatter"
+    gathers, scatters = OPERATORS[op].gathers, OPERATORS[op].scatters
     for name, extent, is_shared in (
         ("M", M, gathers or scatters), ("N", N, gathers), ("K", K, not gathers)
     ):  # fmt: skip
@@ -75,15 +76,12 @@ class Trial:
         return nccl.all_gather(a, self.group) if self.problem.gathers else a
 
     def sum_of(self, product: torch.Tensor) -> torch.Tensor:
-        """Return the operator's result from each rank's product, which may be overwritten.
-        Collective."""
-        if self.problem.scatters:
-            total = product.new_empty(self.problem.shape)
-            nccl.reduce_scatter(product, total, self.group)
-            return total
-        if not self.problem.gathers:
-            nccl.all_reduce(product, self.group)
-        return product
+        """Return the operator's result from each rank's product. Collective."""
+        if self.problem.gathers:
+            return product
+        total = product.new_empty(self.problem.shape)
+        OPERATORS[self.problem.op].collective.unfused(product, total, self.group)
+        return total
 
     def right_of(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Return the expected result in fp32. Collective."""

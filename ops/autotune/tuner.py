@@ -30,8 +30,9 @@ from ...runtime.host.watchdog import DeadlockError
 from ...runtime.kernel.kernel import capturing
 from ..core.cache import OpCache, prepared
 from ..core.groups import group_of, name_of
-from ..core.operator import OPERATORS, Choice, Operator
+from ..core.operator import Choice, Operator
 from ..core.problem import Problem, operator_name
+from ..core.registry import OPERATORS, operators_of
 from ..core.strategy import obstacle, preferred
 from ..core.tiles import SHARED_BYTES
 from .store import Measured, agreed, measured_as, save, table_for
@@ -101,7 +102,7 @@ def tune(
         TileWeaveError: there is no such operator, or the problem cannot be fused, or the ranks
             pass different arguments.
     """
-    name = operator_name("tune", op, OPERATORS)
+    name = operator_name("tune", op, operators_of(Operator))
     if not isinstance(dtype, torch.dtype):
         raise TileWeaveError(f"tune: dtype={dtype!r}; expected a torch.dtype")
     ranks = group_of(name_of(group))

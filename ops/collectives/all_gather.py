@@ -14,9 +14,10 @@ from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..core import nccl
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
+from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
 from .across_nodes import AcrossNodes, Move
-from .collective import Collective, define_exchange, exchange
+from .collective import Collective, exchange
 from .transport import SUMMED
 from .vectors import WALKERS, Lines, alloc_of, collected, copies_to, words_of
 
@@ -107,6 +108,17 @@ def all_gather_plan(
 
 
 class AllGather(AcrossNodes, Collective, op=NAME):
+    """All-gather along the first axis."""
+
+    row = TableRow(
+        inputs="(N, ...), any type",
+        result="the `x` of all ranks, (W x N, ...)",
+        gradient="`reduce_scatter` by the same transport; for types that it does not add `nccl`",
+        memory="`copy_engine` W; `tma`, `ldst` 2 W",
+        sent="(W - 1) x S",
+    )
+    engines_from_ranks = 3
+
     @staticmethod
     def result(x, ranks):
         require_exchangeable(NAME, x, 1)
@@ -121,8 +133,34 @@ class AllGather(AcrossNodes, Collective, op=NAME):
         return all_gather_plan(lines, problem.ranks, lines.pieces(), WALKERS)
 
     @staticmethod
-    def unfused(x, out, group):
+    def reference(x, out, group):
         nccl.all_gather_into(x, out, group)
+
+    @staticmethod
+    def expected(every, rank):
+        return every.flatten(0, 1)
+
+    @staticmethod
+    def copies(elements, ranks, dtype):
+        @plan
+        def all_gather_copies(
+            p: PlanBuilder,
+            A: T.Tensor((elements,), dtype),
+            received: W.Symmetric((ranks, elements), dtype),
+        ):
+            for peer in p.peers():
+                p.copy(received[peer, p.rank], A, stream="copies")
+            p.copy(received[p.rank, p.rank], A)
+
+        return all_gather_copies
+
+    @staticmethod
+    def sent_bytes(nbytes, ranks):
+        return nbytes * (ranks - 1)
+
+    @staticmethod
+    def symmetric_inputs(ranks):
+        return ranks, 2 * ranks
 
     @staticmethod
     def part(x, nodes):
@@ -174,6 +212,3 @@ def all_gather(
         HeapExhausted: the symmetric heap is too small.
     """
     return exchange(NAME, x, group, out, transport)
-
-
-define_exchange(NAME)

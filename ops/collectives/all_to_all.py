@@ -16,8 +16,9 @@ from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.collective_problem import CollectiveProblem, axis_of, require_exchangeable, shared
+from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
-from .collective import Collective, define_exchange, exchange
+from .collective import Collective, exchange
 from .vectors import (
     COLUMNS,
     WALKERS,
@@ -211,7 +212,18 @@ def all_to_all_plan(parts: Parts, pieces: list[slice], blocks: int | None = None
 
 
 class AllToAll(Collective, op=NAME):
+    """All-to-all from one axis to another."""
+
+    row = TableRow(
+        inputs="any type",
+        result="`x.shape[scatter_dim]` is divided by W, `x.shape[gather_dim]` multiplied by W: "
+        "part `r` of each rank's `x` is sent to rank `r`, which concatenates the parts",
+        gradient="the reverse `all_to_all`",
+        memory="`copy_engine` 1; `tma`, `ldst` 2, and rows fill whole tiles of up to 256",
+        sent="(W - 1) / W x S",
+    )
     options = ("scatter_dim", "gather_dim")
+    options_format = ", axes {} to {}"
     in_place = False
 
     @staticmethod
@@ -237,11 +249,37 @@ class AllToAll(Collective, op=NAME):
         return parts.width * getattr(torch, parts.dtype).itemsize
 
     @staticmethod
+    def reference(x, out, group, *axes):
+        nccl.all_to_all(x, out, group)
+
+    @staticmethod
+    def expected(every, rank, scatter, gather):
+        return torch.cat([x.chunk(len(every), scatter)[rank] for x in every], gather)
+
+    @staticmethod
+    def copies(elements, ranks, dtype, *axes):
+        @plan
+        def all_to_all_copies(
+            p: PlanBuilder,
+            A: T.Tensor((ranks, elements), dtype),
+            received: W.Symmetric((ranks, elements), dtype),
+        ):
+            for peer in p.peers():
+                p.copy(received[peer, p.rank], A[peer], stream="copies")
+            p.copy(received[p.rank, p.rank], A[p.rank])
+
+        return all_to_all_copies
+
+    @staticmethod
+    def symmetric_inputs(ranks):
+        return 1, 2
+
+    @staticmethod
     def unfused(x, out, group, scatter, gather):
         ranks = group.world_size
         sent = x.unflatten(scatter, (ranks, -1)).movedim(scatter, 0).contiguous()
         received = torch.empty_like(sent)
-        nccl.all_to_all(sent, received, group)
+        AllToAll.reference(sent, received, group)
         out.unflatten(gather, (ranks, -1)).movedim(gather, 0).copy_(received)
 
     @staticmethod
@@ -286,6 +324,3 @@ def all_to_all(
         HeapExhausted: the symmetric heap is too small.
     """
     return exchange(NAME, x, group, out, transport, scatter_dim, gather_dim)
-
-
-define_exchange(NAME)

@@ -30,6 +30,7 @@ from ..core.problem import (
     require_dense,
     require_dense_or_none,
 )
+from ..core.registry import OPERATORS, RegisteredOp, operators_of
 from .across_nodes import AcrossNodes, Move, at_any_place
 from .transport import ROW_BYTES, SUMMED, Transport, chosen
 from .vectors import as_declared
@@ -56,24 +57,28 @@ class Moved(CompiledOp):
         return [as_declared(x, self._x)], as_declared(out, self._out)
 
 
-class Collective(Moved, ABC):
-    """Collective compiled for one problem and one transport. The class argument registers a
-    subclass: ``class AllGather(Collective, op="all_gather")``.
+class Collective(Moved, RegisteredOp, ABC):
+    """Collective compiled for one problem and one transport.
 
     Attributes:
         options: names of the integer arguments besides the tensor.
+        options_format: text of the values of ``options`` in errors.
         reduces: whether the collective adds values.
         in_place: whether the result may overlap the input, because a block reads there before it
             writes.
+        reference_in_place: whether ``reference`` computes in the memory of the result, which then
+            holds the input.
+        engines_from_ranks: least number of ranks for which copy engines are the fastest transport
+            of large tensors; None if they are not.
     """
 
+    arguments = (ARGUMENT,)
     options: ClassVar[tuple[str, ...]] = ()
+    options_format: ClassVar[str] = ""
     reduces: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
-
-    def __init_subclass__(cls, op: str, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        EXCHANGES[op] = cls
+    reference_in_place: ClassVar[bool] = False
+    engines_from_ranks: ClassVar[int | None] = None
 
     def __init__(self, problem: CollectiveProblem, transport: str) -> None:
         """Compile, and allocate symmetric memory. Collective."""
@@ -111,17 +116,54 @@ class Collective(Moved, ABC):
 
     @staticmethod
     @abstractmethod
-    def unfused(x: torch.Tensor, out: torch.Tensor, group: Group, *options: int) -> None:
+    def reference(x: torch.Tensor, out: torch.Tensor, group: Group, *options: int) -> None:
+        """Call the function of ``torch.distributed``; both tensors are contiguous, and the same one
+        if ``reference_in_place``."""
+
+    @classmethod
+    def unfused(cls, x: torch.Tensor, out: torch.Tensor, group: Group, *options: int) -> None:
         """Compute ``out`` by ``torch.distributed``, on any device."""
+        cls.reference(out.copy_(x) if cls.reference_in_place else x, out, group, *options)
+
+    @staticmethod
+    @abstractmethod
+    def expected(every: torch.Tensor, rank: int, *options: int) -> torch.Tensor:
+        """Return the result of a rank by definition, from the inputs of all ranks, (ranks, *shape).
+        The benchmark compares results with it."""
 
     @staticmethod
     @abstractmethod
     def gradient(grad: torch.Tensor, group: str, transport: str, *options: int) -> torch.Tensor:
         """Return the gradient of the input, given that of the result."""
 
+    @staticmethod
+    def copies(elements: int, ranks: int, dtype: str, *options: int) -> Plan | None:
+        """Return the plan that only copies the inputs to all receivers, without a kernel; None if
+        copies alone do not compute the collective.
 
-EXCHANGES: dict[str, type[Collective]] = {}
-"""Collective classes by name."""
+        It writes A to the symmetric tensor ``received`` (ranks, elements) of each receiver. A call
+        ends when the rank has sent, no matter what has arrived.
+        """
+        return None
+
+    @staticmethod
+    def sent_bytes(nbytes: int, ranks: int) -> int:
+        """Return the bytes that each rank sends for an input of ``nbytes``, as NCCL counts them for
+        its bus bandwidth: the amount of an algorithm without in-network reduction."""
+        return nbytes * (ranks - 1) // ranks
+
+    @staticmethod
+    @abstractmethod
+    def symmetric_inputs(ranks: int) -> tuple[int, int]:
+        """Return the most symmetric memory by copy engines, and by SMs, in units of a rank's input,
+        without counters and tails."""
+
+
+def sum_of(every: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the inputs of all ranks, added in fp32."""
+    return every.sum(0, dtype=torch.float32).to(every.dtype)
+
+
 _DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
 """Registered functions by name: one that returns a new result, and one that writes to ``out``."""
 
@@ -151,23 +193,23 @@ def transport_of(
     Returns:
         The transport; on several nodes, the one within a node.
     """
-    name = operator_name("transport_of", op, EXCHANGES)
+    name = operator_name("transport_of", op, operators_of(Collective))
     require_dense(name, **{ARGUMENT: x})
-    names = EXCHANGES[name].options
+    names = OPERATORS[name].options
     options = options or (0,) * len(names)
     if len(options) != len(names):
         raise refused(name, f"options={options}", f"({', '.join(names)})" if names else "none")
     ranks = _ranks(name, _name(name, group))
     problem, ranks = in_reach(checked(name, x, None, ranks.world_size, options), x, ranks)
-    return chosen(transport, problem, x.device, ranks, EXCHANGES[name])
+    return chosen(transport, problem, x.device, ranks, OPERATORS[name])
 
 
 def _name(op: str, group: Any) -> str:
-    return name_of(group, axes=2 if issubclass(EXCHANGES[op], AcrossNodes) else 1)
+    return name_of(group, axes=2 if issubclass(OPERATORS[op], AcrossNodes) else 1)
 
 
 def _ranks(op: str, group: str) -> Group | TwoLevels:
-    return ranks_of(group) if issubclass(EXCHANGES[op], AcrossNodes) else group_of(group)
+    return ranks_of(group) if issubclass(OPERATORS[op], AcrossNodes) else group_of(group)
 
 
 def in_reach(
@@ -177,13 +219,13 @@ def in_reach(
     ranks."""
     if isinstance(ranks, Group):
         return problem, ranks
-    part = EXCHANGES[problem.op].part(x, ranks.nodes.world_size)
+    part = OPERATORS[problem.op].part(x, ranks.nodes.world_size)
     return checked(problem.op, part, None, ranks.node.world_size, ()), ranks.node
 
 
 def _move(problem: CollectiveProblem, transport: str, group: Group) -> Move:
     """Return the function by which the ranks of a group communicate."""
-    collective = EXCHANGES[problem.op]
+    collective = OPERATORS[problem.op]
     if transport == "nccl":
         return lambda x, out: collective.unfused(x, out, group, *problem.options)
     return prepared(group).operator(problem, transport, collective)
@@ -197,7 +239,7 @@ def checked(
     Raises:
         TileWeaveError: shapes, types or devices do not fit.
     """
-    result, options = EXCHANGES[op].result(x, ranks, *options)
+    result, options = OPERATORS[op].result(x, ranks, *options)
     if out is not None:
         check_out(op, out, result, x)
     return CollectiveProblem(op, tuple(x.shape), tuple(result), tuple(options), ranks, x.dtype)
@@ -215,7 +257,7 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
         result = decision.fast_path(addresses, out)
         if result is not None:
             return result
-    collective = EXCHANGES[name]
+    collective = OPERATORS[name]
     apart = () if collective.in_place else (x,)
     if decision is None:
         decision = _decide(name, x, out, *arguments)
@@ -239,7 +281,7 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
 def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> Decision:
     """Check a call and choose its transport. Collective for each new problem."""
     _require_dense(name, x, out)
-    collective, (*options, group, asked) = EXCHANGES[name], arguments
+    collective, (*options, group, asked) = OPERATORS[name], arguments
     if out is not None and not collective.in_place:
         require_apart(name, out, **{ARGUMENT: x})
     ranks = _ranks(name, group)
@@ -257,10 +299,10 @@ def _require_dense(name: str, x: Any, out: Any) -> None:
     require_dense_or_none(name, out=out)
 
 
-def define_exchange(name: str) -> None:
-    """Register a subclass of ``Collective`` as ``torch.ops.tileweave.name`` and as ``name_out``,
-    which has no gradient."""
-    collective = EXCHANGES[name]
+def define_exchange(collective: type[Collective]) -> None:
+    """Register a collective as ``torch.ops.tileweave.name``, and as ``name_out``, which has no
+    gradient."""
+    name = collective.op
 
     def check(x, *_):
         _require_dense(name, x, None)

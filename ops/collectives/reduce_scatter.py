@@ -14,8 +14,9 @@ from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..core import nccl
 from ..core.collective_problem import CollectiveProblem, require_exchangeable, shared
+from ..core.registry import TableRow
 from .across_nodes import AcrossNodes, Move
-from .collective import Collective, define_exchange, exchange
+from .collective import Collective, exchange, sum_of
 from .transport import SUMMED
 from .vectors import Lines, alloc_of, copies_to
 
@@ -103,7 +104,17 @@ def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
 
 
 class ReduceScatter(AcrossNodes, Collective, op=NAME):
+    """Reduce-scatter along the first axis."""
+
+    row = TableRow(
+        inputs="(W x N, ...), bf16, fp16, fp32",
+        result="its part of their sum, (N, ...)",
+        gradient="`all_gather`, by the same transport",
+        memory="`copy_engine` 1; `tma`, `ldst` 2",
+        sent="(W - 1) / W x S",
+    )
     reduces = True
+    engines_from_ranks = 3
 
     @staticmethod
     def result(x, ranks):
@@ -123,8 +134,16 @@ class ReduceScatter(AcrossNodes, Collective, op=NAME):
         return problem.nbytes // problem.ranks
 
     @staticmethod
-    def unfused(x, out, group):
+    def reference(x, out, group):
         nccl.reduce_scatter(x, out, group)
+
+    @staticmethod
+    def expected(every, rank):
+        return sum_of(every.chunk(len(every), 1)[rank])
+
+    @staticmethod
+    def symmetric_inputs(ranks):
+        return 1, 2
 
     @staticmethod
     def part(x, nodes):
@@ -188,6 +207,3 @@ def reduce_scatter(
         HeapExhausted: the symmetric heap is too small.
     """
     return exchange(NAME, x, group, out, transport)
-
-
-define_exchange(NAME)

@@ -10,6 +10,7 @@ from ...builtins.errors import TileWeaveError
 from ...runtime.host import session
 from ...runtime.host.group import Group
 from ..core.collective_problem import CollectiveProblem
+from ..core.registry import OPERATORS
 from ..core.strategy import Reasoned, obstacle_of_ranks, require_own_device
 
 if TYPE_CHECKING:
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 OWN = ("copy_engine", "tma", "ldst")
 TRANSPORTS = ("auto", *OWN, "nccl")
 ENGINES_FROM = 256 << 20
-"""Least bytes per rank from which copy engines are the fastest transport of ``ENGINES``; at 64 MiB
-they are not."""
-ENGINES = {"all_gather": 3, "reduce_scatter": 3, "all_reduce": 2}
-"""Collectives that copy engines serve best for large tensors, with the least number of ranks."""
+"""Least bytes per rank from which copy engines are the fastest transport, if a collective declares
+``engines_from_ranks``; at 64 MiB they are not."""
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 """Types of values that collectives add, in fp32."""
 ROW_BYTES = 16
@@ -42,7 +41,7 @@ class Transport(Reasoned):
 def fastest(problem: CollectiveProblem) -> tuple[str, ...]:
     """Return the transports of ``OWN`` that ``auto`` tries, fastest first, as measured on 2 and 4
     H200 (benchmarks/LOG.md). The last one serves every problem that any of them serves."""
-    least = ENGINES.get(problem.op)
+    least = OPERATORS[problem.op].engines_from_ranks
     engines = least and problem.ranks >= least and problem.nbytes >= ENGINES_FROM
     return ("copy_engine", "ldst") if engines else ("ldst",)
 

@@ -20,7 +20,7 @@ from .cache import OpCache, prepared
 from .compiled import CompiledOp
 from .epilogue import NOTHING, Epilogue
 from .groups import group_of, name_of
-from .operator import OPERATORS, Choice, Operator
+from .operator import Choice, Operator
 from .problem import (
     ALIGNMENT,
     Problem,
@@ -33,6 +33,7 @@ from .problem import (
     require_apart_from_operands,
     require_operands,
 )
+from .registry import OPERATORS, operators_of
 from .strategy import Strategy, chosen, not_fused
 
 
@@ -286,7 +287,7 @@ def strategy_of(
         op: the operator, such as ``ops.matmul_reduce_scatter``, or its name.
         a, b, group, strategy, bias, scale_a, scale_b, out_dtype: arguments of the operator.
     """
-    name, ranks = operator_name("strategy_of", op, OPERATORS), group_of(name_of(group))
+    name, ranks = operator_name("strategy_of", op, operators_of(Operator)), group_of(name_of(group))
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     require_operands(name, a, b, None, epilogue)
     problem = checked(name, a, b, ranks.world_size, None, epilogue)

@@ -9,6 +9,7 @@ from math import prod
 import torch
 
 from .problem import refused, require_like
+from .registry import OPERATORS
 
 Shape = tuple[int, ...]
 ARGUMENT = "x"
@@ -22,8 +23,7 @@ class CollectiveProblem:
     Attributes:
         op: the operator.
         shape, result: shapes of a rank's input and result.
-        options: axes along which the input is scattered and gathered; empty if the collective has
-            no such arguments.
+        options: integer arguments of the call, in canonical form, such as axes.
     """
 
     op: str
@@ -46,7 +46,7 @@ class CollectiveProblem:
     @property
     def sent(self) -> int:
         """Bytes that each rank sends."""
-        return sent_bytes(self.op, self.nbytes, self.ranks)
+        return OPERATORS[self.op].sent_bytes(self.nbytes, self.ranks)
 
     @property
     def tile_dtype(self) -> str:
@@ -54,19 +54,8 @@ class CollectiveProblem:
         return str(self.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
-        along = ", axes {} to {}".format(*self.options) if self.options else ""
-        return f"{self.op} of {self.shape} {self.tile_dtype}{along}"
-
-
-def sent_bytes(op: str, nbytes: int, ranks: int) -> int:
-    """Return the bytes that each rank sends, as NCCL counts them for its bus bandwidth: the amount
-    of an algorithm without in-network reduction.
-
-    Args:
-        nbytes: size of a rank's input.
-    """
-    times = {"all_gather": ranks, "all_reduce": 2}
-    return times.get(op, 1) * nbytes * (ranks - 1) // ranks
+        options = OPERATORS[self.op].options_format.format(*self.options)
+        return f"{self.op} of {self.shape} {self.tile_dtype}{options}"
 
 
 def axis_of(op: str, name: str, axis: int, x: torch.Tensor) -> int:

@@ -12,6 +12,7 @@ from torch import _C
 from .call import compute
 from .epilogue import FP8, SCHEMA, Epilogue
 from .groups import group_of, name_of
+from .operator import Operator
 from .problem import checked, refused, require_operands
 
 _LIBRARY = torch.library.Library("tileweave", "DEF")
@@ -156,18 +157,28 @@ def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) 
         )
 
 
-def define_product(name: str, gradients: Callable[..., tuple]) -> Callable[..., torch.Tensor]:
-    """Define ``torch.ops.tileweave.name``, which returns one result of ``a @ b`` on each rank, and
-    ``name_out``, which has no gradient.
+_DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
+"""Registered products by name: one that returns a new result, and one that writes to ``out``."""
 
-    Args:
-        name: name of an ``Operator``.
-        gradients: function from ``ctx`` and the gradient of the result to the gradients of the
-            arguments; ``ctx`` has saved a and b, and holds ``group`` and ``strategy``.
 
-    Returns:
-        A function that calls either: ``(a, b, group, out, strategy, epilogue) -> result``.
-    """
+def product(
+    name: str, a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None,
+    strategy: str, epilogue: Epilogue,
+) -> torch.Tensor:  # fmt: skip
+    """Call an operator that ``define_product`` registered. Return its result, in ``out`` if
+    given."""
+    into_new, into_out = _DEFINED[name]
+    group = "" if group is None else name_of(group)
+    if out is None:
+        return into_new(a, b, group, strategy, *epilogue)
+    into_out(a, b, out, group, strategy, *epilogue)
+    return out
+
+
+def define_product(operator: type[Operator]) -> None:
+    """Register ``torch.ops.tileweave.name``, which returns one result of ``a @ b`` on each rank,
+    and ``name_out``, which has no gradient."""
+    name = operator.op
 
     def eager(a, b, group, strategy, *epilogue):
         return compute(name, a, b, None, group, strategy, epilogue)
@@ -194,20 +205,10 @@ def define_product(name: str, gradients: Callable[..., tuple]) -> Callable[..., 
     options = f"str group, str strategy, {SCHEMA}"
     schema_out = f"{name}_out(Tensor a, Tensor b, Tensor(a!) out, {options}) -> ()"
     schema = f"{name}(Tensor a, Tensor b, {options}) -> Tensor"
-    into_new = define(schema, eager, fake, (_save, gradients), check)
-    into_out = define(schema_out, eager_out, fake_out, check=check_out)
-
-    def product(
-        a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None, strategy: str,
-        epilogue: Epilogue,
-    ) -> torch.Tensor:  # fmt: skip
-        group = "" if group is None else name_of(group)
-        if out is None:
-            return into_new(a, b, group, strategy, *epilogue)
-        into_out(a, b, out, group, strategy, *epilogue)
-        return out
-
-    return product
+    _DEFINED[name] = (
+        define(schema, eager, fake, (_save, operator.gradients), check),
+        define(schema_out, eager_out, fake_out, check=check_out),
+    )
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:

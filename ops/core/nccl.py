@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -54,6 +55,12 @@ def all_reduce(whole: torch.Tensor, group: Group) -> None:
     """Sum over ranks, in place."""
     if group.process_group is not None:
         _complete(dist.all_reduce, [whole], group)
+
+
+def broadcast(whole: torch.Tensor, root: int, group: Group) -> None:
+    """Replace the values of ``whole`` by those of the root, in place."""
+    if group.process_group is not None:
+        _complete(partial(dist.broadcast, group_src=root), [_bytes(whole)], group)
 
 
 def all_to_all(sent: torch.Tensor, received: torch.Tensor, group: Group) -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from tvm import tirx
@@ -19,6 +19,7 @@ from .compiled import CompiledOp
 from .epilogue import Epilogue
 from .gemm_config import GemmConfig
 from .problem import Problem
+from .registry import RegisteredOp
 from .tiles import (
     CANDIDATES,
     FP8_CANDIDATES,
@@ -26,6 +27,9 @@ from .tiles import (
     has_room_for_persistent_blocks,
     tiles_for,
 )
+
+if TYPE_CHECKING:
+    from ..collectives.collective import Collective
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,14 @@ class Choice:
         return f"{self.program}, {self.tiles}"
 
 
-class Operator(CompiledOp, ABC):
-    """Operator compiled for one problem. The class argument registers a subclass: ``class
-    MatmulReduceScatter(Operator, op="matmul_reduce_scatter")``.
+class Operator(CompiledOp, RegisteredOp, ABC):
+    """GEMM operator compiled for one problem.
 
     Attributes:
+        collective: collective that the operator fuses with its product.
+        gathers: whether the collective precedes the product and gathers its rows; else it follows
+            the product and adds.
+        scatters: whether each rank receives some rows of the sum; else all of them.
         programs: tile programs or plans by ``Choice.program``.
         graph_fallback: by the name of a program whose kernel and copies wait for each other, and
             so must run concurrently: the program that replaces it where they may not.
@@ -58,14 +65,14 @@ class Operator(CompiledOp, ABC):
         in_graphs: operator that CUDA graphs record instead; None if they record this one.
     """
 
+    collective: ClassVar[type[Collective]]
+    gathers: ClassVar[bool] = False
+    scatters: ClassVar[bool] = False
+    arguments = ("a", "b")
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
     graph_fallback: ClassVar[Mapping[str, str]] = {}
     extra_inputs: ClassVar[Mapping[str, Callable[[Problem, Choice], tuple[torch.Tensor, ...]]]] = {}
     in_graphs: Operator | None = None
-
-    def __init_subclass__(cls, op: str, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        OPERATORS[op] = cls
 
     @classmethod
     def program(cls, problem: Problem, choice: Choice) -> tirx.PrimFunc | Plan:
@@ -133,6 +140,22 @@ class Operator(CompiledOp, ABC):
 
     @staticmethod
     @abstractmethod
+    def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
+        """Return the gradients of the arguments of ``torch.ops.tileweave``, given that of the
+        result.
+
+        Args:
+            ctx: has saved a and b, and holds ``group`` and ``strategy``.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def symmetric_elements(M: int, N: int, K: int) -> int:
+        """Return the most elements of symmetric memory that a rank needs for a GEMM of the whole
+        group, without counters and tails."""
+
+    @staticmethod
+    @abstractmethod
     def estimates(problem: Problem) -> Mapping[Choice, float]:
         """Return the estimated time in us of each choice that is legal without tuning, see
         ``cost_model``."""
@@ -179,7 +202,3 @@ class Operator(CompiledOp, ABC):
         programs = [p for p in cls.programs if cls.suits(problem, p)]
         every = [Choice(p, tiles) for p in programs for tiles in cls.tiles_tried(problem)]
         return list(dict.fromkeys([*cls.options(problem), *every]))
-
-
-OPERATORS: dict[str, type[Operator]] = {}
-"""Operator classes by name."""

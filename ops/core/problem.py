@@ -15,6 +15,7 @@ from ...builtins.symmetric import packed_strides
 from ...runtime.host.group import Group
 from .epilogue import FP8, NOTHING, Epilogue
 from .groups import TwoLevels
+from .registry import OPERATORS
 
 if TYPE_CHECKING:
     from ..attention.problem import AttentionProblem
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16
 """Alignment in bytes that the TMA requires of the base address and of each row."""
-ARGUMENTS = {
-    "all_gather_matmul": ("a_shard", "b"),
-    "matmul_reduce_scatter": ("a", "b"),
-    "matmul_all_reduce": ("a", "b"),
-}
-"""Names of each operator's operands."""
 _FP8_RESULTS = (torch.bfloat16, torch.float16)
 """Result types of fp8 products; the first is the default."""
 _warned: set[tuple[str, str]] = set()
@@ -43,7 +38,7 @@ class Problem:
     """GEMM of ``ranks`` ranks. Its kernel and memory are cached per problem.
 
     Attributes:
-        op: the operator, one of ``ARGUMENTS``.
+        op: name of the operator.
         rows: rows of the rank's first operand.
         N, K: columns of the rank's result and its inner dimension.
         transposed: whether b is stored as (N, K), else as (K, N).
@@ -64,12 +59,12 @@ class Problem:
     @property
     def gathers(self) -> bool:
         """True if the operator multiplies the rows of all ranks."""
-        return self.op == "all_gather_matmul"
+        return OPERATORS[self.op].gathers
 
     @property
     def scatters(self) -> bool:
         """True if each rank receives some rows of the result."""
-        return self.op == "matmul_reduce_scatter"
+        return OPERATORS[self.op].scatters
 
     @property
     def M(self) -> int:
@@ -117,11 +112,11 @@ class Problem:
     @property
     def moved_bytes(self) -> int:
         """Bytes that each rank must receive from the others."""
-        others = self.ranks - 1
         if self.gathers:
-            return others * self.rows_per_rank * self.K * self.itemsize
-        each = others * self.M * self.N * self.out_dtype.itemsize // self.ranks
-        return each if self.scatters else 2 * each
+            nbytes = self.rows * self.K * self.itemsize
+        else:
+            nbytes = self.M * self.N * self.out_dtype.itemsize
+        return OPERATORS[self.op].collective.sent_bytes(nbytes, self.ranks)
 
     @property
     def tile_out_dtype(self) -> str:
@@ -164,7 +159,7 @@ def checked(
     Raises:
         TileWeaveError: shapes, types or devices do not fit.
     """
-    first, second = ARGUMENTS[op]
+    first, second = OPERATORS[op].arguments
     for name, tensor in ((first, a), (second, b)):
         if tensor.ndim != 2 or 0 in tensor.shape:
             raise refused(op, f"{name} has shape {_shape(tensor)}", "two positive extents")
@@ -203,7 +198,7 @@ def result_of(
     Raises:
         TileWeaveError: no GEMM has these types.
     """
-    first = ARGUMENTS[op][0]
+    first = OPERATORS[op].arguments[0]
     if dtype == FP8:
         if out_dtype not in (None, *_FP8_RESULTS):
             legal = " or ".join(map(str, _FP8_RESULTS))
@@ -218,7 +213,7 @@ def result_of(
 
 def _check_scales(problem: Problem, a: torch.Tensor, epilogue: Epilogue) -> None:
     """Refuse scales without fp8 operands, and fp8 operands without scales."""
-    op, first = problem.op, ARGUMENTS[problem.op][0]
+    op, first = problem.op, OPERATORS[problem.op].arguments[0]
     for name, scale in (("scale_a", epilogue.scale_a), ("scale_b", epilogue.scale_b)):
         if not problem.scaled:
             if scale is not None:
@@ -234,7 +229,7 @@ def _check_scales(problem: Problem, a: torch.Tensor, epilogue: Epilogue) -> None
 def fp8_obstacle(problem: Problem) -> str | None:
     """Return why tensor cores cannot multiply these fp8 operands, with what is expected, as for
     ``torch._scaled_mm``; else None."""
-    second = ARGUMENTS[problem.op][1]
+    second = OPERATORS[problem.op].arguments[1]
     if not problem.transposed:
         return (
             f"{second} is of {problem.dtype} and (K, N) in memory; expected the transpose of a "
@@ -287,7 +282,7 @@ def require_operands(op: str, a: Any, b: Any, out: Any, epilogue: Epilogue) -> N
     bias, scale_a, scale_b, _ = epilogue
     if is_dense(a) and is_dense(b) and bias is scale_a is scale_b is out is None:
         return  # naming the arguments costs more than the check
-    first, second = ARGUMENTS[op]
+    first, second = OPERATORS[op].arguments
     require_dense(op, **{first: a, second: b})
     require_dense_or_none(op, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out)
 
@@ -314,7 +309,7 @@ def require_apart_from_operands(
     op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
 ) -> None:
     """Apply ``require_apart`` to the inputs of a GEMM."""
-    first, second = ARGUMENTS[op]
+    first, second = OPERATORS[op].arguments
     require_apart(op, out, **{first: a, second: b, "bias": epilogue.bias})
 
 
@@ -326,7 +321,7 @@ def laid_out(
     An operand with gaps or without alignment is copied, with one warning for each argument of an
     operator.
     """
-    first, second = ARGUMENTS[problem.op]
+    first, second = OPERATORS[problem.op].arguments
     a = dense(problem.op, first, a)
     b = problem.stored(dense(problem.op, second, problem.stored(b)))
     bias, scale_a, scale_b, _ = epilogue

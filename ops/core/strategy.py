@@ -11,8 +11,8 @@ from ...builtins.errors import TileWeaveError
 from ...runtime.host import session
 from ...runtime.host.group import Group
 from .epilogue import FP8
-from .operator import OPERATORS
 from .problem import Problem, fp8_obstacle
+from .registry import OPERATORS
 
 if TYPE_CHECKING:
     from ..autotune.store import Measured

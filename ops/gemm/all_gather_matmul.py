@@ -28,14 +28,16 @@ from ..autotune.cost_model import (
     estimate_ag_gemm_copy_engine_us,
     estimate_ag_gemm_push_us,
 )
+from ..collectives.all_gather import AllGather
 from ..core import nccl
 from ..core.call import call
 from ..core.epilogue import NOTHING, SCHEMA, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import group_of, name_of
-from ..core.library import define, define_product, refuse_gradients
+from ..core.library import define, product, refuse_gradients
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, checked, require_operands
+from ..core.registry import TableRow
 from ..core.tiles import persistent_tiles, stored
 from .kernels.all_gather_gemm import ag_gemm_comm_blocks, ag_gemm_copy_engine, ag_gemm_push
 
@@ -80,6 +82,18 @@ class AllGatherMatmul(Operator, op=NAME):
     The symmetric memory of ``copy_engines`` holds the gathered rows.
     """
 
+    arguments = ("a_shard", "b")
+    row = TableRow(
+        inputs="`a_shard` (M / W, K), `b` (K, N), each rank its own",
+        result="the rows of all ranks times `b`, (M, N); with `return_gathered` also the rows, "
+        "(M, K)",
+        gradient="of `a_shard`: `matmul_reduce_scatter`. The gradient of `b` gathers the rows "
+        "again, unless `return_gathered` kept them",
+        memory="M x K; 2 x M x K for few rows",
+    )
+    collective = AllGather
+    gathers = True
+
     programs: ClassVar = {
         "copy_engines": all_gather_matmul_plan,
         "communicating_blocks": ag_gemm_comm_blocks,
@@ -113,6 +127,20 @@ class AllGatherMatmul(Operator, op=NAME):
         gathered = nccl.all_gather(a, group)
         epilogue.multiply(gathered, b, out=c)
         return gathered
+
+    @staticmethod
+    def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
+        """Gather the rows again, which is cheaper than keeping them, and return the gradients."""
+        a, b = ctx.saved_tensors
+
+        def gather() -> torch.Tensor:
+            return torch.ops.tileweave.all_gather(a.contiguous(), ctx.group, "nccl")
+
+        return _gradients_of(ctx, gather, b, grad_c)
+
+    @staticmethod
+    def symmetric_elements(M: int, N: int, K: int) -> int:
+        return M * K
 
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:
@@ -180,7 +208,7 @@ def all_gather_matmul(
     """
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     if not return_gathered:
-        return _product(a_shard, b, group, out, strategy, epilogue)
+        return product(NAME, a_shard, b, group, out, strategy, epilogue)
     require_operands(NAME, a_shard, b, out, epilogue)
     refuse_gradients(NAME, out, a_shard, b, *epilogue.tensors)
     options = name_of(group), strategy, *epilogue
@@ -244,16 +272,6 @@ def _fake_rows(a: torch.Tensor, problem: Problem) -> torch.Tensor:
     return a.new_empty(problem.M, problem.K)
 
 
-def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
-    """Gather the rows again, which is cheaper than keeping them, and return the gradients."""
-    a, b = ctx.saved_tensors
-
-    def gather() -> torch.Tensor:
-        return torch.ops.tileweave.all_gather(a.contiguous(), ctx.group, "nccl")
-
-    return _gradients_of(ctx, gather, b, grad_c)
-
-
 def _save_rows(ctx: Any, inputs: tuple, output: tuple) -> None:
     _, b, ctx.group, ctx.strategy, *_ = inputs
     ctx.save_for_backward(output[1], b)
@@ -284,7 +302,6 @@ def _gradients_of(
     return grad_a, grad_b, None, None, grad_bias, None, None, None
 
 
-_product = define_product(NAME, _gradients)
 _OPTIONS = f"str group, str strategy, {SCHEMA}"
 _product_and_rows = define(
     f"{NAME}_rows(Tensor a_shard, Tensor b, {_OPTIONS}) -> (Tensor, Tensor)",

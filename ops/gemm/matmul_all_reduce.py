@@ -30,12 +30,14 @@ from ..autotune.cost_model import (
     estimate_one_shot_us,
     estimate_two_shot_us,
 )
+from ..collectives.all_reduce import AllReduce
 from ..core import nccl
 from ..core.epilogue import Epilogue
 from ..core.gemm_config import GemmConfig
-from ..core.library import define_product
+from ..core.library import product
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem
+from ..core.registry import TableRow
 from ..core.tiles import Tiles, persistent_tiles, stored
 from .identity import identities
 from .kernels.gemm_all_reduce import gemm_ar_one_shot, gemm_ar_two_shot
@@ -112,6 +114,15 @@ def pulled_bytes(problem: Problem) -> int:
 class MatmulAllReduce(Operator, op=NAME):
     """GEMM + all-reduce in one exchange or in two, by stores and loads or by copy engines."""
 
+    row = TableRow(
+        inputs="`a` (M, K), `b` (K, N), each rank its part of the inner dimension",
+        result="the sum over ranks of `a @ b`, (M, N)",
+        gradient="`grad_a = grad @ b.t()`, `grad_b = a.t() @ grad`, without communication",
+        memory="one-shot 2 x M x N; otherwise at most (2 + 3 / W) x M x N, and "
+        "2 x (1 + 1 / W) x M x N for graphs",
+    )
+    collective = AllReduce
+
     programs: ClassVar = {
         "one_shot": gemm_ar_one_shot,
         "two_shot": gemm_ar_two_shot,
@@ -128,6 +139,18 @@ class MatmulAllReduce(Operator, op=NAME):
         epilogue.without_bias.multiply(a, b, out=c)
         nccl.all_reduce(c, group)
         epilogue.add_to(c)
+
+    @staticmethod
+    def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
+        a, b = ctx.saved_tensors
+        grad_a = grad_c @ b.t() if ctx.needs_input_grad[0] else None
+        grad_b = a.t() @ grad_c if ctx.needs_input_grad[1] else None
+        grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
+        return grad_a, grad_b, None, None, grad_bias, None, None, None
+
+    @staticmethod
+    def symmetric_elements(M: int, N: int, K: int) -> int:
+        return 7 * M * N
 
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:
@@ -211,15 +234,4 @@ def matmul_all_reduce(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return _product(a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
-
-
-def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
-    a, b = ctx.saved_tensors
-    grad_a = grad_c @ b.t() if ctx.needs_input_grad[0] else None
-    grad_b = a.t() @ grad_c if ctx.needs_input_grad[1] else None
-    grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
-    return grad_a, grad_b, None, None, grad_bias, None, None, None
-
-
-_product = define_product(NAME, _gradients)
+    return product(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))

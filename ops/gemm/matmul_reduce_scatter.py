@@ -25,12 +25,14 @@ from ..autotune.cost_model import (
     estimate_gemm_rs_store_us,
     estimate_one_shot_us,
 )
+from ..collectives.reduce_scatter import ReduceScatter
 from ..core import nccl
 from ..core.epilogue import NOTHING, Epilogue
 from ..core.gemm_config import GemmConfig
-from ..core.library import define_product
+from ..core.library import product
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem
+from ..core.registry import TableRow
 from ..core.tiles import persistent_tiles, stored
 from .identity import identities
 from .kernels.gemm_persistent import gemm_rs_persistent
@@ -80,6 +82,15 @@ def matmul_reduce_scatter_plan(config: GemmConfig) -> Plan:
 class MatmulReduceScatter(Operator, op=NAME):
     """GEMM + reduce-scatter by copy engines, by stores, or, for few rows, in one exchange."""
 
+    row = TableRow(
+        inputs="`a` (M, K), `b` (K, N), each rank its part of the inner dimension",
+        result="its rows of the sum over ranks of `a @ b`, (M / W, N)",
+        gradient="of `a`: `all_gather_matmul`",
+        memory="4 x M x N, half of it for graphs; 2 x M x N for few rows",
+    )
+    collective = ReduceScatter
+    scatters = True
+
     programs: ClassVar = {
         "copy_engines": matmul_reduce_scatter_plan,
         "stores": gemm_rs_store,
@@ -95,6 +106,23 @@ class MatmulReduceScatter(Operator, op=NAME):
     ) -> None:
         nccl.reduce_scatter(epilogue.without_bias.multiply(a, b), c, group)
         epilogue.add_to(c)
+
+    @staticmethod
+    def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
+        a, b = ctx.saved_tensors
+        arguments = grad_c.contiguous(), b.t(), ctx.group, ctx.strategy, *NOTHING
+        grad_b = None
+        if ctx.needs_input_grad[1]:
+            grad_a, rows = torch.ops.tileweave.all_gather_matmul_rows(*arguments)
+            grad_b = a.t() @ rows
+        else:
+            grad_a = torch.ops.tileweave.all_gather_matmul(*arguments)
+        grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
+        return grad_a, grad_b, None, None, grad_bias, None, None, None
+
+    @staticmethod
+    def symmetric_elements(M: int, N: int, K: int) -> int:
+        return 4 * M * N
 
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:
@@ -164,20 +192,4 @@ def matmul_reduce_scatter(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return _product(a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
-
-
-def _gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
-    a, b = ctx.saved_tensors
-    arguments = grad_c.contiguous(), b.t(), ctx.group, ctx.strategy, *NOTHING
-    grad_b = None
-    if ctx.needs_input_grad[1]:
-        grad_a, rows = torch.ops.tileweave.all_gather_matmul_rows(*arguments)
-        grad_b = a.t() @ rows
-    else:
-        grad_a = torch.ops.tileweave.all_gather_matmul(*arguments)
-    grad_bias = grad_c.sum(0) if ctx.needs_input_grad[4] else None
-    return grad_a, grad_b, None, None, grad_bias, None, None, None
-
-
-_product = define_product(NAME, _gradients)
+    return product(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))

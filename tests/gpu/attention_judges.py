@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from tileweave.bench.attention import MAKERS, Buffers, Inputs, problem_of
-from tileweave.bench.implementations import LOCAL, OURS, Checker, implementations_of
+from tileweave.bench.attention import IMPLEMENTATIONS, Inputs, problem_of
+from tileweave.bench.case import LOCAL, OURS, Buffers, Checker, implementations_of
 from tileweave.bench.results import Length
 from tileweave.ops.core.groups import group_of
 
@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.on_gpus import GPU, Verdicts, main, parser_of
 
-JUDGES = {name: make for name, make in MAKERS.items() if name not in (OURS, LOCAL)}
+JUDGES = {name: make for name, make in IMPLEMENTATIONS.items() if name not in (OURS, LOCAL)}
 ROWS, HEADS, KV_HEADS, HEAD_DIM = (1024, 32, 8, 128) if GPU else (32, 4, 2, 16)
 
 
 def fault(shape: Length, group) -> str:
     """Return what is wrong, or ""."""
-    problem = problem_of(shape, group.world_size, torch.bfloat16)
+    problem = problem_of("sp_attention", shape, group.world_size, torch.bfloat16)
     given = next(Inputs.random(problem, group))
     judges, missing = implementations_of(Buffers(problem, group, None), given, 1, JUDGES)
     checker = Checker(judges)

@@ -16,10 +16,11 @@ import torch
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.collectives.collective import EXCHANGES, checked
+from tileweave.ops.collectives.collective import checked
 from tileweave.ops.core import nccl
-from tileweave.ops.core.collective_problem import Collective
+from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.groups import group_of
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -38,14 +39,17 @@ LAYOUTS = [
     ("all_to_all", (2, 1), [(2, 40, 8, 64)]),
     ("all_to_all", (1, 2), [(2, 40, 8, 64)]),
     ("all_to_all", (1, 1), [(6, 8, 64)]),
+    ("broadcast", (0,), [(1024, 256), (3, 5, 8), (7, 8), (5 << 20, 4)]),
+    ("broadcast", (1,), [(3, 5, 8)]),
 ]
-"""Operator, axes, shapes: the sharded axis is a multiple of the number of ranks."""
+"""Operator, axes or root, shapes: the sharded axis is a multiple of the number of ranks."""
 ODD = [
     ("all_gather", (), (3, 7), torch.uint8),
     ("all_gather", (), (5, 3), torch.float64),
     ("all_to_all", (1, 0), (3, 1, 7), torch.uint8),
     ("reduce_scatter", (), (3, 7), torch.float32),
     ("all_reduce", (), (13,), torch.bfloat16),
+    ("broadcast", (0,), (3, 7), torch.uint8),
 ]
 """Cases that the TMA cannot transfer: unaligned parts, and types that are only moved.
 
@@ -69,12 +73,12 @@ class Case(NamedTuple):
         return tuple(shape)
 
     @property
-    def problem(self) -> Collective:
+    def problem(self) -> CollectiveProblem:
         x = torch.empty(self.given, dtype=self.dtype, device="meta")
         return checked(self.op, x, None, group_of("").world_size, self.axes)
 
     def can(self, transport: str) -> bool:
-        return EXCHANGES[self.op].obstacle(self.problem, transport) is None
+        return OPERATORS[self.op].obstacle(self.problem, transport) is None
 
 
 def cases(last: int | None = None) -> list[Case]:
@@ -83,7 +87,13 @@ def cases(last: int | None = None) -> list[Case]:
     Args:
         last: how many of the shapes of each are taken; None for all.
     """
-    return [Case(op, axes, shape) for op, axes, shapes in LAYOUTS for shape in shapes[:last]]
+    ranks = group_of("").world_size
+    return [
+        Case(op, axes, shape)
+        for op, axes, shapes in LAYOUTS
+        if op != "broadcast" or axes[0] < ranks
+        for shape in shapes[:last]
+    ]
 
 
 class Exchange:
@@ -116,6 +126,8 @@ class Exchange:
         if self.op == "all_to_all":
             scatter, gather = self.axes
             return torch.cat([x.chunk(ranks, scatter)[me] for x in every], gather)
+        if self.op == "broadcast":
+            return every[self.axes[0]]
         total = every.float().sum(0).to(self.x.dtype)
         return total if self.op == "all_reduce" else total.chunk(ranks)[me]
 
@@ -148,7 +160,7 @@ def compile_all(transports: list[str]) -> None:
     """Compile the programs of most checks in parallel."""
     every = [*cases(), *(Case(*odd) for odd in ODD)]
     compile_ahead(
-        EXCHANGES[case.op].steps(case.problem, transport)
+        OPERATORS[case.op].steps(case.problem, transport)
         for transport in transports
         for case in every
         if case.can(transport)

@@ -22,8 +22,8 @@ from tileweave.ops.core import nccl
 from tileweave.ops.core.cache import prepared
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.operator import OPERATORS as OPERATOR_OF
 from tileweave.ops.core.problem import Problem, checked
+from tileweave.ops.core.registry import OPERATORS as OPERATOR_OF
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.executor.recorded_calls import invalidate
 

@@ -24,7 +24,8 @@ from tileweave.ops.autotune.store import table_for
 from tileweave.ops.autotune.trial import TOLERANCE, Trial, problem_of
 from tileweave.ops.core.cache import prepared
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.operator import OPERATORS, Choice
+from tileweave.ops.core.operator import Choice, Operator
+from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.core.tiles import LARGE, SMALL, Tiles
 from tileweave.runtime.executor.recorded_calls import invalidate
 from tileweave.runtime.host.session import current
@@ -164,8 +165,9 @@ def check_first_call(name: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=", ".join(OPERATORS))
-    names = parser.parse_args().operators or list(OPERATORS)
+    every = list(operators_of(Operator))
+    parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=", ".join(every))
+    names = parser.parse_args().operators or every
     if not torch.cuda.is_available():
         print("tune: not run: no GPU")
         return 1

@@ -21,19 +21,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tileweave import ops
 from tileweave.bench import command as bench
-from tileweave.bench.collectives import MAKERS as EXCHANGE_MAKERS
-from tileweave.bench.implementations import (
-    ASYNC_TP,
-    MAKERS,
-    Buffers,
-    Checker,
-    Implementation,
-    Inputs,
-    implementations_of,
-)
+from tileweave.bench.case import ASYNC_TP, Buffers, Checker, Implementation, implementations_of
+from tileweave.bench.collectives import IMPLEMENTATIONS as COLLECTIVES
+from tileweave.bench.gemm import IMPLEMENTATIONS, Inputs
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.core.groups import group_of
+from tileweave.ops.core.operator import Operator
+from tileweave.ops.core.registry import operators_of
 
 SHARE, N, K = 6, 10, 8
 FP8 = torch.float8_e4m3fn
@@ -297,10 +292,9 @@ def benchmark(json: str, figure: str | None, wrong: tuple[str, ...] = ()) -> tup
         wrong: strategies with which operators return zeros.
     """
     said = io.StringIO()
-    operators = dict(bench.OPERATORS)
-    bench.OPERATORS.update(
-        {name: _zeros_if(wrong, operator) for name, operator in operators.items()}
-    )
+    operators = {name: getattr(ops, name) for name in operators_of(Operator)}
+    for name, operator in operators.items():
+        setattr(ops, name, _zeros_if(wrong, operator))
     wanted = bench.Wanted(
         [], ["66x48x36", "24x12x18"], [], warmups=1, runs=2, json=json, figure=figure
     )
@@ -308,7 +302,8 @@ def benchmark(json: str, figure: str | None, wrong: tuple[str, ...] = ()) -> tup
         with contextlib.redirect_stdout(said):
             right = bench.run(wanted)
     finally:
-        bench.OPERATORS.update(operators)
+        for name, operator in operators.items():
+            setattr(ops, name, operator)
     return right, said.getvalue()
 
 
@@ -318,25 +313,25 @@ def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
     Args:
         wrong: an implementation whose result has one wrong element, on the last rank.
     """
-    said, makers = io.StringIO(), dict(EXCHANGE_MAKERS)
+    said, makers = io.StringIO(), dict(COLLECTIVES)
     if wrong:
-        EXCHANGE_MAKERS[wrong] = lambda buffers: _off_by_one(makers[wrong](buffers))
+        COLLECTIVES[wrong] = lambda buffers: _off_by_one(makers[wrong](buffers))
     wanted = bench.Wanted([], [], [], warmups=1, runs=2, json=json, sizes=[1])
     try:
         with contextlib.redirect_stdout(said):
             right = bench.run(wanted)
     finally:
-        EXCHANGE_MAKERS.update(makers)
+        COLLECTIVES.update(makers)
     return right, said.getvalue()
 
 
 def _off_by_one(implementation: Implementation) -> Implementation:
-    def found(returned: Any) -> torch.Tensor:
-        result = implementation.found(returned).clone()
-        result[-1] += dist.get_rank() == dist.get_world_size() - 1
-        return result
+    def result(returned: Any) -> torch.Tensor:
+        found = implementation.result(returned).clone()
+        found[-1] += dist.get_rank() == dist.get_world_size() - 1
+        return found
 
-    return replace(implementation, found=found)
+    return replace(implementation, result=result)
 
 
 def _zeros_if(wrong: tuple[str, ...], operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -353,24 +348,24 @@ def an_arena(op: str) -> tuple[Buffers, Inputs]:
     group = group_of("")
     trial = Trial(problem_of(op, 66, 48, 36, group.world_size, torch.float32), group)
     inputs = Inputs.random(trial)
-    return Buffers(trial.problem, group, None, trial.c), inputs
+    return Buffers(trial.problem, group, None, {"result": trial.c, "product": trial.c}), inputs
 
 
 def who_takes_part(broken: int) -> tuple[list[str], dict[str, str]]:
     """Contenders, and why others do not take part, where PyTorch's raises on rank ``broken``."""
     buffers, inputs = an_arena("all_gather_matmul")
-    makers = dict(MAKERS)
+    makers = dict(IMPLEMENTATIONS)
 
     def fail(given: Any) -> torch.Tensor:
         if dist.get_rank() == broken:
             raise RuntimeError("no\nmemory")
         return given.result
 
-    MAKERS[ASYNC_TP] = lambda buffers: Implementation(fail)
+    IMPLEMENTATIONS[ASYNC_TP] = lambda buffers: Implementation(fail)
     try:
-        found, why = implementations_of(buffers, inputs, 2)
+        found, why = implementations_of(buffers, inputs, 2, IMPLEMENTATIONS)
     finally:
-        MAKERS.update(makers)
+        IMPLEMENTATIONS.update(makers)
     return list(found), why
 
 
@@ -387,7 +382,7 @@ def async_tp() -> dict[str, float]:
 def _error_of_async_tp(op: str) -> float:
     buffers, inputs = an_arena(op)
     buffers.group = replace(buffers.group, device=torch.device("cuda"))
-    implementation = MAKERS[ASYNC_TP](buffers)
+    implementation = IMPLEMENTATIONS[ASYNC_TP](buffers)
     checker = Checker({"async_tp": implementation})
     checker("async_tp", inputs, implementation.call(inputs))
     return checker.errors["async_tp"]
@@ -400,8 +395,9 @@ EXCHANGES = {
     "all_to_all": (1, 0),
     "all_to_all back": (0, 1),
     "all_to_all in place": (0, 0),
+    "broadcast": (1,),
 }
-"""The collectives, each with axes."""
+"""The collectives, each with axes, or the root."""
 
 
 def exchange_by_one(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
@@ -412,6 +408,8 @@ def exchange_by_one(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
     if op == "all_to_all":
         parts = [given.chunk(len(x), axes[0]) for given in x]
         return [torch.cat([p[r] for p in parts], axes[1]) for r in range(len(x))]
+    if op == "broadcast":
+        return [x[axes[0]]] * len(x)
     total = sum(x)
     return [total] * len(x) if op == "all_reduce" else list(total.chunk(len(x)))
 
@@ -445,7 +443,8 @@ def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
         numbers(*y.shape, of=0 if alike else r, what="weight") for r, y in enumerate(results)
     ]
     loss = sum((y * w).sum() for y, w in zip(results, weights, strict=True))
-    (right,) = torch.autograd.grad(loss / count if alike else loss, x[me])
+    loss = loss / count if alike else loss
+    (right,) = torch.autograd.grad(loss, x[me], materialize_grads=True)
 
     def f(given):
         return op(given.relu(), *axes) * weights[me]

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import types
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -16,19 +17,23 @@ import torch
 import tileweave as tw
 from tests.ops import on_ranks
 from tests.runtime.plans.fakes import Ranks
-from tileweave.bench import cases, collectives, implementations, results
+from tileweave.bench import case, collectives, gemm, results
 from tileweave.bench import command as bench
-from tileweave.bench.implementations import Checker, Implementation
-from tileweave.bench.programs import all_gather_plan, all_to_all_plan, matmul_program
+from tileweave.bench.case import Checker, Implementation
+from tileweave.bench.programs import matmul_program
 from tileweave.bench.results import Result, Shape, Size
 from tileweave.cli.main import main
 from tileweave.ops.autotune.trial import problem_of
 from tileweave.ops.collectives import transport
 from tileweave.ops.collectives.all_gather import AllGather
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.all_reduce import AllReduce
+from tileweave.ops.collectives.all_to_all import AllToAll
+from tileweave.ops.collectives.collective import Collective
 from tileweave.ops.core import cache as prepared
 from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.groups import group_of
+from tileweave.ops.core.operator import Operator
+from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.core.tiles import LARGE, Tiles
 from tileweave.runtime.executor import compile_ahead
 from tileweave.runtime.host.heap import FreeList, HeapExhausted
@@ -43,7 +48,7 @@ def test_all_operators(three, tmp_path):
     assert (right, others) == (True, [(True, "")] * 2)
     rows = [line for line in table.splitlines() if line.endswith("expected cuda")]
     assert [row.split()[0] for row in rows] == [
-        *["all_gather_matmul"] * 2, *["matmul_reduce_scatter"] * 2, *["matmul_all_reduce"] * 2
+        *["all_gather_matmul"] * 2, *["matmul_all_reduce"] * 2, *["matmul_reduce_scatter"] * 2
     ]  # fmt: skip
     assert table.count("async_tp: -: there is no GPU") == 1
     found = json.loads(file.read_text())
@@ -86,7 +91,7 @@ def test_async_tp_is_called_as_torch_wants_it(three):
 
 
 def test_the_worst_run_counts():
-    checker = Checker({"a": Implementation(lambda x: x, right=lambda given: given)})
+    checker = Checker({"a": Implementation(lambda x: x, expected=lambda given: given)})
     right = torch.tensor([3.0, 4.0])
     for found in (right, torch.tensor([3.0, 3.0]), right):
         checker("a", right, found)
@@ -195,11 +200,11 @@ def test_what_was_not_measured_is_not_printed(tmp_path, change, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["reduce"], "bench: reduce; expected all_gather_matmul, matmul_reduce_scatter, matmul_a"),
+        (["reduce"], "bench: reduce; expected all_gather_matmul, matmul_all_reduce, matmul_redu"),
         (["--sizes", "0"], "bench: --sizes 0; expected a positive integer"),
         (
             ["all_gather_matmul", "--sizes", "1,4"],
-            "bench: --sizes 1,4; expected all_gather, reduce_scatter, all_reduce, all_to_all by na",
+            "bench: --sizes 1,4; expected all_gather, all_reduce, all_to_all, ",
         ),
         (
             ["all_gather", "all_reduce", "--figure", "bench.png"],
@@ -267,8 +272,8 @@ def test_what_is_measured_by_default():
         wanted = bench.Wanted(given, ["8x8x8"], [], sizes=sizes)
         return [(case.op, str(case.shape)) for case in wanted.cases()]
 
-    assert names([], []) == [(op, "8 x 8 x 8") for op in bench.OPERATORS]
-    assert names([], [2]) == [(op, "2 MiB") for op in bench.COLLECTIVES]
+    assert names([], []) == [(op, "8 x 8 x 8") for op in operators_of(Operator)]
+    assert names([], [2]) == [(op, "2 MiB") for op in COLLECTIVES]
     sizes = [("all_to_all", f"{size} MiB") for size in (1, 16, 64, 256)]
     assert names(["all_to_all", "all_gather_matmul"], []) == [
         *sizes, ("all_gather_matmul", "8 x 8 x 8")
@@ -276,7 +281,10 @@ def test_what_is_measured_by_default():
 
 
 def test_shapes_of_models():
-    gather, scatter, reduce = (bench.shapes_of(op, ["llama70b"], [1024]) for op in bench.OPERATORS)
+    gather, reduce, scatter = (
+        gemm.shapes_of(operator, ["llama70b"], [1024])
+        for operator in operators_of(Operator).values()
+    )
     assert gather == [Shape("llama70b", 1024, 28672, 8192)]
     assert scatter == reduce == [Shape("llama70b", 1024, 8192, 28672)]
 
@@ -302,21 +310,21 @@ def test_the_all_gather_alone():
     rng = np.random.default_rng(0)
     a = [rng.standard_normal(elements).astype(ml_dtypes.bfloat16) for _ in range(ranks)]
     out = tw.simulate(
-        all_gather_plan(elements, ranks, "bfloat16"), ranks, [{"A": x} for x in a], schedules=3
+        AllGather.copies(elements, ranks, "bfloat16"), ranks, [{"A": x} for x in a], schedules=3
     )
-    assert all(np.array_equal(o["everyones"], np.stack(a)) for o in out)
+    assert all(np.array_equal(o["received"], np.stack(a)) for o in out)
 
 
 def test_the_all_to_all_alone():
     ranks, elements = 3, 32
     rng = np.random.default_rng(0)
     a = rng.integers(-8, 9, (ranks, ranks, elements)).astype(ml_dtypes.bfloat16)
-    plan = all_to_all_plan(elements, ranks, "bfloat16")
+    plan = AllToAll.copies(elements, ranks, "bfloat16")
     out = tw.simulate(plan, ranks, [{"A": x} for x in a], schedules=3)
-    assert all(np.array_equal(o["everyones"], a[:, rank]) for rank, o in enumerate(out))
+    assert all(np.array_equal(o["received"], a[:, rank]) for rank, o in enumerate(out))
 
 
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+COLLECTIVES = tuple(operators_of(Collective))
 
 
 def test_all_collectives(three, tmp_path):
@@ -340,8 +348,8 @@ def test_one_wrong_element_of_a_collective(three, tmp_path, wrong):
     file = str(tmp_path / "bench.json")
     (right, said), *_ = three.run(on_ranks.benchmark_of_collectives, file, wrong)
     assert right == (wrong == "nccl")
-    assert said.count("WRONG") == (0 if right else 4)
-    assert said.count("nccl: wrong for") == (4 if right else 0)
+    assert said.count("WRONG") == (0 if right else len(COLLECTIVES))
+    assert said.count("nccl: wrong for") == (len(COLLECTIVES) if right else 0)
 
 
 @pytest.mark.parametrize(
@@ -391,11 +399,11 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, M, kernels
 
     def rank(group):
         session = types.SimpleNamespace(group=group, heap=heap)
-        programs = cases.ProductCase.programs(problem, group)
+        programs = gemm.programs(problem, group)
         return len(compile_ahead._kernels(programs, session))
 
     assert every_rank(rank) == [1, 1]
-    monkeypatch.setattr(cases, "not_fused", lambda *_: None)
+    monkeypatch.setattr(gemm, "not_fused", lambda *_: None)
     assert every_rank(rank) == [1 + kernels] * 2
 
 
@@ -407,45 +415,47 @@ def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
 
     def rank(group):
         world.join(group)
-        monkeypatch.setattr(implementations, "barrier", lambda: world.here.session.group.meet("b"))
+        monkeypatch.setattr(case, "barrier", lambda: world.here.session.group.meet("b"))
         problem = problem_of("all_gather_matmul", 48, 32, 16, 2, torch.bfloat16)
         room = world.here.session.heap.allocate((rows.numel() + 24,), torch.bfloat16)
         room.local.fill_(7)
-        result = torch.empty(problem.shape, dtype=torch.bfloat16)
-        buffers = implementations.Buffers(problem, group, room, result)
-        implementation = implementations.MAKERS["exchange/copies"](buffers)
+        buffers = case.Buffers(problem, group, room)
+        implementation = gemm.IMPLEMENTATIONS["exchange/copies"](buffers)
         given = types.SimpleNamespace(a=a[group.rank], rows=rows)
         implementation.prepare(given)
         unwritten = room.local[: rows.numel()].isnan().all() and (room.local[-24:] == 7).all()
         group.meet("prepared")
-        found = implementation.found(implementation.call(given))
-        return bool(unwritten), torch.equal(found, implementation.right(given))
+        found = implementation.result(implementation.call(given))
+        return bool(unwritten), torch.equal(found, implementation.expected(given))
 
     assert every_rank(rank, 2) == [(True, True)] * 2
 
 
-@pytest.mark.parametrize("op", ["all_gather", "all_to_all"])
+def copies_of(op):
+    return collectives.plan_of_copies(collectives.problem_of(op, Size(96, 2), torch.bfloat16))
+
+
+@pytest.mark.parametrize("op", [op for op in COLLECTIVES if copies_of(op) is not None])
 def test_copies_alone_exchange(op, every_rank, monkeypatch):
     """Memory is larger than needed; copies are real, streams are not."""
     world = Ranks(2, monkeypatch)
-    axes = collectives.COLLECTIVES[op]
-    problem = checked(op, torch.empty(48, dtype=torch.bfloat16, device="meta"), None, 2, axes)
+    problem = collectives.problem_of(op, Size(96, 2), torch.bfloat16)
     x = torch.randn(2, 48).bfloat16()
-    rights = [x.view(-1)] * 2 if op == "all_gather" else [x[:, :24].flatten(), x[:, 24:].flatten()]
+    rights = [OPERATORS[op].expected(x, rank, *problem.options) for rank in range(2)]
 
     def rank(group):
         world.join(group)
-        monkeypatch.setattr(implementations, "barrier", lambda: world.here.session.group.meet("b"))
+        monkeypatch.setattr(case, "barrier", lambda: world.here.session.group.meet("b"))
         room = world.here.session.heap.allocate((problem.result[0] + 24,), torch.bfloat16)
         room.local.fill_(7)
-        buffers = collectives.Buffers(problem, group, room)
-        implementation = collectives.MAKERS["exchange/copies"](buffers)
+        buffers = case.Buffers(problem, group, room)
+        implementation = collectives.IMPLEMENTATIONS["exchange/copies"](buffers)
         given = collectives.Inputs(x[group.rank], rights[group.rank])
         implementation.prepare(given)
         unwritten = room.local[:-24].isnan().all() and (room.local[-24:] == 7).all()
         group.meet("prepared")
-        found = implementation.found(implementation.call(given))
-        return bool(unwritten), torch.equal(found, implementation.right(given))
+        found = implementation.result(implementation.call(given))
+        return bool(unwritten), torch.equal(found, implementation.expected(given))
 
     assert every_rank(rank, 2) == [(True, True)] * 2
 
@@ -453,7 +463,7 @@ def test_copies_alone_exchange(op, every_rank, monkeypatch):
 def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     freed = []
 
-    class CompiledOp:
+    class StandIn(AllReduce):
         def __init__(self, problem, transport):
             self.transport = transport
 
@@ -465,20 +475,19 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
         def free(self):
             freed.append(self.transport)
 
-        reduces = True
         obstacle = staticmethod(lambda problem, name: "it is odd" if name == "tma" else None)
 
     size = collectives.size_of(1, 1)
     problem = collectives.problem_of("all_reduce", size, torch.bfloat16)
     group = group_of("")
     kept = types.SimpleNamespace(made=lambda problem, name, make: make(problem, name))
-    monkeypatch.setitem(collectives.EXCHANGES, "all_reduce", CompiledOp)
+    monkeypatch.setitem(collectives.OPERATORS, "all_reduce", StandIn)
     monkeypatch.setattr(collectives, "prepared", lambda _: kept)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
-    buffers = collectives.Buffers(problem, group, None)
-    inputs = next(collectives.Inputs.random(problem, group))
-    makers = {n: m for n, m in collectives.MAKERS.items() if n != "ours"}
-    found, missing = implementations.implementations_of(buffers, inputs, 1, makers)
+    memory, random = collectives.stage(problem, group)
+    buffers, inputs = case.Buffers(problem, group, None, memory), next(random)
+    others = {n: make for n, make in collectives.IMPLEMENTATIONS.items() if n != "ours"}
+    found, missing = case.implementations_of(buffers, inputs, 1, others)
     assert list(found) == ["transport/copy_engine", "nccl"]
     assert missing == {
         "transport/tma": "it is odd",
@@ -508,8 +517,9 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
             raise HeapExhausted(f"{self.nbytes} bytes")
 
     def ours(buffers):
-        return buffers.into_out(
-            lambda x, out: kept.operator(buffers.problem, "tma", AllGather)(x, out)
+        return buffers.into(
+            "result",
+            lambda inputs, out: kept.operator(buffers.problem, "tma", AllGather)(inputs.x, out),
         )
 
     monkeypatch.setattr(AllGather, "__init__", take)
@@ -518,11 +528,11 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     monkeypatch.setattr(collectives, "prepared", lambda _: kept)
     monkeypatch.setattr(prepared, "_prepared", kept)
-    monkeypatch.setitem(collectives.MAKERS, "ours", ours)
-    group, wanted = group_of(""), bench.Wanted((), (), (), warmups=1, runs=1)
+    monkeypatch.setitem(collectives.IMPLEMENTATIONS, "ours", ours)
+    group, wanted = group_of(""), bench.Wanted((), (), (), warmups=1, runs=1, sizes=[1])
+    (whole,) = collectives.cases(AllGather, wanted, 1)
     for size in sizes:
-        case = cases.CollectiveCase("all_gather", size)
-        problem = case.problem(1, torch.bfloat16)
-        result, missing = bench.measured(case, problem, group, None, wanted)
+        problem = collectives.problem_of("all_gather", size, torch.bfloat16)
+        result, missing = bench.measured(replace(whole, shape=size), problem, group, None, wanted)
         assert list(missing) == ["exchange/copies"]
         assert result.is_right("ours")

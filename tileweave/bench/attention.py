@@ -7,24 +7,37 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .. import ops
 from ..ops.attention.flash import tiles_for
-from ..ops.attention.problem import OP as ATTENTION
 from ..ops.attention.problem import AttentionProblem, checked_attention
 from ..ops.attention.sequence import Sharding, require_chunks
-from ..ops.attention.sp_attention import sp_attention_plan
+from ..ops.attention.sp_attention import SpAttention, sp_attention_plan
 from ..ops.core.strategy import Strategy
-from ..runtime import SymmetricTensor
 from ..runtime.host.group import Group
-from .implementations import GATHER, LOCAL, OURS, RING, SDPA, Implementation, Missing
+from .case import (
+    GATHER,
+    LOCAL,
+    OURS,
+    RING,
+    SDPA,
+    Buffers,
+    Case,
+    Constructor,
+    Family,
+    Implementation,
+    Missing,
+)
 from .programs import local_attention_plan
 from .results import Length
 from .sdpa import BACKENDS, Backend, by_rank, exact, in_order, of_rank, ring, row_error
+
+if TYPE_CHECKING:
+    from .selection import Wanted
 
 LENGTHS = tuple(1 << power for power in range(13, 19))
 """Default lengths: rows of all ranks together, 8k to 256k."""
@@ -63,14 +76,35 @@ class Lengths:
         ]
 
 
-def problem_of(shape: Length, ranks: int, dtype: torch.dtype) -> AttentionProblem:
+def cases(operator: type[SpAttention], wanted: Wanted, ranks: int) -> list[Case]:
+    """Return a case for each length, batch and mask of the command line."""
+    return [
+        Case(
+            operator.op,
+            shape,
+            FAMILY,
+            operations=4 * shape.batch * shape.heads * shape.length**2 * shape.head_dim,
+            symmetric_bytes=2 * gathered_bytes(shape),
+            gathered_bytes=gathered_bytes(shape),
+            implementations=IMPLEMENTATIONS,
+        )
+        for shape in wanted.attention.shapes(ranks)
+    ]
+
+
+def gathered_bytes(shape: Length) -> int:
+    """Return the bytes of the keys and values of all ranks, in 2-byte values."""
+    return 2 * 2 * shape.batch * shape.length * shape.kv_heads * shape.head_dim
+
+
+def problem_of(op: str, shape: Length, ranks: int, dtype: torch.dtype) -> AttentionProblem:
     """Return the problem of each rank.
 
     Raises:
         TileWeaveError: the number of ranks does not divide the rows, or the heads do not fit.
     """
-    sharding = Sharding.checked(ATTENTION, shape.layout, ranks)
-    require_chunks(ATTENTION, f"length={shape.length}", shape.length, sharding)
+    sharding = Sharding.checked(op, shape.layout, ranks)
+    require_chunks(op, f"length={shape.length}", shape.length, sharding)
     rows = shape.length // ranks
     q, k, v = (
         torch.empty(shape.batch, rows, heads, shape.head_dim, dtype=dtype, device="meta")
@@ -120,11 +154,11 @@ class Inputs:
             sample = torch.randperm(problem.q_rows, generator=generator, device=group.device)
             sample = sample[:_SAMPLE]
             sample[0], sample[-1] = 0, problem.q_rows - 1
-            result = right_of(problem, group, q, k_all, v_all, sample)
+            result = expected_of(problem, group, q, k_all, v_all, sample)
             yield Inputs(q, k, v, k_by_rank, v_by_rank, k_all, v_all, result)
 
 
-def right_of(
+def expected_of(
     problem: AttentionProblem, group: Group, q: Tensor, k: Tensor, v: Tensor, sample: Tensor
 ) -> Tensor:
     """Return a rank's expected result: rows of ``sample`` in fp32 by ``exact``, the others by
@@ -139,48 +173,48 @@ def right_of(
     return result
 
 
-@dataclass
-class Buffers:
-    """Problem with the memory for it.
-
-    Attributes:
-        gathered: symmetric memory for the keys and values of all ranks; None if it does not fit.
-    """
-
-    problem: AttentionProblem
-    group: Group
-    gathered: SymmetricTensor | None
-
-    def close(self) -> None:
-        """Free nothing: the case allocates no symmetric memory of its own."""
-
-    def implementation(self, call: Callable[[Inputs], Tensor]) -> Implementation:
-        """Return the implementation of a call that returns the rank's rows in a new tensor."""
-        return Implementation(call, error=row_error)
-
-    def backend(self, name: str) -> Backend:
-        kind = self.group.device.type
-        if name not in BACKENDS[kind]:
-            raise Missing(f"torch has none on {kind}")
-        return BACKENDS[kind][name]
+def stage(problem: AttentionProblem, group: Group) -> tuple[dict[str, Tensor], Iterator[Inputs]]:
+    """Return no memory, because each call returns a new tensor, and inputs, as in ``Family``."""
+    return {}, Inputs.random(problem, group)
 
 
-def how(device: torch.device) -> Strategy:
+def programs(problem: AttentionProblem, group: Group) -> list[Any]:
+    """Return the plans that our implementations launch, as in ``Family``."""
+    tiles = tiles_for(problem)
+    return [sp_attention_plan(problem, tiles), local_attention_plan(problem, tiles)]
+
+
+def choice(problem: AttentionProblem, inputs: Inputs) -> Strategy:
     """Return the strategy of our operator, and the reason."""
+    return _strategy(inputs.q.device)
+
+
+def _strategy(device: torch.device) -> Strategy:
     if device.type == "cuda":
         return Strategy("fused", "asked for")
     return Strategy("nccl", f"the tensors are on {device.type}; expected cuda")
 
 
+def _by_row(call: Callable[[Inputs], Tensor]) -> Implementation:
+    """Return the implementation of a call that returns the rank's rows in a new tensor."""
+    return Implementation(call, error=row_error)
+
+
+def _backend(buffers: Buffers, name: str) -> Backend:
+    kind = buffers.group.device.type
+    if name not in BACKENDS[kind]:
+        raise Missing(f"torch has none on {kind}")
+    return BACKENDS[kind][name]
+
+
 def _ours(buffers: Buffers) -> Implementation:
+    operator = getattr(ops, buffers.problem.op)
     options = {
         "causal": buffers.problem.causal,
         "layout": buffers.problem.layout,
-        "strategy": how(buffers.group.device).name,
+        "strategy": _strategy(buffers.group.device).name,
     }
-    return buffers.implementation(
-        lambda inputs: ops.sp_attention(inputs.q, inputs.k, inputs.v, **options)
-    )
+    return _by_row(lambda inputs: operator(inputs.q, inputs.k, inputs.v, **options))
 
 
 def _local(buffers: Buffers) -> Implementation:
@@ -211,30 +245,28 @@ def _local(buffers: Buffers) -> Implementation:
 
 
 def _sdpa(buffers: Buffers, name: str) -> Implementation:
-    backend, problem, rank = buffers.backend(name), buffers.problem, buffers.group.rank
-    return buffers.implementation(
+    backend, problem, rank = _backend(buffers, name), buffers.problem, buffers.group.rank
+    return _by_row(
         lambda inputs: of_rank(backend, problem, rank, inputs.q, inputs.k_all, inputs.v_all)
     )
 
 
 def _gather(buffers: Buffers, name: str) -> Implementation:
-    backend, problem, group = buffers.backend(name), buffers.problem, buffers.group
+    backend, problem, group = _backend(buffers, name), buffers.problem, buffers.group
 
     def call(inputs: Inputs) -> Tensor:
         k, v = (in_order(problem, by_rank(x, group)) for x in (inputs.k, inputs.v))
         return of_rank(backend, problem, group.rank, inputs.q, k, v)
 
-    return buffers.implementation(call)
+    return _by_row(call)
 
 
 def _ring(buffers: Buffers, name: str) -> Implementation:
-    backend, problem, group = buffers.backend(name), buffers.problem, buffers.group
-    return buffers.implementation(
-        lambda inputs: ring(backend, problem, group, inputs.q, inputs.k, inputs.v)
-    )
+    backend, problem, group = _backend(buffers, name), buffers.problem, buffers.group
+    return _by_row(lambda inputs: ring(backend, problem, group, inputs.q, inputs.k, inputs.v))
 
 
-MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
+IMPLEMENTATIONS: dict[str, Constructor] = {
     OURS: _ours,
     LOCAL: _local,
     **{f"{SDPA}{name}": partial(_sdpa, name=name) for name in BACKENDS["cuda"]},
@@ -242,14 +274,14 @@ MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
     **{f"{RING}{name}": partial(_ring, name=name) for name in BACKENDS["cuda"]},
 }
 
-
-def programs(problem: AttentionProblem, group: Group) -> list[Any]:
-    """Return the plans that our implementations launch, to compile them ahead."""
-    tiles = tiles_for(problem)
-    return [sp_attention_plan(problem, tiles), local_attention_plan(problem, tiles)]
-
-
-def gathered_bytes(shape: Length) -> int:
-    """Return the bytes of the keys and values of all ranks, in 2-byte values. Our operator needs
-    them twice."""
-    return 2 * 2 * shape.batch * shape.length * shape.kv_heads * shape.head_dim
+FAMILY = Family(
+    base=SpAttention,
+    kind=Length,
+    option="lengths",
+    example="--lengths 256",
+    cases=cases,
+    problem=problem_of,
+    stage=stage,
+    programs=programs,
+    choice=choice,
+)

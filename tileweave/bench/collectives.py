@@ -2,43 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..ops.collectives.collective import EXCHANGES, Collective, checked
+from ..ops.collectives.collective import Collective, checked
 from ..ops.collectives.transport import OWN, Transport, obstacle
 from ..ops.core import nccl
 from ..ops.core.cache import prepared
 from ..ops.core.collective_problem import CollectiveProblem
-from ..runtime import SymmetricTensor
+from ..ops.core.registry import OPERATORS
+from ..runtime import Plan
 from ..runtime.host.group import Group
-from .implementations import EXCHANGE, NCCL, OURS, TRANSPORT, Implementation, Missing, by_copies
-from .programs import all_gather_plan, all_to_all_plan
+from .case import (
+    EXCHANGE,
+    NCCL,
+    OURS,
+    TRANSPORT,
+    Buffers,
+    Case,
+    Constructor,
+    Family,
+    Implementation,
+    Missing,
+    by_copies,
+    by_reference,
+)
 from .results import Size
 
-COLLECTIVES: dict[str, tuple[int, ...]] = {
-    "all_gather": (),
-    "reduce_scatter": (),
-    "all_reduce": (),
-    "all_to_all": (0, 0),
-}
-"""Collectives by name, with the axes of those that have such arguments."""
-_NCCL: dict[str, Callable[[Tensor, Tensor, Group], None]] = {
-    "all_gather": nccl.all_gather_into,
-    "reduce_scatter": nccl.reduce_scatter,
-    "all_reduce": lambda _, out, group: nccl.all_reduce(out, group),
-    "all_to_all": nccl.all_to_all,
-}
-_COPIES = {"all_gather": all_gather_plan, "all_to_all": all_to_all_plan}
+if TYPE_CHECKING:
+    from .selection import Wanted
+
+SIZES = 1, 16, 64, 256
+"""Default sizes of a rank's input, in MiB."""
 _PART = 8
 """Parts of ranks are multiples of this number of elements: 16 bytes, for the TMA."""
+
+
+def cases(collective: type[Collective], wanted: Wanted, ranks: int) -> list[Case]:
+    """Return a case for each size of the command line."""
+    op, sizes = collective.op, [size_of(mebibytes, ranks) for mebibytes in wanted.sizes or SIZES]
+    return [
+        Case(
+            op,
+            size,
+            FAMILY,
+            operations=size.bytes,
+            symmetric_bytes=symmetric_bytes(op, size),
+            gathered_bytes=gathered_bytes(op, size),
+            implementations=IMPLEMENTATIONS,
+        )
+        for size in sizes
+    ]
 
 
 def size_of(mebibytes: int, ranks: int) -> Size:
@@ -48,25 +69,29 @@ def size_of(mebibytes: int, ranks: int) -> Size:
 
 
 def problem_of(op: str, size: Size, dtype: torch.dtype) -> CollectiveProblem:
-    """Return the problem of one axis of 2-byte values."""
+    """Return the problem of one axis of 2-byte values. Integer arguments are 0."""
     x = torch.empty(size.bytes // dtype.itemsize, dtype=dtype, device="meta")
-    return checked(op, x, None, size.ranks, COLLECTIVES[op])
+    return checked(op, x, None, size.ranks, [0] * len(OPERATORS[op].options))
+
+
+def plan_of_copies(problem: CollectiveProblem) -> Plan | None:
+    """Return the plan that only copies; None if copies alone do not compute the collective."""
+    elements = prod(problem.result) // problem.ranks
+    return OPERATORS[problem.op].copies(
+        elements, problem.ranks, problem.tile_dtype, *problem.options
+    )
 
 
 def gathered_bytes(op: str, size: Size) -> int:
     """Return the bytes that the implementation by copies writes to each rank."""
-    return {"all_gather": size.ranks * size.bytes, "all_to_all": size.bytes}.get(op, 0)
+    problem = problem_of(op, size, torch.bfloat16)
+    return 0 if plan_of_copies(problem) is None else 2 * prod(problem.result)
 
 
 def symmetric_bytes(op: str, size: Size) -> int:
     """Return the symmetric memory of our collective on each rank, by all transports and once more
     by ``auto``, without counters and tails."""
-    engine, tiles = {
-        "all_gather": (size.ranks, 2 * size.ranks),
-        "reduce_scatter": (1, 2),
-        "all_reduce": (2, 4),
-        "all_to_all": (1, 2),
-    }[op]
+    engine, tiles = OPERATORS[op].symmetric_inputs(size.ranks)
     return size.bytes * (engine + 2 * tiles + max(engine, tiles))
 
 
@@ -81,100 +106,63 @@ class Inputs:
     def random(problem: CollectiveProblem, group: Group) -> Iterator[Inputs]:
         """Yield new inputs: integers whose sums are exact in any order. Collective."""
         generator = torch.Generator(group.device).manual_seed(group.rank)
+        expected = OPERATORS[problem.op].expected
         while True:
             shape, device = problem.shape, group.device
             x = torch.randint(-8, 9, shape, generator=generator, device=device).to(problem.dtype)
-            yield Inputs(x, right_of(problem, x, group))
+            every = nccl.all_gather(x[None], group)
+            yield Inputs(x, expected(every, group.rank, *problem.options))
 
 
-def right_of(problem: CollectiveProblem, x: Tensor, group: Group) -> Tensor:
-    """Return the expected result of a rank, from an all-gather. Collective."""
-    every = nccl.all_gather(x, group).view(problem.ranks, problem.ranks, -1)  # by rank and part
-    if problem.op == "all_gather":
-        return every.view(-1)
-    if problem.op != "all_reduce":
-        every = every[:, group.rank]
-    if EXCHANGES[problem.op].reduces:
-        every = every.sum(0, dtype=torch.float32).to(x.dtype)
-    return every.flatten()
+def stage(problem: CollectiveProblem, group: Group) -> tuple[dict[str, Tensor], Iterator[Inputs]]:
+    """Return memory for the result, and inputs, as in ``Family``."""
+    result = torch.empty(problem.result, dtype=problem.dtype, device=group.device)
+    return {"result": result}, Inputs.random(problem, group)
 
 
-@dataclass
-class Buffers:
-    """Problem with the memory in which the implementations compute it.
+def programs(problem: CollectiveProblem, group: Group) -> list[Any]:
+    """Return the programs and plans that our implementations launch, as in ``Family``."""
+    collective = OPERATORS[problem.op]
+    names = [name for name in OWN if not obstacle(name, problem, group.device, group, collective)]
+    return [collective.steps(problem, name) for name in names]
 
-    Attributes:
-        gathered: symmetric memory for the implementation by copies; None if it does not fit.
-        out: memory of a rank's result.
-        made: operators that ``close`` frees.
-    """
 
-    problem: CollectiveProblem
-    group: Group
-    gathered: SymmetricTensor | None
-    out: Tensor = field(init=False)
-    made: list[Collective] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.out = torch.empty(
-            self.problem.result, dtype=self.problem.dtype, device=self.group.device
-        )
-
-    def into_out(self, call: Callable[[Tensor, Tensor], Any]) -> Implementation:
-        """Return the implementation of a call that writes its result to ``out``, which is filled
-        with NaN before."""
-        return Implementation(
-            lambda inputs: call(inputs.x, self.out),
-            found=lambda _: self.out,
-            prepare=lambda _: self.out.fill_(torch.nan),
-        )
-
-    def close(self) -> None:
-        """Free the operators of this case. Collective."""
-        for exchange in self.made:
-            exchange.free()
-        self.made.clear()
+def choice(problem: CollectiveProblem, inputs: Inputs) -> Transport:
+    """Return the transport of our collective, and the reason."""
+    return ops.transport_of(problem.op, inputs.x, *problem.options)
 
 
 def _ours(buffers: Buffers) -> Implementation:
-    operator = getattr(ops, buffers.problem.op)
-    return buffers.into_out(lambda x, out: operator(x, *buffers.problem.options, out=out))
+    operator, options = getattr(ops, buffers.problem.op), buffers.problem.options
+    return buffers.into("result", lambda inputs, out: operator(inputs.x, *options, out=out))
 
 
 def _by_transport(buffers: Buffers, name: str) -> Implementation:
     problem, group = buffers.problem, buffers.group
-    collective = EXCHANGES[problem.op]
+    collective = OPERATORS[problem.op]
     if reason := obstacle(name, problem, group.device, group, collective):
         raise Missing(reason)
     # The cache does not hold it, so ``close`` frees it.
-    buffers.made.append(prepared(group).made(problem, name, collective))
-    return buffers.into_out(buffers.made[-1])
+    compiled = prepared(group).made(problem, name, collective)
+    buffers.compiled.append(compiled)
+    return buffers.into("result", lambda inputs, out: compiled(inputs.x, out))
 
 
 def _nccl(buffers: Buffers) -> Implementation:
-    call, group, out = _NCCL[buffers.problem.op], buffers.group, buffers.out
-    if buffers.problem.op != "all_reduce":
-        return buffers.into_out(lambda x, out: call(x, out, group))
-    return Implementation(
-        lambda inputs: call(inputs.x, out, group),
-        found=lambda _: out,
-        prepare=lambda inputs: out.copy_(inputs.x),  # it adds in place
-    )
+    problem = buffers.problem
+    return by_reference(buffers, OPERATORS[problem.op], lambda inputs: inputs.x, *problem.options)
 
 
 def _copies(buffers: Buffers) -> Implementation:
-    problem = buffers.problem
-    if problem.op not in _COPIES:
-        raise Missing("copy engines do not add")
-    elements = prod(problem.result) // problem.ranks
-    shape = (elements,) if problem.op == "all_gather" else (problem.ranks, elements)
     return by_copies(
-        buffers.gathered, buffers.group, _COPIES[problem.op], elements,
-        sent=lambda inputs: inputs.x.view(shape), right=lambda inputs: inputs.result,
-    )  # fmt: skip
+        buffers,
+        plan_of_copies(buffers.problem),
+        sent=lambda inputs: inputs.x,
+        expected=lambda inputs: inputs.result.view(-1),
+    )
 
 
-MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
+IMPLEMENTATIONS: dict[str, Constructor] = {
     OURS: _ours,
     **{f"{TRANSPORT}{name}": partial(_by_transport, name=name) for name in OWN},
     NCCL: _nccl,
@@ -182,13 +170,18 @@ MAKERS: dict[str, Callable[[Buffers], Implementation]] = {
 }
 
 
-def programs(problem: CollectiveProblem, group: Group) -> list[Any]:
-    """Return the programs and plans that our implementations launch."""
-    collective = EXCHANGES[problem.op]
-    can = [name for name in OWN if not obstacle(name, problem, group.device, group, collective)]
-    return [collective.steps(problem, name) for name in can]
+def _problem(op: str, size: Size, ranks: int, dtype: torch.dtype) -> CollectiveProblem:
+    return problem_of(op, size, dtype)
 
 
-def transport_of(problem: CollectiveProblem, x: Tensor) -> Transport:
-    """Return the transport of our collective, and the reason."""
-    return ops.transport_of(getattr(ops, problem.op), x, *problem.options)
+FAMILY = Family(
+    base=Collective,
+    kind=Size,
+    option="sizes",
+    example="--sizes 1",
+    cases=cases,
+    problem=_problem,
+    stage=stage,
+    programs=programs,
+    choice=choice,
+)

@@ -8,7 +8,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -22,30 +21,17 @@ from .. import __version__
 from ..builtins.errors import TileWeaveError
 from ..ops.core.cache import free_prepared
 from ..ops.core.groups import group_of
-from ..passes.ir.sizes import LARGEST
 from ..runtime import SymmetricTensor, finalize, init, symmetric
 from ..runtime.executor.compile_ahead import compile_ahead
 from ..runtime.host.group import Group, from_torchrun
 from ..runtime.host.heap import HeapExhausted
 from ..runtime.host.measure import interleaved, largest
 from ..runtime.host.out_file import out_file
-from .attention import ATTENTION, Lengths
-from .cases import AttentionCase, Case, CollectiveCase, ProductCase
-from .collectives import COLLECTIVES, size_of
+from .case import OURS, Buffers, Case, Checker, implementations_of
 from .figure import DRAWN, draw, require_matplotlib
-from .implementations import OPERATORS, OURS, Checker, implementations_of
-from .results import Result, Shape, load, save, summary, table, wrong_others
+from .results import Result, load, save, summary, table, wrong_others
+from .selection import FAMILIES, Wanted, names_of
 
-MODELS = {
-    "llama8b": (4096, 14336),
-    "llama70b": (8192, 28672),
-    "llama405b": (16384, 53248),
-    "qwen72b": (8192, 29568),
-}
-"""Hidden and inner size of the MLP. All-gather precedes its first product; reduce-scatter and
-all-reduce follow its second."""
-SIZES = 1, 16, 64, 256
-"""Default sizes of a rank's input to a collective, in MiB."""
 INPUTS = 3
 """Number of input sets used in turn. It is odd, so that memory that is reused every second call
 never holds the right result of an earlier call."""
@@ -53,104 +39,6 @@ CPU_OPERATIONS = 1 << 32
 """Limit of a case without a GPU: each implementation runs some 30 times, a few seconds each."""
 _SPARE_BYTES = 64 << 20
 """Bytes of the heap for counters and tails."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Options of the command line.
-
-    Attributes:
-        operators: names of operators and collectives. If empty: with ``sizes`` all collectives,
-            with lengths attention, else all GEMM operators.
-        shapes: names of models, and ``MxNxK``; for GEMM operators.
-        rows: values of M for each model.
-        dtype: torch's name of the type.
-        warmups, runs: numbers of uncounted and of counted runs.
-        json, figure: files to write; None for none.
-        command: name of the command, for errors.
-        sizes: a rank's input to a collective, in MiB; empty for ``SIZES``.
-        attention: options of attention.
-    """
-
-    operators: Sequence[str]
-    shapes: Sequence[str]
-    rows: Sequence[int]
-    dtype: str = "bfloat16"
-    warmups: int = 5
-    runs: int = 20
-    json: str | None = None
-    figure: str | None = None
-    command: str = "bench"
-    sizes: Sequence[int] = ()
-    attention: Lengths = field(default_factory=Lengths)
-
-    def cases(self) -> list[Case]:
-        """Return the cases: operators by shape, collectives by size, attention by length.
-
-        Raises:
-            TileWeaveError: an operator does not exist.
-        """
-        legal = [*OPERATORS, *((*COLLECTIVES, ATTENTION) if self.command == "bench" else ())]
-        for name in self.operators:
-            if name not in legal:
-                raise TileWeaveError(f"{self.command}: {name}; expected {', '.join(legal)}")
-        implied: list[str] = []
-        for option, values, theirs in (
-            ("sizes", self.sizes, tuple(COLLECTIVES)),
-            ("lengths", self.attention.lengths, (ATTENTION,)),
-        ):
-            if values and self.operators and not set(theirs) & set(self.operators):
-                given, expected = ",".join(map(str, values)), ", ".join(theirs)
-                raise TileWeaveError(
-                    f"bench: --{option} {given}; expected {expected} by name, or no name"
-                )
-            implied += theirs if values else ()
-        names = self.operators or implied or OPERATORS
-        return [case for name in names for case in self._subjects(name)]
-
-    def _subjects(self, name: str) -> list[Case]:
-        ranks = _world_size()
-        if name == ATTENTION:
-            return [AttentionCase(name, shape) for shape in self.attention.shapes(ranks)]
-        if name in COLLECTIVES:
-            return [
-                CollectiveCase(name, size_of(mebibytes, ranks)) for mebibytes in self.sizes or SIZES
-            ]
-        shapes = shapes_of(name, self.shapes, self.rows, self.command)
-        return [ProductCase(name, shape) for shape in shapes]
-
-
-def _world_size() -> int:
-    """Return the number of ranks, also before they join a group."""
-    if dist.is_initialized():
-        return dist.get_world_size()
-    return from_torchrun("WORLD_SIZE", 1)
-
-
-def shapes_of(
-    op: str, names: Iterable[str], rows: Iterable[int], command: str = "bench"
-) -> list[Shape]:
-    """Return the shapes of the command line: names of models, each combined with all ``rows``, or
-    ``MxNxK``.
-
-    Raises:
-        TileWeaveError: a name is neither.
-    """
-    shapes = []
-    for name in names:
-        sizes = name.split("x")
-        if name in MODELS:
-            hidden, inner = MODELS[name]
-            N, K = (inner, hidden) if op == "all_gather_matmul" else (hidden, inner)
-            shapes += [Shape(name, M, N, K) for M in rows]
-        elif len(sizes) == 3 and all(s.isdecimal() and 0 < int(s) <= LARGEST for s in sizes):
-            shapes.append(Shape("", *map(int, sizes)))
-        else:
-            raise TileWeaveError(
-                f"{command}: --shapes {name}; expected {', '.join(MODELS)} or MxNxK (operators "
-                "precede the options)"
-            )
-    return shapes
 
 
 def run(wanted: Wanted) -> bool:
@@ -199,9 +87,11 @@ def measured(
 ) -> tuple[Result, dict[str, str]]:
     """Return the result for one problem, and why implementations are missing."""
     begin = time.perf_counter()
-    buffers, random = case.stage(problem, group, gathered)
-    inputs = list(islice(random, INPUTS))
-    implementations, missing = implementations_of(buffers, inputs[0], wanted.warmups, case.makers)
+    memory, random = case.family.stage(problem, group)
+    buffers, inputs = Buffers(problem, group, gathered, memory), list(islice(random, INPUTS))
+    implementations, missing = implementations_of(
+        buffers, inputs[0], wanted.warmups, case.implementations
+    )
     checker = Checker(implementations)
     ms = interleaved(
         {name: implementation.call for name, implementation in implementations.items()},
@@ -209,16 +99,16 @@ def measured(
         group,
         warmups=wanted.warmups,
         runs=wanted.runs,
-        before=lambda name, given: implementations[name].prepare(given),
+        before=lambda name, inputs: implementations[name].prepare(inputs),
         after=checker,
         title=f"{case.op} {case.shape}",
     )
     buffers.close()
     free_prepared()  # the heap has room for one case at a time, in one piece
     errors = largest(checker.errors, group)
-    how = case.how(problem, inputs[0])
+    choice = case.family.choice(problem, inputs[0])
     seconds = time.perf_counter() - begin
-    return Result(case.op, case.shape, how.name, how.reason, ms, errors, seconds), missing
+    return Result(case.op, case.shape, choice.name, choice.reason, ms, errors, seconds), missing
 
 
 def again(file: str, figure: str | None) -> None:
@@ -248,12 +138,13 @@ def _require_files(json: str | None, figure: str | None) -> None:
         require_matplotlib()
 
 
-def _require_drawn(figure: str | None, given: Sequence[Case | Result]) -> None:
-    if figure is not None and not any(type(each.shape) in DRAWN for each in given):
-        names = ", ".join(dict.fromkeys(each.op for each in given))
+def _require_drawn(figure: str | None, cases: Sequence[Case | Result]) -> None:
+    if figure is not None and not any(type(case.shape) in DRAWN for case in cases):
+        names = ", ".join(dict.fromkeys(case.op for case in cases))
+        drawn = [name for family in FAMILIES if family.kind in DRAWN for name in names_of(family)]
         raise TileWeaveError(
-            f"bench: --figure {figure} of {names}; expected one of "
-            f"{', '.join([*OPERATORS, ATTENTION])}, which are drawn"
+            f"bench: --figure {figure} of {names}; expected one of {', '.join(drawn)}, which are "
+            "drawn"
         )
 
 
@@ -266,7 +157,7 @@ def _require_small_without_gpu(cases: Sequence[Case]) -> None:
             raise TileWeaveError(
                 f"bench: {case.op} {case.shape} takes {case.operations:.1e} operations, and torch "
                 f"sees no GPU; expected a GPU, or at most {CPU_OPERATIONS:.1e} operations, such as "
-                f"`bench {case.op} {case.example}`"
+                f"`bench {case.op} {case.family.example}`"
             )
 
 
@@ -276,8 +167,8 @@ def join(cases: list[Case], at_once: int = 1) -> Group:
     if torch.cuda.is_available():
         most = max(case.symmetric_bytes for case in cases)
         gathered = max(case.gathered_bytes for case in cases)
-        given = "TILEWEAVE_HEAP_BYTES" in os.environ
-        init(heap_bytes=None if given else at_once * most + gathered + _SPARE_BYTES)
+        is_set = "TILEWEAVE_HEAP_BYTES" in os.environ
+        init(heap_bytes=None if is_set else at_once * most + gathered + _SPARE_BYTES)
     elif from_torchrun("WORLD_SIZE", 1) > 1 and not dist.is_initialized():
         try:
             dist.init_process_group("gloo")
@@ -293,7 +184,9 @@ def _compile(
     """Compile all kernels, many at a time, before they are needed one after the other."""
     begin = time.perf_counter()
     pairs = zip(cases, problems, strict=True)
-    count = compile_ahead(program for case, p in pairs for program in case.programs(p, group))
+    count = compile_ahead(
+        program for case, p in pairs for program in case.family.programs(p, group)
+    )
     seconds = time.perf_counter() - begin
     log(f"{count} kernels compiled, or found compiled, in {seconds:.0f} s", flush=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..builtins.errors import TileWeaveError
 from ..runtime.host.out_file import write_out
-from .implementations import ASYNC_TP, GATHER, NCCL, OURS, RING, SDPA
+from .case import ASYNC_TP, GATHER, NCCL, OURS, RING, SDPA
 from .results import Length, Result, Shape, ratio
 
 _OURS = "ours", "#0b6e4f", "o"

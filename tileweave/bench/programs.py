@@ -1,4 +1,4 @@
-"""Parts of operators: a GEMM without communication, and copies between ranks by copy engines."""
+"""Kernels of operators without communication: a GEMM, and attention."""
 
 import tilelang.language as T
 
@@ -30,40 +30,6 @@ def matmul_program(M: int, N: int, K: int, dtype: str, transposed: bool, tiles: 
             store(buffers, (C, (m,), n))
 
     return matmul
-
-
-def all_gather_plan(elements: int, ranks: int, dtype: str) -> Plan:
-    """Return a plan that copies every rank's A (elements,) to all ranks. A call ends when the rank
-    has sent, no matter what has arrived."""
-
-    @plan
-    def all_gather(
-        p: PlanBuilder,
-        A: T.Tensor((elements,), dtype),
-        everyones: W.Symmetric((ranks, elements), dtype),
-    ):
-        for peer in p.peers():
-            p.copy(everyones[peer, p.rank], A, stream="copies")
-        p.copy(everyones[p.rank, p.rank], A)
-
-    return all_gather
-
-
-def all_to_all_plan(elements: int, ranks: int, dtype: str) -> Plan:
-    """Return a plan that copies part r of every rank's A (ranks, elements) to rank r. A call ends
-    when the rank has sent, no matter what has arrived."""
-
-    @plan
-    def all_to_all(
-        p: PlanBuilder,
-        A: T.Tensor((ranks, elements), dtype),
-        everyones: W.Symmetric((ranks, elements), dtype),
-    ):
-        for peer in p.peers():
-            p.copy(everyones[peer, p.rank], A[peer], stream="copies")
-        p.copy(everyones[p.rank, p.rank], A[p.rank])
-
-    return all_to_all
 
 
 def local_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:

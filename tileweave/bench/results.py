@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from ..builtins.errors import TileWeaveError
 from ..ops.autotune.trial import TOLERANCE
-from ..ops.core.collective_problem import sent_bytes
+from ..ops.core.registry import OPERATORS
 from ..runtime.host.out_file import write_out
-from .implementations import (
+from .case import (
     ASYNC_TP,
     EXCHANGE,
     GATHER,
@@ -34,8 +34,8 @@ class Shape:
 
     Attributes:
         name: name of the model, or empty.
-        M, N, K: rows, columns and inner dimension. The ranks share N for ``all_gather_matmul``,
-            else K, and also M, except for ``matmul_all_reduce``.
+        M, N, K: rows, columns and inner dimension. The ranks share them as in
+            ``autotune.trial.problem_of``.
         tolerance: largest relative error of a right result.
         floors: prefixes of the implementations of which the slowest is the lower bound.
         others: prefixes of the alternatives for users.
@@ -171,7 +171,7 @@ class Result:
         """Return NCCL's bus bandwidth of a right implementation of a collective, in GB/s."""
         ms = self.best(name)
         size = self.shape
-        return sent_bytes(self.op, size.bytes, size.ranks) / ms / 1e6 if ms else None
+        return OPERATORS[self.op].sent_bytes(size.bytes, size.ranks) / ms / 1e6 if ms else None
 
     def teraflops(self, name: str) -> float | None:
         """Return the TFLOP/s of a rank of a right implementation of attention."""
@@ -365,6 +365,7 @@ def _checked(r: Result) -> Result:
     if not (
         all(type(getattr(r.shape, f.name)).__name__ == f.type for f in fields(r.shape))
         and all(isinstance(word, str) for word in (r.op, r.strategy, r.reason))
+        and r.op in OPERATORS
         and all(type(n) in (int, float) and n >= 0 for n in numbers)
         and all(0 < ms < math.inf for ms in r.ms.values())
         and OURS in r.ms.keys() == r.errors.keys()

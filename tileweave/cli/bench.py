@@ -25,9 +25,8 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="MIB",
-        help="input of each rank to a collective (all_gather, reduce_scatter, all_reduce, "
-        "all_to_all) in MiB, separated by commas or spaces; default: 1,16,64,256. Without an "
-        "OPERATOR, all collectives are timed",
+        help="input of each rank to a collective in MiB, separated by commas or spaces; default: "
+        "1,16,64,256. Without an OPERATOR, all collectives are timed",
     )
     _add_attention(parser)
     add(
@@ -57,14 +56,14 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("sp_attention").add_argument
+    add = parser.add_argument_group("attention").add_argument
     add(
         "--lengths",
         nargs="+",
         default=[],
         metavar="ROWS",
         help="rows of each sequence over all ranks, separated by commas or spaces; default: the "
-        "powers of two from 8192 to 262144. Without an OPERATOR, sp_attention is timed",
+        "powers of two from 8192 to 262144. Without an OPERATOR, attention is timed",
     )
     add("--batch", nargs="+", default=["1"], metavar="B", help="number of sequences; default: 1")
     add(

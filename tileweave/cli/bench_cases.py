@@ -15,7 +15,7 @@ def add_gemm_cases(parser: argparse.ArgumentParser) -> None:
         "ops",
         nargs="*",
         metavar="OPERATOR",
-        help="such as all_gather_matmul; before the options; default: all GEMM operators",
+        help="name in tileweave.ops; before the options; default: all GEMM operators",
     )
     add(
         "--shapes",

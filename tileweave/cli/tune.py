@@ -32,7 +32,8 @@ def run(options: argparse.Namespace) -> None:
     import torch
 
     from .. import ops
-    from ..bench.command import Wanted, join
+    from ..bench.command import join
+    from ..bench.selection import Wanted
     from ..ops.autotune.store import file_of
     from ..runtime import finalize
 

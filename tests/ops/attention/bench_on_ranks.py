@@ -12,16 +12,8 @@ import torch.distributed as dist
 from tests.ops.on_ranks import numbers
 from tileweave import ops
 from tileweave.bench import command as bench
-from tileweave.bench.attention import (
-    GATHER,
-    MAKERS,
-    RING,
-    SDPA,
-    Buffers,
-    Inputs,
-    Lengths,
-    problem_of,
-)
+from tileweave.bench.attention import IMPLEMENTATIONS, Inputs, Lengths, problem_of
+from tileweave.bench.case import GATHER, RING, SDPA, Buffers
 from tileweave.bench.results import Length
 from tileweave.bench.sdpa import BACKENDS, by_rank, in_order, row_error
 from tileweave.ops import shard_sequence
@@ -56,7 +48,9 @@ def errors(length: int, causal: bool, layout: str, group: Any = None) -> dict[st
     """Return the errors of PyTorch's implementations on this rank."""
     group = group or group_of("")
     ranks, rank = group.world_size, group.rank
-    problem = problem_of(length_of(length, causal, layout, ranks), ranks, torch.float32)
+    problem = problem_of(
+        "sp_attention", length_of(length, causal, layout, ranks), ranks, torch.float32
+    )
     q, k, v = whole(length, ranks)
     right = shard_sequence(expected(q, k, v, causal), rank, ranks, layout)
     q, k, v = (shard_sequence(x, rank, ranks, layout) for x in (q, k, v))
@@ -65,8 +59,8 @@ def errors(length: int, causal: bool, layout: str, group: Any = None) -> dict[st
     found = {}
     for name in BACKENDS["cpu"]:
         for kind in (SDPA, GATHER, RING):
-            implementation = MAKERS[f"{kind}{name}"](Buffers(problem, group, None))
-            result = implementation.found(implementation.call(given))
+            implementation = IMPLEMENTATIONS[f"{kind}{name}"](Buffers(problem, group, None))
+            result = implementation.result(implementation.call(given))
             assert result.shape == q.shape and result.dtype == q.dtype
             found[f"{kind}{name}"] = row_error(result, right).item()
     return found
@@ -76,7 +70,9 @@ def right_results(length: int, causal: bool, layout: str) -> dict[str, float]:
     """Return the distance of the benchmark's reference from ``expected``."""
     group = group_of("")
     ranks = group.world_size
-    problem = problem_of(length_of(length, causal, layout, ranks), ranks, torch.float32)
+    problem = problem_of(
+        "sp_attention", length_of(length, causal, layout, ranks), ranks, torch.float32
+    )
     given = next(Inputs.random(problem, group))
     every = []
     for x in (given.q, given.k, given.v):
@@ -92,9 +88,9 @@ def benchmark(json: str, figure: str | None, wrong: str = "") -> tuple[bool, str
     Args:
         wrong: an implementation that has one wrong number in one row of the last rank.
     """
-    said, makers = io.StringIO(), dict(MAKERS)
+    said, makers = io.StringIO(), dict(IMPLEMENTATIONS)
     if wrong:
-        MAKERS[wrong] = lambda buffers: _off(makers[wrong](buffers))
+        IMPLEMENTATIONS[wrong] = lambda buffers: _off(makers[wrong](buffers))
     lengths = Lengths((96, 240), (1, 2), HEADS, KV_HEADS, HEAD_DIM)
     wanted = bench.Wanted(
         [], [], [], warmups=1, runs=2, json=json, figure=figure, attention=lengths
@@ -103,7 +99,7 @@ def benchmark(json: str, figure: str | None, wrong: str = "") -> tuple[bool, str
         with contextlib.redirect_stdout(said):
             right = bench.run(wanted)
     finally:
-        MAKERS.update(makers)
+        IMPLEMENTATIONS.update(makers)
     return right, said.getvalue()
 
 

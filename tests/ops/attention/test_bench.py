@@ -21,9 +21,8 @@ from tests.ops.attention.bench_on_ranks import errors, expected, length_of, whol
 from tests.runtime.plans.fakes import Ranks
 from tileweave.bench import attention, results
 from tileweave.bench import command as bench
-from tileweave.bench.attention import MAKERS, Buffers, Inputs, Lengths, problem_of
-from tileweave.bench.cases import AttentionCase
-from tileweave.bench.implementations import Missing
+from tileweave.bench.attention import IMPLEMENTATIONS, Inputs, Lengths, problem_of
+from tileweave.bench.case import Buffers, Missing
 from tileweave.bench.programs import local_attention_plan
 from tileweave.bench.results import Length, Result
 from tileweave.bench.sdpa import (
@@ -40,8 +39,11 @@ from tileweave.ops import shard_sequence
 from tileweave.ops.attention.flash import FlashTiles, tiles_for
 from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.core import nccl
+from tileweave.ops.core.operator import Operator
+from tileweave.ops.core.registry import operators_of
 from tileweave.runtime.executor import compile_ahead
 
+OP = "sp_attention"
 LAYOUTS = ("contiguous", "zigzag")
 NAMES = ("ours", "sdpa/flash", "gather/flash", "ring/flash")
 SHARDED = [(causal, layout) for causal in (True, False) for layout in LAYOUTS]
@@ -99,7 +101,7 @@ def test_others_are_right(no_network, every_rank, causal, layout, ranks):
 @pytest.mark.parametrize(("causal", "layout"), SHARDED)
 def test_a_ring_computes_each_pair_once(causal, layout, ranks):
     length = 4 * ranks
-    problem = problem_of(length_of(length, causal, layout, ranks), ranks, torch.float32)
+    problem = problem_of(OP, length_of(length, causal, layout, ranks), ranks, torch.float32)
     pairs, rows = torch.zeros(length, length), torch.arange(problem.q_rows)
     for rank in range(ranks):
         for owner in range(ranks):
@@ -198,7 +200,7 @@ def by_exact(problem, rank, q, k_by_rank, v_by_rank):
 
 @pytest.mark.parametrize(("causal", "layout"), [(True, "zigzag"), (False, "contiguous")])
 def test_the_kernel_alone(causal, layout):
-    problem = problem_of(Length(1, 128, 2, 1, 64, causal, layout, 2), 2, torch.bfloat16)
+    problem = problem_of(OP, Length(1, 128, 2, 1, 64, causal, layout, 2), 2, torch.bfloat16)
     plan = local_attention_plan(problem, FlashTiles(64, 32, 2, 128))
     assert "nothing is inserted" in str(tw.explain(plan, 2))
     rng = np.random.default_rng(0)
@@ -219,7 +221,7 @@ def test_the_kernel_alone(causal, layout):
 def test_the_kernel_alone_finds_all_keys(every_rank, monkeypatch, layout):
     """Memory is larger than needed; the kernel is torch."""
     world = Ranks(2, monkeypatch)
-    problem = problem_of(length_of(32, True, layout, 2), 2, torch.float32)
+    problem = problem_of(OP, length_of(32, True, layout, 2), 2, torch.float32)
     given = {rank: inputs_of(problem, rank) for rank in range(2)}
 
     def kernel(q, k, v, out, lse):
@@ -236,10 +238,10 @@ def test_the_kernel_alone_finds_all_keys(every_rank, monkeypatch, layout):
         world.join(group)
         room = world.here.session.heap.allocate((5 * given[0].k_all.numel(),), torch.float32)
         buffers = Buffers(problem, replace(group, device=torch.device("cuda")), room)
-        implementation = MAKERS["local"](buffers)
+        implementation = IMPLEMENTATIONS["local"](buffers)
         implementation.prepare(given[group.rank])
-        found = implementation.found(implementation.call(given[group.rank]))
-        return implementation.error(found, implementation.right(given[group.rank])).item()
+        found = implementation.result(implementation.call(given[group.rank]))
+        return implementation.error(found, implementation.expected(given[group.rank])).item()
 
     for error in every_rank(rank, 2):
         assert isinstance(error, float) and error < 1e-5, error
@@ -257,18 +259,18 @@ def inputs_of(problem, rank):
 
 
 def test_without_a_gpu_or_room_there_is_no_kernel_alone():
-    problem = problem_of(length_of(32, True, "zigzag", 2), 2, torch.bfloat16)
+    problem = problem_of(OP, length_of(32, True, "zigzag", 2), 2, torch.bfloat16)
     for kind, why in (("cpu", "there is no GPU"), ("cuda", "the symmetric heap has no room")):
         group = SimpleNamespace(device=torch.device(kind))
         with pytest.raises(Missing, match=why):
-            MAKERS["local"](Buffers(problem, group, None))
+            IMPLEMENTATIONS["local"](Buffers(problem, group, None))
 
 
 def test_what_will_run_is_compiled_ahead(every_rank):
-    problem = problem_of(Length(1, 1024, 4, 1, 64, True, "zigzag", 2), 2, torch.bfloat16)
+    problem = problem_of(OP, Length(1, 1024, 4, 1, 64, True, "zigzag", 2), 2, torch.bfloat16)
     heap = SimpleNamespace(stride=1 << 30)
     alone = sp_attention_plan(problem, tiles_for(problem))
-    programs = [alone], AttentionCase.programs(problem, None)
+    programs = [alone], attention.programs(problem, None)
 
     def rank(group):
         session = SimpleNamespace(group=group, heap=heap)
@@ -359,7 +361,7 @@ def test_what_is_measured_by_default():
     ]  # fmt: skip
     assert len(cases(["sp_attention"])) == 2 * 6
     assert cases(["sp_attention"])[-1].symmetric_bytes == 2 * 2 * 262144 * 8 * 128 * 2
-    assert {case.op for case in cases([])} == set(bench.OPERATORS)
+    assert {case.op for case in cases([])} == set(operators_of(Operator))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from tileweave.ops.autotune.cost_model import (
 )
 from tileweave.ops.autotune.trial import problem_of
 from tileweave.ops.core import strategy
-from tileweave.ops.core.operator import OPERATORS
+from tileweave.ops.core.operator import Operator
+from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.core.tiles import (
     FP8,
     LARGE,
@@ -246,7 +247,7 @@ def test_few_rows(op, M, N, K, fused, nccl):
     assert taken == min(fused, nccl)
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", operators_of(Operator))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("ranks", "shape"), [(1, (8, 8, 8)), (3, (3, 24, 48)), (8, (8000, 8, 16))])
 def test_something_is_taken_of_all(op, dtype, ranks, shape):

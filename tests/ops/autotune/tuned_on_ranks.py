@@ -13,8 +13,9 @@ from tileweave.ops.autotune import tuner
 from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.operator import OPERATORS, Choice
+from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.problem import Problem
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import LARGE
 
 

@@ -16,9 +16,9 @@ from tests.ops import on_ranks
 from tests.ops.collectives import mesh_on_ranks
 from tests.ops.core.test_torch import assert_right
 from tileweave.ops.collectives.across_nodes import at_any_place
-from tileweave.ops.collectives.collective import EXCHANGES
 from tileweave.ops.core import nccl
 from tileweave.ops.core.problem import is_laid_out
+from tileweave.ops.core.registry import OPERATORS
 
 NODES = {
     "2 x 2": ((0, 1), (2, 3)),
@@ -112,7 +112,7 @@ def test_nodes_exchange_while_ranks_of_a_node_do(monkeypatch, op, expected):
     many, one = torch.zeros(12), torch.zeros(2)
     x, out = (one, many) if op == "all_gather" else (many, one)
     nodes = SimpleNamespace(rank=1, world_size=3)
-    EXCHANGES[op].across(lambda x, out: done.append("move"), x, out, nodes)
+    OPERATORS[op].across(lambda x, out: done.append("move"), x, out, nodes)
     assert " ".join(done) == expected
 
 

@@ -16,10 +16,11 @@ import pytest
 import torch
 
 import tileweave as tw
-from tileweave.ops.collectives.collective import EXCHANGES, checked, in_reach
+from tileweave.ops.collectives.collective import checked, in_reach
 from tileweave.ops.collectives.vectors import as_declared
 from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import TwoLevels
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime import Plan
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.plans.parameters import parameters_of
@@ -80,7 +81,7 @@ def ranks_of_nodes() -> list[TwoLevels]:
 @pytest.mark.parametrize("transport", ["copy_engine", "tma", "ldst"])
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
 def test_values(mailbox, op, transport):
-    made, ranks = EXCHANGES[op], ranks_of_nodes()
+    made, ranks = OPERATORS[op], ranks_of_nodes()
     count = len(ranks)
     shape = (4, 24) if op == "all_gather" else (4 * count, 24)
     every = [torch.randint(-9, 9, shape).float() for _ in ranks]

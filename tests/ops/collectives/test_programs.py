@@ -25,11 +25,12 @@ from tileweave.ops.collectives.all_to_all import (
     all_to_all_plan,
     all_to_all_program,
 )
-from tileweave.ops.collectives.collective import EXCHANGES, checked
+from tileweave.ops.collectives.collective import checked
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.transport import fastest
 from tileweave.ops.collectives.vectors import Lines, copies_to
 from tileweave.ops.core.collective_problem import CollectiveProblem
+from tileweave.ops.core.registry import OPERATORS
 
 TRANSPORTS = ["copy_engine", "tma", "ldst"]
 PERSISTENT_TILES = "copy_engine, blocks that walk"
@@ -202,9 +203,9 @@ axis has blocks; more than 32 bits can count."""
 def test_any_shape_compiles(op, axes, shape, dtype):
     """With the choice of ``auto``, and with copy engines."""
     problem = checked(op, torch.empty(shape, dtype=dtype, device="meta"), None, 2, axes)
-    found = [EXCHANGES[op].steps(problem, fastest(problem)[-1])]
-    if EXCHANGES[op].obstacle(problem, "copy_engine") is None:
-        found += EXCHANGES[op].steps(problem, "copy_engine").kernels(2)
+    found = [OPERATORS[op].steps(problem, fastest(problem)[-1])]
+    if OPERATORS[op].obstacle(problem, "copy_engine") is None:
+        found += OPERATORS[op].steps(problem, "copy_engine").kernels(2)
     for program in found:
         assert not re.search(r"blockIdx\.[yz]", tw.emit(program, world_size=2))
 

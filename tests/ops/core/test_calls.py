@@ -21,8 +21,9 @@ from tileweave.ops.core import cache as prepared
 from tileweave.ops.core import groups, problem, strategy
 from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.epilogue import Epilogue
-from tileweave.ops.core.operator import OPERATORS, Choice
+from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.problem import Problem, checked
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import LARGE
 from tileweave.ops.gemm.all_gather_matmul import AllGatherMatmul
 from tileweave.ops.gemm.matmul_all_reduce import MatmulAllReduce
@@ -181,9 +182,7 @@ def test_transports(monkeypatch, op, shape, dtype, asked, name, reason):
     problem = exchange.checked(op, x, None, 4, axes)
 
     def found():
-        return transport.chosen(
-            asked, problem, torch.device("cuda", 0), group, exchange.EXCHANGES[op]
-        )
+        return transport.chosen(asked, problem, torch.device("cuda", 0), group, OPERATORS[op])
 
     if name:
         assert (found().name, found().reason[: len(reason)]) == (name, reason)
@@ -200,7 +199,7 @@ def test_no_copies_behind_a_kernel_of_the_same_gpu(monkeypatch, gpus):
     monkeypatch.setattr(transport.session, "joined", lambda: types.SimpleNamespace(group=group))
     x = torch.empty(1 << 27, dtype=BF16, device="meta")
     problem = exchange.checked("all_gather", x, None, 4, ())
-    made = exchange.EXCHANGES["all_gather"]
+    made = OPERATORS["all_gather"]
     taken = transport.chosen("auto", problem, cpu, group, made).name
     assert taken == ("ldst" if gpus == "abab" else "copy_engine")
     if gpus == "abab":
@@ -214,7 +213,7 @@ def test_what_is_gathered_of_any_type_has_a_gradient(monkeypatch, dtype, taken):
     asked = []
     monkeypatch.setattr(torch.ops.tileweave, "reduce_scatter", lambda *given: asked.append(given))
     grad = ones(4, dtype=dtype)
-    exchange.EXCHANGES["all_gather"].gradient(grad, "", "ldst")
+    OPERATORS["all_gather"].gradient(grad, "", "ldst")
     assert asked == [(grad, "", taken)]
 
 

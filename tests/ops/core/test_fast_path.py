@@ -17,9 +17,10 @@ from tileweave.ops.collectives import transport
 from tileweave.ops.collectives.all_gather import AllGather
 from tileweave.ops.core import call, strategy
 from tileweave.ops.core.cache import prepared
-from tileweave.ops.core.compiled import CompiledOp
-from tileweave.ops.core.operator import OPERATORS, Choice
+from tileweave.ops.core.operator import Choice
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import LARGE
+from tileweave.ops.gemm.matmul_reduce_scatter import MatmulReduceScatter
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import RecordedCall
 from tileweave.runtime.host import session
@@ -35,7 +36,7 @@ MEMORY = 0xABC0
 """Address of the symmetric tensor that each call works in."""
 
 
-class StandIn(CompiledOp):
+class StandIn(MatmulReduceScatter):
     """Operator that records its calls: in full, or by addresses."""
 
     said: list
@@ -245,7 +246,7 @@ def test_a_repeated_call_raises_after_a_deadlock(said):
         scattered(a, b)
 
 
-class StandInExchange(AllGather, op="stand-in"):
+class StandInExchange(AllGather):
     """Collective that records its calls."""
 
     def __init__(self):
@@ -257,9 +258,6 @@ class StandInExchange(AllGather, op="stand-in"):
 
     enqueue = StandIn.__call__
     recorded_call = StandIn.recorded_call
-
-
-del exchange.EXCHANGES["stand-in"]
 
 
 def test_collectives_are_repeated(said, monkeypatch):

@@ -15,7 +15,7 @@ from tileweave.ops.collectives import transport
 from tileweave.ops.core import cache as prepared
 from tileweave.ops.core import compiled as made
 from tileweave.ops.core import operator as operators
-from tileweave.ops.core import strategy
+from tileweave.ops.core import registry, strategy
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.tiles import LARGE, SMALL, stored
 from tileweave.runtime.executor import calls as plan_streams
@@ -96,7 +96,7 @@ def taking(monkeypatch):
     """Make the table choose this program, whatever the cost model predicts."""
 
     def take(operator, program):
-        kind = operators.OPERATORS[operator.__name__]
+        kind = registry.OPERATORS[operator.__name__]
         options = kind.options
 
         def of_program(problem):
@@ -188,7 +188,7 @@ def test_tuning_keeps_the_winner_alone(on_rank, monkeypatch, operator):
     assert found.measured.choice == choice and others == [] and left == 0
     assert (taken > 0) == (choice.program == "copy_engines")  # the fake has no hidden memory
     assert [a.reason for a in found.attempts] == [""] * len(found.attempts) != [""]
-    table = operators.OPERATORS[operator.__name__].options(found.problem)
+    table = registry.OPERATORS[operator.__name__].options(found.problem)
     assert {a.choice.tiles for a in found.attempts} == {LARGE, SMALL, *(c.tiles for c in table)}
     assert torch.equal(c, a @ b)
 

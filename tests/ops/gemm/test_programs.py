@@ -15,6 +15,7 @@ from tileweave.ops.core import operator as operators
 from tileweave.ops.core import tiles as tiles_module
 from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.problem import Problem
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import (
     CANDIDATES,
     DEVICE,
@@ -425,7 +426,7 @@ def test_one_exchange_is_for_few_rows():
 
 @pytest.mark.parametrize("kind", [AllGatherMatmul, MatmulReduceScatter, MatmulAllReduce])
 def test_what_another_version_may_have_chosen(kind):
-    (name,) = (name for name, other in operators.OPERATORS.items() if other is kind)
+    (name,) = (name for name, other in OPERATORS.items() if other is kind)
     asked = Problem(name, 1024, 4096, 4096, 4, torch.bfloat16, False)
     for program in kind.programs:
         for tiles in kind.tiles_tried(asked):

@@ -1,0 +1,95 @@
+"""Write the tables of operators between the markers of the pages, from the registry. ``make docs``
+runs it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from tileweave import ops
+from tileweave.ops.attention.sp_attention import SpAttention
+from tileweave.ops.attention.ulysses import Ulysses
+from tileweave.ops.collectives.collective import Collective
+from tileweave.ops.core.operator import Operator
+from tileweave.ops.core.registry import RegisteredOp, operators_of
+
+DOCS = Path(__file__).resolve().parent
+MARKED = re.compile(
+    r"(?P<begin><!-- table: (?P<name>[^;]*); written by docs/operators\.py -->\n\n).*?"
+    r"(?P<end>\n<!-- end of table -->)",
+    re.S,
+)
+
+
+def call_of(operator: type[RegisteredOp]) -> str:
+    """Return the signature of the function in ``tileweave.ops``, without annotations."""
+    signature = inspect.signature(getattr(ops, operator.op))
+    bare = signature.replace(
+        parameters=[p.replace(annotation=p.empty) for p in signature.parameters.values()],
+        return_annotation=signature.empty,
+    )
+    text = str(bare).replace("'", '"')
+    return f"`{operator.op}{text}`"
+
+
+def name_of(operator: type[RegisteredOp]) -> str:
+    return f"`{operator.op}`"
+
+
+Column = tuple[str, Callable[[type[RegisteredOp]], str]]
+CALLS: list[Column] = [
+    ("operator", call_of),
+    ("arguments", lambda operator: operator.row.inputs),
+    ("result on each rank", lambda operator: operator.row.result),
+]
+GRADIENTS: list[Column] = [
+    ("operator", name_of),
+    ("gradient", lambda operator: operator.row.gradient),
+]
+MEMORY: list[Column] = [
+    ("operator", name_of),
+    ("symmetric memory", lambda operator: operator.row.memory),
+]
+SENT: list[Column] = [
+    ("operator", name_of),
+    ("bytes that each rank sends", lambda operator: operator.row.sent),
+]
+TABLES: dict[str, tuple[tuple[type[RegisteredOp], ...], list[Column]]] = {
+    "GEMM operators": ((Operator,), CALLS),
+    "gradients of GEMM operators": ((Operator,), GRADIENTS),
+    "memory of GEMM operators": ((Operator,), MEMORY),
+    "collectives": ((Collective,), CALLS),
+    "gradients of collectives": ((Collective,), GRADIENTS),
+    "memory of collectives": ((Collective,), MEMORY),
+    "bytes of collectives": ((Collective,), SENT),
+    "attention": ((SpAttention, Ulysses), CALLS),
+}
+"""Base classes and columns of each table by the name in its marker."""
+
+
+def table(name: str) -> str:
+    """Return a table as Markdown. It omits operators that leave a column empty."""
+    bases, columns = TABLES[name]
+    operators = [operator for base in bases for operator in operators_of(base).values()]
+    rows = [[value(operator) for _, value in columns] for operator in operators]
+    head = [title for title, _ in columns]
+    lines = [head, ["---"] * len(head), *(row for row in rows if all(row))]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def updated(page: str) -> str:
+    """Return a page with the current tables."""
+    return MARKED.sub(lambda found: found["begin"] + table(found["name"]) + found["end"], page)
+
+
+def pages() -> list[Path]:
+    """Return the pages that have such tables."""
+    return [page for page in sorted(DOCS.rglob("*.md")) if MARKED.search(page.read_text())]
+
+
+if __name__ == "__main__":
+    for page in pages():
+        page.write_text(updated(page.read_text()))
+        print(f"{page.relative_to(DOCS.parent)} written")

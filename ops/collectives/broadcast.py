@@ -1,0 +1,211 @@
+"""Broadcast: every rank receives the input of one rank, the root.
+
+Contains the tile program for SMs, the plan for copy engines with its kernel, and the torch operator
+with its gradient.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from ...builtins import language as W
+from ...runtime import Plan, PlanBuilder, plan
+from ..core import nccl
+from ..core.collective_problem import CollectiveProblem, require_exchangeable
+from ..core.groups import group_of
+from ..core.problem import refused
+from ..core.registry import TableRow
+from ..core.tiles import PersistentSchedule
+from .collective import Collective, exchange
+from .vectors import WALKERS, Lines, alloc_of, copies_to, words_of
+
+NAME = "broadcast"
+
+
+def broadcast_program(lines: Lines, ranks: int, root: int, transport: str):
+    """Return the program for SMs: the root stores each tile of x (rows, columns) to one other rank,
+    its relay, which stores it to the rest.
+
+    The other ranks are relays of equally many tiles, so the root sends x once, and no rank sends
+    more.
+    """
+    alloc, dtype = alloc_of(transport), lines.dtype
+    relays = max(ranks - 1, 1)
+
+    @T.prim_func
+    def broadcast(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric(lines.shape, dtype)
+            held = alloc(lines.tile, dtype)
+            me, first = W.rank(), block * lines.height
+            relay = (root + 1 + block % relays) % ranks
+            if me == root:
+                T.copy(x[first, 0], held)
+                if ranks > 1:
+                    T.copy(held, arrived[relay, first, 0])
+            else:
+                T.copy(arrived[me, first, 0], held)
+                if me == relay:
+                    for step in T.serial(ranks - 1):
+                        peer = (me + 1 + step) % ranks
+                        if peer != root:
+                            T.copy(held, arrived[peer, first, 0])
+            T.copy(held, out[first, 0])
+
+    return broadcast
+
+
+def collect_pieces(lines: Lines, root: int, blocks: int | None = None):
+    """Return the kernel that copies the root's x, and elsewhere what copy engines write, to
+    ``out``, tile by tile.
+
+    Args:
+        blocks: number of blocks that share the tiles; None for one block per tile.
+    """
+    dtype, schedule = lines.dtype, PersistentSchedule.with_blocks(lines.tiles, blocks)
+
+    @T.prim_func
+    def collect_pieces(
+        x: T.Tensor(lines.shape, dtype),
+        arrived: W.Symmetric(lines.shape, dtype),
+        out: T.Tensor(lines.shape, dtype),
+    ):
+        with T.Kernel(schedule.blocks, threads=256) as block:
+            held = T.alloc_fragment(lines.tile, dtype)
+            me = W.rank()
+            for wave in T.serial(schedule.waves):
+                tile = wave * schedule.blocks + block
+                if tile < schedule.tiles:
+                    first = tile * lines.height
+                    if me == root:
+                        T.copy(x[first, 0], held)
+                    else:
+                        T.copy(arrived[me, first, 0], held)
+                    T.copy(held, out[first, 0])
+
+    return collect_pieces
+
+
+def broadcast_plan(lines: Lines, root: int, pieces: list[slice], blocks: int | None = None) -> Plan:
+    """Return the plan for copy engines: those of the root copy x (rows, columns) to one rank after
+    the other, to the last one in pieces. A kernel of ``blocks`` blocks copies what has arrived to
+    ``out`` while the rest is in flight."""
+    kernel, dtype = collect_pieces(lines, root, blocks), lines.dtype
+
+    @plan
+    def broadcast(
+        p: PlanBuilder,
+        x: T.Tensor(lines.shape, dtype),
+        arrived: W.Symmetric(lines.shape, dtype),
+        out: T.Tensor(lines.shape, dtype),
+    ):
+        for peer, piece in copies_to(p.peers() if p.rank == root else [], pieces):
+            p.copy(arrived[peer, piece], x[piece], stream="copies")
+        p.launch(kernel, x, arrived, out)
+
+    return broadcast
+
+
+class Broadcast(Collective, op=NAME):
+    """Broadcast from one rank."""
+
+    row = TableRow(
+        inputs="any shape and type; only that of rank `root` is read",
+        result="the `x` of rank `root`. By SMs it stores each tile to one other rank, which stores "
+        "it to the rest; copy engines push to one rank after the other",
+        gradient="the sum over ranks for the root's `x`, by `all_reduce`; zero for the others",
+        sent="S",
+        memory="1",
+    )
+    options = ("root",)
+    options_format = ", from rank {}"
+    reference_in_place = True
+
+    @staticmethod
+    def result(x, ranks, root):
+        require_exchangeable(NAME, x, 0)
+        if not isinstance(root, (int, torch.SymInt)) or not 0 <= root < ranks:
+            raise refused(NAME, f"root={root!r}", f"a rank from 0 to {ranks - 1}")
+        return tuple(x.shape), (root,)
+
+    @staticmethod
+    def steps(problem: CollectiveProblem, transport: str):
+        dtype, count = words_of(problem.nbytes)
+        lines, (root,) = Lines.of(count, dtype), problem.options
+        if transport != "copy_engine":
+            return broadcast_program(lines, problem.ranks, root, transport)
+        return broadcast_plan(lines, root, lines.pieces(), WALKERS)
+
+    @staticmethod
+    def reference(x, out, group, root):
+        nccl.broadcast(out, root, group)
+
+    @staticmethod
+    def expected(every, rank, root):
+        return every[root]
+
+    @staticmethod
+    def copies(elements, ranks, dtype, root):
+        @plan
+        def broadcast_copies(
+            p: PlanBuilder,
+            A: T.Tensor((ranks, elements), dtype),
+            received: W.Symmetric((ranks, elements), dtype),
+        ):
+            if p.rank == root:
+                for peer in p.peers():
+                    p.copy(received[peer], A, stream="copies")
+                p.copy(received[root], A)
+
+        return broadcast_copies
+
+    @staticmethod
+    def sent_bytes(nbytes, ranks):
+        return nbytes
+
+    @staticmethod
+    def symmetric_inputs(ranks):
+        return 1, 1
+
+    @staticmethod
+    def gradient(grad, group, transport, root):
+        adds = "nccl" if transport == "nccl" else "auto"
+        total = torch.ops.tileweave.all_reduce(grad, group, adds)
+        return total if group_of(group).rank == root else torch.zeros_like(total)
+
+
+def broadcast(
+    x: torch.Tensor,
+    root: int = 0,
+    group: Any = None,
+    *,
+    out: torch.Tensor | None = None,
+    transport: str = "auto",
+) -> torch.Tensor:
+    """Return the tensor of one rank on every rank.
+
+    The gradient of the root's ``x`` is the sum of the gradients of all results. That of the others
+    is zero.
+
+    Every rank calls it with the same shape and root; the first call with new ones compiles,
+    collectively.
+
+    Args:
+        x: of any shape and type; its values matter on the root only.
+        root: rank of the root in the group.
+        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+            with one axis.
+        out: of the same shape, contiguous; receives the result, and may be ``x``. Not
+            differentiable.
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
+            ``auto``; see ``transport_of``.
+
+    Returns:
+        The root's tensor, in the shape and type of ``x``.
+
+    Raises:
+        TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    return exchange(NAME, x, group, out, transport, root)

@@ -1,0 +1,38 @@
+"""Tables of operators in the documentation match the registry."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tileweave.ops.core.registry import OPERATORS
+
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "operators.py"
+
+
+@pytest.fixture(scope="module")
+def operators():
+    spec = importlib.util.spec_from_file_location("operators", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_are_up_to_date(operators):
+    pages = operators.pages()
+    assert pages
+    for page in pages:
+        text = page.read_text()
+        assert text == operators.updated(text), f"{page.name}: run `make docs`"
+
+
+def test_every_table_is_in_a_page(operators):
+    text = "".join(page.read_text() for page in operators.pages())
+    assert {found["name"] for found in operators.MARKED.finditer(text)} == set(operators.TABLES)
+
+
+def test_every_operator_is_in_a_table_of_calls(operators):
+    tables = "".join(map(operators.table, ("GEMM operators", "collectives", "attention")))
+    assert [name for name in OPERATORS if f"| `{name}(" not in tables] == []

@@ -1,0 +1,106 @@
+"""Selection of cases by the options of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+from ..builtins.errors import TileWeaveError
+from ..ops.core.registry import operators_of
+from ..runtime.host.group import from_torchrun
+from . import attention, collectives, gemm
+from .attention import Lengths
+from .case import Case, Family
+
+FAMILIES = gemm.FAMILY, collectives.FAMILY, attention.FAMILY
+"""All operators that are timed. Without names and options those of the first family are."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Options of the command line.
+
+    Attributes:
+        operators: names of operators. If empty: with ``sizes`` all collectives, with lengths
+            attention, else all GEMM operators.
+        shapes: names of models, and ``MxNxK``; for GEMM operators.
+        rows: values of M for each model.
+        dtype: torch's name of the type.
+        warmups, runs: numbers of uncounted and of counted runs.
+        json, figure: files to write; None for none.
+        command: name of the command, for errors; ``tune`` accepts GEMM operators only.
+        sizes: a rank's input to a collective, in MiB; empty for ``collectives.SIZES``.
+        attention: options of attention.
+    """
+
+    operators: Sequence[str]
+    shapes: Sequence[str]
+    rows: Sequence[int]
+    dtype: str = "bfloat16"
+    warmups: int = 5
+    runs: int = 20
+    json: str | None = None
+    figure: str | None = None
+    command: str = "bench"
+    sizes: Sequence[int] = ()
+    attention: Lengths = field(default_factory=Lengths)
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Rows of each sequence, which select attention; empty for the default."""
+        return self.attention.lengths
+
+    def cases(self) -> list[Case]:
+        """Return the cases: operators by shape, collectives by size, attention by length.
+
+        Raises:
+            TileWeaveError: an operator does not exist.
+        """
+        families = FAMILIES if self.command == "bench" else FAMILIES[:1]
+        operators = {
+            name: (operator, family)
+            for family in families
+            for name, operator in operators_of(family.base).items()
+        }
+        for name in self.operators:
+            if name not in operators:
+                legal = ", ".join(operators)
+                raise TileWeaveError(f"{self.command}: {name}; expected {legal}")
+        implied = self._implied()
+        names = self.operators or implied or names_of(FAMILIES[0])
+        return [
+            case
+            for operator, family in map(operators.__getitem__, names)
+            for case in family.cases(operator, self, _world_size())
+        ]
+
+    def _implied(self) -> list[str]:
+        """Return the operators whose option is given.
+
+        Raises:
+            TileWeaveError: only other operators are named.
+        """
+        implied: list[str] = []
+        for family in FAMILIES[1:]:
+            names, values = names_of(family), getattr(self, family.option)
+            if values and self.operators and not set(names) & set(self.operators):
+                given, expected = ",".join(map(str, values)), ", ".join(names)
+                raise TileWeaveError(
+                    f"bench: --{family.option} {given}; expected {expected} by name, or no name"
+                )
+            implied += names if values else []
+        return implied
+
+
+def _world_size() -> int:
+    """Return the number of ranks, also before they join a group."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return from_torchrun("WORLD_SIZE", 1)
+
+
+def names_of(family: Family) -> list[str]:
+    """Return the names of the operators of a family."""
+    return list(operators_of(family.base))
