@@ -128,7 +128,7 @@ def section_of(name: str) -> str:
     """Return the section to which the table's row of a file links."""
     page = PAGE.read_text()
     ((title, link),) = re.findall(
-        rf"^\| \[([^\]]+)\]\(#([^)]+)\) .*\({re.escape(f'../examples/patterns/{name}.py')}\) \|$",
+        rf"^\| \[([^\]]+)\]\(#([^)]+)\) .*\({re.escape(f'../../examples/patterns/{name}.py')}\) \|$",
         page,
         re.M,
     )
