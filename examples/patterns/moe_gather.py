@@ -20,8 +20,7 @@ BLOCK_T, BLOCK_M, BLOCK_N, BLOCK_K = 2, 16, 32, 16
 
 
 def moe_gather(tokens, D, F, top_k, capacity, block_T, block_M, block_N, block_K):
-    tiles, columns = capacity // block_M, F // block_N
-    first_gather = tokens // block_T
+    tiles, columns, first_gather = capacity // block_M, F // block_N, tokens // block_T
     first_gemm = first_gather + tiles * (D // block_K)
     first_combine = first_gemm + tiles * columns
 

@@ -127,8 +127,9 @@ def lines_of(text: str) -> list[str]:
 def section_of(name: str) -> str:
     """Return the section to which the table's row of a file links."""
     page = PAGE.read_text()
+    file = re.escape(f"../../examples/patterns/{name}.py")
     ((title, link),) = re.findall(
-        rf"^\| \[([^\]]+)\]\(#([^)]+)\) .*\({re.escape(f'../examples/patterns/{name}.py')}\) \|$",
+        rf"^\| \[([^\]]+)\]\(#([^)]+)\) .*\({file}\) \|$",
         page,
         re.M,
     )
