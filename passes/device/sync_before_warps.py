@@ -14,11 +14,11 @@ from .keep_to_block import SCOPE
 def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Insert a block barrier before a specialized part if threads accessed global memory before it.
 
-    With warp specialization, TileLang launches producer threads in addition to the program's. Before
-    the specialized part, the program's threads are the first ones of the block. After it, they are
-    the threads after the producers, and barriers there are barriers of these threads only. An
-    earlier access of another thread would not be ordered before what the program's threads publish
-    there, such as the end of the launch.
+    With warp specialization, TileLang launches producer threads in addition to the program's.
+    Before the specialized part, the program's threads are the first ones of the block. After it,
+    they are the threads after the producers, and barriers there are barriers of these threads only.
+    An earlier access of another thread would not be ordered before what the program's threads
+    publish there, such as the end of the launch.
 
     Before: ``Y[tx] = S[tx]; T.attr([128, 128], "kWarpSpecializationScope", 0): ...``
     After:  ``Y[tx] = S[tx]; sync(); T.attr([128, 128], "kWarpSpecializationScope", 0): ...``

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
 
+from tests.simulator.device.programs import dropped, edited, expected, run, with_argument
 from tileweave.simulator.report.errors import SimulationError
-
-from .programs import dropped, edited, expected, run, with_argument
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -101,8 +101,6 @@ def test_missing_wait_for_a_peer():
 
 def test_uninitialized_accumulator():
     def drop_stores(kernel):
-        from tvm.tirx.stmt_functor import ir_transform
-
         def replace(stmt):
             is_clear = isinstance(stmt.value, tirx.Broadcast | tirx.FloatImm)
             return tirx.Evaluate(tirx.IntImm("int32", 0)) if is_clear else None
